@@ -1,0 +1,1 @@
+"""Studies that end in a folder of numbers and figures."""
