@@ -1,0 +1,72 @@
+"""The unbiased estimator finds the popularity: with features held fixed, zeta converges to the exact solution."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from nuclr.objectives import build
+
+SAMPLES, BATCH, DIM, TOPICS, TAU = 2000, 64, 16, 100, 0.1
+EPOCHS, STEP, GAMMA = 200, 0.01, 0.3
+
+
+def long_tailed_pairs() -> tuple[Tensor, Tensor]:
+    """2,000 pairs on 100 topics, the k-th with a share of 1/k: a pair on a common topic is popular."""
+    generator = torch.Generator().manual_seed(0)
+    share = 1 / torch.arange(1, TOPICS + 1, dtype=torch.float64)
+    topic = torch.multinomial(share, SAMPLES, replacement=True, generator=generator)
+    centre = normalize(torch.randn(TOPICS, DIM, dtype=torch.float64, generator=generator), dim=1)[topic]
+    noise = torch.randn(2, SAMPLES, DIM, dtype=torch.float64, generator=generator) * 0.7 / math.sqrt(DIM)
+    x, y = normalize(centre + noise, dim=2)
+    return x, y
+
+
+def sinkhorn(scores: Tensor) -> Tensor:
+    """zeta of the columns, mean zero: log q_j <- logsumexp_i (s_ij/tau - log sum_k exp(s_ik/tau)/q_k)."""
+    zeta = torch.zeros(scores.shape[1], dtype=torch.float64)
+    for _ in range(2000):
+        log_z = torch.logsumexp((scores - zeta) / TAU, dim=1, keepdim=True)
+        update = TAU * torch.logsumexp(scores / TAU - log_z, dim=0)
+        update -= update.mean()
+        if (update - zeta).abs().max() < 1e-9:
+            return update
+        zeta = update
+    raise AssertionError("Sinkhorn's iteration did not converge")
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    return torch.corrcoef(torch.stack([a.double(), b.double()]))[0, 1].item()
+
+
+@pytest.mark.slow
+def test_unbiased_zeta_converges_to_the_exact_solution() -> None:
+    x, y = long_tailed_pairs()
+    exact = {"y": sinkhorn(x @ y.T), "x": sinkhorn(y @ x.T)}
+    assert exact["y"].std() > 0.3 * TAU, "a flat popularity would make this test easy"
+
+    objective = build(
+        "nuclr",
+        num_samples=SAMPLES,
+        temperature=TAU,
+        gamma=GAMMA,
+        zeta_lr=STEP,
+        zeta_estimator="unbiased",
+    )
+    x, y = x.float(), y.float()
+    generator = torch.Generator().manual_seed(1)
+    steps_an_epoch = SAMPLES // BATCH
+    for step in range(EPOCHS * steps_an_epoch):
+        if step % steps_an_epoch == 0:
+            order = torch.randperm(SAMPLES, generator=generator)
+        index = order[step % steps_an_epoch * BATCH :][:BATCH]
+        objective.zeta_lr = STEP * 0.5 * (1 + math.cos(math.pi * step / (EPOCHS * steps_an_epoch)))
+        objective(x[index], y[index], index)
+
+    for side, zeta in (("x", objective.zeta_x), ("y", objective.zeta_y)):
+        assert correlation(zeta, exact[side]) >= 0.95
+        # Not only the shape: the size as well. Only the constant is free.
+        centred = zeta.double() - zeta.double().mean()
+        assert (centred - exact[side]).square().mean().sqrt() < 0.3 * exact[side].std()
