@@ -400,8 +400,8 @@ def clip_learnable(
     y_id: Sequence[int] | None = None,
 ) -> Tensor:
     """CLIP at 1/tau = min(exp(log_scale), 100)."""
-    scale = log_scale.exp()
-    return clip(x, y, temperature=1 / (scale if scale.item() <= 100 else torch.tensor(100.0)), x_id=x_id, y_id=y_id)
+    scale = log_scale.exp() if log_scale.exp().item() <= 100 else 100.0
+    return clip(x, y, temperature=1 / scale, x_id=x_id, y_id=y_id)
 
 
 def siglip(
@@ -439,7 +439,7 @@ def dcl(
     """
     batch, kept = len(x), kept_pairs(len(x), x_id, y_id)
     s = score_scalars(x, y)
-    total = torch.zeros((), dtype=torch.float64)
+    total = 0 * s[0][0]  # differentiable even where no row has a negative
     for side in (s, transposed(s)):
         for i in range(batch):
             count = len(kept[i])
