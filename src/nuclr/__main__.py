@@ -1,0 +1,5 @@
+"""`python -m nuclr` is `nuclr`."""
+
+from nuclr.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Which samples of an embedding file are popular: from the file to a table that people can read."""

@@ -1,0 +1,64 @@
+"""Imports go only downwards: each part of the package uses what stands below it, and nothing else of the package."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import nuclr
+
+ROOT = Path(nuclr.__file__).parent
+
+# Top to bottom. Parts of one layer do not import one another.
+LAYERS = (
+    {"__main__"},
+    {"cli"},
+    {"config"},
+    {"report", "experiments"},
+    {"training"},
+    {"evaluation"},
+    {"data", "models", "objectives", "popularity", "sampling"},
+    {"functional", "distributed"},
+    {"errors", "__init__"},
+)
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+
+def part_of(path: Path) -> str:
+    first = path.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_parts(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, part) of every import of this package, those inside functions included."""
+    package = ("nuclr", *path.relative_to(ROOT).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+            module = ".".join(name for name in (base, node.module) if name)
+            # `from nuclr import x` names a module below, or something that nuclr/__init__.py itself holds.
+            modules = [f"{module}.{alias.name}" for alias in node.names] if module == "nuclr" else [module]
+        else:
+            continue
+        for module in modules:
+            top, _, rest = module.partition(".")
+            if top == "nuclr":
+                name = rest.partition(".")[0]
+                exists = (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file()
+                yield node.lineno, name if name and exists else "__init__"
+
+
+def test_every_part_has_a_layer():
+    parts = {part_of(path) for path in ROOT.rglob("*.py")}
+    assert parts <= set(LEVEL), f"give {parts - set(LEVEL)} a place in LAYERS"
+
+
+def test_imports_go_downwards():
+    upwards = [
+        f"{path.relative_to(ROOT)}:{line} imports {other}"
+        for path in ROOT.rglob("*.py")
+        for line, other in imported_parts(path)
+        if other != part_of(path) and LEVEL[other] <= LEVEL[part_of(path)]
+    ]
+    assert not upwards, "\n".join(upwards)
