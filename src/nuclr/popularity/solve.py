@@ -1,0 +1,158 @@
+"""Solve the popularity problem: `solve` for a user, `Solver` for a program.
+
+float32 input is computed in float32 down to the residual that float32 can tell at this temperature, and from there
+on in float64. Every zeta is looked at in the gauge and the precision in which it would be returned, so the residual
+that is reported belongs to the very numbers that the user gets.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nuclr import distributed
+from nuclr.popularity.methods import make_method
+from nuclr.popularity.problem import Kernel, Problem, State, check_vector, make_problem
+from nuclr.popularity.progress import progress_bar
+from nuclr.popularity.result import Result
+
+PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before it is given up
+
+
+class ConvergenceWarning(RuntimeWarning):
+    """The solver stopped above the tolerance."""
+
+
+def solve(
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    *,
+    scores: Tensor | None = None,
+    temperature: float,
+    method: str = "auto",
+    tolerance: float = 1e-4,
+    max_iterations: int = 10_000,
+    init: Tensor | None = None,
+    progress: bool = False,
+    x_weight: Tensor | None = None,
+    y_weight: Tensor | None = None,
+    memory: int = 2**29,
+) -> Result:
+    """Popularity of candidates y among anchors x: the zeta at which every candidate is chosen equally often.
+
+    Under torch.distributed all processes give the same arguments, share the work, and get the same result.
+
+    Args:
+        x: features of the anchors, (n_x, d).
+        y: features of the candidates, (n_y, d); the scores <x_i, y_j> are made tile by tile.
+        scores: (n_x, n_y) in the place of features; rows are anchors.
+        temperature: tau.
+        method: "auto" (Anderson's acceleration of Sinkhorn's iteration), "sinkhorn" or "gradient" (the paper's).
+        tolerance: for the residual, max_j |(n_y/n_x) sum_i P_ij - 1|.
+        max_iterations: passes over the scores.
+        init: (n_y,), a zeta to start from, such as that of a nearby temperature or of earlier features.
+        progress: show the residual and the time left on stderr.
+        x_weight: (n_x,), the anchors' marginal up to a factor; a weight of k stands for k copies. The residual is then
+            max_j |sum_i a_i P_ij / b_j - 1|, with a and b the weights divided by their sums.
+        y_weight: (n_y,), the same for the candidates.
+        memory: bytes that may be spent on keeping the matrix of probabilities, which makes a pass much cheaper.
+
+    Returns:
+        Result. A ConvergenceWarning tells where `converged` is False; an interrupt (Ctrl-C) ends with what there is.
+
+    """
+    problem = make_problem(x, y, scores, temperature, x_weight, y_weight)
+    return Solver(method, tolerance, max_iterations, progress, memory)(problem, init)
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How to solve a Problem; the fields are arguments of `solve`."""
+
+    method: str = "auto"
+    tolerance: float = 1e-4
+    max_iterations: int = 10_000
+    progress: bool = False
+    memory: int = 2**29
+
+    def __post_init__(self) -> None:
+        make_method(self.method, temperature=1.0)
+        if not 0 < self.tolerance < math.inf:
+            raise ValueError(f"tolerance={self.tolerance}; give a finite number above 0")
+        if self.max_iterations < 1:
+            raise ValueError(f"max_iterations={self.max_iterations}; give at least 1")
+
+    def __call__(self, problem: Problem, init: Tensor | None = None) -> Result:
+        """The solution found from zeta = init, or from 0."""
+        zeta = torch.zeros_like(problem.b) if init is None else check_vector("init", init, len(problem.b)).to(problem.b)
+        history: list[float] = []
+        found: tuple[Kernel, State] | None = None
+        reason = "rounding errors"
+        with progress_bar(self.progress and distributed.rank() == 0, self.tolerance, self.max_iterations) as show:
+            try:
+                for kernel, best, residual in self._passes(problem, zeta):
+                    found = kernel, best
+                    history.append(residual)
+                    show(history)
+                    if len(history) >= self.max_iterations:
+                        reason = f"max_iterations={self.max_iterations}"
+                        break
+            except KeyboardInterrupt:
+                if found is None:
+                    raise
+                reason = "an interrupt"
+        assert found is not None
+        kernel, best = found
+        best = best if best.exact else kernel(best.zeta, exact=True)
+        if best.residual > self.tolerance:
+            message = (
+                f"residual {best.residual:.2g} > {self.tolerance:g} after {len(history)} passes, ended by {reason}"
+            )
+            warnings.warn(message, ConvergenceWarning, stacklevel=3)
+        return Result(
+            problem=problem.to(kernel.problem.dtype),
+            zeta=best.zeta.to(kernel.problem.dtype),
+            log_z=kernel.all_log_z(best),
+            residual=best.residual,
+            converged=best.residual <= self.tolerance,
+            iterations=len(history),
+            history=tuple(history),
+        )
+
+    def _passes(self, problem: Problem, zeta: Tensor) -> Iterator[tuple[Kernel, State, float]]:
+        """Every pass over the scores: the kernel, the best state so far in its precision, and the pass's residual."""
+        for dtype in dict.fromkeys((problem.dtype, torch.float64)):
+            kernel, method = Kernel(problem.to(dtype), self.memory), make_method(self.method, problem.temperature)
+            limit = rounding_limit(problem, dtype)
+            target = max(self.tolerance, limit)
+            state = best = kernel(representable(zeta, dtype))
+            yield kernel, best, state.residual
+            stale = 0
+            while not (best.exact and best.residual <= target) and stale < PATIENCE:
+                if best.residual <= target:
+                    state = best = kernel(best.zeta, exact=True)
+                    yield kernel, best, best.residual
+                    continue
+                proposal = kernel(representable(method.propose(state), dtype))
+                state = proposal if method.accepts(state, proposal) else state
+                if proposal.residual < best.residual:
+                    best, stale = proposal, 0
+                elif best.residual < 1000 * limit:
+                    stale += 1
+                yield kernel, best, proposal.residual
+            zeta = best.zeta
+            if best.residual <= self.tolerance:
+                return
+
+
+def rounding_limit(problem: Problem, dtype: torch.dtype) -> float:
+    """The smallest residual that can be told in this precision: some roundings of the largest score over tau."""
+    return 4 * torch.finfo(dtype).eps * problem.scale / problem.temperature
+
+
+def representable(zeta: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeta as it would be returned: of mean zero, rounded to dtype; held in float64."""
+    return (zeta - zeta.mean()).to(dtype).to(torch.float64)
