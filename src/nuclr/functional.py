@@ -1,0 +1,288 @@
+"""Pure pieces of the stateful objectives: log-domain averages, and both sides' exponentials of one batch.
+
+For B pairs with scores s_ij = <x_i, y_j>, side x has anchors x and candidates y, side y the other way round:
+
+    e^x_ij = (s_ij - s_ii - zeta^y_j) / tau^x_i,    e^y_ij = (s_ij - s_jj - zeta^x_i) / tau^y_j
+
+SogCLR, iSogCLR and NUCLR all need, first, the log-sums of exp(e^x) along rows and of exp(e^y) along columns over the
+pairs that are negatives; then, once the running averages are known and with them a weight a_i per anchor,
+
+    W_ij = exp(e^x_ij) a^x_i + exp(e^y_ij) a^y_j,    W y,  W^T x,  and column and row sums for zeta.
+
+`contrast` returns an object with these two passes. `SharedContrast` takes one exponential for everything and three
+matrix products in all; `TiledContrast` is exact for every temperature and needs O(tile x B) memory.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+KEPT_ELEMENTS = 1 << 24  # a B x B buffer is kept up to B = 4096: 64 MiB in float32
+TILE_ELEMENTS = 1 << 22  # 16 MiB in float32: 256 rows at B = 16384
+SHARED_TILE_ELEMENTS = 1 << 20  # 4 MiB: fits in a core's cache
+LOG2_E = math.log2(math.e)
+
+
+def running_log_mean(log_u: Tensor, log_phi: Tensor, gamma: float) -> Tensor:
+    """log((1 - gamma) u + gamma phi), shape (B,); a sample never seen, log u = -inf, starts at phi.
+
+    An anchor without negatives has log phi = -inf and keeps what it has.
+    """
+    log_old = log_u + (math.log1p(-gamma) if gamma < 1 else -math.inf)
+    mixed = torch.logaddexp(log_old, log_phi + math.log(gamma))
+    return torch.where(log_phi.isneginf(), log_u, torch.where(log_u.isneginf(), log_phi, mixed))
+
+
+class Side(NamedTuple):
+    """One side of the global batch: features (B, d), zeta (B,) as the other side's candidates, tau as anchors."""
+
+    features: Tensor
+    zeta: Tensor
+    tau: float | Tensor
+
+    def tau_column(self) -> Tensor:
+        """Tau as (B, 1)."""
+        tau = torch.as_tensor(self.tau, dtype=self.features.dtype, device=self.features.device)
+        return tau.reshape(-1, 1).expand(len(self.features), 1)
+
+
+class Gradients(NamedTuple):
+    """What the second pass returns, for this process's b pairs; see `Contrast.gradients`."""
+
+    x: Tensor  # (b, d)  sum_j W_ij y_j
+    y: Tensor  # (b, d)  sum_i W_ij x_i
+    mass_x: Tensor | None  # (b,)  sum_j exp(e^y_ij + log_mass^y_j): what side y's anchors lay on x_i
+    mass_y: Tensor | None  # (b,)  sum_i exp(e^x_ij + log_mass^x_i)
+    moment_x: Tensor | None  # (b,)  sum_j exp(e^x_ij + log_weight^x_i) e^x_ij
+    moment_y: Tensor | None
+
+
+class Contrast(Protocol):
+    """Two passes over the exponentials of one batch."""
+
+    def log_sums(self) -> tuple[Tensor, Tensor]:
+        """Log sum_j exp(e^x_ij) and log sum_i exp(e^y_ij) over the negatives of this process's anchors, (b,) each."""
+
+    def gradients(
+        self, log_weight: tuple[Tensor, Tensor], log_mass: tuple[Tensor, Tensor] | None = None, moments: bool = False
+    ) -> Gradients:
+        """Weighted sums, with log a^x and log a^y of all anchors, (B,) each; `log_mass` likewise for zeta's sums."""
+
+
+def contrast(x: Side, y: Side, positives: Tensor, excluded: Tensor | None, rows: slice) -> Contrast:
+    """Choose the faster exact way for this batch.
+
+    Args:
+        x: the one side of the global batch.
+        y: the other.
+        positives: s_ii, (B,).
+        excluded: ids, (B, 2): pairs that agree in a column are not negatives of each other. None: only i = j is out.
+        rows: this process's pairs.
+
+    """
+    size = len(positives)
+    whole = rows == slice(0, size)
+    one_temperature = isinstance(x.tau, float) and x.tau == y.tau
+    # Looking at values is free on a CPU and exponentials are dear there; on an accelerator it is the other way round.
+    if whole and one_temperature and size * size <= KEPT_ELEMENTS and positives.device.type == "cpu":
+        shared = SharedContrast.where_exact(x, y, positives, excluded)
+        if shared is not None:
+            return shared
+    return TiledContrast(x, y, positives, excluded, rows)
+
+
+def is_excluded(ids: Tensor, rows: slice) -> Tensor:
+    """Pairs that are no negatives: (b, B), true where one of the columns of ids (B, 2) agrees."""
+    mine = ids[rows]
+    return (mine[:, None, 0] == ids[None, :, 0]) | (mine[:, None, 1] == ids[None, :, 1])
+
+
+class SharedContrast:
+    """E_ij = 2^(s_ij log2(e)/tau - shift) serves both sides: the rest of each exponent is a row or a column factor.
+
+    Exact where no E and no product with the factors leaves the floating-point range, which `where_exact` checks: with
+    h the half-range of the exponents of E and z that of zeta/tau, h + 2z below 0.85 of the largest exponent. Then
+    also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones included, and sums over B stay finite.
+    """
+
+    def __init__(self, kernel: Tensor, shift: float, x: Side, y: Side, positives: Tensor) -> None:
+        tau = x.tau
+        assert isinstance(tau, float)
+        self.kernel, self.x, self.y = kernel, x, y
+        centre_x, centre_y = _centre(x.zeta) / tau, _centre(y.zeta) / tau
+        self.factor_x = torch.exp(centre_x - x.zeta / tau)  # of x as candidates, (B,)
+        self.factor_y = torch.exp(centre_y - y.zeta / tau)
+        self.offset_x = shift / LOG2_E - centre_y - positives / tau
+        self.offset_y = shift / LOG2_E - centre_x - positives / tau
+
+    @classmethod
+    def where_exact(cls, x: Side, y: Side, positives: Tensor, excluded: Tensor | None) -> "SharedContrast | None":
+        """The shared form of this batch, or None where its exponents span too much."""
+        assert isinstance(x.tau, float)
+        scaled = (x.features * (LOG2_E / x.tau)) @ y.features.T
+        diagonal = scaled.diagonal()
+        diagonal.copy_(scaled[0, 1].expand_as(diagonal))  # positives do not count in the range
+        low, high = (bound.item() for bound in scaled.aminmax())
+        spread = max(float(zeta.amax() - zeta.amin()) for zeta in (x.zeta, y.zeta)) / x.tau
+        largest = math.log(torch.finfo(scaled.dtype).max)
+        if not (high - low) / 2 / LOG2_E + spread <= 0.85 * largest:
+            return None
+        shift = (high + low) / 2
+        kernel = scaled.sub_(shift).exp2_()
+        diagonal.zero_()
+        if excluded is not None:
+            kernel.masked_fill_(is_excluded(excluded, slice(None)), 0)
+        return cls(kernel, shift, x, y, positives)
+
+    def log_sums(self) -> tuple[Tensor, Tensor]:
+        """See `Contrast`."""
+        along_rows, along_columns = self.kernel @ self.factor_y, self.factor_x @ self.kernel
+        return along_rows.log_().add_(self.offset_x), along_columns.log_().add_(self.offset_y)
+
+    def gradients(
+        self, log_weight: tuple[Tensor, Tensor], log_mass: tuple[Tensor, Tensor] | None = None, moments: bool = False
+    ) -> Gradients:
+        """See `Contrast`."""
+        assert not moments, "moments need a temperature per anchor, which TiledContrast serves"
+        kernel, factor_x, factor_y = self.kernel, self.factor_x, self.factor_y
+        weight_x, weight_y = torch.exp(log_weight[0] + self.offset_x), torch.exp(log_weight[1] + self.offset_y)
+        mass_x = mass_y = None
+        if log_mass is not None:
+            mass_y = factor_y * (torch.exp(log_mass[0] + self.offset_x) @ kernel)
+            mass_x = factor_x * (kernel @ torch.exp(log_mass[1] + self.offset_y))
+        grad_x, grad_y = torch.empty_like(self.x.features), torch.zeros_like(self.y.features)
+        for rows in _tiles(len(kernel), SHARED_TILE_ELEMENTS // len(kernel)):
+            weights = torch.mul(weight_x[rows, None], factor_y)
+            weights.addcmul_(factor_x[rows, None], weight_y).mul_(kernel[rows])
+            torch.mm(weights, self.y.features, out=grad_x[rows])
+            grad_y.addmm_(weights.T, self.x.features[rows])
+        return Gradients(grad_x, grad_y, mass_x, mass_y, None, None)
+
+
+class TiledContrast:
+    """Row tiles of the scores, each side's exponent on its own, every log-sum with its own maximum.
+
+    On one process a tile serves its rows as anchors of side x and all columns as anchors of side y. On several, a
+    process needs the rows of its x against all y and of its y against all x: the same loop, once per side.
+    """
+
+    def __init__(self, x: Side, y: Side, positives: Tensor, excluded: Tensor | None, rows: slice) -> None:
+        self.positives, self.excluded, self.rows = positives, excluded, rows
+        self.whole = rows == slice(0, len(positives))
+        self.blocks = [_Block(x, y, rows)] if self.whole else [_Block(x, y, rows), _Block(y, x, rows)]
+
+    def log_sums(self) -> tuple[Tensor, Tensor]:
+        """See `Contrast`."""
+        sums = []
+        for block in self.blocks:
+            along_rows, along_columns = [], torch.full_like(self.positives, -math.inf)
+            for rows, scores in block.tiles():
+                exponents = self._of_rows(block, rows, scores)
+                along_rows.append(_log_sum_exp_(exponents, dim=1))
+                if self.whole:
+                    exponents = self._of_columns(block, rows, scores)
+                    along_columns = torch.logaddexp(along_columns, _log_sum_exp_(exponents, dim=0))
+            sums.append(torch.cat(along_rows))
+            if self.whole:
+                sums.append(along_columns)
+        return sums[0], sums[1]
+
+    def gradients(
+        self, log_weight: tuple[Tensor, Tensor], log_mass: tuple[Tensor, Tensor] | None = None, moments: bool = False
+    ) -> Gradients:
+        """See `Contrast`."""
+        parts: list[tuple[Tensor, Tensor | None, Tensor | None]] = []  # gradient, mass and moment of each side
+        for number, block in enumerate(self.blocks):
+            step = -1 if number else 1  # the second block has the sides swapped
+            mass = None if log_mass is None else list(log_mass)[::step]
+            parts += self._block_gradients(block, list(log_weight)[::step], mass, moments)
+        (grad_x, mass_x, moment_x), (grad_y, mass_y, moment_y) = parts
+        return Gradients(grad_x, grad_y, mass_x, mass_y, moment_x, moment_y)
+
+    def _block_gradients(
+        self, block: "_Block", log_weight: list[Tensor], log_mass: list[Tensor] | None, moments: bool
+    ) -> list[tuple[Tensor, Tensor | None, Tensor | None]]:
+        size, width = len(self.positives), block.b.features.shape[1]
+        start, count = self.rows.start, self.rows.stop - self.rows.start
+        new = self.positives.new_zeros
+        grad_a, mass_a, moment_a = new(count, width), new(count), new(count)
+        grad_b, mass_b, moment_b = new(size if self.whole else 0, width), new(size), new(size)
+        # exp(log_mass - log_weight) <= 1: zeta's normaliser holds the positive's own term, which xi bounds from below
+        ratio = None if log_mass is None else [(m - w).exp() for m, w in zip(log_mass, log_weight, strict=True)]
+        for rows, scores in block.tiles():
+            local = slice(rows.start - start, rows.stop - start)
+            exponents = self._of_rows(block, rows, scores)
+            if moments:
+                weights = (exponents + log_weight[0][rows, None]).exp_()
+                moment_a[local] = exponents.mul_(weights).sum(dim=1)
+            else:
+                weights = exponents.add_(log_weight[0][rows, None]).exp_()
+            if ratio is not None and self.whole:
+                mass_b += ratio[0][rows] @ weights
+            exponents = self._of_columns(block, rows, scores)
+            if moments and self.whole:
+                others = (exponents + log_weight[1]).exp_()
+                moment_b += exponents.mul_(others).sum(dim=0)
+            else:
+                others = exponents.add_(log_weight[1]).exp_()
+            if ratio is not None:
+                mass_a[local] = others @ ratio[1]
+            weights += others
+            torch.mm(weights, block.b.features, out=grad_a[local])
+            if self.whole:
+                grad_b.addmm_(weights.T, block.a.features[rows])
+        sides = [(grad_a, mass_a, moment_a)] + ([(grad_b, mass_b, moment_b)] if self.whole else [])
+        return [(grad, mass if ratio else None, moment if moments else None) for grad, mass, moment in sides]
+
+    def _of_rows(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
+        """E of the rows as anchors, (tile, B)."""
+        exponents = (scores - block.b.zeta).sub_(self.positives[rows, None]).div_(block.tau_a[rows])
+        return self._without_positives(exponents, rows)
+
+    def _of_columns(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
+        """E of the columns as anchors, (tile, B)."""
+        exponents = (scores - block.a.zeta[rows, None]).sub_(self.positives).div_(block.tau_b)
+        return self._without_positives(exponents, rows)
+
+    def _without_positives(self, exponents: Tensor, rows: slice) -> Tensor:
+        # the lowest finite number, not -inf: its exponential is 0 as well, and 0 times it is 0
+        lowest = torch.finfo(exponents.dtype).min
+        exponents.diagonal(rows.start).fill_(lowest)
+        return exponents if self.excluded is None else exponents.masked_fill_(is_excluded(self.excluded, rows), lowest)
+
+
+class _Block:
+    """Scores of rows a against all columns b; kept where they are small, multiplied again at each pass otherwise."""
+
+    def __init__(self, a: Side, b: Side, rows: slice) -> None:
+        self.a, self.b, self.rows = a, b, rows
+        self.tau_a, self.tau_b = a.tau_column(), b.tau_column().T
+        keep = (rows.stop - rows.start) * len(b.features) <= KEPT_ELEMENTS
+        self.kept = a.features[rows] @ b.features.T if keep else None
+
+    def tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """Pairs of global row numbers and their scores (tile, B), which are not to be written to."""
+        start = self.rows.start
+        for local in _tiles(self.rows.stop - start, TILE_ELEMENTS // len(self.b.features)):
+            rows = slice(start + local.start, start + local.stop)
+            yield rows, self.a.features[rows] @ self.b.features.T if self.kept is None else self.kept[local]
+
+
+def _tiles(total: int, size: int) -> Iterator[slice]:
+    size = max(size, 1)
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def _centre(values: Tensor) -> Tensor:
+    return (values.amax() + values.amin()) / 2
+
+
+def _log_sum_exp_(exponents: Tensor, dim: int) -> Tensor:
+    """Log sum exp along dim, in place; -inf where all terms are left out."""
+    largest = exponents.amax(dim, keepdim=True)
+    sums = exponents.sub_(largest).exp_().sum(dim)
+    none = largest.squeeze(dim) == torch.finfo(exponents.dtype).min
+    return torch.where(none, -math.inf, sums.log_() + largest.squeeze(dim))

@@ -1,0 +1,236 @@
+"""What every objective shares: one signature, the checks of its input, and the gathered batch it works on."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nuclr import distributed
+from nuclr.functional import is_excluded
+
+
+class ObjectiveOutput(NamedTuple):
+    """`loss`, a scalar to call backward on; `metrics`, detached scalars, the same on every process."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The global batch of B pairs, of which this process brought the b in `rows`.
+
+    local_x, local_y: (b, d) with gradient; x, y: (B, d), all processes' together; index: (B,) or None; ids: (B, 2), the
+    x_id and y_id of each pair, or None where no pair is to be masked. Features are in the dtype of the computation.
+    """
+
+    local_x: Tensor
+    local_y: Tensor
+    x: Tensor
+    y: Tensor
+    index: Tensor | None
+    ids: Tensor | None
+    rows: slice
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return len(self.x)
+
+    def excluded(self) -> Tensor:
+        """(b, B), true where the pair of an own anchor and a candidate is no negative: i = j, or a shared id."""
+        if self.ids is not None:
+            return is_excluded(self.ids, self.rows)
+        own = torch.arange(self.rows.start, self.rows.stop, device=self.x.device)
+        return own[:, None] == torch.arange(self.size, device=self.x.device)
+
+    def negatives(self) -> Tensor:
+        """c_i, the number of negatives of every anchor, (B,)."""
+        if self.ids is None:
+            return self.x.new_full((self.size,), self.size - 1)
+        return self.size - is_excluded(self.ids, slice(None)).sum(dim=1).to(self.x.dtype)
+
+
+class Objective(nn.Module):
+    """A contrastive loss of paired, unit-norm features.
+
+    Call it as ``objective(x, y, index, x_id=..., y_id=...)`` with x, y (b, d), index (b,) the pairs' numbers, and ids
+    (b,) of the samples behind x and y: negatives that share an id with the anchor's pair are left out. bf16 and fp16
+    features are computed in float32, float64 in float64, outside autocast.
+
+    Under torch.distributed the batch is that of all processes together, and gradients are scaled so that DDP's mean
+    over the processes is that of the global loss. Every process must call with the same number of pairs.
+    """
+
+    needs_index = False
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self._deferred = DeferredCheck()
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor | None = None,
+        x_id: Tensor | None = None,
+        y_id: Tensor | None = None,
+    ) -> ObjectiveOutput:
+        """The loss of one batch; in training mode also one update of the state."""
+        with torch.autocast(x.device.type, enabled=False):
+            return self.contrast(self._gather(x, y, index, x_id, y_id))
+
+    def contrast(self, batch: Batch) -> ObjectiveOutput:
+        """The objective itself, on a checked and gathered batch."""
+        raise NotImplementedError
+
+    def check_settings(self) -> None:
+        """Refuse settings that a schedule may have put out of range, with a ValueError."""
+        check_positive("temperature", self.temperature)
+
+    def gather_features(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """All processes' features; those of autograd objectives return gradients to their owners."""
+        both = distributed.all_gather_with_gradient(torch.cat([x, y], dim=1))
+        return both[:, : x.shape[1]], both[:, x.shape[1] :]
+
+    def _gather(self, x: Tensor, y: Tensor, index: Tensor | None, x_id: Tensor | None, y_id: Tensor | None) -> Batch:
+        self._check_together(x, y, index, x_id, y_id)
+        self._deferred.raise_pending()
+        dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+        x, y = x.to(dtype), y.to(dtype)
+        all_x, all_y = (x, y) if distributed.world_size() == 1 else self.gather_features(x, y)
+        start = distributed.rank() * len(x)
+        integers = [t.to(x.device, torch.int64) for t in (index, x_id, y_id) if t is not None]
+        gathered = iter(distributed.all_gather(torch.stack(integers, dim=1)).unbind(dim=1)) if integers else iter(())
+        all_index, all_x_id, all_y_id = (None if t is None else next(gathered) for t in (index, x_id, y_id))
+        self._deferred.check(self.faults(all_x.detach(), all_y.detach(), all_index))
+        ids = None
+        if all_x_id is not None or all_y_id is not None:
+            own = torch.arange(len(all_x), device=x.device)  # without ids every sample differs
+            ids = torch.stack([own if t is None else t for t in (all_x_id, all_y_id)], dim=1)
+        return Batch(x, y, all_x, all_y, all_index, ids, slice(start, start + len(x)))
+
+    def faults(self, x: Tensor, y: Tensor, index: Tensor | None) -> "list[Fault]":  # noqa: ARG002
+        """What may be wrong with gathered values."""
+        return [_not_finite("x", x), _not_finite("y", y)]
+
+    def _check_together(self, x: Tensor, y: Tensor, *integers: Tensor | None) -> None:
+        """Refuse shapes and settings that are wrong here or on another process, on all processes at once."""
+        problem = self._local_problem(x, y, *integers)
+        present = [int(t is not None) for t in integers]
+        shape = [len(x), x.shape[1]] if problem is None else [0, 0]
+        code = [torch.float64, torch.float32, torch.bfloat16, torch.float16].index(x.dtype) if problem is None else 0
+        headers = distributed.exchange([int(problem is not None), *shape, *present, int(self.training), code])
+        if problem is not None:
+            raise ValueError(problem)
+        for rank, header in enumerate(headers):
+            if header[0]:
+                raise ValueError(f"process {rank} of {len(headers)} was given input that it refused; see its message")
+        if any(header != headers[0] for header in headers):
+            told = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (_, b, d, *_) in enumerate(headers))
+            raise ValueError(
+                "every process must bring the same number of pairs, width, dtype, mode (train or eval) and arguments "
+                f"(index, x_id, y_id), but got {told}; drop the last incomplete batch"
+            )
+        if len(x) * len(headers) < 2:
+            raise ValueError("the batch has 1 pair, which leaves no negatives; at least 2 are needed")
+
+    def _local_problem(self, x: Tensor, y: Tensor, *integers: Tensor | None) -> str | None:
+        if x.ndim != 2 or x.shape != y.shape:
+            return f"x and y must both be (b, d), one row a pair, but x is {tuple(x.shape)} and y is {tuple(y.shape)}"
+        if not (x.is_floating_point() and x.dtype == y.dtype):
+            return f"x and y must be floating-point and of one dtype, but x is {x.dtype} and y is {y.dtype}"
+        if len(x) == 0:
+            return "the batch has 0 pairs; at least 2 are needed"
+        for name, given in zip(("index", "x_id", "y_id"), integers, strict=True):
+            if given is None:
+                continue
+            if given.is_floating_point() or given.dtype == torch.bool or given.shape != (len(x),):
+                expected = f"{name} must be ({len(x)},) integers, one a pair"
+                return f"{expected}, but is {tuple(given.shape)} of {given.dtype}"
+        if self.needs_index and self.training and integers[0] is None:
+            return "index is None, but training needs the pairs' numbers; only eval() takes index=None"
+        try:
+            self.check_settings()
+        except ValueError as error:
+            return str(error)
+        return None
+
+
+class Fault(NamedTuple):
+    """A scalar that is true where values are bad, and the message for that case."""
+
+    found: Tensor
+    describe: Callable[[], str]
+
+
+def _not_finite(name: str, features: Tensor) -> Fault:
+    def describe() -> str:
+        rows = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
+        return f"{name} must be finite, but holds nan or inf in rows {short_list(rows)} of the global batch"
+
+    low, high = features.aminmax()  # both carry a nan; one cheap pass
+    return Fault(~(low.isfinite() & high.isfinite()), describe)
+
+
+def short_list(values: list[int]) -> str:
+    """The first few of a list."""
+    return ", ".join(map(str, values[:5])) + (f" and {len(values) - 5} more" if len(values) > 5 else "")
+
+
+class DeferredCheck:
+    """Raise for bad values: at once on a CPU; at the next call on an accelerator, which so never waits for the host."""
+
+    def __init__(self) -> None:
+        self._pending: tuple[Tensor, torch.Event, list[Fault]] | None = None
+
+    def check(self, faults: list[Fault]) -> None:
+        """Raise the first fault that was found, now or at the next `raise_pending`."""
+        flags = torch.stack([fault.found for fault in faults])
+        if flags.device.type == "cpu":
+            self._raise(flags, faults)
+            return
+        copied = flags.to("cpu", non_blocking=True)
+        event = torch.Event(flags.device)
+        event.record()
+        self._pending = (copied, event, faults)
+
+    def raise_pending(self) -> None:
+        """Raise for the values of the call before."""
+        if self._pending is None:
+            return
+        flags, event, faults = self._pending
+        self._pending = None
+        event.synchronize()
+        self._raise(flags, faults)
+
+    @staticmethod
+    def _raise(flags: Tensor, faults: list[Fault]) -> None:
+        for found, fault in zip(flags.tolist(), faults, strict=True):
+            if found:
+                raise ValueError(fault.describe())
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse what is not a finite positive number."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be a positive number, but is {value}")
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse what is not among the allowed words."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, but is {value!r}")
+
+
+def check_range(
+    name: str, value: float, low: float, high: float, *, low_open: bool = False, high_open: bool = False
+) -> None:
+    """Refuse a number outside an interval."""
+    if not ((low < value if low_open else low <= value) and (value < high if high_open else value <= high)):
+        interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+        raise ValueError(f"{name} must be in {interval}, but is {value}")

@@ -1,0 +1,50 @@
+"""CLIP: two cross-entropies over the batch (Radford et al. 2021; InfoNCE, van den Oord et al. 2018).
+
+minimise  (1/2) sum over sides of  mean_i -log( exp(s_ii/tau) / sum_j exp(s_ij/tau) )
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from nuclr import distributed
+from nuclr.objectives.autograd import AutogradObjective, Scores
+from nuclr.objectives.base import check_positive
+
+LARGEST_SCALE = 100.0
+
+
+class CLIP(AutogradObjective):
+    """Args.
+
+    temperature: tau; the initial one where it is learnt.
+    learn_temperature: learn `log_scale` = -log tau, kept at scale <= 100. A schedule then sets `log_scale`, not
+        `temperature`.
+    """
+
+    def __init__(self, temperature: float = 0.05, learn_temperature: bool = False) -> None:
+        super().__init__(temperature)
+        check_positive("temperature", temperature)
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if learn_temperature else None
+
+    def scale(self, scores: Scores) -> Tensor | float:
+        """1/tau."""
+        if self.log_scale is None:
+            return 1 / self.temperature
+        with torch.no_grad():  # on the parameter itself: a clamp in the graph would stop its gradient for good
+            self.log_scale.clamp_(max=math.log(LARGEST_SCALE))
+        return distributed.replicated(self.log_scale).to(scores.xy.dtype).exp()
+
+    def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Each own anchor's cross-entropy, halved."""
+        scale = self.scale(scores)
+        x, y = (self._cross_entropy(side * scale, scores) for side in (scores.xy, scores.yx))
+        metrics = {} if self.log_scale is None else {"scale": torch.as_tensor(scale).detach()}
+        return x / 2, y / 2, metrics
+
+    @staticmethod
+    def _cross_entropy(logits: Tensor, scores: Scores) -> Tensor:
+        if scores.masked is not None:
+            logits = logits.masked_fill(scores.masked, -math.inf)
+        return nn.functional.cross_entropy(logits, scores.positives, reduction="none")

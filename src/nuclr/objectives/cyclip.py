@@ -1,0 +1,34 @@
+"""CyCLIP: CLIP with two cyclic consistency terms (Goel et al. 2022), on scores, not logits.
+
+    minimise  CLIP + (cross/B) sum_ij (s_ij - s_ji)^2 + (within/B) sum_ij (<x_i,x_j> - <y_i,y_j>)^2
+
+Relations: both weights 0 is CLIP.
+"""
+
+from torch import Tensor
+
+from nuclr.objectives.autograd import Scores
+from nuclr.objectives.clip import CLIP
+
+
+class CyCLIP(CLIP):
+    """Args beyond CLIP's: cross, within, the weights of the two terms."""
+
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        learn_temperature: bool = False,
+        cross: float = 0.25,
+        within: float = 0.25,
+    ) -> None:
+        super().__init__(temperature, learn_temperature)
+        self.cross, self.within = cross, within
+
+    def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """CLIP's terms, each with half of the anchor's consistency terms."""
+        x, y, metrics = super().losses(scores)
+        batch = scores.batch
+        cross = (scores.xy - scores.yx).square().sum(dim=1)
+        within = (batch.local_x @ batch.x.T - batch.local_y @ batch.y.T).square().sum(dim=1)
+        consistency = self.cross * cross + self.within * within
+        return x + consistency / 2, y + consistency / 2, metrics | {"consistency": consistency.detach().mean()}

@@ -1,0 +1,51 @@
+"""DCL: debiased contrastive learning (Chuang et al. 2020); not the "decoupled" loss of the same initials.
+
+A share tau_plus of the negatives is taken to be false, and their expected part is subtracted. Per side, N = B - 1,
+
+    Ng_i = max( (sum_{j != i} e^(s_ij/tau) - tau_plus N e^(s_ii/tau)) / (1 - tau_plus),  N e^(-1/tau) )
+    minimise  (1/2) sum over sides of  mean_i -log( e^(s_ii/tau) / (e^(s_ii/tau) + Ng_i) )
+
+Computed in logs relative to the positive, so that it stays finite at any temperature.
+Relations: tau_plus = 0 is CLIP.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nuclr.objectives.autograd import AutogradObjective, Scores
+from nuclr.objectives.base import check_range
+
+
+class DCL(AutogradObjective):
+    """Args: temperature, tau; tau_plus in [0, 1), the share of negatives that are false."""
+
+    def __init__(self, temperature: float = 0.05, tau_plus: float = 0.1) -> None:
+        super().__init__(temperature)
+        self.tau_plus = tau_plus
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Refuse a share of false negatives outside [0, 1)."""
+        super().check_settings()
+        check_range("tau_plus", self.tau_plus, 0, 1, high_open=True)
+
+    def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Each own anchor's loss, halved."""
+        return self._side(scores.xy, scores) / 2, self._side(scores.yx, scores) / 2, {}
+
+    def _side(self, side: Tensor, scores: Scores) -> Tensor:
+        positive = side.gather(1, scores.positives[:, None])
+        excluded = scores.batch.excluded()
+        count = (~excluded).sum(dim=1).to(side.dtype)
+        margins = ((side - positive) / self.temperature).masked_fill(excluded, -math.inf)
+        log_sum = margins.logsumexp(dim=1)
+        # log of (e^log_sum - tau_plus N) / (1 - tau_plus); where that is not positive the lower bound takes over, and
+        # the inner `where` keeps a nan of the branch not taken out of the gradient
+        log_false = (self.tau_plus * count).log()
+        debiasable = log_sum > log_false
+        gap = torch.where(debiasable, log_false - log_sum, -1.0)
+        debiased = torch.where(debiasable, log_sum + torch.log1p(-gap.exp()) - math.log1p(-self.tau_plus), -math.inf)
+        least = count.log() - (1 + positive[:, 0]) / self.temperature
+        return torch.logaddexp(torch.zeros_like(least), torch.maximum(debiased, least))

@@ -1,0 +1,84 @@
+"""iSogCLR: SogCLR with a temperature of its own for every anchor, learnt by distributionally robust optimisation.
+
+    minimise  mean_i tau_i log( (1/(n-1)) sum_{j != i} exp((s_ij - s_ii)/tau_i) ) + rho tau_i  over tau_i as well
+
+(Qiu et al., "Not All Semantics are Created Equal", ICML 2023). With SogCLR's u_i and w_ij at tau_i,
+
+    g_i = clip(log u_i - log(n-1) + rho - sum_{j != i} w_ij (s_ij - s_ii)/tau_i, -5, 5)
+    m_i <- (1 - tau_beta) m_i + tau_beta g_i,    tau_i <- clip(tau_i - tau_lr m_i, tau_min, tau_max)
+
+and the old tau_i is used throughout the step. Relations: tau_lr = 0 has SogCLR's gradients.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nuclr.objectives.base import Batch, check_positive, check_range
+from nuclr.objectives.sogclr import SogCLR
+from nuclr.objectives.stateful import SIDES, Step
+
+GRADIENT_LIMIT = 5.0
+
+
+class ISogCLR(SogCLR):
+    """Args beyond `StatefulObjective`'s.
+
+    temperature: the initial tau_i.
+    rho: weight of the temperatures; larger values push them down.
+    tau_lr, tau_beta: step and weight of the new gradient in its running mean.
+    tau_min, tau_max: bounds of tau_i; the authors' are 0.005 and 0.05.
+    """
+
+    needs_moments = True
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: float = 0.03,
+        gamma: float = 0.8,
+        rho: float = 8.0,
+        tau_lr: float = 1e-5,
+        tau_beta: float = 0.5,
+        tau_min: float = 0.001,
+        tau_max: float = 1.0,
+        state_device: str | torch.device | None = None,
+    ) -> None:
+        super().__init__(num_samples, temperature, gamma, state_device)
+        self.rho, self.tau_lr, self.tau_beta, self.tau_min, self.tau_max = rho, tau_lr, tau_beta, tau_min, tau_max
+        self.add_tables("tau", temperature)
+        self.add_tables("tau_momentum", 0.0)
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Refuse bounds that no temperature meets, among others."""
+        super().check_settings()
+        check_positive("tau_min", self.tau_min)
+        check_range("tau_min", self.tau_min, 0, self.tau_max)
+        check_range("tau_lr", self.tau_lr, 0, math.inf)
+        check_range("tau_beta", self.tau_beta, 0, 1)
+
+    def read_tau(self, side: str, batch: Batch) -> Tensor:
+        """The anchors' own temperatures, (B,)."""
+        return self.read(f"tau_{side}", batch)
+
+    def value(self, step: Step) -> Tensor:
+        """tau_i (log u_i - log(n - 1)) + rho tau_i."""
+        return super().value(step) + self.rho * step.tau
+
+    def update(self, steps: dict[str, Step], sums: Tensor) -> dict[str, Tensor]:
+        """One step of tau_i and its momentum, from sums = sum_j w_ij (s_ij - s_ii)/tau_i."""
+        metrics = {}
+        for side, moment in zip(SIDES, sums.unbind(dim=1), strict=True):
+            step = steps[side]
+            log_mean = step.log_u - math.log(self.num_samples - 1)
+            gradient = (log_mean + self.rho - moment).clamp(-GRADIENT_LIMIT, GRADIENT_LIMIT)
+            old = self.get_buffer(f"tau_momentum_{side}")[step.index].to(gradient)
+            momentum = torch.where(step.alone, old, torch.lerp(old, gradient, self.tau_beta))
+            moved = (step.tau - self.tau_lr * momentum).clamp(self.tau_min, self.tau_max)
+            tau = torch.where(step.alone, step.tau, moved)
+            self.write(f"tau_momentum_{side}", step.index, momentum)
+            self.write(f"tau_{side}", step.index, tau)
+            metrics[f"tau_{side}"] = tau.mean()
+        return metrics

@@ -1,0 +1,130 @@
+"""NUCLR: learn how popular every candidate is, and divide it out of the negatives.
+
+    p(y|x) = exp(s(x,y)/tau) / Z(x),    Z(x) estimated by  sum_j exp(s(x,y_j)/tau) / q_j,    q_j = sum_i p(y_j|x_i)
+
+over the n observed y_j: multiple importance sampling with the balance heuristic (Wang, Lei, Ying, Yang, "On
+Discriminative Probabilistic Modeling for Self-Supervised Representation Learning", ICLR 2025). zeta_j = tau log q_j
+solves a convex problem, of which each batch takes one step. In `stateful`, d_i = u_i + exp(-xi/tau), where xi, a bound
+of zeta, guards the positive pair.
+
+The step of zeta_j, with p_ij the model's probability and p_jj that of the positive,
+
+    n G_j = 1 - a p_jj - b (n-1)/(B-1) sum_{i != j} p_ij
+    v_j <- beta v_j + (1 - beta) n G_j,    zeta_j <- zeta_j - zeta_lr v_j
+
+comes in three forms. "unbiased" (a = b = 1) is the stochastic gradient of the convex problem. "paper" (a = b = n/B)
+is the paper's equation to the letter, under which all of zeta drifts upwards. "reference" (a = n/B, and n/B in the
+place of b (n-1)/(B-1)) is what the authors' code computes; its zeta is no estimate of popularity, but trained best.
+
+Relations: zeta_lr = 0, zeta_init = 0, xi_init = inf is SogCLR.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nuclr.objectives.base import check_choice, check_range
+from nuclr.objectives.stateful import SIDES, StatefulObjective, Step
+
+ESTIMATORS = ("reference", "unbiased", "paper")
+XI_RULES = ("norm", "max")
+
+
+class NUCLR(StatefulObjective):
+    """Args beyond `StatefulObjective`'s.
+
+    zeta_init: initial zeta of every candidate.
+    xi_init: least value of the guard xi; inf removes the positive term.
+    xi_rule: "norm", xi follows the largest |zeta|, as in the paper; "max", the largest zeta, as in the published code.
+    use_xi: False puts the pair's own zeta in the place of xi.
+    zeta_lr: step of zeta; 0 leaves zeta, its velocity and xi as they are.
+    zeta_lr_ratio_x: zeta_x moves with zeta_lr times this.
+    zeta_momentum: beta, the weight of the old velocity.
+    zeta_estimator: "reference", "unbiased" or "paper".
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: float = 0.03,
+        gamma: float = 0.8,
+        zeta_init: float = 0.0,
+        xi_init: float = 0.0,
+        xi_rule: str = "norm",
+        use_xi: bool = True,
+        zeta_lr: float = 1e-3,
+        zeta_lr_ratio_x: float = 1.0,
+        zeta_momentum: float = 0.0,
+        zeta_estimator: str = "reference",
+        state_device: str | torch.device | None = None,
+    ) -> None:
+        super().__init__(num_samples, temperature, gamma, state_device)
+        self.xi_rule, self.use_xi = xi_rule, use_xi
+        self.zeta_lr, self.zeta_lr_ratio_x, self.zeta_momentum = zeta_lr, zeta_lr_ratio_x, zeta_momentum
+        self.zeta_estimator = zeta_estimator
+        self.check_settings()
+        if not math.isfinite(zeta_init) or math.isnan(xi_init):
+            raise ValueError(f"zeta_init must be finite and xi_init a number, but they are {zeta_init} and {xi_init}")
+        self.add_tables("zeta", zeta_init)
+        self.add_tables("zeta_velocity", 0.0)
+        for side in SIDES:
+            xi = max(xi_init, abs(zeta_init) if xi_rule == "norm" else zeta_init)
+            self.register_buffer(f"xi_{side}", torch.tensor(xi, dtype=torch.float32, device=self.state_device))
+
+    def check_settings(self) -> None:
+        """Refuse unknown words and steps out of range."""
+        super().check_settings()
+        check_choice("xi_rule", self.xi_rule, XI_RULES)
+        check_choice("zeta_estimator", self.zeta_estimator, ESTIMATORS)
+        check_range("zeta_lr", self.zeta_lr, 0, math.inf, high_open=True)
+        check_range("zeta_lr_ratio_x", self.zeta_lr_ratio_x, 0, math.inf, high_open=True)
+        check_range("zeta_momentum", self.zeta_momentum, 0, 1, high_open=True)
+
+    def log_normaliser(self, step: Step, candidates: str) -> Tensor:
+        """log(u_i + exp(-xi/tau)), or with the pair's own zeta in the place of xi."""
+        if not self.use_xi:
+            return self._log_total(step)
+        guard = self.get_buffer(f"xi_{candidates}").to(step.log_u) / -step.tau
+        return torch.logaddexp(step.log_u, guard)
+
+    def value(self, step: Step) -> Tensor:
+        """Tau log(u_i + exp(-zeta_i/tau)), all of the estimated partition function."""
+        return step.tau * self._log_total(step)
+
+    def log_mass(self, step: Step) -> Tensor | None:
+        """-log(u_i + exp(-zeta_i/tau)): p_ij's normaliser."""
+        return -self._log_total(step) if self.zeta_lr > 0 else None
+
+    def update(self, steps: dict[str, Step], sums: Tensor) -> dict[str, Tensor]:
+        """One step of zeta, its velocity and xi; sums: what the anchors lay on each x and each y as candidates."""
+        metrics: dict[str, Tensor] = {}
+        for side, anchors, mass in zip(SIDES, reversed(SIDES), sums.unbind(dim=1), strict=True):
+            step = steps[anchors]  # the side whose candidates these are
+            rate = self.zeta_lr * (self.zeta_lr_ratio_x if side == "x" else 1.0)
+            old = self.get_buffer(f"zeta_velocity_{side}")[step.index].to(mass)
+            velocity = self.zeta_momentum * old + (1 - self.zeta_momentum) * self._scaled_gradient(step, mass)
+            velocity = torch.where(step.alone, old, velocity)
+            zeta = torch.where(step.alone, step.zeta, step.zeta - rate * velocity)
+            self.write(f"zeta_velocity_{side}", step.index, velocity)
+            self.write(f"zeta_{side}", step.index, zeta)
+            xi = self.get_buffer(f"xi_{side}")
+            reached = zeta.abs() if self.xi_rule == "norm" else zeta
+            changed = torch.where(step.alone, -math.inf, reached).amax()
+            xi.copy_(torch.maximum(xi, changed.to(xi)))
+            metrics |= {f"zeta_{side}": zeta.mean(), f"xi_{side}": xi.clone()}
+        return metrics
+
+    def _scaled_gradient(self, step: Step, mass: Tensor) -> Tensor:
+        """N G_j, (B,)."""
+        n, size = self.num_samples, len(mass)
+        own = torch.exp(-step.zeta / step.tau - self._log_total(step))
+        share = n / size
+        others = (n - 1) / step.negatives.clamp_min(1)
+        if self.zeta_estimator == "unbiased":
+            return 1 - own - others * mass
+        return 1 - share * own - share * (others if self.zeta_estimator == "paper" else 1) * mass
+
+    @staticmethod
+    def _log_total(step: Step) -> Tensor:
+        return torch.logaddexp(step.log_u, -step.zeta / step.tau)

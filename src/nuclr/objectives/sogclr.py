@@ -1,0 +1,39 @@
+"""SogCLR: contrast each sample with the whole data set, through one running average per sample.
+
+    minimise  mean_i tau log( (1/(n-1)) sum_{j != i} exp((s_ij - s_ii)/tau) )
+
+A batch gives only an estimate phi_i of the sum, and E[log phi] != log E[phi]; so u_i, a running average of phi_i, takes
+its place (Yuan et al., "Provable Stochastic Optimization for Global Contrastive Learning", ICML 2022). Here zeta = 0
+and d_i = u_i in `stateful`. Nothing overflows: u_i >= gamma phi_i, hence the weights of an anchor sum to <= 1/gamma.
+
+Relations: gamma = 1 is the batch's own loss without the positive in the denominator; NUCLR with zeta = 0 held fixed
+and xi_init = inf is this objective.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nuclr.objectives.stateful import StatefulObjective, Step
+
+
+class SogCLR(StatefulObjective):
+    """Args: see `StatefulObjective`."""
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: float = 0.03,
+        gamma: float = 0.8,
+        state_device: str | torch.device | None = None,
+    ) -> None:
+        super().__init__(num_samples, temperature, gamma, state_device)
+
+    def log_normaliser(self, step: Step, candidates: str) -> Tensor:  # noqa: ARG002
+        """Log u_i."""
+        return step.log_u
+
+    def value(self, step: Step) -> Tensor:
+        """Tau (log u_i - log(n - 1))."""
+        return step.tau * (step.log_u - math.log(self.num_samples - 1))

@@ -1,0 +1,275 @@
+"""SogCLR's family: running averages per sample, and a gradient in closed form.
+
+One side, B the global batch, c_i the negatives of anchor i in it (B - 1 without masking), n the data set:
+
+    log phi_i = log((n-1)/c_i) + logsumexp_{j != i} (s_ij - s_ii - zeta_j) / tau_i
+    u_i      <- (1 - gamma) u_i + gamma phi_i, in logs; phi_i at the first visit
+    w_ij      = exp(log((n-1)/c_i) + (s_ij - s_ii - zeta_j) / tau_i - log d_i)
+
+The model's gradient is that of (1/B) sum_i sum_{j != i} w_ij (s_ij - s_ii) with w held fixed, summed over the sides.
+It is linear in the scores, so the forward pass computes it; backward only scales it. What differs between the three
+objectives is zeta, tau_i, the normaliser d_i, and what else they update.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nuclr import distributed
+from nuclr.functional import Gradients, Side, contrast, running_log_mean
+from nuclr.objectives.base import Batch, Fault, Objective, ObjectiveOutput, check_range, short_list
+
+SIDES = ("x", "y")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step knows of one side: (B,) each, for all anchors of the global batch."""
+
+    index: Tensor | None
+    tau: float | Tensor
+    log_u: Tensor  # the new one
+    zeta: Tensor  # of each anchor's own candidate
+    alone: Tensor  # anchors without negatives: they contribute nothing and change nothing
+    negatives: Tensor  # c_i
+
+
+class StatefulObjective(Objective):
+    """An objective with one row of state a pair, in buffers, the same on all processes.
+
+    Tables stay float32 through half() and bfloat16(); double() or float64 features in training turn them to float64.
+    They need no broadcast by DDP: keep the objective outside DDP, or pass ``broadcast_buffers=False`` to it.
+
+    Args:
+        num_samples: n, the range of index.
+        temperature: tau.
+        gamma: weight of the new batch in the running average, in (0, 1].
+        state_device: where the tables stay while the module moves; None: they move with it.
+
+    """
+
+    needs_index = True
+    needs_moments = False
+
+    def __init__(
+        self, num_samples: int, temperature: float, gamma: float, state_device: str | torch.device | None
+    ) -> None:
+        super().__init__(temperature)
+        if num_samples < 2:
+            raise ValueError(f"num_samples must be at least 2, but is {num_samples}")
+        self.num_samples, self.gamma = num_samples, gamma
+        self.state_device = None if state_device is None else torch.device(state_device)
+        self.fresh: dict[str, float] = {}  # what a row holds before its first visit
+        self.add_tables("log_u", -math.inf)
+
+    def add_tables(self, name: str, value: float) -> None:
+        """Register one buffer a side, one number a pair."""
+        for side in SIDES:
+            self.fresh[f"{name}_{side}"] = value
+            table = torch.full((self.num_samples,), value, dtype=torch.float32, device=self.state_device)
+            self.register_buffer(f"{name}_{side}", table)
+
+    def check_settings(self) -> None:
+        """Refuse a temperature or gamma out of range."""
+        super().check_settings()
+        check_range("gamma", self.gamma, 0, 1, low_open=True)
+
+    # -- what the three objectives fill in -----------------------------------------------------------------------------
+
+    def log_normaliser(self, step: Step, candidates: str) -> Tensor:
+        """Log d_i, (B,), for the side whose candidates are on side `candidates`."""
+        raise NotImplementedError
+
+    def value(self, step: Step) -> Tensor:
+        """Each anchor's estimate of the objective, (B,)."""
+        raise NotImplementedError
+
+    def log_mass(self, step: Step) -> Tensor | None:  # noqa: ARG002
+        """Log of each anchor's weight in the sums over anchors that zeta's step needs; None: no such step."""
+        return None
+
+    def update(self, steps: dict[str, Step], sums: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """Move the rest of the state; sums: (B, 2), masses or moments of both sides. Returns metrics."""
+        return {}
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def contrast(self, batch: Batch) -> ObjectiveOutput:
+        """The closed form of the module's docstring on both sides, and one update of the state in training."""
+        if self.training and batch.x.dtype == torch.float64 != self.log_u_x.dtype:
+            self.double()
+        wanted = torch.is_grad_enabled() and (batch.local_x.requires_grad or batch.local_y.requires_grad)
+        with torch.no_grad():
+            value, metrics, gradient = self._step(batch, wanted)
+        if wanted:
+            value = cast(Tensor, _ClosedForm.apply(batch.local_x, batch.local_y, value, *gradient))  # type: ignore[no-untyped-call]
+        return ObjectiveOutput(value, metrics)
+
+    def _step(self, batch: Batch, wanted: bool) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
+        zeta = {side: self.read(f"zeta_{side}", batch) for side in SIDES}
+        tau = {side: self.read_tau(side, batch) for side in SIDES}
+        passes = contrast(
+            Side(batch.x, zeta["x"], tau["x"]),
+            Side(batch.y, zeta["y"], tau["y"]),
+            (batch.x * batch.y).sum(dim=1),
+            batch.ids,
+            batch.rows,
+        )
+
+        negatives = batch.negatives()
+        log_scale = math.log(self.num_samples - 1) - negatives.clamp_min(1).log()
+        log_phi = distributed.all_gather(torch.stack(passes.log_sums(), dim=1)) + log_scale[:, None]
+        alone = negatives == 0
+        steps = {}
+        for side, other, phi in zip(SIDES, reversed(SIDES), log_phi.unbind(dim=1), strict=True):
+            log_u = self._average(f"log_u_{side}", phi, batch)
+            steps[side] = Step(batch.index, tau[side], log_u, zeta[other], alone, negatives)
+
+        lowest = torch.finfo(log_phi.dtype).min
+        log_d = [self.log_normaliser(steps[side], other) for side, other in (("x", "y"), ("y", "x"))]
+        log_weight = tuple(torch.where(alone, lowest, log_scale - d) for d in log_d)
+        log_mass = self._log_masses(steps, lowest) if self.training else None
+        metrics = {}
+        for side in SIDES:
+            metrics[f"objective_{side}"] = torch.where(alone, 0, self.value(steps[side])).mean()
+
+        gradient: tuple[Tensor, ...] = ()
+        moments = self.needs_moments and self.training
+        if wanted or moments or log_mass is not None:
+            sums = passes.gradients((log_weight[0], log_weight[1]), log_mass, moments)
+            pull = sum(torch.where(alone, 0, (phi - d).exp()) for phi, d in zip(log_phi.unbind(1), log_d, strict=True))
+            gradient = self._finish(sums, cast(Tensor, pull), batch)
+            if self.training:
+                own = (sums.moment_x, sums.moment_y) if moments else (sums.mass_x, sums.mass_y)
+                if own[0] is not None and own[1] is not None:
+                    both = distributed.all_gather(torch.stack((own[0], own[1]), dim=1))
+                    metrics |= self.update(steps, both)
+        if self.training:
+            for side in SIDES:
+                self.write(f"log_u_{side}", batch.index, steps[side].log_u)
+        return metrics["objective_x"] + metrics["objective_y"], metrics, gradient
+
+    def _average(self, name: str, log_phi: Tensor, batch: Batch) -> Tensor:
+        log_u = self.read(name, batch)
+        if self.training:
+            return running_log_mean(log_u, log_phi, self.gamma)
+        return torch.where(log_u.isneginf(), log_phi, log_u)
+
+    def _log_masses(self, steps: dict[str, Step], lowest: float) -> tuple[Tensor, Tensor] | None:
+        masses = [self.log_mass(steps[side]) for side in SIDES]
+        if masses[0] is None or masses[1] is None:
+            return None
+        return (
+            torch.where(steps["x"].alone, lowest, masses[0]),
+            torch.where(steps["y"].alone, lowest, masses[1]),
+        )
+
+    @staticmethod
+    def _finish(sums: Gradients, pull: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Add the positives' part; 1/b instead of 1/B is what survives DDP's mean over the processes."""
+        pull, b = pull[batch.rows, None], len(batch.local_x)
+        grad_x = sums.x.addcmul_(pull, batch.local_y, value=-1).div_(b)
+        grad_y = sums.y.addcmul_(pull, batch.local_x, value=-1).div_(b)
+        return grad_x, grad_y
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, batch: Batch) -> Tensor:
+        """The batch's rows of a table, (B,), in the dtype of the computation; those of unknown pairs are fresh."""
+        table = self._buffers.get(name)
+        if table is None:
+            return torch.zeros_like(batch.x[:, 0])
+        if batch.index is None:
+            return torch.full_like(batch.x[:, 0], self.fresh[name])
+        return table[self._rows(batch.index, table)].to(batch.x)
+
+    def read_tau(self, side: str, batch: Batch) -> float | Tensor:  # noqa: ARG002
+        """The anchors' temperature: one number, or (B,)."""
+        return float(self.temperature)
+
+    def write(self, name: str, index: Tensor | None, rows: Tensor) -> None:
+        """Put the global batch's rows into a table; every process writes all of them."""
+        table = self.get_buffer(name)
+        assert index is not None
+        table.index_copy_(0, self._rows(index, table), rows.to(table))
+
+    def _rows(self, index: Tensor, table: Tensor) -> Tensor:
+        # On an accelerator a bad index is only reported at the next call; until then it must not bring the device down.
+        index = index if index.device.type == "cpu" else index.clamp(0, self.num_samples - 1)
+        return index.to(table.device)
+
+    def gather_features(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """All processes' features, without gradient: it is computed where the features are."""
+        both = distributed.all_gather(torch.cat([x, y], dim=1))
+        return both[:, : x.shape[1]].contiguous(), both[:, x.shape[1] :].contiguous()
+
+    def faults(self, x: Tensor, y: Tensor, index: Tensor | None) -> list[Fault]:
+        """Also an index out of range or given twice."""
+        found = super().faults(x, y, index)
+        if index is None:
+            return found
+        outside = (index < 0) | (index >= self.num_samples)
+        ordered = index.sort().values
+        repeated = ordered[1:] == ordered[:-1]
+
+        def describe_outside() -> str:
+            return f"index must be in [0, {self.num_samples}), but holds {short_list(index[outside].tolist())}"
+
+        def describe_repeated() -> str:
+            twice = short_list(sorted(set(ordered[1:][repeated].tolist())))
+            return f"index must not repeat a pair within the global batch, but holds {twice} more than once"
+
+        return [*found, Fault(outside.any(), describe_outside), Fault(repeated.any(), describe_repeated)]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StatefulObjective":
+        tables = {name: table for name, table in self._buffers.items() if table is not None}
+        self._buffers.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, table in tables.items():
+            wanted = fn(table.new_empty(0))  # tells where to and to what, without moving a large table
+            dtype = wanted.dtype if wanted.dtype in (torch.float32, torch.float64) else table.dtype
+            self._buffers[name] = table.to(device=self.state_device or wanted.device, dtype=dtype)
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: Any,
+        extra: Any,
+        errors: Any,
+    ) -> None:
+        problems = []
+        for name, table in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if table is None or given is None:
+                continue
+            if given.shape != table.shape:
+                told = f"{prefix}{name} holds {given.numel()} pairs, but this objective has num_samples={table.numel()}"
+                problems.append(f"{told}; build it with num_samples={given.numel()}")
+            elif given.dtype in (torch.float32, torch.float64):
+                self._buffers[name] = table.to(given.dtype)
+        if problems:
+            errors.extend(problems)  # and load nothing: half a state is worse than the one before
+            return
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, extra, errors)
+
+
+class _ClosedForm(torch.autograd.Function):
+    """A value whose gradient with respect to the features is already known."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, value: Tensor, grad_x: Tensor, grad_y: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.save_for_backward(grad_x, grad_y)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad_x, grad_y = ctx.saved_tensors
+        return grads[0] * grad_x, grads[0] * grad_y, None, None, None
