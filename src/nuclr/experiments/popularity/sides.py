@@ -6,6 +6,7 @@ is left out.
 """
 
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from nuclr.data.embeddings import Embeddings, unit_rows
 from nuclr.errors import UserError
 from nuclr.experiments.popularity.align import Alignment, ridge
-from nuclr.popularity import solve
+from nuclr.popularity import ConvergenceWarning, solve
 
 Weights = Literal["pairs", "x"]
 Align = Literal["none", "ridge"]
@@ -137,14 +138,16 @@ def _solve(
     options: dict[str, Any],
 ) -> Side:
     start = time.perf_counter()
-    result = solve(
-        x=anchors[0],
-        y=candidates[0],
-        temperature=temperature,
-        x_weight=anchors[1].to(anchors[0].device),
-        y_weight=candidates[1].to(candidates[0].device),
-        **options,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # `converged` says it, and the command tells the user
+        result = solve(
+            x=anchors[0],
+            y=candidates[0],
+            temperature=temperature,
+            x_weight=anchors[1].to(anchors[0].device),
+            y_weight=candidates[1].to(candidates[0].device),
+            **options,
+        )
     weight = candidates[1].numpy()
     zeta = result.zeta.double().cpu().numpy()
     zeta = zeta - np.average(zeta, weights=weight)

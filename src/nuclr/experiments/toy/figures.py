@@ -61,30 +61,31 @@ def _spaces(samples: dict[float, Draw], folder: Path) -> None:
 
 
 def _scatter(axes: Axes, sample: Draw, at: Tensor) -> Any:
-    direction = np.degrees(np.arctan2(sample.x[:, 1], sample.x[:, 0]))
-    return axes.scatter(*at.T, c=direction, cmap="viridis", vmin=0, vmax=180, s=9, linewidths=0, clip_on=False)
+    direction = torch.rad2deg(torch.atan2(sample.x[:, 1], sample.x[:, 0])).numpy()
+    return axes.scatter(*at.T.numpy(), c=direction, cmap="viridis", vmin=0, vmax=180, s=9, linewidths=0, clip_on=False)
 
 
 def _maps(samples: dict[float, Draw], folder: Path) -> None:
     n = len(next(iter(samples.values())).x)
     title = f"Popularity q(y)/n over the unit square: the truth, and what the scores of {n} pairs tell of it"
     figure, grid = style.panels(len(samples), 3, title, (4.2, 3.7))
-    side = torch.linspace(0, 1, 61, dtype=torch.float64)
-    nodes = torch.cartesian_prod(side, side)
+    side = np.linspace(0, 1, 61)
+    nodes = torch.cartesian_prod(*torch.from_numpy(side).expand(2, -1))
     for row, (tau, sample) in zip(grid, samples.items(), strict=True):
         log_q = popularities(sample)["nuclr"]
-        true = spaces.log_popularity(sample.x, nodes, tau).exp() / n
-        estimated = interpolate(sample, log_q, nodes, tau).exp() / n
+        true = (spaces.log_popularity(sample.x, nodes, tau).exp() / n).numpy()
+        estimated = (interpolate(sample, log_q, nodes, tau).exp() / n).numpy()
         levels = MaxNLocator(24).tick_values(min(true.min(), estimated.min()), max(true.max(), estimated.max()))
         for axes, values, name in ((row[0], true, "true"), (row[1], estimated, "estimated at the dots, interpolated")):
             filled = axes.contourf(side, side, values.reshape(61, 61).T, levels=levels, cmap="viridis")
-            axes.scatter(*sample.y.T, s=1.5, c="white", linewidths=0, alpha=0.6)
+            axes.scatter(*sample.y.T.numpy(), s=1.5, c="white", linewidths=0, alpha=0.6)
             axes.set(title=f"τ = {tau}: {name}", xlabel="y₁", ylabel="y₂", aspect="equal")
             axes.grid(False)
         figure.colorbar(filled, ax=row[1], label="q(y)/n", ticks=levels[::4])
         correlation = rank_correlation(sample.log_q, sample.log_q_true)
+        at_samples = ((log.exp() / n).numpy() for log in (sample.log_q_true, log_q))
         row[2].axline((1, 1), slope=1, color=style.GREY, linewidth=1)
-        row[2].scatter(sample.log_q_true.exp() / n, log_q.exp() / n, s=6, color=style.BLUE, linewidths=0, alpha=0.6)
+        row[2].scatter(*at_samples, s=6, color=style.BLUE, linewidths=0, alpha=0.6)
         row[2].set(title=f"τ = {tau}: rank correlation {correlation:.4f}", aspect="equal")
         row[2].set(xlabel="true q(y)/n", ylabel="estimated q(y)/n")
     style.save(figure, folder, "popularity_maps")
