@@ -52,7 +52,7 @@ def _root(
 @app.command()
 def toy(
     out: Annotated[Path, typer.Option(help="Folder for toy.json and the figures.")],
-    seeds: Annotated[int, typer.Option(min=2, help="Samples drawn for each n; the bands show their spread.")] = 40,
+    seeds: Annotated[int, typer.Option(min=2, help="Samples at the largest n; smaller n get up to 5x as many.")] = 40,
     max_n: Annotated[int, typer.Option(min=100, max=3200, help="Largest number of pairs; less is quicker.")] = 3200,
     seed: Annotated[int, typer.Option(min=0, help="Start of the random numbers.")] = 0,
 ) -> None:
@@ -72,7 +72,7 @@ def toy(
         task = bar.add_task("toy", total=study.work(seeds, sizes))
         content = folder.write(out, seeds, sizes, seed, lambda done: bar.advance(task, done))
     for tau in study.TEMPERATURES:
-        typer.echo(f"\ntau = {tau}: |empirical risk - true risk|, mean of {seeds} samples")
+        typer.echo(f"\ntau = {tau}: |empirical risk - true risk|, mean of {seeds} or more samples")
         typer.echo(f"{'n':>8}" + "".join(f"{method:>12}" for method in study.METHODS))
         for n in sizes:
             here = {r["method"]: r["error_mean"] for r in content["records"] if (r["tau"], r["n"]) == (tau, n)}

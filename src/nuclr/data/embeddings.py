@@ -45,7 +45,7 @@ def read_embeddings(path: Path) -> Embeddings:
 
 def unit_rows(features: Tensor, name: str) -> Tensor:
     """Rows scaled to unit norm; a row of zeros has no direction and is refused."""
-    norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     _refuse_rows(f"{name}: row", norms.squeeze(1) == 0, "is all zeros and has no direction; remove it")
     return features / norms
 

@@ -40,7 +40,7 @@ _RC: dict[str, Any] = {
 
 def style() -> Any:
     """Context in which a figure is drawn and saved."""
-    return matplotlib.rc_context(_RC)
+    return matplotlib.rc_context(_RC)  # type: ignore[arg-type]
 
 
 def panels(

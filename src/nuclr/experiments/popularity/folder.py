@@ -168,7 +168,7 @@ def _write_histogram(folder: Path, sides: dict[str, Side], temperature: float, n
         for axes, side in zip(row, sides.values(), strict=True):
             logs = np.log10(side.popularity)
             edges = np.linspace(logs.min(), max(logs.max(), logs.min() + 1e-6), 61)
-            axes.hist(side.popularity, bins=10**edges, color=style.BLUE)
+            axes.hist(side.popularity, bins=(10**edges).tolist(), color=style.BLUE)
             axes.axvline(1, color=style.ORANGE, label="mean, 1")
             median = float(np.median(side.popularity))
             axes.axvline(median, color=style.INK, linestyle="--", label=f"median, {median:.2g}")

@@ -32,7 +32,8 @@ class Band:
         """Which samples lie in the band, a boolean of the shape of `popularity` (n,)."""
         low, high = np.quantile(popularity, [self.min_quantile, self.max_quantile])
         low, high = max(low, self.min_popularity), min(high, self.max_popularity)
-        return (popularity >= low) & (popularity <= high)
+        admitted: np.ndarray = (popularity >= low) & (popularity <= high)
+        return admitted
 
 
 def check_target(path: Path) -> None:

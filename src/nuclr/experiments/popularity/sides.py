@@ -89,7 +89,7 @@ class Side:
 def make_pairs(file: Embeddings, weights: Weights, align: Align) -> Pairs:
     """Weigh the pairs and bring x and y into one space: their own if they share it, else through `align`."""
     y = unit_rows(file.y, "y")
-    x_number, x_of_y, counts = file.y_to_x.unique(return_inverse=True, return_counts=True)
+    x_number, x_of_y, counts = torch.unique(file.y_to_x, return_inverse=True, return_counts=True)
     y_weight = torch.ones(len(y), dtype=torch.float64) if weights == "pairs" else 1 / counts.double()[x_of_y]
     x_weight = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, x_of_y, y_weight)
     if len(x_number) < 2:

@@ -46,7 +46,7 @@ def write(study: dict[str, Any], folder: Path, shown_n: int, base_seed: int = 0)
 
 def _spaces(samples: dict[float, Draw], folder: Path) -> None:
     title = "The two spaces: each y is drawn from p(y|x) ∝ exp(x·y/τ) and has the colour of its anchor x"
-    figure, [row] = style.panels(1, 1 + len(samples), title, (4.6, 3.4), width_ratios=[2] + [1] * len(samples))
+    figure, [row] = style.panels(1, 1 + len(samples), title, (4.6, 3.4), width_ratios=[2.0] + [1.0] * len(samples))
     first = next(iter(samples.values()))
     for axes, (tau, sample) in zip(row[1:], samples.items(), strict=True):
         _scatter(axes, sample, sample.y)
@@ -62,7 +62,17 @@ def _spaces(samples: dict[float, Draw], folder: Path) -> None:
 
 def _scatter(axes: Axes, sample: Draw, at: Tensor) -> Any:
     direction = torch.rad2deg(torch.atan2(sample.x[:, 1], sample.x[:, 0])).numpy()
-    return axes.scatter(*at.T.numpy(), c=direction, cmap="viridis", vmin=0, vmax=180, s=9, linewidths=0, clip_on=False)
+    return axes.scatter(
+        at[:, 0].numpy(),
+        at[:, 1].numpy(),
+        c=direction,
+        cmap="viridis",
+        vmin=0,
+        vmax=180,
+        s=9,
+        linewidths=0,
+        clip_on=False,
+    )
 
 
 def _maps(samples: dict[float, Draw], folder: Path) -> None:
@@ -78,14 +88,14 @@ def _maps(samples: dict[float, Draw], folder: Path) -> None:
         levels = MaxNLocator(24).tick_values(min(true.min(), estimated.min()), max(true.max(), estimated.max()))
         for axes, values, name in ((row[0], true, "true"), (row[1], estimated, "estimated at the dots, interpolated")):
             filled = axes.contourf(side, side, values.reshape(61, 61).T, levels=levels, cmap="viridis")
-            axes.scatter(*sample.y.T.numpy(), s=1.5, c="white", linewidths=0, alpha=0.6)
+            axes.scatter(sample.y[:, 0].numpy(), sample.y[:, 1].numpy(), s=1.5, c="white", linewidths=0, alpha=0.6)
             axes.set(title=f"τ = {tau}: {name}", xlabel="y₁", ylabel="y₂", aspect="equal")
             axes.grid(False)
         figure.colorbar(filled, ax=row[1], label="q(y)/n", ticks=levels[::4])
         correlation = rank_correlation(sample.log_q, sample.log_q_true)
-        at_samples = ((log.exp() / n).numpy() for log in (sample.log_q_true, log_q))
+        at_true, at_estimated = ((log.exp() / n).numpy() for log in (sample.log_q_true, log_q))
         row[2].axline((1, 1), slope=1, color=style.GREY, linewidth=1)
-        row[2].scatter(*at_samples, s=6, color=style.BLUE, linewidths=0, alpha=0.6)
+        row[2].scatter(at_true, at_estimated, s=6, color=style.BLUE, linewidths=0, alpha=0.6)
         row[2].set(title=f"τ = {tau}: rank correlation {correlation:.4f}", aspect="equal")
         row[2].set(xlabel="true q(y)/n", ylabel="estimated q(y)/n")
     style.save(figure, folder, "popularity_maps")
@@ -121,9 +131,8 @@ def _distributions(samples: dict[float, Draw], folder: Path) -> None:
 
 
 def _error(records: list[dict[str, Any]], folder: Path) -> None:
-    title = (
-        f"Generalisation error: |empirical risk - true risk|, mean of {records[0]['seeds']} samples, band 10 to 90 %"
-    )
+    seeds = min(r["seeds"] for r in records)
+    title = f"Generalisation error |empirical risk - true risk|: mean of {seeds} or more samples, band 10 to 90 %"
     figure, [row] = style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
     for axes, tau in zip(row, TEMPERATURES, strict=True):
         _lines(axes, records, tau, lambda r: (r["error_mean"], r["error_q10"], r["error_q90"]), tuple(_METHODS))
@@ -177,8 +186,8 @@ def _variance(records: list[dict[str, Any]], folder: Path) -> None:
         for weights, (label, colour, dashes) in _WEIGHTS.items():
             rows = [r for r in here if r["weights"] == weights and r["source"] == "quadrature"]
             at = [r["n"] * r["m"] for r in rows]
-            band = ([r[f"relative_variance_{end}"] for r in rows] for end in ("q10", "q90"))
-            axes.fill_between(at, *band, color=colour, alpha=0.12, linewidth=0)
+            low, high = ([r[f"relative_variance_{end}"] for r in rows] for end in ("q10", "q90"))
+            axes.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0)
             middle = [r["relative_variance_median"] for r in rows]
             axes.plot(at, middle, color=colour, linestyle=dashes, label=f"{label}, exact")
         repeated = [r for r in here if r["source"] == "repeated draws"]

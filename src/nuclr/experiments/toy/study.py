@@ -1,6 +1,7 @@
 """The toy study: how far is each empirical risk from the truth, and how far the popularity it rests on?
 
-For each temperature and each n, `seeds` samples of n pairs are drawn; for each the empirical risk is formed with
+For each temperature and each n, at least `seeds` samples of n pairs are drawn. For each, the empirical risk is formed
+with
 
 - "mle": the exact partition function,
 - "gcl": a uniform popularity q = n,
@@ -51,12 +52,11 @@ def draw(n: int, temperature: float, stream: Generator) -> Draw:
     """Draw n pairs from the toy problem, and the popularity of their y estimated from the scores alone."""
     x = spaces.sample_x(n, stream)
     y = spaces.sample_y(x, temperature, stream).squeeze(1)
-    scores = x @ y.T
-    result = solve(scores=scores, temperature=temperature, tolerance=1e-6)
+    result = solve(x=x, y=y, temperature=temperature, tolerance=1e-6)
     return Draw(
         x=x,
         y=y,
-        scores=scores,
+        scores=x @ y.T,
         log_q_true=spaces.log_popularity(x, y, temperature),
         log_q=result.zeta / temperature,
         iterations=result.iterations,
@@ -102,20 +102,25 @@ def run(
     """
     risks, records = [], []
     for t, temperature in enumerate(TEMPERATURES):
-        truth, standard_error = spaces.true_risk(temperature, TRUE_RISK_PAIRS, generator(base_seed, t))
-        risks.append({"tau": temperature, "value": truth, "standard_error": standard_error, "pairs": TRUE_RISK_PAIRS})
+        truth = spaces.true_risk(temperature, TRUE_RISK_PAIRS, base_seed)
+        risks.append({"tau": temperature, "value": truth, "pairs": TRUE_RISK_PAIRS})
         for n in sizes:
             found = []
-            for seed in range(seeds):
+            for seed in range(seeds_at(n, seeds, sizes)):
                 found.append(measure(draw(n, temperature, generator(base_seed, t, n, seed)), temperature))
                 advance(n * n)
             records += list(_summaries(found, truth, tau=temperature, n=n))
     return {"true_risk": risks, "records": records}
 
 
+def seeds_at(n: int, seeds: int, sizes: tuple[int, ...]) -> int:
+    """How many samples of n pairs: `seeds` of the largest size, and up to five times as many of the cheap ones."""
+    return seeds * min(5, max(sizes) // n)
+
+
 def work(seeds: int, sizes: tuple[int, ...]) -> int:
     """The total that `run` reports through `advance`."""
-    return len(TEMPERATURES) * seeds * sum(n * n for n in sizes)
+    return len(TEMPERATURES) * sum(seeds_at(n, seeds, sizes) * n * n for n in sizes)
 
 
 def _summaries(found: list[dict[str, dict[str, float]]], truth: float, **where: float) -> Iterator[dict[str, Any]]:

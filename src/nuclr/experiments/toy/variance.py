@@ -62,10 +62,10 @@ def by_repetition(
     proposal = torch.arange(len(x))
     estimates = []
     for _ in range(REPEATS):
-        y = spaces.sample_y(x, temperature, stream, m)
-        log_density = spaces.log_density(x, y.flatten(0, 1), temperature).T.unflatten(0, (len(x), m))
+        y = spaces.sample_y(x, temperature, stream, m).flatten(0, 1)
+        log_density = spaces.log_density(x, y, temperature).T.reshape(len(x), m, len(x))
         log_weight = sampling.log_weights(log_density, weights)
-        log_integrand = (target @ y.flatten(0, 1).T / temperature).unflatten(1, (len(x), m))
+        log_integrand = (target @ y.T / temperature).reshape(-1, len(x), m)
         own = log_density[proposal, :, proposal], log_weight[proposal, :, proposal]
         estimates.append((sampling.log_partition(log_integrand, *own) - log_z).exp())
     return torch.stack(estimates).var(dim=0)
