@@ -11,17 +11,18 @@ from torch.nn.functional import normalize
 from nuclr.objectives import build
 from tests import reference
 
-SAMPLES, BATCH, DIM, STEPS = 23, 8, 5, 5
+# (n-1)/(B-1), n/B and their logarithms are no float32 numbers: a constant rounded to float32 on its way shows.
+SAMPLES, BATCH, DIM, STEPS = 24, 7, 5, 5
 TOLERANCE = 1e-9
 
 MASKS = {
     "no ids": (None, None),
-    # Pairs 0-2, 3-4 and 5-6 are captions of one image each.
-    "several captions an image": ([0, 0, 0, 1, 1, 2, 2, 3], None),
-    "repeated captions": (None, [0, 1, 2, 2, 3, 4, 5, 0]),
-    "both": ([0, 0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 3, 3, 4, 0]),
-    # Pair 0 shares its image with pairs 1-3 and its caption with pairs 4-7: no negative is left, c_0 = 0.
-    "a row without negatives": ([0, 0, 0, 0, 4, 5, 6, 7], [0, 1, 2, 3, 0, 0, 0, 0]),
+    # Pairs 0-2 are captions of one image, 3-4 of another.
+    "several captions an image": ([0, 0, 0, 1, 1, 2, 3], None),
+    "repeated captions": (None, [0, 1, 2, 2, 3, 4, 0]),
+    "both": ([0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 3, 0]),
+    # Pair 0 shares its image with pairs 1-3 and its caption with pairs 4-6: no negative is left, c_0 = 0.
+    "a row without negatives": ([0, 0, 0, 0, 4, 5, 6], [0, 1, 2, 3, 0, 0, 0]),
     "no negatives at all": ([0] * BATCH, None),
 }
 masked = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
@@ -252,8 +253,7 @@ def test_eval_leaves_state_untouched(name, options, with_index, mask) -> None:
         pair.check(*batch)
     seen = np.isfinite(pair.state["log_u_x"])
     *_, (x, y, _) = batches(seed=1)
-    half = BATCH // 2
-    index = torch.from_numpy(np.concatenate([np.flatnonzero(seen)[:half], np.flatnonzero(~seen)[:half]]))
+    index = torch.from_numpy(np.concatenate([np.flatnonzero(seen)[:4], np.flatnonzero(~seen)[: BATCH - 4]]))
 
     pair.objective.eval()
     before = state_of(pair.objective)
