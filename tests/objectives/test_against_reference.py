@@ -310,12 +310,13 @@ def test_clip_learns_its_temperature(tau, mask) -> None:
 
 def test_clip_scale_stops_at_100() -> None:
     learnable = build("clip", num_samples=SAMPLES, temperature=0.05, learn_temperature=True).double()
+    log_scale = torch.tensor(math.log(400.0), dtype=torch.float64)
     with torch.no_grad():
-        next(learnable.parameters()).fill_(math.log(400.0))
+        next(learnable.parameters()).copy_(log_scale)
     for x, y, index in batches():
         out, grad_x, grad_y = call(learnable, x, y, index)
         x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
-        value = reference.clip(x, y, temperature=0.01)
+        value = reference.clip_learnable(x, y, log_scale)
         value.backward()
         assert_close(out.loss.item(), value.item(), "value")
         assert_close(grad_x, x.grad, "gradient of x")
@@ -335,7 +336,12 @@ def test_siglip(options, mask) -> None:
 
 
 @masked
-@pytest.mark.parametrize("options", [{"temperature": 0.1}, {"temperature": 1.0, "tau_plus": 0.01}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    # The last one's debiased sums are negative, below their floor, and above it.
+    [{"temperature": 0.1}, {"temperature": 1.0, "tau_plus": 0.01}, {"temperature": 1.0, "tau_plus": 0.5}],
+    ids=str,
+)
 def test_dcl(options, mask) -> None:
     objective = build("dcl", num_samples=SAMPLES, **options)
     check_stateless(objective, lambda x, y, p, i, j: reference.dcl(x, y, x_id=i, y_id=j, **options), mask)
