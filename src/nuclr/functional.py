@@ -50,48 +50,50 @@ class Side(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What the second pass returns, for this process's b pairs; see `Contrast.gradients`."""
+    """What the second pass returns for this process's b pairs."""
 
     x: Tensor  # (b, d)  sum_j W_ij y_j
     y: Tensor  # (b, d)  sum_i W_ij x_i
-    mass_x: Tensor | None  # (b,)  sum_j exp(e^y_ij + log_mass^y_j): what side y's anchors lay on x_i
-    mass_y: Tensor | None  # (b,)  sum_i exp(e^x_ij + log_mass^x_i)
-    moment_x: Tensor | None  # (b,)  sum_j exp(e^x_ij + log_weight^x_i) e^x_ij
-    moment_y: Tensor | None
+    extra: Tensor | None  # (2, b), masses or moments, as asked for
 
 
 class Contrast(Protocol):
     """Two passes over the exponentials of one batch."""
 
-    def log_sums(self) -> tuple[Tensor, Tensor]:
-        """Log sum_j exp(e^x_ij) and log sum_i exp(e^y_ij) over the negatives of this process's anchors, (b,) each."""
+    def log_sums(self) -> Tensor:
+        """Log sum_j exp(e^x_ij) and log sum_i exp(e^y_ij) over the negatives of this process's anchors, (2, b)."""
 
-    def gradients(
-        self, log_weight: tuple[Tensor, Tensor], log_mass: tuple[Tensor, Tensor] | None = None, moments: bool = False
-    ) -> Gradients:
-        """Weighted sums, with log a^x and log a^y of all anchors, (B,) each; `log_mass` likewise for zeta's sums."""
+    def gradients(self, log_weight: Tensor, log_mass: Tensor | None = None, moments: bool = False) -> Gradients:
+        """Weighted sums over the negatives.
+
+        Args:
+            log_weight: log a^x and log a^y of all anchors, (2, B).
+            log_mass: the same for masses, what all anchors lay on this process's candidates, (2, b):
+                sum_i exp(e^x_ij + log_mass^x_i) for each y_j, and sum_j exp(e^y_ij + log_mass^y_j) for each x_i.
+            moments: ask for sum_j a^x_i exp(e^x_ij) e^x_ij of this process's anchors, and for side y, (2, b).
+
+        """
 
 
-def contrast(x: Side, y: Side, positives: Tensor, excluded: Tensor | None, rows: slice) -> Contrast:
+def contrast(x: Side, y: Side, excluded: Tensor | None, rows: slice) -> Contrast:
     """Choose the faster exact way for this batch.
 
     Args:
         x: the one side of the global batch.
         y: the other.
-        positives: s_ii, (B,).
         excluded: ids, (B, 2): pairs that agree in a column are not negatives of each other. None: only i = j is out.
         rows: this process's pairs.
 
     """
-    size = len(positives)
+    size = len(x.features)
     whole = rows == slice(0, size)
     one_temperature = isinstance(x.tau, float) and x.tau == y.tau
     # Looking at values is free on a CPU and exponentials are dear there; on an accelerator it is the other way round.
-    if whole and one_temperature and size * size <= KEPT_ELEMENTS and positives.device.type == "cpu":
-        shared = SharedContrast.where_exact(x, y, positives, excluded)
+    if whole and one_temperature and size * size <= KEPT_ELEMENTS and x.features.device.type == "cpu":
+        shared = SharedContrast.where_exact(x, y, excluded)
         if shared is not None:
             return shared
-    return TiledContrast(x, y, positives, excluded, rows)
+    return TiledContrast(x, y, excluded, rows)
 
 
 def is_excluded(ids: Tensor, rows: slice) -> Tensor:
@@ -108,58 +110,53 @@ class SharedContrast:
     also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones included, and sums over B stay finite.
     """
 
-    def __init__(self, kernel: Tensor, shift: float, x: Side, y: Side, positives: Tensor) -> None:
-        tau = x.tau
-        assert isinstance(tau, float)
-        self.kernel, self.x, self.y = kernel, x, y
-        centre_x, centre_y = _centre(x.zeta) / tau, _centre(y.zeta) / tau
-        self.factor_x = torch.exp(centre_x - x.zeta / tau)  # of x as candidates, (B,)
-        self.factor_y = torch.exp(centre_y - y.zeta / tau)
-        self.offset_x = shift / LOG2_E - centre_y - positives / tau
-        self.offset_y = shift / LOG2_E - centre_x - positives / tau
+    def __init__(self, x: Side, y: Side, kernel: Tensor, factors: Tensor, offsets: Tensor) -> None:
+        self.x, self.y, self.kernel = x, y, kernel
+        self.factor_x, self.factor_y = factors  # of x and of y as candidates
+        self.offsets = offsets  # (2, B), the rest of the exponents of both sides' anchors
 
     @classmethod
-    def where_exact(cls, x: Side, y: Side, positives: Tensor, excluded: Tensor | None) -> "SharedContrast | None":
+    def where_exact(cls, x: Side, y: Side, excluded: Tensor | None) -> "SharedContrast | None":
         """The shared form of this batch, or None where its exponents span too much."""
         assert isinstance(x.tau, float)
         scaled = (x.features * (LOG2_E / x.tau)) @ y.features.T
         diagonal = scaled.diagonal()
+        positives = diagonal / LOG2_E
         diagonal.copy_(scaled[0, 1].expand_as(diagonal))  # positives do not count in the range
         low, high = (bound.item() for bound in scaled.aminmax())
-        spread = max(float(zeta.amax() - zeta.amin()) for zeta in (x.zeta, y.zeta)) / x.tau
+        zeta = torch.stack([x.zeta, y.zeta]) / x.tau
+        least, most = zeta.aminmax(dim=1, keepdim=True)
         largest = math.log(torch.finfo(scaled.dtype).max)
-        if not (high - low) / 2 / LOG2_E + spread <= 0.85 * largest:
+        if not (high - low) / 2 / LOG2_E + (most - least).amax().item() <= 0.85 * largest:
             return None
-        shift = (high + low) / 2
+        shift, centres = (high + low) / 2, (most + least) / 2
         kernel = scaled.sub_(shift).exp2_()
         diagonal.zero_()
         if excluded is not None:
             kernel.masked_fill_(is_excluded(excluded, slice(None)), 0)
-        return cls(kernel, shift, x, y, positives)
+        return cls(x, y, kernel, torch.exp(centres - zeta), shift / LOG2_E - centres.flip(0) - positives)
 
-    def log_sums(self) -> tuple[Tensor, Tensor]:
+    def log_sums(self) -> Tensor:
         """See `Contrast`."""
-        along_rows, along_columns = self.kernel @ self.factor_y, self.factor_x @ self.kernel
-        return along_rows.log_().add_(self.offset_x), along_columns.log_().add_(self.offset_y)
+        sums = torch.stack([self.kernel.mv(self.factor_y), self.kernel.T.mv(self.factor_x)])
+        return sums.log_().add_(self.offsets)
 
-    def gradients(
-        self, log_weight: tuple[Tensor, Tensor], log_mass: tuple[Tensor, Tensor] | None = None, moments: bool = False
-    ) -> Gradients:
+    def gradients(self, log_weight: Tensor, log_mass: Tensor | None = None, moments: bool = False) -> Gradients:
         """See `Contrast`."""
         assert not moments, "moments need a temperature per anchor, which TiledContrast serves"
         kernel, factor_x, factor_y = self.kernel, self.factor_x, self.factor_y
-        weight_x, weight_y = torch.exp(log_weight[0] + self.offset_x), torch.exp(log_weight[1] + self.offset_y)
-        mass_x = mass_y = None
+        weight_x, weight_y = torch.exp(log_weight + self.offsets)
+        masses = None
         if log_mass is not None:
-            mass_y = factor_y * (torch.exp(log_mass[0] + self.offset_x) @ kernel)
-            mass_x = factor_x * (kernel @ torch.exp(log_mass[1] + self.offset_y))
-        grad_x, grad_y = torch.empty_like(self.x.features), torch.zeros_like(self.y.features)
+            mass_x, mass_y = torch.exp(log_mass + self.offsets)
+            masses = torch.stack([factor_y * kernel.T.mv(mass_x), factor_x * kernel.mv(mass_y)])
+        grad_x, grad_y = torch.empty_like(self.x.features), torch.empty_like(self.y.features)
         for rows in _tiles(len(kernel), SHARED_TILE_ELEMENTS // len(kernel)):
             weights = torch.mul(weight_x[rows, None], factor_y)
             weights.addcmul_(factor_x[rows, None], weight_y).mul_(kernel[rows])
             torch.mm(weights, self.y.features, out=grad_x[rows])
-            grad_y.addmm_(weights.T, self.x.features[rows])
-        return Gradients(grad_x, grad_y, mass_x, mass_y, None, None)
+            grad_y.addmm_(weights.T, self.x.features[rows], beta=int(rows.start > 0))
+        return Gradients(grad_x, grad_y, masses)
 
 
 class TiledContrast:
@@ -169,12 +166,12 @@ class TiledContrast:
     process needs the rows of its x against all y and of its y against all x: the same loop, once per side.
     """
 
-    def __init__(self, x: Side, y: Side, positives: Tensor, excluded: Tensor | None, rows: slice) -> None:
-        self.positives, self.excluded, self.rows = positives, excluded, rows
-        self.whole = rows == slice(0, len(positives))
+    def __init__(self, x: Side, y: Side, excluded: Tensor | None, rows: slice) -> None:
+        self.positives, self.excluded, self.rows = (x.features * y.features).sum(dim=1), excluded, rows
+        self.whole = rows == slice(0, len(x.features))
         self.blocks = [_Block(x, y, rows)] if self.whole else [_Block(x, y, rows), _Block(y, x, rows)]
 
-    def log_sums(self) -> tuple[Tensor, Tensor]:
+    def log_sums(self) -> Tensor:
         """See `Contrast`."""
         sums = []
         for block in self.blocks:
@@ -188,54 +185,55 @@ class TiledContrast:
             sums.append(torch.cat(along_rows))
             if self.whole:
                 sums.append(along_columns)
-        return sums[0], sums[1]
+        return torch.stack(sums)
 
-    def gradients(
-        self, log_weight: tuple[Tensor, Tensor], log_mass: tuple[Tensor, Tensor] | None = None, moments: bool = False
-    ) -> Gradients:
+    def gradients(self, log_weight: Tensor, log_mass: Tensor | None = None, moments: bool = False) -> Gradients:
         """See `Contrast`."""
-        parts: list[tuple[Tensor, Tensor | None, Tensor | None]] = []  # gradient, mass and moment of each side
-        for number, block in enumerate(self.blocks):
-            step = -1 if number else 1  # the second block has the sides swapped
-            mass = None if log_mass is None else list(log_mass)[::step]
-            parts += self._block_gradients(block, list(log_weight)[::step], mass, moments)
-        (grad_x, mass_x, moment_x), (grad_y, mass_y, moment_y) = parts
-        return Gradients(grad_x, grad_y, mass_x, mass_y, moment_x, moment_y)
+        if self.whole:
+            return self._block_gradients(self.blocks[0], log_weight, log_mass, moments)
+        one = self._block_gradients(self.blocks[0], log_weight, log_mass, moments)
+        # the second block has the sides swapped
+        two = self._block_gradients(
+            self.blocks[1], log_weight.flip(0), None if log_mass is None else log_mass.flip(0), moments
+        )
+        extra = None
+        if one.extra is not None and two.extra is not None:
+            # of each block only the rows are complete: masses on row candidates, moments of row anchors
+            extra = torch.stack([one.extra[0], two.extra[0]] if moments else [two.extra[1], one.extra[1]])
+        return Gradients(one.x, two.x, extra)
 
     def _block_gradients(
-        self, block: "_Block", log_weight: list[Tensor], log_mass: list[Tensor] | None, moments: bool
-    ) -> list[tuple[Tensor, Tensor | None, Tensor | None]]:
-        size, width = len(self.positives), block.b.features.shape[1]
+        self, block: "_Block", log_weight: Tensor, log_mass: Tensor | None, moments: bool
+    ) -> Gradients:
         start, count = self.rows.start, self.rows.stop - self.rows.start
+        columns, width = (len(self.positives) if self.whole else count), block.b.features.shape[1]
         new = self.positives.new_zeros
-        grad_a, mass_a, moment_a = new(count, width), new(count), new(count)
-        grad_b, mass_b, moment_b = new(size if self.whole else 0, width), new(size), new(size)
+        grad_a, grad_b, extra = new(count, width), new(columns if self.whole else 0, width), new(2, columns)
         # exp(log_mass - log_weight) <= 1: zeta's normaliser holds the positive's own term, which xi bounds from below
-        ratio = None if log_mass is None else [(m - w).exp() for m, w in zip(log_mass, log_weight, strict=True)]
+        ratio = None if log_mass is None else (log_mass - log_weight).exp()
         for rows, scores in block.tiles():
             local = slice(rows.start - start, rows.stop - start)
             exponents = self._of_rows(block, rows, scores)
             if moments:
-                weights = (exponents + log_weight[0][rows, None]).exp_()
-                moment_a[local] = exponents.mul_(weights).sum(dim=1)
+                weights = (exponents + log_weight[0, rows, None]).exp_()
+                extra[0, local] = exponents.mul_(weights).sum(dim=1)
             else:
-                weights = exponents.add_(log_weight[0][rows, None]).exp_()
+                weights = exponents.add_(log_weight[0, rows, None]).exp_()
             if ratio is not None and self.whole:
-                mass_b += ratio[0][rows] @ weights
+                extra[0] += weights.T.mv(ratio[0, rows])
             exponents = self._of_columns(block, rows, scores)
             if moments and self.whole:
                 others = (exponents + log_weight[1]).exp_()
-                moment_b += exponents.mul_(others).sum(dim=0)
+                extra[1] += exponents.mul_(others).sum(dim=0)
             else:
                 others = exponents.add_(log_weight[1]).exp_()
             if ratio is not None:
-                mass_a[local] = others @ ratio[1]
+                extra[1, local] = others.mv(ratio[1])
             weights += others
             torch.mm(weights, block.b.features, out=grad_a[local])
             if self.whole:
                 grad_b.addmm_(weights.T, block.a.features[rows])
-        sides = [(grad_a, mass_a, moment_a)] + ([(grad_b, mass_b, moment_b)] if self.whole else [])
-        return [(grad, mass if ratio else None, moment if moments else None) for grad, mass, moment in sides]
+        return Gradients(grad_a, grad_b, extra if moments or ratio is not None else None)
 
     def _of_rows(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
         """E of the rows as anchors, (tile, B)."""

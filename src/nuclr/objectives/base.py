@@ -47,10 +47,10 @@ class Batch:
         own = torch.arange(self.rows.start, self.rows.stop, device=self.x.device)
         return own[:, None] == torch.arange(self.size, device=self.x.device)
 
-    def negatives(self) -> Tensor:
-        """c_i, the number of negatives of every anchor, (B,)."""
+    def negatives(self) -> float | Tensor:
+        """c_i, the number of negatives of every anchor: one number, or (B,) where pairs are masked."""
         if self.ids is None:
-            return self.x.new_full((self.size,), self.size - 1)
+            return float(self.size - 1)
         return self.size - is_excluded(self.ids, slice(None)).sum(dim=1).to(self.x.dtype)
 
 
@@ -81,8 +81,10 @@ class Objective(nn.Module):
         y_id: Tensor | None = None,
     ) -> ObjectiveOutput:
         """The loss of one batch; in training mode also one update of the state."""
-        with torch.autocast(x.device.type, enabled=False):
-            return self.contrast(self._gather(x, y, index, x_id, y_id))
+        if torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self.contrast(self._gather(x, y, index, x_id, y_id))
+        return self.contrast(self._gather(x, y, index, x_id, y_id))
 
     def contrast(self, batch: Batch) -> ObjectiveOutput:
         """The objective itself, on a checked and gathered batch."""
@@ -104,9 +106,8 @@ class Objective(nn.Module):
         x, y = x.to(dtype), y.to(dtype)
         all_x, all_y = (x, y) if distributed.world_size() == 1 else self.gather_features(x, y)
         start = distributed.rank() * len(x)
-        integers = [t.to(x.device, torch.int64) for t in (index, x_id, y_id) if t is not None]
-        gathered = iter(distributed.all_gather(torch.stack(integers, dim=1)).unbind(dim=1)) if integers else iter(())
-        all_index, all_x_id, all_y_id = (None if t is None else next(gathered) for t in (index, x_id, y_id))
+        given = [None if t is None else t.to(x.device, torch.int64) for t in (index, x_id, y_id)]
+        all_index, all_x_id, all_y_id = given if distributed.world_size() == 1 else _gather_columns(given)
         self._deferred.check(self.faults(all_x.detach(), all_y.detach(), all_index))
         ids = None
         if all_x_id is not None or all_y_id is not None:
@@ -121,10 +122,13 @@ class Objective(nn.Module):
     def _check_together(self, x: Tensor, y: Tensor, *integers: Tensor | None) -> None:
         """Refuse shapes and settings that are wrong here or on another process, on all processes at once."""
         problem = self._local_problem(x, y, *integers)
+        if distributed.world_size() == 1:
+            if problem is not None:
+                raise ValueError(problem)
+            return
+        shape = [len(x), x.shape[1], x.element_size()] if problem is None else [0, 0, 0]
         present = [int(t is not None) for t in integers]
-        shape = [len(x), x.shape[1]] if problem is None else [0, 0]
-        code = [torch.float64, torch.float32, torch.bfloat16, torch.float16].index(x.dtype) if problem is None else 0
-        headers = distributed.exchange([int(problem is not None), *shape, *present, int(self.training), code])
+        headers = distributed.exchange([int(problem is not None), *shape, *present, int(self.training)])
         if problem is not None:
             raise ValueError(problem)
         for rank, header in enumerate(headers):
@@ -136,16 +140,14 @@ class Objective(nn.Module):
                 "every process must bring the same number of pairs, width, dtype, mode (train or eval) and arguments "
                 f"(index, x_id, y_id), but got {told}; drop the last incomplete batch"
             )
-        if len(x) * len(headers) < 2:
-            raise ValueError("the batch has 1 pair, which leaves no negatives; at least 2 are needed")
 
     def _local_problem(self, x: Tensor, y: Tensor, *integers: Tensor | None) -> str | None:
         if x.ndim != 2 or x.shape != y.shape:
             return f"x and y must both be (b, d), one row a pair, but x is {tuple(x.shape)} and y is {tuple(y.shape)}"
         if not (x.is_floating_point() and x.dtype == y.dtype):
             return f"x and y must be floating-point and of one dtype, but x is {x.dtype} and y is {y.dtype}"
-        if len(x) == 0:
-            return "the batch has 0 pairs; at least 2 are needed"
+        if len(x) * distributed.world_size() < 2:
+            return f"the batch has {len(x)} pair, which leaves no negatives; at least 2 are needed"
         for name, given in zip(("index", "x_id", "y_id"), integers, strict=True):
             if given is None:
                 continue
@@ -161,6 +163,15 @@ class Objective(nn.Module):
         return None
 
 
+def _gather_columns(columns: list[Tensor | None]) -> list[Tensor | None]:
+    """All processes' values of those columns that are given, in one message."""
+    present = [column for column in columns if column is not None]
+    if not present:
+        return columns
+    gathered = iter(distributed.all_gather(torch.stack(present, dim=1)).unbind(dim=1))
+    return [None if column is None else next(gathered) for column in columns]
+
+
 class Fault(NamedTuple):
     """A scalar that is true where values are bad, and the message for that case."""
 
@@ -171,10 +182,11 @@ class Fault(NamedTuple):
 def _not_finite(name: str, features: Tensor) -> Fault:
     def describe() -> str:
         rows = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
+        if not rows:
+            return f"{name} must have unit norm, but holds values as large as {features.abs().max():.3g}"
         return f"{name} must be finite, but holds nan or inf in rows {short_list(rows)} of the global batch"
 
-    low, high = features.aminmax()  # both carry a nan; one cheap pass
-    return Fault(~(low.isfinite() & high.isfinite()), describe)
+    return Fault(~features.sum().isfinite(), describe)
 
 
 def short_list(values: list[int]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nuclr.objectives.base import Batch, check_positive, check_range
 from nuclr.objectives.sogclr import SogCLR
-from nuclr.objectives.stateful import SIDES, Step
+from nuclr.objectives.stateful import ANCHORS, Step
 
 GRADIENT_LIMIT = 5.0
 
@@ -59,26 +59,22 @@ class ISogCLR(SogCLR):
         check_range("tau_lr", self.tau_lr, 0, math.inf)
         check_range("tau_beta", self.tau_beta, 0, 1)
 
-    def read_tau(self, side: str, batch: Batch) -> Tensor:
-        """The anchors' own temperatures, (B,)."""
-        return self.read(f"tau_{side}", batch)
+    def read_tau(self, batch: Batch) -> Tensor:
+        """The anchors' own temperatures, (2, B)."""
+        return self.read("tau", ANCHORS, batch)
 
     def value(self, step: Step) -> Tensor:
         """tau_i (log u_i - log(n - 1)) + rho tau_i."""
         return super().value(step) + self.rho * step.tau
 
-    def update(self, steps: dict[str, Step], sums: Tensor) -> dict[str, Tensor]:
+    def update(self, step: Step, sums: Tensor) -> dict[str, Tensor]:
         """One step of tau_i and its momentum, from sums = sum_j w_ij (s_ij - s_ii)/tau_i."""
-        metrics = {}
-        for side, moment in zip(SIDES, sums.unbind(dim=1), strict=True):
-            step = steps[side]
-            log_mean = step.log_u - math.log(self.num_samples - 1)
-            gradient = (log_mean + self.rho - moment).clamp(-GRADIENT_LIMIT, GRADIENT_LIMIT)
-            old = self.get_buffer(f"tau_momentum_{side}")[step.index].to(gradient)
-            momentum = torch.where(step.alone, old, torch.lerp(old, gradient, self.tau_beta))
-            moved = (step.tau - self.tau_lr * momentum).clamp(self.tau_min, self.tau_max)
-            tau = torch.where(step.alone, step.tau, moved)
-            self.write(f"tau_momentum_{side}", step.index, momentum)
-            self.write(f"tau_{side}", step.index, tau)
-            metrics[f"tau_{side}"] = tau.mean()
-        return metrics
+        assert step.index is not None and isinstance(step.tau, Tensor)
+        log_mean = step.log_u - math.log(self.num_samples - 1)
+        gradient = (log_mean + self.rho - sums).clamp(-GRADIENT_LIMIT, GRADIENT_LIMIT)
+        old = self.rows("tau_momentum", ANCHORS, step.index).to(gradient)
+        momentum = step.unless_alone(old + self.tau_beta * (gradient - old), old)
+        tau = step.unless_alone((step.tau - self.tau_lr * momentum).clamp(self.tau_min, self.tau_max), step.tau)
+        self.write("tau_momentum", ANCHORS, step.index, momentum)
+        self.write("tau", ANCHORS, step.index, tau)
+        return dict(zip(("tau_x", "tau_y"), tau.mean(dim=1).unbind(), strict=True))

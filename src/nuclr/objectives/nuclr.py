@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from nuclr.objectives.base import check_choice, check_range
-from nuclr.objectives.stateful import SIDES, StatefulObjective, Step
+from nuclr.objectives.stateful import ANCHORS, CANDIDATES, StatefulObjective, Step
 
 ESTIMATORS = ("reference", "unbiased", "paper")
 XI_RULES = ("norm", "max")
@@ -68,7 +68,7 @@ class NUCLR(StatefulObjective):
             raise ValueError(f"zeta_init must be finite and xi_init a number, but they are {zeta_init} and {xi_init}")
         self.add_tables("zeta", zeta_init)
         self.add_tables("zeta_velocity", 0.0)
-        for side in SIDES:
+        for side in ANCHORS:
             xi = max(xi_init, abs(zeta_init) if xi_rule == "norm" else zeta_init)
             self.register_buffer(f"xi_{side}", torch.tensor(xi, dtype=torch.float32, device=self.state_device))
 
@@ -81,12 +81,11 @@ class NUCLR(StatefulObjective):
         check_range("zeta_lr_ratio_x", self.zeta_lr_ratio_x, 0, math.inf, high_open=True)
         check_range("zeta_momentum", self.zeta_momentum, 0, 1, high_open=True)
 
-    def log_normaliser(self, step: Step, candidates: str) -> Tensor:
+    def log_normaliser(self, step: Step) -> Tensor:
         """log(u_i + exp(-xi/tau)), or with the pair's own zeta in the place of xi."""
         if not self.use_xi:
             return self._log_total(step)
-        guard = self.get_buffer(f"xi_{candidates}").to(step.log_u) / -step.tau
-        return torch.logaddexp(step.log_u, guard)
+        return torch.logaddexp(step.log_u, self._xi().to(step.log_u) / -step.tau)
 
     def value(self, step: Step) -> Tensor:
         """Tau log(u_i + exp(-zeta_i/tau)), all of the estimated partition function."""
@@ -96,35 +95,38 @@ class NUCLR(StatefulObjective):
         """-log(u_i + exp(-zeta_i/tau)): p_ij's normaliser."""
         return -self._log_total(step) if self.zeta_lr > 0 else None
 
-    def update(self, steps: dict[str, Step], sums: Tensor) -> dict[str, Tensor]:
-        """One step of zeta, its velocity and xi; sums: what the anchors lay on each x and each y as candidates."""
-        metrics: dict[str, Tensor] = {}
-        for side, anchors, mass in zip(SIDES, reversed(SIDES), sums.unbind(dim=1), strict=True):
-            step = steps[anchors]  # the side whose candidates these are
-            rate = self.zeta_lr * (self.zeta_lr_ratio_x if side == "x" else 1.0)
-            old = self.get_buffer(f"zeta_velocity_{side}")[step.index].to(mass)
-            velocity = self.zeta_momentum * old + (1 - self.zeta_momentum) * self._scaled_gradient(step, mass)
-            velocity = torch.where(step.alone, old, velocity)
-            zeta = torch.where(step.alone, step.zeta, step.zeta - rate * velocity)
-            self.write(f"zeta_velocity_{side}", step.index, velocity)
-            self.write(f"zeta_{side}", step.index, zeta)
+    def update(self, step: Step, sums: Tensor) -> dict[str, Tensor]:
+        """One step of zeta, its velocity and xi; sums: what the anchors of each side lay on each candidate."""
+        assert step.index is not None
+        velocity = self._scaled_gradient(step, sums)
+        if self.zeta_momentum > 0 or not isinstance(step.negatives, float):
+            old = self.rows("zeta_velocity", CANDIDATES, step.index).to(sums)
+            velocity = step.unless_alone(self.zeta_momentum * old + (1 - self.zeta_momentum) * velocity, old)
+        rate = sums.new_tensor([[self.zeta_lr], [self.zeta_lr * self.zeta_lr_ratio_x]])
+        zeta = step.unless_alone(step.zeta - rate * velocity, step.zeta)
+        self.write("zeta_velocity", CANDIDATES, step.index, velocity)
+        self.write("zeta", CANDIDATES, step.index, zeta)
+
+        reached = step.unless_alone(zeta.abs() if self.xi_rule == "norm" else zeta, -math.inf).amax(dim=1)
+        for side, value in zip(CANDIDATES, reached, strict=True):
             xi = self.get_buffer(f"xi_{side}")
-            reached = zeta.abs() if self.xi_rule == "norm" else zeta
-            changed = torch.where(step.alone, -math.inf, reached).amax()
-            xi.copy_(torch.maximum(xi, changed.to(xi)))
-            metrics |= {f"zeta_{side}": zeta.mean(), f"xi_{side}": xi.clone()}
-        return metrics
+            xi.copy_(torch.maximum(xi, value.to(xi)))
+        names = [f"{name}_{side}" for name in ("zeta", "xi") for side in CANDIDATES]
+        return dict(zip(names, (*zeta.mean(dim=1), *self._xi().flatten()), strict=True))
+
+    def _xi(self) -> Tensor:
+        """The guards of both sides' positives, (2, 1)."""
+        return torch.stack([self.get_buffer(f"xi_{side}") for side in CANDIDATES])[:, None]
 
     def _scaled_gradient(self, step: Step, mass: Tensor) -> Tensor:
-        """N G_j, (B,)."""
-        n, size = self.num_samples, len(mass)
-        own = torch.exp(-step.zeta / step.tau - self._log_total(step))
-        share = n / size
-        others = (n - 1) / step.negatives.clamp_min(1)
+        """N G_j, (2, B)."""
+        n, share = self.num_samples, self.num_samples / mass.shape[1]
+        own = torch.exp(step.zeta / -step.tau - self._log_total(step))
+        others = (n - 1) / step.negatives  # an anchor without negatives lays no mass, and its row is not kept
         if self.zeta_estimator == "unbiased":
             return 1 - own - others * mass
         return 1 - share * own - share * (others if self.zeta_estimator == "paper" else 1) * mass
 
     @staticmethod
     def _log_total(step: Step) -> Tensor:
-        return torch.logaddexp(step.log_u, -step.zeta / step.tau)
+        return torch.logaddexp(step.log_u, step.zeta / -step.tau)

@@ -30,7 +30,7 @@ class SogCLR(StatefulObjective):
     ) -> None:
         super().__init__(num_samples, temperature, gamma, state_device)
 
-    def log_normaliser(self, step: Step, candidates: str) -> Tensor:  # noqa: ARG002
+    def log_normaliser(self, step: Step) -> Tensor:
         """Log u_i."""
         return step.log_u
 

@@ -23,19 +23,25 @@ from nuclr import distributed
 from nuclr.functional import Gradients, Side, contrast, running_log_mean
 from nuclr.objectives.base import Batch, Fault, Objective, ObjectiveOutput, check_range, short_list
 
-SIDES = ("x", "y")
+ANCHORS = ("x", "y")  # tensors of both sides, (2, B), have side x in row 0: its anchors are x, its candidates are y
+CANDIDATES = ("y", "x")
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step knows of one side: (B,) each, for all anchors of the global batch."""
+    """What one step knows of the anchors of the global batch on both sides."""
 
-    index: Tensor | None
-    tau: float | Tensor
-    log_u: Tensor  # the new one
-    zeta: Tensor  # of each anchor's own candidate
-    alone: Tensor  # anchors without negatives: they contribute nothing and change nothing
-    negatives: Tensor  # c_i
+    index: Tensor | None  # (B,)
+    tau: float | Tensor  # (2, B) where it differs
+    log_u: Tensor  # (2, B), the new one
+    zeta: Tensor  # (2, B), of each anchor's own candidate
+    negatives: float | Tensor  # c_i, (B,) where it differs
+
+    def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
+        """`then`, but `otherwise` for anchors without negatives: they contribute nothing and change nothing."""
+        if isinstance(self.negatives, float):
+            return then
+        return torch.where(self.negatives > 0, then, otherwise)
 
 
 class StatefulObjective(Objective):
@@ -68,8 +74,8 @@ class StatefulObjective(Objective):
 
     def add_tables(self, name: str, value: float) -> None:
         """Register one buffer a side, one number a pair."""
-        for side in SIDES:
-            self.fresh[f"{name}_{side}"] = value
+        self.fresh[name] = value
+        for side in ANCHORS:
             table = torch.full((self.num_samples,), value, dtype=torch.float32, device=self.state_device)
             self.register_buffer(f"{name}_{side}", table)
 
@@ -80,20 +86,20 @@ class StatefulObjective(Objective):
 
     # -- what the three objectives fill in -----------------------------------------------------------------------------
 
-    def log_normaliser(self, step: Step, candidates: str) -> Tensor:
-        """Log d_i, (B,), for the side whose candidates are on side `candidates`."""
+    def log_normaliser(self, step: Step) -> Tensor:
+        """Log d_i, (2, B)."""
         raise NotImplementedError
 
     def value(self, step: Step) -> Tensor:
-        """Each anchor's estimate of the objective, (B,)."""
+        """Each anchor's estimate of the objective, (2, B)."""
         raise NotImplementedError
 
     def log_mass(self, step: Step) -> Tensor | None:  # noqa: ARG002
-        """Log of each anchor's weight in the sums over anchors that zeta's step needs; None: no such step."""
+        """Log of each anchor's weight in the sums over anchors that zeta's step needs, (2, B); None: no such step."""
         return None
 
-    def update(self, steps: dict[str, Step], sums: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
-        """Move the rest of the state; sums: (B, 2), masses or moments of both sides. Returns metrics."""
+    def update(self, step: Step, sums: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """Move the rest of the state; sums: (2, B), the masses or moments of `Gradients`. Returns metrics."""
         return {}
 
     # -- one step ------------------------------------------------------------------------------------------------------
@@ -110,63 +116,38 @@ class StatefulObjective(Objective):
         return ObjectiveOutput(value, metrics)
 
     def _step(self, batch: Batch, wanted: bool) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
-        zeta = {side: self.read(f"zeta_{side}", batch) for side in SIDES}
-        tau = {side: self.read_tau(side, batch) for side in SIDES}
-        passes = contrast(
-            Side(batch.x, zeta["x"], tau["x"]),
-            Side(batch.y, zeta["y"], tau["y"]),
-            (batch.x * batch.y).sum(dim=1),
-            batch.ids,
-            batch.rows,
-        )
+        zeta, tau = self.read("zeta", CANDIDATES, batch), self.read_tau(batch)
+        tau_x, tau_y = (tau, tau) if isinstance(tau, float) else tau
+        passes = contrast(Side(batch.x, zeta[1], tau_x), Side(batch.y, zeta[0], tau_y), batch.ids, batch.rows)
 
         negatives = batch.negatives()
-        log_scale = math.log(self.num_samples - 1) - negatives.clamp_min(1).log()
-        log_phi = distributed.all_gather(torch.stack(passes.log_sums(), dim=1)) + log_scale[:, None]
-        alone = negatives == 0
-        steps = {}
-        for side, other, phi in zip(SIDES, reversed(SIDES), log_phi.unbind(dim=1), strict=True):
-            log_u = self._average(f"log_u_{side}", phi, batch)
-            steps[side] = Step(batch.index, tau[side], log_u, zeta[other], alone, negatives)
+        log_scale = log_ratio(self.num_samples - 1, negatives)
+        log_phi = distributed.all_gather(passes.log_sums().T).T + log_scale
+        log_u = self.read("log_u", ANCHORS, batch)
+        if self.training:
+            log_u = running_log_mean(log_u, log_phi, self.gamma)
+            self.write("log_u", ANCHORS, batch.index, log_u)
+        else:
+            log_u = torch.where(log_u.isneginf(), log_phi, log_u)
+        step = Step(batch.index, tau, log_u, zeta, negatives)
+        values = step.unless_alone(self.value(step), 0.0).mean(dim=1)
+        metrics = dict(zip(("objective_x", "objective_y"), values.unbind(), strict=True))
 
-        lowest = torch.finfo(log_phi.dtype).min
-        log_d = [self.log_normaliser(steps[side], other) for side, other in (("x", "y"), ("y", "x"))]
-        log_weight = tuple(torch.where(alone, lowest, log_scale - d) for d in log_d)
-        log_mass = self._log_masses(steps, lowest) if self.training else None
-        metrics = {}
-        for side in SIDES:
-            metrics[f"objective_{side}"] = torch.where(alone, 0, self.value(steps[side])).mean()
-
-        gradient: tuple[Tensor, ...] = ()
+        log_d = self.log_normaliser(step)
+        log_mass = self.log_mass(step) if self.training else None
         moments = self.needs_moments and self.training
+        gradient: tuple[Tensor, ...] = ()
         if wanted or moments or log_mass is not None:
-            sums = passes.gradients((log_weight[0], log_weight[1]), log_mass, moments)
-            pull = sum(torch.where(alone, 0, (phi - d).exp()) for phi, d in zip(log_phi.unbind(1), log_d, strict=True))
-            gradient = self._finish(sums, cast(Tensor, pull), batch)
-            if self.training:
-                own = (sums.moment_x, sums.moment_y) if moments else (sums.mass_x, sums.mass_y)
-                if own[0] is not None and own[1] is not None:
-                    both = distributed.all_gather(torch.stack((own[0], own[1]), dim=1))
-                    metrics |= self.update(steps, both)
-        if self.training:
-            for side in SIDES:
-                self.write(f"log_u_{side}", batch.index, steps[side].log_u)
-        return metrics["objective_x"] + metrics["objective_y"], metrics, gradient
-
-    def _average(self, name: str, log_phi: Tensor, batch: Batch) -> Tensor:
-        log_u = self.read(name, batch)
-        if self.training:
-            return running_log_mean(log_u, log_phi, self.gamma)
-        return torch.where(log_u.isneginf(), log_phi, log_u)
-
-    def _log_masses(self, steps: dict[str, Step], lowest: float) -> tuple[Tensor, Tensor] | None:
-        masses = [self.log_mass(steps[side]) for side in SIDES]
-        if masses[0] is None or masses[1] is None:
-            return None
-        return (
-            torch.where(steps["x"].alone, lowest, masses[0]),
-            torch.where(steps["y"].alone, lowest, masses[1]),
-        )
+            lowest = torch.finfo(log_d.dtype).min
+            log_weight = step.unless_alone(log_scale - log_d, lowest)
+            sums = passes.gradients(
+                log_weight, None if log_mass is None else step.unless_alone(log_mass, lowest), moments
+            )
+            pull = step.unless_alone((log_phi - log_d).exp(), 0.0).sum(dim=0)
+            gradient = self._finish(sums, pull, batch)
+            if sums.extra is not None:
+                metrics |= self.update(step, distributed.all_gather(sums.extra.T).T)
+        return values.sum(), metrics, gradient
 
     @staticmethod
     def _finish(sums: Gradients, pull: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -178,24 +159,28 @@ class StatefulObjective(Objective):
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def read(self, name: str, batch: Batch) -> Tensor:
-        """The batch's rows of a table, (B,), in the dtype of the computation; those of unknown pairs are fresh."""
-        table = self._buffers.get(name)
-        if table is None:
-            return torch.zeros_like(batch.x[:, 0])
-        if batch.index is None:
-            return torch.full_like(batch.x[:, 0], self.fresh[name])
-        return table[self._rows(batch.index, table)].to(batch.x)
+    def read(self, name: str, sides: tuple[str, str], batch: Batch) -> Tensor:
+        """The batch's rows of two tables, (2, B), in the dtype of the computation; unknown pairs have fresh ones."""
+        if batch.index is None or name not in self.fresh:
+            return batch.x.new_full((2, batch.size), self.fresh.get(name, 0.0))
+        return self.rows(name, sides, batch.index).to(batch.x)
 
-    def read_tau(self, side: str, batch: Batch) -> float | Tensor:  # noqa: ARG002
-        """The anchors' temperature: one number, or (B,)."""
+    def rows(self, name: str, sides: tuple[str, str], index: Tensor) -> Tensor:
+        """Rows of two tables, (2, B), as they are stored."""
+        tables = [self.get_buffer(f"{name}_{side}") for side in sides]
+        index = self._rows(index, tables[0])
+        return torch.stack([table.index_select(0, index) for table in tables])
+
+    def read_tau(self, batch: Batch) -> float | Tensor:  # noqa: ARG002
+        """The anchors' temperature: one number, or (2, B)."""
         return float(self.temperature)
 
-    def write(self, name: str, index: Tensor | None, rows: Tensor) -> None:
-        """Put the global batch's rows into a table; every process writes all of them."""
-        table = self.get_buffer(name)
+    def write(self, name: str, sides: tuple[str, str], index: Tensor | None, rows: Tensor) -> None:
+        """Put the global batch's rows, (2, B), into two tables; every process writes all of them."""
         assert index is not None
-        table.index_copy_(0, self._rows(index, table), rows.to(table))
+        for side, row in zip(sides, rows, strict=True):
+            table = self.get_buffer(f"{name}_{side}")
+            table.index_copy_(0, self._rows(index, table), row.to(table))
 
     def _rows(self, index: Tensor, table: Tensor) -> Tensor:
         # On an accelerator a bad index is only reported at the next call; until then it must not bring the device down.
@@ -259,6 +244,13 @@ class StatefulObjective(Objective):
             errors.extend(problems)  # and load nothing: half a state is worse than the one before
             return
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, extra, errors)
+
+
+def log_ratio(pairs: int, negatives: float | Tensor) -> float | Tensor:
+    """log(pairs / negatives); finite for an anchor that has none."""
+    if isinstance(negatives, float):
+        return math.log(pairs / negatives)
+    return math.log(pairs) - negatives.clamp_min(1).log()
 
 
 class _ClosedForm(torch.autograd.Function):
