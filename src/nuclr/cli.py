@@ -229,7 +229,8 @@ def _print_popularity(content: dict[str, Any]) -> None:
             typer.echo(f"  {title}")
             for sample in side[key]:
                 copies = f"  ({sample['copies']} copies)" if sample["copies"] > 1 else ""
-                label = sample.get("caption") or sample.get("image") or ""
+                keys = ("caption",) if name == "y" and "caption" in sample else ("image", "caption")
+                label = "  ".join(sample[key] for key in keys if key in sample)
                 typer.echo(f"  {sample['popularity']:>10.3g}  {name}[{sample['number']}]  {label}{copies}")
     if "keep" in content:
         kept = content["keep"]

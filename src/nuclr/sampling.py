@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 Heuristic = Literal["balance", "uniform", "single"]
+ROWS_AT_A_TIME = 512  # temporaries stay small enough to be reused, which a whole matrix's are not
 
 
 def log_weights(log_density: Tensor, heuristic: Heuristic, proposal: int = 0) -> Tensor:
@@ -76,7 +77,7 @@ def log_partition_from_popularity(scores: Tensor, log_q: Tensor, temperature: fl
 
     `scores` is s_ij, shape (a, n), anchors by samples; `log_q` is true or approximate, shape (n,).
     """
-    return (scores / temperature - log_q).logsumexp(dim=1)
+    return torch.cat([(rows / temperature - log_q).logsumexp(dim=1) for rows in torch.split(scores, ROWS_AT_A_TIME)])
 
 
 def empirical_risk(positives: Tensor, log_z: Tensor, temperature: float) -> Tensor:

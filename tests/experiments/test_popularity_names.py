@@ -26,13 +26,15 @@ def test_caption_lists(tmp_path, jsonl):
     for path, images in (
         (jsonl, ["a.jpg", "b.jpg"]),
         (tmp_path / "captions.json", ["a", "b"]),
-        (tmp_path / "captions.txt", None),
+        (tmp_path / "captions.txt", []),
     ):
         names = read_names(path, None, 2, LINKS)
         assert names.captions == ["a cat", "one cat", "a dog"]
         assert names.images == images
-    assert names.of("y", 1) == "one cat"
-    assert names.of("x", 1) == ""
+    assert names.of("y", 1) == {"caption": "one cat"}
+    assert names.of("x", 1) == {"caption": "a dog"}
+    assert read_names(jsonl, None, 2, LINKS).of("y", 2) == {"caption": "a dog", "image": "b.jpg"}
+    assert read_names(None, None, 2, LINKS).of("y", 2) == {}
 
 
 def test_images(tmp_path, jsonl):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 
 import nuclr
 from nuclr.data.embeddings import read_embeddings
@@ -65,49 +66,37 @@ def write(
         "x": len(embeddings.x),
         "x_without_y": len(embeddings.x) - len(pairs.x_number),
         "align": _align(align, pairs),
-        "sides": {
-            side.name: {**side.summary(), **extremes(side, names, embeddings.y_to_x.tolist(), top)}
-            for side in sides.values()
-        },
+        "sides": {side.name: {**side.summary(), **extremes(side, names, top)} for side in sides.values()},
     }
     if kept is not None:
         content["keep"] = _write_kept(kept, pairs, sides)
-    _write_table(folder, sides, names, embeddings.y_to_x.tolist())
+    _write_table(folder, sides, names)
     _write_histogram(folder, sides, temperature, file.name)
     output.write_json(folder / SUMMARY, content)
     return content
 
 
-def extremes(side: Side, names: Names, y_to_x: list[int], top: int) -> dict[str, list[dict[str, Any]]]:
-    """The `top` most and least popular samples; those of the same name and popularity once, with how many they are."""
+def extremes(side: Side, names: Names, top: int) -> dict[str, list[dict[str, Any]]]:
+    """The `top` most and least popular samples; captions that occur several times once, with how often they do."""
     order = side.order()
     return {
-        "most_popular": _distinct(side, order, names, y_to_x, top),
-        "least_popular": _distinct(side, order[::-1], names, y_to_x, top),
+        "most_popular": _distinct(side, order, names, top),
+        "least_popular": _distinct(side, order[::-1], names, top),
     }
 
 
-def _distinct(side: Side, order: np.ndarray, names: Names, y_to_x: list[int], top: int) -> list[dict[str, Any]]:
+def _distinct(side: Side, order: np.ndarray, names: Names, top: int) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for row in order.tolist():
         number = int(side.number[row])
-        name = names.of(side.name, number)
-        key = name or str(number)
+        labels = names.of(side.name, number)
+        key = labels["caption"] if side.name == "y" and "caption" in labels else str(number)
         if key in found:
             found[key]["copies"] += 1
         elif len(found) < top:
-            found[key] = {"number": number, "popularity": float(side.popularity[row]), "copies": 1}
-            found[key] |= {"rank": int(side.rank[row]), **_labels(side.name, number, names, y_to_x)}
+            popularity, rank = float(side.popularity[row]), int(side.rank[row])
+            found[key] = {"number": number, "popularity": popularity, "rank": rank, "copies": 1, **labels}
     return list(found.values())
-
-
-def _labels(side: str, number: int, names: Names, y_to_x: list[int]) -> dict[str, str]:
-    labels = {}
-    if names.captions is not None and side == "y":
-        labels["caption"] = names.captions[number]
-    if names.images is not None:
-        labels["image"] = names.images[y_to_x[number] if side == "y" else number]
-    return labels
 
 
 def _align(align: Align, pairs: Pairs) -> dict[str, Any]:
@@ -131,21 +120,17 @@ def _write_kept(kept: Keep, pairs: Pairs, sides: dict[str, Side]) -> dict[str, A
     return {"file": str(kept.path), "side": kept.side, "pairs": int(passing.sum()), "of": len(passing)}
 
 
-def _rows(sides: dict[str, Side], names: Names, y_to_x: list[int]) -> Iterator[dict[str, Any]]:
+def _rows(sides: dict[str, Side], names: Names) -> Iterator[dict[str, Any]]:
     for side in sides.values():
         columns = (side.number, side.zeta, side.popularity, side.rank)
         for number, zeta, popularity, rank in zip(*(column.tolist() for column in columns), strict=True):
             row = {"side": side.name, "number": number, "zeta": zeta, "popularity": popularity, "rank": rank}
-            row["x"] = y_to_x[number] if side.name == "y" else number
-            if names.captions is not None:
-                row["caption"] = names.captions[number] if side.name == "y" else ""
-            if names.images is not None:
-                row["image"] = names.images[row["x"]]
-            yield row
+            row["x"] = names.y_to_x[number] if side.name == "y" else number
+            yield {**row, **names.of(side.name, number)}
 
 
-def _write_table(folder: Path, sides: dict[str, Side], names: Names, y_to_x: list[int]) -> None:
-    rows = list(_rows(sides, names, y_to_x))
+def _write_table(folder: Path, sides: dict[str, Side], names: Names) -> None:
+    rows = list(_rows(sides, names))
     with output.replacing(folder / TABLE) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
@@ -162,17 +147,21 @@ def _write_table(folder: Path, sides: dict[str, Side], names: Names, y_to_x: lis
 
 
 def _write_histogram(folder: Path, sides: dict[str, Side], temperature: float, name: str) -> None:
-    titles = {"y": "popularity of y (anchors: x)", "x": "popularity of x (anchors: y)"}
+    others = {"y": "x", "x": "y"}
     with style.style():
-        figure, [row] = style.panels(1, 2, f"Popularity under this model: {name}, τ = {temperature:g}", (5.2, 3.6))
+        figure, [row] = style.panels(1, 2, f"Popularity under this model: {name}, τ = {temperature:g}", (5.2, 3.9))
         for axes, side in zip(row, sides.values(), strict=True):
             logs = np.log10(side.popularity)
             edges = np.linspace(logs.min(), max(logs.max(), logs.min() + 1e-6), 61)
-            axes.hist(side.popularity, bins=(10**edges).tolist(), color=style.BLUE)
-            axes.axvline(1, color=style.ORANGE, label="mean, 1")
+            axes.hist(side.popularity, bins=(10**edges).tolist(), color=style.SKY)
             median = float(np.median(side.popularity))
-            axes.axvline(median, color=style.INK, linestyle="--", label=f"median, {median:.2g}")
-            axes.set(title=titles[side.name], xscale="log", ylabel="samples")
-            axes.set_xlabel("popularity (1 = the mean over the samples)")
-            axes.legend(title=f"{len(logs):,} samples,\neffectively {side.effective_number():,.0f}", loc="upper right")
+            axes.axvline(1, color=style.ORANGE, label="mean 1")
+            axes.axvline(median, color=style.INK, linestyle="--", label=f"median {median:.2g}")
+            axes.set(xscale="log", xlabel="popularity (1 = the mean over the samples)", ylabel="number of samples")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if np.ptp(logs) < 2.5 else (1,)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
+            counted = f"{len(logs):,} samples, effectively {side.effective_number():,.0f}"
+            axes.set_title(f"{side.name} among anchors {others[side.name]}: {counted}")
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
         style.save(figure, folder, HISTOGRAM)

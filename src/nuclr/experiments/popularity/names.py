@@ -7,6 +7,7 @@ caption may be a list and the key may be "captions"). Captions are counted throu
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,25 @@ from nuclr.errors import UserError
 
 @dataclass(frozen=True)
 class Names:
-    """`captions` of the y and `images` of the x; None where not given. A x without any y may lack an image's name."""
+    """`captions` of the y and `images` of the x, empty where not given; `y_to_x` joins the two."""
 
-    captions: list[str] | None = None
-    images: list[str] | None = None
+    captions: list[str]
+    images: list[str]
+    y_to_x: list[int]
 
-    def of(self, side: str, number: int) -> str:
-        """What to print for sample `number` of side "x" or "y"; empty if it has no name."""
-        names = self.captions if side == "y" else self.images
-        return names[number] if names else ""
+    @cached_property
+    def _first_y(self) -> dict[int, int]:
+        return {x: y for y, x in reversed(list(enumerate(self.y_to_x)))}
+
+    def of(self, side: str, number: int) -> dict[str, str]:
+        """The caption and the image, where given, of sample `number` of side "x" or "y"; an x has its first caption."""
+        x, y = (number, self._first_y[number]) if side == "x" else (self.y_to_x[number], number)
+        labels = {}
+        if self.captions:
+            labels["caption"] = self.captions[y]
+        if self.images:
+            labels["image"] = self.images[x]
+        return labels
 
 
 def read_names(captions: Path | None, images: Path | None, n_x: int, y_to_x: list[int]) -> Names:
@@ -31,8 +42,8 @@ def read_names(captions: Path | None, images: Path | None, n_x: int, y_to_x: lis
 
     `images` is a `.txt` with one file name for each x, or the folder of the files that the caption list names.
     """
-    texts: list[str] | None = None
-    files: list[str] | None = None
+    texts: list[str] = []
+    files: list[str] = []
     if captions is not None:
         entries = list(_entries(captions))
         if len(entries) != len(y_to_x):
@@ -41,7 +52,7 @@ def read_names(captions: Path | None, images: Path | None, n_x: int, y_to_x: lis
         if all(image is not None for _, image in entries):
             files = _images_of_x(captions, [str(image) for _, image in entries], n_x, y_to_x)
     if images is not None and images.is_dir():
-        if files is None:
+        if not files:
             raise UserError(
                 f"--images {images}: a folder needs --captions with a .jsonl or .json that names the images"
             )
@@ -52,7 +63,7 @@ def read_names(captions: Path | None, images: Path | None, n_x: int, y_to_x: lis
         files = _lines(images)
         if len(files) != n_x:
             raise UserError(f"{images}: {len(files)} image names, but the embedding file has {n_x} x")
-    return Names(captions=texts, images=files)
+    return Names(captions=texts, images=files, y_to_x=y_to_x)
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str | None]]:

@@ -177,9 +177,7 @@ def _lines(
 
 
 def _variance(records: list[dict[str, Any]], folder: Path) -> None:
-    title = (
-        "Variance of the estimated partition function Ẑ(x), n proposals with m samples each: median, 10 to 90 % over x"
-    )
+    title = "Variance of the estimated partition function Ẑ(x): median and 10 to 90 % over anchors x"
     figure, [row] = style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
     for axes, tau in zip(row, TEMPERATURES, strict=True):
         here = [r for r in records if r["tau"] == tau]
@@ -195,7 +193,8 @@ def _variance(records: list[dict[str, Any]], folder: Path) -> None:
             label = f"balance heuristic, measured: n = {r['n']}, m = {r['m']}"
             at, middle = r["n"] * r["m"], r["relative_variance_median"]
             axes.plot(at, middle, marker, color=style.INK, markerfacecolor="white", label=label)
-        axes.set(title=f"τ = {tau}", xscale="log", yscale="log", xlabel="samples m·n", ylabel="Var Ẑ(x) / Z(x)²")
+        axes.set(title=f"τ = {tau}", xscale="log", yscale="log", ylabel="Var Ẑ(x) / Z(x)²")
+        axes.set_xlabel("samples m·n, from n proposals with m samples each")
     _legend_below(figure, row[0])
     style.save(figure, folder, "sampling_variance")
 
