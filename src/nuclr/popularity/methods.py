@@ -6,6 +6,7 @@ anderson    Sinkhorn's map extrapolated from its last steps (Walker and Ni, "And
             iterations", 2011)
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -46,43 +47,75 @@ class Gradient:
         return good
 
 
-class Anderson:
-    """Sinkhorn's map at the combination of the last `memory` + 1 points that makes log c smallest.
+class Sinkhorn:
+    """The fixed-point iteration zeta + tau log c, which cannot raise the objective."""
 
-    A point that is no better than the last one is dropped and the memory emptied. What follows is Sinkhorn's own
-    step, which cannot raise the objective: this converges wherever Sinkhorn does. memory = 0 is Sinkhorn.
-    """
-
-    def __init__(self, temperature: float, memory: int) -> None:
-        self.temperature, self.memory = temperature, memory
-        self.points: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
 
     def propose(self, state: State) -> Tensor:
-        """The extrapolated point, or Sinkhorn's where there is nothing to extrapolate from."""
-        f = self.temperature * state.log_c
-        self.points = [*self.points, (f, state.zeta + f)][-self.memory - 1 :]
-        fs, gs = (torch.stack(vectors) for vectors in zip(*self.points, strict=True))
-        df, dg = fs.diff(dim=0), gs.diff(dim=0)
-        gram = df @ df.T
+        """One iteration."""
+        return state.zeta + self.temperature * state.log_c
+
+    def accepts(self, state: State, proposal: State) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+
+class Anderson:
+    """Sinkhorn's steps over the curvature, extrapolated from the last points to where log c would be smallest.
+
+    Near a solution Sinkhorn's is a lazy random walk among the candidates, the lazier the more a candidate has an
+    anchor to itself; dividing by the curvature takes the laziness out. No step leaves the range of Sinkhorn's own or
+    of REACH temperatures. A point that is no better than the last one is dropped, the past forgotten, and one step
+    of Sinkhorn's taken, which cannot raise the objective.
+    """
+
+    MEMORY = 20
+    LEAST_CURVATURE = 0.05
+    SHRINK = 0.9
+    GROW = 4.0
+    REACH = 3.0
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.past: list[State] = []
+        self.fall_back = False
+        self.floor = self.LEAST_CURVATURE
+
+    def propose(self, state: State) -> Tensor:
+        """The extrapolated point."""
+        if self.fall_back:
+            return state.zeta + self.temperature * state.log_c
+        self.past = [*self.past, state][-self.MEMORY - 1 :]
+        d_zeta = torch.stack([s.zeta for s in self.past]).diff(dim=0)
+        d_log_c = torch.stack([s.log_c for s in self.past]).diff(dim=0)
+        gram = d_log_c @ d_log_c.T
         gram.diagonal().add_(1e-12 * gram.diagonal().sum())
-        mix: Tensor = torch.linalg.solve(gram, df @ f)
-        return gs[-1] - mix @ dg
+        mix: Tensor = torch.linalg.solve(gram, d_log_c @ state.log_c)
+        rest = (state.log_c - mix @ d_log_c) / state.curvature.clamp_min(self.floor)
+        reach = self.temperature * state.log_c.abs().clamp_min(self.REACH)
+        return state.zeta + (self.temperature * rest - mix @ d_zeta).clamp(-reach, reach)
 
     def accepts(self, state: State, proposal: State) -> bool:
         """Sinkhorn's own steps always, extrapolated ones where they improve."""
-        if len(self.points) == 1 or improves(state, proposal):
-            return True
-        self.points = []
-        return False
+        good = self.fall_back or improves(state, proposal)
+        self.past = self.past if good else []
+        self.floor = max(self.floor * self.SHRINK, self.LEAST_CURVATURE) if good else min(self.GROW * self.floor, 1.0)
+        self.fall_back = not good
+        return good
 
 
-METHODS = ("auto", "anderson", "sinkhorn", "gradient")
+METHODS: dict[str, Callable[[float], Method]] = {
+    "auto": Anderson,
+    "anderson": Anderson,
+    "sinkhorn": Sinkhorn,
+    "gradient": Gradient,
+}
 
 
 def make_method(name: str, temperature: float) -> Method:
     """The method of this name; "auto" is the fastest."""
     if name not in METHODS:
         raise ValueError(f"method={name!r}; give one of {', '.join(METHODS)}")
-    if name == "gradient":
-        return Gradient(temperature)
-    return Anderson(temperature, memory=0 if name == "sinkhorn" else 10)
+    return METHODS[name](temperature)

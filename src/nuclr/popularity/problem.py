@@ -14,7 +14,7 @@ candidate alone, whatever its own mass. Reference: Cuturi and Peyré, "Semidual 
 
 One pass over the scores gives c and log Z together: a tile of rows is made, normalised and summed down its columns
 before the next one is made. Under torch.distributed each process passes over its own anchors, and one sum over the
-processes of n_y + 1 numbers joins them.
+processes of at most 2 n_y + 1 numbers joins them.
 """
 
 import math
@@ -27,7 +27,8 @@ from torch import Tensor
 
 from nuclr import distributed
 
-TILE_ELEMENTS = {"cpu": 2**21, "cuda": 2**27}  # a tile stays in a CPU's last cache, or fills a GPU
+TILE_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+TILE_HEIGHT = 128  # few enough that a sum over a tile's rows may be taken in float32; tiles are summed in float64
 
 
 @dataclass(frozen=True)
@@ -66,44 +67,40 @@ class Problem:
         x, scores = (None if t is None else t[rows] for t in (self.x, self.scores))
         return replace(self, a=self.a[rows], x=x, scores=scores)
 
-    def dense(self) -> "Problem":
-        """The same problem with its scores written out."""
-        if self.x is None or self.y is None:
-            return self
-        return Problem(self.temperature, self.a, self.b, scores=self.x @ self.y.T)
-
     @cached_property
     def scale(self) -> float:
         """A bound on |s_ij|: what rounding errors are relative to."""
         if self.x is None or self.y is None:
-            return max(float(t.abs().amax()) for t in self.given)
+            return max(abs(float(extreme)) for extreme in self.given[0].aminmax())
         return float(self.x.norm(dim=1).amax() * self.y.norm(dim=1).amax())
 
-    def tiles(self, zeta: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """(rows, (s_ij - zeta_j) / tau) from first to last anchor; the next tile overwrites this one."""
+    def tiles(self) -> Iterator[slice]:
+        """Rows from first to last, as many at a time as stay in a CPU's cache or fill a GPU."""
         n_x, n_y = len(self.a), len(self.b)
-        height = max(16, TILE_ELEMENTS.get(self.device.type, 2**21) // n_y)
-        buffer = torch.empty(min(height, n_x), n_y, dtype=self.dtype, device=self.device)
-        shift = (zeta / -self.temperature).to(self.dtype)
-        for start in range(0, n_x, height):
-            rows = slice(start, min(start + height, n_x))
-            tile = buffer[: rows.stop - rows.start]
-            if self.x is None or self.y is None:
-                torch.add(shift, self.given[0][rows], alpha=1 / self.temperature, out=tile)
-            else:
-                torch.addmm(shift, self.x[rows], self.y.T, alpha=1 / self.temperature, out=tile)
-            yield rows, tile
+        height = max(16, min(TILE_ELEMENTS.get(self.device.type, 2**20) // n_y, TILE_HEIGHT))
+        return (slice(start, min(start + height, n_x)) for start in range(0, n_x, height))
+
+    def logits(self, rows: slice, shift: Tensor, out: Tensor | None = None) -> Tensor:
+        """s_ij / tau + shift_j of some rows; shift is -zeta / tau."""
+        if self.x is None or self.y is None:
+            return torch.add(shift, self.given[0][rows], alpha=1 / self.temperature, out=out)
+        return torch.addmm(shift, self.x[rows], self.y.T, alpha=1 / self.temperature, out=out)
 
 
 @dataclass(frozen=True)
 class State:
-    """What a pass at zeta tells: log c (n_y,), log Z of this process's anchors, the objective's value."""
+    """What a pass at zeta tells.
+
+    log_c (n_y,); log_z (n_x,), of this process's anchors; the objective's value; and the curvature (n_y,), the
+    diagonal tau n_y d2/dzeta_j2 of the objective's Hessian relative to b_j c_j: 1 - b_j sum_i a_i A_ij^2 / c_j, with
+    A_ij = exp((s_ij - zeta_j)/tau) / Z_i. It is near 0 where one anchor has a candidate almost to itself.
+    """
 
     zeta: Tensor
     log_c: Tensor
     log_z: Tensor
+    curvature: Tensor
     objective: float
-    exact: bool
 
     @cached_property
     def residual(self) -> float:
@@ -112,83 +109,87 @@ class State:
 
 
 class Kernel:
-    """The pass zeta -> State, with the conditional probabilities kept in memory where they fit.
+    """The pass zeta -> State, over exp((s_ij - r_j) / tau - top_i) at a reference r, with top_i the row's largest.
 
-    Kept is A_ij = exp((s_ij - r_j) / tau) / Z_i(r) at a reference r. At another zeta it needs only a scaling
-    v_j = exp((r_j - zeta_j) / tau), so a pass is two matrix-vector products and no exponential. Once v strays by more
-    than exp(DRIFT) the reference moves to the current zeta, so that no entry that matters under- or overflows
+    Where the matrix fits into memory it is kept. At another zeta its columns need only be scaled by
+    v_j = exp((r_j - zeta_j) / tau), so a pass is two matrix-vector products and no exponential; once v strays by more
+    than exp(DRIFT), the reference moves to the current zeta, so that no entry that matters under- or overflows
     (Schmitzer, "Stabilized sparse scaling algorithms for entropy regularized transport problems", 2019).
+    Where it does not fit, zeta is its own reference and one tile is held at a time.
+    The curvature costs another product with the squared entries; over a kept matrix it is renewed at every third pass.
     """
 
-    DRIFT = 20.0
+    DRIFT = 40.0
     SMALLEST_LOG_C = -60.0
+    RENEWAL = 3
 
     def __init__(self, problem: Problem, memory: int) -> None:
-        rank, world, self.n_x = distributed.rank(), distributed.world_size(), len(problem.a)
-        self.rows = slice(self.n_x * rank // world, self.n_x * (rank + 1) // world)
-        local = problem.part(self.rows)
-        size = len(local.a), len(local.b)
-        bytes_needed = math.prod(size) * local.dtype.itemsize
-        self.problem = local.dense() if 2 * bytes_needed <= memory else local
-        fits = bytes_needed <= memory
-        self.kept = torch.empty(size, dtype=local.dtype, device=local.device) if fits else None
-        self.reference: State | None = None
+        self.problem = problem.part(own_rows(len(problem.a)))
+        self.tiles = list(self.problem.tiles())
+        self.fits = len(self.problem.a) * len(self.problem.b) * problem.dtype.itemsize <= memory
+        height = len(self.problem.a) if self.fits else self.tiles[0].stop
+        self.matrix = torch.empty(height, len(self.problem.b), dtype=problem.dtype, device=problem.device)
+        self.squares = self.matrix.new_empty(self.tiles[0].stop, len(self.problem.b))
+        self.top = torch.empty_like(self.problem.a, dtype=problem.dtype)
+        self.reference, self.curvature, self.age = torch.zeros_like(problem.b), torch.ones_like(problem.b), -1
 
-    def __call__(self, zeta: Tensor, exact: bool = False) -> State:
-        """One pass; `exact` begins with the scores and not with what was kept of them."""
-        if self.reference is not None and not exact:
-            drift = (self.reference.zeta - zeta) / self.problem.temperature
-            if float(drift.amax() - drift.amin()) <= self.DRIFT:
-                return self._scaled(zeta, drift)
-        state = self._exact(zeta)
-        self.reference = None if self.kept is None else state
-        return state
-
-    def _exact(self, zeta: Tensor) -> State:
-        a, b = (mass.to(self.problem.dtype) for mass in (self.problem.a, self.problem.b))
-        c, log_z = torch.zeros_like(zeta), torch.empty_like(self.problem.a)
-        for rows, tile in self.problem.tiles(zeta):
-            top = tile.amax(dim=1)
-            tile.sub_(top[:, None]).exp_()
-            z = tile @ b
-            log_z[rows] = (z.log() + top).to(log_z)
-            c += (a[rows] / z) @ tile
-            if self.kept is not None:
-                torch.div(tile, z[:, None], out=self.kept[rows])
-        return self._joined(zeta, c, log_z, exact=True)
-
-    def _scaled(self, zeta: Tensor, drift: Tensor) -> State:
-        assert self.kept is not None and self.reference is not None
+    def __call__(self, zeta: Tensor) -> State:
+        """One pass over the scores."""
+        p = self.problem
+        drift = (self.reference - zeta) / p.temperature
+        fresh = self.age < 0 or not self.fits or float(drift.amax() - drift.amin()) > self.DRIFT
+        self.age = 0 if fresh else self.age + 1
+        if fresh:
+            self.reference, drift = zeta, torch.zeros_like(zeta)
+        renew = self.age % self.RENEWAL == 0
         v = drift.exp()
-        z = self.kept @ (self.problem.b * v).to(self.kept)
-        c = ((self.problem.a / z).to(self.kept) @ self.kept) * v
-        return self._joined(zeta, c, self.reference.log_z + z.log(), exact=False)
+        bv, shift = (p.b * v).to(p.dtype), (zeta / -p.temperature).to(p.dtype)
+        sums, log_z = zeta.new_zeros(2, len(zeta)), torch.empty_like(p.a)
+        for rows in self.tiles:
+            tile = self.matrix[rows if self.fits else slice(rows.stop - rows.start)]
+            if fresh:
+                self.top[rows] = p.logits(rows, shift, out=tile).amax(dim=1)
+                tile.sub_(self.top[rows, None]).exp_()
+            z = tile @ bv
+            log_z[rows] = z.log() + self.top[rows]
+            sums[0] += (p.a[rows] / z).to(tile) @ tile
+            if renew:
+                squares = torch.mul(tile, tile, out=self.squares[: len(tile)])
+                sums[1] += (p.a[rows] / z.square()).to(tile) @ squares
+        return self._state(zeta, v, sums if renew else sums[:1], log_z)
 
-    def _joined(self, zeta: Tensor, c: Tensor, log_z: Tensor, exact: bool) -> State:
-        total = distributed.sum_over_processes(torch.cat([c, (self.problem.a @ log_z)[None]]))
-        log_c = total[:-1].log()
+    def _state(self, zeta: Tensor, v: Tensor, sums: Tensor, log_z: Tensor) -> State:
+        p = self.problem
+        total = distributed.sum_over_processes(torch.cat([sums.flatten(), (p.a @ log_z)[None]]))
+        log_c = (total[: len(v)] * v).log()
         if not bool(log_c.amin() > self.SMALLEST_LOG_C):  # a candidate that no anchor reaches: once more, in logs
-            log_c = self._log_column_sums(zeta, log_z)
-        objective = self.problem.temperature * total[-1] + self.problem.b @ zeta
-        return State(zeta, log_c, log_z, float(objective) / len(zeta), exact)
-
-    def all_log_z(self, state: State) -> Tensor:
-        """Log Z of all processes' anchors, (n_x,)."""
-        everyone = state.log_z.new_zeros(self.n_x)
-        everyone[self.rows] = state.log_z
-        return distributed.sum_over_processes(everyone)
-
-    def _log_column_sums(self, zeta: Tensor, log_z: Tensor) -> Tensor:
-        local = log_weighted_column_sums(self.problem, zeta, log_z)
-        return distributed.all_gather(local[None]).logsumexp(dim=0)
+            log_c = distributed.all_gather(log_column_sums(p, zeta, log_z)[None]).logsumexp(dim=0)
+        if len(sums) > 1:
+            self.curvature = (1 - p.b * v * total[len(v) : -1] / total[: len(v)]).nan_to_num(nan=1.0)
+        objective = (p.temperature * total[-1] + p.b @ zeta) / len(zeta)
+        return State(zeta, log_c, log_z, self.curvature, float(objective))
 
 
-def log_weighted_column_sums(problem: Problem, zeta: Tensor, log_z: Tensor) -> Tensor:
-    """Log of sum_i a_i exp((s_ij - zeta_j)/tau) / Z_i, (n_y,), without under- or overflow at any zeta."""
+def own_rows(n_x: int) -> slice:
+    """This process's share of the anchors."""
+    rank, world = distributed.rank(), distributed.world_size()
+    return slice(n_x * rank // world, n_x * (rank + 1) // world)
+
+
+def gather_rows(own: Tensor, n_x: int) -> Tensor:
+    """What all processes found for their anchors, (n_x,)."""
+    everyone = own.new_zeros(n_x)
+    everyone[own_rows(n_x)] = own
+    return distributed.sum_over_processes(everyone)
+
+
+def log_column_sums(problem: Problem, zeta: Tensor, log_z: Tensor) -> Tensor:
+    """Log c, (n_y,), at any zeta, however far from the solution: slower than a pass, but all in logs."""
     log_c = torch.full_like(zeta, -math.inf)
-    for rows, tile in problem.tiles(zeta):
-        tile += (problem.a[rows].log() - log_z[rows])[:, None].to(tile)
-        log_c = torch.logaddexp(log_c, tile.logsumexp(dim=0).to(log_c))
+    shift = (zeta / -problem.temperature).to(problem.dtype)
+    for rows in problem.tiles():
+        logits = problem.logits(rows, shift) + (problem.a[rows].log() - log_z[rows])[:, None].to(shift)
+        log_c = torch.logaddexp(log_c, logits.logsumexp(dim=0).to(log_c))
     return log_c
 
 
@@ -232,8 +233,7 @@ def check_matrix(name: str, value: Tensor) -> Tensor:
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim != 2:
         what = f"a tensor of {value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"{name} is {what}; give a floating-point tensor of two dimensions")
-    # A sum reads the numbers once and writes nothing; only if it is not finite is each one looked at.
-    if not bool(value.sum(dtype=torch.float64).isfinite()) and not bool(value.isfinite().all()):
+    if value.numel() and not bool(torch.stack(value.aminmax()).isfinite().all()):  # aminmax reads once, writes nothing
         row, column = (~value.isfinite()).nonzero()[0].tolist()
         raise ValueError(f"{name}[{row}, {column}]={value[row, column]:g}; all numbers must be finite")
     return value

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import Problem, check_matrix, log_weighted_column_sums
+from nuclr.popularity.problem import Problem, check_matrix, log_column_sums
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Result:
             (m,). The candidates themselves get zeta + tau log c: their zeta, up to tau times the residual.
 
         """
-        problem, dense = self.problem, self.problem.y is None
-        y_new = check_matrix("y_new", y_new).detach().to(problem.device, problem.dtype)
-        old = problem.given[-1]
-        size, wanted = (
-            (len(y_new), f"({len(old)}, m) scores") if dense else (y_new.shape[1], f"(m, {old.shape[1]}) features")
-        )
-        if size != (len(old) if dense else old.shape[1]):
-            raise ValueError(f"y_new has shape {tuple(y_new.shape)}; this problem takes {wanted}")
-        b = problem.b.new_ones(y_new.shape[1] if dense else len(y_new))
-        new = replace(problem, b=b, scores=y_new) if dense else replace(problem, b=b, y=y_new)
-        return (self.temperature * log_weighted_column_sums(new, torch.zeros_like(b), self.log_z)).to(self.zeta)
+        dense, old = self.problem.y is None, self.problem.given[-1]
+        y_new = check_matrix("y_new", y_new).detach().to(old)
+        if dense and len(y_new) != len(old):
+            raise ValueError(
+                f"y_new has shape {tuple(y_new.shape)}; solved from scores, this takes scores ({len(old)}, m)"
+            )
+        if not dense and y_new.shape[1] != old.shape[1]:
+            raise ValueError(f"y_new has shape {tuple(y_new.shape)}; it must be (m, {old.shape[1]}), features like y")
+        b = self.problem.b.new_ones(y_new.shape[1] if dense else len(y_new))
+        new = replace(self.problem, b=b, **{"scores" if dense else "y": y_new}).to(self.zeta.dtype)
+        return (self.temperature * log_column_sums(new, torch.zeros_like(b), self.log_z)).to(self.zeta)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nuclr import distributed
 from nuclr.popularity.methods import make_method
-from nuclr.popularity.problem import Kernel, Problem, State, check_vector, make_problem
+from nuclr.popularity.problem import Kernel, Problem, State, check_vector, gather_rows, make_problem
 from nuclr.popularity.progress import progress_bar
 from nuclr.popularity.result import Result
 
@@ -89,63 +89,49 @@ class Solver:
         """The solution found from zeta = init, or from 0."""
         zeta = torch.zeros_like(problem.b) if init is None else check_vector("init", init, len(problem.b)).to(problem.b)
         history: list[float] = []
-        found: tuple[Kernel, State] | None = None
         reason = "rounding errors"
         with progress_bar(self.progress and distributed.rank() == 0, self.tolerance, self.max_iterations) as show:
             try:
-                for kernel, best, residual in self._passes(problem, zeta):
-                    found = kernel, best
+                for residual, best, dtype in self._passes(problem, zeta):  # noqa: B007
                     history.append(residual)
                     show(history)
                     if len(history) >= self.max_iterations:
                         reason = f"max_iterations={self.max_iterations}"
                         break
             except KeyboardInterrupt:
-                if found is None:
+                if not history:
                     raise
                 reason = "an interrupt"
-        assert found is not None
-        kernel, best = found
-        best = best if best.exact else kernel(best.zeta, exact=True)
-        if best.residual > self.tolerance:
+        converged = best.residual <= self.tolerance
+        if not converged:
             message = (
                 f"residual {best.residual:.2g} > {self.tolerance:g} after {len(history)} passes, ended by {reason}"
             )
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
-        return Result(
-            problem=problem.to(kernel.problem.dtype),
-            zeta=best.zeta.to(kernel.problem.dtype),
-            log_z=kernel.all_log_z(best),
-            residual=best.residual,
-            converged=best.residual <= self.tolerance,
-            iterations=len(history),
-            history=tuple(history),
-        )
+        log_z = gather_rows(best.log_z, len(problem.a))
+        return Result(problem, best.zeta.to(dtype), log_z, best.residual, converged, len(history), tuple(history))
 
-    def _passes(self, problem: Problem, zeta: Tensor) -> Iterator[tuple[Kernel, State, float]]:
-        """Every pass over the scores: the kernel, the best state so far in its precision, and the pass's residual."""
+    def _passes(self, problem: Problem, zeta: Tensor) -> Iterator[tuple[float, State, torch.dtype]]:
+        """Every pass over the scores: its residual, the best state so far in this precision, and the precision."""
         for dtype in dict.fromkeys((problem.dtype, torch.float64)):
-            kernel, method = Kernel(problem.to(dtype), self.memory), make_method(self.method, problem.temperature)
             limit = rounding_limit(problem, dtype)
             target = max(self.tolerance, limit)
+            kernel, method = Kernel(problem.to(dtype), self.memory), make_method(self.method, problem.temperature)
             state = best = kernel(representable(zeta, dtype))
-            yield kernel, best, state.residual
+            yield state.residual, best, dtype
             stale = 0
-            while not (best.exact and best.residual <= target) and stale < PATIENCE:
-                if best.residual <= target:
-                    state = best = kernel(best.zeta, exact=True)
-                    yield kernel, best, best.residual
-                    continue
+            while best.residual > target and stale < PATIENCE:
                 proposal = kernel(representable(method.propose(state), dtype))
                 state = proposal if method.accepts(state, proposal) else state
                 if proposal.residual < best.residual:
                     best, stale = proposal, 0
                 elif best.residual < 1000 * limit:
                     stale += 1
-                yield kernel, best, proposal.residual
-            zeta = best.zeta
-            if best.residual <= self.tolerance:
+                yield proposal.residual, best, dtype
+            if best.residual <= self.tolerance == target:
                 return
+            zeta = best.zeta
+            del kernel  # before the next one takes its memory
 
 
 def rounding_limit(problem: Problem, dtype: torch.dtype) -> float:
