@@ -231,7 +231,7 @@ def _print_popularity(content: dict[str, Any]) -> None:
                 copies = f"  ({sample['copies']} copies)" if sample["copies"] > 1 else ""
                 keys = ("caption",) if name == "y" and "caption" in sample else ("image", "caption")
                 label = "  ".join(sample[key] for key in keys if key in sample)
-                typer.echo(f"  {sample['popularity']:>10.3g}  {name}[{sample['number']}]  {label}{copies}")
+                typer.echo(f"  {sample['popularity']:>10.3g}  {name}[{sample['number']}]  {label}{copies}".rstrip())
     if "keep" in content:
         kept = content["keep"]
         typer.echo(f"\n{kept['pairs']:,} of {kept['of']:,} pairs kept: {kept['file']}")

@@ -85,5 +85,9 @@ def test_refused(file):
         y = file.y.clone()
         y[4] = 0
         make_pairs(Embeddings(file.x, y, file.y_to_x), "pairs", "none")
+    with pytest.raises(UserError, match="x: row 5 is all zeros"):  # its number in the file, though x[3] is left out
+        x = file.x.clone()
+        x[5] = 0
+        make_pairs(Embeddings(x, file.y, file.y_to_x), "pairs", "none")
     with pytest.raises(UserError, match="--device nowhere"):
         solve_sides(make_pairs(file, "pairs", "none"), TAU, device="nowhere")

@@ -151,9 +151,10 @@ def _write_histogram(folder: Path, sides: dict[str, Side], temperature: float, n
     with style.style():
         figure, [row] = style.panels(1, 2, f"Popularity under this model: {name}, τ = {temperature:g}", (5.2, 3.9))
         for axes, side in zip(row, sides.values(), strict=True):
-            logs = np.log10(side.popularity)
+            shown = np.maximum(side.popularity, 1e-30)  # at low temperatures the least popular are beyond any axis
+            logs = np.log10(shown)
             edges = np.linspace(logs.min(), max(logs.max(), logs.min() + 1e-6), 61)
-            axes.hist(side.popularity, bins=(10**edges).tolist(), color=style.SKY)
+            axes.hist(shown, bins=(10**edges).tolist(), color=style.SKY)
             median = float(np.median(side.popularity))
             axes.axvline(1, color=style.ORANGE, label="mean 1")
             axes.axvline(median, color=style.INK, linestyle="--", label=f"median {median:.2g}")

@@ -95,19 +95,21 @@ def make_pairs(file: Embeddings, weights: Weights, align: Align) -> Pairs:
     x_weight = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, x_of_y, y_weight)
     if len(x_number) < 2:
         raise UserError(f"all pairs have one x, number {int(x_number[0])}; popularity needs at least two")
-    x, alignment = file.x[x_number], None
+    alignment = None
     if align == "ridge":
-        mean_y = torch.zeros(len(x), y.shape[1], dtype=torch.float64)
+        mean_y = torch.zeros(len(x_number), y.shape[1], dtype=torch.float64)
         mean_y.index_add_(0, x_of_y, y.double() / counts.double()[x_of_y, None])
-        alignment = ridge(x, mean_y, x_weight)
-        x = alignment.x.to(y)
-    elif x.shape[1] != y.shape[1]:
+        alignment = ridge(file.x[x_number], mean_y, x_weight)
+        x = unit_rows(alignment.x, "x mapped to y")
+    elif file.x.shape[1] == y.shape[1]:
+        x = unit_rows(file.x, "x")[x_number]
+    else:
         raise UserError(
-            f"x is {x.shape[1]} wide and y {y.shape[1]}, so they have no scores: embed both with one model, or add\n"
+            f"x is {file.x.shape[1]} wide and y {y.shape[1]}, so they have no scores: embed both with one model, or add\n"
             "--align ridge, which maps x to y by a ridge regression fitted on the pairs of this file"
         )
     return Pairs(
-        x=unit_rows(x, "x").to(y),
+        x=x.to(y),
         y=y,
         x_number=x_number,
         x_of_y=x_of_y,
