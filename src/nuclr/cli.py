@@ -77,6 +77,9 @@ def toy(
         for n in sizes:
             here = {r["method"]: r["error_mean"] for r in content["records"] if (r["tau"], r["n"]) == (tau, n)}
             typer.echo(f"{n:>8}" + "".join(f"{here[method]:>12.4f}" for method in study.METHODS))
+        found = [r for r in content["records"] if r["tau"] == tau and r["method"] == "nuclr"]
+        correlations = ", ".join(f"{r['rank_correlation_mean']:.4f} (n = {r['n']})" for r in found)
+        typer.echo(f"rank correlation of estimated and true popularity: {correlations}")
     typer.echo(f"\nFigures and {folder.SUMMARY} are in {out} ({content['seconds']:.0f} s)")
 
 

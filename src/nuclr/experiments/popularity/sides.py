@@ -105,8 +105,8 @@ def make_pairs(file: Embeddings, weights: Weights, align: Align) -> Pairs:
         x = unit_rows(file.x, "x")[x_number]
     else:
         raise UserError(
-            f"x is {file.x.shape[1]} wide and y {y.shape[1]}, so they have no scores: embed both with one model, or add\n"
-            "--align ridge, which maps x to y by a ridge regression fitted on the pairs of this file"
+            f"x is {file.x.shape[1]} wide and y {y.shape[1]}, so they have no scores: embed both with one model,\n"
+            "or add --align ridge, which maps x to y by a ridge regression fitted on the pairs of this file"
         )
     return Pairs(
         x=x.to(y),
