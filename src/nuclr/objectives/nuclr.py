@@ -84,16 +84,16 @@ class NUCLR(StatefulObjective):
     def log_normaliser(self, step: Step) -> Tensor:
         """log(u_i + exp(-xi/tau)), or with the pair's own zeta in the place of xi."""
         if not self.use_xi:
-            return self._log_total(step)
+            return step.log_total
         return torch.logaddexp(step.log_u, self._xi().to(step.log_u) / -step.tau)
 
     def value(self, step: Step) -> Tensor:
         """Tau log(u_i + exp(-zeta_i/tau)), all of the estimated partition function."""
-        return step.tau * self._log_total(step)
+        return step.tau * step.log_total
 
     def log_mass(self, step: Step) -> Tensor | None:
         """-log(u_i + exp(-zeta_i/tau)): p_ij's normaliser."""
-        return -self._log_total(step) if self.zeta_lr > 0 else None
+        return -step.log_total if self.zeta_lr > 0 else None
 
     def update(self, step: Step, sums: Tensor) -> dict[str, Tensor]:
         """One step of zeta, its velocity and xi; sums: what the anchors of each side lay on each candidate."""
@@ -102,17 +102,17 @@ class NUCLR(StatefulObjective):
         if self.zeta_momentum > 0 or not isinstance(step.negatives, float):
             old = self.rows("zeta_velocity", CANDIDATES, step.index).to(sums)
             velocity = step.unless_alone(self.zeta_momentum * old + (1 - self.zeta_momentum) * velocity, old)
-        rate = sums.new_tensor([[self.zeta_lr], [self.zeta_lr * self.zeta_lr_ratio_x]])
-        zeta = step.unless_alone(step.zeta - rate * velocity, step.zeta)
+        change = self.zeta_lr * velocity
+        change[1] *= self.zeta_lr_ratio_x  # row 1 holds x, the candidates of side y
+        zeta = step.unless_alone(step.zeta - change, step.zeta)
         self.write("zeta_velocity", CANDIDATES, step.index, velocity)
         self.write("zeta", CANDIDATES, step.index, zeta)
 
         reached = step.unless_alone(zeta.abs() if self.xi_rule == "norm" else zeta, -math.inf).amax(dim=1)
-        for side, value in zip(CANDIDATES, reached, strict=True):
+        for side, largest in zip(CANDIDATES, reached, strict=True):
             xi = self.get_buffer(f"xi_{side}")
-            xi.copy_(torch.maximum(xi, value.to(xi)))
-        names = [f"{name}_{side}" for name in ("zeta", "xi") for side in CANDIDATES]
-        return dict(zip(names, (*zeta.mean(dim=1), *self._xi().flatten()), strict=True))
+            torch.maximum(xi, largest.to(xi), out=xi)
+        return dict(zip(("zeta_y", "zeta_x"), zeta.mean(dim=1), strict=True))
 
     def _xi(self) -> Tensor:
         """The guards of both sides' positives, (2, 1)."""
@@ -121,12 +121,8 @@ class NUCLR(StatefulObjective):
     def _scaled_gradient(self, step: Step, mass: Tensor) -> Tensor:
         """N G_j, (2, B)."""
         n, share = self.num_samples, self.num_samples / mass.shape[1]
-        own = torch.exp(step.zeta / -step.tau - self._log_total(step))
+        own = torch.exp(step.zeta / -step.tau - step.log_total)
         others = (n - 1) / step.negatives  # an anchor without negatives lays no mass, and its row is not kept
         if self.zeta_estimator == "unbiased":
             return 1 - own - others * mass
         return 1 - share * own - share * (others if self.zeta_estimator == "paper" else 1) * mass
-
-    @staticmethod
-    def _log_total(step: Step) -> Tensor:
-        return torch.logaddexp(step.log_u, step.zeta / -step.tau)

@@ -14,6 +14,7 @@ objectives is zeta, tau_i, the normaliser d_i, and what else they update.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -36,6 +37,11 @@ class Step:
     log_u: Tensor  # (2, B), the new one
     zeta: Tensor  # (2, B), of each anchor's own candidate
     negatives: float | Tensor  # c_i, (B,) where it differs
+
+    @cached_property
+    def log_total(self) -> Tensor:
+        """log(u_i + exp(-zeta_i/tau)), (2, B): the estimated partition function, the positive included."""
+        return torch.logaddexp(self.log_u, self.zeta / -self.tau)
 
     def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
         """`then`, but `otherwise` for anchors without negatives: they contribute nothing and change nothing."""
@@ -106,7 +112,7 @@ class StatefulObjective(Objective):
 
     def contrast(self, batch: Batch) -> ObjectiveOutput:
         """The closed form of the module's docstring on both sides, and one update of the state in training."""
-        if self.training and batch.x.dtype == torch.float64 != self.log_u_x.dtype:
+        if self.training and batch.x.dtype == torch.float64 != self.get_buffer("log_u_x").dtype:
             self.double()
         wanted = torch.is_grad_enabled() and (batch.local_x.requires_grad or batch.local_y.requires_grad)
         with torch.no_grad():
