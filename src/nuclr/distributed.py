@@ -28,7 +28,7 @@ def all_gather(local: Tensor) -> Tensor:
     if world_size() == 1:
         return local.detach()
     gathered = local.new_empty((world_size() * len(local), *local.shape[1:]))
-    dist.all_gather_into_tensor(gathered, local.detach().contiguous())
+    dist.all_gather(list(gathered.chunk(world_size())), local.detach().contiguous())
     return gathered
 
 

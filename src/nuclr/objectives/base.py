@@ -69,6 +69,7 @@ class Objective(nn.Module):
 
     def __init__(self, temperature: float) -> None:
         super().__init__()
+        check_positive("temperature", temperature)
         self.temperature = temperature
         self._deferred = DeferredCheck()
 

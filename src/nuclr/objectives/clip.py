@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from nuclr import distributed
 from nuclr.objectives.autograd import AutogradObjective, Scores
-from nuclr.objectives.base import check_positive
 
 LARGEST_SCALE = 100.0
 
@@ -25,7 +24,6 @@ class CLIP(AutogradObjective):
 
     def __init__(self, temperature: float = 0.05, learn_temperature: bool = False) -> None:
         super().__init__(temperature)
-        check_positive("temperature", temperature)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if learn_temperature else None
 
     def scale(self, scores: Scores) -> Tensor | float:

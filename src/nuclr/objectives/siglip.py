@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from nuclr import distributed
 from nuclr.objectives.autograd import AutogradObjective, Scores
-from nuclr.objectives.base import check_positive
 
 
 class SigLIP(AutogradObjective):
@@ -23,7 +22,6 @@ class SigLIP(AutogradObjective):
 
     def __init__(self, temperature: float = 0.1, bias: float = -10.0) -> None:
         super().__init__(temperature)
-        check_positive("temperature", temperature)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         self.bias = nn.Parameter(torch.tensor(float(bias)))
 

@@ -54,7 +54,8 @@ class StatefulObjective(Objective):
     """An objective with one row of state a pair, in buffers, the same on all processes.
 
     Tables stay float32 through half() and bfloat16(); double() or float64 features in training turn them to float64.
-    They need no broadcast by DDP: keep the objective outside DDP, or pass ``broadcast_buffers=False`` to it.
+    They need no broadcast by DDP: keep the objective outside DDP, or turn its buffer broadcast off
+    (``forward_sync_buffers=False``; ``broadcast_buffers=False`` before torch 2.13).
 
     Args:
         num_samples: n, the range of index.
@@ -73,6 +74,7 @@ class StatefulObjective(Objective):
         super().__init__(temperature)
         if num_samples < 2:
             raise ValueError(f"num_samples must be at least 2, but is {num_samples}")
+        check_range("gamma", gamma, 0, 1, low_open=True)
         self.num_samples, self.gamma = num_samples, gamma
         self.state_device = None if state_device is None else torch.device(state_device)
         self.fresh: dict[str, float] = {}  # what a row holds before its first visit

@@ -1,0 +1,123 @@
+"""Wrong input is refused with a ValueError that names the argument, its value and what is allowed."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from nuclr.objectives import build
+
+ALL = ("clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr")
+STATEFUL = ALL[4:]
+N = 10
+
+
+def features(rows: int = 4, width: int = 3) -> torch.Tensor:
+    return normalize(torch.randn(rows, width, generator=torch.Generator().manual_seed(0)), dim=1)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (features(4), features(5), r"x is \(4, 3\) and y is \(5, 3\)"),
+        (features(4), features(4, 2), r"x is \(4, 3\) and y is \(4, 2\)"),
+        (features(4)[0], features(4)[0], r"x is \(3,\)"),
+        (features(1), features(1), "batch has 1 pair.*at least 2"),
+        (features(4).long(), features(4).long(), "floating-point"),
+        (features(4), features(4).double(), "one dtype, but x is torch.float32 and y is torch.float64"),
+    ],
+)
+def test_shapes(name: str, x: torch.Tensor, y: torch.Tensor, message: str) -> None:
+    objective = build(name, num_samples=N)
+    with pytest.raises(ValueError, match=message):
+        objective(x, y, torch.arange(len(x)))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("side", ["x", "y"])
+def test_features_that_are_not_finite(name: str, value: float, side: str) -> None:
+    objective = build(name, num_samples=N)
+    given = {"x": features(), "y": features()}
+    given[side][2, 1] = value
+    with pytest.raises(ValueError, match=f"{side} must be finite, but holds nan or inf in rows 2"):
+        objective(given["x"], given["y"], torch.arange(4))
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([0, 1, 2, 10], r"index must be in \[0, 10\), but holds 10"),
+        ([0, -1, 2, 3], r"index must be in \[0, 10\), but holds -1"),
+        ([0, 1, 1, 3], "index must not repeat a pair within the global batch, but holds 1 more than once"),
+        ([0, 1, 2], r"index must be \(4,\) integers, one a pair, but is \(3,\)"),
+        ([0.0, 1.0, 2.0, 3.0], "index must be .* integers.*torch.float32"),
+        (None, r"index is None.*eval\(\)"),
+    ],
+)
+def test_index(name: str, index: list | None, message: str) -> None:
+    objective = build(name, num_samples=N)
+    with pytest.raises(ValueError, match=message):
+        objective(features(), features(), None if index is None else torch.tensor(index))
+    assert objective.log_u_x.isneginf().all(), "refused input must leave the state alone"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ids(name: str) -> None:
+    objective = build(name, num_samples=N)
+    with pytest.raises(ValueError, match=r"y_id must be \(4,\) integers"):
+        objective(features(), features(), torch.arange(4), y_id=torch.arange(3))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("temperature", [0.0, -0.1, math.nan, math.inf])
+def test_temperature(name: str, temperature: float) -> None:
+    objective = build(name, num_samples=N)
+    objective.temperature = temperature
+    with pytest.raises(ValueError, match=f"temperature must be a positive number, but is {temperature}"):
+        objective(features(), features(), torch.arange(4))
+    with pytest.raises(ValueError, match="temperature must be a positive number"):
+        build(name, num_samples=N, temperature=temperature)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("gamma", [0.0, 1.1, -1.0, math.nan])
+def test_gamma(name: str, gamma: float) -> None:
+    objective = build(name, num_samples=N)
+    objective.gamma = gamma
+    with pytest.raises(ValueError, match=rf"gamma must be in \(0, 1\], but is {gamma}"):
+        objective(features(), features(), torch.arange(4))
+    with pytest.raises(ValueError, match="gamma"):
+        build(name, num_samples=N, gamma=gamma)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "nuclr",
+            {"zeta_estimator": "exact"},
+            "zeta_estimator must be one of reference, unbiased, paper, but is 'exact'",
+        ),
+        ("nuclr", {"xi_rule": "mean"}, "xi_rule must be one of norm, max, but is 'mean'"),
+        ("nuclr", {"zeta_lr": -1.0}, r"zeta_lr must be in \[0, inf\), but is -1.0"),
+        ("nuclr", {"zeta_momentum": 1.0}, r"zeta_momentum must be in \[0, 1\), but is 1.0"),
+        ("nuclr", {"zeta_init": math.inf}, "zeta_init must be finite"),
+        ("isogclr", {"tau_min": 0.5, "tau_max": 0.1}, "tau_min must be in"),
+        ("dcl", {"tau_plus": 1.0}, r"tau_plus must be in \[0, 1\), but is 1.0"),
+        ("sogclr", {"num_samples": 1}, "num_samples must be at least 2, but is 1"),
+        ("nucler", {}, "name must be one of clip, .*nuclr, but is 'nucler'"),
+    ],
+)
+def test_options(name: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, **({"num_samples": N} | options))
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_num_samples_is_asked_for(name: str) -> None:
+    with pytest.raises(ValueError, match="num_samples"):
+        build(name)
