@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import State
+from nuclr.popularity.kernel import State
 
 
 class Method(Protocol):

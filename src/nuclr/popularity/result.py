@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import Problem, check_matrix, log_column_sums
+from nuclr.popularity.kernel import log_column_sums
+from nuclr.popularity.problem import Problem, check_matrix
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ class Result:
             (m,). The candidates themselves get zeta + tau log c: their zeta, up to tau times the residual.
 
         """
-        dense, old = self.problem.y is None, self.problem.given[-1]
-        y_new = check_matrix("y_new", y_new).detach().to(old)
-        if dense and len(y_new) != len(old):
-            raise ValueError(
-                f"y_new has shape {tuple(y_new.shape)}; solved from scores, this takes scores ({len(old)}, m)"
-            )
-        if not dense and y_new.shape[1] != old.shape[1]:
-            raise ValueError(f"y_new has shape {tuple(y_new.shape)}; it must be (m, {old.shape[1]}), features like y")
-        b = self.problem.b.new_ones(y_new.shape[1] if dense else len(y_new))
-        new = replace(self.problem, b=b, **{"scores" if dense else "y": y_new}).to(self.zeta.dtype)
-        return (self.temperature * log_column_sums(new, torch.zeros_like(b), self.log_z)).to(self.zeta)
+        p = self.problem
+        y_new = check_matrix("y_new", y_new).detach().to(p.b.device)
+        features = p.y is not None
+        got, wanted = (y_new.shape[1], p.y.shape[1]) if p.y is not None else (len(y_new), len(p.a))
+        if got != wanted:
+            what = f"features (m, {wanted})" if features else f"scores ({wanted}, m)"
+            raise ValueError(f"y_new has shape {tuple(y_new.shape)}; this problem takes {what}")
+        b = p.b.new_ones(len(y_new) if features else y_new.shape[1])
+        new = replace(p, b=b, y=y_new) if features else replace(p, b=b, scores=y_new)
+        log_q = log_column_sums(new.to(self.zeta.dtype), torch.zeros_like(b), self.log_z)
+        return (self.temperature * log_q).to(self.zeta)

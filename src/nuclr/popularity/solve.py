@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
+from nuclr.popularity.kernel import Kernel, State, gather_rows
 from nuclr.popularity.methods import make_method
-from nuclr.popularity.problem import Kernel, Problem, State, check_vector, gather_rows, make_problem
+from nuclr.popularity.problem import Problem, check_vector, make_problem
 from nuclr.popularity.progress import progress_bar
 from nuclr.popularity.result import Result
 
@@ -136,7 +137,7 @@ class Solver:
 
 def rounding_limit(problem: Problem, dtype: torch.dtype) -> float:
     """The smallest residual that can be told in this precision: some roundings of the largest score over tau."""
-    return 4 * torch.finfo(dtype).eps * problem.scale / problem.temperature
+    return 4 * torch.finfo(dtype).eps * problem.scale() / problem.temperature
 
 
 def representable(zeta: Tensor, dtype: torch.dtype) -> Tensor:

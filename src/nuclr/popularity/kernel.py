@@ -1,0 +1,160 @@
+"""One pass over the scores: from zeta to the column sums c and the anchors' log Z.
+
+The scores are gone through in tiles of rows, and each tile in blocks of columns. A block is exponentiated relative to
+its rows' largest entries and summed along its rows; once the tile's rows are complete their Z is known, and the blocks
+are summed down their columns. Sums within a block are taken in the precision of the scores, all others in float64.
+Under torch.distributed each process passes over its own rows, and one sum over the processes joins them.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from nuclr import distributed
+from nuclr.popularity.problem import Problem
+
+CPU_BLOCK, GPU_BLOCK = (256, 8192), (4096, 32768)  # rows and columns that stay in a CPU's cache, or fill a GPU
+TILE_ELEMENTS = 2**25
+
+
+@dataclass(frozen=True)
+class State:
+    """What a pass at zeta tells.
+
+    log_c      (n_y,)
+    log_z      (n_x,), of this process's anchors
+    curvature  (n_y,), the diagonal of the objective's Hessian times tau n_y / (b_j c_j), which is
+               1 - b_j sum_i a_i A_ij^2 / c_j with A_ij = exp((s_ij - zeta_j)/tau) / Z_i: near 0 for a candidate
+               that some anchor has almost to itself
+    objective  the value to be minimised
+    """
+
+    zeta: Tensor
+    log_c: Tensor
+    log_z: Tensor
+    curvature: Tensor
+    objective: float
+
+    @cached_property
+    def residual(self) -> float:
+        """max_j |c_j - 1|."""
+        return float(torch.expm1(self.log_c).abs().amax())
+
+
+class Kernel:
+    """The pass zeta -> State, over the matrix exp((s_ij - r_j) / tau) at a reference r.
+
+    Where the matrix fits into memory it is kept. At another zeta its columns need only be scaled by
+    v_j = exp((r_j - zeta_j) / tau), so a pass is two matrix-vector products and no exponential. Once v strays by more
+    than exp(DRIFT) the reference moves to the current zeta, so that no entry that matters under- or overflows
+    (Schmitzer, "Stabilized sparse scaling algorithms for entropy regularized transport problems", 2019). Where it does
+    not fit, zeta is its own reference, and one tile is held at a time. The curvature needs a product with the squared
+    entries, which is little beside the making of the scores; over a kept matrix it is renewed at every third pass.
+    """
+
+    DRIFT = 40.0
+    SMALLEST_LOG_C = -60.0
+    RENEWAL = 3
+
+    def __init__(self, problem: Problem, memory: int) -> None:
+        n_x, n_y = len(problem.a), len(problem.b)
+        self.problem = problem.part(own_rows(n_x))
+        self.tiles, self.blocks = tiling(self.problem)
+        share = -(-n_x // distributed.world_size())  # the same on all processes, so that they decide alike
+        self.keep = share * n_y * problem.dtype.itemsize <= memory
+        block = [max((s.stop - s.start for s in slices), default=0) for slices in (self.tiles, self.blocks)]
+        count = len(self.tiles) if self.keep else 1
+        self.storage = torch.empty(count, len(self.blocks), *block, dtype=problem.dtype, device=problem.b.device)
+        self.squares = self.storage.new_empty(block)
+        self.top = self.storage.new_empty(len(self.problem.a), len(self.blocks))
+        self.reference, self.curvature, self.age = torch.zeros_like(problem.b), torch.ones_like(problem.b), -1
+
+    def __call__(self, zeta: Tensor) -> State:
+        """One pass over the scores."""
+        p = self.problem
+        drift = (self.reference - zeta) / p.temperature
+        fresh = self.age < 0 or not self.keep or float(drift.amax() - drift.amin()) > self.DRIFT
+        self.age = 0 if fresh else self.age + 1
+        if fresh:
+            self.reference, drift = zeta, torch.zeros_like(zeta)
+        renew = self.age % self.RENEWAL == 0
+        v = drift.exp()
+        bv, shift = (p.b * v).to(p.dtype), (zeta / -p.temperature).to(p.dtype)
+        sums, log_z = zeta.new_zeros(1 + renew, len(zeta)), torch.empty_like(p.a)
+        for number, rows in enumerate(self.tiles):
+            tile = [
+                space[: rows.stop - rows.start, : columns.stop - columns.start]
+                for space, columns in zip(self.storage[number if self.keep else 0], self.blocks, strict=True)
+            ]
+            if fresh:
+                self._fill(tile, rows, shift)
+            z = torch.stack([block @ bv[columns] for block, columns in zip(tile, self.blocks, strict=True)], dim=1)
+            top = self.top[rows].to(log_z)
+            log_z[rows] = (top + z.to(log_z).log()).logsumexp(dim=1)
+            scaling = (top - log_z[rows, None]).exp()  # of each block's rows, to A_ij / v_j
+            for block, columns, u in zip(tile, self.blocks, scaling.unbind(dim=1), strict=True):
+                sums[0, columns] += (p.a[rows] * u).to(block) @ block
+                if renew:
+                    squares = torch.mul(block, block, out=self.squares[: len(block), : block.shape[1]])
+                    sums[1, columns] += (p.a[rows] * u * u).to(block) @ squares
+        return self._state(zeta, v, sums, log_z)
+
+    def _fill(self, tile: list[Tensor], rows: slice, shift: Tensor) -> None:
+        for number, (block, columns) in enumerate(zip(tile, self.blocks, strict=True)):
+            self.problem.logits(rows, columns, shift, out=block)
+            self.top[rows, number] = top = block.amax(dim=1)
+            block.sub_(top[:, None]).exp_()
+
+    def _state(self, zeta: Tensor, v: Tensor, sums: Tensor, log_z: Tensor) -> State:
+        p = self.problem
+        total = distributed.sum_over_processes(torch.cat([sums.flatten(), (p.a @ log_z)[None]]))
+        c = total[: len(v)] * v
+        log_c = c.log()
+        if not bool(log_c.amin() > self.SMALLEST_LOG_C):  # a candidate that no anchor reaches: once more, in logs
+            log_c = distributed.all_gather(log_column_sums(p, zeta, log_z)[None]).logsumexp(dim=0)
+        if len(sums) == 2:
+            self.curvature = (1 - p.b * v.square() * total[len(v) : -1] / c).nan_to_num(nan=1.0)
+        objective = (p.temperature * total[-1] + p.b @ zeta) / len(zeta)
+        return State(zeta, log_c, log_z, self.curvature, float(objective))
+
+
+def tiling(problem: Problem) -> tuple[list[slice], list[slice]]:
+    """Slices of the rows and of the columns; widths are multiples of 64, for the matrix product is slow on odd ones."""
+    height, width = CPU_BLOCK if problem.b.device.type == "cpu" else GPU_BLOCK
+    height = min(height, max(16, TILE_ELEMENTS // len(problem.b)))
+    return _slices(len(problem.a), height), _slices(len(problem.b), width)
+
+
+def _slices(size: int, most: int) -> list[slice]:
+    count = max(1, -(-size // most))
+    step = 64 * -(-size // (64 * count))
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def own_rows(n_x: int) -> slice:
+    """The share of the anchors that this process passes over."""
+    rank, world = distributed.rank(), distributed.world_size()
+    return slice(n_x * rank // world, n_x * (rank + 1) // world)
+
+
+def gather_rows(own: Tensor, n_x: int) -> Tensor:
+    """What all processes found for their anchors, (n_x,)."""
+    everyone = own.new_zeros(n_x)
+    everyone[own_rows(n_x)] = own
+    return distributed.sum_over_processes(everyone)
+
+
+def log_column_sums(problem: Problem, zeta: Tensor, log_z: Tensor) -> Tensor:
+    """Log c, (n_y,), at any zeta, however far from the solution: slower than a pass, but all in logs."""
+    log_c = torch.full_like(zeta, -math.inf)
+    shift = (zeta / -problem.temperature).to(problem.dtype)
+    tiles, blocks = tiling(problem)
+    for rows in tiles:
+        weight = (problem.a[rows].log() - log_z[rows])[:, None].to(shift)
+        for columns in blocks:
+            logits = problem.logits(rows, columns, shift) + weight
+            log_c[columns] = torch.logaddexp(log_c[columns], logits.logsumexp(dim=0).to(log_c))
+    return log_c
