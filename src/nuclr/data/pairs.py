@@ -5,7 +5,8 @@ numbers. A number belongs to its pair for good: reading in another order, resumi
 broken neighbour do not change it, so the objectives can keep one row of state for each.
 """
 
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -26,8 +27,7 @@ class Pairs(Protocol):
     that share one of the two are no negatives of each other. `fingerprint` is a hash of the list (not of the pixels),
     by which a resumed run recognises its data.
 
-    Sources that read files also have `known_bad`, a dict from number to reason of what the list alone tells, and
-    `stamp()`, which changes when one of the files does: `check.py` needs them. Without them, no sample can be bad.
+    Sources that read images from files have what `Checkable` adds. In the others no sample can be bad.
     """
 
     x_kind: Literal["image", "vector"]
@@ -50,4 +50,19 @@ class Pairs(Protocol):
 
     def name(self, number: int) -> str:
         """The file or key of the image, for messages and reports."""
+        ...
+
+
+@runtime_checkable
+class Checkable(Pairs, Protocol):
+    """Pairs whose samples can be bad: `known_bad` maps those that the list alone tells to their reasons.
+
+    `folder` is where the data lies; `stamp()` changes when one of its files does.
+    """
+
+    known_bad: dict[int, str]
+    folder: Path
+
+    def stamp(self) -> str:
+        """A hash of the sizes and times of all files behind the pairs."""
         ...

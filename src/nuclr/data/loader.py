@@ -1,0 +1,134 @@
+"""Numbers of pairs -> batches of pixels (or vectors) and captions, decoded ahead of their use.
+
+Threads, not processes: decoding and resizing release the interpreter's lock, nothing is copied between processes, and
+a killed run leaves none behind. Batches come in the order asked for, whatever the workers' timing.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nuclr.data.images import Fit, fit_image
+from nuclr.data.pairs import BadSample, Pairs
+from nuclr.errors import UserError
+
+_CHUNK = 16  # samples a task: enough to make its cost small, few enough to share a batch among the workers
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The b samples `numbers` (b,), with `x_id`, `y_id` (b,), all int64.
+
+    `x` is (b, 3, size, size) uint8 or (b, d_x), `y` b texts or (b, d_y).
+    """
+
+    numbers: Tensor
+    x_id: Tensor
+    y_id: Tensor
+    x: Tensor
+    y: list[str] | Tensor
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+class Loader:
+    """Reads `pairs` with `workers` threads, up to `ahead` batches before they are asked for.
+
+    Images are cropped and resized to `size` while decoding, see `images.fit_image`; where all of them take no more
+    than `memory` bytes, they are kept and decoded only once. All samples must have been found good by
+    `check.check_samples`; one that is not any more stops the run.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        size: int = 224,
+        fit: Fit = "crop",
+        workers: int = 2,
+        ahead: int = 4,
+        memory: int = 512 * 2**20,
+    ) -> None:
+        self.pairs, self.size, self.fit, self.workers, self.ahead = pairs, size, fit, workers, ahead
+        self._pixels = None
+        if pairs.x_kind == "image":
+            shape = (int(pairs.x_id.max()) + 1, 3, size, size)
+            if math.prod(shape) <= memory:
+                self._pixels, self._decoded = np.empty(shape, np.uint8), np.zeros(shape[0], bool)
+
+    def load(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        """A Batch for each array of numbers, in their order."""
+        if self.pairs.x_kind == "vector" and self.pairs.y_kind == "vector":
+            for numbers in batches:
+                x, y = ([read(int(number)) for number in numbers] for read in (self.pairs.x, self.pairs.y))
+                yield self._batch(numbers, torch.from_numpy(np.stack(x)), torch.from_numpy(np.stack(y)))
+            return
+        source = iter(batches)
+        waiting: deque[_Promise] = deque()
+        pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
+        try:
+            while True:
+                while len(waiting) <= self.ahead and (numbers := next(source, None)) is not None:
+                    waiting.append(self._start(pool, numbers))
+                if not waiting:
+                    return
+                numbers, x, tasks = waiting.popleft()
+                captions = [caption for task in tasks for caption in task.result()]
+                yield self._batch(numbers, torch.from_numpy(x), _join(captions))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _start(self, pool: ThreadPoolExecutor, numbers: np.ndarray) -> "_Promise":
+        if self.pairs.x_kind == "image":
+            x = np.empty((len(numbers), 3, self.size, self.size), np.uint8)
+        else:
+            first = cast(np.ndarray, self.pairs.x(int(numbers[0])))
+            x = np.empty((len(numbers), *first.shape), first.dtype)
+        chunks = (slice(begin, begin + _CHUNK) for begin in range(0, len(numbers), _CHUNK))
+        return numbers, x, [pool.submit(self._read, numbers[chunk], x[chunk]) for chunk in chunks]
+
+    def _read(self, numbers: np.ndarray, x: np.ndarray) -> list[str | np.ndarray]:
+        """Fill `x` and return the captions."""
+        captions = []
+        for row, number in enumerate(numbers.tolist()):
+            try:
+                x[row] = self._x(number)
+                captions.append(self.pairs.y(number))
+            except BadSample as bad:
+                raise UserError(
+                    f"sample {number} ({self.pairs.name(number)}): {bad.reason}; it was good when the run began. "
+                    "Mend the file, or resume, which checks all files that changed"
+                ) from None
+        return captions
+
+    def _x(self, number: int) -> np.ndarray:
+        image = int(self.pairs.x_id[number])
+        if self._pixels is not None and self._decoded[image]:
+            return self._pixels[image]
+        found = self.pairs.x(number)
+        x = fit_image(found, self.size, self.fit) if isinstance(found, Image.Image) else found
+        if self._pixels is not None:
+            self._pixels[image] = x
+            self._decoded[image] = True
+        return x
+
+    def _batch(self, numbers: np.ndarray, x: Tensor, y: list[str] | Tensor) -> Batch:
+        x_id, y_id = (torch.from_numpy(ids[numbers].astype(np.int64)) for ids in (self.pairs.x_id, self.pairs.y_id))
+        return Batch(torch.from_numpy(numbers.astype(np.int64)), x_id, y_id, x, y)
+
+
+_Promise = tuple[np.ndarray, np.ndarray, list[Future[list[str | np.ndarray]]]]
+
+
+def _join(values: list[str | np.ndarray]) -> list[str] | Tensor:
+    if isinstance(values[0], str):
+        return cast(list[str], values)
+    return torch.from_numpy(np.stack(cast(list[np.ndarray], values)))
