@@ -33,7 +33,7 @@ class ArrowPairs:
         self._files, self._images, self.folder = files, images, folder
         self.known_bad: dict[int, str] = {}
         self._captions = Texts()
-        rows = []
+        rows: list[int] = []
         for row, caption in _pairs(captions):
             if not clean(caption):
                 self.known_bad[len(rows)] = "empty caption"
@@ -50,12 +50,10 @@ class ArrowPairs:
 
     def x(self, number: int) -> Image.Image:
         """The image of the row, or of the file that the row names."""
-        content = self._images[int(self._row[number])].as_py()
-        name = None
+        content: Any = self._images[int(self._row[number])].as_py()
         if isinstance(content, dict):
-            content, name = content.get("bytes"), content.get("path")
-        if content is None and name:
-            content = read_file(self.folder / name)
+            name = content.get("path")
+            content = content["bytes"] or (read_file(self.folder / name) if name else None)
         if not content:
             raise BadSample("no image in the row")
         return open_image(content)
@@ -69,8 +67,9 @@ class ArrowPairs:
     def name(self, number: int) -> str:
         """The row's path where it has one, else its number."""
         row = int(self._row[number])
-        content = self._images[row].as_py() if "path" in _fields(self._images.type) else None
-        return (content or {}).get("path") or f"row {row}"
+        if "path" not in _fields(self._images.type):
+            return f"row {row}"
+        return self._images[row]["path"].as_py() or f"row {row}"
 
     def stamp(self) -> str:
         """Changes when the size or the time of a file of the table does."""

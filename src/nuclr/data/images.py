@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nuclr.data.pairs import BadSample
 
@@ -18,8 +18,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".ppm", ".tif", ".
 Fit = Literal["crop", "squash"]
 
 _ORIENTATION = 0x0112  # EXIF
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError)
-_BROKEN += (struct.error, MemoryError, Image.DecompressionBombError)  # all of them seen from Pillow on damaged files
+# What Pillow raises on damaged files.
+_BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError)
+_BROKEN += (ArithmeticError, struct.error, MemoryError, Image.DecompressionBombError)
 
 
 def read_file(path: Path) -> bytes:
@@ -39,7 +40,7 @@ def open_image(data: bytes) -> Image.Image:
     """The image in `data`, its pixels not yet decoded; BadSample where there is none."""
     try:
         return Image.open(BytesIO(data))
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise BadSample("not an image") from None
     except _BROKEN as error:
         raise BadSample(f"broken image ({error})") from None

@@ -42,4 +42,4 @@ def _from_npy(path: Path) -> np.ndarray:
         raise UserError(f"{path}: cannot be read as .npy ({error})") from None
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
         raise UserError(f"{path}: holds {numbers.dtype} of shape {numbers.shape}; needs one row of whole numbers")
-    return numbers.astype(np.int64)
+    return np.asarray(numbers, np.int64)

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from itertools import islice
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -66,53 +67,42 @@ class Loader:
 
     def load(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """A Batch for each array of numbers, in their order."""
-        if self.pairs.x_kind == "vector" and self.pairs.y_kind == "vector":
-            for numbers in batches:
-                x, y = ([read(int(number)) for number in numbers] for read in (self.pairs.x, self.pairs.y))
-                yield self._batch(numbers, torch.from_numpy(np.stack(x)), torch.from_numpy(np.stack(y)))
+        if self.pairs.x_kind == "vector":  # nothing to decode, so nothing to do ahead
+            yield from (self._batch(numbers, [self._read(numbers)]) for numbers in batches)
             return
         source = iter(batches)
-        waiting: deque[_Promise] = deque()
+        waiting: deque[tuple[np.ndarray, list[Future[_Read]]]] = deque()
         pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
         try:
             while True:
-                while len(waiting) <= self.ahead and (numbers := next(source, None)) is not None:
-                    waiting.append(self._start(pool, numbers))
+                for numbers in islice(source, self.ahead + 1 - len(waiting)):
+                    chunks = (numbers[begin : begin + _CHUNK] for begin in range(0, len(numbers), _CHUNK))
+                    waiting.append((numbers, [pool.submit(self._read, chunk) for chunk in chunks]))
                 if not waiting:
                     return
-                numbers, x, tasks = waiting.popleft()
-                captions = [caption for task in tasks for caption in task.result()]
-                yield self._batch(numbers, torch.from_numpy(x), _join(captions))
+                numbers, tasks = waiting.popleft()
+                yield self._batch(numbers, [task.result() for task in tasks])
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _start(self, pool: ThreadPoolExecutor, numbers: np.ndarray) -> "_Promise":
-        if self.pairs.x_kind == "image":
-            x = np.empty((len(numbers), 3, self.size, self.size), np.uint8)
-        else:
-            first = cast(np.ndarray, self.pairs.x(int(numbers[0])))
-            x = np.empty((len(numbers), *first.shape), first.dtype)
-        chunks = (slice(begin, begin + _CHUNK) for begin in range(0, len(numbers), _CHUNK))
-        return numbers, x, [pool.submit(self._read, numbers[chunk], x[chunk]) for chunk in chunks]
-
-    def _read(self, numbers: np.ndarray, x: np.ndarray) -> list[str | np.ndarray]:
-        """Fill `x` and return the captions."""
-        captions = []
-        for row, number in enumerate(numbers.tolist()):
+    def _read(self, numbers: np.ndarray) -> "_Read":
+        """The x, stacked, and the captions or vectors of these numbers."""
+        x, y = [], []
+        for number in numbers.tolist():
             try:
-                x[row] = self._x(number)
-                captions.append(self.pairs.y(number))
+                x.append(self._x(number))
+                y.append(self.pairs.y(number))
             except BadSample as bad:
                 raise UserError(
                     f"sample {number} ({self.pairs.name(number)}): {bad.reason}; it was good when the run began. "
                     "Mend the file, or resume, which checks all files that changed"
                 ) from None
-        return captions
+        return np.stack(x), y
 
     def _x(self, number: int) -> np.ndarray:
         image = int(self.pairs.x_id[number])
         if self._pixels is not None and self._decoded[image]:
-            return self._pixels[image]
+            return np.asarray(self._pixels[image])
         found = self.pairs.x(number)
         x = fit_image(found, self.size, self.fit) if isinstance(found, Image.Image) else found
         if self._pixels is not None:
@@ -120,15 +110,15 @@ class Loader:
             self._decoded[image] = True
         return x
 
-    def _batch(self, numbers: np.ndarray, x: Tensor, y: list[str] | Tensor) -> Batch:
-        x_id, y_id = (torch.from_numpy(ids[numbers].astype(np.int64)) for ids in (self.pairs.x_id, self.pairs.y_id))
-        return Batch(torch.from_numpy(numbers.astype(np.int64)), x_id, y_id, x, y)
+    def _batch(self, numbers: np.ndarray, parts: "list[_Read]") -> Batch:
+        y = [one for _, part in parts for one in part]
+        return Batch(
+            numbers=torch.from_numpy(numbers),
+            x_id=torch.from_numpy(self.pairs.x_id[numbers]),
+            y_id=torch.from_numpy(self.pairs.y_id[numbers]),
+            x=torch.from_numpy(np.concatenate([x for x, _ in parts])),
+            y=cast(list[str], y) if self.pairs.y_kind == "text" else torch.from_numpy(np.stack(cast(list[Any], y))),
+        )
 
 
-_Promise = tuple[np.ndarray, np.ndarray, list[Future[list[str | np.ndarray]]]]
-
-
-def _join(values: list[str | np.ndarray]) -> list[str] | Tensor:
-    if isinstance(values[0], str):
-        return cast(list[str], values)
-    return torch.from_numpy(np.stack(cast(list[np.ndarray], values)))
+_Read = tuple[np.ndarray, list[str | np.ndarray]]

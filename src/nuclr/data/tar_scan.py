@@ -46,7 +46,7 @@ class _Truncated(Exception):  # noqa: N818 (a finding, not an error)
 
 def scan_tar(path: Path, image_key: str | None, caption_key: str | None) -> Scan:
     """Find all samples; one that misses a part is there and bad, and so is the end of a truncated tar."""
-    rows: list[tuple] = []
+    rows: list[tuple[int, ...]] = []
     bad: dict[int, str] = {}
     suffixes: set[str] = set()
     truncated = False
@@ -64,7 +64,7 @@ def scan_tar(path: Path, image_key: str | None, caption_key: str | None) -> Scan
                     bad[len(rows)] = reason
                 rows.append((*image, *place, which, row == 0, digest(caption.encode("utf-8", "replace")), 0))
 
-        key, parts = "", {}
+        key, parts = "", dict[str, tuple[int, int]]()
         try:
             for name, place in _members(descriptor, path):
                 folder, _, base = name.rpartition("/")

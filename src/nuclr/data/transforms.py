@@ -10,11 +10,12 @@ autocontrast, equalise, brightness, sharpness, shear and shift along x and y, ro
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample
+from torch.nn.functional import grid_sample
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)  # of the pixels that CLIP was trained on
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -101,8 +102,7 @@ class Augment:
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
         """The images after what was drawn; what comes from outside the image is black."""
         images = to_float(images)
-        theta = draw.theta.to(images.device, non_blocking=True)
-        grid = affine_grid(theta, [len(images), 3, self.size, self.size], align_corners=False)
+        grid = _grid(draw.theta.to(images.device, non_blocking=True), self.size)
         images = grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         for operations in draw.operations.T:
             for name in COLOUR:
@@ -124,7 +124,14 @@ def normalise(images: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, 
     return (to_float(images) - shift) / scale
 
 
-def _affine(b: int, rows: list[list]) -> np.ndarray:
+def _grid(theta: Tensor, size: int) -> Tensor:
+    """Where each pixel of the output comes from, (b, size, size, 2): torch's `affine_grid`, but faster."""
+    middle = (torch.arange(size, device=theta.device) + 0.5) * (2 / size) - 1
+    along_x, along_y, shift = theta[:, None, None, :, 0], theta[:, None, None, :, 1], theta[:, None, None, :, 2]
+    return middle[:, None] * along_x + (middle[:, None, None] * along_y + shift)
+
+
+def _affine(b: int, rows: list[list[Any]]) -> np.ndarray:
     """(b, 3, 3) from the first two rows, whose entries are numbers or (b,)."""
     matrix = np.zeros((b, 3, 3))
     matrix[:, 2, 2] = 1

@@ -22,7 +22,7 @@ class VectorPairs:
         hashed = hashlib.sha256()
         for array in (self._x, self._y, self.x_id):
             hashed.update(str(array.shape).encode())
-            hashed.update(np.ascontiguousarray(array))
+            hashed.update(np.ascontiguousarray(array).data)
         self.fingerprint = hashed.hexdigest()
 
     def __len__(self) -> int:
@@ -30,11 +30,11 @@ class VectorPairs:
 
     def x(self, number: int) -> np.ndarray:
         """The row of x that belongs to this pair, (d_x,)."""
-        return self._x[self.x_id[number]]
+        return np.asarray(self._x[self.x_id[number]])
 
     def y(self, number: int) -> np.ndarray:
         """Row `number` of y, (d_y,)."""
-        return self._y[number]
+        return np.asarray(self._y[number])
 
     def name(self, number: int) -> str:
         """The file and the row of x."""
