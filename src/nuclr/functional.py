@@ -125,7 +125,7 @@ class SharedContrast:
         diagonal.copy_(scaled[0, 1].expand_as(diagonal))  # positives do not count in the range
         low, high = (bound.item() for bound in scaled.aminmax())
         zeta = torch.stack([x.zeta, y.zeta]) / x.tau
-        least, most = zeta.aminmax(dim=1, keepdim=True)
+        least, most = zeta.amin(dim=1, keepdim=True), zeta.amax(dim=1, keepdim=True)
         largest = math.log(torch.finfo(scaled.dtype).max)
         if not (high - low) / 2 / LOG2_E + (most - least).amax().item() <= 0.85 * largest:
             return None

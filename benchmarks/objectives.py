@@ -1,0 +1,148 @@
+"""Time and memory of the objectives, forward and backward, against plain InfoNCE and the floor, in one run.
+
+    python benchmarks/objectives.py [--repeats 10] [--out benchmarks/results/objectives.json]
+
+The floor is what no implementation can do without: three B x B x d matrix products and one exponential of B x B. All
+contestants of one size take turns, so that a busy machine slows all of them, and the best of the repeats counts. Peak
+memory is that of a fresh process, above the features, for one step.
+"""
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from nuclr.objectives import build
+
+PAIRS, WIDTH = 3_000_000, 256
+SIZES, TEMPERATURES = (512, 1024, 2048, 4096), (0.05, 0.01)
+NAMES = ("clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr")
+MEMORY_SIZE = 16384
+
+
+def make_features(size: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (normalize(torch.randn(size, WIDTH, generator=generator), dim=1).requires_grad_() for _ in range(2))
+    return x, y, torch.randperm(PAIRS, generator=generator)[:size]
+
+
+def infonce_step(x: Tensor, y: Tensor, temperature: float) -> None:
+    labels = torch.arange(len(x))
+    logits = x @ y.T / temperature
+    ((cross_entropy(logits, labels) + cross_entropy(logits.T, labels)) / 2).backward()
+
+
+def contestants(size: int, temperature: float) -> dict[str, Callable[[], object]]:
+    x, y, index = make_features(size)
+    fixed_x, fixed_y = x.detach(), y.detach()
+    scores, exponentials = torch.empty(size, size), torch.empty(size, size)
+
+    def floor() -> None:
+        torch.mm(fixed_x, fixed_y.T, out=scores)
+        torch.exp(scores, out=exponentials)
+        torch.mm(exponentials, fixed_y)
+        torch.mm(exponentials.T, fixed_x)
+
+    def step(name: str) -> Callable[[], None]:
+        objective = build(name, num_samples=PAIRS, temperature=temperature)
+
+        def run() -> None:
+            x.grad = y.grad = None
+            objective(x, y, index).loss.backward()
+
+        return run
+
+    def infonce() -> None:
+        x.grad = y.grad = None
+        infonce_step(x, y, temperature)
+
+    return {"infonce": infonce, "floor": floor} | {name: step(name) for name in NAMES}
+
+
+def best_times(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Seconds of the best of `repeats` turns, after two to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats + 2):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return {name: min(taken[2:]) for name, taken in times.items()}
+
+
+def peak_memory(name: str, size: int) -> float:
+    """MiB above the features of one step, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", name, "--size", str(size)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def measure(name: str, size: int) -> None:
+    """Print by how much one step lifts this process's memory, in MiB."""
+    objective = None if name == "infonce" else build(name, num_samples=PAIRS)
+    for x, y, index in (make_features(512), make_features(size)):  # first a small one: libraries set up their buffers
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed must not hide what the step takes
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = resident("VmRSS")
+        if objective is None:
+            infonce_step(x, y, 0.05)
+        else:
+            objective(x, y, index).loss.backward()
+    print(resident("VmHWM") - before)
+
+
+def resident(kind: str) -> float:
+    """MiB of this process now (VmRSS) or at the peak (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "objectives.json")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        return measure(arguments.measure, arguments.size)
+
+    rows = []
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, d = {WIDTH}, n = {PAIRS:,}")
+    print(f"{'B':>5} {'tau':>5} {'objective':>10} {'ms':>8} {'x infonce':>10} {'x floor':>8} {'x sogclr':>9}")
+    for size in SIZES:
+        for temperature in TEMPERATURES:
+            times = best_times(contestants(size, temperature), arguments.repeats)
+            for name, seconds in times.items():
+                ratios = [seconds / times[other] for other in ("infonce", "floor", "sogclr")]
+                print(
+                    f"{size:5} {temperature:5} {name:>10} {seconds * 1e3:8.1f} "
+                    + "{:10.2f} {:8.2f} {:9.2f}".format(*ratios)
+                )
+                row = dict(zip(("to_infonce", "to_floor", "to_sogclr"), ratios, strict=True))
+                rows.append({"batch": size, "temperature": temperature, "objective": name, "seconds": seconds} | row)
+
+    print(f"\npeak memory of one step above the features, B = {MEMORY_SIZE}; one B x B float32 matrix is 1024 MiB")
+    memory = {name: peak_memory(name, MEMORY_SIZE) for name in ("infonce", "sogclr", "isogclr", "nuclr")}
+    for name, mebibytes in memory.items():
+        print(f"{name:>10} {mebibytes:8.0f} MiB")
+    tables = {
+        name: sum(buffer.nbytes for buffer in build(name, num_samples=PAIRS).buffers()) / PAIRS for name in NAMES[4:]
+    }
+    print("\nstate, bytes a pair: " + ", ".join(f"{name} {size:.0f}" for name, size in tables.items()))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps({"times": rows, "peak_mib": memory, "bytes_a_pair": tables}, indent=1))
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The loss in a training loop of one's own: two towers, any sampler, any optimiser.
+
+    python examples/own_loop.py
+    torchrun --nproc_per_node 2 examples/own_loop.py
+
+Three things differ from a loop around a plain InfoNCE: the batch carries the pairs' numbers, the objective stays
+outside DDP (its state is the same on all processes by itself), and its state_dict goes into the checkpoint.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.nn.parallel import DistributedDataParallel
+
+from nuclr.objectives import build
+
+PAIRS, BATCH, EPOCHS = 2_000, 64, 5
+
+
+class Towers(nn.Module):
+    """Any two encoders with outputs of one width, normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.y = nn.Linear(32, 16), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Unit-norm features of both sides."""
+        return normalize(self.x(x), dim=1), normalize(self.y(y), dim=1)
+
+
+def main() -> None:
+    several = "RANK" in os.environ
+    if several:
+        dist.init_process_group("gloo")
+    rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+
+    torch.manual_seed(0)
+    hidden = torch.randn(PAIRS, 8)
+    data_x, data_y = hidden @ torch.randn(8, 32), hidden @ torch.randn(8, 24)
+
+    towers = Towers()
+    model = DistributedDataParallel(towers) if several else towers
+    objective = build("nuclr", num_samples=PAIRS, temperature=0.05)
+    optimiser = torch.optim.AdamW([*model.parameters(), *objective.parameters()], lr=1e-2)
+
+    for epoch in range(EPOCHS):
+        order = torch.randperm(PAIRS)  # the same on every process: they share the seed
+        for step in range(PAIRS // (BATCH * world)):
+            index = order[(step * world + rank) * BATCH :][:BATCH]
+            out = objective(*model(data_x[index], data_y[index]), index)
+            optimiser.zero_grad()
+            out.loss.backward()
+            optimiser.step()
+        if rank == 0:
+            print(f"epoch {epoch}: estimate of the objective {out.loss.item():.4f}")
+
+    checkpoint = {"towers": towers.state_dict(), "objective": objective.state_dict()}
+    if rank == 0:
+        with torch.no_grad():
+            x, y = towers(data_x, data_y)
+        hits = ((x @ y.T).argmax(dim=1) == torch.arange(PAIRS)).float().mean()
+        print(
+            f"recall@1 {hits:.2%}, chance {1 / PAIRS:.2%}; the checkpoint holds {len(checkpoint['objective'])} tables"
+        )
+    if several:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
