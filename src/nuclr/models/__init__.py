@@ -1,0 +1,19 @@
+"""Encoders: a batch of pictures, texts or vectors -> unit-norm features in one space."""
+
+from nuclr.models.build import build_model
+from nuclr.models.dual_encoder import DualEncoder
+from nuclr.models.encoder import Encoder
+from nuclr.models.images import ImageFormat
+from nuclr.models.presets import IMAGE_PRESETS, TEXT_PRESETS
+from nuclr.models.tokeniser import Tokeniser, train_tokeniser
+
+__all__ = [
+    "IMAGE_PRESETS",
+    "TEXT_PRESETS",
+    "DualEncoder",
+    "Encoder",
+    "ImageFormat",
+    "Tokeniser",
+    "build_model",
+    "train_tokeniser",
+]

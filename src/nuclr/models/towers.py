@@ -1,0 +1,97 @@
+"""Towers: one modality's inputs -> features (b, d). Images and texts through transformers; vectors as they are.
+
+An image is pooled globally, by the network's own pooling where it has one, else as the mean over its positions. A text
+is pooled at its first token, [CLS], except by the text towers of CLIP and SigLIP, which were trained with a pooling of
+their own.
+"""
+
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from nuclr.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+OWN_TEXT_POOLING = ("clip_text_model", "siglip_text_model")
+
+
+class ImageTower(nn.Module):
+    """Normalised pixels (b, 3, size, size) -> (b, d)."""
+
+    def __init__(self, backbone: "PreTrainedModel", size: int) -> None:
+        super().__init__()
+        # Convolutions run up to twice as fast with the channels last, on CPUs as on GPUs.
+        self.backbone = backbone
+        nn.Module.to(backbone, memory_format=torch.channels_last)
+        trained_at = getattr(backbone.config, "image_size", size)
+        takes_other_sizes = "interpolate_pos_encoding" in inspect.signature(backbone.forward).parameters
+        self._interpolate = takes_other_sizes and trained_at not in (size, [size, size], (size, size))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Features (b, d)."""
+        options: dict[str, Any] = {"interpolate_pos_encoding": True} if self._interpolate else {}
+        output = self.backbone(pixel_values=pixels.contiguous(memory_format=torch.channels_last), **options)
+        if output.get("pooler_output") is not None:
+            return output.pooler_output.flatten(1)
+        hidden = output.last_hidden_state  # (b, positions, d) or (b, d, h, w)
+        return hidden.mean(1) if hidden.ndim == 3 else hidden.mean((2, 3))
+
+
+class TextTower(nn.Module):
+    """A tokeniser's tensors, `input_ids` (b, length) among them -> (b, d)."""
+
+    def __init__(self, backbone: "PreTrainedModel") -> None:
+        super().__init__()
+        self.backbone = backbone
+        self._own_pooling = backbone.config.model_type in OWN_TEXT_POOLING
+
+    def forward(self, tokens: dict[str, Tensor]) -> Tensor:
+        """Features (b, d)."""
+        output = self.backbone(**tokens)
+        return output.pooler_output if self._own_pooling else output.last_hidden_state[:, 0]
+
+
+class VectorTower(nn.Module):
+    """Vectors of some other encoder (b, d), each coordinate shifted and scaled by what `fit` found; before, unchanged.
+
+    Buffers: `mean`, `std` (d,).
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("std", torch.ones(width))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Standardised vectors (b, d)."""
+        if vectors.ndim != 2 or vectors.shape[1] != len(self.mean):
+            raise UserError(f"vectors of shape {tuple(vectors.shape)}; this model takes (b, {len(self.mean)})")
+        return (vectors.to(self.mean.dtype) - self.mean) / self.std
+
+    @torch.no_grad()
+    def fit(self, vectors: Tensor | Iterable[Tensor]) -> None:
+        """Take mean and standard deviation from the training vectors (n, d), whole or in batches."""
+        count, total, squares = 0, torch.zeros(1), torch.zeros(1)
+        shift = None  # sums of squares about a point of the data lose no digits where the mean is far from zero
+        for batch in [vectors] if isinstance(vectors, Tensor) else vectors:
+            if batch.ndim != 2 or batch.shape[1] != len(self.mean):
+                raise UserError(f"vectors of shape {tuple(batch.shape)}; this model takes (n, {len(self.mean)})")
+            if shift is None:
+                shift = batch[0].double()
+            centred = batch.double() - shift
+            count, total, squares = count + len(batch), total + centred.sum(0), squares + centred.square().sum(0)
+        if shift is None or count < 2:
+            raise UserError(f"standardising needs at least two vectors; got {count}")
+        mean = total / count
+        std = (squares / count - mean.square()).clamp(min=0).sqrt()
+        self.mean.copy_(shift + mean)
+        # A coordinate that never varies says nothing: centred to zero, whatever its scale.
+        self.std.copy_(torch.where(std > 0, std, 1.0))
