@@ -142,9 +142,9 @@ def hf_dataset(folder: Path) -> Path:
     return folder / "set"
 
 
-def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+def write_tar(path: Path, members: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
+    with tarfile.open(path, "w", format=form) as tar:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)

@@ -62,7 +62,7 @@ def fit_image(image: Image.Image, size: int, fit: Fit = "crop") -> np.ndarray:
         box = (left, top, left + side, top + side)
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BICUBIC, box=box)
-    return np.asarray(image).transpose(2, 0, 1)
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
 def _decode(image: Image.Image, size: int) -> Image.Image:

@@ -107,7 +107,7 @@ def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]
     size, position, long_name = os.fstat(descriptor).st_size, 0, None
     while True:
         header = os.pread(descriptor, BLOCK, position)
-        if position == 0 and header and not _is_header(header):
+        if position == 0 and any(header) and not _is_header(header):
             gzip = header[:2] == b"\x1f\x8b"
             raise UserError(f"{path}: {'compressed; unpack it first (gunzip)' if gzip else 'not a tar file'}")
         if len(header) < BLOCK:

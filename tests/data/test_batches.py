@@ -1,0 +1,71 @@
+"""Exact epochs, the same on any number of processes and from any step."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nuclr.data import all_batches, batches, epoch_order, steps_per_epoch
+from nuclr.errors import UserError
+
+
+class Numbered(SimpleNamespace):
+    def __len__(self):
+        return len(self.x_id)
+
+
+PAIRS = Numbered(x_id=np.repeat(np.arange(21), 5))  # 105 pairs
+
+
+def test_an_epoch_is_a_permutation_of_its_own():
+    orders = [epoch_order(PAIRS, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    for order in orders:
+        assert sorted(order) == list(range(105))
+    assert len({tuple(order) for order in orders}) == 3
+    np.testing.assert_array_equal(orders[1], epoch_order(PAIRS, 0, 1))
+
+
+def test_one_caption_an_image():
+    orders = [epoch_order(PAIRS, 0, epoch, one_caption_per_x=True) for epoch in range(200)]
+    for order in orders:
+        assert sorted(PAIRS.x_id[order]) == list(range(21))
+    counts = np.bincount(np.concatenate(orders), minlength=105)
+    assert counts.sum() == 21 * 200 and counts.min() > 15 and counts.max() < 70  # 40 expected
+    firsts = np.bincount([PAIRS.x_id[order[0]] for order in orders], minlength=21)
+    assert firsts.max() < 30  # 10 expected: the images are shuffled as well
+
+
+def test_one_caption_of_those_that_are_usable():
+    numbers = np.setdiff1d(np.arange(105), [0, 1, 2, 3, 5, 6, 7, 8, 9])
+    order = epoch_order(PAIRS, 0, 3, one_caption_per_x=True, numbers=numbers)
+    assert len(order) == 20 and 4 in order and set(order) <= set(numbers)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_processes_share_global_batches(world):
+    order = epoch_order(PAIRS, 0, 0)
+    whole = list(batches(order, 8))
+    shares = [list(batches(order, 8, rank, world)) for rank in range(world)]
+    for step, batch in enumerate(whole):
+        np.testing.assert_array_equal(np.concatenate([share[step] for share in shares]), batch)
+    assert len(whole) == steps_per_epoch(order, 8) == 13
+    np.testing.assert_array_equal(np.concatenate(whole), order[: 13 * 8])  # what is left over is the end
+
+
+def test_start_in_the_middle():
+    order = epoch_order(PAIRS, 0, 0)
+    np.testing.assert_array_equal(list(batches(order, 8, 1, 2, start=5)), list(batches(order, 8, 1, 2))[5:])
+    assert list(batches(order, 8, start=13)) == []
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_evaluation_drops_nothing(world):
+    found = [np.concatenate(list(all_batches(np.arange(105), 8, rank, world))) for rank in range(world)]
+    np.testing.assert_array_equal(np.concatenate(found), np.arange(105))
+
+
+def test_mistakes():
+    with pytest.raises(UserError, match="batch size 200 is larger than the 105 samples of an epoch"):
+        next(batches(epoch_order(PAIRS, 0, 0), 200))
+    with pytest.raises(UserError, match="batch size 9 cannot be divided among 2 processes"):
+        next(batches(epoch_order(PAIRS, 0, 0), 9, 0, 2))

@@ -1,0 +1,61 @@
+"""The loader: order, memory, vectors, and an end without threads left behind."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from nuclr.data import Loader, all_batches, open_pairs
+from nuclr.data.images import fit_image
+from tests.data import make
+
+
+@pytest.mark.parametrize("memory", [0, 2**20])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_order_and_contents(tmp_path, workers, memory):
+    pairs = open_pairs(make.jsonl(tmp_path))
+    loader = Loader(pairs, size=12, workers=workers, ahead=2, memory=memory)
+    wanted = [np.array(numbers) for numbers in ([3, 1], [0, 7, 2], [5], [1, 4], [6, 3])]
+    for _ in range(2):
+        found = list(loader.load(iter(wanted)))
+        assert [batch.numbers.tolist() for batch in found] == [numbers.tolist() for numbers in wanted]
+        for batch in found:
+            assert batch.x.dtype == torch.uint8 and batch.x.shape == (len(batch), 3, 12, 12)
+            assert batch.x.is_contiguous()
+            for number, x, y in zip(batch.numbers.tolist(), batch.x, batch.y, strict=True):
+                np.testing.assert_array_equal(x, fit_image(pairs.x(number), 12))
+                assert y == pairs.y(number)
+            assert batch.x_id.tolist() == pairs.x_id[batch.numbers.numpy()].tolist()
+            assert batch.y_id.tolist() == pairs.y_id[batch.numbers.numpy()].tolist()
+
+
+def test_images_that_fit_into_memory_are_decoded_once(tmp_path, monkeypatch):
+    pairs = open_pairs(make.jsonl(tmp_path))
+    opened = []
+    real = pairs.x
+    monkeypatch.setattr(pairs, "x", lambda number: opened.append(number) or real(number))
+    loader = Loader(pairs, size=12, workers=1)
+    for _ in range(3):
+        list(loader.load(all_batches(np.arange(8), 3)))
+    assert len(opened) == 5
+
+
+def test_vectors(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(2, 6, 3)).astype("f4")
+    np.savez(tmp_path / "e.npz", x=x, y=y, y_to_x=[5, 4, 3, 2, 1, 0])
+    (batch,) = Loader(open_pairs(tmp_path / "e.npz")).load([np.array([4, 0])])
+    torch.testing.assert_close(batch.x, torch.from_numpy(x[[1, 5]]))
+    torch.testing.assert_close(batch.y, torch.from_numpy(y[[4, 0]]))
+
+
+def test_leaving_early_ends_the_threads(tmp_path):
+    pairs = open_pairs(make.jsonl(tmp_path))
+    stream = Loader(pairs, size=12, workers=3).load(all_batches(np.tile(np.arange(8), 50), 2))
+    next(stream)
+    stream.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("nuclr-loader")]
+
+
+def test_nothing_to_load(tmp_path):
+    assert list(Loader(open_pairs(make.jsonl(tmp_path))).load([])) == []
