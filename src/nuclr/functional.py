@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 KEPT_ELEMENTS = 1 << 24  # a B x B buffer is kept up to B = 4096: 64 MiB in float32
-TILE_ELEMENTS = 1 << 22  # 16 MiB in float32: 256 rows at B = 16384
+TILE_ELEMENTS = 1 << 21  # 8 MiB in float32: 128 rows at B = 16384
 SHARED_TILE_ELEMENTS = 1 << 20  # 4 MiB: fits in a core's cache
 LOG2_E = math.log2(math.e)
 
@@ -189,9 +189,9 @@ class TiledContrast:
 
     def gradients(self, log_weight: Tensor, log_mass: Tensor | None = None, moments: bool = False) -> Gradients:
         """See `Contrast`."""
-        if self.whole:
-            return self._block_gradients(self.blocks[0], log_weight, log_mass, moments)
         one = self._block_gradients(self.blocks[0], log_weight, log_mass, moments)
+        if self.whole:
+            return one
         # the second block has the sides swapped
         two = self._block_gradients(
             self.blocks[1], log_weight.flip(0), None if log_mass is None else log_mass.flip(0), moments
@@ -206,9 +206,8 @@ class TiledContrast:
         self, block: "_Block", log_weight: Tensor, log_mass: Tensor | None, moments: bool
     ) -> Gradients:
         start, count = self.rows.start, self.rows.stop - self.rows.start
-        columns, width = (len(self.positives) if self.whole else count), block.b.features.shape[1]
-        new = self.positives.new_zeros
-        grad_a, grad_b, extra = new(count, width), new(columns if self.whole else 0, width), new(2, columns)
+        width, new = block.b.features.shape[1], self.positives.new_zeros
+        grad_a, grad_b, extra = new(count, width), new(count if self.whole else 0, width), new(2, count)
         # exp(log_mass - log_weight) <= 1: zeta's normaliser holds the positive's own term, which xi bounds from below
         ratio = None if log_mass is None else (log_mass - log_weight).exp()
         for rows, scores in block.tiles():
@@ -236,12 +235,12 @@ class TiledContrast:
         return Gradients(grad_a, grad_b, extra if moments or ratio is not None else None)
 
     def _of_rows(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
-        """E of the rows as anchors, (tile, B)."""
+        """Exponents of the rows as anchors, (tile, B)."""
         exponents = (scores - block.b.zeta).sub_(self.positives[rows, None]).div_(block.tau_a[rows])
         return self._without_positives(exponents, rows)
 
     def _of_columns(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
-        """E of the columns as anchors, (tile, B)."""
+        """Exponents of the columns as anchors, (tile, B)."""
         exponents = (scores - block.a.zeta[rows, None]).sub_(self.positives).div_(block.tau_b)
         return self._without_positives(exponents, rows)
 
@@ -272,10 +271,6 @@ class _Block:
 def _tiles(total: int, size: int) -> Iterator[slice]:
     size = max(size, 1)
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
-
-
-def _centre(values: Tensor) -> Tensor:
-    return (values.amax() + values.amin()) / 2
 
 
 def _log_sum_exp_(exponents: Tensor, dim: int) -> Tensor:
