@@ -130,7 +130,7 @@ def tiling(problem: Problem) -> tuple[list[slice], list[slice]]:
 
 def _slices(size: int, most: int) -> list[slice]:
     count = max(1, -(-size // most))
-    step = 64 * -(-size // (64 * count))
+    step = 64 * max(1, -(-size // (64 * count)))
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 

@@ -136,8 +136,8 @@ class Solver:
 
 
 def rounding_limit(problem: Problem, dtype: torch.dtype) -> float:
-    """The smallest residual that can be told in this precision: some roundings of the largest score over tau."""
-    return 4 * torch.finfo(dtype).eps * problem.scale() / problem.temperature
+    """The smallest residual that this precision can tell: some roundings of the largest exponent, and of the sums."""
+    return torch.finfo(dtype).eps * (4 * problem.scale() / problem.temperature + 32)
 
 
 def representable(zeta: Tensor, dtype: torch.dtype) -> Tensor:

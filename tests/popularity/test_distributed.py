@@ -1,0 +1,59 @@
+"""One and two real processes find the same popularity."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from nuclr.popularity import solve
+from tests.popularity.reference import paired
+
+CASES = [
+    {"temperature": 0.1, "tolerance": 1e-11},
+    {"temperature": 0.05, "tolerance": 1e-11, "memory": 0},
+    {"temperature": 0.05, "tolerance": 1e-11, "method": "sinkhorn"},
+    {"temperature": 0.1, "tolerance": 1e-11, "x_weight": torch.arange(1, 52), "y_weight": torch.arange(1, 71)},
+    {"temperature": 0.001, "max_iterations": 40},  # some candidates are out of reach at first
+]
+UNCONVERGED = 4
+
+
+def solve_all() -> list[dict]:
+    torch.set_num_threads(1)
+    x, y = paired(51, 70)  # an odd number of anchors: unequal shares
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, case in enumerate(CASES):
+            scores = {"scores": x @ y.T} if number % 2 else {"x": x, "y": y}
+            result = solve(**scores, **case)
+            kept = {name: getattr(result, name) for name in ("zeta", "log_z", "residual", "iterations", "converged")}
+            found.append(kept | {"extended": result.extend((x @ y.T)[:, :5] if number % 2 else y[:5])})
+    few_x, few_y = paired(2, 5)  # fewer anchors than processes
+    found.append({"zeta": solve(few_x, few_y, temperature=0.1, tolerance=1e-11).zeta})
+    return found
+
+
+def worker(rank: int, world: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    torch.save(solve_all(), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_processes_share_the_anchors(tmp_path: Path, world: int) -> None:
+    alone = solve_all()
+    mp.spawn(worker, args=(world, str(tmp_path)), nprocs=world)
+    shared = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    for number, one in enumerate(alone):
+        many = shared[0][number]
+        for name, value in many.items():
+            assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(other[number][name])) for other in shared)
+        if number == UNCONVERGED:
+            assert not many["converged"]
+            continue
+        for name in one.keys() - {"residual"}:
+            torch.testing.assert_close(many[name], one[name], atol=1e-9, rtol=1e-9)

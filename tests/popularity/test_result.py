@@ -1,0 +1,56 @@
+"""`extend`: candidates that were not there."""
+
+import math
+
+import pytest
+import torch
+
+from nuclr.popularity import solve
+from tests.popularity.reference import paired, unit
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("tau", [0.2, 0.02])
+def test_the_candidates_themselves_get_their_zeta_back(weighted: bool, tau: float) -> None:
+    x, y = unit(60, 8, seed=0), unit(50, 8, seed=1)
+    weights = {"x_weight": torch.arange(1, 61), "y_weight": torch.arange(1, 51)} if weighted else {}
+    result = solve(x, y, temperature=tau, tolerance=1e-10, **weights)
+    torch.testing.assert_close(result.extend(y), result.zeta, atol=1e-10, rtol=0)
+    dense = solve(scores=x @ y.T, temperature=tau, tolerance=1e-10, **weights)
+    torch.testing.assert_close(dense.extend(x @ y.T), dense.zeta, atol=1e-10, rtol=0)
+
+
+def test_extension_is_its_formula() -> None:
+    x, y, new = unit(30, 8, seed=0), unit(20, 8, seed=1), unit(7, 8, seed=2)
+    tau = 0.1
+    result = solve(x, y, temperature=tau, tolerance=1e-10)
+    z = torch.exp((x @ y.T - result.zeta) / tau).sum(1)
+    torch.testing.assert_close(result.log_z, z.log())
+    expected = [
+        tau * math.log(20 / 30 * sum(math.exp(float(x[i] @ t) / tau) / float(z[i]) for i in range(30))) for t in new
+    ]
+    torch.testing.assert_close(result.extend(new), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_extension_in_float32_follows_the_precision_of_the_solution() -> None:
+    x, y = (t.float() for t in paired(50, 50))
+    rough, fine = (solve(x, y, temperature=0.1, tolerance=t) for t in (1e-4, 1e-9))
+    assert rough.extend(y).dtype == torch.float32
+    torch.testing.assert_close(rough.extend(y), rough.zeta, atol=1.1e-5, rtol=0)
+    torch.testing.assert_close(fine.extend(y), fine.zeta, atol=1e-9, rtol=0)
+
+
+def test_far_away_candidates_get_a_finite_zeta() -> None:
+    x, y = unit(20, 8, seed=0), unit(20, 8, seed=1)
+    result = solve(x, y, temperature=0.01)
+    assert result.extend(-100 * x[:2]).isfinite().all()
+
+
+def test_wrong_shapes_are_refused() -> None:
+    x, y = unit(20, 8, seed=0), unit(15, 8, seed=1)
+    with pytest.raises(ValueError, match=r"y_new has shape \(5, 7\); this problem takes features \(m, 8\)"):
+        solve(x, y, temperature=0.1).extend(torch.zeros(5, 7))
+    with pytest.raises(ValueError, match=r"y_new has shape \(8, 5\); this problem takes scores \(20, m\)"):
+        solve(scores=x @ y.T, temperature=0.1).extend(torch.zeros(8, 5))
+    with pytest.raises(ValueError, match="finite"):
+        solve(x, y, temperature=0.1).extend(torch.full((5, 8), math.nan))

@@ -1,0 +1,298 @@
+"""`solve` against POT, against its own defining equations, and in the cases that break solvers."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from nuclr.popularity import ConvergenceWarning, solve
+from tests.popularity.reference import column_sums, gauged, paired, popularity_of, pot_zeta, residual, unit
+
+SHAPES = [(60, 60), (40, 90), (90, 40)]
+
+
+@pytest.mark.parametrize(("n_x", "n_y"), SHAPES)
+@pytest.mark.parametrize(("tau", "error"), [(0.1, 1e-6), (0.01, 1e-4)])
+def test_agrees_with_pot(n_x: int, n_y: int, tau: float, error: float) -> None:
+    x, y = unit(n_x, 128, seed=0), unit(n_y, 128, seed=1)
+    judge = pot_zeta(x @ y.T, tau)
+    from_features = solve(x=x, y=y, temperature=tau, tolerance=1e-9)
+    tiled = solve(x=x, y=y, temperature=tau, tolerance=1e-9, memory=0)
+    from_scores = solve(scores=x @ y.T, temperature=tau, tolerance=1e-9)
+    for result in (from_features, tiled, from_scores):
+        assert result.converged
+        assert result.zeta.dtype == torch.float64
+        torch.testing.assert_close(result.zeta, judge, atol=error, rtol=0)
+
+
+@pytest.mark.parametrize(("n_x", "n_y"), SHAPES)
+def test_weights_agree_with_pot_and_stand_for_copies(n_x: int, n_y: int) -> None:
+    x, y, tau = unit(n_x, 64, seed=2), unit(n_y, 64, seed=3), 0.1
+    generator = torch.Generator().manual_seed(4)
+    a, b = (torch.randint(1, 4, (n,), generator=generator) for n in (n_x, n_y))
+    result = solve(x=x, y=y, temperature=tau, tolerance=1e-10, x_weight=a, y_weight=b.double() * 7)
+    torch.testing.assert_close(result.zeta, pot_zeta(x @ y.T, tau, a, b), atol=1e-8, rtol=0)
+    copies = solve(x=x.repeat_interleave(a, 0), y=y.repeat_interleave(b, 0), temperature=tau, tolerance=1e-10)
+    first = b.cumsum(0) - b
+    torch.testing.assert_close(result.zeta, gauged(copies.zeta[first]), atol=1e-9, rtol=0)
+    plan = a[:, None] * b * torch.exp((x @ y.T - result.zeta) / tau - result.log_z[:, None])
+    share = plan.sum(0) / plan.sum() * b.sum() / b
+    assert result.residual == pytest.approx(float((share - 1).abs().max()), abs=1e-12)
+
+
+def test_a_weight_of_zero_leaves_an_anchor_out_and_only_watches_a_candidate() -> None:
+    x, y = unit(30, 16, seed=0), unit(20, 16, seed=1)
+    a, b = torch.ones(30), torch.ones(20)
+    a[3], b[5] = 0, 0
+    result = solve(x, y, temperature=0.1, tolerance=1e-10, x_weight=a, y_weight=b)
+    without = solve(x[a > 0], y[b > 0], temperature=0.1, tolerance=1e-10)
+    torch.testing.assert_close(gauged(result.zeta[b > 0]), without.zeta, atol=1e-9, rtol=0)
+    offset = (result.zeta[b > 0] - without.zeta).mean()
+    torch.testing.assert_close(result.zeta[5] - offset, without.extend(y[5:6])[0], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["auto", "anderson", "sinkhorn", "gradient"])
+@pytest.mark.parametrize("memory", [0, 2**29])
+def test_all_methods_agree(method: str, memory: int) -> None:
+    x, y = paired(50, 70)
+    result = solve(x, y, temperature=0.1, method=method, tolerance=1e-9, memory=memory)
+    best = solve(x, y, temperature=0.1, tolerance=1e-12)
+    assert result.converged
+    torch.testing.assert_close(result.zeta, best.zeta, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("memory", [0, 2**29])
+@pytest.mark.parametrize("tau", [0.5, 0.05, 0.02])
+def test_the_residual_reported_is_that_of_the_zeta_returned(dtype: torch.dtype, memory: int, tau: float) -> None:
+    x, y = (t.to(dtype) for t in paired(300, 500, d=32))
+    result = solve(x, y, temperature=tau, tolerance=1e-3, memory=memory)
+    true = residual(x.double() @ y.double().T, result.zeta, tau)
+    assert result.residual == pytest.approx(
+        true, abs=4 * torch.finfo(dtype).eps / tau + 1e-6 * (dtype == torch.float32)
+    )
+    assert result.converged
+    assert result.iterations == len(result.history)
+    assert result.history[-1] == result.residual <= 1e-3
+    assert result.zeta.dtype == dtype
+
+
+def test_fixed_point_gauge_and_popularity() -> None:
+    x, y, tau = unit(40, 8, seed=0), unit(25, 8, seed=1), 0.2
+    result = solve(x, y, temperature=tau, tolerance=1e-12)
+    scores = x @ y.T
+    assert abs(float(result.zeta.mean())) < 1e-12
+    torch.testing.assert_close(result.popularity, popularity_of(result.zeta, tau))
+    assert float(result.popularity.mean()) == pytest.approx(1)
+    # DESIGN's fixed point: q_j = (n_y/n_x) sum_i exp(s_ij/tau) / sum_k exp(s_ik/tau)/q_k, for any scale of q
+    for scale in (1.0, 17.0):
+        q = scale * result.popularity
+        z = ((scores / tau).exp() / q).sum(1)
+        torch.testing.assert_close(25 / 40 * ((scores / tau).exp() / z[:, None]).sum(0), q)
+    # scores + tau c_j moves zeta by tau c_j and leaves the plan; a shift of rows changes nothing
+    shift = torch.linspace(-1, 1, 25, dtype=torch.float64)
+    shifted = solve(scores=scores + shift + torch.arange(40)[:, None] * 0.1, temperature=tau, tolerance=1e-12)
+    torch.testing.assert_close(shifted.zeta, gauged(result.zeta + shift), atol=1e-10, rtol=0)
+    # both scaled together: the same problem
+    scaled = solve(scores=3 * scores, temperature=3 * tau, tolerance=1e-12)
+    torch.testing.assert_close(scaled.zeta, 3 * result.zeta, atol=1e-10, rtol=0)
+
+
+def test_a_permutation_of_the_candidates_permutes_zeta() -> None:
+    x, y = unit(40, 8, seed=0), unit(25, 8, seed=1)
+    order = torch.randperm(25, generator=torch.Generator().manual_seed(0))
+    straight = solve(x, y, temperature=0.1, tolerance=1e-11).zeta
+    torch.testing.assert_close(solve(x, y[order], temperature=0.1, tolerance=1e-11).zeta, straight[order])
+
+
+def test_a_popular_candidate_is_the_one_near_to_many_anchors() -> None:
+    x, y = unit(200, 16, seed=0), unit(50, 16, seed=1)
+    y[7] = torch.nn.functional.normalize(x.mean(0), dim=0)
+    result = solve(x, y, temperature=0.05)
+    assert result.ranks[7] == 1
+    assert sorted(result.ranks.tolist()) == list(range(1, 51))
+
+
+def test_float32_goes_over_to_float64_where_it_must() -> None:
+    x, y = (t.float() for t in paired(60, 80))
+    assert solve(x, y, temperature=0.1, tolerance=1e-4).zeta.dtype == torch.float32
+    result = solve(x, y, temperature=0.1, tolerance=1e-8)
+    assert result.zeta.dtype == torch.float64
+    assert result.converged
+    scores = x.double() @ y.double().T
+    assert result.residual == pytest.approx(residual(scores, result.zeta, 0.1), abs=1e-12)
+    dense = solve(scores=(x @ y.T), temperature=0.1, tolerance=1e-8)
+    assert residual(x @ y.T, dense.zeta, 0.1) <= 1.0001e-8
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    x, y = (t.to(dtype) for t in paired(30, 30))
+    result = solve(x, y, temperature=0.1)
+    assert result.zeta.dtype == torch.float32
+    assert residual(x.double() @ y.double().T, result.zeta, 0.1) < 1.1e-4
+    scores = (x.float() @ y.float().T).to(dtype)
+    assert residual(scores.double(), solve(scores=scores, temperature=0.1).zeta, 0.1) < 1.1e-4
+
+
+def test_a_tolerance_beyond_float64_is_told() -> None:
+    x, y = unit(30, 8, seed=0), unit(30, 8, seed=1)
+    with pytest.warns(ConvergenceWarning, match="rounding errors"):
+        result = solve(x, y, temperature=0.1, tolerance=1e-18)
+    assert not result.converged
+    assert result.residual < 1e-12
+
+
+@pytest.mark.parametrize("method", ["auto", "sinkhorn", "gradient"])
+def test_too_few_iterations_are_told(method: str) -> None:
+    x, y = paired(40, 40)
+    with pytest.warns(ConvergenceWarning, match="max_iterations=3"):
+        result = solve(x, y, temperature=0.02, method=method, max_iterations=3)
+    assert not result.converged
+    assert result.iterations == 3
+    assert result.residual == min(result.history)
+    assert result.residual == pytest.approx(residual(x @ y.T, result.zeta, 0.02), rel=1e-6)
+
+
+def hard_cases() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.1 * torch.randn(80, 80, generator=generator)
+    dominating, unreached = noise.clone(), noise.clone()
+    dominating[:, 0] += 1
+    unreached[:, 5] -= 1
+    x, y = (t.float() for t in paired(60, 60, d=32))
+    return {
+        "identical": torch.full((40, 40), 0.7),
+        "identity": torch.eye(40),
+        "dominating": dominating,
+        "unreached": unreached,
+        "paired": x @ y.T,
+        "few anchors": (x @ y.T)[:4],
+        "few candidates": (x @ y.T)[:, :3],
+        "two": torch.tensor([[1.0, -1.0], [1.0, 1.0]]),
+        "wide range": 3 * torch.randn(40, 30, generator=generator),
+    }
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize("name", hard_cases())
+def test_hard_cases_converge_or_say_so(name: str, tau: float) -> None:
+    scores = hard_cases()[name]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = solve(scores=scores, temperature=tau, max_iterations=3000)
+    true = residual(scores, result.zeta, tau)
+    assert result.zeta.isfinite().all()
+    assert result.residual == pytest.approx(true, abs=2e-5)
+    assert result.converged == (result.residual <= 1e-4) == (not told)
+    assert result.converged or name in ("paired", "wide range")
+    assert result.residual <= residual(scores, torch.zeros_like(result.zeta), tau) + 1e-5
+
+
+def test_identical_candidates_are_equally_popular() -> None:
+    result = solve(scores=torch.full((30, 20), -0.3), temperature=0.01)
+    torch.testing.assert_close(result.popularity, torch.ones(20))
+
+
+def test_a_warm_start_saves_passes() -> None:
+    x, y = paired(200, 200, d=32)
+    cold = solve(x, y, temperature=0.03, tolerance=1e-6)
+    warm = solve(x, y, temperature=0.03, tolerance=1e-6, init=cold.zeta + 5)
+    assert warm.iterations == 1
+    nearby = solve(x, y, temperature=0.029, tolerance=1e-6, init=cold.zeta)
+    assert nearby.iterations < solve(x, y, temperature=0.029, tolerance=1e-6).iterations
+
+
+def test_acceleration_needs_far_fewer_passes_than_sinkhorn() -> None:
+    x, y = paired(400, 400, d=32)
+    fast, plain = (solve(x, y, temperature=0.03, tolerance=1e-3, method=method) for method in ("auto", "sinkhorn"))
+    assert 3 * fast.iterations < plain.iterations
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    x, y = (t.requires_grad_() for t in paired(20, 20))
+    before = x.detach().clone(), y.detach().clone()
+    result = solve(x, y, temperature=0.1)
+    assert not result.zeta.requires_grad
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+    scores = (x @ y.T).detach()
+    solve(scores=scores, temperature=0.1)
+    assert torch.equal(scores, before[0] @ before[1].T)
+
+
+def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nuclr.popularity.kernel import Kernel
+
+    calls, once = 0, Kernel.__call__
+
+    def interrupted(self, zeta):
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+        return once(self, zeta)
+
+    monkeypatch.setattr(Kernel, "__call__", interrupted)
+    x, y = paired(50, 50)
+    with pytest.warns(ConvergenceWarning, match="interrupt"):
+        result = solve(x, y, temperature=0.02)
+    assert not result.converged
+    assert result.iterations == 4
+    assert result.residual == pytest.approx(residual(x @ y.T, result.zeta, 0.02), rel=1e-6)
+    calls = 4
+    with pytest.raises(KeyboardInterrupt):
+        solve(x, y, temperature=0.02)
+
+
+X, Y = unit(10, 4, seed=0), unit(12, 4, seed=1)
+S = X @ Y.T
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({"x": X, "y": Y, "temperature": 0.0}, ["temperature=0.0", "above 0"]),
+        ({"x": X, "y": Y, "temperature": -1.0}, ["temperature=-1.0"]),
+        ({"x": X, "y": Y, "temperature": math.nan}, ["temperature=nan"]),
+        ({"x": X, "y": Y, "temperature": math.inf}, ["temperature=inf"]),
+        ({"x": X, "y": Y, "scores": S, "temperature": 1.0}, ["x and y and scores", "scores alone"]),
+        ({"x": X, "temperature": 1.0}, ["got x;", "give x and y"]),
+        ({"temperature": 1.0}, ["neither features nor scores"]),
+        ({"x": X, "y": Y[:, :3], "temperature": 1.0}, ["x has 4 columns and y 3"]),
+        ({"x": X[:1], "y": Y, "temperature": 1.0}, ["1 anchors and 12 candidates", "at least 2"]),
+        ({"x": X, "y": Y[:1], "temperature": 1.0}, ["10 anchors and 1 candidates"]),
+        ({"scores": S[:0], "temperature": 1.0}, ["0 anchors"]),
+        ({"x": X[0], "y": Y, "temperature": 1.0}, ["x is", "two dimensions"]),
+        ({"x": X.int(), "y": Y, "temperature": 1.0}, ["x is", "int32", "floating-point"]),
+        ({"x": X.tolist(), "y": Y, "temperature": 1.0}, ["x is list"]),
+        ({"x": X * math.nan, "y": Y, "temperature": 1.0}, ["x[0, 0]=nan", "finite"]),
+        ({"x": X, "y": Y.masked_fill(torch.eye(12, 4) > 0, math.inf), "temperature": 1.0}, ["y[0, 0]=inf"]),
+        ({"scores": S - S * 1e400, "temperature": 1.0}, ["scores[0, 0]="]),
+        ({"scores": S, "temperature": 1.0, "method": "simplex"}, ["method='simplex'", "sinkhorn"]),
+        ({"scores": S, "temperature": 1.0, "tolerance": 0.0}, ["tolerance=0.0"]),
+        ({"scores": S, "temperature": 1.0, "tolerance": math.nan}, ["tolerance=nan"]),
+        ({"scores": S, "temperature": 1.0, "max_iterations": 0}, ["max_iterations=0"]),
+        ({"scores": S, "temperature": 1.0, "init": torch.zeros(10)}, ["init", "(10,)", "(12,)"]),
+        ({"scores": S, "temperature": 1.0, "init": torch.full((12,), math.nan)}, ["init holds NaN"]),
+        ({"scores": S, "temperature": 1.0, "x_weight": torch.ones(12)}, ["x_weight", "(12,)", "(10,)"]),
+        ({"scores": S, "temperature": 1.0, "y_weight": -torch.ones(12)}, ["y_weight", "-1", ">= 0"]),
+        ({"scores": S, "temperature": 1.0, "y_weight": torch.zeros(12)}, ["y_weight", "not all 0"]),
+    ],
+)
+def test_wrong_input_is_refused_by_name(arguments: dict, names: list[str]) -> None:
+    with pytest.raises(ValueError) as refusal:
+        solve(**arguments)
+    for name in names:
+        assert name in str(refusal.value)
+
+
+def test_column_sums_of_the_reference_are_those_of_loops() -> None:
+    scores, zeta = S[:3, :2], torch.tensor([0.1, -0.1])
+    sums = [0.0, 0.0]
+    for i in range(3):
+        terms = [math.exp((float(scores[i, j]) - float(zeta[j])) / 0.3) for j in range(2)]
+        sums = [sums[j] + terms[j] / sum(terms) * 2 / 3 for j in range(2)]
+    torch.testing.assert_close(column_sums(scores, zeta, 0.3), torch.tensor(sums, dtype=torch.float64))
