@@ -1,0 +1,95 @@
+"""Pictures of scenes: one to three shapes of a kind and colour on a textured background.
+
+What is not in the scene (exact place, size, tilt and shade of the shapes, light and texture of the background) is drawn
+from the picture's own random words. Ranges of two levels never meet, so that the picture determines its scene.
+Coordinates run from 0 to 1, y downwards.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from nuclr.data.builtin.grammar import LEVELS, SLOTS
+from nuclr.data.builtin.scenes import uniforms
+from nuclr.data.builtin.shapes import CONTOURS, Points
+
+Words = NDArray[np.uint64]
+
+JITTERS = 20  # three for the light, three for the shade, four for each of at most three shapes, and two to spare
+SUPERSAMPLE = 4
+OUTLINE = 0.55  # brightness of a shape's outline over that of its inside
+COLOURS = {
+    "red": (222, 45, 48), "blue": (40, 90, 225), "yellow": (250, 215, 40), "green": (35, 160, 70),
+    "orange": (245, 135, 25), "purple": (130, 55, 180), "pink": (250, 135, 190), "black": (40, 40, 45),
+}  # fmt: skip
+BACKGROUNDS = {  # colour, contrast of the texture, and the rows and columns of its noise, None for one a pixel
+    "over sand": ((228, 205, 160), 46, (None, None)),
+    "over grass": ((178, 212, 150), 60, (3, None)),
+    "over water": ((160, 205, 230), 60, (12, 2)),
+    "over snow": ((244, 246, 250), 16, (4, 4)),
+    "over slate": ((140, 146, 155), 40, (5, 5)),
+}
+TOWARDS = {
+    "in the middle": (0.0, 0.0), "on the left": (-1.0, 0.0), "on the right": (1.0, 0.0),
+    "at the top": (0.0, -1.0), "at the bottom": (0.0, 1.0),
+}  # fmt: skip
+SHIFT = 0.27  # how far towards a side, where the radius permits
+RADIUS = {"small": (0.13, 0.12, 0.105), "large": (0.25, 0.2, 0.145)}  # of one, of two and of three shapes
+
+
+def picture(scene: int, words: Words, size: int) -> Image.Image:
+    """The scene of this code in size x size pixels, RGB; `words` are `words_needed(size)` random ones."""
+    kind, colour, extent, place, count, background = (
+        slot.levels[i] for slot, i in zip(SLOTS, np.unravel_index(scene, LEVELS), strict=True)
+    )
+    number = 1 + ("a", "two", "three").index(count)
+    jitters = 2 * uniforms(words[:JITTERS]) - 1
+    canvas = _background(background, jitters[:3], words[JITTERS:].view(np.uint8), size)
+    shapes = _places(place, number, RADIUS[extent][number - 1], jitters[6:])
+    return _with_shapes(canvas, kind, COLOURS[colour] + 14 * jitters[3:6], shapes)
+
+
+def words_needed(size: int) -> int:
+    """64-bit words for the jitters and a byte of texture for every pixel."""
+    return JITTERS + -(-size * size // 8)
+
+
+def _background(name: str, light: Points, noise: NDArray[np.uint8], size: int) -> Image.Image:
+    colour, contrast, grid = BACKGROUNDS[name]
+    rows, columns = (cells or size for cells in grid)
+    texture = Image.fromarray(noise[: rows * columns].reshape(rows, columns))
+    if (rows, columns) != (size, size):
+        texture = texture.resize((size, size), Image.Resampling.BICUBIC)
+    shade = contrast * (np.asarray(texture, np.float32) / 255 - 0.5)
+    pixels = (np.array(colour) + 8 * light).astype(np.float32) + shade[..., None]
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def _places(place: str, count: int, radius: float, jitters: Points) -> Points:
+    """(count, 4), x, y, radius and tilt of each shape: a row across the direction in which the place lies."""
+    towards = np.array(TOWARDS[place])
+    across = np.array([1.0, 0.0]) if towards[0] == 0 else np.array([0.0, 1.0])
+    reach = 0.5 - 1.2 * radius  # how far from the middle a shape can be
+    gap = min(2.4 * radius, 2 * reach / max(count - 1, 1))
+    steps = (np.arange(count) - (count - 1) / 2) * gap
+    own = jitters[: 4 * count].reshape(count, 4)
+    centres = 0.5 + min(reach, SHIFT) * towards + steps[:, None] * across + 0.025 * own[:, :2]
+    return np.column_stack([centres, radius * (1 + 0.07 * own[:, 2]), np.deg2rad(12) * own[:, 3]])
+
+
+def _with_shapes(canvas: Image.Image, kind: str, colour: Points, shapes: Points) -> Image.Image:
+    fill, edge = (tuple(c.clip(0, 255).astype(int).tolist()) for c in (colour, OUTLINE * colour))
+    scale = SUPERSAMPLE * canvas.width
+    cover = Image.new("RGB", (scale, scale))  # red where there is a shape, yellow where there is its inside
+    draw = ImageDraw.Draw(cover)
+    for x, y, radius, tilt in shapes:
+        cos, sin = radius * np.cos(tilt), radius * np.sin(tilt)
+        turn = np.array([[cos, sin], [-sin, cos]])
+        contours = [(scale * (contour @ turn + (x, y))).ravel().tolist() for contour in CONTOURS[kind]]
+        draw.polygon([coordinate for contour in contours for coordinate in contour], fill=(255, 255, 0))
+        for contour in contours:
+            draw.line(contour + contour[:4], fill=(255, 0, 0), width=SUPERSAMPLE, joint="curve")
+    covered, inside, _ = cover.reduce(SUPERSAMPLE).split()
+    canvas.paste(edge, mask=covered)
+    canvas.paste(fill, mask=inside)
+    return canvas
