@@ -1,0 +1,146 @@
+"""What a run is made of, from its settings: data, model, objective."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nuclr import objectives
+from nuclr.data import Loader, check_samples, open_labelled, open_pairs, read_keep, usable
+from nuclr.data.builtin import BuiltinLabelled
+from nuclr.data.pairs import Pairs
+from nuclr.data.transforms import Augment
+from nuclr.errors import UserError
+from nuclr.models import TEXT_PRESETS, DualEncoder, build_model
+from nuclr.training import settings as s
+
+TOKENISER_CAPTIONS = 1_000_000  # more do not change a small vocabulary
+STANDARDISE_BATCH = 4096
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Pairs, the numbers of those in use, and the bad ones with their reasons."""
+
+    pairs: Pairs
+    numbers: np.ndarray
+    bad: dict[int, str]
+
+
+def open_source(data: s.Data, path: str, split: str | None, keep: str | None = None, check: bool = True) -> Source:
+    """Open pairs, read the list of those to keep, and look for bad samples."""
+    pairs = open_pairs(path, data.root, data.image_key, data.caption_key, split)
+    kept = None if keep is None else read_keep(below(data.root, keep), len(pairs))
+    bad = check_samples(pairs, kept, data.max_bad_share, data.workers) if check else {}
+    return Source(pairs, usable(pairs, bad, kept), bad)
+
+
+def below(root: str | None, name: str) -> Path:
+    """`name` relative to the root where it is there, else as it is."""
+    return Path(root) / name if root is not None and (Path(root) / name).exists() else Path(name)
+
+
+def open_classes(data: s.Data) -> Any:
+    """Labelled images for zero-shot classification, or None."""
+    if data.classes is None:
+        return None
+    return BuiltinLabelled() if data.classes == "builtin" else open_labelled(below(data.root, data.classes))
+
+
+def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
+    """The dual encoder for these pairs; its random weights follow from the seed."""
+    pairs, numbers = source.pairs, source.numbers
+    options = {
+        "width": model.width,
+        "image_head": model.image_head,
+        "text_head": model.text_head,
+        "image_frozen": model.image_frozen,
+        "text_frozen": model.text_frozen,
+        "image_size": model.image_size,
+        "max_length": model.max_length,
+        "tokeniser": model.tokeniser,
+    }
+    torch.manual_seed(seed)
+    if model.pretrained is not None:
+        built = build_model(pretrained=model.pretrained, **_given(options, "tokeniser", "image_head", "text_head"))
+        _check_kinds(pairs, built)
+        return built
+    first = int(numbers[0])
+    image = _tower("image", model.image, pairs.x_kind, "tiny_resnet")
+    text = _tower("text", model.text, pairs.y_kind, "tiny_text")
+    widths: dict[str, Any] = {}
+    if image == "vectors":
+        widths["image_width"] = len(np.asarray(pairs.x(first)))
+    if text == "vectors":
+        widths["text_width"] = len(np.asarray(pairs.y(first)))
+    if text in TEXT_PRESETS and model.tokeniser is None:
+        widths["captions"] = (str(pairs.y(int(number))) for number in islice(numbers, TOKENISER_CAPTIONS))
+    built = build_model(image, text, **options, **widths)
+    if model.standardise:
+        built.fit_vectors(
+            x=_vectors(pairs.x, numbers) if image == "vectors" else None,
+            y=_vectors(pairs.y, numbers) if text == "vectors" else None,
+        )
+    return built
+
+
+def _given(options: dict[str, Any], *without: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in without}
+
+
+def _tower(side: str, wanted: str | None, kind: str, default: str) -> str:
+    if kind == "vector":
+        if wanted not in (None, "vectors"):
+            raise UserError(
+                f"model.{side} is {wanted!r}, but the data holds vectors there; leave it out or say vectors"
+            )
+        return "vectors"
+    if wanted == "vectors":
+        raise UserError(f"model.{side} is 'vectors', but the data holds {kind}s there; name an encoder")
+    return wanted or default
+
+
+def _check_kinds(pairs: Pairs, model: DualEncoder) -> None:
+    for name, kind, takes in (("x", pairs.x_kind, model.images), ("y", pairs.y_kind, model.tokeniser)):
+        if (kind == "vector") != (takes is None):
+            raise UserError(f"model.pretrained and data.train do not fit: the data holds {kind}s on side {name}")
+
+
+def _vectors(read: Callable[[int], Any], numbers: np.ndarray) -> Iterator[Tensor]:
+    for begin in range(0, len(numbers), STANDARDISE_BATCH):
+        batch = [read(int(number)) for number in numbers[begin : begin + STANDARDISE_BATCH]]
+        yield torch.from_numpy(np.stack(batch))
+
+
+def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objective:
+    """The objective with one row of state for each pair of the data, used or not: numbers are never shifted."""
+    try:
+        return objectives.build(objective.name, num_samples=num_samples, **s.objective_options(objective))
+    except ValueError as error:
+        raise UserError(f"objective.{error}") from None
+
+
+def make_loader(data: s.Data, pairs: Pairs, model: DualEncoder) -> Loader:
+    """Reads pairs at the size that the model takes."""
+    size = model.images.size if model.images is not None else 224
+    return Loader(pairs, size, data.fit, data.workers, memory=data.memory * 2**20)
+
+
+def make_augment(augment: s.Augmentation, model: DualEncoder, seed: int) -> Augment | None:
+    """None where pictures are taken as they are."""
+    if not augment.enabled or model.images is None:
+        return None
+    return Augment(model.images.size, seed, (augment.crop, 1.0), augment.flip, augment.operations, augment.magnitude)
+
+
+def to_device(inputs: Any, device: torch.device) -> Any:
+    """A tensor, or a dict of them."""
+    if isinstance(inputs, dict):
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
+    return inputs.to(device, non_blocking=True)
