@@ -50,7 +50,8 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
     if "nuclr" in facts:
         raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; give it as pretrained={folder}")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        with quiet():
+            return AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise UserError(f"{key}: {folder / 'config.json'} is not understood ({first_line(error)})") from None
 

@@ -7,6 +7,7 @@ from nuclr.errors import UserError
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.joint import open_joint
 from nuclr.models.locate import locate, read_json
+from nuclr.models.probe import probe_images, probe_texts
 from nuclr.models.saving import load
 from nuclr.models.sides import Source, image_side, text_side
 
@@ -62,7 +63,7 @@ def build_model(
     width = width or WIDTH
     x, images = image_side(image, width, image_head, image_frozen, image_size, image_width)
     y, texts = text_side(text, width, text_head, text_frozen, max_length, text_width, captions, tokeniser)
-    return DualEncoder(x, y, images=images, tokeniser=texts)
+    return DualEncoder(x, y, images=images, tokeniser=texts).train()
 
 
 def _open_pretrained(
@@ -76,6 +77,10 @@ def _open_pretrained(
         model = load(folder)
         if (image_size or max_length) is not None:
             raise UserError(f"pretrained: {folder} has its own image_size and max_length; leave them out")
+    x_width = probe_images(model.x, model.images, folder) if model.images else model.width
+    y_width = probe_texts(model.y, model.tokeniser, folder) if model.tokeniser else model.width
+    if x_width != y_width:
+        raise UserError(f"pretrained: {folder} gives {x_width} features for images but {y_width} for texts")
     for side, freeze in ((model.x, frozen[0]), (model.y, frozen[1])):
         if freeze:
             side.freeze()

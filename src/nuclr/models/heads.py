@@ -11,10 +11,6 @@ class Head(nn.Sequential):
     """`kind`: "linear"; "mlp", one hidden layer of 2 `width` with GELU; "none", for towers that give `width`."""
 
     def __init__(self, kind: str, in_width: int, width: int) -> None:
-        if kind not in HEADS:
-            raise UserError(f"head: {kind!r}; allowed: {', '.join(HEADS)}")
-        if kind == "none" and in_width != width:
-            raise UserError(f"head: 'none' keeps the tower's {in_width} features, but width is {width}; use 'linear'")
         layers: dict[str, tuple[nn.Module, ...]] = {
             "linear": (nn.Linear(in_width, width),),
             "mlp": (nn.Linear(in_width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)),
@@ -22,3 +18,12 @@ class Head(nn.Sequential):
         }
         super().__init__(*layers[kind])
         self.kind, self.in_width, self.width = kind, in_width, width
+
+
+def make_head(kind: str, in_width: int, width: int, key: str) -> Head:
+    """A head, checked; `key` names the side in messages."""
+    if kind not in HEADS:
+        raise UserError(f"{key}_head: {kind!r}; allowed: {', '.join(HEADS)}")
+    if kind == "none" and in_width != width:
+        raise UserError(f"{key}_head: 'none' keeps the tower's {in_width} features, but width is {width}; use 'linear'")
+    return Head(kind, in_width, width)

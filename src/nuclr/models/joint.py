@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nuclr.errors import UserError
 from nuclr.models.backbones import class_of, load_joint, quiet
 from nuclr.models.encoder import Encoder
 from nuclr.models.images import ImageFormat, read_image_format, write_image_format
-from nuclr.models.probe import probe_images, probe_texts
 from nuclr.models.tokeniser import Tokeniser, load_tokeniser, tokeniser_for
 from nuclr.models.towers import ImageTower, TextTower
 
@@ -52,11 +50,6 @@ def open_joint(
     images = replace(images, size=size or images.size)
     sides, joint = read_joint(folder, key, images.size)
     texts = tokeniser_for(joint.config.text_config, load_tokeniser(folder, key), max_length)
-    widths = probe_images(sides[0], images, folder), probe_texts(sides[1], texts, folder)
-    if widths[0] != widths[1]:
-        raise UserError(
-            f"{key}: {folder} gives {widths[0]} features for images and {widths[1]} for texts; needs as many"
-        )
     return sides, images, texts, joint
 
 

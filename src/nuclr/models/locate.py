@@ -29,13 +29,17 @@ def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) 
     nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.7)
     if nearest:
         raise UserError(f"{key}: {str(name)!r} is neither a preset nor a folder; did you mean {nearest[0]!r}?")
-    if not HUB_NAME.fullmatch(str(name)) or folder.exists():
-        also = f", or {', '.join(known)}" if known else ""
-        raise UserError(f"{key}: no folder {str(name)!r}; allowed: a folder, a name on the Hugging Face hub{also}")
-    return _fetch(str(name), key, f", none of {', '.join(known)}" if known else "")
+    if HUB_NAME.fullmatch(str(name)) and not folder.exists() and (fetched := _fetch(str(name))):
+        return fetched
+    preset = f"not a preset ({', '.join(known)}), " if known else ""
+    raise UserError(
+        f"{key}: {str(name)!r} is {preset}not a folder, and not to be had from the Hugging Face hub (no network, or no "
+        "such name with safetensors).\nSave it where there is a network, with AutoModel (and AutoTokenizer)"
+        ".from_pretrained(NAME).save_pretrained(FOLDER), and give the folder."
+    )
 
 
-def _fetch(name: str, key: str, also: str) -> Path:
+def _fetch(name: str) -> Path | None:
     from huggingface_hub import snapshot_download
 
     for cached_only in (True, False):
@@ -45,11 +49,7 @@ def _fetch(name: str, key: str, also: str) -> Path:
             continue
         if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
             return folder
-    raise UserError(
-        f"{key}: {name!r} is no folder{also}, and not found (as safetensors) on the Hugging Face hub, or no network.\n"
-        "Where there is one, AutoModel.from_pretrained(NAME).save_pretrained(FOLDER), AutoTokenizer likewise, save it "
-        "for use here: give the folder."
-    )
+    return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

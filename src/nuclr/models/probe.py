@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nuclr.errors import UserError
 from nuclr.models.backbones import first_line
@@ -17,39 +17,36 @@ Name = str | os.PathLike[str]
 def probe_images(encoder: nn.Module, images: ImageFormat, source: Name) -> int:
     """The number of features, by trying one image."""
     try:
-        return width_of(encoder, torch.zeros(1, 3, images.size, images.size))
+        features = _probe(encoder, torch.zeros(1, 3, images.size, images.size))
     except Exception as error:  # whatever a foreign network raises
         raise UserError(f"image: {source} does not take {images.size}-pixel images ({first_line(error)})") from None
+    return features.shape[1]
 
 
 def probe_texts(encoder: nn.Module, texts: Tokeniser, source: Name) -> int:
     """The number of features, by trying two texts; refused if they look the same to it."""
     tokens = texts(["one dog", "two white cats"])
     try:
-        width = width_of(encoder, tokens)
-        with torch.no_grad():
-            first, second = encoder(tokens)
+        features = _probe(encoder, tokens)
     except Exception as error:  # whatever a foreign network raises
         raise UserError(f"text: {source} does not take its tokeniser's texts ({first_line(error)})") from None
-    if torch.equal(first, second) and not torch.equal(*tokens["input_ids"]):
-        raise UserError(
-            f"text: the first token of {source} sees nothing of the others; needs an encoder, as BERT is one"
-        )
-    return width
+    if torch.equal(*features) and not torch.equal(*tokens["input_ids"]):
+        raise UserError(f"text: in {source} the first token sees no other; needs an encoder such as BERT, no decoder")
+    return features.shape[1]
 
 
-def width_of(tower: nn.Module, inputs: Any) -> int:
-    """d, by trying; parameters that the features do not depend on stop asking for a gradient.
+def _probe(encoder: nn.Module, inputs: Any) -> Tensor:
+    """Features in eval mode; parameters that they do not depend on stop asking for a gradient.
 
     Such are mask tokens and unused poolers: DistributedDataParallel would wait for their gradients in vain.
     """
-    was_training = tower.training
-    tower.eval()
+    was_training = encoder.training
+    encoder.eval()
     with torch.enable_grad():
-        features = tower(inputs)
-        parameters = [parameter for parameter in tower.parameters() if parameter.requires_grad]
+        features: Tensor = encoder(inputs)
+        parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
         gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True) if parameters else ()
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.requires_grad_(gradient is not None)
-    tower.train(was_training)
-    return features.shape[1]
+    encoder.train(was_training)
+    return features.detach()

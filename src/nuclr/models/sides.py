@@ -9,7 +9,7 @@ from torch import nn
 from nuclr.errors import UserError
 from nuclr.models.backbones import load_backbone, make_backbone
 from nuclr.models.encoder import Encoder
-from nuclr.models.heads import Head
+from nuclr.models.heads import make_head
 from nuclr.models.images import IMAGENET_MEAN, IMAGENET_STD, ImageFormat, read_image_format
 from nuclr.models.locate import locate
 from nuclr.models.presets import IMAGE_PRESETS, TEXT_PRESETS
@@ -28,7 +28,7 @@ def image_side(
     """The x side, and how its pictures are prepared (None: it takes none, or a module that prepares them itself)."""
     if isinstance(source, nn.Module):
         images = ImageFormat(size, IMAGENET_MEAN, IMAGENET_STD) if size else None
-        return _module_side(source, width, head, frozen, in_width), images
+        return _module_side("image", source, width, head, frozen, in_width), images
     if source == VECTORS:
         return _vector_side("image", width, head, frozen, in_width), None
     if source in IMAGE_PRESETS:
@@ -41,7 +41,7 @@ def image_side(
         images = read_image_format(folder)
         images = replace(images, size=size or images.size)
     tower = ImageTower(backbone, images.size)
-    return Encoder(tower, Head(head, probe_images(tower, images, source), width), frozen), images
+    return Encoder(tower, make_head(head, probe_images(tower, images, source), width, "image"), frozen), images
 
 
 def text_side(
@@ -58,7 +58,7 @@ def text_side(
     own = None if tokeniser is None else load_tokeniser(tokeniser, "tokeniser")
     if isinstance(source, nn.Module):
         texts = None if own is None else Tokeniser(own, max_length or MAX_LENGTH)
-        return _module_side(source, width, head, frozen, in_width), texts
+        return _module_side("text", source, width, head, frozen, in_width), texts
     if source == VECTORS:
         return _vector_side("text", width, head, frozen, in_width), None
     if source in TEXT_PRESETS:
@@ -73,14 +73,14 @@ def text_side(
         backbone = load_backbone(folder, "text", "text")
         texts = tokeniser_for(backbone.config, own or load_tokeniser(folder, "text"), max_length)
     tower = TextTower(backbone)
-    return Encoder(tower, Head(head, probe_texts(tower, texts, source), width), frozen), texts
+    return Encoder(tower, make_head(head, probe_texts(tower, texts, source), width, "text"), frozen), texts
 
 
 def _vector_side(key: str, width: int, head: str, frozen: bool, in_width: int | None) -> Encoder:
     if in_width is None:
         raise UserError(f"{key}_width: not given; {key}='vectors' needs the number of their coordinates")
-    return Encoder(VectorTower(in_width), Head(head, in_width, width), frozen)
+    return Encoder(VectorTower(in_width), make_head(head, in_width, width, key), frozen)
 
 
-def _module_side(module: nn.Module, width: int, head: str, frozen: bool, in_width: int | None) -> Encoder:
-    return Encoder(module, None if in_width is None else Head(head, in_width, width), frozen)
+def _module_side(key: str, module: nn.Module, width: int, head: str, frozen: bool, in_width: int | None) -> Encoder:
+    return Encoder(module, None if in_width is None else make_head(head, in_width, width, key), frozen)

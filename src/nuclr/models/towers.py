@@ -27,7 +27,7 @@ class ImageTower(nn.Module):
         super().__init__()
         # Convolutions run up to twice as fast with the channels last, on CPUs as on GPUs.
         self.backbone = backbone
-        nn.Module.to(backbone, memory_format=torch.channels_last)
+        nn.Module.to(backbone, memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained_at = getattr(backbone.config, "image_size", size)
         takes_other_sizes = "interpolate_pos_encoding" in inspect.signature(backbone.forward).parameters
         self._interpolate = takes_other_sizes and trained_at not in (size, [size, size], (size, size))

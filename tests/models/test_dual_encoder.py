@@ -1,0 +1,82 @@
+"""Using a dual encoder: encode_images, encode_texts, standardised vectors."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nuclr.errors import UserError
+from nuclr.models import build_model
+
+from .conftest import CAPTIONS
+
+
+@pytest.fixture
+def model():
+    return build_model(captions=CAPTIONS)
+
+
+def test_encoding_leaves_the_model_as_it_was(model, pictures):
+    features = model.encode_images(pictures)
+    assert not features.requires_grad
+    (features * torch.ones(1, requires_grad=True)).sum().backward()  # an ordinary tensor, to go on computing with
+    assert model.training
+    assert model.x.training
+    model.eval()
+    model.encode_texts(CAPTIONS)
+    assert not model.y.training
+
+
+def test_encoding_uses_eval_mode(image_folder, pictures):
+    model = build_model(image_folder, captions=CAPTIONS)  # with batch norm
+    torch.testing.assert_close(model.encode_images(pictures), model.encode_images(pictures[:2] + pictures[2:]))
+    torch.testing.assert_close(model.encode_images(pictures)[:1], model.encode_images(pictures[:1]))
+
+
+def test_batches_do_not_matter(model, pictures):
+    torch.testing.assert_close(model.encode_images(pictures, batch_size=4), model.encode_images(pictures))
+    torch.testing.assert_close(model.encode_texts(CAPTIONS, batch_size=1), model.encode_texts(CAPTIONS))
+
+
+def test_pictures_and_tensors_agree(model):
+    raw = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+    tensor = torch.from_numpy(raw).permute(0, 3, 1, 2)
+    assert torch.equal(model.encode_images(tensor), model.encode_images([Image.fromarray(image) for image in raw]))
+    # Training and evaluation see the same pixels.
+    x = model.images.normalise(tensor / 255)
+    torch.testing.assert_close(model.eval().x(x).detach(), model.encode_images(tensor))
+
+
+def test_nothing_to_encode(model):
+    with pytest.raises(UserError, match="empty"):
+        model.encode_texts([])
+
+
+class TestVectors:
+    def test_fitted_inputs_have_zero_mean_and_unit_variance(self):
+        model = build_model("vectors", "vectors", image_width=5, text_width=7)
+        x = torch.randn(1000, 5) * torch.tensor([1e-3, 1.0, 7.0, 0.0, 2.0]) + torch.tensor([1.0, 0, -3, 2, 1e4])
+        before = x.clone()
+        model.fit_vectors(x=x)
+        seen = model.x.tower(x)
+        torch.testing.assert_close(seen.mean(0), torch.zeros(5), atol=1e-3, rtol=0)
+        torch.testing.assert_close(seen.std(0), torch.tensor([1.0, 1, 1, 0, 1]), atol=2e-3, rtol=0)
+        assert torch.equal(x, before)
+        assert torch.equal(model.y.tower.std, torch.ones(7))
+
+    def test_batches_or_whole(self):
+        model = build_model("vectors", "vectors", image_width=5, text_width=5)
+        x = torch.randn(1000, 5) + 3
+        model.fit_vectors(x, (part for part in x.split(77)))
+        torch.testing.assert_close(model.x.tower.mean, model.y.tower.mean)
+        torch.testing.assert_close(model.x.tower.std, model.y.tower.std)
+        torch.testing.assert_close(model.x.tower.std, x.std(0, correction=0))
+
+    def test_only_vectors_are_fitted(self, model):
+        with pytest.raises(UserError, match="takes no vectors"):
+            model.fit_vectors(x=torch.randn(4, 5))
+        vectors = build_model("vectors", captions=CAPTIONS, image_width=5)
+        with pytest.raises(UserError, match="two vectors"):
+            vectors.fit_vectors(x=torch.randn(1, 5))
+        with pytest.raises(UserError, match=r"\(4, 6\)"):
+            vectors.fit_vectors(x=torch.randn(4, 6))

@@ -1,0 +1,121 @@
+"""save_pretrained and from_pretrained: the same features to the last bit, nothing pickled, readable by others."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from nuclr.errors import UserError
+from nuclr.models import DualEncoder, build_model
+
+from .conftest import CAPTIONS
+
+
+def stirred(model):
+    """As if trained: every parameter and buffer other than it was made."""
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            if value.is_floating_point():
+                value.add_(0.01 * torch.rand_like(value))
+    return model
+
+
+def check_round_trip(model, images, texts, folder, **modules):
+    stirred(model).save_pretrained(folder)
+    assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".json", ".safetensors"}
+    again = DualEncoder.from_pretrained(folder, **modules)
+    assert not again.training
+    assert again.width == model.width
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert torch.equal(model.encode_images(images), again.encode_images(images))
+    assert torch.equal(model.encode_texts(texts), again.encode_texts(texts))
+    return again
+
+
+@pytest.mark.parametrize("image", ["tiny_resnet", "tiny_vit"])
+def test_presets(image, pictures, tmp_path):
+    model = build_model(image, captions=CAPTIONS, image_head="mlp", image_frozen=True, image_size=40)
+    again = check_round_trip(model, pictures, CAPTIONS, tmp_path)
+    assert again.images == model.images
+    assert again.x.frozen
+    assert not again.y.frozen
+    check_round_trip(again, pictures, CAPTIONS, tmp_path)  # over the old one
+
+
+def test_folders(image_folder, text_folder, pictures, tmp_path):
+    model = build_model(image_folder, text_folder, max_length=6)
+    again = check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
+    assert again.tokeniser.max_length == 6
+    # Each tower is a source in its own right, with its images and its tokeniser.
+    third = build_model(tmp_path / "model" / "image", tmp_path / "model" / "text", max_length=6)
+    assert third.images == model.images
+    x, y = third.prepare_images(pictures), third.prepare_texts(CAPTIONS)
+    assert torch.equal(third.eval().x.tower(x), model.eval().x.tower(x))
+    assert torch.equal(third.y.tower(y), model.y.tower(y))
+
+
+def test_clip_and_siglip(joint, pictures, tmp_path):
+    folder, original = joint
+    model = build_model(pretrained=folder, text_frozen=True)
+    again = check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
+    assert again.images == model.images
+    assert again.y.frozen
+    assert again.joint.temperature == model.joint.temperature
+    # Others read it as what it was.
+    theirs = type(original).from_pretrained(tmp_path / "model" / "joint").eval()
+    x = model.prepare_images(pictures)
+    features = theirs.get_image_features(x).pooler_output
+    torch.testing.assert_close(model.encode_images(pictures), nn.functional.normalize(features))
+    assert torch.equal(theirs.logit_scale, original.logit_scale)
+    # And so do we, to go on training.
+    assert build_model(pretrained=tmp_path / "model").width == model.width
+    assert build_model(pretrained=tmp_path / "model" / "joint").images == model.images
+
+
+def test_vectors(tmp_path):
+    model = build_model("vectors", "vectors", image_width=5, text_width=7, width=4, text_head="mlp")
+    x, y = torch.randn(50, 5) * 3 + 1, torch.randn(50, 7)
+    model.fit_vectors(x, y)
+    again = check_round_trip(model, x, y, tmp_path)
+    assert torch.equal(again.x.tower.mean, model.x.tower.mean)
+
+
+def test_modules_are_filled(tmp_path):
+    def modules():
+        return {"x": nn.Linear(5, 4), "y": nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4))}
+
+    model = DualEncoder(**modules())
+    check_round_trip(model, torch.randn(9, 5), torch.randn(9, 7), tmp_path, **modules())
+    with pytest.raises(UserError, match="x side is a module of your own"):
+        DualEncoder.from_pretrained(tmp_path)
+    with pytest.raises(UserError, match="does not fit"):
+        DualEncoder.from_pretrained(tmp_path, x=nn.Linear(6, 4), y=modules()["y"])
+
+
+def test_refusals(tmp_path, joint):
+    with pytest.raises(UserError, match=r"no config\.json"):
+        DualEncoder.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="build_model"):
+        DualEncoder.from_pretrained(joint[0])
+    folder = tmp_path / "model"
+    build_model(captions=CAPTIONS).save_pretrained(folder)
+
+    weights = load_file(folder / "model.safetensors")
+    save_file({"x.head.0.weight": weights["x.head.0.weight"]}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="does not fit"):
+        DualEncoder.from_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(UserError, match="cannot be read"):
+        DualEncoder.from_pretrained(folder)
+    facts = json.loads((folder / "config.json").read_text())
+    del facts["images"]
+    (folder / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"lacks 'images'"):
+        DualEncoder.from_pretrained(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        build_model(captions=CAPTIONS).save_pretrained(tmp_path / "file")
