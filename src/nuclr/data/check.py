@@ -71,8 +71,9 @@ def _look(
     pairs: Checkable, numbers: np.ndarray, workers: int, progress: Callable[[int, int], None] | None
 ) -> dict[int, str]:
     """Decode each image once, this process its share; then exchange what was found."""
-    known = {number: pairs.known_bad[number] for number in numbers.tolist() if number in pairs.known_bad}
-    rest = np.setdiff1d(numbers, np.fromiter(known, np.int64), assume_unique=True)
+    listed = np.intersect1d(numbers, np.fromiter(pairs.known_bad, np.int64))
+    known = {number: pairs.known_bad[number] for number in listed.tolist()}
+    rest = np.setdiff1d(numbers, listed, assume_unique=True)
     _, first = np.unique(pairs.x_id[rest], return_index=True)
     share = rest[first][distributed.rank() :: distributed.world_size()]
     chunks = [share[begin : begin + _CHUNK] for begin in range(0, len(share), _CHUNK)]
@@ -105,7 +106,8 @@ def _from_all(numbers: list[int]) -> list[int]:
 
 
 def _too_many(pairs: Pairs, bad: dict[int, str], total: int, share: float) -> str:
-    reasons = ", ".join(f"{count} x {reason}" for reason, count in Counter(bad.values()).most_common(3))
+    counts = Counter(reason.partition(" (")[0] for reason in bad.values())
+    reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common(3))
     number = next(iter(bad))
     return (
         f"{len(bad)} of {total} samples are bad, {len(bad) / total:.1%}, more than the {share:.1%} allowed "

@@ -95,7 +95,7 @@ class Loader:
             except BadSample as bad:
                 raise UserError(
                     f"sample {number} ({self.pairs.name(number)}): {bad.reason}; it was good when the run began. "
-                    "Mend the file, or resume, which checks all files that changed"
+                    "Mend the file, or resume: that checks all files again"
                 ) from None
         return np.stack(x), y
 

@@ -1,4 +1,15 @@
-"""A path -> pairs, by what lies there."""
+"""A path -> pairs, by what lies there.
+
+| path | format | module |
+| --- | --- | --- |
+| `.jsonl`, `.json` | caption list: ours, ALBEF's, Karpathy's | `caption_list` |
+| `.csv`, `.tsv`, `.txt` | table with a header | `table` |
+| `.parquet`, or a folder of them | file names or images' bytes | `parquet` |
+| a folder from `save_to_disk` | Hugging Face dataset | `hf` |
+| `.tar`, a folder or a pattern of them, joined by `::` | img2dataset, webdataset | `tars` |
+| `.npz`, `.safetensors` | embedding file | `vectors` |
+| `builtin`, `builtin:n=20000,seed=0,split=train` | pictures made on the fly | `builtin` |
+"""
 
 import difflib
 import inspect
@@ -30,7 +41,7 @@ def open_pairs(
     caption_key: str | None = None,
     split: str | None = None,
 ) -> AnyPairs:
-    """Open pairs in any of the formats; the README has a table of them.
+    """Open pairs in any of the formats above.
 
     `path` is a file, a folder, a pattern of tars (see `tars`), or "builtin" with options, as in
     "builtin:n=20000,seed=0,split=train". `root` is the folder that `path` and the images' names are relative to.

@@ -2,7 +2,8 @@
 
 A sample is a run of members with the same key, the path up to the first dot of the file name, as webdataset and
 img2dataset write them: `000012.jpg`, `000012.txt`, `000012.json`. The caption is the `.txt`; without one, the entry
-"caption" or "captions" (a text or a list) of the `.json`. Images are skipped over, captions are read.
+"caption" or "captions" (a text or a list) of the `.json`. `image_key` asks for an image with that suffix, `caption_key`
+for that entry of the `.json`. Images are skipped over, captions are read.
 """
 
 import json
