@@ -1,8 +1,11 @@
 """The command line. Heavy imports happen inside the commands, so that --help answers at once."""
 
+import contextlib
 import enum
 import math
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +13,15 @@ import typer
 
 from nuclr import __version__
 from nuclr.errors import UserError
+
+
+class Stopped(Exception):  # noqa: N818 (it was asked to)
+    """A run that ended before its time, with the status that a shell should see."""
+
+    def __init__(self, told: str, status: int) -> None:
+        super().__init__(told)
+        self.status = status
+
 
 app = typer.Typer(
     name="nuclr",
@@ -32,6 +44,9 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("nuclr: interrupted", err=True)
         sys.exit(130)
+    except Stopped as stopped:
+        typer.echo(f"nuclr: {stopped}", err=True)
+        sys.exit(stopped.status)
 
 
 def _version(wanted: bool) -> None:
@@ -83,6 +98,159 @@ def toy(
     typer.echo(f"\nFigures and {folder.SUMMARY} are in {out} ({content['seconds']:.0f} s)")
 
 
+_TRAIN_EXAMPLES = """
+\b
+    nuclr train                                                  the demo, about two minutes on two CPU cores
+    nuclr train configs/flickr8k.yaml data.root=DATA seed=1      a config, two keys changed
+    nuclr train runs/flickr8k --resume                           go on with a run that was stopped
+    torchrun --nproc_per_node 2 -m nuclr train CONFIG            the same on two processes
+"""
+
+
+@app.command(epilog=_TRAIN_EXAMPLES)
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...", help="A YAML file or the folder of a run; then settings to change."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in its folder, if there is one.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build everything, try one batch, estimate memory and time, and stop.")
+    ] = False,
+) -> None:
+    """Train a dual encoder on pairs; without CONFIG, the demo on built-in pairs.
+
+    The run is a folder: config.yaml, metrics.jsonl, results.json, checkpoints/ and model/. Ctrl-C writes a checkpoint
+    and stops; --resume goes on, and ends with the same weights and metrics as if it had never stopped.
+    """
+    from nuclr import config
+
+    given = list(arguments or [])
+    path = Path(given.pop(0)) if given and "=" not in given[0] else None
+    if path is not None and path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"{path}: no run there (no config.yaml); name a YAML file or the folder of a run")
+        given.append(f"out={path}")
+        path = path / "config.yaml"
+    settings = config.load(path, given)
+    from nuclr.training import demo as demonstration
+    from nuclr.training import dry_run as trial
+    from nuclr.training import launch, loop, signals
+
+    with _errors_of_training(launch, loop, signals):
+        if dry_run:
+            typer.echo(trial.describe(trial.dry_run(settings)))
+            return
+        out = Path(settings.out) if settings.out else _free_folder(Path("runs") / settings.name, resume)
+        if path is None and demonstration.is_demo(settings):
+            found = demonstration.demo(settings, out, resume)
+            if launch.is_first():
+                typer.echo(demonstration.table(found, out))
+            return
+        results = loop.train(settings, out, resume)
+    if launch.is_first():
+        _print_results(results, out)
+
+
+@contextlib.contextmanager
+def _errors_of_training(launch: Any, loop: Any, signals: Any) -> Iterator[None]:
+    try:
+        yield
+    except signals.Interrupted as stop:
+        raise Stopped(f"{stop}; go on with --resume", stop.status) from None
+    except loop.TrainingFailed as failed:
+        raise Stopped(str(failed), 1) from None
+    except launch.ElsewhereError:
+        sys.exit(2)  # the first process says why
+
+
+def _free_folder(wanted: Path, resume: bool) -> Path:
+    """The folder of the run; another number for each where none was asked for."""
+    if resume or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return wanted  # all processes have to agree, and only the first one makes it
+    number = 1
+    folder = wanted
+    while folder.exists():
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder
+
+
+def _print_results(results: dict[str, Any], out: Path) -> None:
+    found = results["val"]
+    if "mean_R@1" in found:
+        typer.echo(f"{'':24}{'@1':>9}{'@5':>9}{'@10':>9}")
+        for key, told in (("image_to_text", "image to text"), ("text_to_image", "text to image"), ("mean", "mean")):
+            cells = "".join(f"{100 * found[f'{key}_R@{k}']:>7.1f} %" for k in (1, 5, 10))
+            typer.echo(f"{'recall, ' + told:24}{cells}")
+        cells = "".join(f"{100 * found[f'mean_chance@{k}']:>7.1f} %" for k in (1, 5, 10))
+        typer.echo(f"{'chance':24}{cells}")
+    if "zero_shot_acc1" in found:
+        accuracy, chance = (100 * found[key] for key in ("zero_shot_acc1", "zero_shot_chance"))
+        typer.echo(f"zero-shot accuracy {accuracy:.1f} % (chance {chance:.1f} %)")
+    timing = results["timing"]
+    share = timing["share_objective"]
+    typer.echo(
+        f"{results['steps']} steps in {timing['seconds']:.0f} s, {timing['samples_per_second']:,.0f} samples/s; "
+        f"objective, state and logging {share:.1%} of the time\nThe run is in {out}"
+    )
+
+
+@app.command()
+def embed(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A trained run, or a folder of encoders (nuclr, CLIP, SigLIP).")
+    ],
+    out: Annotated[Path, typer.Option(help="Embedding file to write: .npz or .safetensors.")],
+    pairs: Annotated[
+        str | None, typer.Option(help="Pairs to embed, in any format that training takes; default: the run's own.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Images alone: a folder. Their names go to a .txt beside.")
+    ] = None,
+    texts: Annotated[Path | None, typer.Option(help="Texts alone: a file with one a line.")] = None,
+    root: Annotated[str | None, typer.Option(help="Folder that the names of the pairs are relative to.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split, where the pairs have several.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint's weights, not the last.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 256,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+) -> None:
+    """Write the features of pairs, of images alone or of texts alone; under torchrun the work is shared."""
+    if sum(option is not None for option in (pairs, images, texts)) > 1:
+        raise UserError("--pairs, --images and --texts exclude one another; give one of them")
+
+    from nuclr.training import embed as embedding
+    from nuclr.training import folder, launch, loop, signals
+
+    with _errors_of_training(launch, loop, signals):
+        if folder.is_run(run):
+            trained = embedding.open_run(run, best)
+            model, data = trained.model, trained.config["data"]
+            root = root if root is not None else data["root"]
+            if pairs is None and images is None and texts is None:
+                pairs, split = data["train"], split or data["split"]
+        else:
+            if best:
+                raise UserError(f"--best needs a run, and {run} is none")
+            model = embedding.open_encoders(str(run))
+            if pairs is None and images is None and texts is None:
+                raise UserError("say what to embed with --pairs, --images or --texts")
+        where = launch.pick_device(device)
+        with launch.processes(where):
+            found = embedding.embed(
+                model, out, pairs=pairs, images=images, texts=texts, root=root, split=split, batch=batch_size,
+                device=where,
+            )  # fmt: skip
+    if launch.is_first():
+        shapes = ", ".join(f"{name} {shape}" for name, shape in found.items() if name != "bad_samples")
+        bad = f"; {len(found['bad_samples'])} bad samples left out" if found["bad_samples"] else ""
+        typer.echo(f"{out}: {shapes}{bad}")
+
+
 class Weights(enum.StrEnum):
     """What is uniform: the pairs, or the x."""
 
@@ -111,10 +279,19 @@ _NAMES, _KEEP, _SOLVER = "Names to join", "Keeping pairs in a band of popularity
 @app.command()
 def popularity(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Embeddings: .npz or .safetensors with x, y and optionally y_to_x.")
+        Path,
+        typer.Argument(
+            metavar="FILE|RUN",
+            help="Embeddings (.npz or .safetensors with x, y and optionally y_to_x), or a trained run.",
+        ),
     ],
-    temperature: Annotated[float, typer.Option(help="Temperature tau; lower tells neighbours apart more sharply.")],
-    out: Annotated[Path, typer.Option(help="Folder for the table, the summary and the histogram.")],
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Temperature tau; lower tells neighbours apart more sharply. Default: the run's."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the table, the summary and the histogram. Default: RUN/popularity.")
+    ] = None,
     align: Annotated[
         Align, typer.Option(help="ridge: map x to y by a ridge regression on the pairs (for x, y of unequal width).")
     ] = Align.NONE,
@@ -160,13 +337,18 @@ def popularity(
         str, typer.Option(rich_help_panel=_SOLVER, help="Where to compute: cpu, cuda, cuda:1, ...")
     ] = "cpu",
 ) -> None:
-    """Tell which samples of an embedding file are popular (generic) and which are rare.
+    """Tell which samples of an embedding file, or of a run's training pairs, are popular (generic) and which are rare.
 
-    Popularity is that under the file's embeddings at this temperature. Solved for both sides: of the y with the x as
+    Popularity is that under these embeddings at this temperature. Solved for both sides: of the y with the x as
     anchors, and of the x with the y as anchors. Writes popularity.csv (and .parquet where pyarrow is installed),
     popularity.json and a histogram.
     """
-    if not (temperature > 0 and math.isfinite(temperature)):
+    trained = file.is_dir()
+    if temperature is None and not trained:
+        raise UserError(f"--temperature is missing; {file} is no run, from which it would be known")
+    if out is None and not trained:
+        raise UserError("--out is missing: the folder for the table, the summary and the histogram")
+    if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
         raise UserError(f"--temperature is {temperature:g}; needs a number above 0, such as 0.05")
     if not 0 < tolerance < 1:
         raise UserError(f"--tolerance is {tolerance:g}; needs a number between 0 and 1")
@@ -185,6 +367,17 @@ def popularity(
     from nuclr.experiments.popularity import folder
     from nuclr.experiments.popularity.keep import Band
 
+    numbers = None
+    if trained:
+        if captions is not None or images is not None:
+            raise UserError("--captions and --images go with an embedding file; a run knows its own")
+        from nuclr.training import popularity as of_run
+
+        out = file / "popularity" if out is None else out
+        found = of_run.prepare(file, out)
+        file, captions, numbers = found.embeddings, found.captions, found.numbers
+        temperature = found.temperature if temperature is None else temperature
+    assert temperature is not None and out is not None
     options: dict[str, Any] = {"tolerance": tolerance, "progress": sys.stderr.isatty()}
     if max_iterations is not None:
         options["max_iterations"] = max_iterations
@@ -201,6 +394,8 @@ def popularity(
         device=device,
         **options,
     )
+    if numbers is not None and keep is not None:
+        of_run.restore_numbers(keep, numbers)
     _print_popularity(content)
     typer.echo(f"\nTable, summary and histogram are in {out}")
     unfinished = [name for name, side in content["sides"].items() if not side["converged"]]

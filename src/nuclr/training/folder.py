@@ -145,3 +145,11 @@ def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for key, value in values.items():
         rows += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
     return rows
+
+
+def read_results(folder: Path) -> dict[str, Any] | None:
+    """What results.json holds; None where the run is not finished."""
+    if not is_finished(folder):
+        return None
+    content: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    return content

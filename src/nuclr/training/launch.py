@@ -42,6 +42,11 @@ def processes(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def is_first() -> bool:
+    """Whether this is the first process, also before and after the processes have joined."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 class ElsewhereError(Exception):
     """The first process could not go on, and has said why."""
 

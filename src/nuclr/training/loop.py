@@ -225,7 +225,11 @@ def _train(
         "val": last,
         "best_mean_R@1": best if math.isfinite(best) else None,
         "protocol": PROTOCOL,
-        "timing": {"seconds": time.perf_counter() - begin, **{f"share_{k}": v for k, v in spent.shares().items()}},
+        "timing": {
+            "seconds": time.perf_counter() - begin,
+            "samples_per_second": (position.total - progress.begin_step) * batch_size / max(spent.total(), 1e-9),
+            **{f"share_{k}": v for k, v in spent.shares().items()},
+        },
     }
 
     def finish() -> None:

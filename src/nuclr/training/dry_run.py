@@ -1,0 +1,95 @@
+"""`--dry-run`: build everything, read one batch, take two steps, say what the run would cost, leave nothing behind."""
+
+import resource
+import sys
+import time
+from typing import Any
+
+import torch
+
+from nuclr import distributed
+from nuclr.data import batches, epoch_order, steps_per_epoch
+from nuclr.training import parts
+from nuclr.training.features import autocast
+from nuclr.training.launch import pick_device, processes
+from nuclr.training.loop import build, inputs
+from nuclr.training.optimiser import make_optimiser
+from nuclr.training.settings import Settings
+
+MB = 2**20
+
+
+def dry_run(settings: Settings) -> dict[str, Any]:
+    """Memory in bytes and time in seconds, from the second of two steps; nothing is written."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = pick_device(settings.device)
+    with processes(device):
+        source, validation, model = build(settings, device)
+        pairs = source.pairs
+        objective = parts.make_objective(settings.objective, len(pairs)).to(device)
+        optimiser = make_optimiser(model, objective, settings.optimiser.lr, settings.optimiser.weight_decay)
+        loader, augment = (
+            parts.make_loader(settings.data, pairs, model),
+            parts.make_augment(settings.augment, model, settings.seed),
+        )
+        order = epoch_order(pairs, settings.seed, 0, settings.data.one_caption_per_image, source.numbers)
+        steps = steps_per_epoch(order, settings.data.batch_size)
+        own = batches(order, settings.data.batch_size, distributed.rank(), distributed.world_size())
+        begin = time.perf_counter()
+        batch = next(iter(loader.load([next(own)])))
+        reading = time.perf_counter() - begin
+        step = 0.0
+        for _ in range(2):  # the first one also pays for what is set up once
+            begin = time.perf_counter()
+            x, y = inputs(model, augment, batch, 0, 0, device)
+            with autocast(device, settings.precision):
+                fx, fy = model(x, y)
+            loss = objective(fx, fy, batch.numbers).loss
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            loss.item()
+            step = time.perf_counter() - begin
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        state = sum(table.numel() * table.element_size() for table in objective.buffers())
+        return {
+            "pairs": len(pairs),
+            "bad_samples": len(source.bad),
+            "steps": steps * settings.schedule.epochs,
+            "left_over_per_epoch": len(order) - steps * settings.data.batch_size,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "loss": float(loss),
+            "bytes_model": weights,
+            "bytes_optimiser": 3 * trained,  # gradient and two moments
+            "bytes_objective": state,
+            "bytes_peak": _peak(device),
+            "bytes_checkpoint": weights + 2 * trained + state,
+            "seconds_read": reading,
+            "seconds_step": step,
+            "seconds": steps * settings.schedule.epochs * max(step, reading / settings.data.workers),
+            "evaluation_pairs": len(validation.source.numbers) if validation.source else 0,
+        }
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def describe(found: dict[str, Any]) -> str:
+    """For a person to read."""
+    minutes = found["seconds"] / 60
+    return (
+        f"{found['pairs']:,} pairs ({found['bad_samples']} bad), {found['parameters']:,} parameters, "
+        f"{found['steps']:,} steps; {found['left_over_per_epoch']} samples left over in an epoch\n"
+        f"memory: model {found['bytes_model'] / MB:,.0f} MB, "
+        f"gradients and AdamW {found['bytes_optimiser'] / MB:,.0f} MB, "
+        f"objective's state {found['bytes_objective'] / MB:,.1f} MB, peak so far {found['bytes_peak'] / MB:,.0f} MB; "
+        f"a checkpoint takes {found['bytes_checkpoint'] / MB:,.0f} MB on disk\n"
+        f"time: about {found['seconds_step']:.3f} s a step, {minutes:,.1f} min in all without evaluation; "
+        f"loss of the batch {found['loss']:.4f}"
+    )
