@@ -21,23 +21,16 @@ from nuclr.training.settings import Settings, objective_keys, to_dict
 DEMO: dict[str, Any] = {
     "name": "demo",
     "data": {
-        "train": "builtin:n=8000,split=train",
+        "train": "builtin:n=10000,split=train",
         "val": "builtin:n=1000,split=val",
         "classes": "builtin",
         "batch_size": 128,
     },
     "augment": {"enabled": False},
     "model": {"image": "tiny_resnet", "text": "tiny_text"},
-    "objective": {
-        "name": "nuclr",
-        "temperature": 0.05,
-        "gamma": 0.3,
-        "zeta_lr": 3.0e-3,
-        "zeta_estimator": "reference",
-        "xi_rule": "max",
-    },
-    "optimiser": {"lr": 2.0e-3},
-    "schedule": {"epochs": 10, "warmup_steps": 50, "zeta_frozen_epochs": 2},
+    "objective": {"name": "nuclr", "temperature": 0.05, "gamma": 0.8, "zeta_lr": 3.0e-3},
+    "optimiser": {"lr": 2.0e-3, "clip": 1.0},
+    "schedule": {"epochs": 6, "warmup_steps": 100, "zeta_frozen_epochs": 1},
     "evaluate": {"every": 2},
     "log": {"every": 20},
 }

@@ -1,0 +1,122 @@
+"""Tiny runs for the tests: vectors (a second) or built-in pictures, in this process or in others."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nuclr import config
+from nuclr.training import checkpoint
+
+
+def write_vectors(path: Path, images: int = 60, captions: int = 2, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(images, 12)).astype("float32")
+    y_to_x = np.repeat(np.arange(images), captions)
+    y = (x[y_to_x] @ rng.normal(size=(12, 8)) + 0.5 * rng.normal(size=(images * captions, 8))).astype("float32")
+    np.savez(path, x=x, y=y, y_to_x=y_to_x)
+    return path
+
+
+def vector_settings(folder: Path, **changes):
+    """A run of 4 epochs of 7 steps on 120 pairs."""
+    write_vectors(folder / "train.npz")
+    write_vectors(folder / "val.npz", images=20, seed=1)
+    base = {
+        "data.root": folder,
+        "data.train": "train.npz",
+        "data.val": "val.npz",
+        "data.batch_size": 16,
+        "model.width": 8,
+        "objective.zeta_lr": 0.01,
+        "schedule.epochs": 4,
+        "schedule.warmup_steps": 5,
+        "schedule.zeta_frozen_epochs": 1,
+        "log.every": 3,
+        "checkpoint_every": 4,
+        "threads": 1,
+    }
+    (folder / "empty.yaml").write_text("name: tiny\n")
+    return [f"{key}={value}" for key, value in (base | changes).items()]
+
+
+def load(folder: Path, **changes):
+    return config.load(folder / "empty.yaml", vector_settings(folder, **changes))
+
+
+def picture_settings(folder: Path, **changes) -> list[str]:
+    """Six steps an epoch on 100 built-in pictures, augmented."""
+    base = {
+        "data.train": "builtin:n=100",
+        "data.val": "builtin:n=30,split=val",
+        "data.batch_size": 16,
+        "model.width": 8,
+        "objective.zeta_lr": 0.01,
+        "schedule.epochs": 2,
+        "log.every": 2,
+        "checkpoint_every": 2,
+        "threads": 1,
+    }
+    (folder / "empty.yaml").write_text("name: tiny\n")
+    return [f"{key}={value}" for key, value in (base | changes).items()]
+
+
+def outcome(run: Path) -> tuple[dict, bytes, dict]:
+    """State in the last checkpoint, metrics.jsonl, results.json without the clock."""
+    state = checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0])
+    results = json.loads((run / "results.json").read_text())
+    results.pop("timing")
+    return state, (run / "metrics.jsonl").read_bytes(), results
+
+
+def assert_identical(a, b, where: str = "") -> None:
+    """To the last bit, through nested dicts and lists."""
+    assert type(a) is type(b), where
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_identical(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for i, (one, other) in enumerate(zip(a, b, strict=True)):
+            assert_identical(one, other, f"{where}[{i}]")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    else:
+        assert a == b, where
+
+
+def assert_same_outcome(a: Path, b: Path) -> None:
+    (state_a, metrics_a, results_a), (state_b, metrics_b, results_b) = outcome(a), outcome(b)
+    assert metrics_a == metrics_b
+    assert_identical(results_a, results_b)
+    assert_identical(state_a, state_b)
+
+
+def start(arguments: list, world: int = 1) -> list[subprocess.Popen]:
+    """`nuclr train` in `world` processes, as torchrun would start them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "nuclr", "train", *map(str, arguments)]
+    processes = []
+    for rank in range(world):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)} if world > 1 else {}
+        processes.append(
+            subprocess.Popen(
+                command, env=environment | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    return processes
+
+
+def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Status, stdout and stderr of each."""
+    told = [process.communicate(timeout=120) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, told, strict=True)]
