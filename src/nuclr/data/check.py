@@ -83,9 +83,9 @@ def _look(
             found += broken
             if progress is not None:
                 progress(min(len(share), (done + 1) * _CHUNK), len(share))
-    reasons = {int(pairs.x_id[number]): _reason(pairs, number) for number in _from_all(found)}
+    reasons = {int(pairs.x_id[number]): _reason(pairs, number) or "cannot be read" for number in _from_all(found)}
     broken_rest = rest[np.isin(pairs.x_id[rest], np.fromiter(reasons, np.int64))].tolist() if reasons else []
-    return dict(sorted((known | {number: str(reasons[int(pairs.x_id[number])]) for number in broken_rest}).items()))
+    return dict(sorted((known | {number: reasons[int(pairs.x_id[number])] for number in broken_rest}).items()))
 
 
 def _reason(pairs: Pairs, number: int) -> str | None:
