@@ -9,8 +9,8 @@ With q(y) = sum over the n pictures of p(y | x_i), there are two popularities, o
 Fed with the scores s_ij = tau log p(y_j | x_i), the exact solver finds the q for which every picture gives away a mass
 of 1 and every pair's caption receives one. The true q does so up to the noise of which captions were drawn: its Z_i =
 sum_j p(y_j | x_i) / q_j are 1 on average. So the solver recovers q the better the more often captions repeat; the rank
-correlation over pairs is 0.98 at n = 1000 and 0.996 at n = 4000. Over distinct captions it solves the same problem only
-with their counts as y_weight (`grouped`).
+correlation over pairs is 0.97 to 0.98 at n = 1000, 0.995 at 4000 and 0.999 at 20,000. Over distinct
+captions it solves the same problem only with their counts as y_weight (`grouped`).
 
 A pair whose caption fits no other picture of the data set is the solver's hard case: its column needs all of that
 picture's mass, so its q falls towards 0, where only the floor of impossible scores holds it. The true q is among the
