@@ -242,9 +242,10 @@ class TestRefusals:
 
     def test_texts(self, text_folder, tmp_path):
         self.refused("captions", captions=None)
+        self.refused("max_length", "at most 512", text="distilbert", max_length=600)
         self.refused("max_length", "at most 16", text=text_folder, max_length=99)
         train_tokeniser([f"{number} {number:x}" for number in range(3000)], 900).save_pretrained(tmp_path / "large")
-        self.refused("tokeniser", "only 300", text=text_folder, tokeniser=tmp_path / "large")
+        self.refused("tokeniser", "knows 300", text=text_folder, tokeniser=tmp_path / "large")
         for path in text_folder.glob("tokenizer*"):
             path.unlink()
         self.refused("tokeniser", "AutoTokenizer", text=text_folder)
@@ -261,6 +262,7 @@ class TestRefusals:
     def test_towers_on_the_wrong_side(self, image_folder, text_folder):
         self.refused("image", image=text_folder)
         self.refused("text", text=image_folder)
+        self.refused("resnet", text=image_folder, tokeniser=text_folder)
 
     def test_pretrained(self, text_folder, joint, tmp_path):
         self.refused("pretrained", "bert", "clip, siglip", pretrained=text_folder)

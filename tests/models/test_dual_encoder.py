@@ -47,6 +47,14 @@ def test_pictures_and_tensors_agree(model):
     torch.testing.assert_close(model.eval().x(x).detach(), model.encode_images(tensor))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_numbers(model, pictures, dtype):
+    expected = model.encode_images(pictures)
+    features = model.to(dtype).encode_images(pictures)
+    assert features.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(features.float(), expected, atol=1e-6 if dtype == torch.float64 else 0.03, rtol=0)
+
+
 def test_nothing_to_encode(model):
     with pytest.raises(UserError, match="empty"):
         model.encode_texts([])

@@ -27,8 +27,9 @@ def test_lengths(tokenizer):
     ids = Tokeniser(tokenizer, max_length=8)([long, "a"])["input_ids"]
     assert ids.shape == (2, 8)
     assert ids[0, -1] == tokenizer.sep_token_id
-    padded = Tokeniser(tokenizer, max_length=8, padding="max_length")(["a"])["input_ids"]
-    assert padded.shape == (1, 8)
+    padded = Tokeniser(tokenizer, max_length=8, padding="max_length")(["a"])
+    assert padded.keys() == {"input_ids"}
+    assert padded["input_ids"].shape == (1, 8)
 
 
 def test_nothing_is_unknown(tokenizer):

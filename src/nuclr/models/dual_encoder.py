@@ -107,13 +107,13 @@ class DualEncoder(nn.Module):
         return load(Path(folder), x, y)
 
     def _encode(self, side: Encoder, prepare: Callable[[Any], Any], inputs: Any, batch_size: int) -> Tensor:
-        device = next((tensor.device for tensor in side.state_dict().values()), torch.device("cpu"))
+        like = next((tensor for tensor in (*side.parameters(), *side.buffers())), torch.empty(0))
         was_training = side.training
         side.eval()
         try:
             with torch.inference_mode():
                 batches = (inputs[start : start + batch_size] for start in range(0, len(inputs), batch_size))
-                features = [side(_to(device, prepare(batch))) for batch in batches]
+                features = [side(_to(like, prepare(batch))) for batch in batches]
         finally:
             side.train(was_training)
         if not features:
@@ -125,7 +125,8 @@ def _vectors(batch: Any) -> Tensor:
     return torch.as_tensor(batch)
 
 
-def _to(device: torch.device, inputs: Any) -> Any:
+def _to(like: Tensor, inputs: Any) -> Any:
+    """To the device of the model's weights, and to their kind of numbers; tokens stay whole numbers."""
     if isinstance(inputs, dict):
-        return {name: tensor.to(device) for name, tensor in inputs.items()}
-    return inputs.to(device)
+        return {name: tensor.to(like.device) for name, tensor in inputs.items()}
+    return inputs.to(like)

@@ -37,8 +37,7 @@ def _resnet50(_size: int) -> "PreTrainedConfig":
 def _tiny_resnet(_size: int) -> "PreTrainedConfig":
     from nuclr.models.resnet import GroupNormResNetConfig
 
-    widths = [32, 64, 128, 256]
-    return GroupNormResNetConfig(embedding_size=32, hidden_sizes=widths, depths=[1, 1, 1, 1], layer_type="basic")
+    return GroupNormResNetConfig(embedding_size=32, hidden_sizes=[32, 64, 128], depths=[1, 1, 1], layer_type="basic")
 
 
 def _tiny_vit(size: int) -> "PreTrainedConfig":

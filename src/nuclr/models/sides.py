@@ -66,8 +66,9 @@ def text_side(
         if own is None and captions is None:
             raise UserError(f"text: {source!r} has no tokeniser yet; give captions to train one, or tokeniser=FOLDER")
         own = own or train_tokeniser(captions or (), preset.vocabulary)
-        texts = Tokeniser(own, max_length or preset.max_length)
-        backbone = make_backbone(preset.config(len(own), texts.max_length))
+        max_length = max_length or preset.max_length
+        backbone = make_backbone(preset.config(len(own), max_length))
+        texts = tokeniser_for(backbone.config, own, max_length)
     else:
         folder = locate(source, "text", [*TEXT_PRESETS, VECTORS])
         backbone = load_backbone(folder, "text", "text")

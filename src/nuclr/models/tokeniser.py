@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import first_line
+from nuclr.models.backbones import first_line, quiet
 from nuclr.models.locate import locate
 from nuclr.models.towers import OWN_TEXT_POOLING
 
@@ -24,14 +24,12 @@ PAD, UNKNOWN, FIRST, LAST = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
 class Tokeniser:
-    """Lists of texts to tensors: at most `max_length` tokens, padded to the longest or, for SigLIP, to `max_length`."""
+    """Lists of texts to tensors: at most `max_length` tokens, padded to the longest and masked.
 
-    def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        max_length: int,
-        padding: Padding = "longest",
-    ) -> None:
+    With `padding` "max_length" all have that length, and no mask: SigLIP was trained to read its padding.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int, padding: Padding = "longest") -> None:
         self.tokenizer, self.max_length, self.padding = tokenizer, max_length, padding
 
     def __len__(self) -> int:
@@ -42,7 +40,8 @@ class Tokeniser:
         if isinstance(texts, str):
             raise UserError("texts: a single string; needs a list of them")
         encoded = self.tokenizer(list(texts), padding=self.padding, truncation=True, max_length=self.max_length)
-        return {name: torch.tensor(rows) for name, rows in encoded.items()}
+        names = ["input_ids"] if self.padding == "max_length" else encoded.keys()
+        return {name: torch.tensor(encoded[name]) for name in names}
 
 
 def train_tokeniser(captions: Iterable[str], vocabulary: int = 4096) -> "PreTrainedTokenizerBase":
@@ -93,7 +92,8 @@ def load_tokeniser(source: str | os.PathLike[str], key: str) -> "PreTrainedToken
                 "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
             )
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with quiet():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises whatever the format's reader did
         raise UserError(f"{key}: the tokeniser in {folder} cannot be read ({first_line(error)})") from None
 
@@ -105,8 +105,11 @@ def tokeniser_for(
     longest = getattr(config, "max_position_embeddings", None) or MAX_LENGTH
     if max_length is not None and max_length > longest:
         raise UserError(f"max_length: {max_length}; this text tower takes at most {longest} tokens")
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(f"tokeniser: knows {len(tokenizer)} tokens, the text tower only {config.vocab_size}")
+    known = getattr(config, "vocab_size", 0)
+    if len(tokenizer) > known:
+        raise UserError(
+            f"tokeniser: has {len(tokenizer)} tokens, but the text tower ({config.model_type}) knows {known}"
+        )
     joint = config.model_type in OWN_TEXT_POOLING
     padding: Padding = "max_length" if config.model_type == "siglip_text_model" else "longest"
     return Tokeniser(tokenizer, max_length or (longest if joint else min(longest, MAX_LENGTH)), padding)
