@@ -3,10 +3,11 @@
     python benchmarks/popularity.py [--full] [--data ../shared/data/flickr8k/embeddings]
 
 The problem: 6,000 images of Flickr8k and the first caption of each, linear heads to 256, unit norm; heads drawn at
-random, and trained for three epochs of InfoNCE. Without the data, random features of the same size. All are stopped at
-the true residual max_j |(n_y/n_x) sum_i P_ij - 1| <= 1e-3 of their own iterate: POT runs for exactly the iterations that
-it needs, which a loop of its own formula in float64 has counted before. What is too slow to wait for is timed over a few
-iterations and multiplied by their number, and marked with ~. --full adds n = 30,000 with its peak memory and n = 100,000.
+random, and trained for three epochs of InfoNCE. Without the data, random features of the same size. All are stopped
+at the true residual max_j |(n_y/n_x) sum_i P_ij - 1| <= 1e-3 of their own iterate: POT runs for exactly the iterations
+that it needs, which a loop of its own formula in float64 has counted before. What is too slow to wait for is timed over
+a few iterations and multiplied by their number, and marked with ~. --full adds n = 30,000 and n = 100,000, with their
+peak memory.
 """
 
 import argparse
