@@ -18,7 +18,8 @@ def write_vectors(path: Path, images: int = 60, captions: int = 2, seed: int = 0
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(images, 12)).astype("float32")
     y_to_x = np.repeat(np.arange(images), captions)
-    y = (x[y_to_x] @ rng.normal(size=(12, 8)) + 0.5 * rng.normal(size=(images * captions, 8))).astype("float32")
+    mix = np.random.default_rng(9).normal(size=(12, 8))
+    y = (x[y_to_x] @ mix + 0.5 * rng.normal(size=(images * captions, 8))).astype("float32")
     np.savez(path, x=x, y=y, y_to_x=y_to_x)
     return path
 
@@ -34,6 +35,7 @@ def vector_settings(folder: Path, **changes):
         "data.batch_size": 16,
         "model.width": 8,
         "objective.zeta_lr": 0.01,
+        "optimiser.lr": 0.03,
         "schedule.epochs": 4,
         "schedule.warmup_steps": 5,
         "schedule.zeta_frozen_epochs": 1,
@@ -109,9 +111,7 @@ def start(arguments: list, world: int = 1) -> list[subprocess.Popen]:
     for rank in range(world):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)} if world > 1 else {}
         processes.append(
-            subprocess.Popen(
-                command, env=environment | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+            subprocess.Popen(command, env=environment | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
     return processes
 

@@ -99,7 +99,7 @@ def test_other_settings_are_refused_by_name(tmp_path, monkeypatch):
     killed_at(monkeypatch, 9)
     with pytest.raises(KilledError):
         train(runs.load(tmp_path), tmp_path / "run")
-    with pytest.raises(UserError, match=r"optimiser.lr is 0.5, but .* begun with 0.001"):
+    with pytest.raises(UserError, match=r"optimiser.lr is 0.5, but .* begun with 0.03"):
         train(runs.load(tmp_path, **{"optimiser.lr": 0.5}), tmp_path / "run", resume=True)
 
 

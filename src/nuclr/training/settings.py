@@ -79,6 +79,8 @@ class Objective:
     learn_temperature: bool | None = None
     bias: float | None = number(None)
     tau_plus: float | None = number(None, 0, 1)
+    cross: float | None = number(None, 0)
+    within: float | None = number(None, 0)
     gamma: float | None = number(None, above=0, high=1)
     rho: float | None = number(None)
     tau_lr: float | None = number(None, 0)

@@ -1,0 +1,46 @@
+import math
+
+import pytest
+
+from nuclr.training import schedules
+
+
+def test_learning_rate():
+    rates = [schedules.learning_rate(step, 100, 10, 1e-5, 2e-4, 1e-6) for step in range(101)]
+    assert rates[0] == 1e-5
+    assert rates[5] == pytest.approx((1e-5 + 2e-4) / 2)
+    assert rates[10] == max(rates) == 2e-4
+    assert rates[55] == pytest.approx((2e-4 + 1e-6) / 2)
+    assert rates[100] == pytest.approx(1e-6)
+    assert schedules.learning_rate(0, 1, 0, 1e-5, 1e-3, 0.0) == 1e-3
+
+
+def test_warmup_longer_than_the_run():
+    assert schedules.learning_rate(5, 6, 10, 0.0, 1.0, 0.0) == 0.5
+
+
+def test_zeta_rate():
+    def rate(t, shape="cosine", steps=False):
+        return schedules.zeta_rate(t, 30, 1.0, 5, shape, steps)
+
+    assert rate(4.99) == 0
+    assert rate(5) == 1
+    assert rate(17.5) == pytest.approx(0.5)
+    assert rate(30) == pytest.approx(0)
+    assert rate(29, "constant") == 1
+    assert rate(14.9, "constant", True) == 1
+    assert rate(15, "constant", True) == pytest.approx(0.1)
+    assert rate(22.5, "constant", True) == pytest.approx(0.01)
+    assert rate(22.5, "cosine", True) == pytest.approx(rate(22.5) / 100)
+
+
+def test_frozen_to_the_end():
+    assert schedules.zeta_rate(2.5, 3, 1.0, 3, "cosine", False) == 0  # no division by zero either
+    assert math.isfinite(schedules.zeta_rate(3, 3, 1.0, 3, "cosine", False))
+
+
+def test_gamma():
+    assert schedules.gamma(7, 10, 0.3, "constant") == 0.3
+    assert schedules.gamma(0, 10, 0.2, "cosine") == 1
+    assert schedules.gamma(5, 10, 0.2, "cosine") == pytest.approx(0.6)
+    assert schedules.gamma(10, 10, 0.2, "cosine") == pytest.approx(0.2)
