@@ -17,7 +17,7 @@ from nuclr import distributed
 from nuclr.popularity.problem import Problem
 
 CPU_BLOCK, GPU_BLOCK = (256, 8192), (4096, 32768)  # rows and columns that stay in a CPU's cache, or fill a GPU
-TILE_ELEMENTS = 2**25
+LEAST_HEIGHT = 16
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Kernel:
     def __init__(self, problem: Problem, memory: int) -> None:
         n_x, n_y = len(problem.a), len(problem.b)
         self.problem = problem.part(own_rows(n_x))
-        self.tiles, self.blocks = tiling(self.problem)
+        self.tiles, self.blocks = tiling(self.problem, memory)
         share = -(-n_x // distributed.world_size())  # the same on all processes, so that they decide alike
         self.keep = share * n_y * problem.dtype.itemsize <= memory
         block = [max((s.stop - s.start for s in slices), default=0) for slices in (self.tiles, self.blocks)]
@@ -121,16 +121,16 @@ class Kernel:
         return State(zeta, log_c, log_z, self.curvature, float(objective))
 
 
-def tiling(problem: Problem) -> tuple[list[slice], list[slice]]:
-    """Slices of the rows and of the columns; widths are multiples of 64, for the matrix product is slow on odd ones."""
+def tiling(problem: Problem, memory: float = math.inf) -> tuple[list[slice], list[slice]]:
+    """Slices of the rows, as many as fit into memory, and of the columns, in widths that suit a matrix product."""
     height, width = CPU_BLOCK if problem.b.device.type == "cpu" else GPU_BLOCK
-    height = min(height, max(16, TILE_ELEMENTS // len(problem.b)))
-    return _slices(len(problem.a), height), _slices(len(problem.b), width)
+    fitting = memory / (len(problem.b) * problem.dtype.itemsize)
+    tiles = _slices(len(problem.a), int(min(height, max(LEAST_HEIGHT, fitting))))
+    count = -(-len(problem.b) // width)
+    return tiles, _slices(len(problem.b), 64 * -(-len(problem.b) // (64 * count)))
 
 
-def _slices(size: int, most: int) -> list[slice]:
-    count = max(1, -(-size // most))
-    step = 64 * max(1, -(-size // (64 * count)))
+def _slices(size: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 

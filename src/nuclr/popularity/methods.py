@@ -75,7 +75,7 @@ class Anderson:
     LEAST_CURVATURE = 0.05
     SHRINK = 0.9
     GROW = 4.0
-    REACH = 3.0
+    REACH = 2.0
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature

@@ -59,7 +59,8 @@ def solve(
         x_weight: (n_x,), the anchors' marginal up to a factor; a weight of k stands for k copies. The residual is then
             max_j |sum_i a_i P_ij / b_j - 1|, with a and b the weights divided by their sums.
         y_weight: (n_y,), the same for the candidates.
-        memory: bytes that may be spent on keeping the matrix of probabilities, which makes a pass much cheaper.
+        memory: bytes to spend on the matrix of probabilities. Where all of it fits it is kept, which makes a pass much
+            cheaper; otherwise it is made tile by tile at every pass, and this bounds the tile.
 
     Returns:
         Result. A ConvergenceWarning tells where `converged` is False; an interrupt (Ctrl-C) ends with what there is.
