@@ -278,7 +278,7 @@ class TestRefusals:
 
     def test_inputs(self):
         model = build_model("vectors", nn.Linear(7, 12), image_width=5, width=4)
-        with pytest.raises(UserError, match=r"\(6, 9\).*\(b, 5\)"):
+        with pytest.raises(UserError, match=r"\(6, 9\).*\(n, 5\)"):
             model(torch.randn(6, 9), torch.randn(6, 7))
         with pytest.raises(UserError, match="x has 4 features and y 12"):
             model(torch.randn(6, 5), torch.randn(6, 7))

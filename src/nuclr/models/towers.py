@@ -57,9 +57,10 @@ class TextTower(nn.Module):
 
 
 class VectorTower(nn.Module):
-    """Vectors of some other encoder (b, d), each coordinate shifted and scaled by what `fit` found; before, unchanged.
+    """Vectors of some other encoder (b, d), centred and scaled as `fit` found; before it, unchanged.
 
-    Buffers: `mean`, `std` (d,).
+    Buffers: `mean` (d,) and `std` (), one for all coordinates: that they vary by more or less is part of what the other
+    encoder learnt (on Flickr8k's embeddings, a scale for each costs a point of recall@1).
     """
 
     mean: Tensor
@@ -68,22 +69,20 @@ class VectorTower(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("std", torch.ones(width))
+        self.register_buffer("std", torch.ones(()))
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Standardised vectors (b, d)."""
-        if vectors.ndim != 2 or vectors.shape[1] != len(self.mean):
-            raise UserError(f"vectors of shape {tuple(vectors.shape)}; this model takes (b, {len(self.mean)})")
+        self._check(vectors)
         return (vectors.to(self.mean.dtype) - self.mean) / self.std
 
     @torch.no_grad()
     def fit(self, vectors: Tensor | Iterable[Tensor]) -> None:
-        """Take mean and standard deviation from the training vectors (n, d), whole or in batches."""
+        """Take both from the training vectors (n, d), whole or in batches."""
         count, total, squares = 0, torch.zeros(1), torch.zeros(1)
-        shift = None  # sums of squares about a point of the data lose no digits where the mean is far from zero
+        shift = None  # squares about a point of the data lose no digits where the mean is far from zero
         for batch in [vectors] if isinstance(vectors, Tensor) else vectors:
-            if batch.ndim != 2 or batch.shape[1] != len(self.mean):
-                raise UserError(f"vectors of shape {tuple(batch.shape)}; this model takes (n, {len(self.mean)})")
+            self._check(batch)
             if shift is None:
                 shift = batch[0].double()
             centred = batch.double() - shift
@@ -91,7 +90,12 @@ class VectorTower(nn.Module):
         if shift is None or count < 2:
             raise UserError(f"standardising needs at least two vectors; got {count}")
         mean = total / count
-        std = (squares / count - mean.square()).clamp(min=0).sqrt()
+        variance = (squares / count - mean.square()).mean()
+        if variance <= 0:
+            raise UserError("standardising needs vectors that differ; all are the same")
         self.mean.copy_(shift + mean)
-        # A coordinate that never varies says nothing: centred to zero, whatever its scale.
-        self.std.copy_(torch.where(std > 0, std, 1.0))
+        self.std.copy_(variance.sqrt())
+
+    def _check(self, vectors: Tensor) -> None:
+        if vectors.ndim != 2 or vectors.shape[1] != len(self.mean):
+            raise UserError(f"vectors of shape {tuple(vectors.shape)}; this model takes (n, {len(self.mean)})")
