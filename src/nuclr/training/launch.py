@@ -1,6 +1,7 @@
 """Processes and devices: one process, or as many as torchrun started."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,6 +40,9 @@ def processes(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
+        # Whoever still holds the group keeps its threads running into the interpreter's end, which aborts now and then.
+        distributed._host_group.cache_clear()
+        gc.collect()
         dist.destroy_process_group()
 
 

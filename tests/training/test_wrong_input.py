@@ -1,0 +1,119 @@
+"""Wrong input of every kind, through the command line: one or two clear lines, status 2, nothing overwritten."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nuclr import cli
+from tests.training import runs
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Data good and bad: vectors, pictures with captions in several formats, a run."""
+    runs.vector_settings(tmp_path)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 12)).astype("float32"), rng.normal(size=(40, 8)).astype("float32")
+    np.savez(tmp_path / "no_y.npz", x=x)
+    np.savez(tmp_path / "integers.npz", x=x.astype(int), y=y)
+    np.savez(tmp_path / "nan.npz", x=np.where(np.arange(40)[:, None] == 7, np.nan, x), y=y)
+    np.savez(tmp_path / "unequal.npz", x=x[:30], y=y)
+    np.savez(tmp_path / "narrow.npz", x=x[:, :5], y=y)
+    np.savez(tmp_path / "bad_links.npz", x=x, y=y, y_to_x=np.arange(40) + 1)
+    (tmp_path / "not.npz").write_bytes(b"nothing of the kind")
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "data.xyz").write_text("?")
+    (tmp_path / "pictures").mkdir()
+    for i in range(20):
+        pixels = rng.integers(0, 255, size=(16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
+    rows = [f"pictures/{i}.png,caption {i}" for i in range(20)]
+    (tmp_path / "no_header.csv").write_text("\n".join(rows))
+    (tmp_path / "good.csv").write_text("\n".join(["filepath,title", *rows]))
+    (tmp_path / "elsewhere.jsonl").write_text(json.dumps({"image": "gone.png", "caption": "a"}) + "\n")
+    (tmp_path / "broken.jsonl").write_text('{"image": "pictures/0.png", "caption"\n')
+    for i in range(8):
+        (tmp_path / "pictures" / f"{i}_bad.png").write_bytes(b"no picture")
+    lines = [{"image": f"pictures/{i}{'_bad' if i < 8 else ''}.png", "caption": f"c {i}"} for i in range(20)]
+    (tmp_path / "mostly_bad.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "keep_far.txt").write_text("3\n400\n")
+    (tmp_path / "keep_words.txt").write_text("three\n")
+    (tmp_path / "unknown.yaml").write_text("name: a\noptimzer: {lr: 1}\n")
+    (tmp_path / "not.yaml").write_text("a: [\n")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+VECTORS = ["empty.yaml", "data.train=train.npz", "data.batch_size=16"]
+PICTURES = ["empty.yaml", "data.batch_size=4"]
+
+CASES = {
+    "no such config": (["nothing.yaml"], "nothing.yaml: no such config file"),
+    "not YAML": (["not.yaml"], "not.yaml, line 2: not YAML"),
+    "unknown key in a file": (["unknown.yaml"], "unknown key 'optimzer'; did you mean optimiser"),
+    "unknown key": ([*VECTORS, "data.bach_size=3"], "did you mean data.batch_size?"),
+    "not key=value": ([*VECTORS, "epochs"], "overrides are key=value"),
+    "impossible value": ([*VECTORS, "data.batch_size=0"], "data.batch_size is 0; needs a whole number at least 2"),
+    "unknown word": ([*VECTORS, "objective.name=nclr"], "did you mean nuclr?"),
+    "another's option": ([*VECTORS, "objective.rho=1"], "nuclr has no such option"),
+    "no data": (["empty.yaml"], "data.train is missing"),
+    "no such file": (
+        ["empty.yaml", "data.train=trian.npz"],
+        "trian.npz: no such file or folder; did you mean train.npz",
+    ),
+    "no such root": ([*VECTORS, "data.root=nowhere"], "nowhere: no such folder"),
+    "unknown format": (["empty.yaml", "data.train=data.xyz"], "unknown kind of data"),
+    "empty file": (["empty.yaml", "data.train=empty.jsonl"], "empty.jsonl: empty file"),
+    "not an npz": (["empty.yaml", "data.train=not.npz"], "not.npz: cannot be read as .npz"),
+    "missing array": (["empty.yaml", "data.train=no_y.npz"], "no array named 'y'"),
+    "dtype": (["empty.yaml", "data.train=integers.npz"], "x holds int64; needs floating-point"),
+    "nan in the data": (["empty.yaml", "data.train=nan.npz"], "x row 7 holds a NaN"),
+    "mismatched sizes": (["empty.yaml", "data.train=unequal.npz"], "x has 30 rows and y 40"),
+    "links to nothing": (["empty.yaml", "data.train=bad_links.npz"], "y_to_x[39] is 40"),
+    "validation of another width": (
+        [*VECTORS, "data.val=narrow.npz"],
+        "data.val has x of width 5, but data.train of 12",
+    ),
+    "validation of another kind": ([*VECTORS, "data.val=good.csv"], "data.val holds images on side x"),
+    "batch too large": ([*VECTORS, "data.batch_size=500"], "larger than the 120 samples"),
+    "encoder for vectors": ([*VECTORS, "model.image=tiny_resnet"], "but the data holds vectors there"),
+    "vectors for pictures": ([*PICTURES, "data.train=good.csv", "model.image=vectors"], "holds images there"),
+    "unknown encoder": ([*PICTURES, "data.train=good.csv", "model.image=tiny_resnett"], "did you mean 'tiny_resnet'"),
+    "classes for vectors": ([*VECTORS, "data.classes=builtin"], "data.classes needs images and texts"),
+    "no such classes": ([*PICTURES, "data.train=good.csv", "data.classes=none"], "none: no such folder"),
+    "CSV without header": (["empty.yaml", "data.train=no_header.csv"], "no_header.csv"),
+    "no such column": (["empty.yaml", "data.train=good.csv", "data.caption_key=text"], "text"),
+    "JSON broken": (["empty.yaml", "data.train=broken.jsonl"], "broken.jsonl"),
+    "images elsewhere": (["empty.yaml", "data.train=elsewhere.jsonl"], "none of its first images is there"),
+    "mostly broken": ([*PICTURES, "data.train=mostly_bad.jsonl"], "8 of 20 samples are bad"),
+    "keep beyond the data": ([*VECTORS, "data.keep=keep_far.txt"], "pair 400 does not exist"),
+    "keep words": ([*VECTORS, "data.keep=keep_words.txt"], "keep_words.txt, line 1"),
+    "no such keep": ([*VECTORS, "data.keep=gone.txt"], "gone.txt: no such file (data.keep)"),
+    "no such device": ([*VECTORS, "device=gpu9"], "device: 'gpu9' cannot be used here"),
+    "folder is a file": ([*VECTORS, "out=file"], "a file is in the way"),
+    "folder is another's": ([*VECTORS, "out=folder"], "folder is not empty (thesis) and holds no run"),
+    "not a run": (["folder", "--resume"], "folder: no run there"),
+    "builtin option": (["empty.yaml", "data.train=builtin:m=3"], "unknown option 'm'"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), CASES.values(), ids=CASES.keys())
+def test_refused(folder, monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["nuclr", "train", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2, told
+    assert message in told
+    assert "Traceback" not in told
+    assert len(told.strip().splitlines()) <= 2, told
+    assert (folder / "file").read_text() == "mine"
+    assert [path.name for path in (folder / "folder").iterdir() if path.name != ".lock"] == ["thesis"]
+    assert not list(folder.glob("runs/*/checkpoints/*")), "nothing was trained"
