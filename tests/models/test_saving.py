@@ -84,6 +84,22 @@ def test_vectors(tmp_path):
     assert torch.equal(again.x.tower.mean, model.x.tower.mean)
 
 
+def test_no_heads(text_folder, pictures, tmp_path):
+    model = build_model("tiny_resnet", text_folder, width=24, text_head="none")
+    check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
+
+
+def test_two_views(pictures, tmp_path):
+    """Both sides take pictures: neither tower overwrites the other."""
+    first, second = (build_model(captions=CAPTIONS) for _ in range(2))
+    model = stirred(DualEncoder(first.x, second.x, images=first.images))
+    model.save_pretrained(tmp_path)
+    again = DualEncoder.from_pretrained(tmp_path)
+    x = model.prepare_images(pictures)
+    for features, expected in zip(again(x, x), model.eval()(x, x), strict=True):
+        assert torch.equal(features, expected)
+
+
 def test_modules_are_filled(tmp_path):
     def modules():
         return {"x": nn.Linear(5, 4), "y": nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4))}

@@ -2,7 +2,7 @@
 
     config.json          the two sides, and how their inputs are prepared
     model.safetensors    heads, standardisation, and modules that are the user's own
-    image/  text/        a transformers model each, which AutoModel reads by itself; the tokeniser is in text/
+    image/  text/        the towers of x and y, which AutoModel reads by themselves; the tokeniser is in text/
     joint/               in place of these two for a CLIP or SigLIP: CLIPModel and SiglipModel read it
 
 Weights are read in float32.
@@ -31,6 +31,7 @@ from nuclr.models.tokeniser import Tokeniser, load_tokeniser
 from nuclr.models.towers import ImageTower, TextTower, VectorTower
 
 TOWERS: dict[type[nn.Module], str] = {ImageTower: "image", TextTower: "text", VectorTower: "vectors"}
+FOLDERS = {"x": "image", "y": "text"}
 MODULE = "module"  # of the user's own making
 
 
@@ -65,10 +66,10 @@ def _save(model: DualEncoder, folder: Path) -> None:
     facts["texts"] = model.tokeniser and {"max_length": model.tokeniser.max_length, "padding": model.tokeniser.padding}
     if model.joint and model.images:
         write_joint(model.joint, folder / "joint", model.x, model.y, model.images)
-    for side in (model.x, model.y):
+    for name, side in (("x", model.x), ("y", model.y)):
         if not model.joint and isinstance(side.tower, ImageTower | TextTower):
             with quiet():
-                side.tower.backbone.save_pretrained(folder / TOWERS[type(side.tower)])
+                side.tower.backbone.save_pretrained(folder / FOLDERS[name])
     if model.images and not model.joint:
         write_image_format(model.images, folder / "image")
     if model.tokeniser:
@@ -105,7 +106,7 @@ def _facts(side: Encoder) -> dict[str, Any]:
     head = side.head if isinstance(side.head, Head) else None
     return {
         "tower": TOWERS.get(type(side.tower), MODULE),
-        "head": head and {"kind": head.kind, "in_width": head.in_width, "width": head.width},
+        "head": None if head is None else {"kind": head.kind, "in_width": head.in_width, "width": head.width},
         "frozen": side.frozen,
     }
 
@@ -114,9 +115,9 @@ def _side(facts: dict[str, Any], folder: Path, name: str, module: nn.Module | No
     head = facts["head"] and Head(**facts["head"])
     tower: nn.Module
     if facts["tower"] == "image":
-        tower = ImageTower(load_backbone(folder / "image", str(folder), "image"), images.size)
+        tower = ImageTower(load_backbone(folder / FOLDERS[name], str(folder), "image"), images.size)
     elif facts["tower"] == "text":
-        tower = TextTower(load_backbone(folder / "text", str(folder), "text"))
+        tower = TextTower(load_backbone(folder / FOLDERS[name], str(folder), "text"))
     elif facts["tower"] == "vectors":
         tower = VectorTower(facts["head"]["in_width"])
     elif module is None:
