@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test lint bench clean
+.PHONY: demo test lint bench clean
+
+demo: $(STAMP)
+	$(BIN)/nuclr train
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

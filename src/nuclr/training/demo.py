@@ -1,8 +1,9 @@
 """The demo: NUCLR and SogCLR on the built-in pairs, and how well popularity is found where the truth is known."""
 
 import dataclasses
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from nuclr.training.launch import on_first, pick_device, processes
 from nuclr.training.loop import train
 from nuclr.training.settings import Settings
 
-BASELINE = "sogclr"
+BASELINE: Literal["sogclr"] = "sogclr"
 LARGEST = 4000  # pairs on which popularity is solved: enough for a correlation, and a second's work
 
 
@@ -35,17 +36,19 @@ def demo(settings: Settings, out: Path, resume: bool = False) -> dict[str, Any]:
             out / BASELINE,
         ),
     }
-    found = {}
-    for name, (chosen, place) in runs.items():
-        done = folder.read_results(place) if resume else None
-        found[name] = done or train(chosen, place, resume)
+    found: dict[str, Any] = {}
+    loaders: parts.Loaders = {}
     with processes(pick_device(settings.device)):
         for name, (chosen, place) in runs.items():
-            found[name]["popularity"] = popularity(chosen, place)
+            done = folder.read_results(place) if resume else None
+            found[name] = done or train(chosen, place, resume, loaders)
+        for name, (chosen, place) in runs.items():
+            found[name]["popularity"] = popularity(chosen, place, loaders)
+        on_first(lambda: (out / "demo.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8"))
     return found
 
 
-def popularity(settings: Settings, run: Path) -> dict[str, float]:
+def popularity(settings: Settings, run: Path, loaders: parts.Loaders) -> dict[str, float]:
     """Rank correlation with the true popularity: of the solver on true scores and on features, and of zeta."""
     source = parts.open_source(settings.data, str(settings.data.train), settings.data.split, settings.data.keep)
     pairs = source.pairs
@@ -54,7 +57,7 @@ def popularity(settings: Settings, run: Path) -> dict[str, float]:
     numbers = source.numbers[:LARGEST]
     model = DualEncoder.from_pretrained(run / folder.MODEL).to(device)
     options = (settings.evaluate.batch_size, device, settings.precision)
-    x = encode_x(model, parts.make_loader(settings.data, pairs, model), numbers, *options)
+    x = encode_x(model, parts.make_loader(settings.data, pairs, model, loaders), numbers, *options)
     y = encode_y(model, pairs, numbers, *options)
     tau = parts.make_objective(settings.objective, len(pairs)).temperature
     truth = pairs.truth.popularity(numbers)
@@ -66,16 +69,15 @@ def popularity(settings: Settings, run: Path) -> dict[str, float]:
     }
     if "zeta_y" in state:
         found["training_zeta"] = rank_correlation(state["zeta_y"].numpy()[numbers], truth)
-    on_first(lambda: None)
     return found
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Spearman's rho; equal values share their mean rank. NaN where one of the two is constant."""
-    ranks = [_mean_ranks(values) for values in (a, b)]
-    if any(np.ptp(values) == 0 for values in ranks):
+    ranks = np.stack([_mean_ranks(values) for values in (a, b)])
+    if np.any(np.ptp(ranks, axis=1) == 0):
         return float("nan")
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks)[0, 1])
 
 
 def _mean_ranks(values: np.ndarray) -> np.ndarray:

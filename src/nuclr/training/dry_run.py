@@ -49,7 +49,7 @@ def dry_run(settings: Settings) -> dict[str, Any]:
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
-            loss.item()
+            loss.detach().item()
             step = time.perf_counter() - begin
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
@@ -60,7 +60,7 @@ def dry_run(settings: Settings) -> dict[str, Any]:
             "steps": steps * settings.schedule.epochs,
             "left_over_per_epoch": len(order) - steps * settings.data.batch_size,
             "parameters": sum(p.numel() for p in model.parameters()),
-            "loss": float(loss),
+            "loss": float(loss.detach()),
             "bytes_model": weights,
             "bytes_optimiser": 3 * trained,  # gradient and two moments
             "bytes_objective": state,

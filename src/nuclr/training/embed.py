@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -125,7 +125,7 @@ def embed(
     model = model.to(device).eval()
     bad: dict[int, str] = {}
     if pairs is not None:
-        source = open_pairs(pairs, root, split=split)
+        source = cast(Pairs, open_pairs(pairs, root, split=split))
         for side, kind, takes in (("x", source.x_kind, model.images), ("y", source.y_kind, model.tokeniser)):
             if (kind == "vector") != (takes is None):
                 raise UserError(f"{pairs}: holds {kind}s on side {side}, which this model does not take")

@@ -23,7 +23,7 @@ class Loggers:
             self.board = SummaryWriter(str(folder / "tensorboard"))
         if settings.log.wandb:
             try:
-                import wandb
+                import wandb  # type: ignore[import-not-found, unused-ignore]
             except ImportError:
                 raise UserError("log.wandb: wandb is not installed (pip install wandb)") from None
             self.wandb = wandb.init(name=settings.name, dir=str(folder), config=to_dict(settings))

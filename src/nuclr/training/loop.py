@@ -7,6 +7,7 @@ all of them, the epoch's evaluation is still to come.
 """
 
 import dataclasses
+import inspect
 import json
 import math
 import time
@@ -27,6 +28,7 @@ from nuclr.data.transforms import Augment
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
 from nuclr.objectives import NUCLR, Objective
+from nuclr.objectives.stateful import StatefulObjective
 from nuclr.training import checkpoint, folder, parts, schedules
 from nuclr.training.features import autocast
 from nuclr.training.launch import on_first, pick_device, processes
@@ -52,15 +54,15 @@ class Position:
     total: int = 0
 
 
-def train(settings: Settings, out: Path, resume: bool = False) -> dict[str, Any]:
-    """Train, and return what results.json holds."""
+def train(settings: Settings, out: Path, resume: bool = False, loaders: parts.Loaders | None = None) -> dict[str, Any]:
+    """Train, and return what results.json holds; `loaders` are shared by several runs on the same pairs."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = pick_device(settings.device)
     with Signals() as signals, processes(device):
         run = folder.RunFolder(out)
         try:
-            return _train(settings, run, resume, device, signals)
+            return _train(settings, run, resume, device, signals, loaders)
         except OSError as error:
             where = error.filename or out
             raise TrainingFailed(f"{where}: {error.strerror or error}; the checkpoints so far are in {out}") from error
@@ -69,17 +71,22 @@ def train(settings: Settings, out: Path, resume: bool = False) -> dict[str, Any]
 
 
 def _train(
-    settings: Settings, run: folder.RunFolder, resume: bool, device: torch.device, signals: Signals
+    settings: Settings,
+    run: folder.RunFolder,
+    resume: bool,
+    device: torch.device,
+    signals: Signals,
+    loaders: parts.Loaders | None,
 ) -> dict[str, Any]:
     rank, world, first = distributed.rank(), distributed.world_size(), distributed.rank() == 0
     batch_size, epochs, seed = settings.data.batch_size, settings.schedule.epochs, settings.seed
     begin = time.perf_counter()
 
     # -- data, model, objective, optimiser -----------------------------------------------------------------------------
-    train_source, validation, model = build(settings, device)
+    train_source, validation, model = build(settings, device, loaders)
     pairs = train_source.pairs
     objective = parts.make_objective(settings.objective, len(pairs)).to(device)
-    loader = parts.make_loader(settings.data, pairs, model)
+    loader = parts.make_loader(settings.data, pairs, model, loaders)
     augment = parts.make_augment(settings.augment, model, seed)
     o = settings.optimiser
     optimiser = make_optimiser(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
@@ -241,7 +248,9 @@ def _train(
     return results
 
 
-def build(settings: Settings, device: torch.device) -> tuple[parts.Source, Validation, DualEncoder]:
+def build(
+    settings: Settings, device: torch.device, loaders: parts.Loaders | None = None
+) -> tuple[parts.Source, Validation, DualEncoder]:
     """Data and model, checked against each other."""
     data = settings.data
     source = parts.open_source(data, cast(str, data.train), data.split, data.keep)
@@ -259,8 +268,8 @@ def build(settings: Settings, device: torch.device) -> tuple[parts.Source, Valid
     model = parts.make_model(settings.model, source, settings.seed).to(device)
     if classes is not None and (model.images is None or model.tokeniser is None):
         raise UserError("data.classes needs images and texts, but this model takes vectors; leave it out")
-    val_loader = parts.make_loader(data, held_out.pairs, model) if held_out else None
-    class_loader = parts.make_loader(data, classes, model) if classes is not None else None
+    val_loader = parts.make_loader(data, held_out.pairs, model, loaders) if held_out else None
+    class_loader = parts.make_loader(data, classes, model, loaders) if classes is not None else None
     return source, Validation(held_out, val_loader, classes, class_loader, settings.evaluate.batch_size), model
 
 
@@ -315,22 +324,18 @@ def set_schedules(
     )
     for group in optimiser.param_groups:
         group["lr"] = lr
-    if not hasattr(objective, "gamma"):
-        return
-    plain = _defaults(objective)
-    peak = settings.objective.gamma if settings.objective.gamma is not None else plain["gamma"]
-    objective.gamma = schedules.gamma(t, plan.epochs, peak, plan.gamma)
+    if isinstance(objective, StatefulObjective):
+        objective.gamma = schedules.gamma(t, plan.epochs, _peak(settings, objective, "gamma"), plan.gamma)
     if isinstance(objective, NUCLR):
-        peak = settings.objective.zeta_lr if settings.objective.zeta_lr is not None else plain["zeta_lr"]
         objective.zeta_lr = schedules.zeta_rate(
-            t, plan.epochs, peak, plan.zeta_frozen_epochs, plan.zeta, plan.zeta_steps
+            t, plan.epochs, _peak(settings, objective, "zeta_lr"), plan.zeta_frozen_epochs, plan.zeta, plan.zeta_steps
         )
 
 
-def _defaults(objective: Objective) -> dict[str, Any]:
-    import inspect
-
-    return {key: value.default for key, value in inspect.signature(type(objective)).parameters.items()}
+def _peak(settings: Settings, objective: Objective, name: str) -> float:
+    """What was set, or the objective's default: its attribute changes with time."""
+    given = getattr(settings.objective, name)
+    return float(inspect.signature(type(objective)).parameters[name].default if given is None else given)
 
 
 def step_seed(seed: int, total: int, rank: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from nuclr.training import settings as s
 
 TOKENISER_CAPTIONS = 1_000_000  # more do not change a small vocabulary
 STANDARDISE_BATCH = 4096
-Say = Callable[[str], None]
+Loaders = dict[tuple[str, str, int], Loader]  # of several runs on the same pairs: pictures are decoded once for all
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Source:
 
 def open_source(data: s.Data, path: str, split: str | None, keep: str | None = None, check: bool = True) -> Source:
     """Open pairs, read the list of those to keep, and look for bad samples."""
-    pairs = open_pairs(path, data.root, data.image_key, data.caption_key, split)
+    pairs = cast(Pairs, open_pairs(path, data.root, data.image_key, data.caption_key, split))
     kept = None if keep is None else read_keep(below(data.root, keep), len(pairs))
     bad = check_samples(pairs, kept, data.max_bad_share, data.workers) if check else {}
     return Source(pairs, usable(pairs, bad, kept), bad)
@@ -56,7 +56,7 @@ def open_classes(data: s.Data) -> Any:
 def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
     """The dual encoder for these pairs; its random weights follow from the seed."""
     pairs, numbers = source.pairs, source.numbers
-    options = {
+    options: dict[str, Any] = {
         "width": model.width,
         "image_head": model.image_head,
         "text_head": model.text_head,
@@ -126,10 +126,14 @@ def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objec
         raise UserError(f"objective.{error}") from None
 
 
-def make_loader(data: s.Data, pairs: Pairs, model: DualEncoder) -> Loader:
-    """Reads pairs at the size that the model takes."""
+def make_loader(data: s.Data, pairs: Pairs, model: DualEncoder, loaders: Loaders | None = None) -> Loader:
+    """Reads pairs at the size that the model takes; one of `loaders` where these pairs have been read before."""
     size = model.images.size if model.images is not None else 224
-    return Loader(pairs, size, data.fit, data.workers, memory=data.memory * 2**20)
+    shared = {} if loaders is None else loaders
+    key = (pairs.fingerprint, type(pairs).__name__, size)
+    if key not in shared:
+        shared[key] = Loader(pairs, size, data.fit, data.workers, memory=data.memory * 2**20)
+    return shared[key]
 
 
 def make_augment(augment: s.Augmentation, model: DualEncoder, seed: int) -> Augment | None:

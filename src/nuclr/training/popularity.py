@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nuclr.data import check_samples, open_pairs, read_keep, usable
 from nuclr.errors import UserError
 from nuclr.training import parts
 from nuclr.training.embed import embed_pairs, open_run, write
 from nuclr.training.launch import pick_device
+from nuclr.training.settings import Data
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,8 @@ def prepare(run: Path, out: Path) -> Prepared:
     """Embed the pairs that the run was trained on."""
     trained = open_run(run)
     data = trained.config["data"]
-    pairs = open_pairs(data["train"], data["root"], data["image_key"], data["caption_key"], data["split"])
-    kept = None if data["keep"] is None else read_keep(parts.below(data["root"], data["keep"]), len(pairs))
-    numbers = usable(pairs, check_samples(pairs, kept, data["max_bad_share"], data["workers"]), kept)
+    source = parts.open_source(Data(**data), data["train"], data["split"], data["keep"])
+    pairs, numbers = source.pairs, source.numbers
     device = pick_device("auto")
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,64 @@
+"""The demo at a tiny scale, and the dry run."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from nuclr import cli
+from nuclr.training.demo import rank_correlation
+from tests.training import runs
+
+TINY = ["data.train=builtin:n=300", "data.val=builtin:n=50,split=val", "schedule.epochs=1", "data.batch_size=32"]
+
+
+@pytest.fixture
+def nuclr(monkeypatch, capsys):
+    def run(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["nuclr", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.slow
+def test_demo(nuclr, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, told, err = nuclr("train", *TINY)
+    assert status == 0, err
+    for row in (
+        "recall@1, image to text",
+        "recall@10, text to image",
+        "zero-shot accuracy",
+        "zeta as training left it",
+    ):
+        assert row in told
+    assert "The runs are in runs/demo and runs/demo/sogclr" in told
+    found = json.loads((tmp_path / "runs" / "demo" / "demo.json").read_text())
+    assert found["nuclr"]["popularity"]["solver_on_true_scores"] > 0.8
+    assert json.loads((tmp_path / "runs" / "demo" / "sogclr" / "results.json").read_text())["objective"] == "sogclr"
+    assert nuclr("train", *TINY, "objective.name=clip")[0] == 0
+    assert (tmp_path / "runs" / "demo-2" / "results.json").is_file(), "the first run is not overwritten"
+
+
+def test_dry_run_writes_nothing(nuclr, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = runs.vector_settings(tmp_path)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    status, told, err = nuclr("train", "empty.yaml", *settings, "--dry-run")
+    assert status == 0, err
+    assert "120 pairs (0 bad)" in told and "28 steps" in told and "memory: model" in told and "min in all" in told
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_rank_correlation():
+    a = np.array([1.0, 2.0, 2.0, 5.0])
+    assert rank_correlation(a, a**3) == pytest.approx(1)
+    assert rank_correlation(a, -a) == pytest.approx(-1)
+    assert np.isnan(rank_correlation(a, np.ones(4)))
+    scipy = pytest.importorskip("scipy.stats")
+    b = np.array([3.0, 1.0, 1.0, 1.0])
+    assert rank_correlation(a, b) == pytest.approx(scipy.spearmanr(a, b).statistic)
