@@ -1,17 +1,21 @@
 """The popularity solver against POT, geomloss and the paper's gradient descent: one problem, one residual, one run.
 
-    python benchmarks/popularity.py [--full] [--data ../shared/data/flickr8k/embeddings]
+    python benchmarks/popularity.py [--full] [--heads correlated] [--data ../shared/data/flickr8k/embeddings]
 
-The problem: 6,000 images of Flickr8k and the first caption of each, linear heads to 256, unit norm; heads drawn at
-random, and trained for three epochs of InfoNCE. Without the data, random features of the same size. All are stopped
-at the true residual max_j |(n_y/n_x) sum_i P_ij - 1| <= 1e-3 of their own iterate: POT runs for exactly the iterations
-that it needs, which a loop of its own formula in float64 has counted before. What is too slow to wait for is timed over
-a few iterations and multiplied by their number, and marked with ~. --full adds n = 30,000 and n = 100,000, with their
-peak memory.
+The problem: 6,000 images of Flickr8k and the first caption of each, linear heads to 256, unit norm. The heads are drawn
+at random, or trained for three epochs of InfoNCE, or those of regularised canonical correlation analysis. Without the
+data, features made up of the same size. All are stopped at the true residual max_j |(n_y/n_x) sum_i P_ij - 1| <= 1e-3
+of their own iterate, judged here in float64: POT, which stops by another norm, runs for exactly the iterations that it
+needs, counted before by a loop of its own formula. `from features` adds to each the making of its scores or costs;
+ours is the median of three runs. POT's sinkhorn_log and sinkhorn_stabilized have the same iterates as sinkhorn_knopp,
+are timed over three of them and multiplied (~). greenkhorn and geomloss cannot be asked for a residual: greenkhorn gets
+20,000 iterations, geomloss two lengths of its annealing, and the table tells what they reached. The paper's gradient
+descent gets 1,000 passes. --full adds n = 30,000 with its peak memory and n = 100,000.
 """
 
 import argparse
 import json
+import platform
 import subprocess
 import sys
 import time
@@ -26,10 +30,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from nuclr.popularity import solve
+from nuclr.popularity import Result, solve
 from objectives import resident
 
 RESIDUAL, WIDTH = 1e-3, 256
+FEW, GREEDY = 3, 20_000  # iterations of the methods that are too slow to wait for
 DATA = Path(__file__).parents[2] / "shared" / "data" / "flickr8k" / "embeddings"
 
 
@@ -47,8 +52,14 @@ def load(folder: Path) -> tuple[Tensor, Tensor, Tensor, str]:
     return (x - x.mean(dim=0)) / x.std(dim=0), y, y_to_x, "Flickr8k embeddings"
 
 
-def heads(x: Tensor, y: Tensor, y_to_x: Tensor, epochs: int) -> tuple[Tensor, Tensor]:
-    """Unit-norm features of linear heads, random ones (0 epochs) or trained."""
+def random_heads(x: Tensor, y: Tensor, y_to_x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    """Unit-norm features of heads drawn at random: an easy problem, for nothing stands out."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(normalize(t @ torch.randn(t.shape[1], WIDTH, generator=generator), dim=1) for t in (x, y))
+
+
+def trained_heads(x: Tensor, y: Tensor, y_to_x: Tensor, epochs: int = 3) -> tuple[Tensor, Tensor]:
+    """Unit-norm features of linear heads after a few epochs of InfoNCE."""
     torch.manual_seed(0)
     head_x, head_y = (torch.nn.Linear(t.shape[1], WIDTH, bias=False) for t in (x, y))
     optimiser = torch.optim.AdamW([*head_x.parameters(), *head_y.parameters()], lr=1e-3)
@@ -61,6 +72,24 @@ def heads(x: Tensor, y: Tensor, y_to_x: Tensor, epochs: int) -> tuple[Tensor, Te
             optimiser.step()
     with torch.no_grad():
         return normalize(head_x(x), dim=1), normalize(head_y(y), dim=1)
+
+
+def correlated_heads(x: Tensor, y: Tensor, y_to_x: Tensor, ridge: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Unit-norm features of regularised canonical correlation analysis, the trained heads that have a closed form."""
+    y = (y - y.mean(dim=0)) / y.std()
+    whiten = []
+    for t in (x, y):
+        covariance = (t.T @ t / len(t)).double()
+        covariance.diagonal().add_(ridge * covariance.diagonal().mean())
+        values, vectors = torch.linalg.eigh(covariance)
+        whiten.append((vectors * values.rsqrt()) @ vectors.T)
+    cross = (x[y_to_x].T @ y / len(y)).double()
+    left, correlation, right = torch.linalg.svd(whiten[0] @ cross @ whiten[1], full_matrices=False)
+    heads = whiten[0] @ left[:, :WIDTH], whiten[1] @ right[:WIDTH].T
+    return tuple(normalize(t @ (h * correlation[:WIDTH]).float(), dim=1) for t, h in zip((x, y), heads, strict=True))
+
+
+HEADS = {"random": random_heads, "trained": trained_heads, "correlated": correlated_heads}
 
 
 def true_residual(x: Tensor, y: Tensor, zeta: Tensor, temperature: float) -> float:
@@ -76,7 +105,7 @@ def timed(run: Callable[[], object]) -> tuple[float, object]:
 
 
 def pot_iterations(cost: np.ndarray, temperature: float, most: int) -> int:
-    """Iterations of Sinkhorn and Knopp's until the true residual is reached."""
+    """Iterations of Sinkhorn and Knopp's, in POT's order, until the true residual is reached."""
     n = len(cost)
     kernel, u = np.exp(cost / -temperature), np.full(n, 1 / n)
     v = u
@@ -90,68 +119,77 @@ def pot_iterations(cost: np.ndarray, temperature: float, most: int) -> int:
 
 
 def contest(x: Tensor, y: Tensor, temperature: float) -> list[dict[str, object]]:
-    """Every contestant's seconds and the residual of what it returned."""
+    """Every contestant's seconds, from scores and from features, and the true residual of what it returned."""
     n = len(x)
-    marginal = np.full(n, 1 / n)
-    cost = 1 - x.double().numpy() @ y.double().numpy().T
     rows: list[dict[str, object]] = []
 
-    def add(name: str, seconds: float, passes: int, residual: float | None, estimated: bool = False) -> None:
-        row = {"method": name, "seconds": seconds, "passes": passes, "residual": residual, "estimated": estimated}
-        rows.append(row)
+    def add(
+        name: str, seconds: float, making: float, passes: int, zeta: Tensor | None, estimated: bool = False
+    ) -> None:
+        rows.append({
+            "method": name, "from_scores": seconds, "from_features": seconds + making, "passes": passes,
+            "residual": None if zeta is None else true_residual(x, y, zeta, temperature), "estimated": estimated,
+        })  # fmt: skip
 
-    runs = [timed(lambda: solve(x, y, temperature=temperature, tolerance=RESIDUAL)) for _ in range(3)]
-    seconds, found = min(runs, key=lambda run: run[0])
-    add("nuclr", seconds, found.iterations, true_residual(x, y, found.zeta, temperature))
+    def ours(**arguments: object) -> tuple[float, Result]:
+        runs = [timed(lambda: solve(**arguments, temperature=temperature, tolerance=RESIDUAL)) for _ in range(3)]
+        return sorted(runs, key=lambda run: run[0])[1]
 
-    count = pot_iterations(cost, temperature, 5000)
+    seconds, found = ours(scores=x @ y.T)
+    add("nuclr", seconds, ours(x=x, y=y)[0] - seconds, found.iterations, found.zeta)
+
+    making, cost = timed(lambda: 1 - x.double().numpy() @ y.double().numpy().T)
+    marginal, count = np.full(n, 1 / n), pot_iterations(cost, temperature, 5000)
+    problem = (marginal, marginal, cost, temperature)
+    exact = {"stopThr": 0, "log": True, "warn": False}
+    seconds, (_, log) = timed(lambda: ot.bregman.sinkhorn_knopp(*problem, numItermax=count, **exact))
+    add("POT sinkhorn_knopp", seconds, making, count, -temperature * torch.from_numpy(np.log(log["v"])))
+
+    making_32, cost_32 = timed(lambda: 1 - x @ y.T)
+    uniform = torch.full((n,), 1 / n)
     seconds, (_, log) = timed(
-        lambda: ot.bregman.sinkhorn_knopp(
-            marginal, marginal, cost, temperature, numItermax=count, stopThr=0, log=True, warn=False
-        )
+        lambda: ot.bregman.sinkhorn_knopp(uniform, uniform, cost_32, temperature, numItermax=count, **exact)
     )
-    zeta = -temperature * torch.from_numpy(np.log(log["v"]))
-    add("POT sinkhorn_knopp", seconds, count, true_residual(x, y, zeta, temperature))
+    add("POT knopp, torch float32", seconds, making_32, count, -temperature * log["v"].log())
 
-    few = 3
-    for name in ("sinkhorn_log", "sinkhorn_stabilized"):
-        method = getattr(ot.bregman, name)
-        seconds, _ = timed(
-            lambda method=method: method(marginal, marginal, cost, temperature, numItermax=few, stopThr=0, warn=False)
-        )
-        add(f"POT {name}", seconds * count / few, count, None, estimated=True)
+    seconds, (_, log) = timed(lambda: ot.bregman.greenkhorn(*problem, numItermax=GREEDY, **exact))
+    add("POT greenkhorn", seconds, making, GREEDY, -temperature * torch.from_numpy(np.log(log["v"])))
+    for method in (ot.bregman.sinkhorn_stabilized, ot.bregman.sinkhorn_log):  # knopp's iterates, so as many of them
+        seconds, _ = timed(lambda m=method: m(*problem, numItermax=FEW, **exact))
+        add(f"POT {method.__name__}", seconds * count / FEW, making, count, None, estimated=True)
 
-    loss = geomloss.SamplesLoss(
-        "sinkhorn", p=2, blur=temperature**0.5, scaling=0.95, debias=False, potentials=True, backend="tensorized",
-        cost=lambda a, b: 1 - a @ b.transpose(-1, -2),
-    )  # fmt: skip
-    seconds, (_, potential) = timed(lambda: loss(x, y))
-    add("geomloss, scaling 0.95", seconds, 0, true_residual(x, y, -potential.flatten(), temperature))
+    for scaling in (0.5, 0.9):
+        loss = geomloss.SamplesLoss(
+            "sinkhorn", p=2, blur=temperature**0.5, scaling=scaling, debias=False, potentials=True,
+            backend="tensorized", cost=lambda a, b: 1 - a @ b.transpose(-1, -2),
+        )  # fmt: skip
+        seconds, (_, potential) = timed(lambda loss=loss: loss(x, y))
+        add(f"geomloss, scaling {scaling}", seconds, 0.0, 0, -potential.flatten())
 
-    for method, most in (("sinkhorn", 3000), ("gradient", 300)):
+    for method, name in (("sinkhorn", "nuclr, plain sinkhorn"), ("gradient", "the paper's gradient descent")):
         seconds, found = timed(
-            lambda m=method, k=most: solve(
-                x, y, temperature=temperature, tolerance=RESIDUAL, method=m, max_iterations=k
+            lambda m=method: solve(
+                scores=x @ y.T, temperature=temperature, tolerance=RESIDUAL, method=m, max_iterations=1000
             )
         )
-        told = "the paper's gradient descent" if method == "gradient" else "nuclr, plain sinkhorn"
-        add(told, seconds, found.iterations, true_residual(x, y, found.zeta, temperature))
+        add(name, seconds, making_32, found.iterations, found.zeta)
     return rows
 
 
 def show(title: str, rows: list[dict[str, object]]) -> None:
-    print(f"\n{title}\n{'method':>30} {'seconds':>10} {'x nuclr':>8} {'passes':>7} {'residual':>9}")
+    print(f"\n{title}\n{'':>30} {'from scores':>18} {'from features':>18}")
+    print(f"{'method':>30} {'seconds':>9} {'x nuclr':>8} {'seconds':>9} {'x nuclr':>8} {'passes':>7} {'residual':>9}")
     for row in rows:
-        mark = "~" if row["estimated"] else " "
         residual = "" if row["residual"] is None else f"{row['residual']:.1e}"
-        ratio = row["seconds"] / rows[0]["seconds"]
-        print(f"{row['method']:>30} {mark}{row['seconds']:9.2f} {ratio:8.1f} {row['passes']:7} {residual:>9}")
+        mark = "~" if row["estimated"] else " "
+        times = "".join(f" {mark}{row[k]:8.2f} {row[k] / rows[0][k]:8.1f}" for k in ("from_scores", "from_features"))
+        print(f"{row['method']:>30}{times} {row['passes']:7} {residual:>9}", flush=True)
 
 
 def large(folder: Path, size: int, temperature: float, tolerance: float) -> None:
     """Print seconds, passes, residual and peak memory above the features of one large solve."""
     x, y, y_to_x, _ = load(folder)
-    x, y = heads(x, y, y_to_x, epochs=3)
+    x, y = correlated_heads(x, y, y_to_x)
     generator = torch.Generator().manual_seed(0)
     rows = torch.arange(size) % len(y)
     x, y = x[y_to_x[rows]], y[rows]
@@ -170,6 +208,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "popularity.json")
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.03, 0.01])
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--large", nargs=3, type=float, metavar=("N", "TAU", "TOLERANCE"), help="one large solve only")
     arguments = parser.parse_args()
@@ -180,14 +220,16 @@ def main() -> None:
     x, y, y_to_x, kind = load(arguments.data)
     firsts = torch.searchsorted(y_to_x.contiguous(), torch.arange(len(x)))
     print(f"{kind}, torch {torch.__version__}, POT {ot.__version__}, {torch.get_num_threads()} threads")
-    results: dict[str, object] = {}
-    for head, epochs in (("random", 0), ("trained", 3)):
-        features_x, features_y = heads(x, y, y_to_x, epochs)
-        for temperature in (0.03, 0.01):
+    results: dict[str, object] = {"machine": f"{platform.processor()}, {torch.get_num_threads()} threads", "data": kind}
+    for name in arguments.heads:
+        features_x, features_y = HEADS[name](x, y, y_to_x)
+        for temperature in arguments.temperatures:
             rows = contest(features_x, features_y[firsts].contiguous(), temperature)
-            show(f"{head} heads, n = {len(x)}, tau = {temperature}, true residual {RESIDUAL}", rows)
-            results[f"{head} {temperature}"] = rows
-    print(f"\ncost as n grows, trained heads, tau = 0.03\n{'n':>7} {'seconds':>8} {'passes':>7}")
+            show(f"{name} heads, n = {len(x)}, tau = {temperature}, true residual {RESIDUAL}", rows)
+            results[f"{name} {temperature}"] = rows
+    print(
+        f"\ncost as n grows, {name} heads, tau = 0.03, matrix kept up to 512 MiB\n{'n':>7} {'seconds':>8} {'passes':>7}"
+    )
     growth = []
     for size in (750, 1500, 3000, 6000, 12000):
         rows = torch.arange(size) * (len(y) // 12000)
