@@ -21,18 +21,17 @@ from nuclr.training.settings import Settings, objective_keys, to_dict
 DEMO: dict[str, Any] = {
     "name": "demo",
     "data": {
-        "train": "builtin:n=10000,split=train",
-        "val": "builtin:n=1000,split=val",
+        "train": "builtin:n=12000,split=train,size=48",
+        "val": "builtin:n=1000,split=val,size=48",
         "classes": "builtin",
-        "batch_size": 128,
+        "batch_size": 64,
     },
     "augment": {"enabled": False},
-    "model": {"image": "tiny_resnet", "text": "tiny_text"},
-    "objective": {"name": "nuclr", "temperature": 0.05, "gamma": 0.8, "zeta_lr": 3.0e-3},
+    "model": {"image": "tiny_resnet", "text": "tiny_text", "image_size": 48},
+    "objective": {"name": "nuclr", "temperature": 0.03, "gamma": 0.8, "zeta_lr": 3.0e-3},
     "optimiser": {"lr": 2.0e-3, "clip": 1.0},
-    "schedule": {"epochs": 6, "warmup_steps": 100, "zeta_frozen_epochs": 1},
+    "schedule": {"epochs": 4, "warmup_steps": 100, "zeta_frozen_epochs": 1},
     "evaluate": {"every": 2},
-    "log": {"every": 20},
 }
 
 
