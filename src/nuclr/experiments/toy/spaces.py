@@ -62,7 +62,7 @@ def true_risk(temperature: float, pairs: int, seed: int) -> float:
     The pairs are placed by a scrambled Sobol sequence: 50,000 of them, the paper's number, then tell the risk to 3e-5
     and not to 1e-3 as independent ones do, which would show as an error of the methods at large n.
     """
-    sequence = SobolEngine(dimension=4, scramble=True, seed=seed)  # type: ignore[no-untyped-call]
+    sequence = SobolEngine(dimension=4, scramble=True, seed=seed)
     u = sequence.draw(pairs, dtype=torch.float64)
     x = place_x(u[:, :2])
     y = place_y(x, u[:, 2:], temperature)
