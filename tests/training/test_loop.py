@@ -93,6 +93,32 @@ def test_nan_stops_and_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
 
 
+def test_a_gradient_that_is_not_finite(tmp_path, monkeypatch):
+    before = loop.contrast
+
+    def exploding(objective, fx, fy, batch, *rest):
+        out = before(objective, fx, fy, batch, *rest)
+        return out._replace(loss=out.loss * (torch.inf if objective.zeta_lr else 1.0))
+
+    monkeypatch.setattr(loop, "contrast", exploding)
+    with pytest.raises(TrainingFailed, match="the gradient is not finite in the batch with the samples"):
+        train(runs.load(tmp_path), tmp_path / "run")
+    state = checkpoint.load(checkpoint.newest_first(tmp_path / "run" / "checkpoints")[0])
+    assert state["position"] == {"epoch": 0, "step": 7, "total": 7}
+
+
+def test_bfloat16_and_clipping(tmp_path):
+    results = train(runs.load(tmp_path, precision="bfloat16", **{"optimiser.clip": 0.5}), tmp_path / "run")
+    assert results["val"]["mean_R@1"] > results["val"]["mean_chance@1"]
+
+
+def test_nothing_to_train(tmp_path):
+    changes = {"model.image_frozen": "true", "model.text_frozen": "true", "model.width": ""}
+    settings = runs.load(tmp_path, **changes, **{"model.image_head": "none", "model.text_head": "none"})
+    with pytest.raises(UserError):
+        train(settings, tmp_path / "run")
+
+
 def test_a_full_disk_is_said(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")

@@ -140,7 +140,7 @@ def test_sigkill_at_random_moments(tmp_path, world):
         if (tmp_path / "run" / "results.json").exists():
             break
     if not (tmp_path / "run" / "results.json").exists():
-        ended = runs.finish(runs.start([*arguments, f"out={tmp_path / 'run'}"], world))
+        ended = runs.finish(runs.start([tmp_path / "run", "--resume"], world))  # its own config, by its folder
         assert all(status == 0 for status, _, _ in ended), ended
     assert kills >= 3
     runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")

@@ -124,8 +124,10 @@ def _train(
         if train_source.bad:
             progress.say(f"{settings.name}: {len(train_source.bad)} bad samples are left out, see {folder.BAD}")
     loggers = Loggers(settings, run.folder) if first else None
+    finite = FiniteCheck(run.folder)
 
     def save() -> None:
+        finite.flush()
         if not first:
             return
         content = {
@@ -175,8 +177,7 @@ def _train(
                     optimiser.zero_grad(set_to_none=True)
                     out.loss.backward()
                     norm = torch.nn.utils.clip_grad_norm_(parameters, o.clip or math.inf)
-                    if not bool(torch.isfinite(norm + out.loss.detach())):
-                        raise not_finite("the gradient is", batch.numbers, None, run.folder)
+                    finite.check(torch.isfinite(norm + out.loss.detach()), batch.numbers)
                     optimiser.step()
                     clock.lap("encoders")
 
@@ -264,7 +265,7 @@ def build(
                       if kinds[0] == "vector"]  # fmt: skip
             if len(set(widths)) > 1:
                 raise UserError(f"data.val has {side} of width {widths[1]}, but data.train of {widths[0]}")
-    classes = parts.open_classes(data)
+    classes = parts.open_classes(data, source.pairs)
     model = parts.make_model(settings.model, source, settings.seed).to(device)
     if classes is not None and (model.images is None or model.tokeniser is None):
         raise UserError("data.classes needs images and texts, but this model takes vectors; leave it out")
@@ -297,6 +298,30 @@ def contrast(objective: Objective, fx: Tensor, fy: Tensor, batch: Batch, mask: b
         if not flags.any():
             raise
         raise not_finite("features are", batch.numbers, flags.cpu().bool(), run) from None
+
+
+class FiniteCheck:
+    """Ends the run at the first gradient that is not finite: at once on a CPU, elsewhere one step later.
+
+    An accelerator so never waits for the host; no checkpoint is written before the check of its last step.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self._pending: tuple[Tensor, Tensor] | None = None
+
+    def check(self, finite: Tensor, numbers: Tensor) -> None:
+        """The flag of this step, and the numbers of its samples."""
+        self.flush()
+        self._pending = (finite, numbers)
+        if finite.device.type == "cpu":
+            self.flush()
+
+    def flush(self) -> None:
+        """Look at the last step's flag."""
+        pending, self._pending = self._pending, None
+        if pending is not None and not bool(pending[0]):
+            raise not_finite("the gradient is", pending[1], None, self.run)
 
 
 def not_finite(what: str, numbers: Tensor, flags: Tensor | None, run: Path) -> TrainingFailed:

@@ -3,6 +3,8 @@
 from torch import nn
 from torch.optim import AdamW
 
+from nuclr.errors import UserError
+
 
 def parameter_groups(model: nn.Module, objective: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Two groups: matrices and kernels of the model; then its norms and biases, and what the objective learns."""
@@ -12,6 +14,8 @@ def parameter_groups(model: nn.Module, objective: nn.Module, weight_decay: float
         {"params": [p for p in wanted if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in wanted if p.ndim < 2] + learnt, "weight_decay": 0.0},
     ]
+    if not (wanted or learnt):
+        raise UserError("nothing to train: both towers are frozen and have no heads; unfreeze one or give it a head")
     return [group for group in groups if group["params"]]
 
 

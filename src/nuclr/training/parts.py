@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nuclr import objectives
 from nuclr.data import Loader, check_samples, open_labelled, open_pairs, read_keep, usable
-from nuclr.data.builtin import BuiltinLabelled
+from nuclr.data.builtin import BuiltinLabelled, BuiltinPairs
 from nuclr.data.pairs import Pairs
 from nuclr.data.transforms import Augment
 from nuclr.errors import UserError
@@ -46,11 +46,13 @@ def below(root: str | None, name: str) -> Path:
     return Path(root) / name if root is not None and (Path(root) / name).exists() else Path(name)
 
 
-def open_classes(data: s.Data) -> Any:
-    """Labelled images for zero-shot classification, or None."""
+def open_classes(data: s.Data, pairs: Pairs) -> Any:
+    """Labelled images for zero-shot classification, or None; built-in ones have the size of built-in pairs."""
     if data.classes is None:
         return None
-    return BuiltinLabelled() if data.classes == "builtin" else open_labelled(below(data.root, data.classes))
+    if data.classes == "builtin":
+        return BuiltinLabelled(size=pairs.size) if isinstance(pairs, BuiltinPairs) else BuiltinLabelled()
+    return open_labelled(below(data.root, data.classes))
 
 
 def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
