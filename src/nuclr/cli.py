@@ -36,7 +36,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point: a user's mistake is one or two lines on stderr and status 2, never a traceback."""
-    # Threads that wait by spinning bring a run to a standstill (17 samples/s for 320) once other programs want the cores.
+    # Threads that spin while they wait bring a run to a standstill (17 samples/s, not 320) where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
