@@ -45,7 +45,7 @@ def _tiny_vit(size: int) -> "PreTrainedConfig":
 
     return ViTConfig(
         image_size=size,
-        patch_size=8,
+        patch_size=8 if size < 64 else 16,
         hidden_size=128,
         num_hidden_layers=4,
         num_attention_heads=4,
