@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -156,6 +157,14 @@ def test_too_few_iterations_are_told(method: str) -> None:
     assert result.residual == pytest.approx(residual(x @ y.T, result.zeta, 0.02), rel=1e-6)
 
 
+def test_float32_does_not_claim_what_it_cannot_tell() -> None:
+    x, y = (t.float() for t in paired(40, 40))
+    exact = solve(x, y, temperature=0.1, tolerance=1e-12)
+    with pytest.warns(ConvergenceWarning):
+        result = solve(x, y, temperature=0.1, tolerance=1e-7, init=exact.zeta, max_iterations=1)
+    assert not result.converged
+
+
 def hard_cases() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     noise = 0.1 * torch.randn(80, 80, generator=generator)
@@ -209,6 +218,12 @@ def test_acceleration_needs_far_fewer_passes_than_sinkhorn() -> None:
     x, y = paired(400, 400, d=32)
     fast, plain = (solve(x, y, temperature=0.03, tolerance=1e-3, method=method) for method in ("auto", "sinkhorn"))
     assert 3 * fast.iterations < plain.iterations
+
+
+def test_temperature_may_be_any_number() -> None:
+    x, y = unit(10, 4, seed=0), unit(10, 4, seed=1)
+    for temperature in (1, np.float32(1), torch.tensor(1.0)):
+        assert solve(x, y, temperature=temperature).temperature == 1.0
 
 
 def test_inputs_are_left_as_they_were() -> None:

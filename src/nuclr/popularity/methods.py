@@ -67,8 +67,8 @@ class Anderson:
 
     Near a solution Sinkhorn's is a lazy random walk among the candidates, the lazier the more a candidate has an
     anchor to itself; dividing by the curvature takes the laziness out. No step leaves the range of Sinkhorn's own or
-    of REACH temperatures. A point that is no better than the last one is dropped, the past forgotten, and one step
-    of Sinkhorn's taken, which cannot raise the objective.
+    of REACH temperatures. A point that is no better than the last one is dropped, the past forgotten, one step of
+    Sinkhorn's taken, which cannot raise the objective, and small curvatures are trusted less for a while.
     """
 
     MEMORY = 20
@@ -91,7 +91,7 @@ class Anderson:
         d_zeta = torch.stack([s.zeta for s in self.past]).diff(dim=0)
         d_log_c = torch.stack([s.log_c for s in self.past]).diff(dim=0)
         gram = d_log_c @ d_log_c.T
-        gram.diagonal().add_(1e-12 * gram.diagonal().sum())
+        gram.diagonal().add_(1e-12 * gram.diagonal().sum() + torch.finfo(gram.dtype).tiny)
         mix: Tensor = torch.linalg.solve(gram, d_log_c @ state.log_c)
         rest = (state.log_c - mix @ d_log_c) / state.curvature.clamp_min(self.floor)
         reach = self.temperature * state.log_c.abs().clamp_min(self.REACH)

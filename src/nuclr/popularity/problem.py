@@ -16,6 +16,7 @@ candidate alone, whatever its own mass. Reference: Cuturi and Peyré, "Semidual 
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ class Problem:
         x, scores = (None if t is None else t[rows] for t in (self.x, self.scores))
         return replace(self, a=self.a[rows], x=x, scores=scores)
 
+    @cached_property
     def scale(self) -> float:
         """A bound on |s_ij|: what rounding errors are relative to."""
         if self.scores is not None:
@@ -70,7 +72,7 @@ def make_problem(
     y_weight: Tensor | None = None,
 ) -> Problem:
     """A Problem from what a user gives, or a ValueError that names what is wrong with it."""
-    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
+    if not 0 < float(temperature) < math.inf:
         raise ValueError(f"temperature={temperature}; give a finite number above 0")
     given = {name: t for name, t in (("x", x), ("y", y), ("scores", scores)) if t is not None}
     if given.keys() not in ({"x", "y"}, {"scores"}):

@@ -104,10 +104,10 @@ class Solver:
                 if not history:
                     raise
                 reason = "an interrupt"
-        converged = best.residual <= self.tolerance
+        converged = best.residual <= self.tolerance and rounding_limit(problem, dtype) <= self.tolerance
         if not converged:
             message = (
-                f"residual {best.residual:.2g} > {self.tolerance:g} after {len(history)} passes, ended by {reason}"
+                f"residual {best.residual:.2g} after {len(history)} passes, ended by {reason} before {self.tolerance:g}"
             )
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
         log_z = gather_rows(best.log_z, len(problem.a))
@@ -138,7 +138,7 @@ class Solver:
 
 def rounding_limit(problem: Problem, dtype: torch.dtype) -> float:
     """The smallest residual that this precision can tell: some roundings of the largest exponent, and of the sums."""
-    return torch.finfo(dtype).eps * (4 * problem.scale() / problem.temperature + 32)
+    return torch.finfo(dtype).eps * (4 * problem.scale / problem.temperature + 32)
 
 
 def representable(zeta: Tensor, dtype: torch.dtype) -> Tensor:
