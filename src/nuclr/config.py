@@ -30,8 +30,8 @@ DEMO: dict[str, Any] = {
     "model": {"image": "tiny_resnet", "text": "tiny_text", "image_size": 48},
     "objective": {"name": "nuclr", "temperature": 0.03, "gamma": 0.8, "zeta_lr": 3.0e-3},
     "optimiser": {"lr": 2.0e-3, "clip": 1.0},
-    "schedule": {"epochs": 3, "warmup_steps": 100, "zeta_frozen_epochs": 1},
-    "evaluate": {"every": 0},
+    "schedule": {"epochs": 4, "warmup_steps": 100, "zeta_frozen_epochs": 1},
+    "evaluate": {"every": 2},
 }
 
 
