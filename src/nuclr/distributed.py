@@ -46,6 +46,11 @@ def _host_group(world: Any) -> Any:
     return world if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
 
 
+def release() -> None:
+    """Forget the process group, so that nothing holds it once it is destroyed."""
+    _host_group.cache_clear()
+
+
 def exchange(numbers: list[int]) -> list[list[int]]:
     """A short list of integers from every process, in rank order, over host memory."""
     if world_size() == 1:

@@ -41,7 +41,7 @@ def processes(device: torch.device) -> Iterator[None]:
         yield
     finally:
         # Whoever still holds the group keeps its threads running into the interpreter's end, which aborts now and then.
-        distributed._host_group.cache_clear()
+        distributed.release()
         gc.collect()
         dist.destroy_process_group()
 
