@@ -1,77 +1,59 @@
-"""Retrieval: recall@k in both directions, with any number of captions an image and of images a caption.
+"""Retrieval in both directions, with any number of captions an image and of images a caption.
 
-The gallery has every distinct image and every distinct caption once. A query is right where one of its partners is
-among the k best. Equal scores count as a random order of them would on average, so that a collapsed model, whose scores
-are all the same, has chance level and not 100 %.
+A query is right where one of its partners is among the k best; equal scores count as a random order of them would on
+average (see `ranks`, which also gives the result of every single query). Fractions, by open_clip's names.
 """
 
 import torch
 from torch import Tensor
 
+from nuclr.evaluation.ranks import Ranks, ranks, ranks_of_scores, within
+
+__all__ = ["KS", "Ranks", "both", "ranks", "ranks_of_scores", "retrieval", "summary", "within"]
+
 KS = (1, 5, 10)
-TILE = 2**24  # scores at a time
+DIRECTIONS = ("image_to_text", "text_to_image")
 
 
-def retrieval(x: Tensor, y: Tensor, pairs: Tensor, ks: tuple[int, ...] = KS) -> dict[str, float]:
-    """Recall as fractions, by open_clip's names, with the chance level of each, and the mean of both directions.
+def retrieval(
+    x: Tensor,
+    y: Tensor,
+    pairs: Tensor,
+    ks: tuple[int, ...] = KS,
+    bias_x: Tensor | None = None,
+    bias_y: Tensor | None = None,
+) -> dict[str, float]:
+    """Recall@k, mean and median rank of both directions, each recall's chance level, and the mean of both directions.
 
     Args:
-        x: (n_x, d), distinct images.
-        y: (n_y, d), distinct captions.
+        x: (n_x, d), images.
+        y: (n_y, d), captions.
         pairs: (n, 2), which image belongs to which caption, by their rows.
         ks: lengths of the lists.
+        bias_x: (n_x,), subtracted from the scores where images are the gallery (see `correction`).
+        bias_y: (n_y,), the same where captions are.
 
     """
+    return summary(*both(x, y, pairs, bias_x, bias_y), ks)
+
+
+def both(
+    x: Tensor, y: Tensor, pairs: Tensor, bias_x: Tensor | None = None, bias_y: Tensor | None = None
+) -> tuple[Ranks, Ranks]:
+    """Ranks of image to text, one a row of x that has a caption, and of text to image, one a row of y."""
+    return ranks(x, y, pairs, bias_y), ranks(y, x, pairs.flip(1), bias_x)
+
+
+def summary(image_to_text: Ranks, text_to_image: Ranks, ks: tuple[int, ...] = KS) -> dict[str, float]:
+    """The means over the queries, as `retrieval` gives them."""
     found: dict[str, float] = {}
-    directions = {"image_to_text": (x, y, pairs), "text_to_image": (y, x, pairs.flip(1))}
-    for name, (queries, gallery, links) in directions.items():
-        hits, chance = recall(queries, gallery, links, ks)
-        for k, hit, level in zip(ks, hits.tolist(), chance.tolist(), strict=True):
-            found[f"{name}_R@{k}"] = hit
-            found[f"{name}_chance@{k}"] = level
+    for name, of in zip(DIRECTIONS, (image_to_text, text_to_image), strict=True):
+        for k in ks:
+            found[f"{name}_R@{k}"] = float(of.hits(k).mean())
+            found[f"{name}_chance@{k}"] = float(of.chance(k).mean())
+        found[f"{name}_mean_rank"] = float(of.expected().mean())
+        found[f"{name}_median_rank"] = float(torch.quantile(of.expected(), 0.5))
     for k in ks:
         for kind in ("R", "chance"):
-            found[f"mean_{kind}@{k}"] = sum(found[f"{name}_{kind}@{k}"] for name in directions) / 2
+            found[f"mean_{kind}@{k}"] = sum(found[f"{name}_{kind}@{k}"] for name in DIRECTIONS) / 2
     return found
-
-
-def recall(queries: Tensor, gallery: Tensor, links: Tensor, ks: tuple[int, ...] = KS) -> tuple[Tensor, Tensor]:
-    """Recall@k, (len(ks),), and what a random ranking would reach; queries without a partner are left out.
-
-    links: (n, 2), rows (query, partner in the gallery).
-    """
-    links = torch.unique(links, dim=0)  # by query, so that a tile's links lie together
-    asked, count = torch.unique_consecutive(links[:, 0], return_counts=True)
-    ends = count.cumsum(0)
-    tile = max(1, TILE // len(gallery))
-    hits = torch.zeros(len(ks), dtype=torch.float64)
-    chance = torch.zeros(len(ks), dtype=torch.float64)
-    for begin in range(0, len(asked), tile):
-        rows = asked[begin : begin + tile]
-        counts = count[begin : begin + tile]
-        last = int(ends[min(begin + tile, len(asked)) - 1])
-        partners = links[last - int(counts.sum()) : last, 1]
-        row = torch.repeat_interleave(torch.arange(len(rows), device=links.device), counts)
-        scores = queries[rows] @ gallery.T
-        right = torch.zeros_like(scores, dtype=torch.bool)
-        right[row, partners] = True
-        best = scores.masked_fill(~right, -torch.inf).amax(dim=1, keepdim=True)
-        above = ((scores > best) & ~right).sum(dim=1)
-        level = scores == best
-        tied, own = (level & ~right).sum(dim=1), (level & right).sum(dim=1)
-        hits += torch.stack([within(k - above, tied, own).sum() for k in ks]).cpu()
-        others = len(gallery) - counts
-        chance += torch.stack([within(torch.full_like(counts, k), others, counts).sum() for k in ks]).cpu()
-    return hits / len(asked), chance / len(asked)
-
-
-def within(places: Tensor, wrong: Tensor, right: Tensor) -> Tensor:
-    """Probability that one of `right` is among the first `places` of a random order of right and wrong ones, float64.
-
-    The first i of the order are all wrong with probability prod_{j < i} (wrong - j) / (wrong + right - j).
-    """
-    miss = torch.ones(places.shape, dtype=torch.float64, device=places.device)
-    for j in range(int(places.max().clamp(min=0))):
-        left = (wrong - j).clamp(min=0).double() / (wrong + right - j).clamp(min=1)
-        miss = torch.where(places > j, miss * left, miss)
-    return 1 - miss
