@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from nuclr.evaluation import class_features, ranks, ranks_of_scores, retrieval, zero_shot
+from nuclr.evaluation import ranks, ranks_of_scores, retrieval
 from nuclr.evaluation.ranks import within
 
 
@@ -109,11 +109,3 @@ def test_refusals(links, bias, told):
 def test_nan_is_no_hit():
     with pytest.raises(ValueError, match="NaN"):
         ranks(torch.tensor([[float("nan")]]), torch.ones(2, 1), torch.tensor([[0, 0]]))
-
-
-def test_zero_shot():
-    classes = class_features([torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 1.0]])])
-    assert classes.tolist() == [[1, 0], [0, 1]]
-    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
-    found = zero_shot(x, classes, torch.tensor([0, 1, 0, 1]))
-    assert found == {"zero_shot_acc1": pytest.approx((1 + 1 + 0.5 + 0) / 4), "zero_shot_chance": 0.5}

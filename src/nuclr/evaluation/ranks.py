@@ -70,7 +70,7 @@ def ranks(queries: Tensor, gallery: Tensor, links: Tensor, bias: Tensor | None =
 
 def ranks_of_scores(scores: Tensor, links: Tensor, bias: Tensor | None = None) -> Ranks:
     """The same from a matrix of scores (n_queries, n_gallery)."""
-    return _ranks(lambda rows: scores[rows], *scores.shape, links, bias)
+    return _ranks(lambda rows: scores[rows], scores.shape[0], scores.shape[1], links, bias)
 
 
 def _ranks(

@@ -1,0 +1,53 @@
+"""Correction of hubs: the popularity of a gallery, as a bias and as one more coordinate."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from nuclr.evaluation import append_bias, append_one, bias_of_scores, choose, gallery_bias, ranks, retrieval
+from nuclr.popularity import solve
+
+
+def features(seed=0, n=60, d=8, noise=0.6):
+    """Images and captions of one direction each, and a hub: a caption near to all images."""
+    generator = torch.Generator().manual_seed(seed)
+    x = normalize(torch.randn(n, d, generator=generator) + 1, dim=1)
+    y = normalize(x + noise * torch.randn(n, d, generator=generator) / d**0.5, dim=1)
+    y[0] = normalize(torch.ones(d), dim=0)
+    return x, y, torch.arange(n)[:, None].expand(n, 2)
+
+
+def test_bias_is_the_solvers_zeta():
+    x, y, _ = features()
+    zeta = solve(x, y[:40], temperature=0.1, tolerance=1e-3).zeta
+    assert torch.allclose(gallery_bias(x, y[:40], 0.1), zeta)
+    assert torch.allclose(gallery_bias(x, y[:40], 0.1, strength=0.5), 0.5 * zeta)
+    assert torch.allclose(bias_of_scores(x @ y[:40].T, 0.1), zeta, atol=1e-4)
+    assert int(gallery_bias(x, y, 0.1).argmax()) == 0
+
+
+def test_one_more_coordinate_is_the_same():
+    x, y, pairs = features()
+    bias = gallery_bias(x, y, 0.1)
+    assert torch.allclose(append_one(x) @ append_bias(y, bias).T, x @ y.T - bias, atol=1e-6)
+    by_bias, by_coordinate = ranks(x, y, pairs, bias), ranks(append_one(x), append_bias(y, bias), pairs)
+    assert torch.equal(by_bias.above, by_coordinate.above)
+
+
+def test_a_hub_is_corrected():
+    x, y, pairs = features(n=300)
+    bank = features(seed=1, n=400)[0]
+    bias = gallery_bias(bank, y, 0.05)
+    assert float(ranks(x, y, pairs, bias).hits(1).mean()) > float(ranks(x, y, pairs).hits(1).mean())
+
+
+def test_choose():
+    x, y, pairs = features(n=150)
+    bank_x, bank_y, _ = features(seed=1, n=200)
+    chosen = choose(x, y, pairs, bank_x, bank_y, temperatures=(0.05, 0.2), strengths=(0.5, 1.0))
+    assert chosen.temperature in (0.05, 0.2) and chosen.strength in (0.5, 1.0)
+    bias_x = gallery_bias(bank_y, x, chosen.temperature, chosen.strength)
+    bias_y = gallery_bias(bank_x, y, chosen.temperature, chosen.strength)
+    assert retrieval(x, y, pairs, bias_x=bias_x, bias_y=bias_y)["mean_R@1"] == pytest.approx(chosen.recall)
+    with pytest.raises(ValueError, match="no temperatures"):
+        choose(x, y, pairs, bank_x, bank_y, temperatures=())
