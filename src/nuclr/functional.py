@@ -22,7 +22,7 @@ from torch import Tensor
 
 KEPT_ELEMENTS = 1 << 24  # a B x B buffer is kept up to B = 4096: 64 MiB in float32
 TILE_ELEMENTS = 1 << 21  # 8 MiB in float32: 128 rows at B = 16384
-SHARED_TILE_ELEMENTS = 1 << 20  # 4 MiB: fits in a core's cache
+SHARED_TILE_ELEMENTS = 1 << 17  # 512 KiB: fits in a core's cache
 LOG2_E = math.log2(math.e)
 
 
@@ -75,7 +75,25 @@ class Contrast(Protocol):
         """
 
 
-def contrast(x: Side, y: Side, excluded: Tensor | None, rows: slice) -> Contrast:
+class Workspace:
+    """Buffers that live from step to step: fresh memory costs a page fault every 4 KiB, more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, rows: int, columns: int, like: Tensor) -> Tensor:
+        """(rows, columns), uninitialised, in the dtype and on the device of `like`; voids the one of this name."""
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < rows * columns or kept.dtype != like.dtype or kept.device != like.device:
+            with torch.inference_mode(False):  # or an evaluation under it would leave one that training cannot write
+                self._kept[name] = kept = torch.empty(rows * columns, dtype=like.dtype, device=like.device)
+        return kept[: rows * columns].view(rows, columns)
+
+    def __reduce__(self) -> tuple[type["Workspace"], tuple[()]]:
+        return Workspace, ()  # copies and pickles start empty
+
+
+def contrast(x: Side, y: Side, excluded: Tensor | None, rows: slice, workspace: Workspace) -> Contrast:
     """Choose the faster exact way for this batch.
 
     Args:
@@ -83,6 +101,7 @@ def contrast(x: Side, y: Side, excluded: Tensor | None, rows: slice) -> Contrast
         y: the other.
         excluded: ids, (B, 2): pairs that agree in a column are not negatives of each other. None: only i = j is out.
         rows: this process's pairs.
+        workspace: where what is B x B may stay.
 
     """
     size = len(x.features)
@@ -90,10 +109,10 @@ def contrast(x: Side, y: Side, excluded: Tensor | None, rows: slice) -> Contrast
     one_temperature = isinstance(x.tau, float) and x.tau == y.tau
     # Looking at values is free on a CPU and exponentials are dear there; on an accelerator it is the other way round.
     if whole and one_temperature and size * size <= KEPT_ELEMENTS and x.features.device.type == "cpu":
-        shared = SharedContrast.where_exact(x, y, excluded)
+        shared = SharedContrast.where_exact(x, y, excluded, workspace)
         if shared is not None:
             return shared
-    return TiledContrast(x, y, excluded, rows)
+    return TiledContrast(x, y, excluded, rows, workspace)
 
 
 def is_excluded(ids: Tensor, rows: slice) -> Tensor:
@@ -116,10 +135,12 @@ class SharedContrast:
         self.offsets = offsets  # (2, B), the rest of the exponents of both sides' anchors
 
     @classmethod
-    def where_exact(cls, x: Side, y: Side, excluded: Tensor | None) -> "SharedContrast | None":
+    def where_exact(cls, x: Side, y: Side, excluded: Tensor | None, workspace: Workspace) -> "SharedContrast | None":
         """The shared form of this batch, or None where its exponents span too much."""
         assert isinstance(x.tau, float)
-        scaled = (x.features * (LOG2_E / x.tau)) @ y.features.T
+        size = len(x.features)
+        scaled = workspace.take("scores", size, size, x.features)
+        scaled.addmm_(x.features, y.features.T, beta=0, alpha=LOG2_E / x.tau)
         diagonal = scaled.diagonal()
         positives = diagonal / LOG2_E
         diagonal.copy_(scaled[0, 1].expand_as(diagonal))  # positives do not count in the range
@@ -150,13 +171,11 @@ class SharedContrast:
         if log_mass is not None:
             mass_x, mass_y = torch.exp(log_mass + self.offsets)
             masses = torch.stack([factor_y * kernel.T.mv(mass_x), factor_x * kernel.mv(mass_y)])
-        grad_x, grad_y = torch.empty_like(self.x.features), torch.empty_like(self.y.features)
-        for rows in _tiles(len(kernel), SHARED_TILE_ELEMENTS // len(kernel)):
-            weights = torch.mul(weight_x[rows, None], factor_y)
-            weights.addcmul_(factor_x[rows, None], weight_y).mul_(kernel[rows])
-            torch.mm(weights, self.y.features, out=grad_x[rows])
-            grad_y.addmm_(weights.T, self.x.features[rows], beta=int(rows.start > 0))
-        return Gradients(grad_x, grad_y, masses)
+        scratch = torch.empty_like(kernel[: max(SHARED_TILE_ELEMENTS // len(kernel), 1)])
+        for rows in _tiles(len(kernel), len(scratch)):  # a scratch that stays in the cache; the kernel becomes W
+            scale = torch.mul(weight_x[rows, None], factor_y, out=scratch[: rows.stop - rows.start])
+            kernel[rows].mul_(scale.addcmul_(factor_x[rows, None], weight_y))
+        return Gradients(kernel @ self.y.features, kernel.T @ self.x.features, masses)
 
 
 class TiledContrast:
@@ -166,10 +185,13 @@ class TiledContrast:
     process needs the rows of its x against all y and of its y against all x: the same loop, once per side.
     """
 
-    def __init__(self, x: Side, y: Side, excluded: Tensor | None, rows: slice) -> None:
+    def __init__(self, x: Side, y: Side, excluded: Tensor | None, rows: slice, workspace: Workspace) -> None:
         self.positives, self.excluded, self.rows = (x.features * y.features).sum(dim=1), excluded, rows
         self.whole = rows == slice(0, len(x.features))
-        self.blocks = [_Block(x, y, rows)] if self.whole else [_Block(x, y, rows), _Block(y, x, rows)]
+        self.workspace = workspace
+        self.blocks = [_Block(x, y, rows, workspace, "scores")]
+        if not self.whole:
+            self.blocks.append(_Block(y, x, rows, workspace, "scores of side y"))
 
     def log_sums(self) -> Tensor:
         """See `Contrast`."""
@@ -214,7 +236,7 @@ class TiledContrast:
             local = slice(rows.start - start, rows.stop - start)
             exponents = self._of_rows(block, rows, scores)
             if moments:
-                weights = (exponents + log_weight[0, rows, None]).exp_()
+                weights = torch.add(exponents, log_weight[0, rows, None], out=self._like("weights", scores)).exp_()
                 extra[0, local] = exponents.mul_(weights).sum(dim=1)
             else:
                 weights = exponents.add_(log_weight[0, rows, None]).exp_()
@@ -222,7 +244,7 @@ class TiledContrast:
                 extra[0] += weights.T.mv(ratio[0, rows])
             exponents = self._of_columns(block, rows, scores)
             if moments and self.whole:
-                others = (exponents + log_weight[1]).exp_()
+                others = torch.add(exponents, log_weight[1], out=self._like("other weights", scores)).exp_()
                 extra[1] += exponents.mul_(others).sum(dim=0)
             else:
                 others = exponents.add_(log_weight[1]).exp_()
@@ -236,13 +258,18 @@ class TiledContrast:
 
     def _of_rows(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
         """Exponents of the rows as anchors, (tile, B)."""
-        exponents = (scores - block.b.zeta).sub_(self.positives[rows, None]).div_(block.tau_a[rows])
+        exponents = torch.sub(scores, block.b.zeta, out=self._like("rows", scores))
+        exponents.sub_(self.positives[rows, None]).div_(block.tau_a[rows])
         return self._without_positives(exponents, rows)
 
     def _of_columns(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
         """Exponents of the columns as anchors, (tile, B)."""
-        exponents = (scores - block.a.zeta[rows, None]).sub_(self.positives).div_(block.tau_b)
+        exponents = torch.sub(scores, block.a.zeta[rows, None], out=self._like("columns", scores))
+        exponents.sub_(self.positives).div_(block.tau_b)
         return self._without_positives(exponents, rows)
+
+    def _like(self, name: str, tile: Tensor) -> Tensor:
+        return self.workspace.take(name, tile.shape[0], tile.shape[1], tile)
 
     def _without_positives(self, exponents: Tensor, rows: slice) -> Tensor:
         # the lowest finite number, not -inf: its exponential is 0 as well, and 0 times it is 0
@@ -254,18 +281,22 @@ class TiledContrast:
 class _Block:
     """Scores of rows a against all columns b; kept where they are small, multiplied again at each pass otherwise."""
 
-    def __init__(self, a: Side, b: Side, rows: slice) -> None:
-        self.a, self.b, self.rows = a, b, rows
+    def __init__(self, a: Side, b: Side, rows: slice, workspace: Workspace, name: str) -> None:
+        self.a, self.b, self.rows, self.workspace, self.name = a, b, rows, workspace, name
         self.tau_a, self.tau_b = a.tau_column(), b.tau_column().T
         keep = (rows.stop - rows.start) * len(b.features) <= KEPT_ELEMENTS
-        self.kept = a.features[rows] @ b.features.T if keep else None
+        self.kept = self._scores(rows) if keep else None
 
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """Pairs of global row numbers and their scores (tile, B), which are not to be written to."""
         start = self.rows.start
         for local in _tiles(self.rows.stop - start, TILE_ELEMENTS // len(self.b.features)):
             rows = slice(start + local.start, start + local.stop)
-            yield rows, self.a.features[rows] @ self.b.features.T if self.kept is None else self.kept[local]
+            yield rows, self._scores(rows) if self.kept is None else self.kept[local]
+
+    def _scores(self, rows: slice) -> Tensor:
+        a, b = self.a.features[rows], self.b.features
+        return torch.mm(a, b.T, out=self.workspace.take(self.name, len(a), len(b), b))
 
 
 def _tiles(total: int, size: int) -> Iterator[slice]:

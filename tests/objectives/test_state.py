@@ -175,3 +175,25 @@ def test_metrics_are_detached_numbers() -> None:
         assert float(out.metrics["objective_x"] + out.metrics["objective_y"]) == pytest.approx(
             float(out.loss.detach()), abs=1e-6
         )
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_losses_of_two_batches_keep_their_own_gradients(name: str) -> None:
+    objective, other = build(name, num_samples=N), build(name, num_samples=N)
+    inputs = [[t.clone().requires_grad_() for t in batch[:2]] for batch in batches(2)]
+    losses = [objective(*pair, batch[2]).loss for pair, batch in zip(inputs, batches(2), strict=True)]
+    sum(losses).backward()
+    for pair, batch in zip(inputs, batches(2), strict=True):
+        _, grad_x, grad_y = gradients(other, *batch)
+        assert torch.equal(pair[0].grad, grad_x) and torch.equal(pair[1].grad, grad_y)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_training_goes_on_after_inference_mode(name: str) -> None:
+    objective = build(name, num_samples=N)
+    with torch.inference_mode():
+        objective.eval()(*batches(1)[0])
+    objective.train()
+    copied = copy.deepcopy(objective)
+    for expected, actual in zip(gradients(objective, *batches(1)[0]), gradients(copied, *batches(1)[0]), strict=True):
+        assert torch.equal(expected, actual)

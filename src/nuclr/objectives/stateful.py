@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.functional import Gradients, Side, contrast, running_log_mean
+from nuclr.functional import Gradients, Side, Workspace, contrast, running_log_mean
 from nuclr.objectives.base import Batch, Fault, Objective, ObjectiveOutput, check_range, short_list
 
 ANCHORS = ("x", "y")  # tensors of both sides, (2, B), have side x in row 0: its anchors are x, its candidates are y
@@ -77,6 +77,7 @@ class StatefulObjective(Objective):
         check_range("gamma", gamma, 0, 1, low_open=True)
         self.num_samples, self.gamma = num_samples, gamma
         self.state_device = None if state_device is None else torch.device(state_device)
+        self._workspace = Workspace()
         self.fresh: dict[str, float] = {}  # what a row holds before its first visit
         self.add_tables("log_u", -math.inf)
 
@@ -126,7 +127,8 @@ class StatefulObjective(Objective):
     def _step(self, batch: Batch, wanted: bool) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
         zeta, tau = self.read("zeta", CANDIDATES, batch), self.read_tau(batch)
         tau_x, tau_y = (tau, tau) if isinstance(tau, float) else tau
-        passes = contrast(Side(batch.x, zeta[1], tau_x), Side(batch.y, zeta[0], tau_y), batch.ids, batch.rows)
+        x, y = Side(batch.x, zeta[1], tau_x), Side(batch.y, zeta[0], tau_y)
+        passes = contrast(x, y, batch.ids, batch.rows, self._workspace)
 
         negatives = batch.negatives()
         log_scale = log_ratio(self.num_samples - 1, negatives)
