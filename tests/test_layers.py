@@ -12,6 +12,7 @@ ROOT = Path(nuclr.__file__).parent
 LAYERS = (
     {"__main__"},
     {"cli"},
+    {"commands"},
     {"config"},
     {"report", "experiments"},
     {"training"},

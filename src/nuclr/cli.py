@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from nuclr import __version__
+from nuclr.commands import compare
 from nuclr.errors import UserError
 
 
@@ -435,6 +436,9 @@ def _print_popularity(content: dict[str, Any]) -> None:
     if "keep" in content:
         kept = content["keep"]
         typer.echo(f"\n{kept['pairs']:,} of {kept['of']:,} pairs kept: {kept['file']}")
+
+
+app.command(epilog=compare.EPILOG)(compare.compare)
 
 
 def _progress_console() -> Any:

@@ -1,0 +1,131 @@
+"""A cell on disk: an ordinary run, and beside it what it did on every query.
+
+`hits.npz` holds arrays "SET/ARRAY" (see `sets`), `state.npz` what the share of false negatives needs of the objective;
+checkpoints are deleted once both are there, as a grid of hundreds of runs would fill the disk.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nuclr.experiments.compare import sets
+from nuclr.models import DualEncoder
+from nuclr.training import checkpoint, folder, loop, parts
+from nuclr.training import settings as s
+from nuclr.training.launch import pick_device
+
+HITS, STATE = "hits.npz", "state.npz"
+KEPT_STATE = ("zeta_x", "zeta_y", "xi_x", "xi_y", "tau_x", "tau_y", "log_scale")
+
+
+def settings_from(values: dict[str, Any]) -> s.Settings:
+    """The inverse of `settings.to_dict`."""
+    sections = {
+        "data": s.Data,
+        "augment": s.Augmentation,
+        "model": s.Model,
+        "objective": s.Objective,
+        "optimiser": s.Optimiser,
+        "schedule": s.Schedule,
+        "evaluate": s.Evaluate,
+        "log": s.Log,
+    }
+    return s.Settings(**{key: sections[key](**value) if key in sections else value for key, value in values.items()})
+
+
+def is_done(cell: Path, needed: Iterable[str]) -> bool:
+    """Whether the run is finished and its outcome on all these sets is stored."""
+    return folder.is_finished(cell) and set(needed) <= stored_sets(cell)
+
+
+def stored_sets(cell: Path) -> set[str]:
+    """Names of the sets in hits.npz."""
+    if not (cell / HITS).is_file():
+        return set()
+    with np.load(cell / HITS) as archive:
+        return {name.partition("/")[0] for name in archive.files}
+
+
+def run_cell(
+    settings: s.Settings, cell: Path, tests: list[sets.TestSet], needed: list[str], loaders: parts.Loaders
+) -> None:
+    """Train or go on training, measure, tidy up; what is there already is not done again."""
+    if not folder.is_finished(cell):
+        loop.train(settings, cell, resume=True, loaders=loaders)
+    if not is_done(cell, needed):
+        model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
+        missing = set(needed) - stored_sets(cell)
+        found = measure(model, settings, tests, missing, loaders)
+        write_arrays(cell / HITS, _named(read_hits(cell) | found))
+    checkpoints = cell / folder.CHECKPOINTS
+    if checkpoints.is_dir():
+        _keep_state(cell)
+        shutil.rmtree(checkpoints)
+
+
+def measure(
+    model: DualEncoder, settings: s.Settings, tests: list[sets.TestSet], missing: set[str], loaders: parts.Loaders
+) -> dict[str, sets.Hits]:
+    """The outcome on the missing sets."""
+    data = settings.data
+    found: dict[str, sets.Hits] = {}
+    if missing & {sets.VAL, *sets.HALVES}:
+        features = sets.open_features(model, settings, str(data.val), data.val_split or data.split, loaders)
+        found |= sets.held_out_hits(features)
+    for test in (test for test in tests if test.key in missing):
+        if test.kind == "classes":
+            found[test.key] = sets.class_hits(model, settings, test, loaders)
+        else:
+            found[test.key] = sets.retrieval_hits(sets.open_features(model, settings, test.path, None, loaders))
+    return found
+
+
+def _named(found: dict[str, sets.Hits]) -> dict[str, np.ndarray]:
+    return {f"{name}/{key}": array for name, hits in found.items() for key, array in hits.items()}
+
+
+def _keep_state(cell: Path) -> None:
+    if (cell / STATE).is_file():
+        return
+    found = checkpoint.load_last(cell / folder.CHECKPOINTS, lambda _: None)
+    state = {} if found is None else found["objective"]
+    write_arrays(cell / STATE, {name: state[name].float().numpy() for name in KEPT_STATE if name in state})
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """An .npz, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp.npz")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_hits(cell: Path) -> dict[str, sets.Hits]:
+    """What hits.npz holds, by set."""
+    found: dict[str, sets.Hits] = {}
+    if not (cell / HITS).is_file():
+        return found
+    with np.load(cell / HITS) as archive:
+        for name in archive.files:
+            group, _, key = name.partition("/")
+            found.setdefault(group, {})[key] = archive[name]
+    return found
+
+
+def curve(cell: Path) -> list[tuple[int, float]]:
+    """(epoch, mean recall@1 on the held-out pairs) of every evaluation."""
+    rows = (json.loads(line) for line in (cell / folder.METRICS).read_text(encoding="utf-8").splitlines())
+    return [(row["epoch"], row["val/mean_R@1"]) for row in rows if "val/mean_R@1" in row]
+
+
+def seconds(cell: Path) -> float:
+    """How long the training took, as its last process saw it."""
+    results = folder.read_results(cell)
+    return float(results["timing"]["seconds"]) if results else 0.0

@@ -1,0 +1,148 @@
+"""The folder of a comparison: `plan.json`, `cells/`, and what was found.
+
+plan.json holds all settings that cells have in common. A second command in the same folder has to agree with them;
+methods, seeds, test sets, ablations and batch sizes may be others: cells are named by content, so only what is missing
+is trained.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import nuclr
+from nuclr.errors import UserError
+from nuclr.experiments import output
+from nuclr.experiments.compare import outcome, tables
+from nuclr.experiments.compare.plan import content as content_of
+from nuclr.experiments.compare.rows import reports
+from nuclr.experiments.compare.statistics import LEVEL, RESAMPLES
+from nuclr.experiments.compare.study import Request, Study
+
+COMMAND = "nuclr compare"
+PLAN, LOCK = "plan.json", ".lock"
+FILES = {"methods": ("compare", "table"), "ablations": ("ablations",) * 2, "batch_sizes": ("batch_sizes",) * 2}
+
+
+@contextlib.contextmanager
+def opened(out: Path, request: Request) -> Iterator[None]:
+    """The folder, locked, after a look at whether it is new or of the same settings."""
+    output.prepare_folder(out, COMMAND, PLAN, [PLAN, "cells", *(f"{name}.json" for name, _ in FILES.values())])
+    with (out / LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--out {out}: another nuclr compare is using it") from None
+        _check_plan(out, common(request))
+        yield
+
+
+def common(request: Request) -> dict[str, Any]:
+    """Settings that all cells share."""
+    base = {key: value for key, value in content_of(request.base).items() if not key.startswith("objective.")}
+    given = dataclasses.asdict(request.base.objective)
+    tuned = {"name", "temperature"} | {knob.key.removeprefix("objective.") for knob in request.knobs.values()}
+    base |= {f"objective.{key}": value for key, value in given.items() if value is not None and key not in tuned}
+    base["data"] = list(request.data)
+    base["halves"] = request.halves
+    base["temperatures"] = list(request.temperatures)
+    return base
+
+
+def _check_plan(out: Path, now: dict[str, Any]) -> None:
+    path = out / PLAN
+    if not path.is_file():
+        output.write_json(path, {"written_by": COMMAND, "version": nuclr.__version__, "settings": now})
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    for key in sorted(before.keys() | now.keys()):
+        if key == "data" and before.get(key) != now.get(key):
+            raise UserError(f"the data is not that of the comparison in {out}; name another folder with --out")
+        if before.get(key) != now.get(key):
+            raise UserError(
+                f"{key} is {now.get(key)!r}, but the comparison in {out} was begun with {before.get(key)!r}; "
+                "go on with its own settings, or name another folder with --out"
+            )
+
+
+def protocol(request: Request) -> list[str]:
+    """How the figures were made, in sentences."""
+    knobs = "; ".join(
+        f"{method} {knob.key.removeprefix('objective.')} {', '.join(map(str, knob.values))}"
+        for method, knob in request.knobs.items()
+    )
+    size = len(request.temperatures) * len(next(iter(request.knobs.values())).values)
+    lines = [
+        f"Every method is tuned over {size} settings with seed {request.seeds[0]}: temperature "
+        f"{', '.join(f'{t:g}' for t in request.temperatures)} times one knob of its own ({knobs}). The setting with "
+        "the best recall@1 (mean of both directions) after the last epoch is then trained with all seeds.",
+        "Data, model, epochs, batch size, optimiser and schedules are the same for all methods; gradients are not "
+        "clipped, as an absolute limit would touch CLIP's, which are about 1/(2 tau) times SogCLR's, and no others.",
+    ]
+    if request.halves:
+        lines.append(
+            "The held-out images are cut in two halves: tuned on one (as a gallery of its own), reported on the other, "
+            "and the reverse, averaged. Figures on all held-out pairs are for reference: half of them were tuned on."
+        )
+    elif not request.tests:
+        lines.append("Tuned and reported on the same held-out pairs: all figures are a little too good.")
+    if request.tests:
+        lines.append("Test sets were never used for tuning.")
+    lines += [
+        "Recall: a query is right where one of its partners is among the first k; ties count by expectation. An image "
+        "has one query, each of its captions one.",
+        f"Intervals: {LEVEL:.0%}, paired bootstrap over images (an image's captions stay together) and seeds, both "
+        f"drawn alike for both methods; {RESAMPLES} resamples.",
+    ]
+    return lines
+
+
+def summarise(study: Study, command: str) -> dict[str, Any]:
+    """All that was found, from the stored outcome of every query: no model is needed."""
+    request = study.request
+    rows = [row for row in study.rows.values() if study.complete(row)]
+    shown = reports(request.halves, list(request.tests))
+    return {
+        "written_by": COMMAND,
+        "title": {"methods": "Methods", "ablations": "Ablations", "batch_sizes": "Batch sizes"}[request.kind],
+        "command": command,
+        "version": nuclr.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "unit": "percent",
+        "protocol": protocol(request),
+        "settings": common(request),
+        "seeds": list(request.seeds),
+        "baseline": request.baseline,
+        "sets": [{"name": r.name, "label": r.label, "kind": r.kind, "main": r.main} for r in shown],
+        "averages": [f"average: {name}" for name in outcome.groups(outcome.main_reports(study))],
+        "rows": {
+            row.name: {
+                "method": row.method,
+                "figures": outcome.figures(study, row),
+                "tuning": outcome.tuning(study, row),
+                "curve": outcome.curves(study, row),
+                "runs": {k: [study.outcomes.path(c).name for c in group] for k, group in study.finals(row).items()},
+            }
+            for row in rows
+        },
+        "missing": [name for name, row in study.rows.items() if row not in rows],
+        "differences": outcome.differences(study, rows),
+        "failed": study.failed,
+    }
+
+
+def write(out: Path, kind: str, content: dict[str, Any]) -> None:
+    """The JSON and the tables."""
+    summary, table = FILES[kind]
+    output.write_json(out / f"{summary}.json", content)
+    output.write_text(out / f"{table}.md", tables.markdown(content))
+    output.write_text(out / f"{table}.csv", tables.comma_separated(content))
