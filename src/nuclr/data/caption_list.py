@@ -54,7 +54,8 @@ def _rows(path: Path, image_key: str | None, caption_key: str | None, splits: se
             )
         name = _text(path, where, chosen[0], entry[chosen[0]])
         captions = entry[chosen[1]]
-        for caption in captions if isinstance(captions, list) else [captions]:
+        # No captions at all is one empty caption: the image is told of as bad, not dropped in silence.
+        for caption in (captions or [""]) if isinstance(captions, list) else [captions]:
             yield name, _text(path, where, chosen[1], caption), None
     if splits is not None and not kept:
         raise UserError(f"{path}: no entry of split {'+'.join(sorted(splits))!r}; found: {', '.join(sorted(seen))}")
@@ -66,7 +67,7 @@ def _karpathy(path: Path, where: str, entry: dict[str, Any]) -> Iterator[Row]:
         captions = [sentence["raw"] for sentence in entry["sentences"]]
     except (KeyError, TypeError):
         raise UserError(f'{path}, {where}: needs "filename" and "sentences": [{{"raw": ...}}, ...]') from None
-    for caption in captions:
+    for caption in captions or [""]:
         yield name, _text(path, where, "raw", caption), None
 
 

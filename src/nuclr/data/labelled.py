@@ -40,27 +40,45 @@ class LabelledImages(ListedPairs):
         return [[template.replace("{}", name) for template in self.templates] for name in self.classes]
 
 
-def open_labelled(folder: str | Path) -> LabelledImages:
-    """Read a folder of classes."""
+def open_labelled(folder: str | Path, classes: Path | None = None, templates: Path | None = None) -> LabelledImages:
+    """Read a folder of classes; `classes` and `templates` take the place of the JSON files in it."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(folders) < 2:
         raise UserError(f"{folder}: {len(folders)} folders in it; needs one for each of at least two classes")
-    names = _read(folder / "classes.json")
-    templates = _read(folder / "templates.json")
+    for given in filter(None, (classes, templates)):
+        if not given.is_file():
+            raise UserError(f"{given}: no such file")
+    path = classes or folder / "classes.json"
+    names, words = _read(path), _read(templates or folder / "templates.json")
     if isinstance(names, dict) and "classes" in names:
-        names, templates = names["classes"], names.get("templates", templates)
-    templates = list(TEMPLATES) if templates is None else templates
-    if not (isinstance(templates, list) and templates and all(isinstance(t, str) and "{}" in t for t in templates)):
-        raise UserError(f"{folder}: templates must be a list of texts with {{}} in the class's place")
-    return LabelledImages(folder, _classes(folder, folders, names), templates)
+        names, words = names["classes"], names.get("templates", words) if templates is None else words
+    words = list(TEMPLATES) if words is None else words
+    return LabelledImages(folder, _classes(path, folders, names), check_templates(templates or folder, words))
 
 
-def _classes(folder: Path, folders: list[str], names: Any) -> dict[str, str]:
+def read_templates(path: Path) -> list[str]:
+    """A list of templates from a JSON file."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    return check_templates(path, _read(path))
+
+
+def check_templates(path: Path, templates: Any) -> list[str]:
+    """The templates, if they are texts with {} in the class's place; else a UserError that names the first odd one."""
+    wanted = f"{path}: templates must be a list of texts with {{}} in the class's place"
+    if not isinstance(templates, list) or not templates:
+        raise UserError(wanted)
+    for template in templates:
+        if not isinstance(template, str) or "{}" not in template:
+            raise UserError(f"{wanted}; {template!r} has none")
+    return templates
+
+
+def _classes(path: Path, folders: list[str], names: Any) -> dict[str, str]:
     """Folder -> class name, in the order of the classes."""
-    path = folder / "classes.json"
     if names is None:
         return {name: name for name in folders}
     values = list(names.values()) if isinstance(names, dict) else names
