@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nuclr.data.images import Fit, fit_image
 from nuclr.data.pairs import BadSample, Pairs
+from nuclr.data.vectors import VectorPairs
 from nuclr.errors import UserError
 
 _CHUNK = 16  # samples a task: enough to make its cost small, few enough to share a batch among the workers
@@ -67,8 +68,10 @@ class Loader:
 
     def load(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """A Batch for each array of numbers, in their order."""
-        if self.pairs.x_kind == "vector":  # nothing to decode, so nothing to do ahead
-            yield from (self._batch(numbers, [self._read(numbers)]) for numbers in batches)
+        if isinstance(self.pairs, VectorPairs):  # nothing to decode, so nothing to do ahead
+            for numbers in batches:
+                x, y = self.pairs.rows(numbers)
+                yield self._batch(numbers, torch.from_numpy(x), torch.from_numpy(y))
             return
         source = iter(batches)
         waiting: deque[tuple[np.ndarray, list[Future[_Read]]]] = deque()
@@ -81,17 +84,19 @@ class Loader:
                 if not waiting:
                     return
                 numbers, tasks = waiting.popleft()
-                yield self._batch(numbers, [task.result() for task in tasks])
+                parts = [task.result() for task in tasks]
+                x = torch.from_numpy(np.concatenate([x for x, _ in parts]))
+                yield self._batch(numbers, x, [caption for _, captions in parts for caption in captions])
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _read(self, numbers: np.ndarray) -> "_Read":
-        """The x, stacked, and the captions or vectors of these numbers."""
+        """The pictures, stacked, and the captions of these numbers."""
         x, y = [], []
         for number in numbers.tolist():
             try:
                 x.append(self._x(number))
-                y.append(self.pairs.y(number))
+                y.append(str(self.pairs.y(number)))
             except BadSample as bad:
                 raise UserError(
                     f"sample {number} ({self.pairs.name(number)}): {bad.reason}; it was good when the run began. "
@@ -103,22 +108,15 @@ class Loader:
         image = int(self.pairs.x_id[number])
         if self._pixels is not None and self._decoded[image]:
             return np.asarray(self._pixels[image])
-        found = self.pairs.x(number)
-        x = fit_image(found, self.size, self.fit) if isinstance(found, Image.Image) else found
+        x = fit_image(cast(Image.Image, self.pairs.x(number)), self.size, self.fit)
         if self._pixels is not None:
             self._pixels[image] = x
             self._decoded[image] = True
         return x
 
-    def _batch(self, numbers: np.ndarray, parts: "list[_Read]") -> Batch:
-        y = [one for _, part in parts for one in part]
-        return Batch(
-            numbers=torch.from_numpy(numbers),
-            x_id=torch.from_numpy(self.pairs.x_id[numbers]),
-            y_id=torch.from_numpy(self.pairs.y_id[numbers]),
-            x=torch.from_numpy(np.concatenate([x for x, _ in parts])),
-            y=cast(list[str], y) if self.pairs.y_kind == "text" else torch.from_numpy(np.stack(cast(list[Any], y))),
-        )
+    def _batch(self, numbers: np.ndarray, x: Tensor, y: list[str] | Tensor) -> Batch:
+        x_id, y_id = torch.from_numpy(self.pairs.x_id[numbers]), torch.from_numpy(self.pairs.y_id[numbers])
+        return Batch(torch.from_numpy(numbers), x_id, y_id, x, y)
 
 
-_Read = tuple[np.ndarray, list[str | np.ndarray]]
+_Read = tuple[np.ndarray, list[str]]

@@ -36,6 +36,10 @@ class VectorPairs:
         """Row `number` of y, (d_y,)."""
         return np.asarray(self._y[number])
 
+    def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """All x (b, d_x) and y (b, d_y) of these pairs at once."""
+        return self._x[self.x_id[numbers]], self._y[numbers]
+
     def name(self, number: int) -> str:
         """The file and the row of x."""
         return f"{self._name}, x row {self.x_id[number]}"

@@ -79,18 +79,19 @@ class VectorTower(nn.Module):
     @torch.no_grad()
     def fit(self, vectors: Tensor | Iterable[Tensor]) -> None:
         """Take both from the training vectors (n, d), whole or in batches."""
-        count, total, squares = 0, torch.zeros(1), torch.zeros(1)
+        count, total, squares = 0, torch.zeros(1), torch.zeros(())
         shift = None  # squares about a point of the data lose no digits where the mean is far from zero
         for batch in [vectors] if isinstance(vectors, Tensor) else vectors:
             self._check(batch)
             if shift is None:
                 shift = batch[0].double()
             centred = batch.double() - shift
-            count, total, squares = count + len(batch), total + centred.sum(0), squares + centred.square().sum(0)
+            count, total = count + len(batch), total + centred.sum(0)
+            squares = squares + torch.linalg.vector_norm(centred).square()
         if shift is None or count < 2:
             raise UserError(f"standardising needs at least two vectors; got {count}")
         mean = total / count
-        variance = (squares / count - mean.square()).mean()
+        variance = squares / count / len(shift) - mean.square().mean()
         if variance <= 0:
             raise UserError("standardising needs vectors that differ; all are the same")
         self.mean.copy_(shift + mean)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nuclr
@@ -166,7 +166,7 @@ def _train(
                 clock.lap("other")
                 for batch in loader.load(numbers):
                     clock.lap("data")
-                    torch.manual_seed(step_seed(seed, position.total, rank))
+                    seed_step(seed, position.total, rank, device)
                     set_schedules(settings, optimiser, objective, position, steps)
                     x, y = inputs(model, augment, batch, epoch, position.step, device)
                     with autocast(device, settings.precision):
@@ -174,9 +174,10 @@ def _train(
                     clock.lap("encoders")
                     out = contrast(objective, fx, fy, batch, settings.data.mask, run.folder)
                     clock.lap("objective")
-                    optimiser.zero_grad(set_to_none=True)
+                    for parameter in parameters:
+                        parameter.grad = None
                     out.loss.backward()
-                    norm = torch.nn.utils.clip_grad_norm_(parameters, o.clip or math.inf)
+                    norm = clip(parameters, o.clip)
                     finite.check(torch.isfinite(norm + out.loss.detach()), batch.numbers)
                     optimiser.step()
                     clock.lap("encoders")
@@ -300,6 +301,13 @@ def contrast(objective: Objective, fx: Tensor, fy: Tensor, batch: Batch, mask: b
         raise not_finite("features are", batch.numbers, flags.cpu().bool(), run) from None
 
 
+def clip(parameters: list[nn.Parameter], largest: float) -> Tensor:
+    """Norm of the whole gradient, which is scaled down to `largest`; 0: no limit, and the gradient is left alone."""
+    if largest > 0:
+        return nn.utils.clip_grad_norm_(parameters, largest)
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
 class FiniteCheck:
     """Ends the run at the first gradient that is not finite: at once on a CPU, elsewhere one step later.
 
@@ -363,9 +371,14 @@ def _peak(settings: Settings, objective: Objective, name: str) -> float:
     return float(inspect.signature(type(objective)).parameters[name].default if given is None else given)
 
 
-def step_seed(seed: int, total: int, rank: int) -> int:
-    """For what torch draws in this step (dropout), another one on each process."""
-    return int(np.random.SeedSequence([seed, total, rank]).generate_state(1, np.uint64)[0] >> 1)
+def seed_step(seed: int, total: int, rank: int, device: torch.device) -> None:
+    """Seed what torch draws in this step (dropout), with another number on each process."""
+    number = int(np.random.SeedSequence([seed, total, rank]).generate_state(1, np.uint64)[0] >> 1)
+    if device.type == "cpu":
+        # torch.manual_seed also notes the seed for accelerators that are not there, each with a stack trace.
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.manual_seed(number)
 
 
 def collapsed_loss(objective: Objective, b: int, device: torch.device) -> float:

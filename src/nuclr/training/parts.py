@@ -1,6 +1,6 @@
 """What a run is made of, from its settings: data, model, objective."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from nuclr.data import Loader, check_samples, open_labelled, open_pairs, read_ke
 from nuclr.data.builtin import BuiltinLabelled, BuiltinPairs
 from nuclr.data.pairs import Pairs
 from nuclr.data.transforms import Augment
+from nuclr.data.vectors import VectorPairs
 from nuclr.errors import UserError
 from nuclr.models import TEXT_PRESETS, DualEncoder, build_model
 from nuclr.training import settings as s
@@ -84,11 +85,8 @@ def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
     if text in TEXT_PRESETS and model.tokeniser is None:
         widths["captions"] = (str(pairs.y(int(number))) for number in islice(numbers, TOKENISER_CAPTIONS))
     built = build_model(image, text, **options, **widths)
-    if model.standardise:
-        built.fit_vectors(
-            x=_vectors(pairs.x, numbers) if image == "vectors" else None,
-            y=_vectors(pairs.y, numbers) if text == "vectors" else None,
-        )
+    if model.standardise and isinstance(pairs, VectorPairs):
+        built.fit_vectors(_vectors(pairs, numbers, 0), _vectors(pairs, numbers, 1))
     return built
 
 
@@ -114,10 +112,9 @@ def _check_kinds(pairs: Pairs, model: DualEncoder) -> None:
             raise UserError(f"model.pretrained and data.train do not fit: the data holds {kind}s on side {name}")
 
 
-def _vectors(read: Callable[[int], Any], numbers: np.ndarray) -> Iterator[Tensor]:
+def _vectors(pairs: VectorPairs, numbers: np.ndarray, side: int) -> Iterator[Tensor]:
     for begin in range(0, len(numbers), STANDARDISE_BATCH):
-        batch = [read(int(number)) for number in numbers[begin : begin + STANDARDISE_BATCH]]
-        yield torch.from_numpy(np.stack(batch))
+        yield torch.from_numpy(pairs.rows(numbers[begin : begin + STANDARDISE_BATCH])[side])
 
 
 def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objective:
