@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from nuclr import __version__
-from nuclr.commands import compare
+from nuclr.commands import compare, evaluate
 from nuclr.errors import UserError
 
 
@@ -439,6 +439,7 @@ def _print_popularity(content: dict[str, Any]) -> None:
 
 
 app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
 
 
 def _progress_console() -> Any:

@@ -1,0 +1,69 @@
+"""Corrected retrieval for `nuclr evaluate`: where the bank of queries comes from, and how its temperature is chosen."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from nuclr.errors import UserError
+from nuclr.evaluation import Correction, choose, gallery_bias, retrieval
+from nuclr.evaluation.correction import STRENGTHS, TEMPERATURES
+from nuclr.experiments.evaluate.features import PairFeatures, pair_features, query_bank
+from nuclr.experiments.evaluate.subject import Subject
+from nuclr.training import parts
+
+BANKS = {
+    "train": "training queries; nothing of the test set but its gallery is used",
+    "queries": "the test queries themselves: a transductive figure, to be had only where all queries come at once",
+}
+
+
+def parse_bank(text: str) -> str:
+    """The bank of "bank=train" or "bank=queries"."""
+    key, _, bank = text.partition("=")
+    if key != "bank" or bank not in BANKS:
+        allowed = " or ".join(f"bank={name}" for name in BANKS)
+        raise UserError(f"--correct {text}: unknown; allowed: {allowed}")
+    return bank
+
+
+@dataclass(frozen=True)
+class Corrector:
+    """A bank (None: each test set's own queries), with temperature and strength, and where these were chosen."""
+
+    bank: str
+    queries: tuple[Tensor, Tensor] | None
+    correction: Correction
+    chosen_on: str
+
+    def __call__(self, found: PairFeatures) -> dict[str, float]:
+        """Corrected figures of a test set."""
+        bank_x, bank_y = (found.x, found.y) if self.queries is None else self.queries
+        options = self.correction.temperature, self.correction.strength
+        bias_x, bias_y = gallery_bias(bank_y, found.x, *options), gallery_bias(bank_x, found.y, *options)
+        return retrieval(found.x, found.y, found.pairs, bias_x=bias_x, bias_y=bias_y)
+
+    def describe(self) -> dict[str, Any]:
+        """For the file."""
+        told = {"bank": self.bank, "transductive": self.bank == "queries", "told": BANKS[self.bank]}
+        if self.queries is not None:
+            told |= {"bank_images": len(self.queries[0]), "bank_captions": len(self.queries[1])}
+        chosen = asdict(self.correction)
+        return told | chosen | {"chosen_on": self.chosen_on, "temperatures": TEMPERATURES, "strengths": STRENGTHS}
+
+
+def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
+    """The bank encoded, temperature and strength chosen on the run's validation pairs where it has some."""
+    data = subject.data
+    queries = None
+    if bank == "train":
+        if data is None or data.train is None:
+            raise UserError(f"--correct bank=train needs a run, and {subject.path} is none; use bank=queries")
+        source = parts.open_source(data, data.train, data.split, data.keep)
+        queries = query_bank(subject, source.pairs, source.numbers, size)
+    if data is None or data.val is None:
+        return Corrector(bank, queries, Correction(), "nothing: no validation pairs, so the default")
+    val = parts.open_source(data, data.val, data.val_split)
+    found = pair_features(subject, val.pairs, val.numbers, "merge")
+    bank_x, bank_y = (found.x, found.y) if queries is None else queries
+    return Corrector(bank, queries, choose(found.x, found.y, found.pairs, bank_x, bank_y), f"data.val: {data.val}")
