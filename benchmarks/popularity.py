@@ -3,14 +3,16 @@
     python benchmarks/popularity.py [--full] [--heads correlated] [--data ../shared/data/flickr8k/embeddings]
 
 The problem: 6,000 images of Flickr8k and the first caption of each, linear heads to 256, unit norm. The heads are drawn
-at random, or trained for three epochs of InfoNCE, or those of regularised canonical correlation analysis. Without the
-data, features made up of the same size. All are stopped at the true residual max_j |(n_y/n_x) sum_i P_ij - 1| <= 1e-3
-of their own iterate, judged here in float64: POT, which stops by another norm, runs for exactly the iterations that it
-needs, counted before by a loop of its own formula. `from features` adds to each the making of its scores or costs;
-ours is the median of three runs. POT's sinkhorn_log and sinkhorn_stabilized have the same iterates as sinkhorn_knopp,
-are timed over three of them and multiplied (~). greenkhorn and geomloss cannot be asked for a residual: greenkhorn gets
-20,000 iterations, geomloss two lengths of its annealing, and the table tells what they reached. The paper's gradient
-descent gets 1,000 passes. --full adds n = 30,000 with its peak memory and n = 100,000.
+at random, or trained for three epochs of InfoNCE, or those of regularised canonical correlation analysis, or those of a
+run: --heads FILE with what `nuclr embed RUN --out FILE` wrote. Without the data, features made up of the same size.
+
+All are stopped at the true residual max_j |(n_y/n_x) sum_i P_ij - 1| <= 1e-3 of their own iterate, judged here in
+float64: POT, which stops by another norm, runs for exactly the iterations that it needs, counted before by a loop of
+its own formula. `from features` adds to each the making of its scores or costs; ours is the median of three runs. POT's
+sinkhorn_log and sinkhorn_stabilized have the same iterates as sinkhorn_knopp, are timed over three of them and
+multiplied (~). greenkhorn and geomloss cannot be asked for a residual: greenkhorn gets 20,000 iterations, geomloss two
+lengths of its annealing, and the table tells what they reached. The paper's gradient descent gets 1,000 passes. --full
+adds n = 30,000 with its peak memory and n = 100,000.
 """
 
 import argparse
@@ -88,6 +90,12 @@ def correlated_heads(x: Tensor, y: Tensor, y_to_x: Tensor, ridge: float = 0.1) -
     left, correlation, right = torch.linalg.svd(whiten[0] @ cross @ whiten[1], full_matrices=False)
     heads = whiten[0] @ left[:, :WIDTH], whiten[1] @ right[:WIDTH].T
     return tuple(normalize(t @ (h * correlation[:WIDTH]).float(), dim=1) for t, h in zip((x, y), heads, strict=True))
+
+
+def heads_of_run(file: Path) -> tuple[Tensor, Tensor]:
+    """Features of a trained run."""
+    with np.load(file) as arrays:
+        return tuple(torch.from_numpy(arrays[name].astype(np.float32)) for name in ("x", "y"))
 
 
 HEADS = {"random": random_heads, "trained": trained_heads, "correlated": correlated_heads}
@@ -210,7 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "popularity.json")
-    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
+    parser.add_argument("--heads", nargs="+", metavar=f"{{{','.join(HEADS)}}}|FILE", default=list(HEADS))
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.03, 0.01])
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--large", nargs=3, type=float, metavar=("N", "TAU", "TOLERANCE"), help="one large solve only")
@@ -224,7 +232,7 @@ def main() -> None:
     print(f"{kind}, torch {torch.__version__}, POT {ot.__version__}, {torch.get_num_threads()} threads")
     results: dict[str, object] = {"machine": f"{platform.processor()}, {torch.get_num_threads()} threads", "data": kind}
     for name in arguments.heads:
-        features_x, features_y = HEADS[name](x, y, y_to_x)
+        features_x, features_y = HEADS[name](x, y, y_to_x) if name in HEADS else heads_of_run(Path(name))
         for temperature in arguments.temperatures:
             rows = contest(features_x, features_y[firsts].contiguous(), temperature)
             show(f"{name} heads, n = {len(x)}, tau = {temperature}, true residual {RESIDUAL}", rows)

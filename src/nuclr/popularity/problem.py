@@ -55,12 +55,18 @@ class Problem:
         assert self.x is not None and self.y is not None
         return float(self.x.norm(dim=1).amax() * self.y.norm(dim=1).amax())
 
+    @cached_property
+    def scaled_x(self) -> Tensor:
+        """x / tau."""
+        assert self.x is not None
+        return self.x / self.temperature
+
     def logits(self, rows: slice, columns: slice, shift: Tensor, out: Tensor | None = None) -> Tensor:
         """s_ij / tau + shift_j of a block; shift is -zeta / tau."""
         if self.scores is not None:
             return torch.add(shift[columns], self.scores[rows, columns], alpha=1 / self.temperature, out=out)
-        assert self.x is not None and self.y is not None
-        return torch.addmm(shift[columns], self.x[rows], self.y[columns].T, alpha=1 / self.temperature, out=out)
+        assert self.y is not None
+        return torch.mm(self.scaled_x[rows], self.y[columns].T, out=out).add_(shift[columns])
 
 
 def make_problem(
