@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from nuclr import __version__
-from nuclr.commands import compare, evaluate
+from nuclr.commands import compare, evaluate, report
 from nuclr.errors import UserError
 
 
@@ -127,8 +127,9 @@ def train(
 ) -> None:
     """Train a dual encoder on pairs; without CONFIG, the demo on built-in pairs.
 
-    The run is a folder: config.yaml, metrics.jsonl, results.json, checkpoints/ and model/. Ctrl-C writes a checkpoint
-    and stops; --resume goes on, and ends with the same weights and metrics as if it had never stopped.
+    The run is a folder: config.yaml, metrics.jsonl, results.json, checkpoints/, model/ and report.html, a page to look
+    at (report=false: without). Ctrl-C writes a checkpoint and stops; --resume goes on, and ends with the same weights
+    and metrics as if it had never stopped.
     """
     from nuclr import config
 
@@ -153,10 +154,12 @@ def train(
             found = demonstration.demo(settings, out, resume)
             if launch.is_first():
                 typer.echo(demonstration.table(found, out))
-            return
-        results = loop.train(settings, out, resume)
-    if launch.is_first():
-        _print_results(results, out)
+        else:
+            results = loop.train(settings, out, resume)
+            if launch.is_first():
+                _print_results(results, out)
+    if launch.is_first() and settings.report:
+        report.at_the_end(out)
 
 
 @contextlib.contextmanager
@@ -440,6 +443,7 @@ def _print_popularity(content: dict[str, Any]) -> None:
 
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
+app.command(epilog=report.EPILOG)(report.report)
 
 
 def _progress_console() -> Any:

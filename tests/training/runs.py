@@ -41,6 +41,7 @@ def vector_settings(folder: Path, **changes):
         "schedule.zeta_frozen_epochs": 1,
         "log.every": 3,
         "checkpoint_every": 4,
+        "report": "false",
         "threads": 1,
     }
     (folder / "empty.yaml").write_text("name: tiny\n")
@@ -62,6 +63,7 @@ def picture_settings(folder: Path, **changes) -> list[str]:
         "schedule.epochs": 2,
         "log.every": 2,
         "checkpoint_every": 2,
+        "report": "false",
         "threads": 1,
     }
     (folder / "empty.yaml").write_text("name: tiny\n")

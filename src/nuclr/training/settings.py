@@ -150,7 +150,10 @@ class Log:
 
 @dataclass(frozen=True)
 class Settings:
-    """A run. `out`: its folder, by default runs/NAME; `checkpoint_every`: steps, besides the end of every epoch."""
+    """A run. `out`: its folder, by default runs/NAME; `checkpoint_every`: steps, besides the end of every epoch.
+
+    report: write report.html at the end.
+    """
 
     name: str = "run"
     out: str | None = None
@@ -159,6 +162,7 @@ class Settings:
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = number(0, 0, 1024)
     checkpoint_every: int = number(1000, 1)
+    report: bool = True
     data: Data = field(default_factory=Data)
     augment: Augmentation = field(default_factory=Augmentation)
     model: Model = field(default_factory=Model)

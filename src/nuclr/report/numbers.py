@@ -1,0 +1,62 @@
+"""How numbers are written on the page: the same everywhere, with a true minus and narrow spaces."""
+
+import math
+
+_SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+MISSING = "\u2013"
+TIMES, SPACE = "\u00d7", "\u202f"  # a narrow space at which no line is broken
+
+
+def count(value: float) -> str:
+    """A whole number with separators: 12,000."""
+    return f"{round(value):,}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A fraction as percent: 0.249 is 24.9 %."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return _minus(f"{100 * value:.{digits}f}") + f"{SPACE}%"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Significant digits, powers of ten where it is very large or small: 0.0123, 4,210, 1.2 x 10⁻⁵."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if -4 <= exponent < 6:
+        decimals = max(0, digits - 1 - exponent)
+        text = f"{value:,.{decimals}f}"
+        return _minus(text.rstrip("0").rstrip(".") if "." in text else text)
+    mantissa, power = f"{value:.{digits - 1}e}".split("e")
+    short = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return _minus(f"{short}{SPACE}{TIMES}{SPACE}10{str(int(power)).translate(_SUPERSCRIPT)}")
+
+
+def times(value: float | None) -> str:
+    """A popularity, of which 1 is the mean: 12.3, 1.30 or 0.0048 with a sign of multiplication."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value < 0.095:
+        return number(value, 2) + TIMES
+    return f"{value:,.{0 if value >= 99.5 else 1 if value >= 9.95 else 2}f}{TIMES}"
+
+
+def score(value: float) -> str:
+    """A cosine or a correlation: three decimals."""
+    return _minus(f"{value:.3f}") if math.isfinite(value) else MISSING
+
+
+def duration(seconds: float) -> str:
+    """8.2 s, 1 min 42 s or 3 h 05 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f}{SPACE}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}{SPACE}h {minutes:02d}{SPACE}min" if hours else f"{minutes}{SPACE}min {rest:02d}{SPACE}s"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\u2212")

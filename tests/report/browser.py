@@ -1,0 +1,148 @@
+"""A headless Chromium to look at pages with: the DevTools protocol over a pipe, no driver and no network."""
+
+import base64
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)  # fmt: skip
+PATIENCE = 60
+
+
+def find_chromium() -> str | None:
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+class Browser:
+    """One tab. `events` are those that came in: console messages, errors, requests."""
+
+    def __init__(self, profile: Path) -> None:
+        to_it, from_us = os.pipe()
+        from_it, to_us = os.pipe()
+        # Chromium reads fd 3 and writes fd 4; the shell puts ours there.
+        command = f'exec "$0" "$@" 3<&{to_it} 4>&{to_us}'
+        program = find_chromium()
+        assert program is not None
+        self.process = subprocess.Popen(
+            ["bash", "-c", command, program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            pass_fds=(to_it, to_us),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(to_it)
+        os.close(to_us)
+        self._write, self._read = from_us, from_it
+        self._rest, self._number = b"", 0
+        self.events: list[dict[str, Any]] = []
+        self._session: str | None = None
+        targets = self.call("Target.getTargets")["targetInfos"]
+        target = next(t["targetId"] for t in targets if t["type"] == "page")
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """A command of the protocol; returns its result."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        if self._session and not method.startswith(("Target.", "Browser.")):
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            found = self._receive()
+            if found.get("id") == self._number:
+                assert "error" not in found, (method, found["error"])
+                return found["result"]
+            self.events.append(found)
+
+    def _receive(self) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._read], [], [], max(0, deadline - time.monotonic()))
+            data = os.read(self._read, 2**16) if ready else b""
+            assert data, "the browser does not answer"
+            self._rest += data
+        message, self._rest = self._rest.split(b"\0", 1)
+        return json.loads(message)
+
+    def wait(self, method: str) -> dict[str, Any]:
+        """The next event of this name."""
+        while True:
+            found = self._receive()
+            self.events.append(found)
+            if found.get("method") == method:
+                return found["params"]
+
+    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Load a file at this size."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+                  mobile=width < 600)  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.wait("Page.loadEventFired")
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page; a promise is waited for."""
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def screenshot(self, path: Path, whole: bool = True) -> None:
+        clip: dict[str, Any] = {}
+        if whole:
+            self.run("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
+            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+            clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1},
+                    "captureBeyondViewport": True}  # fmt: skip
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **clip)["data"]))
+
+    def complaints(self) -> list[str]:
+        """Errors and warnings of the console, and what the page asked for beyond itself."""
+        found = []
+        for event in self.events:
+            method, params = event.get("method"), event.get("params", {})
+            if method == "Runtime.exceptionThrown":
+                found.append(f"error: {params['exceptionDetails'].get('text')}")
+            elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+                found.append(f"console: {params['args']}")
+            elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+                found.append(f"log: {params['entry']['text']}")
+            elif method == "Network.requestWillBeSent":
+                url = params["request"]["url"]
+                itself = url.startswith("file:") and params.get("type") == "Document"
+                if not itself and not url.startswith(("data:", "blob:")):
+                    found.append(f"request: {url[:200]}")
+        return found
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.call("Browser.close")
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        os.close(self._write)
+        os.close(self._read)
+
+
+@contextlib.contextmanager
+def browser(profile: Path) -> Iterator[Browser]:
+    found = Browser(profile)
+    try:
+        yield found
+    finally:
+        found.close()
