@@ -57,6 +57,18 @@ def compare(
             "is gamma=0.3,0.8.",
         ),
     ] = None,
+    ablations: Annotated[
+        bool,
+        typer.Option(
+            "--ablations",
+            rich_help_panel=_STUDIES,
+            help="NUCLR with one part changed: zeta fixed, no xi, no freezing, zeta_init, estimators, gamma.",
+        ),
+    ] = False,
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(metavar="B1,B2,...", rich_help_panel=_STUDIES, help="All methods at these batch sizes."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Runs at once. Default: one a core; one where there is a GPU.")
     ] = None,
@@ -71,34 +83,47 @@ def compare(
     options = {key: _take(given, key) for key in ("methods", "seeds")}
     base = _base(path, given)
 
-    from nuclr.experiments.compare import folder, plan, sets, study
+    from nuclr.experiments.compare import folder, plan, sets, studies, study
     from nuclr.experiments.compare.pool import Stop
 
-    methods = plan.parse_methods(options["methods"] or ",".join(plan.KNOBS))
+    if ablations and batch_sizes is not None:
+        raise UserError("--ablations and --batch-sizes are two studies; give one, and then the other in the same --out")
+    methods = plan.parse_methods(options["methods"] or ("sogclr,nuclr" if ablations else ",".join(plan.KNOBS)))
     seeds = plan.parse_seeds(options["seeds"] or "5")
     values = plan.parse_temperatures(temperatures)
     base = _fair(base, given)
-    knobs = plan.knobs(methods, tune or [], base)
+    knobs = plan.knobs(methods, tune or [])
     _check_overrides(given, methods, knobs)
     tests = [sets.parse_test(text, base.data) for text in test or []]
     if len({one.name for one in tests}) < len(tests):
         raise UserError("--test: two sets have the same name; give them others with --test NAME=PATH")
-    data = _check_data(base, halves)
+    data, pairs = _check_data(base, halves)
+    wanted = _baseline(baseline, methods)
+    rows = studies.method_rows(methods, values, knobs, base.seed, wanted)
+    kind = "methods"
+    if ablations:
+        kind, rows, wanted = "ablations", studies.ablation_rows(rows, base), "nuclr"
+    elif batch_sizes is not None:
+        kind, rows = "batch_sizes", studies.batch_rows(rows, studies.parse_sizes(batch_sizes, pairs))
+    _check_models(rows, base)
     request = study.Request(
         base,
-        plan.method_rows(methods, values, knobs, base.seed),
+        rows,
         tuple(base.seed + seed for seed in seeds),
         tuple(values),
         knobs,
         tuple(tests),
         halves,
-        _baseline(baseline, methods),
-        data=data,
+        wanted,
+        kind,
+        data,
     )
     with folder.opened(out, request):
         started = study.Study(request, out)
+        count = workers or _workers(base.device)
         try:
-            started.run(workers or _workers(base.device))
+            started.run(count)
+            started.examine(count)
         except Stop as stop:
             typer.echo(f"nuclr: {stop}; the same command goes on", err=True)
             sys.exit(stop.status)
@@ -170,8 +195,11 @@ def _check_overrides(given: list[str], methods: list[str], knobs: dict[str, Any]
                 )
 
 
-def _check_data(base: Any, halves: bool) -> tuple[str, ...]:
-    """Open what all cells read, so that a wrong path is found before anything is trained; returns fingerprints."""
+def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int]:
+    """Open what all cells read, so that a wrong path is found before anything is trained.
+
+    Returns the fingerprints of the pairs to train and to tune on, and the number of the former.
+    """
     from nuclr.training import parts
 
     data = base.data
@@ -182,7 +210,19 @@ def _check_data(base: Any, halves: bool) -> tuple[str, ...]:
     images = len(set(held_out.pairs.x_id[held_out.numbers].tolist()))
     if halves and images < 4:
         raise UserError(f"--halves: data.val has only {images} images")
-    return source.pairs.fingerprint, held_out.pairs.fingerprint
+    return (source.pairs.fingerprint, held_out.pairs.fingerprint), len(source.numbers)
+
+
+def _check_models(rows: Any, base: Any) -> None:
+    """Build the model and every objective once: what no single setting shows."""
+    from nuclr.training import loop, parts
+    from nuclr.training.launch import pick_device
+
+    first = next(row for row in rows if row.grid).grid[0]
+    loop.build(first.settings(base), pick_device(base.device))
+    for row in rows:
+        for cell in row.grid:
+            parts.make_objective(cell.settings(base).objective, 2)
 
 
 def _baseline(wanted: str | None, methods: list[str]) -> str:

@@ -5,15 +5,13 @@ checkpoints are deleted once both are there, as a grid of hundreds of runs would
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nuclr.experiments.compare import sets
+from nuclr.experiments.compare.arrays import group_names, read_groups, write_groups
 from nuclr.models import DualEncoder
 from nuclr.training import checkpoint, folder, loop, parts
 from nuclr.training import settings as s
@@ -40,15 +38,7 @@ def settings_from(values: dict[str, Any]) -> s.Settings:
 
 def is_done(cell: Path, needed: Iterable[str]) -> bool:
     """Whether the run is finished and its outcome on all these sets is stored."""
-    return folder.is_finished(cell) and set(needed) <= stored_sets(cell)
-
-
-def stored_sets(cell: Path) -> set[str]:
-    """Names of the sets in hits.npz."""
-    if not (cell / HITS).is_file():
-        return set()
-    with np.load(cell / HITS) as archive:
-        return {name.partition("/")[0] for name in archive.files}
+    return folder.is_finished(cell) and set(needed) <= group_names(cell / HITS)
 
 
 def run_cell(
@@ -59,9 +49,9 @@ def run_cell(
         loop.train(settings, cell, resume=True, loaders=loaders)
     if not is_done(cell, needed):
         model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
-        missing = set(needed) - stored_sets(cell)
+        missing = set(needed) - group_names(cell / HITS)
         found = measure(model, settings, tests, missing, loaders)
-        write_arrays(cell / HITS, _named(read_hits(cell) | found))
+        write_groups(cell / HITS, read_groups(cell / HITS) | found)
     checkpoints = cell / folder.CHECKPOINTS
     if checkpoints.is_dir():
         _keep_state(cell)
@@ -85,38 +75,12 @@ def measure(
     return found
 
 
-def _named(found: dict[str, sets.Hits]) -> dict[str, np.ndarray]:
-    return {f"{name}/{key}": array for name, hits in found.items() for key, array in hits.items()}
-
-
 def _keep_state(cell: Path) -> None:
     if (cell / STATE).is_file():
         return
     found = checkpoint.load_last(cell / folder.CHECKPOINTS, lambda _: None)
     state = {} if found is None else found["objective"]
-    write_arrays(cell / STATE, {name: state[name].float().numpy() for name in KEPT_STATE if name in state})
-
-
-def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """An .npz, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp.npz")
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def read_hits(cell: Path) -> dict[str, sets.Hits]:
-    """What hits.npz holds, by set."""
-    found: dict[str, sets.Hits] = {}
-    if not (cell / HITS).is_file():
-        return found
-    with np.load(cell / HITS) as archive:
-        for name in archive.files:
-            group, _, key = name.partition("/")
-            found.setdefault(group, {})[key] = archive[name]
-    return found
+    write_groups(cell / STATE, {"": {name: state[name].float().numpy() for name in KEPT_STATE if name in state}})
 
 
 def curve(cell: Path) -> list[tuple[int, float]]:

@@ -20,9 +20,8 @@ import torch
 import nuclr
 from nuclr.errors import UserError
 from nuclr.experiments import output
-from nuclr.experiments.compare import outcome, tables
+from nuclr.experiments.compare import corrected, figures, outcome, tables
 from nuclr.experiments.compare.plan import content as content_of
-from nuclr.experiments.compare.rows import reports
 from nuclr.experiments.compare.statistics import LEVEL, RESAMPLES
 from nuclr.experiments.compare.study import Request, Study
 
@@ -95,7 +94,19 @@ def protocol(request: Request) -> list[str]:
         lines.append("Tuned and reported on the same held-out pairs: all figures are a little too good.")
     if request.tests:
         lines.append("Test sets were never used for tuning.")
+    if request.kind == "ablations":
+        lines.append(
+            "An ablation has the setting that NUCLR was tuned to, with one thing changed, and is not tuned anew."
+        )
+    if request.kind == "batch_sizes":
+        lines.append(
+            f"All batch sizes have the setting that was tuned at {request.base.data.batch_size}, the same learning "
+            "rate and the same number of epochs, so small batches take more steps."
+        )
     lines += [
+        "Corrected: ranked by score - strength * zeta, zeta of the gallery solved with up to "
+        f"{corrected.LARGEST_BANK:,} training queries as the bank, or with the set's own queries (transductive: it "
+        "uses all test queries at once); temperature and strength chosen where the method's settings were.",
         "Recall: a query is right where one of its partners is among the first k; ties count by expectation. An image "
         "has one query, each of its captions one.",
         f"Intervals: {LEVEL:.0%}, paired bootstrap over images (an image's captions stay together) and seeds, both "
@@ -107,8 +118,7 @@ def protocol(request: Request) -> list[str]:
 def summarise(study: Study, command: str) -> dict[str, Any]:
     """All that was found, from the stored outcome of every query: no model is needed."""
     request = study.request
-    rows = [row for row in study.rows.values() if study.complete(row)]
-    shown = reports(request.halves, list(request.tests))
+    rows = study.shown()
     return {
         "written_by": COMMAND,
         "title": {"methods": "Methods", "ablations": "Ablations", "batch_sizes": "Batch sizes"}[request.kind],
@@ -122,27 +132,31 @@ def summarise(study: Study, command: str) -> dict[str, Any]:
         "settings": common(request),
         "seeds": list(request.seeds),
         "baseline": request.baseline,
-        "sets": [{"name": r.name, "label": r.label, "kind": r.kind, "main": r.main} for r in shown],
+        "sets": [{"name": r.name, "label": r.label, "kind": r.kind, "main": r.main} for r in study.reports()],
         "averages": [f"average: {name}" for name in outcome.groups(outcome.main_reports(study))],
         "rows": {
             row.name: {
                 "method": row.method,
+                "label": row.label,
                 "figures": outcome.figures(study, row),
+                "corrected": outcome.corrections(study, row),
+                "false_negatives": outcome.false_negative_share(study, row),
                 "tuning": outcome.tuning(study, row),
                 "curve": outcome.curves(study, row),
                 "runs": {k: [study.outcomes.path(c).name for c in group] for k, group in study.finals(row).items()},
             }
             for row in rows
         },
-        "missing": [name for name, row in study.rows.items() if row not in rows],
+        "missing": [name for name, row in study.rows.items() if row.shown and row not in rows],
         "differences": outcome.differences(study, rows),
         "failed": study.failed,
     }
 
 
 def write(out: Path, kind: str, content: dict[str, Any]) -> None:
-    """The JSON and the tables."""
+    """The JSON, the tables and the figures."""
     summary, table = FILES[kind]
     output.write_json(out / f"{summary}.json", content)
     output.write_text(out / f"{table}.md", tables.markdown(content))
     output.write_text(out / f"{table}.csv", tables.comma_separated(content))
+    figures.write(content, out, kind)

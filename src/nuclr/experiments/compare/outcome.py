@@ -5,23 +5,32 @@ from typing import Any
 
 import numpy as np
 
-from nuclr.experiments.compare import cells
-from nuclr.experiments.compare.plan import Row
-from nuclr.experiments.compare.rows import Report, reports
+from nuclr.experiments.compare import cells, corrected, false_negatives, sets
+from nuclr.experiments.compare.arrays import read_groups
+from nuclr.experiments.compare.plan import Cell, Row
+from nuclr.experiments.compare.rows import Report
 from nuclr.experiments.compare.sets import KS
 from nuclr.experiments.compare.statistics import DIRECTIONS, Bootstrap, Fold, fold, interval, per_seed
 from nuclr.experiments.compare.study import Study
 
+PLAIN, BANKS = "plain", corrected.BANKS
 
-def folds_of(study: Study, row: Row, report: Report, k: int = 1) -> list[Fold]:
-    """The outcome of a row on a set."""
+
+def folds_of(study: Study, row: Row, report: Report, k: int = 1, ranking: str = PLAIN) -> list[Fold]:
+    """The outcome of a row on a set, ranked by plain scores or corrected with a bank."""
     finals = study.finals(row)
-    return [fold(where, [study.outcomes.hits(cell)[where] for cell in finals[key]], k) for key, where in report.folds]
+
+    def hits(cell: Cell, tuned: str, where: str) -> sets.Hits:
+        if ranking == PLAIN:
+            return study.outcomes.hits(cell)[where]
+        return study.outcomes.corrected(cell)[corrected.name_of((tuned, where), ranking)]
+
+    return [fold(where, [hits(cell, tuned, where) for cell in finals[tuned]], k) for tuned, where in report.folds]
 
 
 def main_reports(study: Study) -> list[Report]:
     """The sets that methods are compared on."""
-    return [report for report in reports(study.request.halves, list(study.request.tests)) if report.main]
+    return [report for report in study.reports() if report.main]
 
 
 def groups(found: Sequence[Report]) -> dict[str, list[Report]]:
@@ -37,8 +46,7 @@ def groups(found: Sequence[Report]) -> dict[str, list[Report]]:
 def figures(study: Study, row: Row) -> dict[str, Any]:
     """In percent, by set and metric: the figure of every seed, mean and standard deviation."""
     found: dict[str, Any] = {}
-    everywhere = reports(study.request.halves, list(study.request.tests))
-    for report in everywhere:
+    for report in study.reports():
         here: dict[str, Any] = {}
         for k in KS:
             folds = folds_of(study, row, report, k)
@@ -63,12 +71,37 @@ def spread(values: np.ndarray) -> dict[str, Any]:
     return {"mean": float(percent.mean()), "std": std, "per_seed": percent.tolist()}
 
 
-def pairs_to_compare(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Every row with its baseline, and NUCLR with SogCLR, the step that the paper is about."""
-    baseline = study.request.baseline
-    found = [(name, baseline) for name in names if name != baseline and baseline in names]
-    step = ("nuclr", "sogclr")
-    return [*found, step] if set(step) <= set(names) and step not in found else found
+def corrections(study: Study, row: Row) -> dict[str, Any]:
+    """Mean recall@1 of corrected ranking by set and bank, and its paired gain over the plain one, with interval."""
+    bootstrap = Bootstrap(len(study.request.seeds))
+    found: dict[str, Any] = {}
+    for report in (report for report in study.reports() if report.kind == "pairs"):
+        plain = folds_of(study, row, report)
+        for bank in BANKS:
+            try:
+                folds = folds_of(study, row, report, ranking=bank)
+            except KeyError:  # not made, as its job failed
+                continue
+            gain = interval(
+                100 * float(np.mean(per_seed(folds) - per_seed(plain))),
+                100 * (bootstrap.figures(folds) - bootstrap.figures(plain)),
+            )
+            here = {"mean_R@1": spread(per_seed(folds)), "gain": gain}
+            for k in KS[1:]:
+                here[f"mean_R@{k}"] = spread(per_seed(folds_of(study, row, report, k, bank)))
+            found.setdefault(report.name, {})[bank] = here
+    return found
+
+
+def false_negative_share(study: Study, row: Row) -> dict[str, Any] | None:
+    """In percent, of the negatives' weight on both sides; None where the truth is not known."""
+    group = next(iter(study.finals(row).values()))
+    found = [read_groups(study.outcomes.path(cell) / false_negatives.FILE).get("") for cell in group]
+    if any(one is None for one in found):
+        return None
+    known = [one for one in found if one is not None]
+    shares = np.array([one["weighted"].mean() for one in known])
+    return {"weighted": spread(shares), "uniform": 100 * float(known[0]["uniform"])}
 
 
 def differences(study: Study, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -85,7 +118,8 @@ def differences(study: Study, rows: Sequence[Row]) -> list[dict[str, Any]]:
             folds = [folds_of(study, row, report) for report in members]
             point = np.mean([per_seed(one).mean() for one in folds])
             values[name, title] = float(point), np.mean([bootstrap.figures(one) for one in folds], axis=0)
-    for a, b in pairs_to_compare(study, list(by_name)):
+    compared = [(row.name, other) for row in rows for other in row.to if other in by_name]
+    for a, b in compared:
         for title in asked:
             (point_a, drawn_a), (point_b, drawn_b) = values[a, title], values[b, title]
             told = interval(100 * (point_a - point_b), 100 * (drawn_a - drawn_b))

@@ -69,13 +69,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """`grid`: what tuning chooses from; or `parent`, whose choice is taken over with `changes`."""
+    """A row of a table.
+
+    grid: what tuning chooses from; or `parent`, the row whose choice is taken over with `changes`. to: rows that it is
+    compared with. shown: whether it is trained with all seeds, or only tuned for the rows that build on it.
+    """
 
     name: str
     method: str
+    label: str
     grid: tuple[Cell, ...] = ()
     parent: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    to: tuple[str, ...] = ()
+    shown: bool = True
 
 
 def change(settings: Settings, key: str, value: Any) -> Settings:
@@ -120,14 +127,7 @@ def grid(method: str, temperatures: Sequence[float], knob: Knob, seed: int) -> l
     ]
 
 
-def method_rows(
-    methods: Sequence[str], temperatures: Sequence[float], chosen: dict[str, Knob], seed: int
-) -> tuple[Row, ...]:
-    """A row for each method, tuned over its grid with one seed."""
-    return tuple(Row(m, m, tuple(grid(m, temperatures, chosen[m], seed))) for m in methods)
-
-
-def knobs(methods: Sequence[str], tune: Sequence[str], base: Settings) -> dict[str, Knob]:
+def knobs(methods: Sequence[str], tune: Sequence[str]) -> dict[str, Knob]:
     """The second knob of each method: its own, or the one that --tune names.
 
     `tune`: "gamma", "KEY=V1,V2" or "METHOD.KEY=V1,V2" with a key of the objective or lr_factor. All knobs have to have
@@ -150,16 +150,7 @@ def knobs(methods: Sequence[str], tune: Sequence[str], base: Settings) -> dict[s
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{method} {size}" for method, size in sizes.items())
         raise UserError(f"--tune: the methods would get grids of unequal size (values of the second knob: {told})")
-    for method, knob in found.items():
-        for cell in grid(method, TEMPERATURES[:1], knob, 0):
-            _check(cell, base)
     return found
-
-
-def _check(cell: Cell, base: Settings) -> None:
-    from nuclr.training.parts import make_objective
-
-    make_objective(cell.settings(base).objective, 2)
 
 
 def _number(text: str, source: str) -> float:

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from nuclr.experiments.compare import cells, sets
-from nuclr.experiments.compare.plan import Cell, Row
+from nuclr.experiments.compare.arrays import read_groups
+from nuclr.experiments.compare.corrected import CORRECTED
+from nuclr.experiments.compare.plan import Cell, Row, change
 from nuclr.training.settings import Settings
 
 
@@ -51,6 +53,7 @@ class Outcomes:
     def __init__(self, folder: Path, base: Settings, needed: list[str]) -> None:
         self.folder, self.base, self.needed = folder, base, needed
         self._hits: dict[str, dict[str, sets.Hits]] = {}
+        self._corrected: dict[str, dict[str, sets.Hits]] = {}
         self._done: set[str] = set()
 
     def path(self, cell: Cell) -> Path:
@@ -68,8 +71,15 @@ class Outcomes:
         """Outcome on every set."""
         path = self.path(cell)
         if path.name not in self._hits:
-            self._hits[path.name] = cells.read_hits(path)
+            self._hits[path.name] = read_groups(path / cells.HITS)
         return self._hits[path.name]
+
+    def corrected(self, cell: Cell) -> dict[str, sets.Hits]:
+        """Outcome of corrected ranking; empty where it was not made."""
+        path = self.path(cell)
+        if path.name not in self._corrected:
+            self._corrected[path.name] = read_groups(path / CORRECTED)
+        return self._corrected[path.name]
 
     def score(self, cell: Cell, key: str) -> float:
         """Mean recall@1 of both directions on a set: what tuning goes by."""
@@ -83,9 +93,13 @@ def choose(row: Row, outcomes: Outcomes, keys: tuple[str, ...]) -> dict[str, Cel
     return {key: max(done, key=lambda cell: outcomes.score(cell, key)) for key in keys} if done else {}
 
 
-def final_cells(row: Row, chosen: dict[str, Cell], seeds: list[int]) -> dict[str, list[Cell]]:
-    """For each set that was tuned on, the cells of all seeds with the setting chosen there."""
+def final_cells(row: Row, chosen: dict[str, Cell], seeds: list[int], base: Settings) -> dict[str, list[Cell]]:
+    """For each set that was tuned on, the cells of all seeds with the setting chosen there.
+
+    A change to what the base has already is none, so that both are one cell.
+    """
+    changes = {key: value for key, value in row.changes.items() if change(base, key, value) != base}
     return {
-        key: [Cell(row.name, row.method, {**cell.changes, **row.changes}, seed) for seed in seeds]
+        key: [Cell(row.name, row.method, {**cell.changes, **changes}, seed) for seed in seeds]
         for key, cell in chosen.items()
     }

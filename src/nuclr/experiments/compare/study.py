@@ -9,7 +9,7 @@ from typing import Any
 from nuclr.experiments.compare import jobs, sets
 from nuclr.experiments.compare.plan import Cell, Knob, Row
 from nuclr.experiments.compare.pool import Pool
-from nuclr.experiments.compare.rows import Outcomes, choose, final_cells, reports, tuned_on
+from nuclr.experiments.compare.rows import Outcomes, Report, choose, final_cells, reports, tuned_on
 from nuclr.training.settings import Settings
 
 
@@ -30,8 +30,8 @@ class Request:
 
     def needed(self) -> list[str]:
         """Sets that every cell is measured on."""
-        keys = {key for report in reports(self.halves, list(self.tests)) for fold in report.folds for key in fold}
-        return sorted(keys)
+        found = reports(self.halves, list(self.tests))
+        return sorted({key for report in found for fold in report.folds for key in fold})
 
 
 class Study:
@@ -57,7 +57,7 @@ class Study:
 
     def finals(self, row: Row) -> dict[str, list[Cell]]:
         """Its cells of all seeds, for each set that is tuned on."""
-        return final_cells(row, self.chosen(row), list(self.request.seeds))
+        return final_cells(row, self.chosen(row), list(self.request.seeds), self.request.base)
 
     def complete(self, row: Row) -> bool:
         """Whether all cells that its figures need are there."""
@@ -75,6 +75,40 @@ class Study:
         self._tell(f"{self._cells - len(pool.waiting)} of {self._planned()} runs are done already")
         pool.run()
 
+    def examine(self, workers: int) -> None:
+        """Corrected retrieval and the share of false negatives, of the cells that figures are made from."""
+        asked: dict[str, tuple[Cell, list[tuple[str, str]]]] = {}
+        for row in self.shown():
+            for report in (report for report in self.reports() if report.kind == "pairs"):
+                for tuned, where in report.folds:
+                    for cell in self.finals(row)[tuned]:
+                        asked.setdefault(self.outcomes.path(cell).name, (cell, []))[1].append((tuned, where))
+        self._pool = Pool(workers, self.out / "logs", self._examined)
+        for cell, folds in asked.values():
+            settings, path = cell.settings(self.request.base), self.outcomes.path(cell)
+            job = jobs.examine(settings, path, list(self.request.tests), list(dict.fromkeys(folds)))
+            if job is not None:
+                self._pool.add(job)
+        self._to_examine = len(self._pool.waiting)
+        if self._to_examine:
+            self._tell(f"corrected retrieval of {self._to_examine} runs")
+        self._pool.run()
+
+    def _examined(self, job: dict[str, Any], error: str | None) -> None:
+        name = Path(job["cell"]).name
+        if error is not None:
+            self.failed[f"{name} (corrected)"] = error
+        left = len(self._pool.waiting) + len(self._pool.running())
+        self._tell(f"corrected {self._to_examine - left}/{self._to_examine} runs; {error or name}")
+
+    def shown(self) -> list[Row]:
+        """Rows with all their figures."""
+        return [row for row in self.rows.values() if row.shown and self.complete(row)]
+
+    def reports(self) -> list[Report]:
+        """The sets that figures are made on."""
+        return reports(self.request.halves, list(self.request.tests))
+
     def _ask(self, cell: Cell) -> None:
         path = self.outcomes.path(cell)
         if path.name in self._asked:
@@ -83,7 +117,7 @@ class Study:
         self._cells += 1
         if not self.outcomes.is_done(cell):
             settings = cell.settings(self.request.base)
-            self._pool.add(jobs.make(settings, path, list(self.request.tests), self.request.needed()))
+            self._pool.add(jobs.train(settings, path, list(self.request.tests), self.request.needed()))
 
     def _settle(self) -> None:
         """Ask for the final cells of all rows whose tuning has ended."""
@@ -92,6 +126,8 @@ class Study:
             if row.name in self._settled or not all(self._ended(cell) for cell in source.grid):
                 continue
             self._settled.add(row.name)
+            if not row.shown:
+                continue
             for group in self.finals(row).values():
                 for cell in group:
                     self._ask(cell)
@@ -115,7 +151,11 @@ class Study:
 
     def _planned(self) -> int:
         """Cells in all; of rows that are still being tuned only the least number of further ones is known."""
-        return self._cells + (len(self.request.seeds) - 1) * (len(self.rows) - len(self._settled))
+        return self._cells + sum(
+            len(self.request.seeds) - (row.parent is None)
+            for row in self.rows.values()
+            if row.shown and row.name not in self._settled
+        )
 
     def _tell(self, text: str) -> None:
         sys.stderr.write(f"compare: {text}\n")

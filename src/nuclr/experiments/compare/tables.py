@@ -4,20 +4,11 @@ import csv
 import io
 from typing import Any
 
-NAMES = {
-    "clip": "CLIP",
-    "siglip": "SigLIP",
-    "dcl": "DCL",
-    "cyclip": "CyCLIP",
-    "sogclr": "SogCLR",
-    "isogclr": "iSogCLR",
-    "nuclr": "NUCLR",
-}
-
 
 def markdown(content: dict[str, Any]) -> str:
     """The whole page: figures, differences, settings chosen, protocol."""
-    parts = [f"# {content['title']}\n", _figures(content), _differences(content), _chosen(content)]
+    parts = [f"# {content['title']}\n", _figures(content), _differences(content), _corrected(content)]
+    parts += [_false_negatives(content), _chosen(content)]
     parts.append("## Protocol\n\n" + "\n".join(f"- {line}" for line in content["protocol"]) + "\n")
     if content["failed"]:
         parts.append("## Failed runs\n\n" + "\n".join(f"- {k}: {v}" for k, v in content["failed"].items()) + "\n")
@@ -60,7 +51,7 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 def _figures(content: dict[str, Any]) -> str:
     shown = columns(content)
     rows = [
-        [NAMES.get(name, name)] + [_cell(row["figures"][where][metric]) for where, metric, _ in shown]
+        [row["label"]] + [_cell(row["figures"][where][metric]) for where, metric, _ in shown]
         for name, row in content["rows"].items()
     ]
     seeds = len(content["seeds"])
@@ -73,7 +64,7 @@ def _differences(content: dict[str, Any]) -> str:
         return ""
     rows = [
         [
-            f"{NAMES.get(d['row'], d['row'])} - {NAMES.get(d['to'], d['to'])}",
+            f"{content['rows'][d['row']]['label']} - {content['rows'][d['to']]['label']}",
             d["set"],
             f"{d['difference']:+.2f}",
             f"[{d['low']:+.2f}, {d['high']:+.2f}]",
@@ -92,12 +83,38 @@ def verdict(difference: dict[str, Any]) -> str:
     return "better" if difference["difference"] > 0 else "worse"
 
 
+def _corrected(content: dict[str, Any]) -> str:
+    rows = []
+    for row in content["rows"].values():
+        for where, banks in row["corrected"].items():
+            cells = [_cell(row["figures"][where]["mean_R@1"])]
+            for bank in ("train", "queries"):
+                gain = banks[bank]["gain"] if bank in banks else None
+                told = f"{gain['difference']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]" if gain else ""
+                cells += [_cell(banks[bank]["mean_R@1"]) if gain else "", told]
+            rows.append([row["label"], where, *cells])
+    if not rows:
+        return ""
+    title = "## Popularity-corrected retrieval, recall@1 (mean of both directions)\n\n"
+    header = ["", "set", "plain", "bank: training queries", "gain", "bank: own queries (transductive)", "gain"]
+    return title + _table(header, rows)
+
+
+def _false_negatives(content: dict[str, Any]) -> str:
+    known = {row["label"]: row["false_negatives"] for row in content["rows"].values() if row["false_negatives"]}
+    if not known:
+        return ""
+    title = "## Share of the negatives' weight on known false negatives, percent\n\n"
+    rows = [[label, _cell(found["weighted"]), f"{found['uniform']:.2f}"] for label, found in known.items()]
+    return title + _table(["", "at the trained temperature", "with equal weights"], rows)
+
+
 def _chosen(content: dict[str, Any]) -> str:
     rows = []
-    for name, row in content["rows"].items():
+    for row in content["rows"].values():
         for where, changes in row["tuning"]["chosen"].items():
             told = ", ".join(f"{key.removeprefix('objective.')} {value}" for key, value in changes.items())
-            rows.append([NAMES.get(name, name), where, told])
+            rows.append([row["label"], where, told])
     return "## Settings chosen by tuning\n\n" + _table(["", "tuned on", "setting"], rows)
 
 
@@ -109,11 +126,19 @@ def comma_separated(content: dict[str, Any]) -> str:
     for name, row in content["rows"].items():
         for where, metrics in row["figures"].items():
             for metric, found in metrics.items():
-                values = (f"{value:.4f}" for value in (found["mean"], found["std"], *found["per_seed"]))
-                writer.writerow([name, where, metric, *values])
+                writer.writerow([name, where, metric, *_values(found)])
+        for where, banks in row["corrected"].items():
+            for bank, metrics in banks.items():
+                for metric in (metric for metric in metrics if metric != "gain"):
+                    writer.writerow([name, where, f"corrected_{bank}_{metric}", *_values(metrics[metric])])
     return text.getvalue()
+
+
+def _values(found: dict[str, Any]) -> list[str]:
+    return [f"{value:.4f}" for value in (found["mean"], found["std"], *found["per_seed"])]
 
 
 def terminal(content: dict[str, Any]) -> str:
     """What the command ends with."""
-    return "\n".join(part for part in (_figures(content), _differences(content)) if part)
+    shown = (_figures(content), _differences(content), _corrected(content), _false_negatives(content))
+    return "\n".join(part for part in shown if part)
