@@ -10,11 +10,12 @@ import torch
 from nuclr import distributed
 from nuclr.data import batches, epoch_order, steps_per_epoch
 from nuclr.training import parts
+from nuclr.training.assemble import build
 from nuclr.training.features import autocast
 from nuclr.training.launch import pick_device, processes
-from nuclr.training.loop import build, inputs
 from nuclr.training.optimiser import make_optimiser
 from nuclr.training.settings import Settings
+from nuclr.training.step import inputs
 
 MB = 2**20
 
