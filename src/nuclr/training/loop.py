@@ -21,7 +21,7 @@ from nuclr import distributed
 from nuclr.data import batches, epoch_order, steps_per_epoch, write_bad_samples
 from nuclr.errors import UserError
 from nuclr.objectives import NUCLR
-from nuclr.training import checkpoint, folder, parts
+from nuclr.training import checkpoint, environment, folder, parts, tables
 from nuclr.training.assemble import build
 from nuclr.training.features import autocast
 from nuclr.training.finite import FiniteCheck, TrainingFailed
@@ -104,6 +104,7 @@ def _train(
     progress.done = progress.begin_step = position.total
     if first:
         run.start_logs(metrics_bytes)
+        environment.write(run.folder)
         write_bad_samples(run.folder / folder.BAD, pairs, train_source.bad)
         if train_source.bad:
             progress.say(f"{settings.name}: {len(train_source.bad)} bad samples are left out, see {folder.BAD}")
@@ -189,15 +190,18 @@ def _train(
                     save()
 
             # -- held-out pairs
+            spread = tables.quantiles(objective, train_source.numbers) if first else {}
             if evaluation_due(settings, epoch):
                 last = validation(model, device, settings.precision)
                 if last:
-                    log({"step": position.total, "epoch": epoch + 1, **{f"val/{k}": v for k, v in last.items()}})
                     progress.say(f"{settings.name}: epoch {epoch + 1}/{epochs}  {short(last)}")
                 score = last.get("mean_R@1", last.get("zero_shot_acc1", -math.inf))
                 if first and score > best:
                     checkpoint.mark_best(run.checkpoints, position.total)
                 best = max(best, score)
+                spread |= {f"val/{k}": v for k, v in last.items()}
+            if spread:
+                log({"step": position.total, "epoch": epoch + 1, **spread})
             position = Position(epoch + 1, 0, position.total)
 
     # -- the end -------------------------------------------------------------------------------------------------------
