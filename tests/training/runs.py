@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from nuclr import config
 from nuclr.training import checkpoint
@@ -68,6 +69,34 @@ def picture_settings(folder: Path, **changes) -> list[str]:
     }
     (folder / "empty.yaml").write_text("name: tiny\n")
     return [f"{key}={value}" for key, value in (base | changes).items()]
+
+
+def write_photographs(folder: Path, count: int) -> list[bytes]:
+    """JPEGs `0.jpg`, `1.jpg`, ... that differ."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(count):
+        Image.fromarray(rng.integers(256, size=(3, 3, 3), dtype=np.uint8)).resize((24, 24)).save(
+            folder / f"{number}.jpg"
+        )
+        found.append((folder / f"{number}.jpg").read_bytes())
+    return found
+
+
+def photograph_settings(folder: Path, count: int = 60, **changes) -> list[str]:
+    """Two epochs on JPEGs with a caption each."""
+    write_photographs(folder / "photographs", count)
+    entries = [{"image": f"{number}.jpg", "caption": f"photograph {number}"} for number in range(count)]
+    (folder / "photographs" / "train.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    own = {
+        "data.train": "train.jsonl",
+        "data.root": folder / "photographs",
+        "model.image_size": 16,
+        "checkpoint_every": 1,
+    }
+    given = picture_settings(folder, **(own | changes))
+    return [setting for setting in given if not setting.startswith("data.val=")]
 
 
 def outcome(run: Path) -> tuple[dict, bytes, dict]:

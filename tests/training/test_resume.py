@@ -95,6 +95,39 @@ def test_other_data_is_refused(tmp_path, monkeypatch):
         train(settings, tmp_path / "run", resume=True)
 
 
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_sample_that_became_bad_or_good_is_refused(tmp_path, monkeypatch, mended):
+    settings = config.load(_empty(tmp_path), runs.photograph_settings(tmp_path))
+    photograph = tmp_path / "photographs" / "7.jpg"
+    whole = photograph.read_bytes()
+    first, second = (whole[:200], whole) if mended else (whole, whole[:200])
+    photograph.write_bytes(first)
+    with monkeypatch.context() as patch:
+        killed_at(patch, 3)
+        with pytest.raises(KilledError):
+            train(settings, tmp_path / "run")
+    photograph.write_bytes(second)
+    told = (
+        r"was bad .* \(.*\), and is good now; restore it" if mended else r"was good .*, and is bad now: .*; restore it"
+    )
+    with pytest.raises(UserError, match=rf"data.train: sample 7 \(7.jpg\) {told}, or begin another run"):
+        train(settings, tmp_path / "run", resume=True)
+    photograph.write_bytes(first)
+    train(settings, tmp_path / "run", resume=True)
+
+
+def test_another_list_of_pairs_to_keep_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "keep.txt").write_text("\n".join(map(str, range(60))))
+    settings = runs.load(tmp_path, **{"data.keep": tmp_path / "keep.txt"})
+    with monkeypatch.context() as patch:
+        killed_at(patch, 5)
+        with pytest.raises(KilledError):
+            train(settings, tmp_path / "run")
+    (tmp_path / "keep.txt").write_text("\n".join(map(str, range(1, 61))))
+    with pytest.raises(UserError, match=r"data\.keep names other pairs than when the run in .* was begun"):
+        train(settings, tmp_path / "run", resume=True)
+
+
 def test_other_settings_are_refused_by_name(tmp_path, monkeypatch):
     killed_at(monkeypatch, 9)
     with pytest.raises(KilledError):

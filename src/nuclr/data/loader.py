@@ -100,7 +100,7 @@ class Loader:
             except BadSample as bad:
                 raise UserError(
                     f"sample {number} ({self.pairs.name(number)}): {bad.reason}; it was good when the run began. "
-                    "Mend the file, or resume: that checks all files again"
+                    "Restore the file and go on with --resume"
                 ) from None
         return np.stack(x), y
 

@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 import nuclr
 from nuclr import distributed
 from nuclr.data import batches, epoch_order, steps_per_epoch, write_bad_samples
-from nuclr.errors import UserError
 from nuclr.objectives import NUCLR
 from nuclr.training import checkpoint, environment, folder, parts, tables
 from nuclr.training.assemble import build
@@ -31,6 +30,7 @@ from nuclr.training.loggers import Loggers
 from nuclr.training.optimiser import make_optimiser
 from nuclr.training.progress import Clock, Progress
 from nuclr.training.refresh import refresh_zeta
+from nuclr.training.same_data import check_same, identity
 from nuclr.training.settings import Settings, to_dict
 from nuclr.training.signals import Interrupted, Signals
 from nuclr.training.step import clip, collapsed_loss, contrast, inputs, seed_step
@@ -91,7 +91,7 @@ def _train(
     position, window, best, metrics_bytes = Position(), Window(), -math.inf, 0
     found = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
     if found is not None:
-        _check_data(found, pairs.fingerprint, run.folder)
+        check_same(found, train_source, validation.source, run.folder)
         model.load_state_dict(found["model"])
         objective.load_state_dict(found["objective"])
         optimiser.load_state_dict(found["optimiser"])
@@ -124,7 +124,7 @@ def _train(
             "window": {"sums": window.sums, "count": window.count},
             "best": best,
             "metrics_bytes": run.metrics_bytes(),
-            "fingerprint": pairs.fingerprint,
+            "data": identity(train_source, validation.source),
         }
         checkpoint.save_step(run.checkpoints, position.total, content)
 
@@ -236,11 +236,3 @@ def _train(
 
     on_first(finish)
     return results
-
-
-def _check_data(found: dict[str, Any], fingerprint: str, run: Path) -> None:
-    if found["fingerprint"] != fingerprint:
-        raise UserError(
-            f"the data is not that of the run in {run}: its pairs have changed, so their numbers may mean others; "
-            "restore them, or begin another run with out=..."
-        )
