@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TILE = 2**24  # scores at a time
+TILE = 2**22  # scores at a time; more is slower, for they leave the caches
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def _ranks(
         row = torch.repeat_interleave(torch.arange(len(rows), device=links.device), counts)
         partner = scores[row, right]
         best = partner.new_full((len(rows),), -torch.inf).scatter_reduce(0, row, partner, "amax")
-        above = (scores > best[:, None]).sum(dim=1)
-        level = (scores == best[:, None]).sum(dim=1)
+        above = (scores > best[:, None]).sum(dim=1, dtype=torch.int32).long()  # int32: twice as fast
+        level = (scores == best[:, None]).sum(dim=1, dtype=torch.int32).long()
         own = torch.zeros_like(level).index_add(0, row, (partner == best[row]).long())
         found.append(torch.stack([above, level - own, own]))
     above, tied, own = torch.cat(found, dim=1)

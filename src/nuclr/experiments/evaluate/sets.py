@@ -115,7 +115,8 @@ def _usual_classification(name: str, folder: Path, templates: Path | None, max_b
     known = CLASSIFICATION[name]
     place = next((folder / below for below in known.folders if _class_folders(folder / below, known)), None)
     if place is None:
-        raise UserError(f"{name}: {folder} has not {known.classes} folders of classes; needs {known.layout}")
+        what = f"has no {known.classes} folders of classes" if folder.is_dir() else "is not there"
+        raise UserError(f"{known.title}: {folder} {what}; needs {known.layout}")
     names = names_of(place, folder, _class_folders(place, known), known)
     prompts = list(known.templates) if templates is None else read_templates(templates)
     opened = LabelledImages(place, names, prompts)
@@ -156,7 +157,8 @@ def _find(known: RetrievalSet, folder: Path) -> tuple[Path, Path]:
     path = next((folder / name for name in known.lists if (folder / name).is_file()), None)
     images = next((folder / below for below in known.images if (folder / below).is_dir()), None)
     if path is None or images is None:
-        raise UserError(f"{known.title}: {folder} is not complete; needs {known.layout}")
+        what = "is not complete" if folder.is_dir() else "is not there"
+        raise UserError(f"{known.title}: {folder} {what}; needs {known.layout}")
     return path, images
 
 
