@@ -49,7 +49,8 @@ def main() -> None:
     }
     print(
         f"{options.n:,} x {options.n:,}, width {options.width}: "
-        f"{content['peak_above_features'] / 2**20:,.0f} MiB above the features (the scores alone would take {content['score_matrix'] / 2**20:,.0f} MiB), "
+        f"{content['peak_above_features'] / 2**20:,.0f} MiB above the features "
+        f"(the scores alone would take {content['score_matrix'] / 2**20:,.0f} MiB), "
         f"{content['seconds']:.0f} s for both directions"
     )
     options.out.parent.mkdir(exist_ok=True)
