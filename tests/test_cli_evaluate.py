@@ -131,7 +131,7 @@ def test_encoders_that_are_no_run(nuclr, refused, vectors):
     model = vectors / "run" / "model"
     status, printed, err = nuclr(model, "--retrieval", vectors / "val.npz", "--correct", "bank=queries")
     assert status == 0, err
-    assert "chosen on nothing: no validation pairs, so the default" in printed
+    assert "chosen on nothing (no validation pairs): 0.6 deviations" in printed
     refused("bank=train needs a run", model, "--retrieval", vectors / "val.npz", "--correct", "bank=train")
     refused("is no run, so there is nothing to evaluate on", model)
 

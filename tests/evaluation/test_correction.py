@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import normalize
 
 from nuclr.evaluation import append_bias, append_one, bias_of_scores, choose, gallery_bias, ranks, retrieval
+from nuclr.evaluation.correction import spread
 from nuclr.popularity import solve
 
 
@@ -41,6 +42,15 @@ def test_a_hub_is_corrected():
     assert float(ranks(x, y, pairs, bias).hits(1).mean()) > float(ranks(x, y, pairs).hits(1).mean())
 
 
+def test_spread():
+    x, y, _ = features()
+    y = y[:40] + 0.3
+    assert spread(x, y) == pytest.approx(float((x.double() @ y.double().T).std(correction=0)))
+    scores = x @ y.T
+    assert torch.allclose(gallery_bias(x, y), gallery_bias(x, y, 0.6 * spread(x, y)))
+    assert torch.allclose(bias_of_scores(scores), bias_of_scores(scores, 0.6 * float(scores.std())))
+
+
 def test_choose():
     x, y, pairs = features(n=150)
     bank_x, bank_y, _ = features(seed=1, n=200)
@@ -49,5 +59,6 @@ def test_choose():
     bias_x = gallery_bias(bank_y, x, chosen.temperature, chosen.strength)
     bias_y = gallery_bias(bank_x, y, chosen.temperature, chosen.strength)
     assert retrieval(x, y, pairs, bias_x=bias_x, bias_y=bias_y)["mean_R@1"] == pytest.approx(chosen.recall)
+    assert choose(x, y, pairs, bank_x, bank_y).recall >= float(ranks(x, y, pairs).hits(1).mean()) - 0.1
     with pytest.raises(ValueError, match="no temperatures"):
         choose(x, y, pairs, bank_x, bank_y, temperatures=())

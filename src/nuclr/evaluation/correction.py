@@ -5,7 +5,7 @@ A hub is a candidate of the gallery that is near to too many queries. Its zeta i
 often chosen. The bank may be training queries, so that nothing of a test set is used; with the test queries themselves
 as the bank the figure is *transductive* and has to be called so. Temperature and strength are chosen on validation.
 
-    bias = gallery_bias(train_images, captions, temperature=0.05)          # (n_captions,)
+    bias = gallery_bias(train_images, captions)                            # (n_captions,)
     scores = images @ captions.T - bias                                    # or ranks(images, captions, links, bias)
     index.add(append_bias(captions, bias)); index.search(append_one(images), 10)   # any inner-product index does it
 
@@ -15,6 +15,7 @@ Relations: one step of the solver from zeta = 0 without the anchors' normalisati
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,42 +23,54 @@ from torch import Tensor
 from nuclr.evaluation.retrieval import both
 from nuclr.popularity import solve
 
-TEMPERATURES = (0.03, 0.05, 0.07, 0.1, 0.15, 0.2)
-STRENGTHS = (0.75, 1.0)
-DEFAULT_TEMPERATURE = 0.1
+# Temperatures in units of the scores' standard deviation, so that they suit any model: those of a CLIP spread less.
+SPREADS = (0.25, 0.4, 0.6, 0.8)
+DEFAULT_SPREAD = 0.6
+STRENGTHS = (0.5, 0.75, 1.0, 1.25)
 TOLERANCE = 1e-3  # of the solver's residual: a rank does not feel less
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A temperature of the popularity problem and a factor on its zeta; `recall` is what they reached where chosen."""
+    """A temperature of the popularity problem (None: by the scores' spread) and a factor on its zeta.
 
-    temperature: float = DEFAULT_TEMPERATURE
+    `recall` is what they reached where they were chosen.
+    """
+
+    temperature: float | None = None
     strength: float = 1.0
     recall: float | None = None
 
 
 def gallery_bias(
-    bank: Tensor, gallery: Tensor, temperature: float = DEFAULT_TEMPERATURE, strength: float = 1.0, **options: object
+    bank: Tensor, gallery: Tensor, temperature: float | None = None, strength: float = 1.0, **options: Any
 ) -> Tensor:
     """What to subtract from the scores of each candidate, (n_gallery,), of mean zero.
 
     Args:
         bank: features of queries of the kind that will be asked, (n_bank, d).
         gallery: features of the candidates, (n_gallery, d).
-        temperature: of the popularity problem, not the one trained with; higher corrects more coarsely.
+        temperature: of the popularity problem, not the one trained with; higher corrects more coarsely. None: 0.6
+            standard deviations of the scores.
         strength: factor on zeta.
         options: of `nuclr.popularity.solve`.
 
     """
-    return strength * solve(bank, gallery, temperature=temperature, **{"tolerance": TOLERANCE} | options).zeta  # type: ignore[arg-type]
+    temperature = DEFAULT_SPREAD * spread(bank, gallery) if temperature is None else temperature
+    return strength * solve(bank, gallery, temperature=temperature, **{"tolerance": TOLERANCE} | options).zeta
 
 
-def bias_of_scores(
-    scores: Tensor, temperature: float = DEFAULT_TEMPERATURE, strength: float = 1.0, **options: object
-) -> Tensor:
+def bias_of_scores(scores: Tensor, temperature: float | None = None, strength: float = 1.0, **options: Any) -> Tensor:
     """The same from the scores (n_bank, n_gallery) of any model, also one that is no inner product."""
-    return strength * solve(scores=scores, temperature=temperature, **{"tolerance": TOLERANCE} | options).zeta  # type: ignore[arg-type]
+    temperature = DEFAULT_SPREAD * float(scores.std()) if temperature is None else temperature
+    return strength * solve(scores=scores, temperature=temperature, **{"tolerance": TOLERANCE} | options).zeta
+
+
+def spread(bank: Tensor, gallery: Tensor) -> float:
+    """Standard deviation of all scores <b, g>, without making them: E s^2 is the product of the second moments."""
+    b, g = bank.double(), gallery.double()
+    square = float(((b.T @ b) * (g.T @ g)).sum()) / (len(b) * len(g))
+    return max(square - float(b.mean(dim=0) @ g.mean(dim=0)) ** 2, 1e-12) ** 0.5
 
 
 def append_bias(gallery: Tensor, bias: Tensor) -> Tensor:
@@ -76,7 +89,7 @@ def choose(
     pairs: Tensor,
     bank_x: Tensor,
     bank_y: Tensor,
-    temperatures: Sequence[float] = TEMPERATURES,
+    temperatures: Sequence[float] | None = None,
     strengths: Sequence[float] = STRENGTHS,
 ) -> Correction:
     """The correction with the best recall@1, mean of both directions, on validation pairs.
@@ -87,10 +100,13 @@ def choose(
         pairs: (n, 2), which belong together.
         bank_x: (m_x, d), image queries that the captions' popularity is solved with.
         bank_y: (m_y, d), caption queries for the images'.
-        temperatures: candidates.
+        temperatures: candidates; None: some around 0.6 standard deviations of the scores.
         strengths: candidates.
 
     """
+    if temperatures is None:
+        scale = spread(bank_x, y)
+        temperatures = [float(f"{step * scale:.3g}") for step in SPREADS]
     best: Correction | None = None
     for temperature in temperatures:
         zeta_x, zeta_y = gallery_bias(bank_y, x, temperature), gallery_bias(bank_x, y, temperature)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nuclr.errors import UserError
 from nuclr.evaluation import Correction, choose, gallery_bias, retrieval
-from nuclr.evaluation.correction import STRENGTHS, TEMPERATURES
+from nuclr.evaluation.correction import DEFAULT_SPREAD, SPREADS, STRENGTHS
 from nuclr.experiments.evaluate.features import PairFeatures, pair_features, query_bank
 from nuclr.experiments.evaluate.subject import Subject
 from nuclr.training import parts
@@ -48,8 +48,11 @@ class Corrector:
         told = {"bank": self.bank, "transductive": self.bank == "queries", "told": BANKS[self.bank]}
         if self.queries is not None:
             told |= {"bank_images": len(self.queries[0]), "bank_captions": len(self.queries[1])}
-        chosen = asdict(self.correction)
-        return told | chosen | {"chosen_on": self.chosen_on, "temperatures": TEMPERATURES, "strengths": STRENGTHS}
+        grid = {
+            "temperatures": f"{', '.join(map(str, SPREADS))} standard deviations of the scores",
+            "strengths": STRENGTHS,
+        }
+        return told | asdict(self.correction) | {"chosen_on": self.chosen_on, "chosen_from": grid}
 
 
 def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
@@ -62,7 +65,7 @@ def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
         source = parts.open_source(data, data.train, data.split, data.keep)
         queries = query_bank(subject, source.pairs, source.numbers, size)
     if data is None or data.val is None:
-        return Corrector(bank, queries, Correction(), "nothing: no validation pairs, so the default")
+        return Corrector(bank, queries, Correction(), f"nothing (no validation pairs): {DEFAULT_SPREAD} deviations")
     val = parts.open_source(data, data.val, data.val_split)
     found = pair_features(subject, val.pairs, val.numbers, "merge")
     bank_x, bank_y = (found.x, found.y) if queries is None else queries

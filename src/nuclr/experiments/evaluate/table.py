@@ -42,8 +42,9 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
         yield f"  {'chance':28}{chance:>12.2f} %"
         yield ""
     for correction in content["corrections"].values():
-        column = COLUMNS[correction["bank"]]
+        column, temperature = COLUMNS[correction["bank"]], correction["temperature"]
+        at = f"temperature {temperature:g}" if temperature is not None else "the default temperature"
         yield (
-            f"{column}: scores minus {correction['strength']:g} zeta at temperature {correction['temperature']:g}, "
+            f"{column}: scores minus {correction['strength']:g} zeta at {at}, "
             f"bank: {correction['told']}; chosen on {correction['chosen_on']}"
         )
