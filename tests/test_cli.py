@@ -130,6 +130,7 @@ def test_unequal_widths_need_align(nuclr, pairs, tmp_path):
     refused = nuclr(*arguments)
     assert refused.status == 2
     assert "--align ridge" in refused.err
+    assert not (tmp_path / "out").exists()
     done = nuclr(*arguments, "--align", "ridge")
     assert done.status == 0, done.err
     assert "ridge regression" in done.out
@@ -177,7 +178,7 @@ def test_popularity_refuses(nuclr, pairs, tmp_path, monkeypatch, arguments, mess
     assert "Traceback" not in refused.err
     assert len(refused.err.strip().splitlines()) <= 2
     assert Path("short.txt").read_text() == "one caption\n"
-    assert not Path("out", "popularity.json").exists()
+    assert not Path("out").exists()
 
 
 def test_what_the_user_had_stays(nuclr, pairs, tmp_path):

@@ -398,10 +398,9 @@ def popularity(
         kept=folder.Keep(keep, Band(**given), keep_side.value) if keep is not None else None,
         top=top,
         device=device,
+        numbers=numbers,
         **options,
     )
-    if numbers is not None and keep is not None:
-        of_run.restore_numbers(keep, numbers)
     _print_popularity(content)
     typer.echo(f"\nTable, summary and histogram are in {out}")
     unfinished = [name for name, side in content["sides"].items() if not side["converged"]]

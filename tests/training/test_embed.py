@@ -112,10 +112,16 @@ def test_numbers_of_a_run_on_some_pairs(nuclr, tmp_path):
     (tmp_path / "some.txt").write_text("\n".join(map(str, kept)))
     settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 1, "data.keep": "some.txt"})
     train(config.load(tmp_path / "empty.yaml", settings), tmp_path / "run")
-    status, _, err = nuclr("popularity", tmp_path / "run", "--keep", tmp_path / "k.txt", "--min-quantile", 0.5)
+    status, told, err = nuclr("popularity", tmp_path / "run", "--keep", tmp_path / "k.txt", "--min-quantile", 0.5)
     assert status == 0, err
     found = np.loadtxt(tmp_path / "k.txt", dtype=int).tolist()
     assert len(found) == 30 and set(found) <= set(kept)
+    rows = list(csv.DictReader((tmp_path / "run" / "popularity" / "popularity.csv").open()))
+    assert [int(row["number"]) for row in rows if row["side"] == "y"] == kept
+    assert [int(row["x"]) for row in rows if row["side"] == "y"] == [number // 2 for number in kept]
+    content = json.loads((tmp_path / "run" / "popularity" / "popularity.json").read_text())
+    shown = [sample["number"] for sample in content["sides"]["y"]["most_popular"]]
+    assert set(shown) <= set(kept) and f"y[{shown[0]}]" in told
 
 
 def test_an_unfinished_run_is_said(nuclr, tmp_path):

@@ -15,11 +15,11 @@ from nuclr.training.settings import Data
 
 @dataclass(frozen=True)
 class Prepared:
-    """Files for the solver; `numbers` (n_y,) are those of the pairs in the rows of y, None where they are the rows."""
+    """Files for the solver; `numbers` are those of the images ("x") and the pairs ("y") in the rows of the file."""
 
     embeddings: Path
     captions: Path | None
-    numbers: np.ndarray | None
+    numbers: dict[str, np.ndarray]
     temperature: float
 
 
@@ -35,18 +35,13 @@ def prepare(run: Path, out: Path) -> Prepared:
     except OSError as error:
         raise UserError(f"--out {out}: cannot be made ({error.strerror})") from None
     path, captions = out / "embeddings.npz", None
-    write(path, embed_pairs(trained.model.to(device), pairs, numbers, trained.config["evaluate"]["batch_size"], device))
+    found = embed_pairs(trained.model.to(device), pairs, numbers, trained.config["evaluate"]["batch_size"], device)
+    write(path, found)
     if pairs.y_kind == "text":
         captions = out / "captions.jsonl"
         with captions.open("w", encoding="utf-8") as file:
             for number in numbers.tolist():
                 file.write(json.dumps({"image": pairs.name(number), "caption": pairs.y(number)}) + "\n")
-    every = len(numbers) == len(pairs)
-    return Prepared(path, captions, None if every else numbers, trained.temperature)
-
-
-def restore_numbers(keep: Path, numbers: np.ndarray) -> None:
-    """Turn the rows in a list of kept pairs into the pairs' own numbers; comments stay."""
-    lines = keep.read_text(encoding="utf-8").splitlines()
-    restored = [line if line.startswith("#") or not line.strip() else str(numbers[int(line)]) for line in lines]
-    keep.write_text("\n".join(restored) + "\n", encoding="utf-8")
+    images = np.empty(len(found["x"]), np.int64)
+    images[found["y_to_x"].numpy()] = pairs.x_id[numbers]
+    return Prepared(path, captions, {"x": images, "y": numbers}, trained.temperature)

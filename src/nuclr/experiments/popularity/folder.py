@@ -41,19 +41,21 @@ def write(
     kept: Keep | None = None,
     top: int = 10,
     device: str = "cpu",
+    numbers: dict[str, np.ndarray] | None = None,
     **solver: Any,
 ) -> dict[str, Any]:
     """Solve both sides of `file`, write everything into `folder`, and return what popularity.json holds.
 
+    `numbers`: what the rows of "x" and "y" are called in everything written, by default their place in the file.
     `solver` options (tolerance, max_iterations, progress) go to `nuclr.popularity.solve`. All that can be wrong with
     the input is found before the solver starts.
     """
     embeddings = read_embeddings(file)
-    names = read_names(captions, images, len(embeddings.x), embeddings.y_to_x.tolist())
-    output.prepare_folder(folder, COMMAND, SUMMARY, FILES)
+    names = read_names(captions, images, len(embeddings.x), embeddings.y_to_x.tolist(), numbers)
     if kept is not None:
         keep.check_target(kept.path)
     pairs = make_pairs(embeddings, weights, align)
+    output.prepare_folder(folder, COMMAND, SUMMARY, FILES)
     sides = solve_sides(pairs, temperature, device, **solver)
 
     content: dict[str, Any] = {
@@ -69,7 +71,7 @@ def write(
         "sides": {side.name: {**side.summary(), **extremes(side, names, top)} for side in sides.values()},
     }
     if kept is not None:
-        content["keep"] = _write_kept(kept, pairs, sides)
+        content["keep"] = _write_kept(kept, pairs, sides, names)
     _write_table(folder, sides, names)
     _write_histogram(folder, sides, temperature, file.name)
     output.write_json(folder / SUMMARY, content)
@@ -87,14 +89,15 @@ def extremes(side: Side, names: Names, top: int) -> dict[str, list[dict[str, Any
 
 def _distinct(side: Side, order: np.ndarray, names: Names, top: int) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for row in order.tolist():
-        number = int(side.number[row])
-        labels = names.of(side.name, number)
-        key = labels["caption"] if side.name == "y" and "caption" in labels else str(number)
+    for place in order.tolist():
+        row = int(side.number[place])
+        labels = names.of(side.name, row)
+        key = labels["caption"] if side.name == "y" and "caption" in labels else str(row)
         if key in found:
             found[key]["copies"] += 1
         elif len(found) < top:
-            popularity, rank = float(side.popularity[row]), int(side.rank[row])
+            popularity, rank = float(side.popularity[place]), int(side.rank[place])
+            number = names.number(side.name, row)
             found[key] = {"number": number, "popularity": popularity, "rank": rank, "copies": 1, **labels}
     return list(found.values())
 
@@ -110,23 +113,25 @@ def _align(align: Align, pairs: Pairs) -> dict[str, Any]:
     }
 
 
-def _write_kept(kept: Keep, pairs: Pairs, sides: dict[str, Side]) -> dict[str, Any]:
+def _write_kept(kept: Keep, pairs: Pairs, sides: dict[str, Side], names: Names) -> dict[str, Any]:
     admitted = {
         "y": kept.band.admits(sides["y"].popularity),
         "x": kept.band.admits(sides["x"].popularity)[pairs.x_of_y.numpy()],
     }
     passing = admitted["y"] & admitted["x"] if kept.side == "both" else admitted[kept.side]
-    keep.write_list(kept.path, passing.nonzero()[0], len(passing))
+    chosen = np.array([names.number("y", row) for row in passing.nonzero()[0].tolist()], np.int64)
+    keep.write_list(kept.path, chosen, len(passing))
     return {"file": str(kept.path), "side": kept.side, "pairs": int(passing.sum()), "of": len(passing)}
 
 
 def _rows(sides: dict[str, Side], names: Names) -> Iterator[dict[str, Any]]:
     for side in sides.values():
         columns = (side.number, side.zeta, side.popularity, side.rank)
-        for number, zeta, popularity, rank in zip(*(column.tolist() for column in columns), strict=True):
-            row = {"side": side.name, "number": number, "zeta": zeta, "popularity": popularity, "rank": rank}
-            row["x"] = names.y_to_x[number] if side.name == "y" else number
-            yield {**row, **names.of(side.name, number)}
+        for row, zeta, popularity, rank in zip(*(column.tolist() for column in columns), strict=True):
+            number = names.number(side.name, row)
+            x = names.number("x", names.y_to_x[row]) if side.name == "y" else number
+            values = {"side": side.name, "number": number, "zeta": zeta, "popularity": popularity, "rank": rank, "x": x}
+            yield {**values, **names.of(side.name, row)}
 
 
 def _write_table(folder: Path, sides: dict[str, Side], names: Names) -> None:

@@ -11,24 +11,34 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nuclr.errors import UserError
 
 
 @dataclass(frozen=True)
 class Names:
-    """`captions` of the y and `images` of the x, empty where not given; `y_to_x` joins the two."""
+    """`captions` of the y and `images` of the x, empty where not given; `y_to_x` joins the two.
+
+    `numbers`: what the rows of "x" and "y" are called, None where that is their place in the file.
+    """
 
     captions: list[str]
     images: list[str]
     y_to_x: list[int]
+    numbers: dict[str, np.ndarray] | None = None
 
     @cached_property
     def _first_y(self) -> dict[int, int]:
         return {x: y for y, x in reversed(list(enumerate(self.y_to_x)))}
 
-    def of(self, side: str, number: int) -> dict[str, str]:
-        """The caption and the image, where given, of sample `number` of side "x" or "y"; an x has its first caption."""
-        x, y = (number, self._first_y[number]) if side == "x" else (self.y_to_x[number], number)
+    def number(self, side: str, row: int) -> int:
+        """What this row of side "x" or "y" is called."""
+        return row if self.numbers is None else int(self.numbers[side][row])
+
+    def of(self, side: str, row: int) -> dict[str, str]:
+        """The caption and the image, where given, of a row of side "x" or "y"; an x has its first caption."""
+        x, y = (row, self._first_y[row]) if side == "x" else (self.y_to_x[row], row)
         labels = {}
         if self.captions:
             labels["caption"] = self.captions[y]
@@ -37,7 +47,13 @@ class Names:
         return labels
 
 
-def read_names(captions: Path | None, images: Path | None, n_x: int, y_to_x: list[int]) -> Names:
+def read_names(
+    captions: Path | None,
+    images: Path | None,
+    n_x: int,
+    y_to_x: list[int],
+    numbers: dict[str, np.ndarray] | None = None,
+) -> Names:
     """Read the lists and check them against the embedding file's numbers.
 
     `images` is a `.txt` with one file name for each x, or the folder of the files that the caption list names.
@@ -63,7 +79,7 @@ def read_names(captions: Path | None, images: Path | None, n_x: int, y_to_x: lis
         files = _lines(images)
         if len(files) != n_x:
             raise UserError(f"{images}: {len(files)} image names, but the embedding file has {n_x} x")
-    return Names(captions=texts, images=files, y_to_x=y_to_x)
+    return Names(captions=texts, images=files, y_to_x=y_to_x, numbers=numbers)
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str | None]]:
