@@ -1,0 +1,176 @@
+"""SIGKILL at random moments, on one process and on two: does the resumed run end as one that was never stopped?
+
+    python benchmarks/kill.py [--kills 10] [--seed 0]
+
+A small run of 280 steps (NUCLR, 40 epochs on vectors, an evaluation an epoch, a checkpoint every five steps and after
+every epoch) is trained once to its end, by the command that a person would type: `nuclr train`, or `torchrun
+--nproc_per_node 2 -m nuclr train` over gloo. Then once more: at each of `--kills` random moments all its processes get
+SIGKILL, and `--resume` goes on. A moment is a step drawn at random and up to 30 ms more, so that steps, log lines,
+checkpoints in writing and evaluations are all hit. In the end weights, optimiser, the objective's state, metrics.jsonl,
+results.json (but for the clock) and the saved model have to be the same to the last bit. Needs Linux's /proc.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nuclr.training import checkpoint
+
+EPOCHS, STEPS = 40, 7
+SETTINGS = {
+    "name": "kill",
+    "report": False,
+    "threads": 1,
+    "checkpoint_every": 5,
+    "data": {"train": "train.npz", "val": "val.npz", "batch_size": 16},
+    "model": {"width": 8},
+    "objective": {"name": "nuclr", "zeta_lr": 0.01, "zeta_momentum": 0.1},
+    "optimiser": {"lr": 0.03, "clip": 1.0},
+    "schedule": {"epochs": EPOCHS, "warmup_steps": 5, "zeta_frozen_epochs": 1, "zeta_refresh": 9, "gamma": "cosine"},
+    "log": {"every": 1},
+}
+LAUNCH = {1: [], 2: ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]}
+
+
+def write_pairs(path: Path, images: int, seed: int) -> None:
+    """Vectors of 12 and, for each, two of 8 that follow from it but for noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(images, 12)).astype("float32")
+    y_to_x = np.repeat(np.arange(images), 2)
+    y = x[y_to_x] @ np.random.default_rng(9).normal(size=(12, 8)) + 0.5 * rng.normal(size=(2 * images, 8))
+    np.savez(path, x=x, y=y.astype("float32"), y_to_x=y_to_x)
+
+
+def start(folder: Path, name: str, world: int) -> subprocess.Popen[str]:
+    """The run."""
+    train = ["-m", "nuclr", "train", "kill.yaml", f"out={name}", "--resume"]
+    return subprocess.Popen(
+        [sys.executable, *LAUNCH[world], *train],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for a good end; what was told on stderr."""
+    _, told = process.communicate()
+    if process.returncode != 0:
+        sys.exit(f"the run ended with status {process.returncode}:\n{told}")
+    return told
+
+
+def last_step(run: Path) -> int:
+    """The step of the last whole line of timing.jsonl, which is never cut back."""
+    try:
+        lines = (run / "timing.jsonl").read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return 0
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def kill_at(process: subprocess.Popen[str], run: Path, step: int, pause: float, before: int) -> tuple[int, str]:
+    """SIGKILL to all processes once this step is reached; the step it was in, and what it had told."""
+    lines = before
+    while process.poll() is None:
+        lines = _lines(run)
+        if lines > before and last_step(run) >= step:
+            break
+        time.sleep(0.002)
+    time.sleep(pause)
+    for pid in [*children(process.pid), process.pid]:  # torchrun's workers have sessions of their own
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _, told = process.communicate()
+    return last_step(run), told
+
+
+def _lines(run: Path) -> int:
+    path = run / "timing.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def differences(a: Any, b: Any, where: str) -> list[str]:
+    """Names of what is not the same to the last bit, through nested dicts and lists."""
+    if type(a) is not type(b):
+        return [where]
+    if isinstance(a, dict):
+        if a.keys() != b.keys():
+            return [where]
+        return [name for key in a for name in differences(a[key], b[key], f"{where}.{key}")]
+    if isinstance(a, list | tuple):
+        if len(a) != len(b):
+            return [where]
+        return [name for i, pair in enumerate(zip(a, b, strict=True)) for name in differences(*pair, f"{where}[{i}]")]
+    same = a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    return [] if same else [where]
+
+
+def compare(a: Path, b: Path) -> list[str]:
+    """What differs between two finished runs."""
+    states = [checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0]) for run in (a, b)]
+    results = [json.loads((run / "results.json").read_text()) for run in (a, b)]
+    for content in results:
+        content.pop("timing")
+    found = differences(*states, "checkpoint") + differences(*results, "results.json")
+    files = ["metrics.jsonl", *sorted(str(path.relative_to(a)) for path in (a / "model").rglob("*") if path.is_file())]
+    return found + [name for name in files if (a / name).read_bytes() != (b / name).read_bytes()]
+
+
+def main() -> None:
+    """Print a line a kill and the outcome; write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kill.json")
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {"kills": arguments.kills, "seed": arguments.seed, "steps": EPOCHS * STEPS}
+    chance = random.Random(arguments.seed)
+    for world in LAUNCH:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_pairs(folder / "train.npz", 60, 0)
+            write_pairs(folder / "val.npz", 20, 1)
+            (folder / "kill.yaml").write_text(json.dumps(SETTINGS))  # JSON is YAML
+            finish(start(folder, "whole", world))
+            run, kills = folder / "run", []
+            for step in sorted(chance.sample(range(1, EPOCHS * STEPS), arguments.kills)):
+                killed, told = kill_at(
+                    start(folder, "run", world), run, step, pause := chance.random() * 0.03, _lines(run)
+                )
+                going_on = told.partition("going on from step ")[2].split(" ")[0]
+                kills.append({"wanted": step, "pause": pause, "killed_in": killed, "began_at": int(going_on or 0)})
+                print(f"{world} process{'es' * (world > 1)}: from step {going_on or 0}, killed in {killed}", flush=True)
+            finish(start(folder, "run", world))
+            different = compare(folder / "whole", run)
+        print(f"{world} process{'es' * (world > 1)}: {', '.join(different) or 'the same to the last bit'}", flush=True)
+        report[f"{world} process"] = {"kills": kills, "differs": different}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    sys.exit(int(any(report[f"{world} process"]["differs"] for world in LAUNCH)))
+
+
+if __name__ == "__main__":
+    main()
