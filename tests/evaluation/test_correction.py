@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from nuclr.evaluation import append_bias, append_one, bias_of_scores, choose, gallery_bias, ranks, retrieval
+from nuclr.evaluation import append_bias, append_one, bias_of_scores, both, choose, gallery_bias, ranks, retrieval
 from nuclr.evaluation.correction import spread
+from nuclr.evaluation.cross import cross_chosen
 from nuclr.popularity import solve
 
 
@@ -62,3 +63,21 @@ def test_choose():
     assert choose(x, y, pairs, bank_x, bank_y).recall >= float(ranks(x, y, pairs).hits(1).mean()) - 0.1
     with pytest.raises(ValueError, match="no temperatures"):
         choose(x, y, pairs, bank_x, bank_y, temperatures=())
+
+
+def test_cross_chosen_has_each_query_under_the_other_halfs_choice():
+    x, y, _ = features(n=80)
+    y = torch.cat([y, normalize(y + 0.1, dim=1)])
+    pairs = torch.stack([torch.arange(160) % 80, torch.arange(160)], 1)
+    bank_x, bank_y, _ = features(seed=1, n=100)
+    ranked, chosen = cross_chosen(x, y, pairs, bank_x, bank_y)
+    for half, correction in enumerate(chosen):
+        options = correction.temperature, correction.strength
+        bias_x, bias_y = gallery_bias(bank_y, x, *options), gallery_bias(bank_x, y, *options)
+        for found, alone in zip(ranked, both(x, y, pairs, bias_x, bias_y), strict=True):
+            own = found.query % 2 == half  # 80 images: a caption's row has its image's parity
+            assert torch.equal(found.hits(1)[own], alone.hits(1)[own])
+        others = [of.hits(1)[of.query % 2 != half].mean() for of in both(x, y, pairs, bias_x, bias_y)]
+        assert correction.recall == pytest.approx(float(sum(others)) / 2)
+    with pytest.raises(ValueError, match="1 image with captions; needs two"):
+        cross_chosen(x[:1], y[:1], pairs[:1], bank_x, bank_y)

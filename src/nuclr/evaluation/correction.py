@@ -13,13 +13,14 @@ Relations: one step of the solver from zeta = 0 without the anchors' normalisati
 2017); with Z_i it is the first iteration of Sinkhorn's.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nuclr.evaluation.ranks import Ranks
 from nuclr.evaluation.retrieval import both
 from nuclr.popularity import solve
 
@@ -104,17 +105,30 @@ def choose(
         strengths: candidates.
 
     """
-    if temperatures is None:
-        scale = spread(bank_x, y)
-        temperatures = [float(f"{step * scale:.3g}") for step in SPREADS]
     best: Correction | None = None
-    for temperature in temperatures:
-        zeta_x, zeta_y = gallery_bias(bank_y, x, temperature), gallery_bias(bank_x, y, temperature)
-        for strength in strengths:
-            ranked = both(x, y, pairs, strength * zeta_x, strength * zeta_y)
-            recall = sum(float(of.hits(1).mean()) for of in ranked) / 2
-            if best is None or best.recall is None or recall > best.recall:
-                best = Correction(temperature, strength, recall)
+    for setting, ranked in tried(x, y, pairs, bank_x, bank_y, temperatures, strengths):
+        recall = sum(float(of.hits(1).mean()) for of in ranked) / 2
+        if best is None or best.recall is None or recall > best.recall:
+            best = replace(setting, recall=recall)
     if best is None:
         raise ValueError("no temperatures or strengths to choose from")
     return best
+
+
+def tried(
+    x: Tensor,
+    y: Tensor,
+    pairs: Tensor,
+    bank_x: Tensor,
+    bank_y: Tensor,
+    temperatures: Sequence[float] | None = None,
+    strengths: Sequence[float] = STRENGTHS,
+) -> Iterator[tuple[Correction, tuple[Ranks, Ranks]]]:
+    """Every correction that `choose` looks at, with the ranks of both directions under it."""
+    if temperatures is None:
+        scale = spread(bank_x, y)
+        temperatures = [float(f"{step * scale:.3g}") for step in SPREADS]
+    for temperature in temperatures:
+        zeta_x, zeta_y = gallery_bias(bank_y, x, temperature), gallery_bias(bank_x, y, temperature)
+        for strength in strengths:
+            yield Correction(temperature, strength), both(x, y, pairs, strength * zeta_x, strength * zeta_y)

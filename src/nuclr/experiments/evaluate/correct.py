@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from nuclr.errors import UserError
-from nuclr.evaluation import Correction, choose, gallery_bias, retrieval
+from nuclr.evaluation import Correction, choose, gallery_bias, retrieval, summary
 from nuclr.evaluation.correction import DEFAULT_SPREAD, SPREADS, STRENGTHS
+from nuclr.evaluation.cross import cross_chosen
 from nuclr.experiments.evaluate.features import PairFeatures, pair_features, query_bank
 from nuclr.experiments.evaluate.subject import Subject
 from nuclr.training import parts
@@ -29,16 +30,22 @@ def parse_bank(text: str) -> str:
 
 @dataclass(frozen=True)
 class Corrector:
-    """A bank (None: each test set's own queries), with temperature and strength, and where these were chosen."""
+    """A bank (queries None: each test set's own), with temperature and strength, and where these were chosen.
+
+    `val`: the fingerprint of the validation pairs.
+    """
 
     bank: str
+    val: str | None
     queries: tuple[Tensor, Tensor] | None
     correction: Correction
     chosen_on: str
 
-    def __call__(self, found: PairFeatures) -> dict[str, float]:
-        """Corrected figures of a test set."""
+    def __call__(self, found: PairFeatures, chosen_here: bool = False) -> dict[str, float]:
+        """Corrected figures of a test set; `chosen_here`: these are the validation pairs, so one half for the other."""
         bank_x, bank_y = (found.x, found.y) if self.queries is None else self.queries
+        if chosen_here:
+            return summary(*cross_chosen(found.x, found.y, found.pairs, bank_x, bank_y)[0])
         options = self.correction.temperature, self.correction.strength
         bias_x, bias_y = gallery_bias(bank_y, found.x, *options), gallery_bias(bank_x, found.y, *options)
         return retrieval(found.x, found.y, found.pairs, bias_x=bias_x, bias_y=bias_y)
@@ -65,8 +72,11 @@ def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
         source = parts.open_source(data, data.train, data.split, data.keep)
         queries = query_bank(subject, source.pairs, source.numbers, size)
     if data is None or data.val is None:
-        return Corrector(bank, queries, Correction(), f"nothing (no validation pairs): {DEFAULT_SPREAD} deviations")
+        return Corrector(
+            bank, None, queries, Correction(), f"nothing (no validation pairs): {DEFAULT_SPREAD} deviations"
+        )
     val = parts.open_source(data, data.val, data.val_split)
     found = pair_features(subject, val.pairs, val.numbers, "merge")
     bank_x, bank_y = (found.x, found.y) if queries is None else queries
-    return Corrector(bank, queries, choose(found.x, found.y, found.pairs, bank_x, bank_y), f"data.val: {data.val}")
+    chosen = choose(found.x, found.y, found.pairs, bank_x, bank_y)
+    return Corrector(bank, val.pairs.fingerprint, queries, chosen, f"data.val: {data.val}")

@@ -89,8 +89,9 @@ def _retrieval(
     way = duplicates or ("miss" if task.known else "merge")
     found = pair_features(subject, task.pairs, task.numbers, way)
     plain = retrieval(found.x, found.y, found.pairs)
-    corrected = {of.bank: of(found) for of in correctors}
-    validation = subject.data is not None and subject.data.val == task.path
+    # On the pairs that the correction is chosen on, each half of the images is ranked under the other half's choice.
+    crossed = any(of.val == task.pairs.fingerprint for of in correctors)
+    corrected = {of.bank: of(found, crossed) for of in correctors}
     return {
         "path": task.path,
         "split": task.split,
@@ -99,8 +100,7 @@ def _retrieval(
         "captions": len(found.y),
         "bad_samples": len(task.bad),
         "duplicates": {"way": way, "told": DUPLICATES[way]},
-        # A temperature chosen on these very pairs flatters the corrected figures.
-        "correction_chosen_here": validation and bool(correctors),
+        "correction_crossed": crossed,
         "plain": plain,
         "corrected": corrected,
         "names": {"plain": conventions(plain), **{bank: conventions(values) for bank, values in corrected.items()}},

@@ -30,8 +30,8 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
                 for kind in ("mean", "median"):
                     values = [of[f"{key}_{kind}_rank"] for of in found.values()]
                     yield f"  {f'{kind} rank, {told}':28}" + "".join(f"{value:>12.1f}  " for value in values)
-        if task["correction_chosen_here"]:
-            yield "  The correction was chosen on these very pairs, which flatters its figures."
+        if task["correction_crossed"]:
+            yield "  The validation pairs: the correction of each half of the images was chosen on the other half."
         yield ""
     for name, task in content["classification"].items():
         found = task["plain"]

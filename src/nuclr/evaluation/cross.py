@@ -1,0 +1,47 @@
+"""Corrected ranks of the very pairs that the correction is chosen on, without flattering it.
+
+The images are split in two halves. The queries of each half (its images, and their captions) are ranked in the whole
+gallery under the correction that was best for the queries of the other half; so no query has a say in its own setting.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nuclr.evaluation.correction import Correction, tried
+from nuclr.evaluation.ranks import Ranks
+
+
+def cross_chosen(
+    x: Tensor, y: Tensor, pairs: Tensor, bank_x: Tensor, bank_y: Tensor
+) -> tuple[tuple[Ranks, Ranks], list[Correction]]:
+    """Ranks of both directions, and the correction of each half (arguments: see `correction.choose`)."""
+    images, place = torch.unique(pairs[:, 0], return_inverse=True)
+    if len(images) < 2:
+        raise ValueError(f"{len(images)} image with captions; needs two to choose on one half for the other")
+    found = list(tried(x, y, pairs, bank_x, bank_y))
+    first = torch.full((len(y),), len(images), device=pairs.device)
+    first = first.scatter_reduce(0, pairs[:, 1], place, "amin")  # a caption goes with the first of its images
+    sides = torch.arange(len(images), device=pairs.device) % 2, first[first < len(images)] % 2
+    chosen = []
+    for half in (0, 1):
+        recalls = [
+            sum(_mean(of.hits(1)[side != half]) for of, side in zip(ranked, sides, strict=True)) / 2
+            for _, ranked in found
+        ]
+        best = max(range(len(found)), key=recalls.__getitem__)
+        chosen.append((replace(found[best][0], recall=recalls[best]), found[best][1]))
+    (one, of_one), (other, of_other) = chosen
+    merged = [_merge(a, b, side == 0) for a, b, side in zip(of_one, of_other, sides, strict=True)]
+    return (merged[0], merged[1]), [one, other]
+
+
+def _mean(hits: Tensor) -> float:
+    return float(hits.sum()) / max(1, len(hits))  # few captions of many images may all go with one half
+
+
+def _merge(a: Ranks, b: Ranks, take_a: Tensor) -> Ranks:
+    """Each query's entry from one of the two, which differ only in where the candidates stand."""
+    above, tied, own = (torch.where(take_a, getattr(a, name), getattr(b, name)) for name in ("above", "tied", "own"))
+    return replace(a, above=above, tied=tied, own=own)
