@@ -42,7 +42,7 @@ class Scan:
 
 
 class _Truncated(Exception):  # noqa: N818 (a finding, not an error)
-    pass
+    """With the name of the file that is cut off, where it is known."""
 
 
 def scan_tar(path: Path, image_key: str | None, caption_key: str | None) -> Scan:
@@ -68,24 +68,33 @@ def scan_tar(path: Path, image_key: str | None, caption_key: str | None) -> Scan
         key, parts = "", dict[str, tuple[int, int]]()
         try:
             for name, place in _members(descriptor, path):
-                folder, _, base = name.rpartition("/")
-                stem, _, suffix = base.partition(".")
-                if not stem or not suffix:
+                sample, suffix = _split(name)
+                if not suffix:
                     continue
-                if f"{folder}/{stem}" != key:
+                if sample != key:
                     close(parts)
-                    key, parts = f"{folder}/{stem}", {}
+                    key, parts = sample, {}
                 suffixes.add(suffix.lower())
                 parts.setdefault(suffix.lower(), place)
             close(parts)
-        except _Truncated:
+        except _Truncated as cut:
             truncated = True
+            if cut.args and _split(cut.args[0])[0] != key:  # the end is in the next sample: this one is whole
+                close(parts)
+                parts = {}
             before = len(rows)
             close(parts)
             if len(rows) == before:
                 rows.append((0, 0, 0, 0, TXT, True, digest(b""), 0))
             bad.update(dict.fromkeys(range(before, len(rows)), "truncated tar"))
     return Scan(np.array(rows, ROW), bad, suffixes, truncated)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A sample's key and the suffix, empty where the file belongs to no sample."""
+    folder, _, base = name.rpartition("/")
+    stem, _, suffix = base.partition(".")
+    return f"{folder}/{stem}", suffix if stem else ""
 
 
 def read_at(descriptor: int, block: int, size: int) -> bytes:
@@ -120,7 +129,7 @@ def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]
         length, kind, begin = _size(header), header[156:157], position + BLOCK
         position = begin + -(-length // BLOCK) * BLOCK
         if begin + length > size:
-            raise _Truncated
+            raise _Truncated(*([long_name or _name(header)] if kind in (b"0", b"\0") else []))
         if kind == b"L":
             long_name = os.pread(descriptor, length, begin).rstrip(b"\0").decode("utf-8", "replace")
         elif kind == b"x":

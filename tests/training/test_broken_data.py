@@ -1,0 +1,77 @@
+"""`nuclr train` on damaged data, from the command line to the last checkpoint."""
+
+import json
+import os
+import tarfile
+
+import pytest
+
+from tests.data import make
+from tests.training import runs
+
+COUNT, BATCH = 200, 32  # 8 bad ones leave 192: six batches, so that one epoch sees every good pair
+
+
+def damaged_files(folder):
+    """Photographs, of which two are cut off, two are no pictures, two are missing, and two have no caption."""
+    photographs = runs.write_photographs(folder, COUNT)
+    for number in (3, 50):
+        (folder / f"{number}.jpg").write_bytes(photographs[number][:-60])
+    for number in (51, 120):
+        (folder / f"{number}.jpg").write_bytes(b"<html>not found</html>")
+    for number in (0, 199):
+        (folder / f"{number}.jpg").unlink()
+    captions = {number: "" if number in (77, 78) else f"photograph {number}" for number in range(COUNT)}
+    entries = [{"image": f"{number}.jpg", "caption": caption} for number, caption in captions.items()]
+    make.write_lines(folder / "train.jsonl", *entries)
+    return "train.jsonl", {0, 3, 50, 51, 77, 78, 120, 199}
+
+
+def damaged_tars(folder):
+    """Four tars of 50: a broken picture, an empty caption, and a tar that ends within its 45th sample."""
+    for tar in range(4):
+        samples = [make.sample(f"{50 * tar + k:06d}", 50 * tar + k, f"photograph {50 * tar + k}") for k in range(50)]
+        if tar == 0:
+            samples[7]["000007.jpg"] = samples[7]["000007.jpg"][:-60]
+            samples[8] |= {"000008.txt": b" "}
+            samples[8].pop("000008.json")
+        make.write_tar(folder / f"{tar:05d}.tar", {name: data for sample in samples for name, data in sample.items()})
+    with tarfile.open(folder / "00002.tar") as tar:
+        cut = tar.getmember("000144.jpg").offset_data + 100
+    os.truncate(folder / "00002.tar", cut)
+    return ".", {7, 8, *range(144, 150)}
+
+
+def train(folder, source, out):
+    own = {"data.root": folder, "model.image_size": 16, "data.batch_size": BATCH, "schedule.epochs": 1}
+    settings = runs.picture_settings(out.parent, **{"data.train": source, **own})
+    settings = [setting for setting in settings if not setting.startswith("data.val=")]
+    [ended] = runs.finish(runs.start([out.parent / "empty.yaml", *settings, f"out={out}"]))
+    return ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [damaged_files, damaged_tars])
+def test_a_few_bad_samples(tmp_path, damage):
+    source, bad = damage(tmp_path / "data")
+    status, _, err = train(tmp_path / "data", source, tmp_path / "run")
+    assert status == 0, err
+    assert "8 bad samples are left out, see bad_samples.jsonl" in err
+    lines = [json.loads(line) for line in (tmp_path / "run" / "bad_samples.jsonl").open()]
+    assert {line["number"] for line in lines} == bad and len(lines) == len(bad)
+    assert all(line["reason"] and line["name"] for line in lines)
+    state, _, results = runs.outcome(tmp_path / "run")
+    assert (results["pairs"], results["samples_per_epoch"], results["bad_samples"]) == (COUNT, COUNT - 8, 8)
+    for side in ("x", "y"):  # every pair's state is in the row of its own number, and only the bad were never seen
+        assert set(state["objective"][f"log_u_{side}"].isneginf().nonzero().flatten().tolist()) == bad
+
+
+def test_nearly_a_third_bad(tmp_path):
+    source, bad = damaged_files(tmp_path / "data")
+    for number in range(100, 100 + COUNT * 3 // 10 - len(bad) + 1):  # 120 is bad already
+        (tmp_path / "data" / f"{number}.jpg").write_bytes(b"")
+    status, _, err = train(tmp_path / "data", source, tmp_path / "run")
+    assert status == 2
+    assert err.startswith("nuclr: 60 of 200 samples are bad, 30.0%, more than the 5.0% allowed (max_bad_share): 5")
+    assert "the first is sample 0, 0.jpg" in err and len(err.strip().splitlines()) <= 2
+    assert not (tmp_path / "run").exists()
