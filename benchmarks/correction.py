@@ -3,7 +3,8 @@
     python benchmarks/correction.py RUN... [--out FILE.json]
 
 For each run: the images of its validation pairs are split in two halves, each a gallery of its own; every method is
-tuned on one half and reported on the other, and the reverse, averaged. Recall@1, mean of both directions, in percent.
+tuned on one half (best mean reciprocal rank, which is less noisy than recall@1) and reported on the other, and the
+reverse, averaged. Recall@1, mean of both directions, in percent, and averaged over the runs of one objective.
 The bank are training queries; `transductive` takes the queries of the half instead. All have the same bank, and as many
 settings to choose from (SETTINGS). Scores s_ij of query i and candidate j, s_bj of query b of the bank:
 
@@ -13,21 +14,24 @@ settings to choose from (SETTINGS). Scores s_ij of query i and candidate j, s_bj
                      (Bogolin et al., CVPR 2022)
 - NNN:               s_ij - c mean of the k largest s_bj                (Chowdhury et al., EMNLP 2024)
 
-Intervals: paired bootstrap over the images of both halves, of the difference to plain ranking and to each peer.
+Intervals: paired bootstrap over runs and images, of the difference to plain ranking and to each peer.
 """
 
 import argparse
 import json
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 from nuclr.evaluation import gallery_bias
-from nuclr.evaluation.ranks import ranks, ranks_of_scores
+from nuclr.evaluation.ranks import Ranks, ranks, ranks_of_scores
 from nuclr.experiments.compare.sets import Features, halves
 from nuclr.experiments.evaluate.features import pair_features, query_bank
 from nuclr.experiments.evaluate.subject import open_subject
@@ -37,11 +41,12 @@ TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
 FACTORS = (0.5, 0.75, 1.0, 1.25)
 NEIGHBOURS = (32, 64, 128, 256)
 SETTINGS = len(TEMPERATURES) * len(FACTORS)
-METHODS = ("ours", "transductive", "inverted softmax", "QB-Norm", "NNN")
 BOOTSTRAPS = 2000
 
 # For a bank (m, d) and a gallery (n, d): every setting with its bias (n,).
 Biases = Iterator[tuple[dict[str, float], Tensor]]
+# Setting -> one row an image: hit of the image, hits of its captions, and the reciprocal ranks of both, (n, 4).
+Outcomes = dict[str, np.ndarray]
 
 
 def ours(bank: Tensor, gallery: Tensor) -> Biases:
@@ -52,7 +57,7 @@ def ours(bank: Tensor, gallery: Tensor) -> Biases:
 
 
 def inverted_softmax(bank: Tensor, gallery: Tensor) -> Biases:
-    """Log-mean-exp over the bank."""
+    """Log-sum-exp over the bank."""
     scores = bank @ gallery.T
     for temperature in TEMPERATURES:
         bias = temperature * torch.logsumexp(scores / temperature, dim=0)
@@ -66,116 +71,130 @@ def nnn(bank: Tensor, gallery: Tensor) -> Biases:
         yield from (({"neighbours": k, "factor": c}, c * nearest[:k].mean(dim=0)) for c in FACTORS)
 
 
-def hits_by_setting(method: str, queries: Tensor, gallery: Tensor, links: Tensor, bank: Tensor) -> dict[str, Tensor]:
-    """Setting -> hit@1 of every query, (n,)."""
-    if method != "QB-Norm":
-        of: Callable[[Tensor, Tensor], Biases] = {"inverted softmax": inverted_softmax, "NNN": nnn}.get(method, ours)
-        return {json.dumps(s): ranks(queries, gallery, links, bias).hits(1) for s, bias in of(bank, gallery)}
+def by_method(queries: Tensor, gallery: Tensor, links: Tensor, bank: Tensor) -> Iterator[tuple[str, str, Ranks]]:
+    """(method, setting, ranks) of all methods and settings in one direction."""
+    yield "plain", "", ranks(queries, gallery, links)
+    for method, biases in (
+        ("ours", ours(bank, gallery)),
+        ("transductive", ours(queries, gallery)),
+        ("NNN", nnn(bank, gallery)),
+    ):
+        yield from ((method, json.dumps(setting), ranks(queries, gallery, links, bias)) for setting, bias in biases)
     plain = queries @ gallery.T
     hubs = torch.zeros(len(gallery), dtype=torch.bool)
     hubs[(bank @ gallery.T).argmax(dim=1)] = True
     touched = hubs[plain.argmax(dim=1)][:, None]
-    return {
-        json.dumps(s): ranks_of_scores(torch.where(touched, plain - bias, plain), links).hits(1)
-        for s, bias in inverted_softmax(bank, gallery)
-    }
+    for setting, bias in inverted_softmax(bank, gallery):
+        yield "inverted softmax", json.dumps(setting), ranks_of_scores(plain, links, bias)
+        yield "QB-Norm", json.dumps(setting), ranks_of_scores(torch.where(touched, plain - bias, plain), links)
 
 
-def half_outcomes(half: Features, bank: tuple[Tensor, Tensor]) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
-    """Method -> setting -> hit@1 of the images, (n_x,), and mean hit@1 of each image's captions, (n_x,)."""
-    n_x, links = len(half.x), half.pairs
+def half_outcomes(half: Features, bank: tuple[Tensor, Tensor]) -> dict[str, Outcomes]:
+    """Method -> outcomes of every setting on one half."""
+    links, n_x = half.pairs, len(half.x)
     owner = torch.empty(len(half.y), dtype=torch.long)
     owner[links[:, 1]] = links[:, 0]
-    captions = torch.bincount(owner, minlength=n_x)
 
-    def per_image(hits: Tensor) -> Tensor:
-        # The mean over these is the mean over the captions, whatever number of them an image has.
-        return torch.zeros(n_x, dtype=torch.float64).index_add(0, owner, hits) / captions.double().mean()
+    def per_image(values: Tensor) -> Tensor:
+        # Their mean is that over the captions, however many an image has.
+        return torch.zeros(n_x, dtype=torch.float64).index_add(0, owner, values) * n_x / len(owner)
 
-    found = {
-        "plain": {"": (ranks(half.x, half.y, links).hits(1), per_image(ranks(half.y, half.x, links.flip(1)).hits(1)))}
-    }
-    for method in METHODS:
-        bank_x, bank_y = (half.x, half.y) if method == "transductive" else bank
-        to_text = hits_by_setting(method, half.x, half.y, links, bank_x)
-        to_image = hits_by_setting(method, half.y, half.x, links.flip(1), bank_y)
-        assert len(to_text) == SETTINGS
-        found[method] = {setting: (to_text[setting], per_image(to_image[setting])) for setting in to_text}
+    found: dict[str, Outcomes] = {}
+    to_text = by_method(half.x, half.y, links, bank[0])
+    to_image = by_method(half.y, half.x, links.flip(1), bank[1])
+    for (method, setting, of_x), (*same, of_y) in zip(to_text, to_image, strict=True):
+        assert same == [method, setting]
+        columns = [of_x.hits(1), per_image(of_y.hits(1)), 1 / of_x.expected(), per_image(1 / of_y.expected())]
+        found.setdefault(method, {})[setting] = torch.stack(columns, dim=1).numpy()
     return found
 
 
-def tuned(outcomes: list[dict[str, dict[str, tuple[Tensor, Tensor]]]]) -> dict[str, tuple[np.ndarray, list[str]]]:
-    """Method -> outcome of every image of both halves, (n, 2), and the two settings, each chosen on the other half."""
+def tuned(halves_: list[dict[str, Outcomes]]) -> dict[str, tuple[np.ndarray, list[str]]]:
+    """Method -> hits of every image of both halves, (n, 2), and the settings, each chosen on the other half."""
     found = {}
-    for method in outcomes[0]:
-        chosen, parts_ = [], []
-        for tuning, reporting in (outcomes, outcomes[::-1]):
-            best = max(tuning[method], key=lambda setting: sum(float(h.mean()) for h in tuning[method][setting]))
-            chosen.append(best)
-            parts_.append(torch.stack(reporting[method][best], dim=1).numpy())
-        found[method] = np.concatenate(parts_), chosen
+    for method in halves_[0]:
+        hits, chosen = [], []
+        for tuning, reporting in (halves_, halves_[::-1]):
+            settings = tuning[method]
+            chosen.append(max(settings, key=lambda setting: settings[setting][:, 2:].mean()))
+            hits.append(reporting[method][chosen[-1]][:, :2])
+        found[method] = np.concatenate(hits), chosen
     return found
 
 
-def evaluate(run: Path, bank_size: int) -> dict[str, dict[str, object]]:
-    """Every method's figures on a run's validation pairs."""
+def measure(run: Path, bank_size: int) -> tuple[str, list[dict[str, Outcomes]]]:
+    """A run's objective, and all outcomes on both halves of its validation pairs."""
     subject = open_subject(run, False, None, torch.device("cpu"))
     data = subject.data
-    assert data is not None and data.train is not None and data.val is not None, (
-        "a run with training and validation pairs"
-    )
-    val, train = (
-        parts.open_source(data, data.val, data.val_split),
-        parts.open_source(data, data.train, data.split, data.keep),
-    )
+    if data is None or data.train is None or data.val is None:
+        raise SystemExit(f"{run}: needs a run with training and validation pairs")
+    val = parts.open_source(data, data.val, data.val_split)
+    train = parts.open_source(data, data.train, data.split, data.keep)
     features = pair_features(subject, val.pairs, val.numbers, "merge")
     bank = query_bank(subject, train.pairs, train.numbers, bank_size)
     whole = Features(features.x, features.y, features.pairs)
-    found = tuned([half_outcomes(whole.of_images(rows), bank) for rows in halves(len(whole.x))])
-    drawn = np.random.default_rng(0).integers(len(whole.x), size=(BOOTSTRAPS, len(whole.x)))
-    means = {method: 100 * outcome[drawn].mean(axis=(1, 2)) for method, (outcome, _) in found.items()}
-    return {
-        method: {
-            "recall@1": 100 * float(outcome.mean()),
-            "image_to_text": 100 * float(outcome[:, 0].mean()),
-            "text_to_image": 100 * float(outcome[:, 1].mean()),
-            "gain": 100 * float(outcome.mean() - found["plain"][0].mean()),
+    name = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["objective"]["name"]
+    return name, [half_outcomes(whole.of_images(rows), bank) for rows in halves(len(whole.x))]
+
+
+def summarise(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, dict[str, Any]]:
+    """Method -> figures over the runs of one objective."""
+    hits = {method: np.stack([run[method][0] for run in runs]) for method in runs[0]}  # (runs, n, 2)
+    rng = np.random.default_rng(0)
+    count, images, _ = hits["plain"].shape
+    draws = [(rng.integers(count, size=count), rng.integers(images, size=images)) for _ in range(BOOTSTRAPS)]
+    means = {m: np.array([100 * of[r][:, i].mean() for r, i in draws]) for m, of in hits.items()}
+    table = {}
+    for method, of in hits.items():
+        table[method] = {
+            "recall@1": 100 * of.mean(),
+            "image_to_text": 100 * of[..., 0].mean(),
+            "text_to_image": 100 * of[..., 1].mean(),
+            "gain": 100 * (of.mean() - hits["plain"].mean()),
             "gain_interval": np.quantile(means[method] - means["plain"], [0.025, 0.975]).tolist(),
-            "ours_minus_this": 100 * float(found["ours"][0].mean() - outcome.mean()),
-            "ours_minus_this_interval": np.quantile(means["ours"] - means[method], [0.025, 0.975]).tolist(),
-            "settings": [json.loads(setting) if setting else {} for setting in chosen],
+            "ours_minus_it": 100 * (hits["ours"].mean() - of.mean()),
+            "ours_minus_it_interval": np.quantile(means["ours"] - means[method], [0.025, 0.975]).tolist(),
+            "settings": [json.loads(setting) for run in runs for setting in run[method][1] if setting],
         }
-        for method, (outcome, chosen) in found.items()
-    }
+    return table
+
+
+def show(name: str, runs: int, table: dict[str, dict[str, Any]]) -> None:
+    """A table for people."""
+    print(f"\n{name}, {runs} runs: recall@1 in percent, {SETTINGS} settings each, tuned on the other half")
+    print(f"{'':18}{'mean':>8}{'i2t':>8}{'t2i':>8}{'gain':>8}{'95 %':>16}{'ours minus it':>16}{'95 %':>16}")
+    for method, row in table.items():
+        gain, ahead = ("[{:+.2f}, {:+.2f}]".format(*row[key]) for key in ("gain_interval", "ours_minus_it_interval"))
+        print(
+            f"{method:18}{row['recall@1']:>8.2f}{row['image_to_text']:>8.2f}{row['text_to_image']:>8.2f}"
+            f"{row['gain']:>+8.2f}{gain:>16}{row['ours_minus_it']:>+16.2f}{ahead:>16}",
+            flush=True,
+        )
 
 
 def main() -> None:
-    """Print a table and write the JSON."""
+    """Print a table for each objective and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--bank-size", type=int, default=30_000)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "correction.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    found = {}
+    found: dict[str, list[Any]] = {}
     for run in options.runs:
-        found[run.name] = evaluate(run, options.bank_size)
-        print(f"\n{run.name}: recall@1, halves of the validation images, tuned on the other, {SETTINGS} settings each")
-        print(f"{'':18}{'mean':>8}{'i2t':>8}{'t2i':>8}{'gain':>8}{'95 %':>16}{'ours minus it':>16}{'95 %':>16}")
-        for method, row in found[run.name].items():
-            gain, ahead = (
-                "[{:+.2f}, {:+.2f}]".format(*row[key]) for key in ("gain_interval", "ours_minus_this_interval")
-            )
-            print(
-                f"{method:18}{row['recall@1']:>8.2f}{row['image_to_text']:>8.2f}{row['text_to_image']:>8.2f}"
-                f"{row['gain']:>+8.2f}{gain:>16}{row['ours_minus_this']:>+16.2f}{ahead:>16}  {row['settings']}",
-                flush=True,
-            )
-    print("\nmean over the runs")
-    for method in ("plain", *METHODS):
-        print(f"{method:18}{np.mean([of[method]['recall@1'] for of in found.values()]):>8.2f}")
+        name, outcomes = measure(run, options.bank_size)
+        found.setdefault(name, []).append(tuned(outcomes))
+        print(f"{run} done", file=sys.stderr, flush=True)
+    tables = {name: summarise(runs) for name, runs in found.items()}
+    for name, table in tables.items():
+        show(name, len(found[name]), table)
+    everything = [run for runs in found.values() for run in runs]
+    if len(tables) > 1:
+        tables["all"] = summarise(everything)
+        show("all", len(everything), tables["all"])
     options.out.parent.mkdir(exist_ok=True)
-    options.out.write_text(json.dumps({"settings": SETTINGS, "runs": found}, indent=1) + "\n", encoding="utf-8")
+    content = {"settings": SETTINGS, "runs": {name: len(runs) for name, runs in found.items()}, "tables": tables}
+    options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -107,5 +107,14 @@ def test_refusals(links, bias, told):
 
 
 def test_nan_is_no_hit():
-    with pytest.raises(ValueError, match="NaN"):
-        ranks(torch.tensor([[float("nan")]]), torch.ones(2, 1), torch.tensor([[0, 0]]))
+    links = torch.tensor([[0, 0]])
+    with pytest.raises(ValueError, match="queries: row 1 holds a NaN"):
+        ranks(torch.tensor([[0.0], [float("nan")]]), torch.ones(2, 1), links)
+    with pytest.raises(ValueError, match="scores hold a NaN"):
+        ranks_of_scores(torch.tensor([[0.0, float("nan")]]), links)
+
+
+def test_scores_are_left_as_they_were():
+    scores = torch.eye(3)
+    ranks_of_scores(scores, torch.tensor([[0, 0], [1, 1], [2, 2]]), bias=torch.ones(3))
+    assert torch.equal(scores, torch.eye(3))

@@ -65,14 +65,22 @@ def ranks(queries: Tensor, gallery: Tensor, links: Tensor, bias: Tensor | None =
 
     """
     queries, gallery = (side.float() if side.dtype.itemsize < 4 else side for side in (queries, gallery))
+    for name, side in (("queries", queries), ("gallery", gallery)):
+        if not side.isfinite().all():
+            row = int((~side.isfinite().all(dim=1)).nonzero()[0])
+            raise ValueError(f"{name}: row {row} holds a NaN or an infinity, which has no rank")
     return _ranks(lambda rows: queries[rows] @ gallery.T, len(queries), len(gallery), links, bias)
 
 
 def ranks_of_scores(scores: Tensor, links: Tensor, bias: Tensor | None = None) -> Ranks:
     """The same from a matrix of scores (n_queries, n_gallery)."""
+    if scores.isnan().any():
+        raise ValueError("scores hold a NaN, which has no rank")
+    scores = scores if scores.is_floating_point() else scores.double()
     return _ranks(lambda rows: scores[rows], scores.shape[0], scores.shape[1], links, bias)
 
 
+@torch.no_grad()
 def _ranks(
     scores_of: Callable[[Tensor], Tensor], n_queries: int, n_gallery: int, links: Tensor, bias: Tensor | None
 ) -> Ranks:
@@ -89,9 +97,7 @@ def _ranks(
     ):
         scores = scores_of(rows)
         if bias is not None:
-            scores = scores - bias.to(scores)
-        if scores.isnan().any():
-            raise ValueError("the scores hold NaN; look at the features for values that are not finite")
+            scores -= bias.to(scores)  # in place: they are this tile's own
         row = torch.repeat_interleave(torch.arange(len(rows), device=links.device), counts)
         partner = scores[row, right]
         best = partner.new_full((len(rows),), -torch.inf).scatter_reduce(0, row, partner, "amax")
