@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nuclr.commands.report import at_the_end
 from nuclr.errors import UserError
 
 EPILOG = """
@@ -131,6 +132,7 @@ def compare(
         folder.write(out, request.kind, content)
         typer.echo(folder.tables.terminal(content))
         typer.echo(f"Tables, figures and runs are in {out}")
+        at_the_end(out)
     for name, error in started.failed.items():
         typer.echo(f"nuclr: {name} failed: {error}", err=True)
     if started.failed or content["missing"]:

@@ -49,7 +49,7 @@ def test_kinds_of_test_sets_are_told_apart(tmp_path):
     assert (named.kind, named.name) == ("classes", "other")
     np.savez(tmp_path / "bad.npz", x=np.ones((4, 3), "f"), labels=np.full(4, 7), prompts=np.ones((2, 3), "f"))
     np.savez(tmp_path / "half.npz", x=np.ones((4, 3), "f"), labels=np.zeros(4, int))
-    for name, told in (("nowhere.npz", "no such file"), ("bad.npz", "below 2"), ("half.npz", "prompts")):
+    for name, told in (("nowhere.npz", "no such file"), ("bad.npz", "allowed: 0 to 1"), ("half.npz", "prompts")):
         with pytest.raises(UserError, match=told):
             sets.parse_test(name, data)
 

@@ -60,8 +60,8 @@ def test_the_comparison_is_paired():
     worse = hits(5)
     better = {key: value if key.endswith("_image") else value + 0.25 for key, value in worse.items()}
     found = Bootstrap(1, resamples=200).difference([fold("a", [better])], [fold("a", [worse])])
-    assert found["difference"] == pytest.approx(0.25)
-    assert found["low"] == pytest.approx(0.25) == found["high"]
+    assert found["difference"] == pytest.approx(25)
+    assert found["low"] == pytest.approx(25) == found["high"]
     assert found["outside"]
 
 

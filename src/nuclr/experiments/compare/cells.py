@@ -68,10 +68,7 @@ def measure(
         features = sets.open_features(model, settings, str(data.val), data.val_split or data.split, loaders)
         found |= sets.held_out_hits(features)
     for test in (test for test in tests if test.key in missing):
-        if test.kind == "classes":
-            found[test.key] = sets.class_hits(model, settings, test, loaders)
-        else:
-            found[test.key] = sets.retrieval_hits(sets.open_features(model, settings, test.path, None, loaders))
+        found[test.key] = sets.test_hits(model, settings, test)
     return found
 
 

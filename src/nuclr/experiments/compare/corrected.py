@@ -74,7 +74,7 @@ def _features(
     if keys & set(sets.HALVES):
         found |= {k: whole.of_images(rows) for k, rows in zip(sets.HALVES, sets.halves(len(whole.x)), strict=True)}
     for test in (test for test in tests if test.key in keys):
-        found[test.key] = sets.open_features(model, settings, test.path, None, loaders)
+        found[test.key] = sets.test_features(model, settings, test)
     return found
 
 

@@ -18,7 +18,6 @@ _LOOK = {
     "isogclr": (style.GREEN, ">"),
     "nuclr": (style.BLUE, "D"),
 }
-_BANDS = "mean and standard deviation over {} seeds"
 
 
 def write(content: dict[str, Any], folder: Path, kind: str) -> list[str]:
@@ -37,12 +36,16 @@ def write(content: dict[str, Any], folder: Path, kind: str) -> list[str]:
     return found
 
 
+def _bands(content: dict[str, Any]) -> str:
+    seeds = len(content["seeds"])
+    return "one seed" if seeds == 1 else f"mean and standard deviation over {seeds} seeds"
+
+
 def _curves(content: dict[str, Any], names: list[str], name: str, folder: Path) -> list[str]:
     shown = [row for row in names if content["rows"][row]["curve"]["epochs"]]
     if not shown:
         return []
-    seeds = len(content["seeds"])
-    title = f"Recall@1 on held-out pairs during training\n{_BANDS.format(seeds)}"
+    title = f"Recall@1 on held-out pairs during training\n{_bands(content)}"
     figure, [[axes]] = style.panels(1, 1, title, (6.6, 4.6))
     for row in shown:
         curve = content["rows"][row]["curve"]
@@ -62,18 +65,20 @@ def _band(axes: Axes, at: list[float], values: np.ndarray, row: dict[str, Any], 
     axes.plot(at, mean, color=colour, marker=marker, markersize=4.5, label=label or row["label"])
 
 
-def _main_set(content: dict[str, Any]) -> tuple[str, str]:
-    """The first set that methods are compared on, and its metric."""
+def _main_set(content: dict[str, Any]) -> tuple[str, str, str]:
+    """The first set that methods are compared on, its metric, and both in words."""
     first = next(found for found in content["sets"] if found["main"])
-    return first["name"], "acc@1" if first["kind"] == "classes" else "mean_R@1"
+    if first["kind"] == "classes":
+        return first["name"], "acc@1", f"Accuracy on {first['label']}"
+    return first["name"], "mean_R@1", f"Recall@1 on {first['label']}"
 
 
 def _bars(content: dict[str, Any], folder: Path) -> list[str]:
-    where, metric = _main_set(content)
+    where, metric, told = _main_set(content)
     rows = list(content["rows"].values())
     if not rows:
         return []
-    title = f"Ablations: {metric.replace('mean_R', 'recall')} on {where} (%)\n{_BANDS.format(len(content['seeds']))}"
+    title = f"{told}\n{_bands(content)}"
     figure, [[axes]] = style.panels(1, 1, title, (7.0, 1.2 + 0.36 * len(rows)))
     for place, row in enumerate(rows):
         found = row["figures"][where][metric]
@@ -82,26 +87,27 @@ def _bars(content: dict[str, Any], folder: Path) -> list[str]:
         axes.scatter(found["per_seed"], [place] * len(found["per_seed"]), s=10, color=colour, alpha=0.35, linewidths=0)
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.invert_yaxis()
-    axes.set(xlabel="percent")
+    axes.set(xlabel="recall@1, mean of both directions (%)" if metric == "mean_R@1" else "accuracy (%)")
     style.save(figure, folder, "ablations")
     return ["ablations"]
 
 
 def _sizes(content: dict[str, Any], folder: Path) -> list[str]:
-    where, metric = _main_set(content)
+    where, metric, told = _main_set(content)
     by_method: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for name, row in content["rows"].items():
         by_method.setdefault(row["method"], []).append((int(name.rpartition("=")[2]), row))
     if not by_method:
         return []
-    title = f"Recall@1 on {where} against batch size\n{_BANDS.format(len(content['seeds']))}"
+    title = f"{told}\n{_bands(content)}"
     figure, [[axes]] = style.panels(1, 1, title, (6.6, 4.6))
     for rows in by_method.values():
         rows.sort(key=lambda pair: pair[0])
         values = np.array([row["figures"][where][metric]["per_seed"] for _, row in rows]).T
         _band(axes, [float(size) for size, _ in rows], values, rows[0][1], rows[0][1]["label"].partition(",")[0])
     sizes = sorted({size for rows in by_method.values() for size, _ in rows})
-    axes.set(xscale="log", xlabel="batch size", ylabel="recall@1, mean of both directions (%)")
+    axes.set(xscale="log", xlabel="batch size")
+    axes.set_ylabel("recall@1, mean of both directions (%)" if metric == "mean_R@1" else "accuracy (%)")
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.legend(fontsize=9)

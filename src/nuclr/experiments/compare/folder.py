@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,31 +45,34 @@ def opened(out: Path, request: Request) -> Iterator[None]:
 
 
 def common(request: Request) -> dict[str, Any]:
-    """Settings that all cells share."""
+    """Settings that all cells share, and the second knob of every method."""
     base = {key: value for key, value in content_of(request.base).items() if not key.startswith("objective.")}
     given = dataclasses.asdict(request.base.objective)
     tuned = {"name", "temperature"} | {knob.key.removeprefix("objective.") for knob in request.knobs.values()}
     base |= {f"objective.{key}": value for key, value in given.items() if value is not None and key not in tuned}
+    base |= {f"--tune for {method}": [knob.key, *knob.values] for method, knob in request.knobs.items()}
     base["data"] = list(request.data)
     base["halves"] = request.halves
     base["temperatures"] = list(request.temperatures)
-    return base
+    # JSON has no infinity, which xi_init may be
+    return {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in base.items()}
 
 
 def _check_plan(out: Path, now: dict[str, Any]) -> None:
+    """Settings that only one of two commands has are those of methods that the other does not compare."""
     path = out / PLAN
-    if not path.is_file():
-        output.write_json(path, {"written_by": COMMAND, "version": nuclr.__version__, "settings": now})
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))["settings"]
-    for key in sorted(before.keys() | now.keys()):
-        if key == "data" and before.get(key) != now.get(key):
-            raise UserError(f"the data is not that of the comparison in {out}; name another folder with --out")
+    before = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.is_file() else {}
+    for key in sorted(before.keys() | now.keys()) if before else ():
+        if key.startswith(("objective.", "--tune")) and not (key in before and key in now):
+            continue
         if before.get(key) != now.get(key):
-            raise UserError(
-                f"{key} is {now.get(key)!r}, but the comparison in {out} was begun with {before.get(key)!r}; "
-                "go on with its own settings, or name another folder with --out"
+            told = (
+                "the data is not that of the comparison"
+                if key == "data"
+                else f"{key} is {now.get(key)!r}, but {before.get(key)!r} in the comparison that was begun"
             )
+            raise UserError(f"{told} in {out}; go on with its own settings, or name another folder with --out")
+    output.write_json(path, {"written_by": COMMAND, "version": nuclr.__version__, "settings": before | now})
 
 
 def protocol(request: Request) -> list[str]:

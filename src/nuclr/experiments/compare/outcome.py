@@ -34,13 +34,10 @@ def main_reports(study: Study) -> list[Report]:
 
 
 def groups(found: Sequence[Report]) -> dict[str, list[Report]]:
-    """Means over several sets: of all, of those for retrieval, of those for classification; where there are several."""
+    """Means over several sets: of all (the paper's Mean), of those for retrieval, of those for classification."""
     kinds = {"mean": None, "retrieval": "pairs", "classification": "classes"}
     chosen = {name: [r for r in found if kind in (None, r.kind)] for name, kind in kinds.items()}
-    chosen = {name: members for name, members in chosen.items() if members}
-    if len(found) < 2:
-        return {}
-    return {name: members for name, members in chosen.items() if name == "mean" or len(members) < len(found)}
+    return {name: r for name, r in chosen.items() if len(r) > 1 and (name == "mean" or len(r) < len(found))}
 
 
 def figures(study: Study, row: Row) -> dict[str, Any]:
@@ -82,11 +79,7 @@ def corrections(study: Study, row: Row) -> dict[str, Any]:
                 folds = folds_of(study, row, report, ranking=bank)
             except KeyError:  # not made, as its job failed
                 continue
-            gain = interval(
-                100 * float(np.mean(per_seed(folds) - per_seed(plain))),
-                100 * (bootstrap.figures(folds) - bootstrap.figures(plain)),
-            )
-            here = {"mean_R@1": spread(per_seed(folds)), "gain": gain}
+            here = {"mean_R@1": spread(per_seed(folds)), "gain": bootstrap.difference(folds, plain)}
             for k in KS[1:]:
                 here[f"mean_R@{k}"] = spread(per_seed(folds_of(study, row, report, k, bank)))
             found.setdefault(report.name, {})[bank] = here

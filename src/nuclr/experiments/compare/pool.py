@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Any
 
 STOP_SECONDS = 60.0
-TICK = 0.5
 
 
 class Stop(BaseException):
@@ -65,7 +64,7 @@ class Worker:
 class Pool:
     """`size` workers that take jobs from a queue.
 
-    `done(job, error)` is called for every job that has ended and may `add` further ones; `tick()` twice a second.
+    `done(job, error)` is called for every job that has ended, and may `add` further ones.
     """
 
     def __init__(self, size: int, logs: Path, done: Callable[[dict[str, Any], str | None], None]) -> None:
@@ -73,15 +72,15 @@ class Pool:
         self.waiting: deque[dict[str, Any]] = deque()
         self.workers: list[Worker] = []
 
-    def add(self, job: dict[str, Any], front: bool = False) -> None:
+    def add(self, job: dict[str, Any]) -> None:
         """Put a job into the queue."""
-        self.waiting.appendleft(job) if front else self.waiting.append(job)
+        self.waiting.append(job)
 
     def running(self) -> list[dict[str, Any]]:
         """Jobs under way."""
         return [worker.job for worker in self.workers if worker.job is not None]
 
-    def run(self, tick: Callable[[], None] = lambda: None) -> None:
+    def run(self) -> None:
         """Until no job is left. Raises Stop on SIGINT or SIGTERM, with all workers ended."""
         if not self.waiting:
             return
@@ -91,10 +90,9 @@ class Pool:
                 for number in range(min(self.size, len(self.waiting))):
                     self._start(selector, number)
                 while self.running():
-                    for key, _ in selector.select(TICK):
+                    for key, _ in selector.select():
                         self._answered(selector, key.data)
                     self._feed(selector)
-                    tick()
             finally:
                 self._end()
 

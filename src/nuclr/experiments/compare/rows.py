@@ -55,10 +55,14 @@ class Outcomes:
         self._hits: dict[str, dict[str, sets.Hits]] = {}
         self._corrected: dict[str, dict[str, sets.Hits]] = {}
         self._done: set[str] = set()
+        self._paths: dict[tuple[object, ...], Path] = {}
 
     def path(self, cell: Cell) -> Path:
         """Its folder."""
-        return self.folder / cell.settings(self.base).name
+        key = (cell.method, cell.seed, *cell.changes.items())
+        if key not in self._paths:
+            self._paths[key] = self.folder / cell.settings(self.base).name
+        return self._paths[key]
 
     def is_done(self, cell: Cell) -> bool:
         """Whether it was trained and measured."""

@@ -8,29 +8,31 @@ import hashlib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.data import Loader, open_labelled
-from nuclr.data.builtin import BuiltinLabelled
+from nuclr.data import Loader
 from nuclr.data.images import SUFFIXES as IMAGES
-from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
-from nuclr.evaluation import class_features
-from nuclr.evaluation.ranks import Ranks, ranks_of_scores
+from nuclr.evaluation.ranks import Ranks, ranks
 from nuclr.evaluation.retrieval import both
+from nuclr.evaluation.sets import CLASSIFICATION, RETRIEVAL
+from nuclr.experiments.evaluate.features import class_task_features, pair_features
+from nuclr.experiments.evaluate.sets import ClassificationTask, open_classification, open_retrieval
+from nuclr.experiments.evaluate.subject import Subject
+from nuclr.experiments.evaluate.vectors import VectorClasses
 from nuclr.models import DualEncoder
 from nuclr.training import parts
-from nuclr.training.features import encode_texts, encode_x, encode_y
+from nuclr.training.features import encode_x, encode_y
 from nuclr.training.launch import pick_device
-from nuclr.training.settings import Settings
+from nuclr.training.settings import Data, Settings
 
 KS = (1, 5, 10)
 VAL, HALVES = "val", ("val_a", "val_b")
 HALVES_SEED = 20250
+BUILTIN_CLASSES = "builtin_classes"
 Hits = dict[str, np.ndarray]
 
 
@@ -49,57 +51,49 @@ class TestSet:
         return f"test_{self.name}_{self.fingerprint[:8]}"
 
 
-def parse_test(text: str, data: Any) -> TestSet:
-    """From "PATH" or "NAME=PATH" to a test set that can be opened."""
+def parse_test(text: str, data: Data) -> TestSet:
+    """From "PATH" or "NAME=PATH" to a test set that can be opened; PATH also as `nuclr evaluate` takes it."""
     name, equals, path = text.partition("=")
-    if not equals or "/" in name:
+    if not equals or "/" in name or ":" in name:
         name, path = "", text
-    where = parts.below(data.root, path)
-    builtin = path.partition(":")[0]
+    kind = "classes" if _is_classes(path, data) else "pairs"
     try:
-        if builtin == "builtin_classes":
-            kind, fingerprint = "classes", BuiltinLabelled().fingerprint
-        elif builtin != "builtin" and _is_classes(where):
-            kind, opened = "classes", _open_classes(where)
-            fingerprint = _fingerprint(where) if isinstance(opened, dict) else opened.fingerprint
+        if kind == "pairs":
+            fingerprint = open_retrieval(path, data.root, None, data.max_bad_share).pairs.fingerprint
         else:
-            kind, fingerprint = "pairs", parts.open_source(data, path, None, check=False).pairs.fingerprint
+            classes = _open_classes(path, data, 32).classes
+            vectors = isinstance(classes, VectorClasses)
+            fingerprint = _hash_of(parts.below(data.root, path)) if vectors else getattr(classes, "fingerprint", "")
     except UserError as error:
         raise UserError(f"--test {text}: {error}") from None
     stem = Path(path)
-    name = name or ("_".join(part for part in (stem.parent.name, stem.stem) if part) if builtin == path else builtin)
+    usual = path.partition(":")[0]
+    name = name or (usual if usual != path else "_".join(part for part in (stem.parent.name, stem.stem) if part))
     return TestSet(name.replace("/", "_"), path, kind, fingerprint)
 
 
-def _fingerprint(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _is_classes(path: Path) -> bool:
-    if path.suffix == ".npz" and path.is_file():
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                return "labels" in archive.files
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise UserError(f"{path}: cannot be read as .npz ({error})") from None
-    folders = [inner for inner in path.iterdir() if inner.is_dir()] if path.is_dir() else []
+def _is_classes(path: str, data: Data) -> bool:
+    usual, where = path.partition(":")[0], parts.below(data.root, path)
+    if usual in RETRIEVAL or usual == "builtin":
+        return False
+    if usual in CLASSIFICATION or usual == BUILTIN_CLASSES:
+        return True
+    if where.suffix == ".npz" and zipfile.is_zipfile(where):
+        with zipfile.ZipFile(where) as archive:
+            return "labels.npy" in archive.namelist()
+    folders = [inner for inner in where.iterdir() if inner.is_dir()] if where.is_dir() else []
     return len(folders) > 1 and any(file.suffix.lower() in IMAGES for file in folders[0].iterdir())
 
 
-def _open_classes(path: Path) -> Any:
-    """Labelled images, or the arrays x (n, d_x), labels (n,) and prompts (c, d_y) or (c, m, d_y)."""
-    if path.is_dir():
-        return open_labelled(path)
-    with np.load(path, allow_pickle=False) as archive:
-        missing = [key for key in ("x", "labels", "prompts") if key not in archive.files]
-        if missing:
-            raise UserError(f"{path}: no array named {missing[0]!r}; needs x, labels and prompts")
-        arrays = {key: archive[key] for key in ("x", "labels", "prompts")}
-    count, classes = len(arrays["x"]), len(arrays["prompts"])
-    labels = arrays["labels"]
-    if labels.shape != (count,) or labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes:
-        raise UserError(f"{path}: labels must be {count} whole numbers, each below {classes}, the number of prompts")
-    return arrays
+def _open_classes(path: str, data: Data, size: int) -> ClassificationTask:
+    if path == BUILTIN_CLASSES:
+        return open_classification("builtin", None, None, data.max_bad_share, size)
+    named = path.partition(":")[0] in CLASSIFICATION
+    return open_classification(path if named else str(parts.below(data.root, path)), None, None, data.max_bad_share)
+
+
+def _hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -180,41 +174,30 @@ def held_out_hits(features: Features) -> dict[str, Hits]:
     return found
 
 
-def class_hits(model: DualEncoder, settings: Settings, test: TestSet, loaders: parts.Loaders) -> Hits:
-    """top (n, 3): probability of the right class among the first 1, 5, 10."""
-    options = encoding(settings)
-    if test.path.partition(":")[0] == "builtin_classes":
-        source = parts.open_source(settings.data, str(settings.data.train), settings.data.split, check=False)
-        opened: Any = BuiltinLabelled(size=getattr(source.pairs, "size", 32))
-    else:
-        opened = _open_classes(parts.below(settings.data.root, test.path))
-    if isinstance(opened, dict):
-        x = encode_vectors(model, opened["x"], settings)
-        prompts = torch.from_numpy(opened["prompts"])
-        groups = prompts if prompts.ndim == 3 else prompts[:, None]
-        texts = encode_texts(model, list(groups.flatten(0, 1).numpy()), *options)
-        classes = class_features(list(texts.split(groups.shape[1])))
-        labels = torch.from_numpy(opened["labels"]).long()
-    else:
-        words = opened.prompts()
-        texts = encode_texts(model, [text for group in words for text in group], *options)
-        classes = class_features(list(texts.split([len(group) for group in words])))
-        pairs = cast(Pairs, opened)
-        x = encode_x(model, parts.make_loader(settings.data, pairs, model, loaders), np.arange(len(pairs)), *options)
-        labels = torch.from_numpy(np.asarray(opened.y_id))
-    links = torch.stack([torch.arange(len(x)), labels], dim=1)
-    ranks = ranks_of_scores(x @ classes.T, links)
-    return {"top": _hits(ranks), "top_image": ranks.query.numpy()}
+def test_hits(model: DualEncoder, settings: Settings, test: TestSet) -> Hits:
+    """The outcome on a test set; of classes: top (n, 3), probability of the right one among the first 1, 5, 10."""
+    if test.kind == "pairs":
+        return retrieval_hits(test_features(model, settings, test))
+    size = model.images.size if model.images is not None else 32
+    task = _open_classes(test.path, settings.data, size)
+    x, classes, labels = class_task_features(subject_of(model, settings), task)
+    ranked = ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
+    return {"top": _hits(ranked), "top_image": ranked.query.numpy()}
 
 
-@torch.no_grad()
-def encode_vectors(model: DualEncoder, x: np.ndarray, settings: Settings) -> Tensor:
-    """Features of images that are vectors already."""
-    if model.images is not None:
-        raise UserError("a test set of vectors needs a model of vectors, but this one takes images")
-    model.eval()
+def test_features(model: DualEncoder, settings: Settings, test: TestSet) -> Features:
+    """Features of a test set of pairs."""
+    data, subject = settings.data, subject_of(model, settings)
+    task = open_retrieval(test.path, data.root, None, data.max_bad_share)
+    subject.check_kinds(test.name, task.pairs)
+    found = pair_features(subject, task.pairs, task.numbers, "merge")
+    return Features(found.x, found.y, found.pairs)
+
+
+def subject_of(model: DualEncoder, settings: Settings) -> Subject:
+    """The model as `nuclr evaluate` knows it."""
     size, device, _ = encoding(settings)
-    return torch.cat([model.x(part.to(device)).float().cpu() for part in torch.from_numpy(x).float().split(size)])
+    return Subject(Path(settings.name), model, settings.data, size, device)
 
 
 def encoding(settings: Settings) -> tuple[int, torch.device, str]:

@@ -81,11 +81,9 @@ class Bootstrap:
         return np.asarray(np.mean(found, axis=0))
 
     def difference(self, a: Sequence[Fold], b: Sequence[Fold], direction: str | None = None) -> dict[str, float]:
-        """Of a to b: the mean over seeds, its interval, and whether zero is outside."""
-        return interval(
-            float(np.mean(per_seed(a, direction) - per_seed(b, direction))),
-            self.figures(a, direction) - self.figures(b, direction),
-        )
+        """Of a to b in percentage points: the mean over seeds, its interval, and whether zero is outside."""
+        point = per_seed(a, direction).mean() - per_seed(b, direction).mean()
+        return interval(100 * float(point), 100 * (self.figures(a, direction) - self.figures(b, direction)))
 
 
 def interval(value: float, resampled: np.ndarray) -> dict[str, float]:

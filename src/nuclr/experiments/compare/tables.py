@@ -85,8 +85,9 @@ def verdict(difference: dict[str, Any]) -> str:
 
 def _corrected(content: dict[str, Any]) -> str:
     rows = []
+    main = {found["name"] for found in content["sets"] if found["main"]}
     for row in content["rows"].values():
-        for where, banks in row["corrected"].items():
+        for where, banks in ((where, banks) for where, banks in row["corrected"].items() if where in main):
             cells = [_cell(row["figures"][where]["mean_R@1"])]
             for bank in ("train", "queries"):
                 gain = banks[bank]["gain"] if bank in banks else None
