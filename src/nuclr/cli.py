@@ -145,11 +145,14 @@ def train(
     from nuclr.training import dry_run as trial
     from nuclr.training import launch, loop, signals
 
-    with _errors_of_training(launch, loop, signals):
+    with _errors_of_training(launch, loop, signals), launch.processes(launch.pick_device(settings.device)):
         if dry_run:
-            typer.echo(trial.describe(trial.dry_run(settings)))
+            found = trial.dry_run(settings)
+            if launch.is_first():
+                typer.echo(trial.describe(found))
             return
-        out = Path(settings.out) if settings.out else _free_folder(Path("runs") / settings.name, resume)
+        wanted = Path("runs") / settings.name
+        out = Path(settings.out) if settings.out else wanted if resume else launch.free_folder(wanted)
         if path is None and demonstration.is_demo(settings):
             found = demonstration.demo(settings, out, resume)
             if launch.is_first():
@@ -172,18 +175,6 @@ def _errors_of_training(launch: Any, loop: Any, signals: Any) -> Iterator[None]:
         raise Stopped(str(failed), 1) from None
     except launch.ElsewhereError:
         sys.exit(2)  # the first process says why
-
-
-def _free_folder(wanted: Path, resume: bool) -> Path:
-    """The folder of the run; another number for each where none was asked for."""
-    if resume or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return wanted  # all processes have to agree, and only the first one makes it
-    number = 1
-    folder = wanted
-    while folder.exists():
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    return folder
 
 
 def _print_results(results: dict[str, Any], out: Path) -> None:

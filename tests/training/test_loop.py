@@ -187,9 +187,10 @@ def test_under_torchrun(tmp_path):
     import sys
 
     settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 1})
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "nuclr"]
-    command += ["train", str(tmp_path / "empty.yaml"), *settings, f"out={tmp_path / 'run'}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command += ["train", str(tmp_path / "empty.yaml"), *settings]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["processes"] == 2
+    assert json.loads((tmp_path / "runs" / "tiny-2" / "results.json").read_text())["processes"] == 2
     assert done.stdout.count("The run is in") == 1

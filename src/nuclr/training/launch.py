@@ -2,8 +2,10 @@
 
 import contextlib
 import gc
+import itertools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,3 +72,13 @@ def on_first(function: Callable[[], Any]) -> Any:
     if failed:
         raise ElsewhereError
     return result
+
+
+def free_folder(wanted: Path) -> Path:
+    """`wanted`, or where that is taken wanted-2, wanted-3, ...; the first process looks, and all agree."""
+
+    def named(number: int) -> Path:
+        return wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+
+    free = next(number for number in itertools.count(1) if not named(number).exists())
+    return named(distributed.exchange([free])[0][0])
