@@ -99,6 +99,7 @@ def toy(
         correlations = ", ".join(f"{r['rank_correlation_mean']:.4f} (n = {r['n']})" for r in found)
         typer.echo(f"rank correlation of estimated and true popularity: {correlations}")
     typer.echo(f"\nFigures and {folder.SUMMARY} are in {out} ({content['seconds']:.0f} s)")
+    report.at_the_end(out)
 
 
 _TRAIN_EXAMPLES = """
@@ -364,13 +365,13 @@ def popularity(
     from nuclr.experiments.popularity import folder
     from nuclr.experiments.popularity.keep import Band
 
-    numbers = None
+    numbers = run = None
     if trained:
         if captions is not None or images is not None:
             raise UserError("--captions and --images go with an embedding file; a run knows its own")
         from nuclr.training import popularity as of_run
 
-        out = file / "popularity" if out is None else out
+        run, out = file, file / "popularity" if out is None else out
         found = of_run.prepare(file, out)
         file, captions, numbers = found.embeddings, found.captions, found.numbers
         temperature = found.temperature if temperature is None else temperature
@@ -390,10 +391,12 @@ def popularity(
         top=top,
         device=device,
         numbers=numbers,
+        run=run,
         **options,
     )
     _print_popularity(content)
     typer.echo(f"\nTable, summary and histogram are in {out}")
+    report.at_the_end(out)
     unfinished = [name for name, side in content["sides"].items() if not side["converged"]]
     for name in unfinished:
         residual = content["sides"][name]["residual"]

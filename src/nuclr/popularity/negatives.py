@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 TILE = 2**24  # scores at a time
+ROUNDING = 1e-5  # a copy of the own caption may come out so much above it
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def false_negatives(
         best, best_y = own.max(dim=1)
         margin = (scores - best[:, None]).masked_fill(own > -torch.inf, -torch.inf)
         margin = margin.masked_fill(~torch.isfinite(best)[:, None], -torch.inf)
-        having += int((margin > 0).any(dim=1).sum())
+        having += int((margin > ROUNDING).any(dim=1).sum())
         strength = scores.clamp(min=0) * popularity.to(scores)
-        strength, chosen = strength.masked_fill(margin <= 0, 0).max(dim=1)
+        strength, chosen = strength.masked_fill(margin <= ROUNDING, 0).max(dim=1)
         here = torch.arange(len(tile))
         found.append((strength, tile, chosen, best_y, scores[here, chosen], best))
     strength, anchor, candidate, own_y, score, own_score = (torch.cat(part) for part in zip(*found, strict=True))

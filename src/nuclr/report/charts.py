@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from markupsafe import Markup, escape
 
 from nuclr.report import numbers
-from nuclr.report.scales import Scale, extent, tick_label
+from nuclr.report.scales import Scale, extent, tick_labels
 
 WIDTH, HEIGHT = 360, 224
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 32
@@ -174,19 +174,62 @@ def scatter(
     return Chart(title, figure(parts, f"{title}: {len(x)} points. {note}"), note=note)
 
 
+@dataclass(frozen=True)
+class Interval:
+    """A difference with its bounds; `sure` where zero lies outside."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    sure: bool
+
+
+def interval_chart(title: str, rows: list[Interval], x_label: str, note: str = "") -> Chart:
+    """A dot and a bar for each row, its name above; zero is marked."""
+    low, high = extent([v for r in rows for v in (r.low, r.high, 0.0)], pad=0.06)
+    across = Scale(low, high, 8, WIDTH - 8)
+    step, top = 36, 6
+    height = top + step * len(rows) + BOTTOM
+    base = height - BOTTOM
+    zero = across(0)
+    parts = [f'<line class="axis" x1="8" x2="{WIDTH - 8}" y1="{base}" y2="{base}"/>']
+    parts.append(f'<line class="ref" x1="{zero:.1f}" x2="{zero:.1f}" y1="{top}" y2="{base}"/>')
+    ticks = across.ticks(5)
+    for v, label in zip(ticks, tick_labels(ticks), strict=True):
+        parts.append(text(across(v), base + 15, label, "tick middle"))
+    parts.append(text(WIDTH - 8, height - 3, x_label, "tick end"))
+    for k, r in enumerate(rows):
+        y = top + step * k + 24
+        kind = ("s3" if r.value > 0 else "s2") if r.sure else "s8"
+        begin, at, end = (f"{across(v):.1f}" for v in (r.low, r.value, r.high))
+        parts.append(text(8, y - 9, r.name, "tick"))
+        parts.append(text(WIDTH - 8, y - 9, f"{numbers.signed(r.value)}  [{_bounds(r)}]", "tick end"))
+        parts.append(f'<g class="{kind}"><line class="line" x1="{begin}" x2="{end}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<circle cx="{at}" cy="{y}" r="4"/></g>')
+    told = "; ".join(f"{r.name} {numbers.signed(r.value)} within {_bounds(r)}" for r in rows)
+    return Chart(title, figure(parts, f"{title}: {told}", height), note=note)
+
+
+def _bounds(row: Interval) -> str:
+    return f"{numbers.signed(row.low)}, {numbers.signed(row.high)}"
+
+
 def axes(across: Scale, up: Scale, x_label: str, percent: bool = False, x_ticks: list[float] | None = None) -> str:
     """Horizontal grid, ticks of both axes, and the name of the x axis at its end."""
     parts = []
-    for v in up.ticks():
+    ticks = up.ticks()
+    for v, label in zip(ticks, tick_labels(ticks, percent), strict=True):
         y = up(v)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(text(LEFT - 6, y + 3.5, tick_label(v, percent), "tick end"))
+        parts.append(text(LEFT - 6, y + 3.5, label, "tick end"))
     base = HEIGHT - BOTTOM
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
-    for v in across.ticks(5) if x_ticks is None else x_ticks:
+    ticks = across.ticks(5) if x_ticks is None else x_ticks
+    for v, label in zip(ticks, tick_labels(ticks), strict=True):
         x = across(v)
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
-        parts.append(text(x, base + 15, tick_label(v), "tick middle"))
+        parts.append(text(x, base + 15, label, "tick middle"))
     parts.append(text(WIDTH - RIGHT, HEIGHT - 3, x_label, "tick end"))
     return "".join(parts)
 

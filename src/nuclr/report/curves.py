@@ -62,10 +62,10 @@ def _zeta(run: RunLog) -> list[Chart]:
             continue
         quantile = {q: curve(run.metrics, f"state/zeta_{side}_q{q:02d}")[1] for q in (5, 25, 75, 95)}
         series = [
-            Series("5 to 95 %", x, median, slot, band=(quantile[5], quantile[95])),
-            Series("25 to 75 %", x, median, slot, band=(quantile[25], quantile[75])),
+            Series("5 to 95\u202f%", x, median, slot, band=(quantile[5], quantile[95])),
+            Series("25 to 75\u202f%", x, median, slot, band=(quantile[25], quantile[75])),
         ]
-        found.append(_over_epochs(run, f"Zeta of the {name}: median and quantiles", series))
+        found.append(_over_epochs(run, f"Zeta of the {name}, quantiles", series))
     if not found:
         series = [
             Series(name, *curve(run.metrics, f"train/zeta_{side}"), slot)
@@ -87,7 +87,7 @@ def _temperature(run: RunLog) -> Chart | None:
         if x:
             band = tuple(curve(run.metrics, f"state/tau_{side}_q{q}")[1] for q in ("05", "95"))
             series.append(Series(name, x, median, slot, band=(band[0], band[1])))
-    return _over_epochs(run, "Temperatures: median, 5 to 95 %", series) if series else None
+    return _over_epochs(run, "Temperatures: median, 5 to 95\u202f%", series) if series else None
 
 
 def _rates(run: RunLog) -> Chart | None:

@@ -44,6 +44,11 @@ def times(value: float | None) -> str:
     return f"{value:,.{0 if value >= 99.5 else 1 if value >= 9.95 else 2}f}{TIMES}"
 
 
+def signed(value: float) -> str:
+    """A difference in points: +1.25."""
+    return _minus(f"{value:+.2f}") if math.isfinite(value) else MISSING
+
+
 def score(value: float) -> str:
     """A cosine or a correlation: three decimals."""
     return _minus(f"{value:.3f}") if math.isfinite(value) else MISSING

@@ -72,9 +72,11 @@ def log_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     return kept if len(kept) > 1 else linear_ticks(low, high, wanted)
 
 
-def tick_label(value: float, percent: bool = False) -> str:
-    """Short text for a tick."""
-    if percent:
-        shown = 100 * value
-        return f"{shown:g}".replace("-", "\u2212") + f"{numbers.SPACE}%"
-    return numbers.number(value, 3)
+def tick_labels(ticks: list[float], percent: bool = False) -> list[str]:
+    """Short texts for ticks, with as many digits as tell neighbours apart."""
+    shown = [100 * v for v in ticks] if percent else ticks
+    for digits in range(3, 8):
+        found = [numbers.number(v, digits) for v in shown]
+        if len(set(found)) == len(found):
+            break
+    return [f"{text}{numbers.SPACE}%" for text in found] if percent else found

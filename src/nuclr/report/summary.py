@@ -66,7 +66,7 @@ def headline(run: RunLog) -> list[Tile]:
 
 
 def _chance(level: float | None) -> str:
-    return numbers.percent(level, 1 if (level or 0) >= 0.01 else 2)
+    return numbers.percent(level, 2)
 
 
 def sentence(run: RunLog) -> str:

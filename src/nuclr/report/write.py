@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from nuclr.errors import UserError
+from nuclr.report import comparison, popularity_folder, toy
 from nuclr.report import page as html
-from nuclr.report.training import Options, training_page
+from nuclr.report.training import Options, TrainingPage, training_page
 from nuclr.training import folder
 
 REPORT = "report.html"
-CSV_COLUMNS = ("side", "group", "number", "name", "caption", "popularity", "rank", "of", "copies", "zeta", "zeta_rank",
-               "truth", "truth_rank")  # fmt: skip
+CSV_COLUMNS = (
+    *("side", "group", "number", "name", "caption", "popularity", "rank", "of", "copies"),
+    *("zeta", "zeta_rank", "truth", "truth_rank"),
+)
 
 
 def write_report(path: Path, out: Path | None = None, options: Options | None = None) -> Path:
@@ -27,15 +30,36 @@ def make_page(path: Path, options: Options) -> str:
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; name the folder that a nuclr command wrote")
     if folder.is_run(path):
-        found = training_page(path, options)
-        sections = [("summary", "Summary"), ("curves", "Curves")]
-        sections += [("examples", "Examples")] if found.retrieval else []
-        sections += [("zero-shot", "Zero-shot")] if found.confusion else []
-        sections += [("popularity", "Popularity")] if found.popularity else []
-        sections += [("time", "Time"), ("repeat", "Repeat")]
-        cards = csv_rows(found.popularity["cards"] if found.popularity else [])
-        return html.render("training.html", page=found, kind="training run", sections=sections, cards_data=cards)
+        run = training_page(path, options)
+        cards = csv_rows(run.popularity["cards"] if run.popularity else [])
+        return html.render("training.html", page=run, kind="training run", sections=_sections(run), cards_data=cards)
+    if comparison.is_comparison(path):
+        found = comparison.comparison_page(path)
+        sections = [("summary", "Summary"), *((s.key, s.title) for s in found.studies), ("repeat", "Settings")]
+        return html.render("comparison.html", page=found, kind="comparison", sections=sections)
+    if (path / popularity_folder.SUMMARY).is_file():
+        solved = popularity_folder.popularity_page(path, options)
+        sections = [
+            ("summary", "Summary"),
+            ("gallery", "Gallery"),
+            ("details", "What to look at"),
+            ("repeat", "Solver"),
+        ]
+        cards = csv_rows(solved.popularity["cards"])
+        return html.render("popularity.html", page=solved, kind="popularity", sections=sections, cards_data=cards)
+    if (path / toy.SUMMARY).is_file():
+        sections = [("summary", "Summary"), ("error", "Error"), ("popularity", "Popularity")]
+        sections += [("theory", "Theory"), ("repeat", "Repeat")]
+        return html.render("toy.html", page=toy.toy_page(path), kind="toy study", sections=sections)
     raise UserError(f"{path}: no run there; name the folder that nuclr train, compare, popularity or toy wrote")
+
+
+def _sections(run: TrainingPage) -> list[tuple[str, str]]:
+    found = [("summary", "Summary"), ("curves", "Curves")]
+    found += [("examples", "Examples")] if run.retrieval else []
+    found += [("zero-shot", "Zero-shot")] if run.confusion else []
+    found += [("popularity", "Popularity")] if run.popularity else []
+    return [*found, ("time", "Time"), ("repeat", "Repeat")]
 
 
 def csv_rows(cards: list[dict[str, Any]]) -> list[dict[str, Any]]:

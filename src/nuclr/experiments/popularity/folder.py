@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.ticker import LogLocator
 
 import nuclr
@@ -15,9 +16,12 @@ from nuclr.experiments import output, style
 from nuclr.experiments.popularity import keep
 from nuclr.experiments.popularity.names import Names, read_names
 from nuclr.experiments.popularity.sides import Align, Pairs, Side, Weights, make_pairs, solve_sides
+from nuclr.popularity.negatives import false_negatives
+from nuclr.training.environment import environment
 
 COMMAND = "nuclr popularity"
 SUMMARY, TABLE, PARQUET, HISTOGRAM = "popularity.json", "popularity.csv", "popularity.parquet", "histogram"
+NEGATIVES, ANCHORS = 12, 2000  # likely false negatives to tell, and anchors among which they are looked for
 FILES = (SUMMARY, TABLE, PARQUET, *(f"{HISTOGRAM}.{kind}" for kind in style.FORMATS))
 
 
@@ -42,11 +46,13 @@ def write(
     top: int = 10,
     device: str = "cpu",
     numbers: dict[str, np.ndarray] | None = None,
+    run: Path | None = None,
     **solver: Any,
 ) -> dict[str, Any]:
     """Solve both sides of `file`, write everything into `folder`, and return what popularity.json holds.
 
     `numbers`: what the rows of "x" and "y" are called in everything written, by default their place in the file.
+    `run`: the training run whose pairs these are.
     `solver` options (tolerance, max_iterations, progress) go to `nuclr.popularity.solve`. All that can be wrong with
     the input is found before the solver starts.
     """
@@ -61,7 +67,9 @@ def write(
     content: dict[str, Any] = {
         "written_by": COMMAND,
         "version": nuclr.__version__,
+        "command": environment()["command"],
         "file": str(file),
+        "run": None if run is None else str(run),
         "temperature": temperature,
         "weights": weights,
         "pairs": len(embeddings.y),
@@ -70,6 +78,7 @@ def write(
         "align": _align(align, pairs),
         "sides": {side.name: {**side.summary(), **extremes(side, names, top)} for side in sides.values()},
     }
+    content["false_negatives"] = likely_false_negatives(pairs, sides["y"], names)
     if kept is not None:
         content["keep"] = _write_kept(kept, pairs, sides, names)
     _write_table(folder, sides, names)
@@ -100,6 +109,22 @@ def _distinct(side: Side, order: np.ndarray, names: Names, top: int) -> list[dic
             number = names.number(side.name, row)
             found[key] = {"number": number, "popularity": popularity, "rank": rank, "copies": 1, **labels}
     return list(found.values())
+
+
+def likely_false_negatives(pairs: Pairs, side: Side, names: Names) -> dict[str, Any]:
+    """The strongest of them, see `nuclr.popularity.negatives`; of many anchors, among some drawn at random."""
+    links = torch.stack([pairs.x_of_y, torch.arange(len(pairs.y))], dim=1)
+    anchors = torch.randperm(len(pairs.x), generator=torch.Generator().manual_seed(0))[:ANCHORS]
+    found = false_negatives(pairs.x, pairs.y, links, torch.from_numpy(side.popularity), NEGATIVES, anchors)
+    rows = []
+    columns = (found.x, found.y, found.own, found.score, found.own_score)
+    for x, y, own, score, own_score in zip(*(column.tolist() for column in columns), strict=True):
+        image = int(pairs.x_number[x])
+        row: dict[str, Any] = {"x": names.number("x", image), "y": names.number("y", y), "own": names.number("y", own)}
+        row |= {"score": score, "own_score": own_score, "popularity": float(side.popularity[y])}
+        labels = {"caption": names.of("y", y).get("caption"), "own_caption": names.of("y", own).get("caption")}
+        rows.append(row | {key: text for key, text in labels.items() if text is not None})
+    return {"anchors": found.anchors, "share": found.share, "rows": rows}
 
 
 def _align(align: Align, pairs: Pairs) -> dict[str, Any]:
