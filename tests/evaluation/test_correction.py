@@ -1,11 +1,13 @@
 """Correction of hubs: the popularity of a gallery, as a bias and as one more coordinate."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 from nuclr.evaluation import append_bias, append_one, bias_of_scores, both, choose, gallery_bias, ranks, retrieval
-from nuclr.evaluation.correction import spread
+from nuclr.evaluation.correction import spread, tried
 from nuclr.evaluation.cross import cross_chosen
 from nuclr.popularity import solve
 
@@ -60,6 +62,11 @@ def test_choose():
     bias_x = gallery_bias(bank_y, x, chosen.temperature, chosen.strength)
     bias_y = gallery_bias(bank_x, y, chosen.temperature, chosen.strength)
     assert retrieval(x, y, pairs, bias_x=bias_x, bias_y=bias_y)["mean_R@1"] == pytest.approx(chosen.recall)
+    grid = {
+        setting: sum(float((1 / of.expected()).mean()) for of in ranked)
+        for setting, ranked in tried(x, y, pairs, bank_x, bank_y, (0.05, 0.2), (0.5, 1.0))
+    }
+    assert max(grid, key=grid.get) == replace(chosen, recall=None)
     assert choose(x, y, pairs, bank_x, bank_y).recall >= float(ranks(x, y, pairs).hits(1).mean()) - 0.1
     with pytest.raises(ValueError, match="no temperatures"):
         choose(x, y, pairs, bank_x, bank_y, temperatures=())

@@ -35,7 +35,7 @@ TOLERANCE = 1e-3  # of the solver's residual: a rank does not feel less
 class Correction:
     """A temperature of the popularity problem (None: by the scores' spread) and a factor on its zeta.
 
-    `recall` is what they reached where they were chosen.
+    `recall` is the recall@1, mean of both directions, that they reached where they were chosen.
     """
 
     temperature: float | None = None
@@ -93,7 +93,9 @@ def choose(
     temperatures: Sequence[float] | None = None,
     strengths: Sequence[float] = STRENGTHS,
 ) -> Correction:
-    """The correction with the best recall@1, mean of both directions, on validation pairs.
+    """The correction with the best mean reciprocal rank of both directions on validation pairs.
+
+    On Flickr8k it chooses better than recall@1, which jumps with single queries.
 
     Args:
         x: (n_x, d), images to validate on.
@@ -105,11 +107,12 @@ def choose(
         strengths: candidates.
 
     """
-    best: Correction | None = None
+    best, highest = None, 0.0
     for setting, ranked in tried(x, y, pairs, bank_x, bank_y, temperatures, strengths):
-        recall = sum(float(of.hits(1).mean()) for of in ranked) / 2
-        if best is None or best.recall is None or recall > best.recall:
-            best = replace(setting, recall=recall)
+        quality = sum(float((1 / of.expected()).mean()) for of in ranked)
+        if quality > highest:
+            recall = sum(float(of.hits(1).mean()) for of in ranked) / 2
+            best, highest = replace(setting, recall=recall), quality
     if best is None:
         raise ValueError("no temperatures or strengths to choose from")
     return best

@@ -4,6 +4,7 @@ The images are split in two halves. The queries of each half (its images, and th
 gallery under the correction that was best for the queries of the other half; so no query has a say in its own setting.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -26,19 +27,21 @@ def cross_chosen(
     sides = torch.arange(len(images), device=pairs.device) % 2, first[first < len(images)] % 2
     chosen = []
     for half in (0, 1):
-        recalls = [
-            sum(_mean(of.hits(1)[side != half]) for of, side in zip(ranked, sides, strict=True)) / 2
-            for _, ranked in found
-        ]
-        best = max(range(len(found)), key=recalls.__getitem__)
-        chosen.append((replace(found[best][0], recall=recalls[best]), found[best][1]))
+        others = [side != half for side in sides]
+        setting, ranked = max(
+            found, key=lambda tried: _both(zip((1 / of.expected() for of in tried[1]), others, strict=True))
+        )
+        recall = _both(zip((of.hits(1) for of in ranked), others, strict=True))
+        chosen.append((replace(setting, recall=recall), ranked))
     (one, of_one), (other, of_other) = chosen
     merged = [_merge(a, b, side == 0) for a, b, side in zip(of_one, of_other, sides, strict=True)]
     return (merged[0], merged[1]), [one, other]
 
 
-def _mean(hits: Tensor) -> float:
-    return float(hits.sum()) / max(1, len(hits))  # few captions of many images may all go with one half
+def _both(directions: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Mean over both directions of the mean over the chosen queries."""
+    # Few captions of many images may all go with one half: none is counted as 0.
+    return sum(float(values[kept].sum()) / max(1, int(kept.sum())) for values, kept in directions) / 2
 
 
 def _merge(a: Ranks, b: Ranks, take_a: Tensor) -> Ranks:

@@ -88,6 +88,8 @@ def _retrieval(
 ) -> dict[str, Any]:
     way = duplicates or ("miss" if task.known else "merge")
     found = pair_features(subject, task.pairs, task.numbers, way)
+    if correctors and min(len(found.x), len(found.y)) < 2:
+        raise UserError(f"{task.path}: --correct needs at least two images and two captions")
     plain = retrieval(found.x, found.y, found.pairs)
     # On the pairs that the correction is chosen on, each half of the images is ranked under the other half's choice.
     crossed = any(of.val == task.pairs.fingerprint for of in correctors)
