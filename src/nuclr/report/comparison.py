@@ -1,21 +1,23 @@
 """The page of `nuclr compare`: what its JSON files hold -> what the template shows."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nuclr.errors import UserError
+from nuclr.report import comparison_tables as tables
 from nuclr.report import numbers
-from nuclr.report.charts import Chart, Interval, Series, interval_chart, line_chart
+from nuclr.report.charts import Chart, Series, line_chart
+from nuclr.report.spreads import Interval, interval_chart
 from nuclr.report.summary import Table, Tile
 
 FILES = {"methods": "compare.json", "ablations": "ablations.json", "batch_sizes": "batch_sizes.json"}
 SLOTS = {"nuclr": 1, "sogclr": 2, "isogclr": 3, "cyclip": 4, "siglip": 5, "dcl": 6, "clip": 8}
 MOST_INTERVALS = 14  # in one chart
-VERDICTS = {(True, True): "better", (True, False): "worse"}
+MOST_BANDS = 4
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,10 @@ class Study:
 
     key: str
     title: str
-    table: Table
+    tables: list[tuple[str, Table]]
     told: str
     curves: list[Chart]
     intervals: list[Chart]
-    differences: Table | None
     corrected: Table | None
     false_negatives: Table | None
     chosen: Table
@@ -117,14 +118,13 @@ def _study(key: str, content: dict[str, Any]) -> Study:
     return Study(
         key=key,
         title=content["title"],
-        table=_figures(content),
+        tables=tables.tables(content),
         told=f"Percent, mean and standard deviation over {seeds} seed{_s(seeds)}; the best is stressed.",
         curves=_sizes(content) if key == "batch_sizes" else _curves(content),
         intervals=_intervals(content),
-        differences=_differences(content),
-        corrected=_corrected(content),
-        false_negatives=_false_negatives(content),
-        chosen=_chosen(content),
+        corrected=tables.corrected(content),
+        false_negatives=tables.false_negatives(content),
+        chosen=tables.chosen(content),
         protocol=content["protocol"],
         command=content["command"],
     )
@@ -132,39 +132,6 @@ def _study(key: str, content: dict[str, Any]) -> Study:
 
 def _s(count: int) -> str:
     return "" if count == 1 else "s"
-
-
-def _columns(content: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(set, metric, title) of what the table shows."""
-    found: list[tuple[str, str, str]] = []
-    for report in content["sets"]:
-        name = report["name"]
-        if report["kind"] == "classes":
-            found.append((name, "acc@1", f"{name}: accuracy"))
-        elif report["main"]:
-            wanted = (("image_to_text_R@1", "image to text @1"), ("text_to_image_R@1", "text to image @1"))
-            wanted += (("mean_R@1", "mean @1"), ("mean_R@5", "mean @5"), ("mean_R@10", "mean @10"))  # type: ignore[assignment]
-            found += [(name, metric, f"{name}: {title}") for metric, title in wanted]
-        else:
-            found.append((name, "mean_R@1", f"{name}: mean @1"))
-    return found + [(name, "first", name) for name in content["averages"]]
-
-
-def _figures(content: dict[str, Any]) -> Table:
-    shown = _columns(content)
-    rows, means = [], []
-    for row in content["rows"].values():
-        found = [row["figures"][where][metric] for where, metric, _ in shown]
-        rows.append([row["label"], *(_cell(one) for one in found)])
-        means.append([one["mean"] for one in found])
-    best = set()
-    if len(means) > 1:
-        best = {(int(r), c + 1) for c, r in enumerate(np.argmax(np.array(means), axis=0))}
-    return Table(["", *(title for _, _, title in shown)], rows, best)
-
-
-def _cell(found: dict[str, Any]) -> str:
-    return f"{found['mean']:.2f} ± {found['std']:.2f}"
 
 
 def _band(name: str, x: list[float], values: np.ndarray, slot: int, dashed: bool) -> Series:
@@ -183,13 +150,18 @@ def _curves(content: dict[str, Any]) -> list[Chart]:
         if not curve["epochs"]:
             continue
         slot = SLOTS.get(row["method"], 7)
+        if slot in used:  # ablations are all of one method
+            slot = next((free for free in range(1, 9) if free not in used), slot)
         epochs = [float(epoch) for epoch in curve["epochs"]]
         series.append(_band(row["label"], epochs, np.array(curve["per_seed"]), slot, slot in used))
         used.add(slot)
     if not series:
         return []
     note = "Mean over the seeds; bands are one standard deviation." if len(content["seeds"]) > 1 else ""
-    return [line_chart("Recall@1 on held-out pairs, mean of both directions", series, "epoch", percent=True, note=note)]
+    if len(series) > MOST_BANDS:
+        series, note = [replace(s, band=None) for s in series], "Mean over the seeds."
+    title = "Recall@1 while training, mean of directions"
+    return [line_chart(title, series, "epoch", percent=True, whole_x=True, note=note)]
 
 
 def _sizes(content: dict[str, Any]) -> list[Chart]:
@@ -213,60 +185,7 @@ def _intervals(content: dict[str, Any]) -> list[Chart]:
     for d in content["differences"]:
         name = f"{content['rows'][d['row']]['label']} over {content['rows'][d['to']]['label']}"
         found.setdefault(d["set"], []).append(Interval(name, d["difference"], d["low"], d["high"], d["outside"]))
+    named = {name: tables.named(name) if name in content["averages"] else name for name in found}
     return [
-        interval_chart(
-            f"Differences on {name}", rows[:MOST_INTERVALS], "points", "Grey: zero lies within the interval."
-        )
-        for name, rows in found.items()
+        interval_chart(f"Differences, {named[name]}", rows[:MOST_INTERVALS], "points") for name, rows in found.items()
     ]
-
-
-def _differences(content: dict[str, Any]) -> Table | None:
-    rows = [
-        [
-            f"{content['rows'][d['row']]['label']} over {content['rows'][d['to']]['label']}",
-            d["set"],
-            numbers.signed(d["difference"]),
-            f"{numbers.signed(d['low'])} to {numbers.signed(d['high'])}",
-            VERDICTS.get((bool(d["outside"]), d["difference"] > 0), "not told apart"),
-        ]
-        for d in content["differences"]
-    ]
-    return Table(["", "set", "points", "95\u202f% interval", "verdict"], rows, set()) if rows else None
-
-
-def _corrected(content: dict[str, Any]) -> Table | None:
-    rows = []
-    for row in content["rows"].values():
-        for where, banks in row["corrected"].items():
-            cells = [_cell(row["figures"][where]["mean_R@1"])]
-            for bank in ("train", "queries"):
-                gain = banks[bank]["gain"] if bank in banks else None
-                cells.append(_cell(banks[bank]["mean_R@1"]) if gain else numbers.MISSING)
-                cells.append(_gain(gain) if gain else numbers.MISSING)
-            rows.append([row["label"], where, *cells])
-    columns = ["", "set", "plain", "bank: training queries", "gain", "bank: own queries", "gain"]
-    return Table(columns, rows, set()) if rows else None
-
-
-def _gain(gain: dict[str, Any]) -> str:
-    value, low, high = (numbers.signed(gain[key]) for key in ("difference", "low", "high"))
-    return f"{value} [{low}, {high}]"
-
-
-def _false_negatives(content: dict[str, Any]) -> Table | None:
-    rows = [
-        [row["label"], _cell(row["false_negatives"]["weighted"]), f"{row['false_negatives']['uniform']:.2f}"]
-        for row in content["rows"].values()
-        if row.get("false_negatives")
-    ]
-    return Table(["", "at the trained temperature", "with equal weights"], rows, set()) if rows else None
-
-
-def _chosen(content: dict[str, Any]) -> Table:
-    rows = []
-    for row in content["rows"].values():
-        for where, changes in row["tuning"]["chosen"].items():
-            told = ", ".join(f"{key.removeprefix('objective.')} {value}" for key, value in changes.items())
-            rows.append([row["label"], where, told])
-    return Table(["", "tuned on", "setting"], rows, set())

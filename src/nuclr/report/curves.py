@@ -127,4 +127,5 @@ def _runs(run: RunLog) -> list[tuple[RunLog, int]]:
 
 
 def _over_epochs(run: RunLog, title: str, series: list[Series], **options: Any) -> Chart:
-    return line_chart(title, series, "epoch", x_range=(0.0, float(run.config["schedule"]["epochs"])), **options)
+    epochs = (0.0, float(run.config["schedule"]["epochs"]))
+    return line_chart(title, series, "epoch", x_range=epochs, whole_x=True, **options)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nuclr.report import charts, numbers
+from nuclr.report import charts, numbers, spreads
 from nuclr.report.pictures import Pictures
 from nuclr.training.demo import rank_correlation
 
@@ -112,10 +112,10 @@ def pictures_of_side(side: Side) -> list[charts.Chart]:
     title = f"Popularity of the {side.name}"
     median = float(np.median(side.popularity))
     markers = [
-        charts.Marker(1.0, f"mean {numbers.times(1)}", 2),
-        charts.Marker(max(median, FLOOR), f"median {numbers.times(median)}", 8),
+        spreads.Marker(1.0, f"mean {numbers.times(1)}", 2),
+        spreads.Marker(max(median, FLOOR), f"median {numbers.times(median)}", 8),
     ]
-    found = [charts.log_histogram(title, side.popularity.tolist(), "popularity, logarithmic", markers, floor=FLOOR)]
+    found = [spreads.log_histogram(title, side.popularity.tolist(), "popularity, logarithmic", markers, floor=FLOOR)]
     shown = np.random.default_rng(0).permutation(len(side.popularity))[:MOST_POINTS]
     exact = np.maximum(side.popularity[shown], FLOOR)
     all_of = numbers.count(len(side.popularity))
@@ -123,7 +123,7 @@ def pictures_of_side(side: Side) -> list[charts.Chart]:
     if side.truth is not None:
         agreement = side.agreement(side.truth)
         found.append(
-            charts.scatter(
+            spreads.scatter(
                 f"Exact against true, {side.name}",
                 exact.tolist(),
                 np.maximum(side.truth[shown], FLOOR).tolist(),
@@ -138,7 +138,7 @@ def pictures_of_side(side: Side) -> list[charts.Chart]:
     if side.zeta is not None and np.ptp(side.zeta) > 0:
         agreement = side.agreement(side.zeta)
         found.append(
-            charts.scatter(
+            spreads.scatter(
                 f"Exact against zeta of training, {side.name}",
                 exact.tolist(),
                 side.zeta[shown].tolist(),

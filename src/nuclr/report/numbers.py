@@ -32,7 +32,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return _minus(text.rstrip("0").rstrip(".") if "." in text else text)
     mantissa, power = f"{value:.{digits - 1}e}".split("e")
     short = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-    return _minus(f"{short}{SPACE}{TIMES}{SPACE}10{str(int(power)).translate(_SUPERSCRIPT)}")
+    ten = f"10{str(int(power)).translate(_SUPERSCRIPT)}"
+    return ten if short == "1" else _minus(f"{short}{SPACE}{TIMES}{SPACE}{ten}")
 
 
 def times(value: float | None) -> str:

@@ -12,9 +12,9 @@ from nuclr.errors import UserError
 from nuclr.models import DualEncoder
 from nuclr.report import confusion, curves, gallery, numbers, popularity, sample, summary
 from nuclr.report.charts import Chart
-from nuclr.report.examples import Example, Examples, examples
 from nuclr.report.logs import RunLog, read_run
 from nuclr.report.pictures import Pictures, pictures_of
+from nuclr.report.retrieval import caption_of, retrieval
 from nuclr.training import folder, parts
 from nuclr.training.environment import machine, versions
 from nuclr.training.settings import Data, Objective
@@ -117,7 +117,7 @@ def _with_model(page: TrainingPage, run: RunLog, model: DualEncoder, told: str, 
         page.retrieval_of = ("held-out" if held_out else "training") + " pairs" + seen
         drawn = _attempt(page, "Retrieval examples", lambda: _encode(model, *source, MOST_HELD_OUT, data))
         if drawn is not None:
-            page.retrieval = _retrieval(drawn, _pictures(page, drawn.pairs, options))
+            page.retrieval = retrieval(drawn, _pictures(page, drawn.pairs, options))
             if len(drawn.numbers) < drawn.total:
                 page.retrieval_of += f" (a random {numbers.count(len(drawn.numbers))} of {numbers.count(drawn.total)})"
     if data.classes is not None and train is not None:
@@ -168,49 +168,6 @@ def _pictures(page: TrainingPage, pairs: Pairs, options: Options) -> Pictures:
     if note not in page.notes:
         page.notes.append(note)
     return lambda _: None
-
-
-def caption_of(pairs: Pairs) -> gallery.Label:
-    """From a pair's number to its caption, None where the data holds vectors."""
-    return lambda number: str(pairs.y(number)) if pairs.y_kind == "text" else None
-
-
-def _retrieval(drawn: sample.Sample, picture: Pictures) -> list[dict[str, Any]]:
-    """Both directions: queries with what they found, as plain values."""
-    caption = caption_of(drawn.pairs)
-
-    def image(row: int) -> dict[str, Any]:
-        number = int(drawn.x_number[row])
-        return {"picture": picture(number), "text": drawn.pairs.name(number), "number": number, "kind": "image"}
-
-    def text(row: int) -> dict[str, Any]:
-        number = int(drawn.y_number[row])
-        return {"picture": None, "text": caption(number) or f"caption {number}", "number": number, "kind": "text"}
-
-    found = []
-    for key, title, ask, answer, result in (
-        ("i2t", "Image to text", image, text, examples(drawn.x, drawn.y, drawn.links)),
-        ("t2i", "Text to image", text, image, examples(drawn.y, drawn.x, drawn.links.flip(1))),
-    ):
-        found.append({"key": key, "title": title, **_shown(result, ask, answer)})
-    return found
-
-
-def _shown(found: Examples, ask: Callable[[int], Any], answer: Callable[[int], Any]) -> dict[str, Any]:
-    def one(example: Example) -> dict[str, Any]:
-        return {
-            "query": ask(example.query),
-            "rank": example.rank,
-            "answers": [{**answer(a.row), "score": a.score, "right": a.right} for a in example.answers],
-            "right": {**answer(example.right), "score": example.right_score},
-        }
-
-    return {
-        "random": [one(e) for e in found.random],
-        "worst": [one(e) for e in found.worst],
-        "queries": found.queries,
-        "gallery": found.gallery,
-    }
 
 
 def _popularity(

@@ -1,0 +1,109 @@
+"""Charts of how values are spread: histogram, scatter, differences with intervals."""
+
+import math
+from dataclasses import dataclass
+
+from nuclr.report import numbers
+from nuclr.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, axes, figure, text
+from nuclr.report.scales import Scale, extent, tick_labels
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A named value on the x axis of a histogram."""
+
+    value: float
+    name: str
+    slot: int
+
+
+def log_histogram(
+    title: str, values: list[float], x_label: str, markers: list[Marker], bins: int = 48, floor: float = 1e-6
+) -> Chart:
+    """Histogram over a logarithmic axis; values below `floor` are counted in its first bar."""
+    shown = [max(v, floor) for v in values]
+    x_low, x_high = extent(shown, log=True, pad=0.01)
+    begin, end = math.log10(x_low), math.log10(x_high)
+    tally = [0] * bins
+    for v in shown:
+        tally[min(bins - 1, int((math.log10(v) - begin) / (end - begin) * bins))] += 1
+    across = Scale(x_low, x_high, LEFT, WIDTH - RIGHT, log=True)
+    up = Scale(0, max(tally) * 1.12, HEIGHT - BOTTOM, TOP)
+    parts = [axes(across, up, x_label)]
+    width = (WIDTH - RIGHT - LEFT) / bins
+    for k, n in enumerate(tally):
+        if n:
+            top = up(n)
+            low, high = (10 ** (begin + (end - begin) * j / bins) for j in (k, k + 1))
+            hint = f"{numbers.count(n)} from {numbers.times(low)} to {numbers.times(high)}"
+            parts.append(
+                f'<rect class="bar s1" x="{LEFT + k * width + 0.5:.1f}" width="{width - 1:.1f}" y="{top:.1f}" '
+                f'height="{HEIGHT - BOTTOM - top:.1f}"><title>{hint}</title></rect>'
+            )
+    for marker in markers:
+        at, kind = across(marker.value), f"mark s{marker.slot}"
+        parts.append(f'<line class="{kind}" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+    described = f"{title}: histogram of {numbers.count(len(values))} values, " + ", ".join(m.name for m in markers)
+    return Chart(title, figure(parts, described), [(m.name, m.slot, False) for m in markers])
+
+
+def scatter(
+    title: str,
+    x: list[float],
+    y: list[float],
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    note: str = "",
+    slot: int = 1,
+) -> Chart:
+    """Points; the name of the y axis stands above it."""
+    (x_low, x_high), (y_low, y_high) = extent(x, log_x, 0.03), extent(y, log_y, 0.05)
+    across = Scale(x_low, x_high, LEFT, WIDTH - RIGHT, log_x)
+    up = Scale(y_low, y_high, HEIGHT - BOTTOM, TOP + 14, log_y)
+    dots = "".join(f'<circle cx="{across(a):.1f}" cy="{up(b):.1f}" r="1.8"/>' for a, b in zip(x, y, strict=True))
+    parts = [axes(across, up, x_label), text(LEFT, TOP + 3, y_label, "tick"), f'<g class="dots s{slot}">{dots}</g>']
+    return Chart(title, figure(parts, f"{title}: {len(x)} points. {note}"), note=note)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference with its bounds; `sure` where zero lies outside."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    sure: bool
+
+
+def interval_chart(title: str, rows: list[Interval], x_label: str, note: str = "") -> Chart:
+    """A dot and a bar for each row, its name above; zero is marked."""
+    low, high = extent([v for r in rows for v in (r.low, r.high, 0.0)], pad=0.06)
+    across = Scale(low, high, 8, WIDTH - 8)
+    step, top = 36, 6
+    height = top + step * len(rows) + BOTTOM
+    base = height - BOTTOM
+    zero = across(0)
+    parts = [f'<line class="axis" x1="8" x2="{WIDTH - 8}" y1="{base}" y2="{base}"/>']
+    parts.append(f'<line class="ref" x1="{zero:.1f}" x2="{zero:.1f}" y1="{top}" y2="{base}"/>')
+    ticks = across.ticks(5)
+    for v, label in zip(ticks, tick_labels(ticks), strict=True):
+        parts.append(text(across(v), base + 15, label, "tick middle"))
+    parts.append(text(WIDTH - 8, height - 3, x_label, "tick end"))
+    for k, r in enumerate(rows):
+        y = top + step * k + 24
+        kind = ("s3" if r.value > 0 else "s2") if r.sure else "s8"
+        begin, at, end = (f"{across(v):.1f}" for v in (r.low, r.value, r.high))
+        parts.append(text(8, y - 9, r.name, "tick"))
+        parts.append(text(WIDTH - 8, y - 9, f"{numbers.signed(r.value)}  [{_bounds(r)}]", "tick end"))
+        parts.append(f'<g class="{kind}"><line class="line" x1="{begin}" x2="{end}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<circle cx="{at}" cy="{y}" r="4"/></g>')
+    told = "; ".join(f"{r.name} {numbers.signed(r.value)} within {_bounds(r)}" for r in rows)
+    return Chart(title, figure(parts, f"{title}: {told}", height), note=note)
+
+
+def _bounds(row: Interval) -> str:
+    return f"{numbers.signed(row.low)}, {numbers.signed(row.high)}"
