@@ -161,7 +161,7 @@ def summarise(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, 
 
 def show(name: str, runs: int, table: dict[str, dict[str, Any]]) -> None:
     """A table for people."""
-    print(f"\n{name}, {runs} runs: recall@1 in percent, {SETTINGS} settings each, tuned on the other half")
+    print(f"\n{name}, {runs} run{'s' * (runs > 1)}: recall@1 in percent, {SETTINGS} settings, tuned on the other half")
     print(f"{'':18}{'mean':>8}{'i2t':>8}{'t2i':>8}{'gain':>8}{'95 %':>16}{'ours minus it':>16}{'95 %':>16}")
     for method, row in table.items():
         gain, ahead = ("[{:+.2f}, {:+.2f}]".format(*row[key]) for key in ("gain_interval", "ours_minus_it_interval"))
