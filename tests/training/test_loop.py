@@ -1,6 +1,8 @@
 """A run: what it writes, what stops it, and that two processes do what one does."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -183,9 +185,6 @@ def test_two_processes_do_what_one_does(tmp_path, make):
 
 @pytest.mark.slow
 def test_under_torchrun(tmp_path):
-    import subprocess
-    import sys
-
     settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 1})
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "nuclr"]
@@ -194,3 +193,22 @@ def test_under_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "runs" / "tiny-2" / "results.json").read_text())["processes"] == 2
     assert done.stdout.count("The run is in") == 1
+
+
+def test_tensorboard_has_what_metrics_jsonl_has(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(runs.load(tmp_path, **{"log.tensorboard": True, "schedule.epochs": 2}), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    for name in ("train/loss", "val/mean_R@1"):
+        wanted = [(line["step"], line[name]) for line in lines if name in line]
+        assert [(event.step, pytest.approx(event.value)) for event in events.Scalars(name)] == wanted
+
+
+def test_a_logger_that_is_missing_is_said_before_the_run_begins(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"log\.wandb: wandb is not installed; pip install wandb"):
+        train(runs.load(tmp_path, **{"log.wandb": True}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

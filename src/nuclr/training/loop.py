@@ -6,6 +6,7 @@ state and metrics as one that was never stopped. Position (epoch, k) means: k st
 all of them, the epoch's evaluation is still to come.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -26,7 +27,7 @@ from nuclr.training.features import autocast
 from nuclr.training.finite import FiniteCheck, TrainingFailed
 from nuclr.training.launch import on_first, pick_device, processes
 from nuclr.training.lines import Window, line, short, timing
-from nuclr.training.loggers import Loggers
+from nuclr.training.loggers import Loggers, check_installed
 from nuclr.training.optimiser import make_optimiser
 from nuclr.training.progress import Clock, Progress
 from nuclr.training.refresh import refresh_zeta
@@ -65,6 +66,7 @@ def _train(
     rank, world, first = distributed.rank(), distributed.world_size(), distributed.rank() == 0
     batch_size, epochs, seed = settings.data.batch_size, settings.schedule.epochs, settings.seed
     begin = time.perf_counter()
+    check_installed(settings.log)
 
     # -- data, model, objective, optimiser -----------------------------------------------------------------------------
     train_source, validation, model = build(settings, device, loaders)
@@ -108,7 +110,7 @@ def _train(
         write_bad_samples(run.folder / folder.BAD, pairs, train_source.bad)
         if train_source.bad:
             progress.say(f"{settings.name}: {len(train_source.bad)} bad samples are left out, see {folder.BAD}")
-    loggers = Loggers(settings, run.folder) if first else None
+    loggers = Loggers(settings, run.folder, position.total) if first else None
     finite = FiniteCheck(run.folder)
 
     def save() -> None:
@@ -136,7 +138,7 @@ def _train(
     # -- epochs --------------------------------------------------------------------------------------------------------
     clock, spent = Clock(), Clock()
     last: dict[str, float] = {}
-    with progress.shown():
+    with progress.shown(), loggers or contextlib.nullcontext():
         while position.epoch < epochs:
             epoch = position.epoch
             if position.step == 0 and refresh_due(settings, objective, epoch):
@@ -232,7 +234,6 @@ def _train(
     def finish() -> None:
         model.save_pretrained(run.folder / folder.MODEL)
         run.finish(results)
-        cast(Loggers, loggers).close()
 
     on_first(finish)
     return results
