@@ -1,0 +1,25 @@
+import pytest
+
+from nuclr import config
+from nuclr.training.loop import train
+from tests.report import pages
+
+
+@pytest.fixture(scope="session")
+def picture_run(tmp_path_factory):
+    """A finished run on pictures with hostile captions and names."""
+    folder = tmp_path_factory.mktemp("pictures")
+    pages.write_captions(folder)
+    (folder / "run.yaml").write_text(
+        f"name: '{pages.HOSTILE}'\n"
+        "data: {train: train.jsonl, val: train.jsonl, batch_size: 8}\n"
+        "augment: {enabled: false}\n"
+        "model: {image_size: 16, width: 8}\n"
+        "objective: {zeta_lr: 0.01}\n"
+        "schedule: {epochs: 2}\n"
+        "log: {every: 2}\n"
+        "threads: 1\n"
+    )
+    settings = config.load(folder / "run.yaml", [f"data.root={folder}"])
+    train(settings, folder / "run")
+    return folder / "run"

@@ -1,0 +1,115 @@
+"""The page in a real browser, from its file: nothing leaves it, nothing overflows, and what can be clicked works."""
+
+import csv
+import io
+import time
+
+import pytest
+
+from nuclr.report.training import Options
+from nuclr.report.write import write_report
+from tests.report import browser, pages
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(browser.find_chromium() is None, reason="no Chromium here"),
+]
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    with browser.browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(picture_run, tmp_path_factory):
+    return write_report(picture_run, tmp_path_factory.mktemp("page") / "page.html", Options(gallery=24))
+
+
+def shown(tab) -> list[int]:
+    """Places in the data of the cards that are seen, in their order."""
+    return tab.run("[...document.querySelectorAll('.card:not([hidden])')].map(c => Number(c.dataset.card))")
+
+
+def choose(tab, control: str, value: str) -> None:
+    event = "input" if control == "g-text" else "change"
+    tab.run(f"(() => {{ const c = document.getElementById('{control}'); c.value = {value!r};"
+            f" c.dispatchEvent(new Event('{event}', {{bubbles: true}})); }})()")  # fmt: skip
+
+
+def test_pages_fit_and_ask_for_nothing(chromium, page, tmp_path):
+    pages.write_json(tmp_path / "c" / "compare.json", pages.comparison())
+    pages.write_json(tmp_path / "t" / "toy.json", pages.toy())
+    for file in (page, write_report(tmp_path / "c"), write_report(tmp_path / "t")):
+        for width in (1280, 390):
+            for dark in (False, True):
+                chromium.open(file, width, dark=dark)
+                assert chromium.run("document.documentElement.scrollWidth") == width, (file, width)
+        assert chromium.run("[...document.images].every(i => i.alt)")
+    assert chromium.complaints() == []
+
+
+def test_data_stays_text(chromium, page):
+    chromium.open(page)
+    assert chromium.run("document.querySelector('h1').textContent") == pages.HOSTILE
+    choose(chromium, "g-side", "")
+    choose(chromium, "g-text", "alert(1)")
+    captions = chromium.run("[...document.querySelectorAll('.card:not([hidden]) .caption')].map(c => c.textContent)")
+    assert captions and set(captions) == {pages.HOSTILE}
+    choose(chromium, "g-side", "images")
+    choose(chromium, "g-text", '"7"')
+    assert chromium.run("document.querySelector('.card:not([hidden]) .file').textContent") == pages.QUOTED
+    assert chromium.run("document.querySelectorAll('.card b b, .caption script').length") == 0
+    assert chromium.complaints() == []
+
+
+def test_sort_filter_and_download(chromium, page, tmp_path):
+    chromium.open(page)
+    data = chromium.run("JSON.parse(document.getElementById('g-data').textContent)")
+    first = shown(chromium)
+    assert all(data[k]["side"] == "captions" for k in first) and len(first) == 24
+    assert first == sorted(first, key=lambda k: -data[k]["popularity"])
+    choose(chromium, "g-sort", "-zeta")
+    assert shown(chromium) == sorted(first, key=lambda k: (-data[k]["zeta"], k))
+    choose(chromium, "g-group", "least")
+    choose(chromium, "g-text", "THING")
+    wanted = [k for k in first if data[k]["group"] == "least" and "thing" in data[k]["caption"]]
+    assert set(shown(chromium)) == set(wanted) and 0 < len(wanted) < len(first)
+    assert (
+        chromium.run("document.getElementById('g-count').textContent") == f"{len(wanted)} of {len(data)} samples shown"
+    )
+
+    chromium.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    order = shown(chromium)
+    chromium.run("document.getElementById('g-csv').click()")
+    file = tmp_path / "popularity.csv"
+    deadline = time.monotonic() + 30
+    while not file.is_file() and time.monotonic() < deadline:
+        chromium.run("1")
+        time.sleep(0.05)
+    rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"), newline="")))
+    assert [row["caption"] for row in rows] == [data[k]["caption"] for k in order]
+    assert [float(row["popularity"]) for row in rows] == [data[k]["popularity"] for k in order]
+    choose(chromium, "g-text", "no such caption")
+    assert shown(chromium) == [] and chromium.run("!document.querySelector('.empty').hidden")
+    assert chromium.complaints() == []
+
+
+def test_curves_are_toggled_and_read_by_keys(chromium, page):
+    chromium.open(page)
+    chart = "[...document.querySelectorAll('.chart')].find(c => c.querySelector('button.key'))"
+    hidden = f"{chart}.querySelectorAll('[data-series][hidden]').length"
+    assert chromium.run(hidden) == 0
+    chromium.run(f"{chart}.querySelector('button.key').click()")
+    assert chromium.run(hidden) == 1
+    assert chromium.run(f"{chart}.querySelector('button.key').getAttribute('aria-pressed')") == "false"
+    chromium.run(f"{chart}.querySelector('svg').focus()")
+    for kind in ("keyDown", "keyUp"):
+        chromium.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight")
+    told = chromium.run(f"{chart}.querySelector('.readout').textContent")
+    name = chromium.run(f"{chart}.querySelector('button.key').dataset.key")
+    assert told.startswith("epoch ") and name not in told
+    chromium.run(f"{chart}.querySelector('button.key').click()")
+    assert chromium.run(hidden) == 0
+    assert chromium.complaints() == []
