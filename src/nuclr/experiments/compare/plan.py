@@ -36,7 +36,7 @@ KNOBS = {
     "cyclip": Knob("objective.within", (0.25, 0.05)),
     "sogclr": Knob(LR, (1.0, 3.0)),
     "isogclr": Knob("objective.rho", (8.0, 6.0)),
-    "nuclr": Knob("objective.zeta_lr", (1e-3, 3e-3)),
+    "nuclr": Knob("objective.zeta_lr", (1e-2, 3e-2)),
 }
 
 
