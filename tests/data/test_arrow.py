@@ -103,3 +103,18 @@ def test_broken_files(tmp_path):
     write(tmp_path / "f" / "2.parquet", image=["a"], title=["a"])
     with pytest.raises(UserError, match=r"2\.parquet: columns image, title; 1\.parquet has image, caption"):
         open_pairs(tmp_path / "f")
+
+
+@pytest.mark.parametrize("as_struct", [False, True])
+def test_rows_with_the_same_bytes_are_one_image(tmp_path, as_struct):
+    a, b = make.picture(1), make.picture(2)
+    other = bytes([a[0] ^ 1]) + a[1:]  # of one length and end with a, yet another
+    content = [a, b, a, None, other, b, None, None]
+    paths = ["1", "2", "3", "gone.jpg", "5", "6", "gone.jpg", None]
+    images = (
+        [{"bytes": data, "path": path} for data, path in zip(content, paths, strict=True)] if as_struct else content
+    )
+    captions = [f"caption {row}" for row in range(len(images))]
+    path = write(tmp_path / "p.parquet", image=images, caption=captions)
+    found = open_pairs(path).x_id.tolist()
+    assert found == ([0, 1, 0, 2, 3, 1, 2, 4] if as_struct else [0, 1, 0, 2, 3, 1, 4, 5])

@@ -2,7 +2,7 @@
 
 The image column holds file names, bytes, or Hugging Face's `{"bytes": ..., "path": ...}`; the caption column one text
 or a list of them. Names are handled as in a caption list. For bytes, the table is memory-mapped and only the wanted
-row is touched; every row is an image of its own.
+row is touched; rows with the same bytes are one image.
 """
 
 import hashlib
@@ -19,8 +19,10 @@ from nuclr.data.files import stamp_of
 from nuclr.data.images import open_image, read_file
 from nuclr.data.listed import ListedPairs
 from nuclr.data.pairs import BadSample
-from nuclr.data.texts import Texts, clean, number_distinct
+from nuclr.data.texts import Texts, clean, digest, number_distinct
 from nuclr.errors import UserError
+
+_END = 64  # bytes at the end of an image, where compressed pictures of one length differ
 
 
 class ArrowPairs:
@@ -42,7 +44,7 @@ class ArrowPairs:
         if not rows:
             raise UserError(f"{path}: holds no pairs")
         self._row = np.array(rows, np.int64)
-        self.x_id, self.y_id = number_distinct(self._row), self._captions.ids()
+        self.x_id, self.y_id = number_distinct(_image_keys(images)[self._row]), self._captions.ids()
         self.fingerprint = hashlib.sha256(self.x_id.tobytes() + self._captions.fingerprint().encode()).hexdigest()
 
     def __len__(self) -> int:
@@ -74,6 +76,35 @@ class ArrowPairs:
     def stamp(self) -> str:
         """Changes when the size or the time of a file of the table does."""
         return hashlib.sha256(json.dumps([stamp_of(file) for file in self._files]).encode()).hexdigest()
+
+
+def _image_keys(images: Any) -> np.ndarray:
+    """A key for every row, (rows,) uint64, equal where the bytes are (or, without bytes, the paths).
+
+    Bytes are hashed only where length and end agree with another row's, so that of most rows nothing is read.
+    """
+    import pyarrow.compute
+
+    named = "path" in _fields(images.type)
+    content = pyarrow.compute.struct_field(images, "bytes") if _fields(images.type) else images
+    length = pyarrow.compute.fill_null(pyarrow.compute.binary_length(content), 0).to_numpy()
+    keys = np.arange(len(length), dtype=np.uint64)  # each its own, until it is found to be another's
+    for row in np.flatnonzero(length == 0).tolist() if named else ():
+        if path := images[row]["path"].as_py():
+            keys[row] = digest(path.encode())
+    same = _in_company(length, np.flatnonzero(length))
+    ends = np.zeros(len(length), np.uint64)
+    for row in same.tolist():
+        ends[row] = digest(b"%d " % length[row] + content[row].as_buffer()[-_END:].to_pybytes())
+    for row in _in_company(ends, same).tolist():
+        keys[row] = digest(memoryview(content[row].as_buffer()))
+    return keys
+
+
+def _in_company(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Those of `rows` that share their value with another of them."""
+    _, group, count = np.unique(values[rows], return_inverse=True, return_counts=True)
+    return rows[count[group] > 1]
 
 
 def open_arrow(

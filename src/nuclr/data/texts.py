@@ -46,7 +46,7 @@ class Texts:
         return hashed.hexdigest()
 
 
-def digest(text: bytes) -> int:
+def digest(text: bytes | memoryview) -> int:
     """64 bits by which equal texts are recognised; among ten million texts a clash has probability 3e-6."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
