@@ -116,7 +116,22 @@ def _chosen(content: dict[str, Any]) -> str:
         for where, changes in row["tuning"]["chosen"].items():
             told = ", ".join(f"{key.removeprefix('objective.')} {value}" for key, value in changes.items())
             rows.append([row["label"], where, told])
-    return "## Settings chosen by tuning\n\n" + _table(["", "tuned on", "setting"], rows)
+    return "## Settings chosen by tuning\n\n" + _table(["", "tuned on", "setting"], rows) + _at_an_end(content)
+
+
+def _at_an_end(content: dict[str, Any]) -> str:
+    """Who chose the lowest or highest temperature of the grid, and so might gain from a wider one."""
+    tried = content["settings"]["temperatures"]
+    ends = {min(tried), max(tried)}
+    found = [
+        row["label"]
+        for row in content["rows"].values()
+        if row["tuning"]["tried"]
+        and any(changes["objective.temperature"] in ends for changes in row["tuning"]["chosen"].values())
+    ]
+    if not found or len(tried) < 3:
+        return ""
+    return f"\nChosen at an end of the temperatures, so that a wider grid might do better: {', '.join(found)}.\n"
 
 
 def comma_separated(content: dict[str, Any]) -> str:
