@@ -55,7 +55,7 @@ def test_vectors_have_no_pictures(vector_run):
     assert page.popularity["cards"][0]["caption"] is None
     assert page.retrieval and page.versions["python"] and "-again" in page.again
     assert [chart.title for chart in page.curves if chart.title.startswith("Zeta")]
-    assert "number" in make_page(vector_run, Options())
+    assert '<p class="caption">caption ' in make_page(vector_run, Options())
 
 
 def test_without_held_out_pairs(tmp_path):

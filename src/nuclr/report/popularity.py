@@ -9,7 +9,6 @@ import torch
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.popularity import ConvergenceWarning, Result, solve
 from nuclr.popularity.negatives import FalseNegatives, false_negatives
-from nuclr.report import numbers
 from nuclr.report.duplicates import duplicates
 from nuclr.report.gallery import Label, Side
 from nuclr.report.pictures import Pictures
@@ -115,8 +114,8 @@ def negative_rows(
             {
                 "picture": picture(image),
                 "image": image,
-                "caption": caption(text) or f"caption {numbers.count(text)}",
-                "own": caption(own_text) or f"caption {numbers.count(own_text)}",
+                "caption": caption(text) or f"caption {text}",
+                "own": caption(own_text) or f"caption {own_text}",
                 "score": score,
                 "own_score": own_score,
                 "popularity": float(popularity[y]),

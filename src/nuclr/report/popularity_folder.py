@@ -59,7 +59,7 @@ def popularity_page(path: Path, options: Options) -> PopularityPage:
             side,
             options.gallery,
             lambda number, known=known: known[number].get("caption"),  # type: ignore[misc]
-            lambda number, known=known: known[number].get("image") or f"number {number}",  # type: ignore[misc]
+            lambda number, known=known: known[number].get("image"),  # type: ignore[misc]
             lambda number, name=name: picture(name, number),  # type: ignore[misc]
         )
     captions = sides.get("y")
@@ -238,8 +238,8 @@ def _negatives(content: dict[str, Any], picture: Callable[[str, int], str | None
         {
             "picture": picture("x", row["x"]),
             "image": row["x"],
-            "caption": row.get("caption") or f"caption {numbers.count(row['y'])}",
-            "own": row.get("own_caption") or f"caption {numbers.count(row['own'])}",
+            "caption": row.get("caption") or f"caption {row['y']}",
+            "own": row.get("own_caption") or f"caption {row['own']}",
             "score": row["score"],
             "own_score": row["own_score"],
             "popularity": row["popularity"],

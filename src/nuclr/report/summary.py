@@ -61,8 +61,14 @@ def headline(run: RunLog) -> list[Tile]:
     if run.results:
         timing = run.results["timing"]
         speed = f"{numbers.count(timing['samples_per_second'])} pairs a second"
-        tiles.append(Tile("Training time", numbers.duration(timing["seconds"]), speed))
+        tiles.append(Tile("Training time", numbers.duration(seconds(run)), speed))
     return tiles
+
+
+def seconds(run: RunLog) -> float:
+    """Of the whole run: results.json knows those since it was last gone on with, the log of laps the earlier ones."""
+    laps = sum(float(line.get("seconds", 0)) for line in run.timing)
+    return max(laps, float(run.results["timing"]["seconds"]) if run.results else 0.0)
 
 
 def _chance(level: float | None) -> str:
@@ -119,11 +125,11 @@ def time_shares(run: RunLog) -> list[tuple[str, float, int]]:
     if run.results:
         shares = {key: run.results["timing"].get(f"share_{key}", 0.0) for key, _, _ in SECTIONS}
     else:
-        seconds = sum(float(line.get("seconds", 0)) for line in run.timing)
-        if not seconds:
+        total = seconds(run)
+        if not total:
             return []
         shares = {
-            key: sum(float(line.get(key, 0)) * float(line.get("seconds", 0)) for line in run.timing) / seconds
+            key: sum(float(line.get(key, 0)) * float(line.get("seconds", 0)) for line in run.timing) / total
             for key, _, _ in SECTIONS
         }
     return [(name, shares[key], slot) for key, name, slot in SECTIONS]

@@ -76,7 +76,7 @@ def training_page(path: Path, options: Options) -> TrainingPage:
         curves=curves.training_curves(run),
         temperature=_temperature_told(run),
         time=summary.time_shares(run),
-        seconds=numbers.duration(results["timing"]["seconds"]) if results else "",
+        seconds=numbers.duration(summary.seconds(run)) if results else "",
         config=(path / folder.CONFIG).read_text(encoding="utf-8"),
         command=str(run.environment.get("command", "")),
         again=f"nuclr train {path / folder.CONFIG} out={path}-again",
@@ -178,6 +178,8 @@ def _popularity(
     sides = popularity.solve_sample(drawn, _temperature(run), (state or {}).get("objective"))
     caption, picture = caption_of(pairs), _pictures(page, pairs, options)
     labels = (caption, pairs.name, picture)
+    if pairs.y_kind != "text":
+        page.notes.append("The data holds no captions: samples are called by their numbers, near-duplicates not told.")
     captions = sides.get("captions")
     texts = [str(pairs.y(int(n))) for n in drawn.y_number] if pairs.y_kind == "text" else None
     return {
