@@ -149,5 +149,5 @@ def start(arguments: list, world: int = 1) -> list[subprocess.Popen]:
 
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Status, stdout and stderr of each."""
-    told = [process.communicate(timeout=120) for process in processes]
+    told = [process.communicate(timeout=300) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, told, strict=True)]

@@ -189,7 +189,7 @@ def _lines(path) -> int:
 
 
 def _wait_for(path, lines: int, process=None) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while _lines(path) < lines and time.monotonic() < deadline:
         if process is not None and process.poll() is not None:
             return
