@@ -122,6 +122,13 @@ def test_popularity_folder_with_many_pictures(nuclr, tmp_path):
     assert pages.HOSTILE not in page and "false negatives" in page
 
 
+def test_popularity_of_a_run(nuclr, picture_run, tmp_path):
+    status, _, err = nuclr("popularity", picture_run, "--temperature", 0.3, "--out", tmp_path / "out")
+    assert status == 0, err
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "data:image/jpeg" in page and "zeta as training left it" in page
+
+
 def test_comparison_and_toy(tmp_path):
     pages.write_json(tmp_path / "c" / "compare.json", pages.comparison(label=pages.HOSTILE))
     page = write_report(tmp_path / "c").read_text()

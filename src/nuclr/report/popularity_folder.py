@@ -2,20 +2,18 @@
 
 import csv
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from nuclr.data.images import open_image, read_file
-from nuclr.data.pairs import BadSample, Pairs
+from nuclr.data.builtin import BuiltinPairs
+from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.report import gallery, numbers, popularity, sample
 from nuclr.report.logs import read_run
-from nuclr.report.pictures import Pictures, data_uri, pictures_of
+from nuclr.report.popularity_pictures import Labels, Picture, pictures
 from nuclr.report.summary import Table, Tile
 from nuclr.report.training import Options
 from nuclr.training import folder as run_folder
@@ -37,50 +35,26 @@ class PopularityPage:
     popularity: dict[str, Any]
     command: str
     versions: str
-    temperature: float = 0.0
-    facts: list[tuple[str, str]] = field(default_factory=list)
 
 
 def popularity_page(path: Path, options: Options) -> PopularityPage:
     """Read the folder; pictures from the files that its table names, or from the run that it is of."""
     content = _read(path)
     rows = _read_table(path / TABLE)
-    notes: list[str] = []
-    sides = {name: _side(name, rows, content) for name in ("y", "x") if rows[name]}
-    labels = {name: {int(row["number"]): row for row in rows[name]} for name in sides}
-    has_captions = bool(rows["y"]) and "caption" in rows["y"][0]
-    if not has_captions:
-        notes.append("No captions were given (--captions), so samples are called by their numbers.")
-    picture = _pictures(content, labels, notes, options)
-    cards = []
-    for name, side in sides.items():
-        known = labels[name]
-        cards += gallery.cards(
-            side,
-            options.gallery,
-            lambda number, known=known: known[number].get("caption"),  # type: ignore[misc]
-            lambda number, known=known: known[number].get("image"),  # type: ignore[misc]
-            lambda number, name=name: picture(name, number),  # type: ignore[misc]
-        )
+    labels = {name: {int(row["number"]): row for row in own} for name, own in rows.items() if own}
+    has_captions = "caption" in next(iter(rows["y"]), {})
+    notes = _notes(content, has_captions)
+    run, pairs = _run_of(content, notes)
+    sides = {name: _side(name, rows, content) for name in labels}
+    if run is not None and pairs is not None and "y" in sides:
+        sides["y"] = _beside_training(sides["y"], run, pairs)
+    picture = pictures(pairs, labels, notes, options.pictures)
     captions = sides.get("y")
     texts = None
     if has_captions and captions is not None:
         texts = [labels["y"][int(number)]["caption"] for number in captions.number[:MOST_DUPLICATES]]
         if len(captions.number) > MOST_DUPLICATES:
             notes.append(f"Near-duplicates were looked for among the first {numbers.count(MOST_DUPLICATES)} captions.")
-    for name, told in content["sides"].items():
-        if not told["converged"]:
-            notes.append(
-                f"The {NAMES[name]} are not solved to the end: residual {numbers.number(told['residual'], 2)}."
-            )
-    if content["align"]["method"] == "ridge":
-        explained = numbers.percent(content["align"]["explained_variance"], 0)
-        notes.append(
-            "Images and captions come from models that never met: each image was mapped to captions by a ridge "
-            f"regression that left it out (it explains {explained} of the captions' variance)."
-        )
-    if content.get("x_without_y"):
-        notes.append(f"{numbers.count(content['x_without_y'])} images have no caption and are left out.")
     return PopularityPage(
         title=Path(content["file"]).name if not content.get("run") else Path(content["run"]).name,
         sentence=f"Popularity of {numbers.count(content['pairs'])} pairs of {content['file']}, "
@@ -89,7 +63,7 @@ def popularity_page(path: Path, options: Options) -> PopularityPage:
         notes=notes,
         solver=_solver(content),
         popularity={
-            "cards": cards,
+            "cards": [card for name, side in sides.items() for card in _cards(name, side, labels, picture, options)],
             "sides": list(sides.values()),
             "charts": [chart for side in sides.values() for chart in gallery.pictures_of_side(side)],
             "negatives": _negatives(content, picture),
@@ -97,8 +71,60 @@ def popularity_page(path: Path, options: Options) -> PopularityPage:
         },
         command=str(content.get("command", "")),
         versions=f"nuclr {content['version']}",
-        temperature=float(content["temperature"]),
     )
+
+
+def _cards(name: str, side: gallery.Side, labels: Labels, picture: Picture, options: Options) -> list[dict[str, Any]]:
+    known = labels[name]
+    return gallery.cards(
+        side,
+        options.gallery,
+        lambda number: known[number].get("caption"),
+        lambda number: known[number].get("image"),
+        lambda number: picture(name, number),
+    )
+
+
+def _notes(content: dict[str, Any], has_captions: bool) -> list[str]:
+    notes = []
+    if not has_captions:
+        notes.append("No captions were given (--captions), so samples are called by their numbers.")
+    for name, told in content["sides"].items():
+        if not told["converged"]:
+            residual = numbers.number(told["residual"], 2)
+            notes.append(f"The {NAMES[name]} are not solved to the end: residual {residual}.")
+    if content["align"]["method"] == "ridge":
+        explained = numbers.percent(content["align"]["explained_variance"], 0)
+        notes.append(
+            "Images and captions come from models that never met: each image was mapped to captions by a ridge "
+            f"regression that left it out (it explains {explained} of the captions' variance)."
+        )
+    if content.get("x_without_y"):
+        notes.append(f"{numbers.count(content['x_without_y'])} images have no caption and are left out.")
+    return notes
+
+
+def _run_of(content: dict[str, Any], notes: list[str]) -> tuple[Path | None, Pairs | None]:
+    """The run that these pairs were trained in, and its pairs, where both are there."""
+    run = Path(content["run"]) if content.get("run") else None
+    if run is None or not run_folder.is_run(run):
+        return None, None
+    try:
+        return run, sample.open_train(read_run(run, alone=True))[0]
+    except UserError as error:
+        notes.append(f"The run's data is missing: {error}.")
+        return run, None
+
+
+def _beside_training(side: gallery.Side, run: Path, pairs: Pairs) -> gallery.Side:
+    """With the zeta that training left, and for the built-in pairs with the truth."""
+    table = ((sample.newest_state(run) or {}).get("objective") or {}).get("zeta_y")
+    if table is not None and len(table) == len(pairs):
+        side = replace(side, zeta=table.double().numpy()[side.number])
+    if isinstance(pairs, BuiltinPairs):
+        q = pairs.truth.popularity()
+        side = replace(side, truth=(q / q.mean())[side.number])
+    return side
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -156,53 +182,6 @@ def _side(name: str, rows: dict[str, list[dict[str, str]]], content: dict[str, A
     )
 
 
-def _pictures(
-    content: dict[str, Any], labels: dict[str, dict[int, dict[str, str]]], notes: list[str], options: Options
-) -> Callable[[str, int], str | None]:
-    """From a side and a number to a picture."""
-    if not options.pictures:
-        notes.append("Made without pictures, as asked for.")
-        return lambda _side, _number: None
-    run = Path(content["run"]) if content.get("run") else None
-    if run is not None and run_folder.is_run(run):
-        try:
-            return _of_run(sample.open_train(read_run(run, alone=True))[0], notes)
-        except UserError as error:
-            notes.append(f"There are no pictures: {error}.")
-            return lambda _side, _number: None
-    files = [row["image"] for row in next(iter(labels.values())).values() if row.get("image")]
-    if not any(Path(file).is_file() for file in files[:100]):
-        notes.append("There are no pictures: the table names no image files that are there (--images FOLDER).")
-        return lambda _side, _number: None
-    made: dict[str, str | None] = {}
-
-    def picture(side: str, number: int) -> str | None:
-        file = labels[side].get(number, {}).get("image", "")
-        if file not in made:
-            made[file] = _read_picture(Path(file))
-        return made[file]
-
-    return picture
-
-
-def _of_run(pairs: Pairs, notes: list[str]) -> Callable[[str, int], str | None]:
-    if pairs.x_kind != "image":
-        notes.append("The run's data holds vectors, so there are no pictures.")
-        return lambda _side, _number: None
-    by_number: Pictures = pictures_of(pairs)
-    images, first = np.unique(pairs.x_id, return_index=True)
-    pair_of = dict(zip(images.tolist(), first.tolist(), strict=True))
-    return lambda side, number: by_number(pair_of[number] if side == "x" else number)
-
-
-def _read_picture(path: Path) -> str | None:
-    try:
-        found = open_image(read_file(path))
-        return data_uri(found) if isinstance(found, Image.Image) else None
-    except (BadSample, OSError, ValueError):
-        return None
-
-
 def _tiles(sides: dict[str, gallery.Side]) -> list[Tile]:
     found = []
     for side in sides.values():
@@ -230,7 +209,7 @@ def _solver(content: dict[str, Any]) -> Table:
     return Table(["", "samples", "anchors", "passes", "residual", "time"], rows, set())
 
 
-def _negatives(content: dict[str, Any], picture: Callable[[str, int], str | None]) -> dict[str, Any] | None:
+def _negatives(content: dict[str, Any], picture: Picture) -> dict[str, Any] | None:
     found = content.get("false_negatives")
     if not found:
         return None
