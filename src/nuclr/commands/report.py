@@ -16,8 +16,13 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder written by train, compare, popularity or toy.")],
     out: Annotated[Path | None, typer.Option(help="The page to write. Default: RUN/report.html.")] = None,
     samples: Annotated[
-        int, typer.Option(min=10, help="Training pairs, drawn at random, on which popularity is solved.")
-    ] = 3000,
+        int | None,
+        typer.Option(
+            min=10,
+            help="Training pairs, drawn at random, on which popularity is solved. Default: 3000, or "
+            "fewer where the model is slow.",
+        ),
+    ] = None,
     gallery: Annotated[int, typer.Option(min=3, max=500, help="Samples of each side in the popularity gallery.")] = 30,
     pictures: Annotated[bool, typer.Option(help="Put small pictures into the page.")] = True,
     model: Annotated[

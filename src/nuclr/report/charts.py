@@ -106,8 +106,9 @@ def _curve(s: Series, across: Scale, up: Scale) -> str:
     points = [(across(x), up(y)) for x, y in zip(s.x, s.y, strict=True) if math.isfinite(y)]
     inner = ""
     if s.band:
-        lower = [(across(x), up(y)) for x, y in zip(s.x, s.band[0], strict=True)]
-        upper = [(across(x), up(y)) for x, y in zip(s.x, s.band[1], strict=True)]
+        known = [(x, *ends) for x, *ends in zip(s.x, *s.band, strict=True) if all(map(math.isfinite, ends))]
+        lower = [(across(x), up(low)) for x, low, _ in known]
+        upper = [(across(x), up(high)) for x, _, high in known]
         inner += f'<path class="band" d="{path([*lower, *reversed(upper)])}Z"/>'
     dashed = " dashed" if s.dashed else ""
     if len(points) > 1:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from markupsafe import escape
 
 from nuclr.data import Loader
@@ -15,7 +14,6 @@ from nuclr.training.features import encode_texts, encode_x
 
 LARGEST = 24  # classes that a heat map shows legibly
 MOST_IMAGES = 1500
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,17 @@ class Confusion:
         ]
 
 
-def confusion(model: DualEncoder, labelled: Any, fit: Any, workers: int) -> Confusion:
-    """Classify labelled pictures, of many at most MOST_IMAGES drawn at random."""
+def confusion(model: DualEncoder, labelled: Any, most: int, fit: Any, workers: int) -> Confusion:
+    """Classify labelled pictures, of many `most` drawn at random."""
+    device = next(model.parameters()).device
     chosen = np.arange(len(labelled))
-    if len(chosen) > MOST_IMAGES:
-        chosen = np.sort(np.random.default_rng(0).permutation(len(labelled))[:MOST_IMAGES])
+    if len(chosen) > most:
+        chosen = np.sort(np.random.default_rng(0).permutation(len(labelled))[:most])
     prompts = labelled.prompts()
-    texts = encode_texts(model, [text for group in prompts for text in group], 256, CPU, "float32")
+    texts = encode_texts(model, [text for group in prompts for text in group], 256, device, "float32")
     classes = class_features(list(texts.split([len(group) for group in prompts])))
     size = model.images.size if model.images is not None else 224
-    x = encode_x(model, Loader(labelled, size, fit, workers, memory=0), chosen, 256, CPU, "float32")
+    x = encode_x(model, Loader(labelled, size, fit, workers, memory=0), chosen, 256, device, "float32")
     found = (x @ classes.T).argmax(dim=1).numpy()
     return Confusion(list(labelled.classes), tally(labelled.y_id[chosen], found, len(prompts)), len(labelled))
 

@@ -1,5 +1,6 @@
 """Some of a run's pairs with their features, few enough for seconds: what examples and popularity are made from."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +20,10 @@ from nuclr.training import checkpoint, folder, parts
 from nuclr.training.features import encode_x, encode_y
 from nuclr.training.settings import Data, Model
 
-CPU = torch.device("cpu")
 BATCH = 256
+PATIENCE = 20.0  # seconds that encoding a sample may take
+PROBE = 16  # pairs by which the time of all is told
+FEWEST = 100
 
 
 @dataclass(frozen=True)
@@ -76,20 +79,33 @@ def _opens(pairs: Pairs, number: int) -> bool:
     return True
 
 
-def encode(model: DualEncoder, pairs: Pairs, numbers: np.ndarray, total: int, fit: Any, workers: int) -> Sample:
+def affordable(model: DualEncoder, pairs: Pairs, numbers: np.ndarray, most: int, data: Data) -> int:
+    """At most `most` pairs, and no more than PATIENCE allows: a large model on a CPU takes a second for each."""
+    probe = readable(pairs, numbers[: 2 * PROBE])
+    if model.images is None or len(probe) < 2 * PROBE:
+        return most
+    encode(model, pairs, probe[:PROBE], 0, data)  # the first call is slower
+    begin = time.perf_counter()
+    encode(model, pairs, probe[PROBE:], 0, data)
+    pace = (time.perf_counter() - begin) / PROBE
+    return max(min(FEWEST, most), min(most, int(PATIENCE / pace)))
+
+
+def encode(model: DualEncoder, pairs: Pairs, numbers: np.ndarray, total: int, data: Data) -> Sample:
     """Features of these pairs."""
+    device = next(model.parameters()).device
     _, first_x, x_row = np.unique(pairs.x_id[numbers], return_index=True, return_inverse=True)
     _, first_y, y_row = np.unique(pairs.y_id[numbers], return_index=True, return_inverse=True)
     size = model.images.size if model.images is not None else 224
-    loader = Loader(pairs, size, fit, workers, memory=0)
+    loader = Loader(pairs, size, data.fit, data.workers, memory=0)
     return Sample(
         pairs=pairs,
         numbers=numbers,
         x_number=numbers[first_x],
         y_number=numbers[first_y],
         links=torch.from_numpy(np.stack([x_row, y_row], axis=1)),
-        x=encode_x(model, loader, numbers[first_x], BATCH, CPU, "float32"),
-        y=encode_y(model, pairs, numbers[first_y], BATCH, CPU, "float32"),
+        x=encode_x(model, loader, numbers[first_x], BATCH, device, "float32"),
+        y=encode_y(model, pairs, numbers[first_y], BATCH, device, "float32"),
         total=total,
     )
 

@@ -17,17 +17,22 @@ from nuclr.report.pictures import Pictures, pictures_of
 from nuclr.report.retrieval import caption_of, retrieval
 from nuclr.training import folder, parts
 from nuclr.training.environment import machine, versions
+from nuclr.training.launch import pick_device
 from nuclr.training.settings import Data, Objective
 
-MOST_HELD_OUT = 2000  # held-out pairs that examples are drawn from
+SAMPLES = 3000
+MOST_HELD_OUT = 2000  # pairs that examples are drawn from
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Options:
-    """`samples`: training pairs that popularity is solved on; `gallery`: samples of a side that it shows."""
+    """`samples`: training pairs that popularity is solved on (None: SAMPLES, or fewer where the model is slow).
 
-    samples: int = 3000
+    gallery: samples of a side that it shows.
+    """
+
+    samples: int | None = None
     gallery: int = 30
     pictures: bool = True
     model: bool = True
@@ -100,13 +105,13 @@ def training_page(path: Path, options: Options) -> TrainingPage:
         return page
     opened = _attempt(page, "The model", lambda: sample.open_model(run))
     if opened is not None:
-        _with_model(page, run, *opened, options)
+        _attempt(page, "What needs the model", lambda: _with_model(page, run, *opened, options))
     return page
 
 
 def _with_model(page: TrainingPage, run: RunLog, model: DualEncoder, told: str, options: Options) -> None:
     data = Data(**run.config["data"])
-    model.eval()
+    model.to(pick_device("auto")).eval()
     if run.results is None:
         page.notes.append(f"Examples and popularity are those of {told}.")
     train = _attempt(page, "The training data", lambda: sample.open_train(run))
@@ -115,7 +120,7 @@ def _with_model(page: TrainingPage, run: RunLog, model: DualEncoder, told: str, 
     if source is not None:
         seen = "" if held_out else " (which it was trained on)"
         page.retrieval_of = ("held-out" if held_out else "training") + " pairs" + seen
-        drawn = _attempt(page, "Retrieval examples", lambda: _encode(model, *source, MOST_HELD_OUT, data))
+        drawn = _attempt(page, "Retrieval examples", lambda: _held_out(model, *source, data))
         if drawn is not None:
             page.retrieval = retrieval(drawn, _pictures(page, drawn.pairs, options))
             if len(drawn.numbers) < drawn.total:
@@ -135,8 +140,14 @@ def _with_model(page: TrainingPage, run: RunLog, model: DualEncoder, told: str, 
         page.popularity = _attempt(page, "Popularity", lambda: _popularity(page, run, model, *train, data, options))
 
 
+def _held_out(model: DualEncoder, pairs: Pairs, used: np.ndarray, data: Data) -> sample.Sample:
+    return _encode(model, pairs, used, sample.affordable(model, pairs, used, MOST_HELD_OUT, data), data)
+
+
 def _confusion(model: DualEncoder, data: Data, pairs: Pairs) -> confusion.Confusion:
-    return confusion.confusion(model, parts.open_classes(data, pairs), data.fit, data.workers)
+    labelled = parts.open_classes(data, pairs)
+    most = sample.affordable(model, pairs, np.arange(len(pairs)), confusion.MOST_IMAGES, data)
+    return confusion.confusion(model, labelled, most, data.fit, data.workers)
 
 
 def _attempt(page: TrainingPage, what: str, make: Callable[[], T]) -> T | None:
@@ -155,7 +166,7 @@ def _encode(model: DualEncoder, pairs: Pairs, used: np.ndarray, most: int, data:
     chosen = sample.readable(pairs, sample.choose(pairs, used, most))
     if len(chosen) < 2:
         raise UserError("fewer than two of its pairs can be read")
-    return sample.encode(model, pairs, chosen, len(used), data.fit, data.workers)
+    return sample.encode(model, pairs, chosen, len(used), data)
 
 
 def _pictures(page: TrainingPage, pairs: Pairs, options: Options) -> Pictures:
@@ -173,7 +184,8 @@ def _pictures(page: TrainingPage, pairs: Pairs, options: Options) -> Pictures:
 def _popularity(
     page: TrainingPage, run: RunLog, model: DualEncoder, pairs: Pairs, used: np.ndarray, data: Data, options: Options
 ) -> dict[str, Any]:
-    drawn = _encode(model, pairs, used, options.samples, data)
+    most = options.samples or sample.affordable(model, pairs, used, SAMPLES, data)
+    drawn = _encode(model, pairs, used, most, data)
     state = sample.newest_state(run.folder)
     sides = popularity.solve_sample(drawn, _temperature(run), (state or {}).get("objective"))
     caption, picture = caption_of(pairs), _pictures(page, pairs, options)
