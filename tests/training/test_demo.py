@@ -39,6 +39,7 @@ def test_demo(nuclr, tmp_path, monkeypatch):
     assert "The runs are in runs/demo and runs/demo/sogclr" in told
     found = json.loads((tmp_path / "runs" / "demo" / "demo.json").read_text())
     assert found["nuclr"]["popularity"]["solver_on_true_scores"] > 0.8
+    assert "SogCLR" in (tmp_path / "runs" / "demo" / "report.html").read_text()
     assert json.loads((tmp_path / "runs" / "demo" / "sogclr" / "results.json").read_text())["objective"] == "sogclr"
     assert nuclr("train", *TINY, "objective.name=clip")[0] == 0
     assert (tmp_path / "runs" / "demo-2" / "results.json").is_file(), "the first run is not overwritten"
