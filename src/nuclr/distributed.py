@@ -5,8 +5,8 @@ this process's samples are rows [rank * b, rank * b + b). Backward passes are sc
 processes is the gradient of the global loss.
 """
 
-from functools import cache
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -40,15 +40,17 @@ def sum_over_processes(local: Tensor) -> Tensor:
     return total
 
 
-@cache
+# Held weakly: a group that outlives destroy_process_group leaves threads behind, which abort the process at its end.
+_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
 def _host_group(world: Any) -> Any:
     # Shapes are compared on the host: reading them back from an accelerator would stall it once a step.
-    return world if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
-
-
-def release() -> None:
-    """Forget the process group, so that nothing holds it once it is destroyed."""
-    _host_group.cache_clear()
+    if dist.get_backend(world) == "gloo":
+        return world
+    if world not in _host_groups:
+        _host_groups[world] = dist.new_group(backend="gloo")
+    return _host_groups[world]
 
 
 def exchange(numbers: list[int]) -> list[list[int]]:

@@ -43,7 +43,6 @@ def processes(device: torch.device) -> Iterator[None]:
         yield
     finally:
         # Whoever still holds the group keeps its threads running into the interpreter's end, which aborts now and then.
-        distributed.release()
         gc.collect()
         dist.destroy_process_group()
 
