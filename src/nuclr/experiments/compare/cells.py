@@ -1,7 +1,7 @@
 """A cell on disk: an ordinary run, and beside it what it did on every query.
 
 `hits.npz` holds arrays "SET/ARRAY" (see `sets`), `state.npz` what the share of false negatives needs of the objective;
-checkpoints are deleted once both are there, as a grid of hundreds of runs would fill the disk.
+checkpoints are deleted once the state is kept, as a grid of hundreds of runs would fill the disk.
 """
 
 import json
@@ -44,18 +44,21 @@ def is_done(cell: Path, needed: Iterable[str]) -> bool:
 def run_cell(
     settings: s.Settings, cell: Path, tests: list[sets.TestSet], needed: list[str], loaders: parts.Loaders
 ) -> None:
-    """Train or go on training, measure, tidy up; what is there already is not done again."""
+    """Train or go on training, tidy up, measure; what is there already is not done again.
+
+    The outcome comes last: it marks the cell as done, and whoever is killed before it finds the rest to do again.
+    """
     if not folder.is_finished(cell):
         loop.train(settings, cell, resume=True, loaders=loaders)
+    checkpoints = cell / folder.CHECKPOINTS
+    if checkpoints.is_dir():
+        _keep_state(cell)
+        shutil.rmtree(checkpoints)
     if not is_done(cell, needed):
         model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
         missing = set(needed) - group_names(cell / HITS)
         found = measure(model, settings, tests, missing, loaders)
         write_groups(cell / HITS, read_groups(cell / HITS) | found)
-    checkpoints = cell / folder.CHECKPOINTS
-    if checkpoints.is_dir():
-        _keep_state(cell)
-        shutil.rmtree(checkpoints)
 
 
 def measure(
