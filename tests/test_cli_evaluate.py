@@ -1,13 +1,12 @@
 """`nuclr evaluate` on tiny trained runs: figures, names, corrections, usual sets, and mistakes in a line."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from nuclr import cli, config
+from nuclr import config
 from nuclr.evaluation.sets import CLASSIFICATION, RETRIEVAL, ClassificationSet, RetrievalSet
 from nuclr.training import folder as run_folder
 from nuclr.training.loop import train
@@ -31,14 +30,8 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture
-def nuclr(monkeypatch, capsys):
-    def run(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nuclr", "evaluate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    return run
+def nuclr(nuclr):
+    return lambda *arguments: nuclr("evaluate", *arguments)
 
 
 @pytest.fixture

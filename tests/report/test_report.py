@@ -2,28 +2,16 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
 
-from nuclr import cli, config
+from nuclr import config
 from nuclr.report.training import Options, training_page
 from nuclr.report.write import make_page, write_report
 from nuclr.training.loop import train
 from tests.report import pages
 from tests.training import runs
-
-
-@pytest.fixture
-def nuclr(monkeypatch, capsys):
-    def run(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nuclr", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")

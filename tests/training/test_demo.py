@@ -1,27 +1,14 @@
 """The demo at a tiny scale, and the dry run."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
-from nuclr import cli
 from nuclr.training.demo import rank_correlation
 from tests.training import runs
 
 TINY = ["data.train=builtin:n=300", "data.val=builtin:n=50,split=val", "schedule.epochs=1", "data.batch_size=32"]
-
-
-@pytest.fixture
-def nuclr(monkeypatch, capsys):
-    def run(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nuclr", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.mark.slow

@@ -2,14 +2,13 @@
 
 import csv
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from nuclr import cli, config
+from nuclr import config
 from nuclr.data import open_pairs
 from nuclr.data.embeddings import read_embeddings
 from nuclr.models import DualEncoder
@@ -23,17 +22,6 @@ def trained(tmp_path_factory):
     settings = runs.picture_settings(folder, **{"schedule.epochs": 1, "data.train": "builtin:n=60"})
     train(config.load(folder / "empty.yaml", settings), folder / "run")
     return folder / "run"
-
-
-@pytest.fixture
-def nuclr(monkeypatch, capsys):
-    def run(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nuclr", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
