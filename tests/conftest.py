@@ -1,6 +1,7 @@
 """Tests work on small tensors: one thread is faster than two that wait for each other, and leaves a core free."""
 
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,14 +11,20 @@ from nuclr import cli
 torch.set_num_threads(1)
 
 
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
 @pytest.fixture
 def nuclr(monkeypatch, capsys):
-    """The command line as a user meets it: arguments -> exit status, stdout, stderr."""
+    """The command line as a user meets it."""
 
-    def run(*arguments) -> tuple[int, str, str]:
+    def run(*arguments) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["nuclr", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        return (ended.value.code or 0, *capsys.readouterr())
+        return Outcome(ended.value.code or 0, *capsys.readouterr())
 
     return run

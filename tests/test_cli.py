@@ -9,23 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nuclr import __version__, cli
-
-
-class Outcome:
-    def __init__(self, status, out, err):
-        self.status, self.out, self.err = status, out, err
-
-
-@pytest.fixture
-def nuclr(monkeypatch, capsys):
-    def run(*arguments) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["nuclr", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Outcome(ended.value.code or 0, *capsys.readouterr())
-
-    return run
+from nuclr import __version__
 
 
 @pytest.fixture
