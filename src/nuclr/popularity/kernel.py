@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
+from nuclr.functional import LOG2_E
 from nuclr.popularity.problem import Problem
 
 CPU_BLOCK, GPU_BLOCK = (256, 8192), (4096, 32768)  # rows and columns that stay in a CPU's cache, or fill a GPU
@@ -52,7 +53,7 @@ class Kernel:
     than exp(DRIFT) the reference moves to the current zeta, so that no entry that matters under- or overflows
     (Schmitzer, "Stabilized sparse scaling algorithms for entropy regularized transport problems", 2019). Where it does
     not fit, zeta is its own reference, and one tile is held at a time. The curvature needs a product with the squared
-    entries, which is little beside the making of the scores; over a kept matrix it is renewed at every third pass.
+    entries; it is renewed while zeta still moves by more than a temperature, over a kept matrix at every third pass.
     """
 
     DRIFT = 40.0
@@ -69,8 +70,10 @@ class Kernel:
         count = len(self.tiles) if self.keep else 1
         self.storage = torch.empty(count, len(self.blocks), *block, dtype=problem.dtype, device=problem.b.device)
         self.squares = self.storage.new_empty(block)
-        self.top = self.storage.new_empty(len(self.problem.a), len(self.blocks))
-        self.reference, self.curvature, self.age = torch.zeros_like(problem.b), torch.ones_like(problem.b), -1
+        self.top, self.mass = self.storage.new_empty(len(self.problem.a)), self.problem.a.to(problem.dtype)
+        self.scale = self.storage.new_empty(len(self.blocks), len(self.top))
+        self.reference, self.age = torch.zeros_like(problem.b), -1
+        self.curvature, self.curved_at = torch.ones_like(problem.b), torch.full_like(problem.b, math.inf)
 
     def __call__(self, zeta: Tensor) -> State:
         """One pass over the scores."""
@@ -80,10 +83,12 @@ class Kernel:
         self.age = 0 if fresh else self.age + 1
         if fresh:
             self.reference, drift = zeta, torch.zeros_like(zeta)
-        renew = self.age % self.RENEWAL == 0
+        moved = float((zeta - self.curved_at).abs().amax())
+        renew = self.age % self.RENEWAL == 0 and moved > p.temperature
+        self.curved_at = zeta if renew else self.curved_at
         v = drift.exp()
         bv, shift = (p.b * v).to(p.dtype), (zeta / -p.temperature).to(p.dtype)
-        sums, log_z = zeta.new_zeros(1 + renew, len(zeta)), torch.empty_like(p.a)
+        sums, z = zeta.new_zeros(1 + renew, len(zeta)), torch.empty_like(self.top)
         for number, rows in enumerate(self.tiles):
             tile = [
                 space[: rows.stop - rows.start, : columns.stop - columns.start]
@@ -91,22 +96,24 @@ class Kernel:
             ]
             if fresh:
                 self._fill(tile, rows, shift)
-            z = torch.stack([block @ bv[columns] for block, columns in zip(tile, self.blocks, strict=True)], dim=1)
-            top = self.top[rows].to(log_z)
-            log_z[rows] = (top + z.to(log_z).log()).logsumexp(dim=1)
-            scaling = (top - log_z[rows, None]).exp()  # of each block's rows, to A_ij / v_j
-            for block, columns, u in zip(tile, self.blocks, scaling.unbind(dim=1), strict=True):
-                sums[0, columns] += (p.a[rows] * u).to(block) @ block
+            parts = list(zip(tile, self.blocks, self.scale[:, rows], strict=True))
+            z[rows] = sum(scale * (block @ bv[columns]) for block, columns, scale in parts)
+            weight = self.mass[rows] / z[rows]
+            for block, columns, scale in parts:
+                sums[0, columns] += block.T @ (weight * scale)
                 if renew:
                     squares = torch.mul(block, block, out=self.squares[: len(block), : block.shape[1]])
-                    sums[1, columns] += (p.a[rows] * u * u).to(block) @ squares
-        return self._state(zeta, v, sums, log_z)
+                    sums[1, columns] += squares.T @ (weight * scale.square() / z[rows])
+        return self._state(zeta, v, sums, self.top.to(zeta) + z.to(zeta).log())
 
     def _fill(self, tile: list[Tensor], rows: slice, shift: Tensor) -> None:
-        for number, (block, columns) in enumerate(zip(tile, self.blocks, strict=True)):
+        """Exponentials relative to the largest of their row within the block, and its own relative to all the row's."""
+        for block, columns, top in zip(tile, self.blocks, self.scale, strict=True):
             self.problem.logits(rows, columns, shift, out=block)
-            self.top[rows, number] = top = block.amax(dim=1)
-            block.sub_(top[:, None]).exp_()
+            top[rows] = largest = block.amax(dim=1)
+            block.sub_(largest[:, None]).mul_(LOG2_E).exp2_()  # on a CPU three times as fast as exp_
+        self.top[rows] = self.scale[:, rows].amax(dim=0)
+        self.scale[:, rows] = (self.scale[:, rows] - self.top[rows]).exp()
 
     def _state(self, zeta: Tensor, v: Tensor, sums: Tensor, log_z: Tensor) -> State:
         p = self.problem
