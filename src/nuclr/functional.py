@@ -22,7 +22,7 @@ from torch import Tensor
 
 KEPT_ELEMENTS = 1 << 24  # a B x B buffer is kept up to B = 4096: 64 MiB in float32
 TILE_ELEMENTS = 1 << 21  # 8 MiB in float32: 128 rows at B = 16384
-SHARED_TILE_ELEMENTS = 1 << 17  # 512 KiB: fits in a core's cache
+SHARED_TILE_ELEMENTS = 1 << 19  # 2 MiB: what one step leaves of a tile in the cache the next one finds there
 LOG2_E = math.log2(math.e)
 
 
@@ -129,8 +129,8 @@ class SharedContrast:
     also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones included, and sums over B stay finite.
     """
 
-    def __init__(self, x: Side, y: Side, kernel: Tensor, factors: Tensor, offsets: Tensor) -> None:
-        self.x, self.y, self.kernel = x, y, kernel
+    def __init__(self, x: Side, y: Side, exponents: Tensor, factors: Tensor, offsets: Tensor) -> None:
+        self.x, self.y, self.kernel = x, y, exponents  # its exponential once log_sums has run
         self.factor_x, self.factor_y = factors  # of x and of y as candidates
         self.offsets = offsets  # (2, B), the rest of the exponents of both sides' anchors
 
@@ -138,44 +138,61 @@ class SharedContrast:
     def where_exact(cls, x: Side, y: Side, excluded: Tensor | None, workspace: Workspace) -> "SharedContrast | None":
         """The shared form of this batch, or None where its exponents span too much."""
         assert isinstance(x.tau, float)
+        zeta = torch.stack([x.zeta, y.zeta]) / x.tau
+        least, most = zeta.amin(dim=1, keepdim=True), zeta.amax(dim=1, keepdim=True)
+        allowed = 0.85 * math.log(torch.finfo(zeta.dtype).max) - (most - least).amax().item()
         size = len(x.features)
         scaled = workspace.take("scores", size, size, x.features)
         scaled.addmm_(x.features, y.features.T, beta=0, alpha=LOG2_E / x.tau)
         diagonal = scaled.diagonal()
         positives = diagonal / LOG2_E
-        diagonal.copy_(scaled[0, 1].expand_as(diagonal))  # positives do not count in the range
-        low, high = (bound.item() for bound in scaled.aminmax())
-        zeta = torch.stack([x.zeta, y.zeta]) / x.tau
-        least, most = zeta.amin(dim=1, keepdim=True), zeta.amax(dim=1, keepdim=True)
-        largest = math.log(torch.finfo(scaled.dtype).max)
-        if not (high - low) / 2 / LOG2_E + (most - least).amax().item() <= 0.85 * largest:
-            return None
-        shift, centres = (high + low) / 2, (most + least) / 2
-        kernel = scaled.sub_(shift).exp2_()
-        diagonal.zero_()
+        shift = 0.0
+        norms = [side.features.norm(dim=1).amax().item() for side in (x, y)]
+        if not norms[0] * norms[1] / x.tau <= allowed:  # what the scores may be spans too much; look at what they are
+            diagonal.copy_(scaled[0, 1].expand_as(diagonal))  # positives do not count in the range
+            low, high = (bound.item() for bound in scaled.aminmax())
+            if not (high - low) / 2 / LOG2_E <= allowed:
+                return None
+            shift = (high + low) / 2
+            scaled.sub_(shift)
+        diagonal.fill_(-math.inf)
         if excluded is not None:
-            kernel.masked_fill_(is_excluded(excluded, slice(None)), 0)
-        return cls(x, y, kernel, torch.exp(centres - zeta), shift / LOG2_E - centres.flip(0) - positives)
+            scaled.masked_fill_(is_excluded(excluded, slice(None)), -math.inf)
+        centres = (most + least) / 2
+        return cls(x, y, scaled, torch.exp(centres - zeta), shift / LOG2_E - centres.flip(0) - positives)
 
     def log_sums(self) -> Tensor:
         """See `Contrast`."""
-        sums = torch.stack([self.kernel.mv(self.factor_y), self.kernel.T.mv(self.factor_x)])
+        sums = torch.zeros_like(self.offsets)
+        for rows in self._tiles():
+            tile = self.kernel[rows].exp2_()
+            torch.mv(tile, self.factor_y, out=sums[0, rows])
+            sums[1].addmv_(tile.T, self.factor_x[rows])
         return sums.log_().add_(self.offsets)
 
     def gradients(self, log_weight: Tensor, log_mass: Tensor | None = None, moments: bool = False) -> Gradients:
         """See `Contrast`."""
         assert not moments, "moments need a temperature per anchor, which TiledContrast serves"
-        kernel, factor_x, factor_y = self.kernel, self.factor_x, self.factor_y
+        factor_x, factor_y = self.factor_x, self.factor_y
         weight_x, weight_y = torch.exp(log_weight + self.offsets)
         masses = None
         if log_mass is not None:
             mass_x, mass_y = torch.exp(log_mass + self.offsets)
-            masses = torch.stack([factor_y * kernel.T.mv(mass_x), factor_x * kernel.mv(mass_y)])
-        scratch = torch.empty_like(kernel[: max(SHARED_TILE_ELEMENTS // len(kernel), 1)])
-        for rows in _tiles(len(kernel), len(scratch)):  # a scratch that stays in the cache; the kernel becomes W
-            scale = torch.mul(weight_x[rows, None], factor_y, out=scratch[: rows.stop - rows.start])
-            kernel[rows].mul_(scale.addcmul_(factor_x[rows, None], weight_y))
-        return Gradients(kernel @ self.y.features, kernel.T @ self.x.features, masses)
+            masses = torch.zeros_like(self.offsets)
+        scratch = torch.empty_like(self.kernel[next(self._tiles())])
+        for rows in self._tiles():
+            tile = self.kernel[rows]
+            if masses is not None:
+                masses[0].addmv_(tile.T, mass_x[rows])
+                torch.mv(tile, mass_y, out=masses[1, rows])
+            scale = torch.mul(weight_x[rows, None], factor_y, out=scratch[: len(tile)])
+            tile.mul_(scale.addcmul_(factor_x[rows, None], weight_y))  # the kernel becomes W
+        if masses is not None:
+            masses.mul_(torch.stack([factor_y, factor_x]))
+        return Gradients(self.kernel @ self.y.features, self.kernel.T @ self.x.features, masses)
+
+    def _tiles(self) -> Iterator[slice]:
+        return _tiles(len(self.kernel), SHARED_TILE_ELEMENTS // len(self.kernel))
 
 
 class TiledContrast:

@@ -38,12 +38,17 @@ def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("case", CASES)
 def test_same_as_one_process(case: str, variant: str, one: dict, several: list[dict]) -> None:
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if variant == "float32" else {"rtol": 0, "atol": 1e-9}
-    expected = one["trained"][case, variant]
     for rank, result in enumerate(several):
         for name, value in result["trained"][case, variant].items():
+            expected = one["trained"][case, variant][name]
+            # zeta's velocity is a difference of numbers of the size of its largest entries, rounded as they are
+            size = max(1.0, float(expected.nan_to_num(neginf=0.0).abs().max()))
             torch.testing.assert_close(
-                value, expected[name], **tolerance, msg=lambda m, r=rank, n=name: f"process {r}, {n}: {m}"
+                value,
+                expected,
+                rtol=0,
+                atol=1e-6 * size if variant == "float32" else 1e-9,
+                msg=lambda m, r=rank, n=name: f"process {r}, {n}: {m}",
             )
 
 

@@ -161,10 +161,10 @@ class StatefulObjective(Objective):
 
     @staticmethod
     def _finish(sums: Gradients, pull: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Add the positives' part; 1/b instead of 1/B is what survives DDP's mean over the processes."""
-        pull, b = pull[batch.rows, None], len(batch.local_x)
-        grad_x = sums.x.addcmul_(pull, batch.local_y, value=-1).div_(b)
-        grad_y = sums.y.addcmul_(pull, batch.local_x, value=-1).div_(b)
+        """Add the positives' part; the sum over this process's pairs."""
+        pull = pull[batch.rows, None]
+        grad_x = sums.x.addcmul_(pull, batch.local_y, value=-1)
+        grad_y = sums.y.addcmul_(pull, batch.local_x, value=-1)
         return grad_x, grad_y
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -207,18 +207,19 @@ class StatefulObjective(Objective):
         found = super().faults(x, y, index)
         if index is None:
             return found
-        outside = (index < 0) | (index >= self.num_samples)
         ordered = index.sort().values
+        outside = (ordered[0] < 0) | (ordered[-1] >= self.num_samples)
         repeated = ordered[1:] == ordered[:-1]
 
         def describe_outside() -> str:
-            return f"index must be in [0, {self.num_samples}), but holds {short_list(index[outside].tolist())}"
+            bad = index[(index < 0) | (index >= self.num_samples)].tolist()
+            return f"index must be in [0, {self.num_samples}), but holds {short_list(bad)}"
 
         def describe_repeated() -> str:
             twice = short_list(sorted(set(ordered[1:][repeated].tolist())))
             return f"index must not repeat a pair within the global batch, but holds {twice} more than once"
 
-        return [*found, Fault(outside.any(), describe_outside), Fault(repeated.any(), describe_repeated)]
+        return [*found, Fault(outside, describe_outside), Fault(repeated.any(), describe_repeated)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StatefulObjective":
         tables = {name: table for name, table in self._buffers.items() if table is not None}
@@ -264,7 +265,10 @@ def log_ratio(pairs: int, negatives: float | Tensor) -> float | Tensor:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """A value whose gradient with respect to the features is already known."""
+    """A value whose gradient with respect to the features is known already, but for 1/b.
+
+    That is not 1/B: over the processes DDP takes the mean.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, value: Tensor, grad_x: Tensor, grad_y: Tensor) -> Tensor:  # noqa: ARG004
@@ -274,4 +278,5 @@ class _ClosedForm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_x, grad_y = ctx.saved_tensors
-        return grads[0] * grad_x, grads[0] * grad_y, None, None, None
+        scale = grads[0] / len(grad_x)
+        return scale * grad_x, scale * grad_y, None, None, None
