@@ -8,7 +8,8 @@ reverse, averaged. Recall@1, mean of both directions, in percent, and averaged o
 The bank are training queries; `transductive` takes the queries of the half instead. All have the same bank, and as many
 settings to choose from (SETTINGS). Scores s_ij of query i and candidate j, s_bj of query b of the bank:
 
-- ours:              s_ij - c zeta_j, zeta solved at temperature t on the bank
+- ours:              s_ij - c zeta_j, zeta solved at temperature t on the bank's queries and the training candidates
+                     that they choose from, and extended to the gallery
 - inverted softmax:  s_ij - c t log sum_b exp(s_bj/t)                   (Smith et al., ICLR 2017; there c = 1)
 - QB-Norm, dynamic:  the same, only for queries whose plain best candidate is the best of one of the bank's queries
                      (Bogolin et al., CVPR 2022)
@@ -30,7 +31,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from nuclr.evaluation import gallery_bias
+from nuclr.evaluation import Bank
 from nuclr.evaluation.ranks import Ranks, ranks, ranks_of_scores
 from nuclr.experiments.compare.sets import Features, halves
 from nuclr.experiments.evaluate.features import pair_features, query_bank
@@ -49,10 +50,10 @@ Biases = Iterator[tuple[dict[str, float], Tensor]]
 Outcomes = dict[str, np.ndarray]
 
 
-def ours(bank: Tensor, gallery: Tensor) -> Biases:
-    """The popularity problem's zeta."""
+def ours(bank: Bank, half: Features, side: int) -> Biases:
+    """The popularity problem's zeta of the images (side 0) or captions (1) of a half."""
     for temperature in TEMPERATURES:
-        zeta = gallery_bias(bank, gallery, temperature)
+        zeta = bank.biases(half.x, half.y, temperature)[side]
         yield from (({"temperature": temperature, "factor": c}, c * zeta) for c in FACTORS)
 
 
@@ -71,12 +72,14 @@ def nnn(bank: Tensor, gallery: Tensor) -> Biases:
         yield from (({"neighbours": k, "factor": c}, c * nearest[:k].mean(dim=0)) for c in FACTORS)
 
 
-def by_method(queries: Tensor, gallery: Tensor, links: Tensor, bank: Tensor) -> Iterator[tuple[str, str, Ranks]]:
-    """(method, setting, ranks) of all methods and settings in one direction."""
+def by_method(half: Features, pairs: Bank, side: int) -> Iterator[tuple[str, str, Ranks]]:
+    """(method, setting, ranks) of all methods and settings with the images (side 0) or captions (1) as the gallery."""
+    queries, gallery, bank = (half.x, half.y, pairs.x) if side else (half.y, half.x, pairs.y)
+    links = half.pairs if side else half.pairs.flip(1)
     yield "plain", "", ranks(queries, gallery, links)
     for method, biases in (
-        ("ours", ours(bank, gallery)),
-        ("transductive", ours(queries, gallery)),
+        ("ours", ours(pairs, half, side)),
+        ("transductive", ours(Bank(half.x, half.y), half, side)),
         ("NNN", nnn(bank, gallery)),
     ):
         yield from ((method, json.dumps(setting), ranks(queries, gallery, links, bias)) for setting, bias in biases)
@@ -89,7 +92,7 @@ def by_method(queries: Tensor, gallery: Tensor, links: Tensor, bank: Tensor) -> 
         yield "QB-Norm", json.dumps(setting), ranks_of_scores(torch.where(touched, plain - bias, plain), links)
 
 
-def half_outcomes(half: Features, bank: tuple[Tensor, Tensor]) -> dict[str, Outcomes]:
+def half_outcomes(half: Features, bank: Bank) -> dict[str, Outcomes]:
     """Method -> outcomes of every setting on one half."""
     links, n_x = half.pairs, len(half.x)
     owner = torch.empty(len(half.y), dtype=torch.long)
@@ -100,9 +103,7 @@ def half_outcomes(half: Features, bank: tuple[Tensor, Tensor]) -> dict[str, Outc
         return torch.zeros(n_x, dtype=torch.float64).index_add(0, owner, values) * n_x / len(owner)
 
     found: dict[str, Outcomes] = {}
-    to_text = by_method(half.x, half.y, links, bank[0])
-    to_image = by_method(half.y, half.x, links.flip(1), bank[1])
-    for (method, setting, of_x), (*same, of_y) in zip(to_text, to_image, strict=True):
+    for (method, setting, of_x), (*same, of_y) in zip(by_method(half, bank, 1), by_method(half, bank, 0), strict=True):
         assert same == [method, setting]
         columns = [of_x.hits(1), per_image(of_y.hits(1)), 1 / of_x.expected(), per_image(1 / of_y.expected())]
         found.setdefault(method, {})[setting] = torch.stack(columns, dim=1).numpy()
@@ -131,7 +132,7 @@ def measure(run: Path, bank_size: int) -> tuple[str, list[dict[str, Outcomes]]]:
     val = parts.open_source(data, data.val, data.val_split)
     train = parts.open_source(data, data.train, data.split, data.keep)
     features = pair_features(subject, val.pairs, val.numbers, "merge")
-    bank = query_bank(subject, train.pairs, train.numbers, bank_size)
+    bank = Bank(*query_bank(subject, train.pairs, train.numbers, bank_size))
     whole = Features(features.x, features.y, features.pairs)
     name = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["objective"]["name"]
     return name, [half_outcomes(whole.of_images(rows), bank) for rows in halves(len(whole.x))]

@@ -4,7 +4,7 @@
 `correction` (hubs), `names` (whose names), `sets` (the usual test sets as they lie on disk).
 """
 
-from nuclr.evaluation.correction import Correction, append_bias, append_one, bias_of_scores, choose, gallery_bias
+from nuclr.evaluation.correction import Bank, Correction, append_bias, append_one, bias_of_scores, choose, gallery_bias
 from nuclr.evaluation.duplicates import with_copies
 from nuclr.evaluation.names import conventions
 from nuclr.evaluation.ranks import Ranks, ranks, ranks_of_scores
@@ -12,6 +12,7 @@ from nuclr.evaluation.retrieval import both, retrieval, summary
 from nuclr.evaluation.zero_shot import class_features, zero_shot
 
 __all__ = [
+    "Bank",
     "Correction",
     "Ranks",
     "append_bias",

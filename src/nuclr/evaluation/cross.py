@@ -10,18 +10,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.correction import Correction, tried
+from nuclr.evaluation.correction import Bank, Correction, tried
 from nuclr.evaluation.ranks import Ranks
 
 
-def cross_chosen(
-    x: Tensor, y: Tensor, pairs: Tensor, bank_x: Tensor, bank_y: Tensor
-) -> tuple[tuple[Ranks, Ranks], list[Correction]]:
+def cross_chosen(x: Tensor, y: Tensor, pairs: Tensor, bank: Bank) -> tuple[tuple[Ranks, Ranks], list[Correction]]:
     """Ranks of both directions, and the correction of each half (arguments: see `correction.choose`)."""
     images, place = torch.unique(pairs[:, 0], return_inverse=True)
     if len(images) < 2:
         raise ValueError(f"{len(images)} image with captions; needs two to choose on one half for the other")
-    found = list(tried(x, y, pairs, bank_x, bank_y))
+    found = list(tried(x, y, pairs, bank))
     first = torch.full((len(y),), len(images), device=pairs.device)
     first = first.scatter_reduce(0, pairs[:, 1], place, "amin")  # a caption goes with the first of its images
     sides = torch.arange(len(images), device=pairs.device) % 2, first[first < len(images)] % 2

@@ -40,7 +40,7 @@ def solve(
     progress: bool = False,
     x_weight: Tensor | None = None,
     y_weight: Tensor | None = None,
-    memory: int = 2**29,
+    memory: int = 2**30,
 ) -> Result:
     """Popularity of candidates y among anchors x: the zeta at which every candidate is chosen equally often.
 
@@ -78,7 +78,7 @@ class Solver:
     tolerance: float = 1e-4
     max_iterations: int = 10_000
     progress: bool = False
-    memory: int = 2**29
+    memory: int = 2**30
 
     def __post_init__(self) -> None:
         make_method(self.method, temperature=1.0)

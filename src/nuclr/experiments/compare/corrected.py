@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.correction import Correction, choose, gallery_bias
+from nuclr.evaluation.correction import Bank, Correction, choose
 from nuclr.experiments.compare import sets
 from nuclr.experiments.compare.arrays import read_groups, write_groups
 from nuclr.models import DualEncoder
@@ -51,17 +51,18 @@ def correct_cell(
     source = parts.open_source(data, str(data.train), data.split, data.keep, check=False)
     train = sets.embed_source(model, settings, source, parts.make_loader(data, source.pairs, model, loaders))
     features = _features(model, settings, tests, {key for fold in missing for key in fold}, loaders)
-    banks: dict[str, Callable[[sets.Features], tuple[Tensor, Tensor]]] = {
-        "train": lambda _: (_some(train.x), _some(train.y)),
-        "queries": lambda own: (own.x, own.y),
+    training = Bank(_some(train.x), _some(train.y))
+    banks: dict[str, Callable[[sets.Features], Bank]] = {
+        "train": lambda _: training,
+        "queries": lambda own: Bank(own.x, own.y),
     }
-    for bank, queries in banks.items():
+    for bank, of in banks.items():
         chosen: dict[str, Correction] = {}
         for tuned, reported in missing:
             if tuned not in chosen:
                 at = features[tuned]
-                chosen[tuned] = choose(at.x, at.y, at.pairs, *queries(at), temperatures=TEMPERATURES)
-            stored[name_of((tuned, reported), bank)] = _apply(features[reported], queries, chosen[tuned])
+                chosen[tuned] = choose(at.x, at.y, at.pairs, of(at), temperatures=TEMPERATURES)
+            stored[name_of((tuned, reported), bank)] = _apply(features[reported], of(features[reported]), chosen[tuned])
     write_groups(cell / CORRECTED, stored)
 
 
@@ -78,13 +79,8 @@ def _features(
     return found
 
 
-def _apply(
-    features: sets.Features, queries: Callable[[sets.Features], tuple[Tensor, Tensor]], chosen: Correction
-) -> sets.Hits:
-    bank_x, bank_y = queries(features)
-    bias_x = gallery_bias(bank_y, features.x, chosen.temperature, chosen.strength)
-    bias_y = gallery_bias(bank_x, features.y, chosen.temperature, chosen.strength)
-    hits = sets.retrieval_hits(features, bias_x, bias_y)
+def _apply(features: sets.Features, bank: Bank, chosen: Correction) -> sets.Hits:
+    hits = sets.retrieval_hits(features, *chosen.biases(bank, features.x, features.y))
     return {**hits, "correction": np.array([chosen.temperature, chosen.strength])}
 
 

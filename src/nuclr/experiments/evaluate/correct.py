@@ -3,10 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor
-
 from nuclr.errors import UserError
-from nuclr.evaluation import Correction, choose, gallery_bias, retrieval, summary
+from nuclr.evaluation import Bank, Correction, choose, retrieval, summary
 from nuclr.evaluation.correction import DEFAULT_SPREAD, SPREADS, STRENGTHS
 from nuclr.evaluation.cross import cross_chosen
 from nuclr.experiments.evaluate.features import PairFeatures, pair_features, query_bank
@@ -14,7 +12,7 @@ from nuclr.experiments.evaluate.subject import Subject
 from nuclr.training import parts
 
 BANKS = {
-    "train": "training queries; nothing of the test set but its gallery is used",
+    "train": "training queries and what they choose from; nothing of the test set but its gallery is used",
     "queries": "the test queries themselves: a transductive figure, to be had only where all queries come at once",
 }
 
@@ -30,31 +28,30 @@ def parse_bank(text: str) -> str:
 
 @dataclass(frozen=True)
 class Corrector:
-    """A bank (queries None: each test set's own), with temperature and strength, and where these were chosen.
+    """A bank (pairs None: each test set's own), with temperature and strength, and where these were chosen.
 
     `val`: the fingerprint of the validation pairs.
     """
 
     bank: str
     val: str | None
-    queries: tuple[Tensor, Tensor] | None
+    pairs: Bank | None
     correction: Correction
     chosen_on: str
 
     def __call__(self, found: PairFeatures, chosen_here: bool = False) -> dict[str, float]:
         """Corrected figures of a test set; `chosen_here`: these are the validation pairs, so one half for the other."""
-        bank_x, bank_y = (found.x, found.y) if self.queries is None else self.queries
+        bank = Bank(found.x, found.y) if self.pairs is None else self.pairs
         if chosen_here:
-            return summary(*cross_chosen(found.x, found.y, found.pairs, bank_x, bank_y)[0])
-        options = self.correction.temperature, self.correction.strength
-        bias_x, bias_y = gallery_bias(bank_y, found.x, *options), gallery_bias(bank_x, found.y, *options)
+            return summary(*cross_chosen(found.x, found.y, found.pairs, bank)[0])
+        bias_x, bias_y = self.correction.biases(bank, found.x, found.y)
         return retrieval(found.x, found.y, found.pairs, bias_x=bias_x, bias_y=bias_y)
 
     def describe(self) -> dict[str, Any]:
         """For the file."""
         told = {"bank": self.bank, "transductive": self.bank == "queries", "told": BANKS[self.bank]}
-        if self.queries is not None:
-            told |= {"bank_images": len(self.queries[0]), "bank_captions": len(self.queries[1])}
+        if self.pairs is not None:
+            told |= {"bank_images": len(self.pairs.x), "bank_captions": len(self.pairs.y)}
         grid = {
             "temperatures": f"{', '.join(map(str, SPREADS))} standard deviations of the scores",
             "strengths": STRENGTHS,
@@ -65,18 +62,15 @@ class Corrector:
 def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
     """The bank encoded, temperature and strength chosen on the run's validation pairs where it has some."""
     data = subject.data
-    queries = None
+    pairs = None
     if bank == "train":
         if data is None or data.train is None:
             raise UserError(f"--correct bank=train needs a run, and {subject.path} is none; use bank=queries")
         source = parts.open_source(data, data.train, data.split, data.keep)
-        queries = query_bank(subject, source.pairs, source.numbers, size)
+        pairs = Bank(*query_bank(subject, source.pairs, source.numbers, size))
     if data is None or data.val is None:
-        return Corrector(
-            bank, None, queries, Correction(), f"nothing (no validation pairs): {DEFAULT_SPREAD} deviations"
-        )
+        return Corrector(bank, None, pairs, Correction(), f"nothing (no validation pairs): {DEFAULT_SPREAD} deviations")
     val = parts.open_source(data, data.val, data.val_split)
     found = pair_features(subject, val.pairs, val.numbers, "merge")
-    bank_x, bank_y = (found.x, found.y) if queries is None else queries
-    chosen = choose(found.x, found.y, found.pairs, bank_x, bank_y)
-    return Corrector(bank, val.pairs.fingerprint, queries, chosen, f"data.val: {data.val}")
+    chosen = choose(found.x, found.y, found.pairs, Bank(found.x, found.y) if pairs is None else pairs)
+    return Corrector(bank, val.pairs.fingerprint, pairs, chosen, f"data.val: {data.val}")
