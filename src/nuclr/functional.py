@@ -93,12 +93,13 @@ class Workspace:
         return Workspace, ()  # copies and pickles start empty
 
 
-def contrast(x: Side, y: Side, excluded: Tensor | None, rows: slice, workspace: Workspace) -> Contrast:
+def contrast(x: Side, y: Side, norms: Tensor, excluded: Tensor | None, rows: slice, workspace: Workspace) -> Contrast:
     """Choose the faster exact way for this batch.
 
     Args:
         x: the one side of the global batch.
         y: the other.
+        norms: the largest norm of x's features and of y's, (2,).
         excluded: ids, (B, 2): pairs that agree in a column are not negatives of each other. None: only i = j is out.
         rows: this process's pairs.
         workspace: where what is B x B may stay.
@@ -109,7 +110,7 @@ def contrast(x: Side, y: Side, excluded: Tensor | None, rows: slice, workspace: 
     one_temperature = isinstance(x.tau, float) and x.tau == y.tau
     # Looking at values is free on a CPU and exponentials are dear there; on an accelerator it is the other way round.
     if whole and one_temperature and size * size <= KEPT_ELEMENTS and x.features.device.type == "cpu":
-        shared = SharedContrast.where_exact(x, y, excluded, workspace)
+        shared = SharedContrast.where_exact(x, y, norms, excluded, workspace)
         if shared is not None:
             return shared
     return TiledContrast(x, y, excluded, rows, workspace)
@@ -129,13 +130,18 @@ class SharedContrast:
     also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones included, and sums over B stay finite.
     """
 
-    def __init__(self, x: Side, y: Side, exponents: Tensor, factors: Tensor, offsets: Tensor) -> None:
-        self.x, self.y, self.kernel = x, y, exponents  # its exponential once log_sums has run
+    def __init__(
+        self, x: Side, y: Side, exponents: Tensor, factors: Tensor, offsets: Tensor, workspace: Workspace
+    ) -> None:
+        self.x, self.y, self.workspace = x, y, workspace
+        self.kernel = exponents  # their exponential once log_sums has run
         self.factor_x, self.factor_y = factors  # of x and of y as candidates
         self.offsets = offsets  # (2, B), the rest of the exponents of both sides' anchors
 
     @classmethod
-    def where_exact(cls, x: Side, y: Side, excluded: Tensor | None, workspace: Workspace) -> "SharedContrast | None":
+    def where_exact(
+        cls, x: Side, y: Side, norms: Tensor, excluded: Tensor | None, workspace: Workspace
+    ) -> "SharedContrast | None":
         """The shared form of this batch, or None where its exponents span too much."""
         assert isinstance(x.tau, float)
         zeta = torch.stack([x.zeta, y.zeta]) / x.tau
@@ -147,8 +153,7 @@ class SharedContrast:
         diagonal = scaled.diagonal()
         positives = diagonal / LOG2_E
         shift = 0.0
-        norms = [side.features.norm(dim=1).amax().item() for side in (x, y)]
-        if not norms[0] * norms[1] / x.tau <= allowed:  # what the scores may be spans too much; look at what they are
+        if not norms.prod().item() / x.tau <= allowed:  # what the scores may be spans too much; look at what they are
             diagonal.copy_(scaled[0, 1].expand_as(diagonal))  # positives do not count in the range
             low, high = (bound.item() for bound in scaled.aminmax())
             if not (high - low) / 2 / LOG2_E <= allowed:
@@ -159,7 +164,7 @@ class SharedContrast:
         if excluded is not None:
             scaled.masked_fill_(is_excluded(excluded, slice(None)), -math.inf)
         centres = (most + least) / 2
-        return cls(x, y, scaled, torch.exp(centres - zeta), shift / LOG2_E - centres.flip(0) - positives)
+        return cls(x, y, scaled, torch.exp(centres - zeta), shift / LOG2_E - centres.flip(0) - positives, workspace)
 
     def log_sums(self) -> Tensor:
         """See `Contrast`."""
@@ -179,13 +184,13 @@ class SharedContrast:
         if log_mass is not None:
             mass_x, mass_y = torch.exp(log_mass + self.offsets)
             masses = torch.zeros_like(self.offsets)
-        scratch = torch.empty_like(self.kernel[next(self._tiles())])
         for rows in self._tiles():
             tile = self.kernel[rows]
+            scale = self.workspace.take("scale", len(tile), len(self.kernel), tile)
             if masses is not None:
                 masses[0].addmv_(tile.T, mass_x[rows])
                 torch.mv(tile, mass_y, out=masses[1, rows])
-            scale = torch.mul(weight_x[rows, None], factor_y, out=scratch[: len(tile)])
+            torch.mul(weight_x[rows, None], factor_y, out=scale)
             tile.mul_(scale.addcmul_(factor_x[rows, None], weight_y))  # the kernel becomes W
         if masses is not None:
             masses.mul_(torch.stack([factor_y, factor_x]))

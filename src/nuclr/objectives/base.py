@@ -23,14 +23,16 @@ class ObjectiveOutput(NamedTuple):
 class Batch:
     """The global batch of B pairs, of which this process brought the b in `rows`.
 
-    local_x, local_y: (b, d) with gradient; x, y: (B, d), all processes' together; index: (B,) or None; ids: (B, 2), the
-    x_id and y_id of each pair, or None where no pair is to be masked. Features are in the dtype of the computation.
+    local_x, local_y: (b, d) with gradient; x, y: (B, d), all processes' together; norms: (2,), the largest of x's rows
+    and of y's; index: (B,) or None; ids: (B, 2), the x_id and y_id of each pair, or None where no pair is to be masked.
+    Features are in the dtype of the computation.
     """
 
     local_x: Tensor
     local_y: Tensor
     x: Tensor
     y: Tensor
+    norms: Tensor
     index: Tensor | None
     ids: Tensor | None
     rows: slice
@@ -109,16 +111,19 @@ class Objective(nn.Module):
         start = distributed.rank() * len(x)
         given = [None if t is None else t.to(x.device, torch.int64) for t in (index, x_id, y_id)]
         all_index, all_x_id, all_y_id = given if distributed.world_size() == 1 else _gather_columns(given)
-        self._deferred.check(self.faults(all_x.detach(), all_y.detach(), all_index))
+        features = [all_x.detach(), all_y.detach()]
+        norms = torch.stack([t.norm(dim=1).amax() for t in features])
+        finite = map(_finite, ("x", "y"), features, norms)
+        self._deferred.check([*finite, *self.index_checks(all_index)])
         ids = None
         if all_x_id is not None or all_y_id is not None:
             own = torch.arange(len(all_x), device=x.device)  # without ids every sample differs
             ids = torch.stack([own if t is None else t for t in (all_x_id, all_y_id)], dim=1)
-        return Batch(x, y, all_x, all_y, all_index, ids, slice(start, start + len(x)))
+        return Batch(x, y, all_x, all_y, norms, all_index, ids, slice(start, start + len(x)))
 
-    def faults(self, x: Tensor, y: Tensor, index: Tensor | None) -> "list[Fault]":  # noqa: ARG002
-        """What may be wrong with gathered values."""
-        return [_not_finite("x", x), _not_finite("y", y)]
+    def index_checks(self, index: Tensor | None) -> "list[Check]":  # noqa: ARG002
+        """What must hold of the gathered pairs' numbers."""
+        return []
 
     def _check_together(self, x: Tensor, y: Tensor, *integers: Tensor | None) -> None:
         """Refuse shapes and settings that are wrong here or on another process, on all processes at once."""
@@ -173,21 +178,21 @@ def _gather_columns(columns: list[Tensor | None]) -> list[Tensor | None]:
     return [None if column is None else next(gathered) for column in columns]
 
 
-class Fault(NamedTuple):
-    """A scalar that is true where values are bad, and the message for that case."""
+class Check(NamedTuple):
+    """A scalar that is true where values are good, and the message for the other case."""
 
-    found: Tensor
+    good: Tensor
     describe: Callable[[], str]
 
 
-def _not_finite(name: str, features: Tensor) -> Fault:
+def _finite(name: str, features: Tensor, largest_norm: Tensor) -> Check:
     def describe() -> str:
         rows = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
         if not rows:
             return f"{name} must have unit norm, but holds values as large as {features.abs().max():.3g}"
         return f"{name} must be finite, but holds nan or inf in rows {short_list(rows)} of the global batch"
 
-    return Fault(~features.sum().isfinite(), describe)
+    return Check(largest_norm < math.inf, describe)
 
 
 def short_list(values: list[int]) -> str:
@@ -199,33 +204,33 @@ class DeferredCheck:
     """Raise for bad values: at once on a CPU; at the next call on an accelerator, which so never waits for the host."""
 
     def __init__(self) -> None:
-        self._pending: tuple[Tensor, torch.Event, list[Fault]] | None = None
+        self._pending: tuple[Tensor, torch.Event, list[Check]] | None = None
 
-    def check(self, faults: list[Fault]) -> None:
-        """Raise the first fault that was found, now or at the next `raise_pending`."""
-        flags = torch.stack([fault.found for fault in faults])
+    def check(self, checks: list[Check]) -> None:
+        """Raise for the first that fails, now or at the next `raise_pending`."""
+        flags = torch.stack([check.good for check in checks])
         if flags.device.type == "cpu":
-            self._raise(flags, faults)
+            self._raise(flags, checks)
             return
         copied = flags.to("cpu", non_blocking=True)
         event = torch.Event(flags.device)
         event.record()
-        self._pending = (copied, event, faults)
+        self._pending = (copied, event, checks)
 
     def raise_pending(self) -> None:
         """Raise for the values of the call before."""
         if self._pending is None:
             return
-        flags, event, faults = self._pending
+        flags, event, checks = self._pending
         self._pending = None
         event.synchronize()
-        self._raise(flags, faults)
+        self._raise(flags, checks)
 
     @staticmethod
-    def _raise(flags: Tensor, faults: list[Fault]) -> None:
-        for found, fault in zip(flags.tolist(), faults, strict=True):
-            if found:
-                raise ValueError(fault.describe())
+    def _raise(flags: Tensor, checks: list[Check]) -> None:
+        for good, check in zip(flags.tolist(), checks, strict=True):
+            if not good:
+                raise ValueError(check.describe())
 
 
 def check_positive(name: str, value: float) -> None:

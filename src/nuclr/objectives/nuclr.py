@@ -121,7 +121,7 @@ class NUCLR(StatefulObjective):
     def _scaled_gradient(self, step: Step, mass: Tensor) -> Tensor:
         """N G_j, (2, B)."""
         n, share = self.num_samples, self.num_samples / mass.shape[1]
-        own = torch.exp(step.zeta / -step.tau - step.log_total)
+        own = torch.exp(step.log_own - step.log_total)
         others = (n - 1) / step.negatives  # an anchor without negatives lays no mass, and its row is not kept
         if self.zeta_estimator == "unbiased":
             return 1 - own - others * mass

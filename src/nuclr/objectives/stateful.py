@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nuclr import distributed
 from nuclr.functional import Gradients, Side, Workspace, contrast, running_log_mean
-from nuclr.objectives.base import Batch, Fault, Objective, ObjectiveOutput, check_range, short_list
+from nuclr.objectives.base import Batch, Check, Objective, ObjectiveOutput, check_range, short_list
 
 ANCHORS = ("x", "y")  # tensors of both sides, (2, B), have side x in row 0: its anchors are x, its candidates are y
 CANDIDATES = ("y", "x")
@@ -39,9 +39,14 @@ class Step:
     negatives: float | Tensor  # c_i, (B,) where it differs
 
     @cached_property
+    def log_own(self) -> Tensor:
+        """-zeta_i/tau, (2, B): the positive's own term of the partition function, in logs."""
+        return self.zeta / -self.tau
+
+    @cached_property
     def log_total(self) -> Tensor:
         """log(u_i + exp(-zeta_i/tau)), (2, B): the estimated partition function, the positive included."""
-        return torch.logaddexp(self.log_u, self.zeta / -self.tau)
+        return torch.logaddexp(self.log_u, self.log_own)
 
     def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
         """`then`, but `otherwise` for anchors without negatives: they contribute nothing and change nothing."""
@@ -128,7 +133,7 @@ class StatefulObjective(Objective):
         zeta, tau = self.read("zeta", CANDIDATES, batch), self.read_tau(batch)
         tau_x, tau_y = (tau, tau) if isinstance(tau, float) else tau
         x, y = Side(batch.x, zeta[1], tau_x), Side(batch.y, zeta[0], tau_y)
-        passes = contrast(x, y, batch.ids, batch.rows, self._workspace)
+        passes = contrast(x, y, batch.norms, batch.ids, batch.rows, self._workspace)
 
         negatives = batch.negatives()
         log_scale = log_ratio(self.num_samples - 1, negatives)
@@ -202,24 +207,23 @@ class StatefulObjective(Objective):
         both = distributed.all_gather(torch.cat([x, y], dim=1))
         return both[:, : x.shape[1]].contiguous(), both[:, x.shape[1] :].contiguous()
 
-    def faults(self, x: Tensor, y: Tensor, index: Tensor | None) -> list[Fault]:
-        """Also an index out of range or given twice."""
-        found = super().faults(x, y, index)
+    def index_checks(self, index: Tensor | None) -> list[Check]:
+        """In range, and none given twice."""
         if index is None:
-            return found
+            return []
         ordered = index.sort().values
-        outside = (ordered[0] < 0) | (ordered[-1] >= self.num_samples)
-        repeated = ordered[1:] == ordered[:-1]
+        inside = (ordered[0] >= 0) & (ordered[-1] < self.num_samples)
+        once = (ordered[1:] != ordered[:-1]).all()
 
         def describe_outside() -> str:
             bad = index[(index < 0) | (index >= self.num_samples)].tolist()
             return f"index must be in [0, {self.num_samples}), but holds {short_list(bad)}"
 
         def describe_repeated() -> str:
-            twice = short_list(sorted(set(ordered[1:][repeated].tolist())))
+            twice = short_list(sorted(set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())))
             return f"index must not repeat a pair within the global batch, but holds {twice} more than once"
 
-        return [*found, Fault(outside, describe_outside), Fault(repeated.any(), describe_repeated)]
+        return [Check(inside, describe_outside), Check(once, describe_repeated)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StatefulObjective":
         tables = {name: table for name, table in self._buffers.items() if table is not None}
