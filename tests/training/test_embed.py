@@ -81,8 +81,15 @@ def test_refusals(nuclr, trained, tmp_path, monkeypatch, arguments, message):
     assert (tmp_path / "here.npz").read_text() == "mine"
 
 
+def test_a_list_that_cannot_be_written_is_refused_before_the_work(nuclr, trained, tmp_path):
+    keep = ("--keep", tmp_path / "nowhere" / "keep.txt", "--max-quantile", 0.8)
+    status, _, err = nuclr("popularity", trained, "--out", tmp_path / "out", *keep)
+    assert status == 2 and "its folder does not exist" in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_popularity_of_a_run(nuclr, trained, tmp_path):
-    out, keep = tmp_path / "popularity", tmp_path / "keep.txt"
+    out, keep = tmp_path / "popularity", tmp_path / "popularity" / "keep.txt"  # a folder that the command makes
     status, told, err = nuclr("popularity", trained, "--out", out, "--keep", keep, "--max-quantile", 0.8)
     assert status == 0, err
     content = json.loads((out / "popularity.json").read_text())

@@ -125,8 +125,9 @@ def popularity(
         raise UserError("--keep needs a band: --min-popularity, --max-popularity, --min-quantile or --max-quantile")
 
     from nuclr.experiments.popularity import folder
-    from nuclr.experiments.popularity.keep import Band
+    from nuclr.experiments.popularity.keep import Band, check_target
 
+    kept = None if keep is None else folder.Keep(keep, Band(**given), keep_side.value)
     numbers = run = None
     if trained:
         if captions is not None or images is not None:
@@ -134,6 +135,8 @@ def popularity(
         from nuclr.training import popularity as of_run
 
         run, out = file, file / "popularity" if out is None else out
+        if keep is not None:
+            check_target(keep, out)  # before the samples are encoded, which takes long
         found = of_run.prepare(file, out)
         file, captions, numbers = found.embeddings, found.captions, found.numbers
         temperature = found.temperature if temperature is None else temperature
@@ -149,7 +152,7 @@ def popularity(
         align=align.value,
         captions=captions,
         images=images,
-        kept=folder.Keep(keep, Band(**given), keep_side.value) if keep is not None else None,
+        kept=kept,
         top=top,
         device=device,
         numbers=numbers,

@@ -59,7 +59,7 @@ def write(
     embeddings = read_embeddings(file)
     names = read_names(captions, images, len(embeddings.x), embeddings.y_to_x.tolist(), numbers)
     if kept is not None:
-        keep.check_target(kept.path)
+        keep.check_target(kept.path, folder)
     pairs = make_pairs(embeddings, weights, align)
     output.prepare_folder(folder, COMMAND, SUMMARY, FILES)
     sides = solve_sides(pairs, temperature, device, **solver)

@@ -36,11 +36,11 @@ class Band:
         return admitted
 
 
-def check_target(path: Path) -> None:
-    """See, before the work begins, that the list can be written and replaces nothing but a former list."""
+def check_target(path: Path, folder: Path) -> None:
+    """See, before the work begins, that the list can be written (`folder` will exist) and replaces only a former list."""
     if path.is_dir():
         raise UserError(f"--keep {path}: a folder, not a file")
-    if not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir() and path.absolute().parent != folder.absolute():
         raise UserError(f"--keep {path}: its folder does not exist")
     if path.exists():
         with path.open("rb") as file:
