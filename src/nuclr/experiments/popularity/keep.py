@@ -37,7 +37,7 @@ class Band:
 
 
 def check_target(path: Path, folder: Path) -> None:
-    """See, before the work begins, that the list can be written (`folder` will exist) and replaces only a former list."""
+    """See, before the work begins, that the list can be written over no other file; `folder` will exist."""
     if path.is_dir():
         raise UserError(f"--keep {path}: a folder, not a file")
     if not path.absolute().parent.is_dir() and path.absolute().parent != folder.absolute():
