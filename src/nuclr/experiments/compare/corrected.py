@@ -1,8 +1,8 @@
 """Popularity-corrected retrieval of a trained cell, beside the plain one: `corrected.npz` in its folder.
 
 Temperature and strength of the correction are chosen where the method's own settings were (on `tuned`), and the
-outcome is stored for the sets that are reported. Two banks: "train", the training queries, which knows nothing of the
-test set; "queries", the set's own queries (transductive).
+outcome is stored for the sets that are reported. Two banks: "train", training pairs, which know nothing of the test
+set; "queries", the set's own (transductive).
 """
 
 from collections.abc import Callable, Iterable

@@ -108,9 +108,10 @@ def protocol(request: Request) -> list[str]:
             "rate and the same number of epochs, so small batches take more steps."
         )
     lines += [
-        "Corrected: ranked by score - strength * zeta, zeta of the gallery solved with up to "
-        f"{corrected.LARGEST_BANK:,} training queries as the bank, or with the set's own queries (transductive: it "
-        "uses all test queries at once); temperature and strength chosen where the method's settings were.",
+        "Corrected: ranked by score - strength * zeta, solved on up to "
+        f"{corrected.LARGEST_BANK:,} training images and captions as the bank and extended to the gallery, or solved "
+        "on the set itself (transductive: it uses all test queries at once); temperature and strength chosen where the "
+        "method's settings were.",
         "Recall: a query is right where one of its partners is among the first k; ties count by expectation. An image "
         "has one query, each of its captions one.",
         f"Intervals: {LEVEL:.0%}, paired bootstrap over images (an image's captions stay together) and seeds, both "
