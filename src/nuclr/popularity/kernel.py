@@ -2,7 +2,8 @@
 
 The scores are gone through in tiles of rows, and each tile in blocks of columns. A block is exponentiated relative to
 its rows' largest entries and summed along its rows; once the tile's rows are complete their Z is known, and the blocks
-are summed down their columns. Sums within a block are taken in the precision of the scores, all others in float64.
+are summed down their columns. Sums within a block and over a row's blocks are taken in the precision of the scores,
+those over the tiles in float64.
 Under torch.distributed each process passes over its own rows, and one sum over the processes joins them.
 """
 
