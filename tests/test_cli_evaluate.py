@@ -76,6 +76,7 @@ def test_own_validation_pairs_as_training_saw_them(nuclr, vectors, tmp_path):
     assert (train_bank["bank_images"], train_bank["bank_captions"]) == (50, 50)
     assert train_bank["chosen_on"] == "data.val: val.npz" and train_bank["temperature"] > 0
     assert found["correction_crossed"] and set(found["corrected"]["train"]) == set(found["plain"])
+    assert [len(chosen) for chosen in found["corrections_of_halves"].values()] == [2, 2]
     for column, values in (("plain", found["plain"]), ("train", found["corrected"]["train"])):
         named = found["names"][column]
         assert named["paper"]["r1"] == pytest.approx(100 * values["mean_R@1"])

@@ -69,7 +69,7 @@ def test_every_key_has_a_place():
         ("data.mask=maybe", "needs true or false"),
         ("data=train", "data is a section, not a value"),
         ("schedule.epochs=", "schedule.epochs has no value"),
-        ("schedule.zeta_frozen_epochs=99", "only 4 epochs"),
+        ("schedule.zeta_frozen_epochs=99", "more than schedule.epochs, which is 4"),
         ("epochs", "overrides are key=value"),
         ("data.train=", "data.train is missing"),
     ],

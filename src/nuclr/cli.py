@@ -101,7 +101,8 @@ def toy(
 
 
 _TRAIN_EXAMPLES = """
-\b
+Examples:
+
     nuclr train                                                  the demo, about two minutes on two CPU cores
     nuclr train configs/flickr8k.yaml data.root=DATA seed=1      a config, two keys changed
     nuclr train runs/flickr8k --resume                           go on with a run that was stopped

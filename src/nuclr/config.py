@@ -182,7 +182,10 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
             raise UserError(f"{key}: {settings.objective.name} has no such option; it has {allowed}")
     if settings.schedule.zeta_frozen_epochs > settings.schedule.epochs:
         frozen, epochs = settings.schedule.zeta_frozen_epochs, settings.schedule.epochs
-        raise UserError(f"schedule.zeta_frozen_epochs is {frozen}, but there are only {epochs} epochs")
+        raise UserError(
+            f"schedule.zeta_frozen_epochs is {frozen}, more than schedule.epochs, which is {epochs}; "
+            "add schedule.zeta_frozen_epochs=0"
+        )
     if settings.model.pretrained and (settings.model.image or settings.model.text):
         raise UserError("model.pretrained is a whole dual encoder; leave model.image and model.text out")
 

@@ -81,6 +81,13 @@ def test_refusals(nuclr, trained, tmp_path, monkeypatch, arguments, message):
     assert (tmp_path / "here.npz").read_text() == "mine"
 
 
+@pytest.mark.parametrize(("option", "message"), [("--images", "no pictures"), ("--texts", "no texts")])
+def test_a_model_of_vectors(nuclr, tmp_path, option, message):
+    train(runs.load(tmp_path, **{"schedule.epochs": 1}), tmp_path / "run")
+    status, _, err = nuclr("embed", tmp_path / "run", option, tmp_path, "--out", tmp_path / "a.npz")
+    assert status == 2 and message in err and not (tmp_path / "a.npz").exists()
+
+
 def test_a_list_that_cannot_be_written_is_refused_before_the_work(nuclr, trained, tmp_path):
     keep = ("--keep", tmp_path / "nowhere" / "keep.txt", "--max-quantile", 0.8)
     status, _, err = nuclr("popularity", trained, "--out", tmp_path / "out", *keep)

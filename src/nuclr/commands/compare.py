@@ -12,7 +12,8 @@ from nuclr.commands.report import at_the_end
 from nuclr.errors import UserError
 
 EPILOG = """
-\b
+Examples:
+
     nuclr compare methods=sogclr,nuclr seeds=2 --out runs/small                    the built-in demo pairs
     nuclr compare CONFIG methods=clip,sogclr,nuclr seeds=5 --halves --out runs/c   any config, any KEY=VALUE of it
     nuclr compare CONFIG methods=sogclr,nuclr seeds=5 --tune gamma --out runs/g    gamma 0.3 and 0.8 for both

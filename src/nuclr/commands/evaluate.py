@@ -9,7 +9,8 @@ import typer
 from nuclr.errors import UserError
 
 EPILOG = """
-\b
+Examples:
+
     nuclr evaluate RUN                                                  the run's own validation pairs
     nuclr evaluate RUN --retrieval dev.jsonl --correct bank=train       plain and popularity-corrected ranking
     nuclr evaluate RUN --retrieval flickr30k:DATA --classification cifar100:DATA --out figures.json
@@ -68,13 +69,13 @@ def evaluate(
         typer.Option(
             metavar="bank=train|queries",
             rich_help_panel=_CORRECTION,
-            help="Rank by score minus popularity as well; the bank are training queries, or the test queries "
+            help="Rank by score minus popularity as well; the bank are training pairs, or the test pairs "
             "themselves (transductive). May be given twice.",
         ),
     ] = None,
     bank_size: Annotated[
         int, typer.Option(min=2, rich_help_panel=_CORRECTION, help="Most images, and most captions, of the bank.")
-    ] = 30_000,
+    ] = 12_000,
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint's weights, not the last.")] = False,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time. Default: the run's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",

@@ -50,7 +50,11 @@ def popularity(
         typer.Option(help="Temperature tau; lower tells neighbours apart more sharply. Default: the run's."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the table, the summary and the histogram. Default: RUN/popularity.")
+        Path | None,
+        typer.Option(
+            help="Folder for the table, the summary and the histogram; what an earlier nuclr popularity wrote there is "
+            "replaced. Default: RUN/popularity."
+        ),
     ] = None,
     align: Annotated[
         Align, typer.Option(help="ridge: map x to y by a ridge regression on the pairs (for x, y of unequal width).")
@@ -69,7 +73,10 @@ def popularity(
         ),
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(rich_help_panel=_KEEP, help="File for the numbers of the pairs in the band.")
+        Path | None,
+        typer.Option(
+            rich_help_panel=_KEEP, help="File for the numbers of the pairs in the band; replaces an earlier list."
+        ),
     ] = None,
     min_popularity: Annotated[
         float | None, typer.Option(rich_help_panel=_KEEP, help="Band: lowest popularity; the mean is 1.")

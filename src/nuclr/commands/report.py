@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 EPILOG = """
-\b
+Examples:
+
     nuclr report runs/demo                            writes runs/demo/report.html
     nuclr report runs/demo --out page.html --no-pictures
 """

@@ -30,6 +30,7 @@ from nuclr.popularity import Result, solve
 SPREADS = (0.25, 0.4, 0.6, 0.8)
 DEFAULT_SPREAD = 0.6
 STRENGTHS = (0.5, 0.75, 1.0, 1.25)
+BANK_SIZE = 12_000  # images, and captions: more cost time and change next to nothing
 TOLERANCE = 1e-3  # of the solver's residual: a rank does not feel less
 
 

@@ -132,16 +132,20 @@ def embed(
         bad = check_samples(source, max_bad_share=max_bad_share)
         found = embed_pairs(model, source, usable(source, bad), batch, device)
     elif images is not None:
+        if model.images is None:
+            raise UserError("--images: this model takes vectors on side x, no pictures; give --pairs FILE.npz")
         if not images.is_dir():
             raise UserError(f"{images}: no such folder of images")
         pictures: Any = _Pictures(images)
-        loader = Loader(pictures, model.images.size if model.images else 224, memory=0)
+        loader = Loader(pictures, model.images.size, memory=0)
         found = {"x": encode_x(model, loader, np.arange(len(pictures)), batch, device, "float32")}
         names = [str(file.relative_to(images)) for file in pictures.files]
         if distributed.rank() == 0:
             out.with_suffix(".txt").write_text("\n".join(names) + "\n", encoding="utf-8")
     else:
         assert texts is not None
+        if model.tokeniser is None:
+            raise UserError("--texts: this model takes vectors on side y, no texts; give --pairs FILE.npz")
         if not texts.is_file():
             raise UserError(f"{texts}: no such file of texts, one a line")
         lines = read_text(texts).splitlines()

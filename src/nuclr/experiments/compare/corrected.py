@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.correction import Bank, Correction, choose
+from nuclr.evaluation.correction import BANK_SIZE, Bank, Correction, choose
 from nuclr.experiments.compare import sets
 from nuclr.experiments.compare.arrays import read_groups, write_groups
 from nuclr.models import DualEncoder
@@ -23,7 +23,6 @@ from nuclr.training.settings import Settings
 CORRECTED = "corrected.npz"
 BANKS = ("train", "queries")
 TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
-LARGEST_BANK = 12_000  # queries a side: more cost time and change next to nothing
 Fold = tuple[str, str]
 
 
@@ -86,6 +85,6 @@ def _apply(features: sets.Features, bank: Bank, chosen: Correction) -> sets.Hits
 
 def _some(rows: Tensor) -> Tensor:
     """A bank of bounded size: rows at even distances."""
-    if len(rows) <= LARGEST_BANK:
+    if len(rows) <= BANK_SIZE:
         return rows
-    return rows[torch.linspace(0, len(rows) - 1, LARGEST_BANK).long()]
+    return rows[torch.linspace(0, len(rows) - 1, BANK_SIZE).long()]

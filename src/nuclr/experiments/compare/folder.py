@@ -20,8 +20,9 @@ import torch
 
 import nuclr
 from nuclr.errors import UserError
+from nuclr.evaluation.correction import BANK_SIZE
 from nuclr.experiments import output
-from nuclr.experiments.compare import corrected, figures, outcome, tables
+from nuclr.experiments.compare import figures, outcome, tables
 from nuclr.experiments.compare.plan import content as content_of
 from nuclr.experiments.compare.statistics import LEVEL, RESAMPLES
 from nuclr.experiments.compare.study import Request, Study
@@ -109,7 +110,7 @@ def protocol(request: Request) -> list[str]:
         )
     lines += [
         "Corrected: ranked by score - strength * zeta, solved on up to "
-        f"{corrected.LARGEST_BANK:,} training images and captions as the bank and extended to the gallery, or solved "
+        f"{BANK_SIZE:,} training images and captions as the bank and extended to the gallery, or solved "
         "on the set itself (transductive: it uses all test queries at once); temperature and strength chosen where the "
         "method's settings were.",
         "Recall: a query is right where one of its partners is among the first k; ties count by expectation. An image "

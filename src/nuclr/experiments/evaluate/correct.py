@@ -39,13 +39,18 @@ class Corrector:
     correction: Correction
     chosen_on: str
 
-    def __call__(self, found: PairFeatures, chosen_here: bool = False) -> dict[str, float]:
-        """Corrected figures of a test set; `chosen_here`: these are the validation pairs, so one half for the other."""
-        bank = Bank(found.x, found.y) if self.pairs is None else self.pairs
-        if chosen_here:
-            return summary(*cross_chosen(found.x, found.y, found.pairs, bank)[0])
-        bias_x, bias_y = self.correction.biases(bank, found.x, found.y)
+    def __call__(self, found: PairFeatures) -> dict[str, float]:
+        """Corrected figures of a test set."""
+        bias_x, bias_y = self.correction.biases(self._bank(found), found.x, found.y)
         return retrieval(found.x, found.y, found.pairs, bias_x=bias_x, bias_y=bias_y)
+
+    def crossed(self, found: PairFeatures) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """The same of the validation pairs: each half under the correction chosen on the other, and what that was."""
+        ranked, chosen = cross_chosen(found.x, found.y, found.pairs, self._bank(found))
+        return summary(*ranked), [asdict(correction) for correction in chosen]
+
+    def _bank(self, found: PairFeatures) -> Bank:
+        return Bank(found.x, found.y) if self.pairs is None else self.pairs
 
     def describe(self) -> dict[str, Any]:
         """For the file."""

@@ -9,6 +9,7 @@ from nuclr import __version__
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.evaluation import conventions, retrieval, zero_shot
+from nuclr.evaluation.correction import BANK_SIZE
 from nuclr.experiments.evaluate.correct import Corrector, make_corrector
 from nuclr.experiments.evaluate.features import DUPLICATES, class_task_features, pair_features
 from nuclr.experiments.evaluate.sets import ClassificationTask, RetrievalTask, classification_task
@@ -53,7 +54,7 @@ def evaluate(
     classifications: Sequence[ClassificationTask],
     banks: Sequence[str] = (),
     duplicates: str | None = None,
-    bank_size: int = 30_000,
+    bank_size: int = BANK_SIZE,
     told: Told = lambda _: None,
 ) -> dict[str, Any]:
     """Every figure; `duplicates` None: "miss" for the usual sets, as others report them, else "merge"."""
@@ -63,7 +64,7 @@ def evaluate(
         _check_classes(subject, labelled)
     correctors = []
     for bank in banks:
-        told(f"bank of queries ({bank}), and its temperature")
+        told(f"--correct bank={bank}: encoding the bank, choosing temperature and strength")
         correctors.append(make_corrector(subject, bank, bank_size))
     content: dict[str, Any] = {
         "written_by": COMMAND,
@@ -93,7 +94,8 @@ def _retrieval(
     plain = retrieval(found.x, found.y, found.pairs)
     # On the pairs that the correction is chosen on, each half of the images is ranked under the other half's choice.
     crossed = any(of.val == task.pairs.fingerprint for of in correctors)
-    corrected = {of.bank: of(found, crossed) for of in correctors}
+    outcomes = {of.bank: of.crossed(found) if crossed else (of(found), None) for of in correctors}
+    corrected = {bank: figures for bank, (figures, _) in outcomes.items()}
     return {
         "path": task.path,
         "split": task.split,
@@ -103,6 +105,7 @@ def _retrieval(
         "bad_samples": len(task.bad),
         "duplicates": {"way": way, "told": DUPLICATES[way]},
         "correction_crossed": crossed,
+        "corrections_of_halves": {bank: chosen for bank, (_, chosen) in outcomes.items() if chosen is not None},
         "plain": plain,
         "corrected": corrected,
         "names": {"plain": conventions(plain), **{bank: conventions(values) for bank, values in corrected.items()}},

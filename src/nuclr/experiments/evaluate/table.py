@@ -31,7 +31,8 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
                     values = [of[f"{key}_{kind}_rank"] for of in found.values()]
                     yield f"  {f'{kind} rank, {told}':28}" + "".join(f"{value:>12.1f}  " for value in values)
         if task["correction_crossed"]:
-            yield "  The validation pairs: the correction of each half of the images was chosen on the other half."
+            yield "  The validation pairs: the correction of each half of the images was chosen on the other half;"
+            yield "  the one told below was chosen on all of them, for other sets."
         yield ""
     for name, task in content["classification"].items():
         found = task["plain"]
@@ -45,6 +46,6 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
         column, temperature = COLUMNS[correction["bank"]], correction["temperature"]
         at = f"temperature {temperature:g}" if temperature is not None else "the default temperature"
         yield (
-            f"{column}: scores minus {correction['strength']:g} zeta at {at}, "
+            f"{column}: score - {correction['strength']:g} * zeta (popularity), solved at {at}, "
             f"bank: {correction['told']}; chosen on {correction['chosen_on']}"
         )
