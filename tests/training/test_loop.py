@@ -177,6 +177,9 @@ def test_two_processes_do_what_one_does(tmp_path, make):
     for a, b in zip(one, two, strict=True):
         norms = [line.pop("train/grad_norm", 1.0) for line in (a, b)]  # Adam's first steps amplify roundings of it
         assert norms[1] == pytest.approx(norms[0], rel=1e-2)
+        # the two last-bit different models may rank one of 20 (30) queries by one place differently
+        ranks = [{key: line.pop(key) for key in list(line) if key.startswith("val/")} for line in (a, b)]
+        assert ranks[1] == pytest.approx(ranks[0], abs=0.051)
         assert b == pytest.approx(a, abs=1e-4)
     states = [checkpoint.load(checkpoint.newest_first(tmp_path / name / "checkpoints")[0]) for name in ("one", "two")]
     for name, tensor in states[0]["objective"].items():
