@@ -41,13 +41,14 @@ def test_same_as_one_process(case: str, variant: str, one: dict, several: list[d
     for rank, result in enumerate(several):
         for name, value in result["trained"][case, variant].items():
             expected = one["trained"][case, variant][name]
-            # zeta's velocity is a difference of numbers of the size of its largest entries, rounded as they are
+            # float64 shows that they are the same; float32 has its roundings, and zeta's velocity is a difference of
+            # numbers of the size of its largest entries
             size = max(1.0, float(expected.nan_to_num(neginf=0.0).abs().max()))
             torch.testing.assert_close(
                 value,
                 expected,
                 rtol=0,
-                atol=1e-6 * size if variant == "float32" else 1e-9,
+                atol=5e-6 * size if variant == "float32" else 1e-9,
                 msg=lambda m, r=rank, n=name: f"process {r}, {n}: {m}",
             )
 

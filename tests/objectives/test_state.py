@@ -178,6 +178,19 @@ def test_metrics_are_detached_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
+def test_one_forward_serves_many_backwards(name: str) -> None:
+    x, y, index = batches(1)[0]
+    expected = gradients(build(name, num_samples=N), x, y, index)[1]
+    x = x.requires_grad_()
+    loss = build(name, num_samples=N)(x, y, index).loss
+    loss.backward(retain_graph=True)
+    x.grad.mul_(7)  # as clipping and optimisers do
+    (2 * loss).backward(retain_graph=True)
+    torch.testing.assert_close(x.grad, 9 * expected)
+    torch.testing.assert_close(torch.autograd.grad(loss + x.sum() * 0, x)[0], expected)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
 def test_losses_of_two_batches_keep_their_own_gradients(name: str) -> None:
     objective, other = build(name, num_samples=N), build(name, num_samples=N)
     inputs = [[t.clone().requires_grad_() for t in batch[:2]] for batch in batches(2)]
