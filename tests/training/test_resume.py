@@ -10,6 +10,7 @@ import pytest
 from nuclr import config
 from nuclr.errors import UserError
 from nuclr.training import checkpoint, progress
+from nuclr.training.folder import RunFolder
 from nuclr.training.loop import train
 from tests.training import runs
 
@@ -49,6 +50,32 @@ def test_killed_at_any_step(tmp_path, monkeypatch, objective):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("left", ["nothing", "half a config", "a config"])
+def test_killed_before_the_first_step(tmp_path, monkeypatch, left):
+    settings = runs.load(tmp_path, **{"schedule.epochs": 1})
+    with monkeypatch.context() as patch:
+        name, after = {
+            "nothing": ("_take_lock", True),
+            "half a config": ("_replace", False),
+            "a config": ("_replace", True),
+        }[left]
+        real = getattr(RunFolder, name)
+
+        def die(self, *arguments):
+            if after:
+                real(self, *arguments)
+            else:
+                (self.folder / ".config.yaml.tmp").write_text("name: ti")
+            self.close()
+            raise KilledError
+
+        patch.setattr(RunFolder, name, die)
+        with pytest.raises(KilledError):
+            train(settings, tmp_path / "run", resume=True)
+    train(settings, tmp_path / "run", resume=True)
+    assert len(checkpoint.newest_first(tmp_path / "run" / "checkpoints")) > 0
+
+
 def test_pictures_with_augmentation(tmp_path, monkeypatch):
     settings = config.load(_empty(tmp_path), runs.picture_settings(tmp_path, **{"schedule.zeta_refresh": 1}))
     train(settings, tmp_path / "whole")

@@ -69,12 +69,12 @@ class RunFolder:
                 raise UserError(f"{self.folder} holds {state} already; name another folder with out=...{hint}")
             if before:
                 self._check_same(config)
-            elif others := [p.name for p in self.folder.iterdir() if p.name != LOCK]:
+            elif others := [p.name for p in self.folder.iterdir() if p.name not in (LOCK, f".{CONFIG}.tmp")]:
                 raise UserError(f"{self.folder} is not empty ({others[0]}) and holds no run; name another with out=...")
-            self.checkpoints.mkdir(exist_ok=True)
-            if not before:
+            if not before:  # before all else: a run that is killed right here must be known as one
                 text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
                 self._replace(CONFIG, text)
+            self.checkpoints.mkdir(exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise UserError(f"out={self.folder}: a file is in the way; name a folder") from None
         except OSError as error:
