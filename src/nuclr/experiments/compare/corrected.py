@@ -5,7 +5,7 @@ outcome is stored for the sets that are reported. Two banks: "train", training p
 set; "queries", the set's own (transductive).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -50,18 +50,17 @@ def correct_cell(
     source = parts.open_source(data, str(data.train), data.split, data.keep, check=False)
     train = sets.embed_source(model, settings, source, parts.make_loader(data, source.pairs, model, loaders))
     features = _features(model, settings, tests, {key for fold in missing for key in fold}, loaders)
-    training = Bank(_some(train.x), _some(train.y))
-    banks: dict[str, Callable[[sets.Features], Bank]] = {
-        "train": lambda _: training,
-        "queries": lambda own: Bank(own.x, own.y),
+    banks = {
+        "train": dict.fromkeys(features, Bank(_some(train.x), _some(train.y))),
+        "queries": {key: Bank(own.x, own.y) for key, own in features.items()},
     }
     for bank, of in banks.items():
         chosen: dict[str, Correction] = {}
         for tuned, reported in missing:
             if tuned not in chosen:
                 at = features[tuned]
-                chosen[tuned] = choose(at.x, at.y, at.pairs, of(at), temperatures=TEMPERATURES)
-            stored[name_of((tuned, reported), bank)] = _apply(features[reported], of(features[reported]), chosen[tuned])
+                chosen[tuned] = choose(at.x, at.y, at.pairs, of[tuned], temperatures=TEMPERATURES)
+            stored[name_of((tuned, reported), bank)] = _apply(features[reported], of[reported], chosen[tuned])
     write_groups(cell / CORRECTED, stored)
 
 
