@@ -88,11 +88,13 @@ def _ranks(
     links = torch.unique(links, dim=0)  # by query, so that a tile's links lie together
     asked, count = torch.unique_consecutive(links[:, 0], return_counts=True)
     rows_a_tile = max(1, TILE // n_gallery)
-    found = []
-    for rows, counts, right in zip(
+    # Made before the loop: what each tile leaves behind would pin the heap, which then grows by a tile at a time.
+    found = links.new_empty(3, len(asked))
+    for rows, counts, right, outcome in zip(
         asked.split(rows_a_tile),
         count.split(rows_a_tile),
         links[:, 1].split([int(part.sum()) for part in count.split(rows_a_tile)]),
+        found.split(rows_a_tile, dim=1),
         strict=True,
     ):
         scores = scores_of(rows)
@@ -104,9 +106,8 @@ def _ranks(
         above = (scores > best[:, None]).sum(dim=1, dtype=torch.int32).long()  # int32: twice as fast
         level = (scores == best[:, None]).sum(dim=1, dtype=torch.int32).long()
         own = torch.zeros_like(level).index_add(0, row, (partner == best[row]).long())
-        found.append(torch.stack([above, level - own, own]))
-    above, tied, own = torch.cat(found, dim=1)
-    return Ranks(asked, above, tied, own, count, n_gallery)
+        outcome.copy_(torch.stack([above, level - own, own]))
+    return Ranks(asked, *found, count, n_gallery)
 
 
 def _check(links: Tensor, n_queries: int, n_gallery: int, bias: Tensor | None) -> None:
