@@ -107,7 +107,8 @@ def _ranks(
         level = (scores == best[:, None]).sum(dim=1, dtype=torch.int32).long()
         own = torch.zeros_like(level).index_add(0, row, (partner == best[row]).long())
         outcome.copy_(torch.stack([above, level - own, own]))
-    return Ranks(asked, *found, count, n_gallery)
+    above, tied, own = found
+    return Ranks(asked, above, tied, own, count, n_gallery)
 
 
 def _check(links: Tensor, n_queries: int, n_gallery: int, bias: Tensor | None) -> None:
