@@ -23,13 +23,14 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def all_gather(local: Tensor) -> Tensor:
-    """Concatenate (b, ...) of every process to (K b, ...), without gradient."""
+def all_gather(local: Tensor, dim: int = 0) -> Tensor:
+    """Concatenate every process's tensors along dim, without gradient."""
+    local = local.detach() if local.requires_grad else local
     if world_size() == 1:
-        return local.detach()
-    gathered = local.new_empty((world_size() * len(local), *local.shape[1:]))
-    dist.all_gather(list(gathered.chunk(world_size())), local.detach().contiguous())
-    return gathered
+        return local
+    gathered = local.new_empty((world_size(), *local.shape))
+    dist.all_gather(list(gathered), local.contiguous())
+    return gathered.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def sum_over_processes(local: Tensor) -> Tensor:

@@ -7,7 +7,9 @@ For B pairs with scores s_ij = <x_i, y_j>, side x has anchors x and candidates y
 SogCLR, iSogCLR and NUCLR all need, first, the log-sums of exp(e^x) along rows and of exp(e^y) along columns over the
 pairs that are negatives; then, once the running averages are known and with them a weight a_i per anchor,
 
-    W_ij = exp(e^x_ij) a^x_i + exp(e^y_ij) a^y_j,    W y,  W^T x,  and column and row sums for zeta.
+    W_ij = exp(e^x_ij) a^x_i + exp(e^y_ij) a^y_j,    W_ii = -(what both anchors of pair i give to their negatives),
+
+W y / b, W^T x / b, the gradient of this process's b pairs, and column and row sums for zeta.
 
 `contrast` returns an object with these two passes. `SharedContrast` takes one exponential for everything and three
 matrix products in all; `TiledContrast` is exact for every temperature and needs O(tile x B) memory.
@@ -27,49 +29,55 @@ LOG2_E = math.log2(math.e)
 
 
 def running_log_mean(log_u: Tensor, log_phi: Tensor, gamma: float) -> Tensor:
-    """log((1 - gamma) u + gamma phi), shape (B,); a sample never seen, log u = -inf, starts at phi.
-
-    An anchor without negatives has log phi = -inf and keeps what it has.
-    """
+    """log((1 - gamma) u + gamma phi), shape (B,); a sample never seen, log u = -inf, starts at phi."""
     log_old = log_u + (math.log1p(-gamma) if gamma < 1 else -math.inf)
     mixed = torch.logaddexp(log_old, log_phi + math.log(gamma))
-    return torch.where(log_phi.isneginf(), log_u, torch.where(log_u.isneginf(), log_phi, mixed))
+    return torch.where(log_u.isneginf(), log_phi, mixed)
 
 
-class Side(NamedTuple):
-    """One side of the global batch: features (B, d), zeta (B,) as the other side's candidates, tau as anchors."""
+class Pairs(NamedTuple):
+    """The global batch, of which `rows` are this process's; tensors of both sides have side x in row 0."""
 
-    features: Tensor
-    zeta: Tensor
-    tau: float | Tensor
+    x: Tensor  # (B, d)
+    y: Tensor  # (B, d)
+    norms: tuple[Tensor, Tensor]  # scalars, the largest of x's rows and of y's
+    zeta: Tensor  # (2, B), of each side's candidates: y's, then x's
+    tau: float | Tensor  # (2, B), of each side's anchors, where it differs
+    ids: Tensor | None  # (B, 2): pairs that agree in a column are no negatives of each other; None: only i = j is out
+    rows: slice
 
-    def tau_column(self) -> Tensor:
-        """Tau as (B, 1)."""
-        tau = torch.as_tensor(self.tau, dtype=self.features.dtype, device=self.features.device)
-        return tau.reshape(-1, 1).expand(len(self.features), 1)
+    @property
+    def whole(self) -> bool:
+        """Whether this is the only process."""
+        return self.rows == slice(0, len(self.x))
+
+    def swapped(self) -> "Pairs":
+        """The same with the sides exchanged."""
+        tau = self.tau if isinstance(self.tau, float) else self.tau.flip(0)
+        return Pairs(self.y, self.x, self.norms[::-1], self.zeta.flip(0), tau, self.ids, self.rows)
 
 
 class Gradients(NamedTuple):
     """What the second pass returns for this process's b pairs."""
 
-    x: Tensor  # (b, d)  sum_j W_ij y_j
-    y: Tensor  # (b, d)  sum_i W_ij x_i
+    x: Tensor  # (b, d)  sum_j W_ij y_j / b
+    y: Tensor  # (b, d)  sum_i W_ij x_i / b
     extra: Tensor | None  # (2, b), masses or moments, as asked for
 
 
 class Contrast(Protocol):
-    """Two passes over the exponentials of one batch."""
+    """Two passes over the exponentials of one batch, the first when it is made."""
 
-    def log_sums(self) -> Tensor:
-        """Log sum_j exp(e^x_ij) and log sum_i exp(e^y_ij) over the negatives of this process's anchors, (2, b)."""
+    log_sums: Tensor  # (2, b), log sum_j exp(e^x_ij) and log sum_i exp(e^y_ij) over the negatives of own anchors
 
-    def gradients(self, log_weight: Tensor, log_mass: Tensor | None = None, moments: bool = False) -> Gradients:
+    def gradients(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Gradients:
         """Weighted sums over the negatives.
 
         Args:
             log_weight: log a^x and log a^y of all anchors, (2, B).
-            log_mass: the same for masses, what all anchors lay on this process's candidates, (2, b):
-                sum_i exp(e^x_ij + log_mass^x_i) for each y_j, and sum_j exp(e^y_ij + log_mass^y_j) for each x_i.
+            log_total: log partition functions of all anchors, (2, B), to ask for masses, what the anchors' probability
+                lays on this process's candidates, (2, b): sum_i exp(e^x_ij - log_total^x_i) for each y_j, and
+                sum_j exp(e^y_ij - log_total^y_j) for each x_i.
             moments: ask for sum_j a^x_i exp(e^x_ij) e^x_ij of this process's anchors, and for side y, (2, b).
 
         """
@@ -87,33 +95,21 @@ class Workspace:
         if kept is None or kept.numel() < rows * columns or kept.dtype != like.dtype or kept.device != like.device:
             with torch.inference_mode(False):  # or an evaluation under it would leave one that training cannot write
                 self._kept[name] = kept = torch.empty(rows * columns, dtype=like.dtype, device=like.device)
-        return kept[: rows * columns].view(rows, columns)
+        return kept.as_strided((rows, columns), (columns, 1))
 
     def __reduce__(self) -> tuple[type["Workspace"], tuple[()]]:
         return Workspace, ()  # copies and pickles start empty
 
 
-def contrast(x: Side, y: Side, norms: Tensor, excluded: Tensor | None, rows: slice, workspace: Workspace) -> Contrast:
-    """Choose the faster exact way for this batch.
-
-    Args:
-        x: the one side of the global batch.
-        y: the other.
-        norms: the largest norm of x's features and of y's, (2,).
-        excluded: ids, (B, 2): pairs that agree in a column are not negatives of each other. None: only i = j is out.
-        rows: this process's pairs.
-        workspace: where what is B x B may stay.
-
-    """
-    size = len(x.features)
-    whole = rows == slice(0, size)
-    one_temperature = isinstance(x.tau, float) and x.tau == y.tau
+def contrast(pairs: Pairs, workspace: Workspace) -> Contrast:
+    """Choose the faster exact way for this batch; what is B x B may stay in the workspace."""
+    small = len(pairs.x) ** 2 <= KEPT_ELEMENTS
     # Looking at values is free on a CPU and exponentials are dear there; on an accelerator it is the other way round.
-    if whole and one_temperature and size * size <= KEPT_ELEMENTS and x.features.device.type == "cpu":
-        shared = SharedContrast.where_exact(x, y, norms, excluded, workspace)
+    if small and pairs.whole and isinstance(pairs.tau, float) and pairs.x.device.type == "cpu":
+        shared = SharedContrast.where_exact(pairs, pairs.tau, workspace)
         if shared is not None:
             return shared
-    return TiledContrast(x, y, excluded, rows, workspace)
+    return TiledContrast(pairs, workspace)
 
 
 def is_excluded(ids: Tensor, rows: slice) -> Tensor:
@@ -126,75 +122,74 @@ class SharedContrast:
     """E_ij = 2^(s_ij log2(e)/tau - shift) serves both sides: the rest of each exponent is a row or a column factor.
 
     Exact where no E and no product with the factors leaves the floating-point range, which `where_exact` checks: with
-    h the half-range of the exponents of E and z that of zeta/tau, h + 2z below 0.85 of the largest exponent. Then
-    also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones included, and sums over B stay finite.
+    h the half-range of the exponents of E and z that of zeta/tau, both sides together, h + 2z below 0.85 of the largest
+    exponent. Then also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones included, and sums over B stay
+    finite.
     """
 
-    def __init__(
-        self, x: Side, y: Side, exponents: Tensor, factors: Tensor, offsets: Tensor, workspace: Workspace
-    ) -> None:
-        self.x, self.y, self.workspace = x, y, workspace
-        self.kernel = exponents  # their exponential once log_sums has run
-        self.factor_x, self.factor_y = factors  # of x and of y as candidates
-        self.offsets = offsets  # (2, B), the rest of the exponents of both sides' anchors
-
-    @classmethod
-    def where_exact(
-        cls, x: Side, y: Side, norms: Tensor, excluded: Tensor | None, workspace: Workspace
-    ) -> "SharedContrast | None":
-        """The shared form of this batch, or None where its exponents span too much."""
-        assert isinstance(x.tau, float)
-        zeta = torch.stack([x.zeta, y.zeta]) / x.tau
-        least, most = zeta.amin(dim=1, keepdim=True), zeta.amax(dim=1, keepdim=True)
-        allowed = 0.85 * math.log(torch.finfo(zeta.dtype).max) - (most - least).amax().item()
-        size = len(x.features)
-        scaled = workspace.take("scores", size, size, x.features)
-        scaled.addmm_(x.features, y.features.T, beta=0, alpha=LOG2_E / x.tau)
-        diagonal = scaled.diagonal()
-        positives = diagonal / LOG2_E
-        shift = 0.0
-        if not norms.prod().item() / x.tau <= allowed:  # what the scores may be spans too much; look at what they are
-            diagonal.copy_(scaled[0, 1].expand_as(diagonal))  # positives do not count in the range
-            low, high = (bound.item() for bound in scaled.aminmax())
-            if not (high - low) / 2 / LOG2_E <= allowed:
-                return None
-            shift = (high + low) / 2
-            scaled.sub_(shift)
-        diagonal.fill_(-math.inf)
-        if excluded is not None:
-            scaled.masked_fill_(is_excluded(excluded, slice(None)), -math.inf)
-        centres = (most + least) / 2
-        return cls(x, y, scaled, torch.exp(centres - zeta), shift / LOG2_E - centres.flip(0) - positives, workspace)
-
-    def log_sums(self) -> Tensor:
-        """See `Contrast`."""
-        sums = torch.zeros_like(self.offsets)
+    def __init__(self, pairs: Pairs, exponents: Tensor, factors: Tensor, offsets: Tensor, workspace: Workspace) -> None:
+        self.pairs, self.workspace = pairs, workspace
+        self.factors = factors  # (2, B), of both sides' candidates
+        self.offsets = offsets  # (B,), the rest of the exponents of a pair's anchors
+        self.of_y, self.of_x = factors.unbind()
+        sums = torch.empty_like(factors)
+        self.along_rows, self.along_columns = sums.unbind()
+        self.kernel = exponents
         for rows in self._tiles():
             tile = self.kernel[rows].exp2_()
-            torch.mv(tile, self.factor_y, out=sums[0, rows])
-            sums[1].addmv_(tile.T, self.factor_x[rows])
-        return sums.log_().add_(self.offsets)
+            torch.mv(tile, self.of_y, out=self.along_rows[rows])
+            self.along_columns.addmv_(tile.T, self.of_x[rows], beta=_beta(rows))
+        self.log_sums = sums.log().add_(offsets)
 
-    def gradients(self, log_weight: Tensor, log_mass: Tensor | None = None, moments: bool = False) -> Gradients:
+    @classmethod
+    def where_exact(cls, pairs: Pairs, tau: float, workspace: Workspace) -> "SharedContrast | None":
+        """The shared form of this batch, or None where its exponents span too much."""
+        log_factors = pairs.zeta / -tau
+        least, most = (bound.item() for bound in log_factors.aminmax())
+        centre = (least + most) / 2
+        allowed = 0.85 * math.log(torch.finfo(log_factors.dtype).max) - (most - least)
+        size = len(pairs.x)
+        scaled = workspace.take("scores", size, size, pairs.x)
+        scaled.addmm_(pairs.x, pairs.y.T, beta=0, alpha=LOG2_E / tau)
+        diagonal = scaled.diagonal()
+        offsets = torch.rsub(diagonal, centre, alpha=1 / LOG2_E)
+        highest = math.prod(norm.item() for norm in pairs.norms) / tau
+        if not highest <= allowed:  # what the scores may be spans too much; look at what they are
+            diagonal.zero_()  # positives do not count in the range
+            low, high = (bound.item() for bound in scaled.aminmax())
+            if not max(high, -low) / LOG2_E <= allowed:
+                shift = (high + low) / 2
+                if not (high - shift) / LOG2_E <= allowed:
+                    return None
+                scaled.sub_(shift)
+                offsets += shift / LOG2_E
+        diagonal.fill_(-math.inf)
+        if pairs.ids is not None:
+            scaled.masked_fill_(is_excluded(pairs.ids, slice(None)), -math.inf)
+        return cls(pairs, scaled, log_factors.sub_(centre).exp_(), offsets, workspace)
+
+    def gradients(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Gradients:
         """See `Contrast`."""
         assert not moments, "moments need a temperature per anchor, which TiledContrast serves"
-        factor_x, factor_y = self.factor_x, self.factor_y
-        weight_x, weight_y = torch.exp(log_weight + self.offsets)
+        weight_x, weight_y = torch.exp(self.offsets + log_weight).unbind()
         masses = None
-        if log_mass is not None:
-            mass_x, mass_y = torch.exp(log_mass + self.offsets)
-            masses = torch.zeros_like(self.offsets)
+        if log_total is not None:
+            mass_x, mass_y = torch.exp(self.offsets - log_total).unbind()
+            masses = torch.empty_like(self.factors)
+            on_y, on_x = masses.unbind()
         for rows in self._tiles():
             tile = self.kernel[rows]
             scale = self.workspace.take("scale", len(tile), len(self.kernel), tile)
             if masses is not None:
-                masses[0].addmv_(tile.T, mass_x[rows])
-                torch.mv(tile, mass_y, out=masses[1, rows])
-            torch.mul(weight_x[rows, None], factor_y, out=scale)
-            tile.mul_(scale.addcmul_(factor_x[rows, None], weight_y))  # the kernel becomes W
+                on_y.addmv_(tile.T, mass_x[rows], beta=_beta(rows))
+                torch.mv(tile, mass_y, out=on_x[rows])
+            torch.mul(weight_x[rows, None], self.of_y, out=scale)
+            tile.mul_(scale.addcmul_(self.of_x[rows, None], weight_y))  # the kernel becomes W
         if masses is not None:
-            masses.mul_(torch.stack([factor_y, factor_x]))
-        return Gradients(self.kernel @ self.y.features, self.kernel.T @ self.x.features, masses)
+            masses.mul_(self.factors)
+        diagonal = self.kernel.diagonal()
+        diagonal.addcmul_(weight_x, self.along_rows, value=-1).addcmul_(weight_y, self.along_columns, value=-1)
+        return Gradients(_mean(self.kernel, self.pairs.y), _mean(self.kernel.T, self.pairs.x), masses)
 
     def _tiles(self) -> Iterator[slice]:
         return _tiles(len(self.kernel), SHARED_TILE_ELEMENTS // len(self.kernel))
@@ -207,38 +202,38 @@ class TiledContrast:
     process needs the rows of its x against all y and of its y against all x: the same loop, once per side.
     """
 
-    def __init__(self, x: Side, y: Side, excluded: Tensor | None, rows: slice, workspace: Workspace) -> None:
-        self.positives, self.excluded, self.rows = (x.features * y.features).sum(dim=1), excluded, rows
-        self.whole = rows == slice(0, len(x.features))
-        self.workspace = workspace
-        self.blocks = [_Block(x, y, rows, workspace, "scores")]
-        if not self.whole:
-            self.blocks.append(_Block(y, x, rows, workspace, "scores of side y"))
+    def __init__(self, pairs: Pairs, workspace: Workspace) -> None:
+        self.pairs, self.workspace = pairs, workspace
+        self.positives = (pairs.x * pairs.y).sum(dim=1)
+        self.blocks = [_Block(pairs, workspace, "scores")]
+        if not pairs.whole:
+            self.blocks.append(_Block(pairs.swapped(), workspace, "scores of side y"))
+        self.log_sums = self._log_sums()
 
-    def log_sums(self) -> Tensor:
-        """See `Contrast`."""
-        sums = []
+    def _log_sums(self) -> Tensor:
+        whole, sums = self.pairs.whole, []
         for block in self.blocks:
             along_rows, along_columns = [], torch.full_like(self.positives, -math.inf)
             for rows, scores in block.tiles():
                 exponents = self._of_rows(block, rows, scores)
                 along_rows.append(_log_sum_exp_(exponents, dim=1))
-                if self.whole:
+                if whole:
                     exponents = self._of_columns(block, rows, scores)
                     along_columns = torch.logaddexp(along_columns, _log_sum_exp_(exponents, dim=0))
             sums.append(torch.cat(along_rows))
-            if self.whole:
+            if whole:
                 sums.append(along_columns)
         return torch.stack(sums)
 
-    def gradients(self, log_weight: Tensor, log_mass: Tensor | None = None, moments: bool = False) -> Gradients:
+    def gradients(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Gradients:
         """See `Contrast`."""
-        one = self._block_gradients(self.blocks[0], log_weight, log_mass, moments)
-        if self.whole:
+        pull = (log_weight[:, self.pairs.rows] + self.log_sums).exp_().sum(dim=0)
+        one = self._block_gradients(self.blocks[0], pull, log_weight, log_total, moments)
+        if self.pairs.whole:
             return one
         # the second block has the sides swapped
         two = self._block_gradients(
-            self.blocks[1], log_weight.flip(0), None if log_mass is None else log_mass.flip(0), moments
+            self.blocks[1], pull, log_weight.flip(0), None if log_total is None else log_total.flip(0), moments
         )
         extra = None
         if one.extra is not None and two.extra is not None:
@@ -247,13 +242,13 @@ class TiledContrast:
         return Gradients(one.x, two.x, extra)
 
     def _block_gradients(
-        self, block: "_Block", log_weight: Tensor, log_mass: Tensor | None, moments: bool
+        self, block: "_Block", pull: Tensor, log_weight: Tensor, log_total: Tensor | None, moments: bool
     ) -> Gradients:
-        start, count = self.rows.start, self.rows.stop - self.rows.start
-        width, new = block.b.features.shape[1], self.positives.new_zeros
-        grad_a, grad_b, extra = new(count, width), new(count if self.whole else 0, width), new(2, count)
-        # exp(log_mass - log_weight) <= 1: zeta's normaliser holds the positive's own term, which xi bounds from below
-        ratio = None if log_mass is None else (log_mass - log_weight).exp()
+        x, y, whole = block.pairs.x, block.pairs.y, block.pairs.whole
+        start, count, new = block.pairs.rows.start, len(pull), pull.new_zeros
+        grad_x, grad_y, extra = new(count, x.shape[1]), new(count if whole else 0, x.shape[1]), new(2, count)
+        # of probability to weight, <= 1: the total holds the positive's own term, which xi bounds from below
+        ratio = None if log_total is None else (log_total + log_weight).neg_().exp_()
         for rows, scores in block.tiles():
             local = slice(rows.start - start, rows.stop - start)
             exponents = self._of_rows(block, rows, scores)
@@ -262,10 +257,10 @@ class TiledContrast:
                 extra[0, local] = exponents.mul_(weights).sum(dim=1)
             else:
                 weights = exponents.add_(log_weight[0, rows, None]).exp_()
-            if ratio is not None and self.whole:
+            if ratio is not None and whole:
                 extra[0] += weights.T.mv(ratio[0, rows])
             exponents = self._of_columns(block, rows, scores)
-            if moments and self.whole:
+            if moments and whole:
                 others = torch.add(exponents, log_weight[1], out=self._like("other weights", scores)).exp_()
                 extra[1] += exponents.mul_(others).sum(dim=0)
             else:
@@ -273,21 +268,22 @@ class TiledContrast:
             if ratio is not None:
                 extra[1, local] = others.mv(ratio[1])
             weights += others
-            torch.mm(weights, block.b.features, out=grad_a[local])
-            if self.whole:
-                grad_b.addmm_(weights.T, block.a.features[rows])
-        return Gradients(grad_a, grad_b, extra if moments or ratio is not None else None)
+            weights.diagonal(rows.start).sub_(pull[local])
+            grad_x[local].addmm_(weights, y, beta=0, alpha=1 / count)
+            if whole:
+                grad_y.addmm_(weights.T, x[rows], alpha=1 / count)
+        return Gradients(grad_x, grad_y, extra if moments or ratio is not None else None)
 
     def _of_rows(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
         """Exponents of the rows as anchors, (tile, B)."""
-        exponents = torch.sub(scores, block.b.zeta, out=self._like("rows", scores))
-        exponents.sub_(self.positives[rows, None]).div_(block.tau_a[rows])
+        exponents = torch.sub(scores, block.pairs.zeta[0], out=self._like("rows", scores))
+        exponents.sub_(self.positives[rows, None]).div_(block.tau[0, rows, None])
         return self._without_positives(exponents, rows)
 
     def _of_columns(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
         """Exponents of the columns as anchors, (tile, B)."""
-        exponents = torch.sub(scores, block.a.zeta[rows, None], out=self._like("columns", scores))
-        exponents.sub_(self.positives).div_(block.tau_b)
+        exponents = torch.sub(scores, block.pairs.zeta[1, rows, None], out=self._like("columns", scores))
+        exponents.sub_(self.positives).div_(block.tau[1])
         return self._without_positives(exponents, rows)
 
     def _like(self, name: str, tile: Tensor) -> Tensor:
@@ -297,28 +293,39 @@ class TiledContrast:
         # the lowest finite number, not -inf: its exponential is 0 as well, and 0 times it is 0
         lowest = torch.finfo(exponents.dtype).min
         exponents.diagonal(rows.start).fill_(lowest)
-        return exponents if self.excluded is None else exponents.masked_fill_(is_excluded(self.excluded, rows), lowest)
+        ids = self.pairs.ids
+        return exponents if ids is None else exponents.masked_fill_(is_excluded(ids, rows), lowest)
 
 
 class _Block:
-    """Scores of rows a against all columns b; kept where they are small, multiplied again at each pass otherwise."""
+    """Scores of own x against all y; kept where they are small, multiplied again at each pass otherwise."""
 
-    def __init__(self, a: Side, b: Side, rows: slice, workspace: Workspace, name: str) -> None:
-        self.a, self.b, self.rows, self.workspace, self.name = a, b, rows, workspace, name
-        self.tau_a, self.tau_b = a.tau_column(), b.tau_column().T
-        keep = (rows.stop - rows.start) * len(b.features) <= KEPT_ELEMENTS
-        self.kept = self._scores(rows) if keep else None
+    def __init__(self, pairs: Pairs, workspace: Workspace, name: str) -> None:
+        self.pairs, self.workspace, self.name = pairs, workspace, name
+        self.tau = pairs.tau if isinstance(pairs.tau, Tensor) else torch.full_like(pairs.zeta, pairs.tau)
+        keep = (pairs.rows.stop - pairs.rows.start) * len(pairs.y) <= KEPT_ELEMENTS
+        self.kept = self._scores(pairs.rows) if keep else None
 
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """Pairs of global row numbers and their scores (tile, B), which are not to be written to."""
-        start = self.rows.start
-        for local in _tiles(self.rows.stop - start, TILE_ELEMENTS // len(self.b.features)):
+        start, stop = self.pairs.rows.start, self.pairs.rows.stop
+        for local in _tiles(stop - start, TILE_ELEMENTS // len(self.pairs.y)):
             rows = slice(start + local.start, start + local.stop)
             yield rows, self._scores(rows) if self.kept is None else self.kept[local]
 
     def _scores(self, rows: slice) -> Tensor:
-        a, b = self.a.features[rows], self.b.features
-        return torch.mm(a, b.T, out=self.workspace.take(self.name, len(a), len(b), b))
+        x, y = self.pairs.x[rows], self.pairs.y
+        return torch.mm(x, y.T, out=self.workspace.take(self.name, len(x), len(y), y))
+
+
+def _beta(rows: slice) -> int:
+    """What is kept of a sum over tiles when that of these rows is added: of the first one nothing."""
+    return int(rows.start > 0)
+
+
+def _mean(weights: Tensor, features: Tensor) -> Tensor:
+    """weights (b, B) @ features (B, d) / b."""
+    return features.new_empty(len(weights), features.shape[1]).addmm_(weights, features, beta=0, alpha=1 / len(weights))
 
 
 def _tiles(total: int, size: int) -> Iterator[slice]:

@@ -23,16 +23,16 @@ class ObjectiveOutput(NamedTuple):
 class Batch:
     """The global batch of B pairs, of which this process brought the b in `rows`.
 
-    local_x, local_y: (b, d) with gradient; x, y: (B, d), all processes' together; norms: (2,), the largest of x's rows
-    and of y's; index: (B,) or None; ids: (B, 2), the x_id and y_id of each pair, or None where no pair is to be masked.
-    Features are in the dtype of the computation.
+    local_x, local_y: (b, d) with gradient; x, y: (B, d), all processes' together; norms: the largest of x's rows and
+    of y's, scalars; index: (B,) or None; ids: (B, 2), the x_id and y_id of each pair, or None where no pair is to be
+    masked. Features are in the dtype of the computation.
     """
 
     local_x: Tensor
     local_y: Tensor
     x: Tensor
     y: Tensor
-    norms: Tensor
+    norms: tuple[Tensor, Tensor]
     index: Tensor | None
     ids: Tensor | None
     rows: slice
@@ -105,21 +105,22 @@ class Objective(nn.Module):
     def _gather(self, x: Tensor, y: Tensor, index: Tensor | None, x_id: Tensor | None, y_id: Tensor | None) -> Batch:
         self._check_together(x, y, index, x_id, y_id)
         self._deferred.raise_pending()
-        dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         x, y = x.to(dtype), y.to(dtype)
-        all_x, all_y = (x, y) if distributed.world_size() == 1 else self.gather_features(x, y)
-        start = distributed.rank() * len(x)
         given = [None if t is None else t.to(x.device, torch.int64) for t in (index, x_id, y_id)]
-        all_index, all_x_id, all_y_id = given if distributed.world_size() == 1 else _gather_columns(given)
-        features = [all_x.detach(), all_y.detach()]
-        norms = torch.stack([t.norm(dim=1).amax() for t in features])
-        finite = map(_finite, ("x", "y"), features, norms)
-        self._deferred.check([*finite, *self.index_checks(all_index)])
+        start, all_x, all_y, (all_index, all_x_id, all_y_id) = 0, x, y, given
+        if distributed.world_size() > 1:
+            start = distributed.rank() * len(x)
+            all_x, all_y = self.gather_features(x, y)
+            all_index, all_x_id, all_y_id = _gather_columns(given)
+        features = all_x.detach(), all_y.detach()
+        norms = [torch.linalg.vector_norm(t, dim=1).amax() for t in features]
+        self._deferred.check([_finite(features, norms), *self.index_checks(all_index)])
         ids = None
         if all_x_id is not None or all_y_id is not None:
             own = torch.arange(len(all_x), device=x.device)  # without ids every sample differs
             ids = torch.stack([own if t is None else t for t in (all_x_id, all_y_id)], dim=1)
-        return Batch(x, y, all_x, all_y, norms, all_index, ids, slice(start, start + len(x)))
+        return Batch(x, y, all_x, all_y, (norms[0], norms[1]), all_index, ids, slice(start, start + len(x)))
 
     def index_checks(self, index: Tensor | None) -> "list[Check]":  # noqa: ARG002
         """What must hold of the gathered pairs' numbers."""
@@ -185,14 +186,15 @@ class Check(NamedTuple):
     describe: Callable[[], str]
 
 
-def _finite(name: str, features: Tensor, largest_norm: Tensor) -> Check:
+def _finite(both: tuple[Tensor, Tensor], norms: list[Tensor]) -> Check:
     def describe() -> str:
+        name, features = ("y", both[1]) if norms[0] < math.inf else ("x", both[0])
         rows = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
         if not rows:
             return f"{name} must have unit norm, but holds values as large as {features.abs().max():.3g}"
         return f"{name} must be finite, but holds nan or inf in rows {short_list(rows)} of the global batch"
 
-    return Check(largest_norm < math.inf, describe)
+    return Check(norms[0] + norms[1] < math.inf, describe)
 
 
 def short_list(values: list[int]) -> str:
@@ -208,10 +210,11 @@ class DeferredCheck:
 
     def check(self, checks: list[Check]) -> None:
         """Raise for the first that fails, now or at the next `raise_pending`."""
-        flags = torch.stack([check.good for check in checks])
-        if flags.device.type == "cpu":
-            self._raise(flags, checks)
+        good = [check.good for check in checks]
+        if good[0].device.type == "cpu":
+            self._raise(good, checks)
             return
+        flags = torch.stack(good)
         copied = flags.to("cpu", non_blocking=True)
         event = torch.Event(flags.device)
         event.record()
@@ -227,8 +230,8 @@ class DeferredCheck:
         self._raise(flags, checks)
 
     @staticmethod
-    def _raise(flags: Tensor, checks: list[Check]) -> None:
-        for good, check in zip(flags.tolist(), checks, strict=True):
+    def _raise(flags: Tensor | list[Tensor], checks: list[Check]) -> None:
+        for good, check in zip(flags, checks, strict=True):
             if not good:
                 raise ValueError(check.describe())
 

@@ -59,9 +59,9 @@ class ISogCLR(SogCLR):
         check_range("tau_lr", self.tau_lr, 0, math.inf)
         check_range("tau_beta", self.tau_beta, 0, 1)
 
-    def read_tau(self, batch: Batch) -> Tensor:
+    def read_tau(self, index: Tensor | None, batch: Batch) -> Tensor:
         """The anchors' own temperatures, (2, B)."""
-        return self.read("tau", ANCHORS, batch)
+        return self.read("tau", ANCHORS, index, batch)
 
     def value(self, step: Step) -> Tensor:
         """tau_i (log u_i - log(n - 1)) + rho tau_i."""

@@ -91,9 +91,9 @@ class NUCLR(StatefulObjective):
         """Tau log(u_i + exp(-zeta_i/tau)), all of the estimated partition function."""
         return step.tau * step.log_total
 
-    def log_mass(self, step: Step) -> Tensor | None:
-        """-log(u_i + exp(-zeta_i/tau)): p_ij's normaliser."""
-        return -step.log_total if self.zeta_lr > 0 else None
+    def log_partition(self, step: Step) -> Tensor | None:
+        """log(u_i + exp(-zeta_i/tau)), where zeta moves."""
+        return step.log_total if self.zeta_lr > 0 else None
 
     def update(self, step: Step, sums: Tensor) -> dict[str, Tensor]:
         """One step of zeta, its velocity and xi; sums: what the anchors of each side lay on each candidate."""
@@ -102,27 +102,29 @@ class NUCLR(StatefulObjective):
         if self.zeta_momentum > 0 or not isinstance(step.negatives, float):
             old = self.rows("zeta_velocity", CANDIDATES, step.index).to(sums)
             velocity = step.unless_alone(self.zeta_momentum * old + (1 - self.zeta_momentum) * velocity, old)
-        change = self.zeta_lr * velocity
-        change[1] *= self.zeta_lr_ratio_x  # row 1 holds x, the candidates of side y
-        zeta = step.unless_alone(step.zeta - change, step.zeta)
+        zeta = step.zeta.sub(velocity, alpha=self.zeta_lr)
+        if self.zeta_lr_ratio_x != 1:  # row 1 holds x, the candidates of side y
+            zeta[1] = step.zeta[1] - self.zeta_lr * self.zeta_lr_ratio_x * velocity[1]
+        zeta = step.unless_alone(zeta, step.zeta)
         self.write("zeta_velocity", CANDIDATES, step.index, velocity)
         self.write("zeta", CANDIDATES, step.index, zeta)
 
-        reached = step.unless_alone(zeta.abs() if self.xi_rule == "norm" else zeta, -math.inf).amax(dim=1)
-        for side, largest in zip(CANDIDATES, reached, strict=True):
-            xi = self.get_buffer(f"xi_{side}")
+        bounded = zeta.abs() if self.xi_rule == "norm" else zeta
+        reached = step.unless_alone(bounded, -math.inf).amax(dim=1)
+        for side, largest in zip(CANDIDATES, reached.unbind(), strict=True):
+            xi = self.buffer(f"xi_{side}")
             torch.maximum(xi, largest.to(xi), out=xi)
-        return dict(zip(("zeta_y", "zeta_x"), zeta.mean(dim=1), strict=True))
+        return dict(zip(("zeta_y", "zeta_x"), zeta.mean(dim=1).unbind(), strict=True))
 
     def _xi(self) -> Tensor:
         """The guards of both sides' positives, (2, 1)."""
-        return torch.stack([self.get_buffer(f"xi_{side}") for side in CANDIDATES])[:, None]
+        return torch.stack([self.buffer(f"xi_{side}") for side in CANDIDATES])[:, None]
 
     def _scaled_gradient(self, step: Step, mass: Tensor) -> Tensor:
         """N G_j, (2, B)."""
-        n, share = self.num_samples, self.num_samples / mass.shape[1]
         own = torch.exp(step.log_own - step.log_total)
-        others = (n - 1) / step.negatives  # an anchor without negatives lays no mass, and its row is not kept
-        if self.zeta_estimator == "unbiased":
-            return 1 - own - others * mass
-        return 1 - share * own - share * (others if self.zeta_estimator == "paper" else 1) * mass
+        if self.zeta_estimator != "reference":
+            # an anchor without negatives lays no mass, and its row is not kept
+            mass = (self.num_samples - 1) / step.negatives * mass
+        share = 1.0 if self.zeta_estimator == "unbiased" else self.num_samples / mass.shape[1]
+        return torch.rsub(own + mass, 1, alpha=share)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.functional import Gradients, Side, Workspace, contrast, running_log_mean
+from nuclr.functional import Pairs, Workspace, contrast, running_log_mean
 from nuclr.objectives.base import Batch, Check, Objective, ObjectiveOutput, check_range, short_list
 
 ANCHORS = ("x", "y")  # tensors of both sides, (2, B), have side x in row 0: its anchors are x, its candidates are y
@@ -32,7 +32,7 @@ CANDIDATES = ("y", "x")
 class Step:
     """What one step knows of the anchors of the global batch on both sides."""
 
-    index: Tensor | None  # (B,)
+    index: Tensor | None  # (B,), where the tables are
     tau: float | Tensor  # (2, B) where it differs
     log_u: Tensor  # (2, B), the new one
     zeta: Tensor  # (2, B), of each anchor's own candidate
@@ -49,10 +49,13 @@ class Step:
         return torch.logaddexp(self.log_u, self.log_own)
 
     def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
-        """`then`, but `otherwise` for anchors without negatives: they contribute nothing and change nothing."""
-        if isinstance(self.negatives, float):
-            return then
-        return torch.where(self.negatives > 0, then, otherwise)
+        """See `unless_alone`."""
+        return unless_alone(self.negatives, then, otherwise)
+
+
+def unless_alone(negatives: float | Tensor, then: Tensor, otherwise: float | Tensor) -> Tensor:
+    """`then`, but `otherwise` for anchors without negatives: they contribute nothing and change nothing."""
+    return then if isinstance(negatives, float) else torch.where(negatives > 0, then, otherwise)
 
 
 class StatefulObjective(Objective):
@@ -108,8 +111,8 @@ class StatefulObjective(Objective):
         """Each anchor's estimate of the objective, (2, B)."""
         raise NotImplementedError
 
-    def log_mass(self, step: Step) -> Tensor | None:  # noqa: ARG002
-        """Log of each anchor's weight in the sums over anchors that zeta's step needs, (2, B); None: no such step."""
+    def log_partition(self, step: Step) -> Tensor | None:  # noqa: ARG002
+        """Each anchor's log partition function, (2, B), to learn how probability falls on the candidates."""
         return None
 
     def update(self, step: Step, sums: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
@@ -120,87 +123,81 @@ class StatefulObjective(Objective):
 
     def contrast(self, batch: Batch) -> ObjectiveOutput:
         """The closed form of the module's docstring on both sides, and one update of the state in training."""
-        if self.training and batch.x.dtype == torch.float64 != self.get_buffer("log_u_x").dtype:
+        if self.training and batch.x.dtype == torch.float64 != self.buffer("log_u_x").dtype:
             self.double()
         wanted = torch.is_grad_enabled() and (batch.local_x.requires_grad or batch.local_y.requires_grad)
         with torch.no_grad():
-            value, metrics, gradient = self._step(batch, wanted)
+            values, metrics, gradient = self._step(batch, wanted)
         if wanted:
-            value = cast(Tensor, _ClosedForm.apply(batch.local_x, batch.local_y, value, *gradient))  # type: ignore[no-untyped-call]
-        return ObjectiveOutput(value, metrics)
+            loss = cast(Tensor, _ClosedForm.apply(batch.local_x, batch.local_y, values, *gradient))  # type: ignore[no-untyped-call]
+        else:
+            loss = values.sum()
+        return ObjectiveOutput(loss, metrics)
 
     def _step(self, batch: Batch, wanted: bool) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
-        zeta, tau = self.read("zeta", CANDIDATES, batch), self.read_tau(batch)
-        tau_x, tau_y = (tau, tau) if isinstance(tau, float) else tau
-        x, y = Side(batch.x, zeta[1], tau_x), Side(batch.y, zeta[0], tau_y)
-        passes = contrast(x, y, batch.norms, batch.ids, batch.rows, self._workspace)
+        index = None if batch.index is None else self._placed(batch.index)
+        zeta, tau = self.read("zeta", CANDIDATES, index, batch), self.read_tau(index, batch)
+        passes = contrast(Pairs(batch.x, batch.y, batch.norms, zeta, tau, batch.ids, batch.rows), self._workspace)
 
         negatives = batch.negatives()
         log_scale = log_ratio(self.num_samples - 1, negatives)
-        log_phi = distributed.all_gather(passes.log_sums().T).T + log_scale
-        log_u = self.read("log_u", ANCHORS, batch)
+        log_phi = distributed.all_gather(passes.log_sums, dim=1) + log_scale
+        log_u = self.read("log_u", ANCHORS, index, batch)
         if self.training:
-            log_u = running_log_mean(log_u, log_phi, self.gamma)
-            self.write("log_u", ANCHORS, batch.index, log_u)
+            log_u = unless_alone(negatives, running_log_mean(log_u, log_phi, self.gamma), log_u)
+            self.write("log_u", ANCHORS, index, log_u)
         else:
             log_u = torch.where(log_u.isneginf(), log_phi, log_u)
-        step = Step(batch.index, tau, log_u, zeta, negatives)
+        step = Step(index, tau, log_u, zeta, negatives)
         values = step.unless_alone(self.value(step), 0.0).mean(dim=1)
         metrics = dict(zip(("objective_x", "objective_y"), values.unbind(), strict=True))
 
         log_d = self.log_normaliser(step)
-        log_mass = self.log_mass(step) if self.training else None
+        log_total = self.log_partition(step) if self.training else None
         moments = self.needs_moments and self.training
         gradient: tuple[Tensor, ...] = ()
-        if wanted or moments or log_mass is not None:
-            lowest = torch.finfo(log_d.dtype).min
-            log_weight = step.unless_alone(log_scale - log_d, lowest)
-            sums = passes.gradients(
-                log_weight, None if log_mass is None else step.unless_alone(log_mass, lowest), moments
-            )
-            pull = step.unless_alone((log_phi - log_d).exp(), 0.0).sum(dim=0)
-            gradient = self._finish(sums, pull, batch)
+        if wanted or moments or log_total is not None:
+            largest = torch.finfo(log_d.dtype).max
+            log_weight = step.unless_alone(log_scale - log_d, -largest)
+            log_total = None if log_total is None else step.unless_alone(log_total, largest)
+            sums = passes.gradients(log_weight, log_total, moments)
+            gradient = sums.x, sums.y
             if sums.extra is not None:
-                metrics |= self.update(step, distributed.all_gather(sums.extra.T).T)
-        return values.sum(), metrics, gradient
-
-    @staticmethod
-    def _finish(sums: Gradients, pull: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Add the positives' part; the sum over this process's pairs."""
-        pull = pull[batch.rows, None]
-        grad_x = sums.x.addcmul_(pull, batch.local_y, value=-1)
-        grad_y = sums.y.addcmul_(pull, batch.local_x, value=-1)
-        return grad_x, grad_y
+                metrics |= self.update(step, distributed.all_gather(sums.extra, dim=1))
+        return values, metrics, gradient
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def read(self, name: str, sides: tuple[str, str], batch: Batch) -> Tensor:
+    def read(self, name: str, sides: tuple[str, str], index: Tensor | None, batch: Batch) -> Tensor:
         """The batch's rows of two tables, (2, B), in the dtype of the computation; unknown pairs have fresh ones."""
-        if batch.index is None or name not in self.fresh:
+        if index is None or name not in self.fresh:
             return batch.x.new_full((2, batch.size), self.fresh.get(name, 0.0))
-        return self.rows(name, sides, batch.index).to(batch.x)
+        return self.rows(name, sides, index).to(batch.x)
 
     def rows(self, name: str, sides: tuple[str, str], index: Tensor) -> Tensor:
         """Rows of two tables, (2, B), as they are stored."""
-        tables = [self.get_buffer(f"{name}_{side}") for side in sides]
-        index = self._rows(index, tables[0])
-        return torch.stack([table.index_select(0, index) for table in tables])
+        return torch.stack([self.buffer(f"{name}_{side}").index_select(0, index) for side in sides])
 
-    def read_tau(self, batch: Batch) -> float | Tensor:  # noqa: ARG002
+    def read_tau(self, index: Tensor | None, batch: Batch) -> float | Tensor:  # noqa: ARG002
         """The anchors' temperature: one number, or (2, B)."""
         return float(self.temperature)
 
     def write(self, name: str, sides: tuple[str, str], index: Tensor | None, rows: Tensor) -> None:
         """Put the global batch's rows, (2, B), into two tables; every process writes all of them."""
         assert index is not None
-        for side, row in zip(sides, rows, strict=True):
-            table = self.get_buffer(f"{name}_{side}")
-            table.index_copy_(0, self._rows(index, table), row.to(table))
+        for side, row in zip(sides, rows.unbind(), strict=True):
+            table = self.buffer(f"{name}_{side}")
+            table.index_copy_(0, index, row.to(table))
 
-    def _rows(self, index: Tensor, table: Tensor) -> Tensor:
+    def buffer(self, name: str) -> Tensor:
+        """A registered buffer; `get_buffer` costs more than the arithmetic on a small batch."""
+        return cast(Tensor, self._buffers[name])
+
+    def _placed(self, index: Tensor) -> Tensor:
+        """The index where the tables are."""
         # On an accelerator a bad index is only reported at the next call; until then it must not bring the device down.
         index = index if index.device.type == "cpu" else index.clamp(0, self.num_samples - 1)
-        return index.to(table.device)
+        return index.to(self.buffer("log_u_x").device)
 
     def gather_features(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """All processes' features, without gradient: it is computed where the features are."""
@@ -211,15 +208,21 @@ class StatefulObjective(Objective):
         """In range, and none given twice."""
         if index is None:
             return []
-        ordered = index.sort().values
-        inside = (ordered[0] >= 0) & (ordered[-1] < self.num_samples)
-        once = (ordered[1:] != ordered[:-1]).all()
+        if index.device.type == "cpu":  # a dozen small operations cost more than one look at the numbers
+            numbers = index.tolist()
+            inside = torch.tensor(min(numbers) >= 0 and max(numbers) < self.num_samples)
+            once = torch.tensor(len(set(numbers)) == len(numbers))
+        else:
+            ordered = index.sort().values
+            inside = (ordered[0] >= 0) & (ordered[-1] < self.num_samples)
+            once = (ordered[1:] != ordered[:-1]).all()
 
         def describe_outside() -> str:
             bad = index[(index < 0) | (index >= self.num_samples)].tolist()
             return f"index must be in [0, {self.num_samples}), but holds {short_list(bad)}"
 
         def describe_repeated() -> str:
+            ordered = index.sort().values
             twice = short_list(sorted(set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())))
             return f"index must not repeat a pair within the global batch, but holds {twice} more than once"
 
@@ -269,18 +272,17 @@ def log_ratio(pairs: int, negatives: float | Tensor) -> float | Tensor:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """A value whose gradient with respect to the features is known already, but for 1/b.
-
-    That is not 1/B: over the processes DDP takes the mean.
-    """
+    """The sum of values; its gradient with respect to the features is known already."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, value: Tensor, grad_x: Tensor, grad_y: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor, y: Tensor, values: Tensor, grad_x: Tensor, grad_y: Tensor) -> Tensor:  # noqa: ARG004
         ctx.save_for_backward(grad_x, grad_y)
-        return value.clone()
+        return values.sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_x, grad_y = ctx.saved_tensors
-        scale = grads[0] / len(grad_x)
+        scale = grads[0]
+        if scale.device.type == "cpu" and scale.item() == 1:  # `loss.backward()`: autograd copies if it must
+            return grad_x, grad_y, None, None, None
         return scale * grad_x, scale * grad_y, None, None, None
