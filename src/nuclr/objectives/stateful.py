@@ -208,21 +208,15 @@ class StatefulObjective(Objective):
         """In range, and none given twice."""
         if index is None:
             return []
-        if index.device.type == "cpu":  # a dozen small operations cost more than one look at the numbers
-            numbers = index.tolist()
-            inside = torch.tensor(min(numbers) >= 0 and max(numbers) < self.num_samples)
-            once = torch.tensor(len(set(numbers)) == len(numbers))
-        else:
-            ordered = index.sort().values
-            inside = (ordered[0] >= 0) & (ordered[-1] < self.num_samples)
-            once = (ordered[1:] != ordered[:-1]).all()
+        ordered = index.sort().values
+        inside = (ordered[0] >= 0) & (ordered[-1] < self.num_samples)
+        once = (ordered[1:] != ordered[:-1]).all()
 
         def describe_outside() -> str:
             bad = index[(index < 0) | (index >= self.num_samples)].tolist()
             return f"index must be in [0, {self.num_samples}), but holds {short_list(bad)}"
 
         def describe_repeated() -> str:
-            ordered = index.sort().values
             twice = short_list(sorted(set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())))
             return f"index must not repeat a pair within the global batch, but holds {twice} more than once"
 
