@@ -180,9 +180,9 @@ def _gather_columns(columns: list[Tensor | None]) -> list[Tensor | None]:
 
 
 class Check(NamedTuple):
-    """A scalar that is true where values are good, and the message for the other case."""
+    """What is true where values are good, a scalar on an accelerator, and the message for the other case."""
 
-    good: Tensor
+    good: Tensor | bool
     describe: Callable[[], str]
 
 
@@ -211,10 +211,10 @@ class DeferredCheck:
     def check(self, checks: list[Check]) -> None:
         """Raise for the first that fails, now or at the next `raise_pending`."""
         good = [check.good for check in checks]
-        if good[0].device.type == "cpu":
+        if not any(isinstance(flag, Tensor) and flag.device.type != "cpu" for flag in good):
             self._raise(good, checks)
             return
-        flags = torch.stack(good)
+        flags = torch.stack([torch.as_tensor(flag) for flag in good])
         copied = flags.to("cpu", non_blocking=True)
         event = torch.Event(flags.device)
         event.record()
@@ -227,10 +227,10 @@ class DeferredCheck:
         flags, event, checks = self._pending
         self._pending = None
         event.synchronize()
-        self._raise(flags, checks)
+        self._raise(flags.tolist(), checks)
 
     @staticmethod
-    def _raise(flags: Tensor | list[Tensor], checks: list[Check]) -> None:
+    def _raise(flags: list[Tensor | bool], checks: list[Check]) -> None:
         for good, check in zip(flags, checks, strict=True):
             if not good:
                 raise ValueError(check.describe())
