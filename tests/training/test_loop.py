@@ -212,6 +212,6 @@ def test_tensorboard_has_what_metrics_jsonl_has(tmp_path):
 
 def test_a_logger_that_is_missing_is_said_before_the_run_begins(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"log\.wandb: wandb is not installed; pip install wandb"):
+    with pytest.raises(UserError, match=r"log\.wandb: wandb is not installed; pip install 'nuclr\[logging\]'"):
         train(runs.load(tmp_path, **{"log.wandb": True}), tmp_path / "run")
     assert not (tmp_path / "run").exists()

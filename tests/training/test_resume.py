@@ -228,3 +228,18 @@ def test_metrics_are_lines_of_json(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert [line["step"] for line in lines if "train/loss" in line] == list(range(3, 29, 3))
     assert [line["epoch"] for line in lines if "val/mean_R@1" in line] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_wandb_sees_one_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = runs.load(tmp_path, **{"log.wandb": True, "schedule.epochs": 2})
+    with monkeypatch.context() as patch:
+        killed_at(patch, 8)
+        with pytest.raises(KilledError):
+            train(settings, tmp_path / "run")
+    train(settings, tmp_path / "run", resume=True)
+    parts = list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+    assert len(parts) == 2
+    assert all((tmp_path / "run" / "wandb_id").read_text() in part.name for part in parts)

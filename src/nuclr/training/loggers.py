@@ -1,6 +1,7 @@
 """TensorBoard and Weights & Biases, where they are asked for and installed."""
 
 import importlib
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,22 @@ from nuclr.training.settings import Log, Settings, to_dict
 
 def check_installed(log: Log) -> None:
     """Refuse, before a run begins, what cannot be imported."""
-    for package, wanted, how in (
-        ("tensorboard", log.tensorboard, "pip install 'nuclr[logging]'"),
-        ("wandb", log.wandb, "pip install wandb"),
-    ):
+    for package, wanted in (("tensorboard", log.tensorboard), ("wandb", log.wandb)):
         if not wanted:
             continue
         try:
             importlib.import_module("torch.utils.tensorboard" if package == "tensorboard" else package)
         except ImportError as error:
             why = "is not installed" if (error.name or package) == package else f"cannot be imported ({error})"
-            raise UserError(f"log.{package}: {package} {why}; {how}, or set log.{package}=false") from None
+            how = f"pip install 'nuclr[logging]', or set log.{package}=false"
+            raise UserError(f"log.{package}: {package} {why}; {how}") from None
 
 
 class Loggers:
     """Copies of what goes to metrics.jsonl, from after `step` on; leaving its `with` block sends what is waiting.
 
-    TensorBoard forgets what a run that goes on from `step` had logged after it; in W&B it begins another run.
+    A run that goes on from `step` logs again what it had logged after it, the same to the last bit: TensorBoard forgets
+    the first copy; W&B, where it is the same run still, keeps it.
     """
 
     def __init__(self, settings: Settings, folder: Path, step: int) -> None:
@@ -37,9 +37,19 @@ class Loggers:
 
             self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         if settings.log.wandb:
-            import wandb  # type: ignore[import-not-found, unused-ignore]
+            import wandb
 
-            self.wandb = wandb.init(project="nuclr", name=settings.name, dir=str(folder), config=to_dict(settings))
+            name = folder / "wandb_id"
+            if not name.exists():
+                name.write_text(uuid.uuid4().hex[:16])
+            self.wandb = wandb.init(
+                project="nuclr",
+                name=settings.name,
+                id=name.read_text(),
+                resume="allow",
+                dir=str(folder),
+                config=to_dict(settings),
+            )
 
     def write(self, values: dict[str, Any]) -> None:
         """One line."""
