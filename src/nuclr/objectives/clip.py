@@ -15,11 +15,13 @@ LARGEST_SCALE = 100.0
 
 
 class CLIP(AutogradObjective):
-    """Args.
+    """Each anchor's cross-entropy over the batch.
 
-    temperature: tau; the initial one where it is learnt.
-    learn_temperature: learn `log_scale` = -log tau, kept at scale <= 100. A schedule then sets `log_scale`, not
-        `temperature`.
+    Args:
+        temperature: tau; the initial one where it is learnt.
+        learn_temperature: learn `log_scale` = -log tau, kept at scale <= 100. A schedule then sets `log_scale`, not
+            `temperature`.
+
     """
 
     def __init__(self, temperature: float = 0.05, learn_temperature: bool = False) -> None:

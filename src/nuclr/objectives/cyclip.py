@@ -12,7 +12,15 @@ from nuclr.objectives.clip import CLIP
 
 
 class CyCLIP(CLIP):
-    """Args beyond CLIP's: cross, within, the weights of the two terms."""
+    """CLIP and two consistency terms.
+
+    Args:
+        temperature: as in `CLIP`.
+        learn_temperature: as in `CLIP`.
+        cross: weight of the consistency across the modalities.
+        within: weight of the consistency within them.
+
+    """
 
     def __init__(
         self,

@@ -19,7 +19,13 @@ from nuclr.objectives.base import check_range
 
 
 class DCL(AutogradObjective):
-    """Args: temperature, tau; tau_plus in [0, 1), the share of negatives that are false."""
+    """CLIP with the expected part of false negatives taken off.
+
+    Args:
+        temperature: tau.
+        tau_plus: the share of negatives that are false, in [0, 1).
+
+    """
 
     def __init__(self, temperature: float = 0.05, tau_plus: float = 0.1) -> None:
         super().__init__(temperature)

@@ -23,12 +23,19 @@ GRADIENT_LIMIT = 5.0
 
 
 class ISogCLR(SogCLR):
-    """Args beyond `StatefulObjective`'s.
+    """SogCLR with a learnt temperature for each anchor.
 
-    temperature: the initial tau_i.
-    rho: weight of the temperatures; larger values push them down.
-    tau_lr, tau_beta: step and weight of the new gradient in its running mean.
-    tau_min, tau_max: bounds of tau_i; the authors' are 0.005 and 0.05.
+    Args:
+        num_samples: as in `SogCLR`.
+        temperature: the initial tau_i.
+        gamma: as in `SogCLR`.
+        rho: weight of the temperatures; larger values push them down.
+        tau_lr: step of tau_i.
+        tau_beta: weight of the new gradient in its running mean.
+        tau_min: lower bound of tau_i; the authors' is 0.005.
+        tau_max: upper bound of tau_i; the authors' is 0.05.
+        state_device: as in `SogCLR`.
+
     """
 
     needs_moments = True

@@ -32,16 +32,23 @@ XI_RULES = ("norm", "max")
 
 
 class NUCLR(StatefulObjective):
-    """Args beyond `StatefulObjective`'s.
+    """SogCLR's loss with each negative divided by its learnt popularity.
 
-    zeta_init: initial zeta of every candidate.
-    xi_init: least value of the guard xi; inf removes the positive term.
-    xi_rule: "norm", xi follows the largest |zeta|, as in the paper; "max", the largest zeta, as in the published code.
-    use_xi: False puts the pair's own zeta in the place of xi.
-    zeta_lr: step of zeta; 0 leaves zeta, its velocity and xi as they are.
-    zeta_lr_ratio_x: zeta_x moves with zeta_lr times this.
-    zeta_momentum: beta, the weight of the old velocity.
-    zeta_estimator: "reference", "unbiased" or "paper".
+    Args:
+        num_samples: as in `SogCLR`.
+        temperature: as in `SogCLR`.
+        gamma: as in `SogCLR`.
+        zeta_init: initial zeta of every candidate.
+        xi_init: least value of the guard xi; inf removes the positive term.
+        xi_rule: "norm", xi follows the largest |zeta|, as in the paper; "max", the largest zeta, as in the published
+            code.
+        use_xi: False puts the pair's own zeta in the place of xi.
+        zeta_lr: step of zeta; 0 leaves zeta, its velocity and xi as they are.
+        zeta_lr_ratio_x: zeta_x moves with zeta_lr times this.
+        zeta_momentum: beta, the weight of the old velocity.
+        zeta_estimator: "reference", "unbiased" or "paper".
+        state_device: as in `SogCLR`.
+
     """
 
     def __init__(

@@ -13,12 +13,13 @@ from nuclr.objectives.autograd import AutogradObjective, Scores
 
 
 class SigLIP(AutogradObjective):
-    """Args: temperature, of which 1/temperature is the initial scale; bias, the initial bias. Both are learnt.
+    """A logistic loss of each pair, with scale and bias learnt; a schedule sets `log_scale`, not `temperature`.
 
-    A schedule sets `log_scale`, not `temperature`.
+    Args:
+        temperature: one over the initial scale.
+        bias: the initial bias.
+
     """
-
-    needs_both = False
 
     def __init__(self, temperature: float = 0.1, bias: float = -10.0) -> None:
         super().__init__(temperature)

@@ -19,7 +19,15 @@ from nuclr.objectives.stateful import StatefulObjective, Step
 
 
 class SogCLR(StatefulObjective):
-    """Args: see `StatefulObjective`."""
+    """The global contrastive loss, with a running average of each anchor's sum over the data set.
+
+    Args:
+        num_samples: n, the number of pairs and the range of index.
+        temperature: tau.
+        gamma: weight of the new batch in the running average, in (0, 1].
+        state_device: where the tables stay while the module moves; None: they move with it.
+
+    """
 
     def __init__(
         self,

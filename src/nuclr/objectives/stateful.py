@@ -64,14 +64,7 @@ class StatefulObjective(Objective):
 
     Tables stay float32 through half() and bfloat16(); double() or float64 features in training turn them to float64.
     They need no broadcast by DDP: keep the objective outside DDP, or turn its buffer broadcast off
-    (``forward_sync_buffers=False``; ``broadcast_buffers=False`` before torch 2.13).
-
-    Args:
-        num_samples: n, the range of index.
-        temperature: tau.
-        gamma: weight of the new batch in the running average, in (0, 1].
-        state_device: where the tables stay while the module moves; None: they move with it.
-
+    (``forward_sync_buffers=False``; ``broadcast_buffers=False`` before torch 2.13). Arguments: see `SogCLR`.
     """
 
     needs_index = True
