@@ -90,7 +90,8 @@ def peak_memory(name: str, size: int) -> float:
 
 def measure(name: str, size: int) -> None:
     """Print by how much one step lifts this process's memory, in MiB."""
-    objective = None if name == "infonce" else build(name, num_samples=PAIRS)
+    kind, _, masked = name.partition(" ")
+    objective = None if kind == "infonce" else build(kind, num_samples=PAIRS)
     for x, y, index in (make_features(512), make_features(size)):  # first a small one: libraries set up their buffers
         ctypes.CDLL(None).malloc_trim(0)  # what was freed must not hide what the step takes
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -98,7 +99,8 @@ def measure(name: str, size: int) -> None:
         if objective is None:
             infonce_step(x, y, 0.05)
         else:
-            objective(x, y, index).loss.backward()
+            ids = index // 5 if masked else None  # five captions an image
+            objective(x, y, index, x_id=ids).loss.backward()
     print(resident("VmHWM") - before)
 
 
@@ -142,9 +144,11 @@ def main() -> None:
                 rows.append(row | {"median_seconds": median[name], "median_to_infonce": ratios[-1]})
 
     print(f"\npeak memory of one step above the features, B = {MEMORY_SIZE}; one B x B float32 matrix is 1024 MiB")
-    memory = {name: peak_memory(name, MEMORY_SIZE) for name in ("infonce", "sogclr", "isogclr", "nuclr")}
+    memory = {
+        name: peak_memory(name, MEMORY_SIZE) for name in ("infonce", "sogclr", "isogclr", "nuclr", "nuclr masked")
+    }
     for name, mebibytes in memory.items():
-        print(f"{name:>10} {mebibytes:8.0f} MiB")
+        print(f"{name:>12} {mebibytes:8.0f} MiB")
     tables = {
         name: sum(buffer.nbytes for buffer in build(name, num_samples=PAIRS).buffers()) / PAIRS for name in NAMES[4:]
     }

@@ -29,7 +29,7 @@ LOG2_E = math.log2(math.e)
 
 
 def running_log_mean(log_u: Tensor, log_phi: Tensor, gamma: float) -> Tensor:
-    """log((1 - gamma) u + gamma phi), shape (B,); a sample never seen, log u = -inf, starts at phi."""
+    """log((1 - gamma) u + gamma phi), element by element; a sample never seen, log u = -inf, starts at phi."""
     log_old = log_u + (math.log1p(-gamma) if gamma < 1 else -math.inf)
     mixed = torch.logaddexp(log_old, log_phi + math.log(gamma))
     return torch.where(log_u.isneginf(), log_phi, mixed)
@@ -101,21 +101,27 @@ class Workspace:
         return Workspace, ()  # copies and pickles start empty
 
 
-def contrast(pairs: Pairs, workspace: Workspace) -> Contrast:
-    """Choose the faster exact way for this batch; what is B x B may stay in the workspace."""
+def contrast(pairs: Pairs, workspace: Workspace, *, bounded: bool) -> Contrast:
+    """Choose the faster exact way for this batch; what is B x B may stay in the workspace.
+
+    bounded: each anchor's weight to come is at most 1/gamma over the sum of its exponentials.
+    """
     small = len(pairs.x) ** 2 <= KEPT_ELEMENTS
     # Looking at values is free on a CPU and exponentials are dear there; on an accelerator it is the other way round.
-    if small and pairs.whole and isinstance(pairs.tau, float) and pairs.x.device.type == "cpu":
+    if bounded and small and pairs.whole and isinstance(pairs.tau, float) and pairs.x.device.type == "cpu":
         shared = SharedContrast.where_exact(pairs, pairs.tau, workspace)
         if shared is not None:
             return shared
     return TiledContrast(pairs, workspace)
 
 
-def is_excluded(ids: Tensor, rows: slice) -> Tensor:
+def is_excluded(ids: Tensor, rows: slice, workspace: Workspace) -> Tensor:
     """Pairs that are no negatives: (b, B), true where one of the columns of ids (B, 2) agrees."""
-    mine = ids[rows]
-    return (mine[:, None, 0] == ids[None, :, 0]) | (mine[:, None, 1] == ids[None, :, 1])
+    mine, flag = ids[rows], ids.new_empty(0, dtype=torch.bool)
+    x, y = (workspace.take(f"same {side}", len(mine), len(ids), flag) for side in "xy")
+    torch.eq(mine[:, None, 0], ids[:, 0], out=x)
+    torch.eq(mine[:, None, 1], ids[:, 1], out=y)
+    return x.logical_or_(y)
 
 
 class SharedContrast:
@@ -123,8 +129,8 @@ class SharedContrast:
 
     Exact where no E and no product with the factors leaves the floating-point range, which `where_exact` checks: with
     h the half-range of the exponents of E and z that of zeta/tau, both sides together, h + 2z below 0.85 of the largest
-    exponent. Then also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones included, and sums over B stay
-    finite.
+    exponent. Then, weights being bounded, also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones
+    included, and sums over B stay finite.
     """
 
     def __init__(self, pairs: Pairs, exponents: Tensor, factors: Tensor, offsets: Tensor, workspace: Workspace) -> None:
@@ -155,7 +161,7 @@ class SharedContrast:
         offsets = torch.rsub(diagonal, centre, alpha=1 / LOG2_E)
         highest = math.prod(norm.item() for norm in pairs.norms) / tau
         if not highest <= allowed:  # what the scores may be spans too much; look at what they are
-            diagonal.zero_()  # positives do not count in the range
+            diagonal.copy_(scaled[0, 1])  # positives do not count in the range
             low, high = (bound.item() for bound in scaled.aminmax())
             if not max(high, -low) / LOG2_E <= allowed:
                 shift = (high + low) / 2
@@ -165,7 +171,7 @@ class SharedContrast:
                 offsets += shift / LOG2_E
         diagonal.fill_(-math.inf)
         if pairs.ids is not None:
-            scaled.masked_fill_(is_excluded(pairs.ids, slice(None)), -math.inf)
+            scaled.masked_fill_(is_excluded(pairs.ids, slice(None), workspace), -math.inf)
         return cls(pairs, scaled, log_factors.sub_(centre).exp_(), offsets, workspace)
 
     def gradients(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Gradients:
@@ -215,10 +221,11 @@ class TiledContrast:
         for block in self.blocks:
             along_rows, along_columns = [], torch.full_like(self.positives, -math.inf)
             for rows, scores in block.tiles():
-                exponents = self._of_rows(block, rows, scores)
+                excluded = self._excluded(rows)
+                exponents = self._of_rows(block, rows, scores, excluded)
                 along_rows.append(_log_sum_exp_(exponents, dim=1))
                 if whole:
-                    exponents = self._of_columns(block, rows, scores)
+                    exponents = self._of_columns(block, rows, scores, excluded)
                     along_columns = torch.logaddexp(along_columns, _log_sum_exp_(exponents, dim=0))
             sums.append(torch.cat(along_rows))
             if whole:
@@ -247,11 +254,14 @@ class TiledContrast:
         x, y, whole = block.pairs.x, block.pairs.y, block.pairs.whole
         start, count, new = block.pairs.rows.start, len(pull), pull.new_zeros
         grad_x, grad_y, extra = new(count, x.shape[1]), new(count if whole else 0, x.shape[1]), new(2, count)
-        # of probability to weight, <= 1: the total holds the positive's own term, which xi bounds from below
-        ratio = None if log_total is None else (log_total + log_weight).neg_().exp_()
+        # of probability to weight, <= 1 where xi bounds zeta: the total holds the positive's own term, exp(-zeta/tau)
+        ratio = None
+        if log_total is not None:
+            ratio = (log_total + log_weight).neg_().exp_().clamp_(max=torch.finfo(log_total.dtype).max)
         for rows, scores in block.tiles():
             local = slice(rows.start - start, rows.stop - start)
-            exponents = self._of_rows(block, rows, scores)
+            excluded = self._excluded(rows)
+            exponents = self._of_rows(block, rows, scores, excluded)
             if moments:
                 weights = torch.add(exponents, log_weight[0, rows, None], out=self._like("weights", scores)).exp_()
                 extra[0, local] = exponents.mul_(weights).sum(dim=1)
@@ -259,7 +269,7 @@ class TiledContrast:
                 weights = exponents.add_(log_weight[0, rows, None]).exp_()
             if ratio is not None and whole:
                 extra[0] += weights.T.mv(ratio[0, rows])
-            exponents = self._of_columns(block, rows, scores)
+            exponents = self._of_columns(block, rows, scores, excluded)
             if moments and whole:
                 others = torch.add(exponents, log_weight[1], out=self._like("other weights", scores)).exp_()
                 extra[1] += exponents.mul_(others).sum(dim=0)
@@ -274,27 +284,23 @@ class TiledContrast:
                 grad_y.addmm_(weights.T, x[rows], alpha=1 / count)
         return Gradients(grad_x, grad_y, extra if moments or ratio is not None else None)
 
-    def _of_rows(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
+    def _excluded(self, rows: slice) -> Tensor | None:
+        return None if self.pairs.ids is None else is_excluded(self.pairs.ids, rows, self.workspace)
+
+    def _of_rows(self, block: "_Block", rows: slice, scores: Tensor, excluded: Tensor | None) -> Tensor:
         """Exponents of the rows as anchors, (tile, B)."""
         exponents = torch.sub(scores, block.pairs.zeta[0], out=self._like("rows", scores))
         exponents.sub_(self.positives[rows, None]).div_(block.tau[0, rows, None])
-        return self._without_positives(exponents, rows)
+        return _without_positives(exponents, rows, excluded)
 
-    def _of_columns(self, block: "_Block", rows: slice, scores: Tensor) -> Tensor:
+    def _of_columns(self, block: "_Block", rows: slice, scores: Tensor, excluded: Tensor | None) -> Tensor:
         """Exponents of the columns as anchors, (tile, B)."""
         exponents = torch.sub(scores, block.pairs.zeta[1, rows, None], out=self._like("columns", scores))
         exponents.sub_(self.positives).div_(block.tau[1])
-        return self._without_positives(exponents, rows)
+        return _without_positives(exponents, rows, excluded)
 
     def _like(self, name: str, tile: Tensor) -> Tensor:
         return self.workspace.take(name, tile.shape[0], tile.shape[1], tile)
-
-    def _without_positives(self, exponents: Tensor, rows: slice) -> Tensor:
-        # the lowest finite number, not -inf: its exponential is 0 as well, and 0 times it is 0
-        lowest = torch.finfo(exponents.dtype).min
-        exponents.diagonal(rows.start).fill_(lowest)
-        ids = self.pairs.ids
-        return exponents if ids is None else exponents.masked_fill_(is_excluded(ids, rows), lowest)
 
 
 class _Block:
@@ -316,6 +322,13 @@ class _Block:
     def _scores(self, rows: slice) -> Tensor:
         x, y = self.pairs.x[rows], self.pairs.y
         return torch.mm(x, y.T, out=self.workspace.take(self.name, len(x), len(y), y))
+
+
+def _without_positives(exponents: Tensor, rows: slice, excluded: Tensor | None) -> Tensor:
+    # the lowest finite number, not -inf: its exponential is 0 as well, and 0 times it is 0
+    lowest = torch.finfo(exponents.dtype).min
+    exponents.diagonal(rows.start).fill_(lowest)
+    return exponents if excluded is None else exponents.masked_fill_(excluded, lowest)
 
 
 def _beta(rows: slice) -> int:

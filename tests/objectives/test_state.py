@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nuclr.objectives import build
+from nuclr.objectives.base import DeferredCheck
 
 N, B, D = 30, 8, 6
 STATEFUL = ("sogclr", "isogclr", "nuclr")
@@ -188,6 +189,54 @@ def test_one_forward_serves_many_backwards(name: str) -> None:
     (2 * loss).backward(retain_graph=True)
     torch.testing.assert_close(x.grad, 9 * expected)
     torch.testing.assert_close(torch.autograd.grad(loss + x.sum() * 0, x)[0], expected)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_the_gradient_is_a_function_of_a_learnt_weight(name: str) -> None:
+    x, y, index = batches(1)[0]
+    expected = gradients(build(name, num_samples=N), x, y, index)[1]
+    x, weight = x.requires_grad_(), torch.ones((), requires_grad=True)
+    loss = weight * build(name, num_samples=N)(x, y, index).loss
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    gradient.norm().backward()
+    torch.testing.assert_close(weight.grad, expected.norm())
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_gradients_in_batches(name: str) -> None:
+    x, y, index = batches(1)[0]
+    expected = gradients(build(name, num_samples=N), x, y, index)[1]
+    x = x.requires_grad_()
+    loss = build(name, num_samples=N)(x, y, index).loss
+    (both,) = torch.autograd.grad(loss, x, torch.tensor([1.0, 3.0]), is_grads_batched=True)
+    torch.testing.assert_close(both, torch.stack([expected, 3 * expected]))
+
+
+def test_gradients_in_eval_where_the_average_is_far_below_the_batch() -> None:
+    x = normalize(torch.tensor([[1.0, 0.02 * i] for i in range(B)]), dim=1)
+    expected = []
+    for dtype in (torch.float32, torch.float64):
+        objective = build("sogclr", num_samples=N, temperature=0.0135).eval().to(dtype)
+        for table in objective.buffers():
+            table.fill_(-20.0)
+        expected.append(gradients(objective, x.to(dtype), -x.to(dtype), torch.arange(B))[1].double())
+    assert torch.isfinite(expected[1]).all()
+    torch.testing.assert_close(expected[0], expected[1], rtol=0, atol=1e-3 * expected[1].abs().max().item())
+
+
+def test_zeta_above_its_guard_stays_finite() -> None:
+    x, y, index = batches(1)[0]
+    objective = build("nuclr", num_samples=N, temperature=0.01, zeta_lr=1e-3)
+    for side, value in (("x", 1.0), ("y", -1.0)):  # too far apart for one exponential
+        objective.get_buffer(f"zeta_{side}").fill_(value)
+    gradients(objective, x, y, index)
+    assert all(table[index].isfinite().all() for table in objective.buffers() if table.ndim)
+
+
+def test_a_copy_leaves_pending_checks_behind() -> None:
+    checks = DeferredCheck()
+    checks._pending = (torch.ones(1), iter(()), [])  # an event cannot be copied either
+    assert copy.deepcopy(checks)._pending is None
 
 
 @pytest.mark.parametrize("name", STATEFUL)

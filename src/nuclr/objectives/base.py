@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nuclr import distributed
-from nuclr.functional import is_excluded
+from nuclr.functional import Workspace, is_excluded
 
 
 class ObjectiveOutput(NamedTuple):
@@ -45,7 +45,7 @@ class Batch:
     def excluded(self) -> Tensor:
         """(b, B), true where the pair of an own anchor and a candidate is no negative: i = j, or a shared id."""
         if self.ids is not None:
-            return is_excluded(self.ids, self.rows)
+            return is_excluded(self.ids, self.rows, Workspace())
         own = torch.arange(self.rows.start, self.rows.stop, device=self.x.device)
         return own[:, None] == torch.arange(self.size, device=self.x.device)
 
@@ -53,7 +53,16 @@ class Batch:
         """c_i, the number of negatives of every anchor: one number, or (B,) where pairs are masked."""
         if self.ids is None:
             return float(self.size - 1)
-        return self.size - is_excluded(self.ids, slice(None)).sum(dim=1).to(self.x.dtype)
+        (first_x, same_x), (first_y, same_y) = (_equals(column) for column in self.ids.T.contiguous())
+        _, same_both = _equals(first_x * self.size + first_y)
+        return (self.size - same_x - same_y + same_both).to(self.x.dtype)
+
+
+def _equals(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each value's equals begin in the sorted column, and how many there are, (B,)."""
+    ordered = values.sort().values
+    first = torch.searchsorted(ordered, values)
+    return first, torch.searchsorted(ordered, values, right=True) - first
 
 
 class Objective(nn.Module):
@@ -180,7 +189,7 @@ def _gather_columns(columns: list[Tensor | None]) -> list[Tensor | None]:
 
 
 class Check(NamedTuple):
-    """What is true where values are good, a scalar on an accelerator, and the message for the other case."""
+    """What is true where values are good, a scalar, or a bool where the host has looked; the message for the rest."""
 
     good: Tensor | bool
     describe: Callable[[], str]
@@ -208,13 +217,17 @@ class DeferredCheck:
     def __init__(self) -> None:
         self._pending: tuple[Tensor, torch.Event, list[Check]] | None = None
 
+    def __reduce__(self) -> tuple[type["DeferredCheck"], tuple[()]]:
+        return DeferredCheck, ()  # an event cannot be copied; copies and pickles start empty
+
     def check(self, checks: list[Check]) -> None:
         """Raise for the first that fails, now or at the next `raise_pending`."""
         good = [check.good for check in checks]
-        if not any(isinstance(flag, Tensor) and flag.device.type != "cpu" for flag in good):
+        waiting = [flag for flag in good if isinstance(flag, Tensor) and flag.device.type != "cpu"]
+        if not waiting:
             self._raise(good, checks)
             return
-        flags = torch.stack([torch.as_tensor(flag) for flag in good])
+        flags = torch.stack(waiting)
         copied = flags.to("cpu", non_blocking=True)
         event = torch.Event(flags.device)
         event.record()

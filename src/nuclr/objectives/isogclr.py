@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nuclr.objectives.base import Batch, check_positive, check_range
 from nuclr.objectives.sogclr import SogCLR
-from nuclr.objectives.stateful import ANCHORS, Step
+from nuclr.objectives.stateful import ANCHORS, Step, unless_alone
 
 GRADIENT_LIMIT = 5.0
 
@@ -80,8 +80,10 @@ class ISogCLR(SogCLR):
         log_mean = step.log_u - math.log(self.num_samples - 1)
         gradient = (log_mean + self.rho - sums).clamp(-GRADIENT_LIMIT, GRADIENT_LIMIT)
         old = self.rows("tau_momentum", ANCHORS, step.index).to(gradient)
-        momentum = step.unless_alone(old + self.tau_beta * (gradient - old), old)
-        tau = step.unless_alone((step.tau - self.tau_lr * momentum).clamp(self.tau_min, self.tau_max), step.tau)
+        momentum = unless_alone(step.negatives, old + self.tau_beta * (gradient - old), old)
+        tau = unless_alone(
+            step.negatives, (step.tau - self.tau_lr * momentum).clamp(self.tau_min, self.tau_max), step.tau
+        )
         self.write("tau_momentum", ANCHORS, step.index, momentum)
         self.write("tau", ANCHORS, step.index, tau)
         return dict(zip(("tau_x", "tau_y"), tau.mean(dim=1).unbind(), strict=True))

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from nuclr.objectives.base import check_choice, check_range
-from nuclr.objectives.stateful import ANCHORS, CANDIDATES, StatefulObjective, Step
+from nuclr.objectives.stateful import ANCHORS, CANDIDATES, StatefulObjective, Step, unless_alone
 
 ESTIMATORS = ("reference", "unbiased", "paper")
 XI_RULES = ("norm", "max")
@@ -108,19 +108,19 @@ class NUCLR(StatefulObjective):
         velocity = self._scaled_gradient(step, sums)
         if self.zeta_momentum > 0 or not isinstance(step.negatives, float):
             old = self.rows("zeta_velocity", CANDIDATES, step.index).to(sums)
-            velocity = step.unless_alone(self.zeta_momentum * old + (1 - self.zeta_momentum) * velocity, old)
+            velocity = unless_alone(step.negatives, self.zeta_momentum * old + (1 - self.zeta_momentum) * velocity, old)
         zeta = step.zeta.sub(velocity, alpha=self.zeta_lr)
         if self.zeta_lr_ratio_x != 1:  # row 1 holds x, the candidates of side y
             zeta[1] = step.zeta[1] - self.zeta_lr * self.zeta_lr_ratio_x * velocity[1]
-        zeta = step.unless_alone(zeta, step.zeta)
+        zeta = unless_alone(step.negatives, zeta, step.zeta)
         self.write("zeta_velocity", CANDIDATES, step.index, velocity)
         self.write("zeta", CANDIDATES, step.index, zeta)
 
         bounded = zeta.abs() if self.xi_rule == "norm" else zeta
-        reached = step.unless_alone(bounded, -math.inf).amax(dim=1)
-        for side, largest in zip(CANDIDATES, reached.unbind(), strict=True):
-            xi = self.buffer(f"xi_{side}")
-            torch.maximum(xi, largest.to(xi), out=xi)
+        reached = unless_alone(step.negatives, bounded, -math.inf).amax(dim=1)
+        guards = [self.buffer(f"xi_{side}") for side in CANDIDATES]
+        for xi, largest in zip(guards, reached.to(guards[0]).unbind(), strict=True):
+            torch.maximum(xi, largest, out=xi)
         return dict(zip(("zeta_y", "zeta_x"), zeta.mean(dim=1).unbind(), strict=True))
 
     def _xi(self) -> Tensor:

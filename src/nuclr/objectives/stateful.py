@@ -49,10 +49,6 @@ class Step:
         """log(u_i + exp(-zeta_i/tau)), (2, B): the estimated partition function, the positive included."""
         return torch.logaddexp(self.log_u, self.log_own)
 
-    def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
-        """See `unless_alone`."""
-        return unless_alone(self.negatives, then, otherwise)
-
 
 def unless_alone(negatives: float | Tensor, then: Tensor, otherwise: float | Tensor) -> Tensor:
     """`then`, but `otherwise` for anchors without negatives: they contribute nothing and change nothing."""
@@ -131,7 +127,9 @@ class StatefulObjective(Objective):
     def _step(self, batch: Batch, wanted: bool) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
         index = None if batch.index is None else self._placed(batch.index)
         zeta, tau = self.read("zeta", CANDIDATES, index, batch), self.read_tau(index, batch)
-        passes = contrast(Pairs(batch.x, batch.y, batch.norms, zeta, tau, batch.ids, batch.rows), self._workspace)
+        pairs = Pairs(batch.x, batch.y, batch.norms, zeta, tau, batch.ids, batch.rows)
+        # in eval an old average may lie far below this batch's
+        passes = contrast(pairs, self._workspace, bounded=self.training or index is None)
 
         negatives = batch.negatives()
         log_scale = log_ratio(self.num_samples - 1, negatives)
@@ -143,7 +141,7 @@ class StatefulObjective(Objective):
         else:
             log_u = torch.where(log_u.isneginf(), log_phi, log_u)
         step = Step(index, tau, log_u, zeta, negatives)
-        values = step.unless_alone(self.value(step), 0.0).mean(dim=1)
+        values = unless_alone(step.negatives, self.value(step), 0.0).mean(dim=1)
         metrics = dict(zip(("objective_x", "objective_y"), values.unbind(), strict=True))
 
         log_d = self.log_normaliser(step)
@@ -152,8 +150,8 @@ class StatefulObjective(Objective):
         gradient: tuple[Tensor, ...] = ()
         if wanted or moments or log_total is not None:
             largest = torch.finfo(log_d.dtype).max
-            log_weight = step.unless_alone(log_scale - log_d, -largest)
-            log_total = None if log_total is None else step.unless_alone(log_total, largest)
+            log_weight = unless_alone(step.negatives, log_scale - log_d, -largest)
+            log_total = None if log_total is None else unless_alone(step.negatives, log_total, largest)
             sums = passes.gradients(log_weight, log_total, moments)
             gradient = sums.x, sums.y
             if sums.extra is not None:
@@ -179,9 +177,9 @@ class StatefulObjective(Objective):
     def write(self, name: str, sides: tuple[str, str], index: Tensor | None, rows: Tensor) -> None:
         """Put the global batch's rows, (2, B), into two tables; every process writes all of them."""
         assert index is not None
-        for side, row in zip(sides, rows.unbind(), strict=True):
-            table = self.buffer(f"{name}_{side}")
-            table.index_copy_(0, index, row.to(table))
+        tables = [self.buffer(f"{name}_{side}") for side in sides]
+        for table, row in zip(tables, rows.to(tables[0]).unbind(), strict=True):
+            table.index_copy_(0, index, row)
 
     def buffer(self, name: str) -> Tensor:
         """A registered buffer; `get_buffer` costs more than the arithmetic on a small batch."""
@@ -278,6 +276,16 @@ class _ClosedForm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_x, grad_y = ctx.saved_tensors
         scale = grads[0]
-        if scale.device.type == "cpu" and scale.item() == 1:  # `loss.backward()`: autograd copies if it must
+        if _is_one(scale):  # as in `loss.backward()`; autograd copies where it must
             return grad_x, grad_y, None, None, None
         return scale * grad_x, scale * grad_y, None, None, None
+
+
+def _is_one(scale: Tensor) -> bool:
+    """Whether it is known, without waiting for a device, to be the number one and no function of anything."""
+    if scale.requires_grad or scale.device.type != "cpu":
+        return False
+    try:
+        return scale.item() == 1
+    except RuntimeError:  # a batch of gradients at once, under vmap, has no one value
+        return False

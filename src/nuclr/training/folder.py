@@ -1,6 +1,7 @@
 """A run on disk: `config.yaml`, `metrics.jsonl`, `timing.jsonl`, `results.json`, `checkpoints/`, `model/`.
 
-Besides: `environment.json` (command, versions), `bad_samples.jsonl`, and `report.html` once it is finished.
+Besides: `environment.json` (command, versions), `bad_samples.jsonl`, `report.html` once it is finished, and what the
+loggers keep (`tensorboard/`, `wandb/`, `wandb_id`).
 
 metrics.jsonl holds what depends on the settings alone; on resuming it is cut back to where the checkpoint was, so that
 in the end it is the file of a run that never stopped. What a clock says goes to timing.jsonl.

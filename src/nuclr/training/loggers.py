@@ -39,13 +39,13 @@ class Loggers:
         if settings.log.wandb:
             import wandb
 
-            name = folder / "wandb_id"
-            if not name.exists():
-                name.write_text(uuid.uuid4().hex[:16])
+            path = folder / "wandb_id"
+            if not (path.is_file() and path.read_text()):  # it is empty where a run was killed while writing it
+                path.write_text(uuid.uuid4().hex[:16])
             self.wandb = wandb.init(
                 project="nuclr",
                 name=settings.name,
-                id=name.read_text(),
+                id=path.read_text(),
                 resume="allow",
                 dir=str(folder),
                 config=to_dict(settings),
