@@ -2,7 +2,7 @@
 
 For B pairs with scores s_ij = <x_i, y_j>, side x has anchors x and candidates y, side y the other way round:
 
-    e^x_ij = (s_ij - s_ii - zeta^y_j) / tau^x_i,    e^y_ij = (s_ij - s_jj - zeta^x_i) / tau^y_j
+    e^x_ij = (s_ij - s_ii) / tau^x_i - zeta^y_j / tau,    e^y_ij = (s_ij - s_jj) / tau^y_j - zeta^x_i / tau
 
 SogCLR, iSogCLR and NUCLR all need, first, the log-sums of exp(e^x) along rows and of exp(e^y) along columns over the
 pairs that are negatives; then, once the running averages are known and with them a weight a_i per anchor,
@@ -41,7 +41,7 @@ class Pairs(NamedTuple):
     x: Tensor  # (B, d)
     y: Tensor  # (B, d)
     norms: tuple[Tensor, Tensor]  # scalars, the largest of x's rows and of y's
-    zeta: Tensor  # (2, B), of each side's candidates: y's, then x's
+    log_own: Tensor  # (2, B), -zeta/tau of each side's candidates: y's, then x's; it is theirs as positives, too
     tau: float | Tensor  # (2, B), of each side's anchors, where it differs
     ids: Tensor | None  # (B, 2): pairs that agree in a column are no negatives of each other; None: only i = j is out
     rows: slice
@@ -54,7 +54,7 @@ class Pairs(NamedTuple):
     def swapped(self) -> "Pairs":
         """The same with the sides exchanged."""
         tau = self.tau if isinstance(self.tau, float) else self.tau.flip(0)
-        return Pairs(self.y, self.x, self.norms[::-1], self.zeta.flip(0), tau, self.ids, self.rows)
+        return Pairs(self.y, self.x, self.norms[::-1], self.log_own.flip(0), tau, self.ids, self.rows)
 
 
 class Gradients(NamedTuple):
@@ -150,10 +150,9 @@ class SharedContrast:
     @classmethod
     def where_exact(cls, pairs: Pairs, tau: float, workspace: Workspace) -> "SharedContrast | None":
         """The shared form of this batch, or None where its exponents span too much."""
-        log_factors = pairs.zeta / -tau
-        least, most = (bound.item() for bound in log_factors.aminmax())
+        least, most = (bound.item() for bound in pairs.log_own.aminmax())
         centre = (least + most) / 2
-        allowed = 0.85 * math.log(torch.finfo(log_factors.dtype).max) - (most - least)
+        allowed = 0.85 * math.log(torch.finfo(pairs.x.dtype).max) - (most - least)
         size = len(pairs.x)
         scaled = workspace.take("scores", size, size, pairs.x)
         scaled.addmm_(pairs.x, pairs.y.T, beta=0, alpha=LOG2_E / tau)
@@ -172,7 +171,7 @@ class SharedContrast:
         diagonal.fill_(-math.inf)
         if pairs.ids is not None:
             scaled.masked_fill_(is_excluded(pairs.ids, slice(None), workspace), -math.inf)
-        return cls(pairs, scaled, log_factors.sub_(centre).exp_(), offsets, workspace)
+        return cls(pairs, scaled, (pairs.log_own - centre).exp_(), offsets, workspace)
 
     def gradients(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Gradients:
         """See `Contrast`."""
@@ -289,14 +288,14 @@ class TiledContrast:
 
     def _of_rows(self, block: "_Block", rows: slice, scores: Tensor, excluded: Tensor | None) -> Tensor:
         """Exponents of the rows as anchors, (tile, B)."""
-        exponents = torch.sub(scores, block.pairs.zeta[0], out=self._like("rows", scores))
-        exponents.sub_(self.positives[rows, None]).div_(block.tau[0, rows, None])
+        exponents = torch.sub(scores, self.positives[rows, None], out=self._like("rows", scores))
+        exponents.div_(block.tau[0, rows, None]).add_(block.pairs.log_own[0])
         return _without_positives(exponents, rows, excluded)
 
     def _of_columns(self, block: "_Block", rows: slice, scores: Tensor, excluded: Tensor | None) -> Tensor:
         """Exponents of the columns as anchors, (tile, B)."""
-        exponents = torch.sub(scores, block.pairs.zeta[1, rows, None], out=self._like("columns", scores))
-        exponents.sub_(self.positives).div_(block.tau[1])
+        exponents = torch.sub(scores, self.positives, out=self._like("columns", scores))
+        exponents.div_(block.tau[1]).add_(block.pairs.log_own[1, rows, None])
         return _without_positives(exponents, rows, excluded)
 
     def _like(self, name: str, tile: Tensor) -> Tensor:
@@ -308,7 +307,7 @@ class _Block:
 
     def __init__(self, pairs: Pairs, workspace: Workspace, name: str) -> None:
         self.pairs, self.workspace, self.name = pairs, workspace, name
-        self.tau = pairs.tau if isinstance(pairs.tau, Tensor) else torch.full_like(pairs.zeta, pairs.tau)
+        self.tau = pairs.tau if isinstance(pairs.tau, Tensor) else torch.full_like(pairs.log_own, pairs.tau)
         keep = (pairs.rows.stop - pairs.rows.start) * len(pairs.y) <= KEPT_ELEMENTS
         self.kept = self._scores(pairs.rows) if keep else None
 

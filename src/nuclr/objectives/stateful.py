@@ -37,12 +37,8 @@ class Step:
     tau: float | Tensor  # (2, B) where it differs
     log_u: Tensor  # (2, B), the new one
     zeta: Tensor  # (2, B), of each anchor's own candidate
+    log_own: Tensor  # (2, B), -zeta/tau: the positive's own term of the partition function, in logs
     negatives: float | Tensor  # c_i, (B,) where it differs
-
-    @cached_property
-    def log_own(self) -> Tensor:
-        """-zeta_i/tau, (2, B): the positive's own term of the partition function, in logs."""
-        return self.zeta / -self.tau
 
     @cached_property
     def log_total(self) -> Tensor:
@@ -127,7 +123,8 @@ class StatefulObjective(Objective):
     def _step(self, batch: Batch, wanted: bool) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
         index = None if batch.index is None else self._placed(batch.index)
         zeta, tau = self.read("zeta", CANDIDATES, index, batch), self.read_tau(index, batch)
-        pairs = Pairs(batch.x, batch.y, batch.norms, zeta, tau, batch.ids, batch.rows)
+        log_own = zeta / -tau
+        pairs = Pairs(batch.x, batch.y, batch.norms, log_own, tau, batch.ids, batch.rows)
         # in eval an old average may lie far below this batch's
         passes = contrast(pairs, self._workspace, bounded=self.training or index is None)
 
@@ -140,7 +137,7 @@ class StatefulObjective(Objective):
             self.write("log_u", ANCHORS, index, log_u)
         else:
             log_u = torch.where(log_u.isneginf(), log_phi, log_u)
-        step = Step(index, tau, log_u, zeta, negatives)
+        step = Step(index, tau, log_u, zeta, log_own, negatives)
         values = unless_alone(step.negatives, self.value(step), 0.0).mean(dim=1)
         metrics = dict(zip(("objective_x", "objective_y"), values.unbind(), strict=True))
 
