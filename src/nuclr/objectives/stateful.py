@@ -138,7 +138,7 @@ class StatefulObjective(Objective):
         else:
             log_u = torch.where(log_u.isneginf(), log_phi, log_u)
         step = Step(index, tau, log_u, zeta, log_own, negatives)
-        values = unless_alone(step.negatives, self.value(step), 0.0).mean(dim=1)
+        values = unless_alone(negatives, self.value(step), 0.0).mean(dim=1)
         metrics = dict(zip(("objective_x", "objective_y"), values.unbind(), strict=True))
 
         log_d = self.log_normaliser(step)
@@ -147,8 +147,8 @@ class StatefulObjective(Objective):
         gradient: tuple[Tensor, ...] = ()
         if wanted or moments or log_total is not None:
             largest = torch.finfo(log_d.dtype).max
-            log_weight = unless_alone(step.negatives, log_scale - log_d, -largest)
-            log_total = None if log_total is None else unless_alone(step.negatives, log_total, largest)
+            log_weight = unless_alone(negatives, log_scale - log_d, -largest)
+            log_total = None if log_total is None else unless_alone(negatives, log_total, largest)
             sums = passes.gradients(log_weight, log_total, moments)
             gradient = sums.x, sums.y
             if sums.extra is not None:
