@@ -178,12 +178,17 @@ def test_metrics_are_detached_numbers() -> None:
         )
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-def test_one_forward_serves_many_backwards(name: str) -> None:
+def loss_and_its_gradient(name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """x, a loss of it, and the gradient that another call of the same objective gave."""
     x, y, index = batches(1)[0]
     expected = gradients(build(name, num_samples=N), x, y, index)[1]
     x = x.requires_grad_()
-    loss = build(name, num_samples=N)(x, y, index).loss
+    return x, build(name, num_samples=N)(x, y, index).loss, expected
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_one_forward_serves_many_backwards(name: str) -> None:
+    x, loss, expected = loss_and_its_gradient(name)
     loss.backward(retain_graph=True)
     x.grad.mul_(7)  # as clipping and optimisers do
     (2 * loss).backward(retain_graph=True)
@@ -193,21 +198,16 @@ def test_one_forward_serves_many_backwards(name: str) -> None:
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_the_gradient_is_a_function_of_a_learnt_weight(name: str) -> None:
-    x, y, index = batches(1)[0]
-    expected = gradients(build(name, num_samples=N), x, y, index)[1]
-    x, weight = x.requires_grad_(), torch.ones((), requires_grad=True)
-    loss = weight * build(name, num_samples=N)(x, y, index).loss
-    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    x, loss, expected = loss_and_its_gradient(name)
+    weight = torch.ones((), requires_grad=True)
+    (gradient,) = torch.autograd.grad(weight * loss, x, create_graph=True)
     gradient.norm().backward()
     torch.testing.assert_close(weight.grad, expected.norm())
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_gradients_in_batches(name: str) -> None:
-    x, y, index = batches(1)[0]
-    expected = gradients(build(name, num_samples=N), x, y, index)[1]
-    x = x.requires_grad_()
-    loss = build(name, num_samples=N)(x, y, index).loss
+    x, loss, expected = loss_and_its_gradient(name)
     (both,) = torch.autograd.grad(loss, x, torch.tensor([1.0, 3.0]), is_grads_batched=True)
     torch.testing.assert_close(both, torch.stack([expected, 3 * expected]))
 
