@@ -40,7 +40,6 @@ class Pairs(NamedTuple):
 
     x: Tensor  # (B, d)
     y: Tensor  # (B, d)
-    norms: tuple[Tensor, Tensor]  # scalars, the largest of x's rows and of y's
     log_own: Tensor  # (2, B), -zeta/tau of each side's candidates: y's, then x's; it is theirs as positives, too
     tau: float | Tensor  # (2, B), of each side's anchors, where it differs
     ids: Tensor | None  # (B, 2): pairs that agree in a column are no negatives of each other; None: only i = j is out
@@ -54,7 +53,7 @@ class Pairs(NamedTuple):
     def swapped(self) -> "Pairs":
         """The same with the sides exchanged."""
         tau = self.tau if isinstance(self.tau, float) else self.tau.flip(0)
-        return Pairs(self.y, self.x, self.norms[::-1], self.log_own.flip(0), tau, self.ids, self.rows)
+        return Pairs(self.y, self.x, self.log_own.flip(0), tau, self.ids, self.rows)
 
 
 class Gradients(NamedTuple):
@@ -158,16 +157,14 @@ class SharedContrast:
         scaled.addmm_(pairs.x, pairs.y.T, beta=0, alpha=LOG2_E / tau)
         diagonal = scaled.diagonal()
         offsets = torch.rsub(diagonal, centre, alpha=1 / LOG2_E)
-        highest = math.prod(norm.item() for norm in pairs.norms) / tau
-        if not highest <= allowed:  # what the scores may be spans too much; look at what they are
-            diagonal.copy_(scaled[0, 1])  # positives do not count in the range
-            low, high = (bound.item() for bound in scaled.aminmax())
-            if not max(high, -low) / LOG2_E <= allowed:
-                shift = (high + low) / 2
-                if not (high - shift) / LOG2_E <= allowed:
-                    return None
-                scaled.sub_(shift)
-                offsets += shift / LOG2_E
+        diagonal.copy_(scaled[0, 1])  # positives do not count in the range
+        low, high = (bound.item() for bound in scaled.aminmax())
+        if not max(high, -low) / LOG2_E <= allowed:
+            shift = (high + low) / 2
+            if not (high - shift) / LOG2_E <= allowed:
+                return None
+            scaled.sub_(shift)
+            offsets += shift / LOG2_E
         diagonal.fill_(-math.inf)
         if pairs.ids is not None:
             scaled.masked_fill_(is_excluded(pairs.ids, slice(None), workspace), -math.inf)

@@ -124,7 +124,7 @@ class StatefulObjective(Objective):
         index = None if batch.index is None else self._placed(batch.index)
         zeta, tau = self.read("zeta", CANDIDATES, index, batch), self.read_tau(index, batch)
         log_own = zeta / -tau
-        pairs = Pairs(batch.x, batch.y, batch.norms, log_own, tau, batch.ids, batch.rows)
+        pairs = Pairs(batch.x, batch.y, log_own, tau, batch.ids, batch.rows)
         # in eval an old average may lie far below this batch's
         passes = contrast(pairs, self._workspace, bounded=self.training or index is None)
 
