@@ -2,20 +2,25 @@
 
     python benchmarks/objectives.py [--repeats 10] [--out benchmarks/results/objectives.json]
 
-The floor is what no implementation can do without: three B x B x d matrix products and one exponential of B x B. All
-contestants of one size take turns, so that a busy machine slows all of them. The best of the repeats counts; the
-median is told besides, because fresh memory's page faults, which the best one escapes, are paid in training. Peak
-memory is that of a fresh process, above the features, for one step.
+"infonce" is the leanest plain form, two cross-entropies of one matrix of scores; "two products" is the common one that
+multiplies the features once for each side. The floor is what no implementation can do without: three B x B x d matrix
+products and one exponential of B x B. All contestants of one size take turns, so that a busy machine slows all of them,
+in an order that changes, because whoever follows its like finds the caches warm; every turn visits other pairs. The
+best of the repeats counts; the median is told besides, because fresh memory's page faults, which the best one escapes,
+are paid in training. Peak memory is that of a fresh process, above the features, for one step.
 """
 
 import argparse
 import ctypes
+import itertools
 import json
+import random
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,23 +32,26 @@ from nuclr.objectives import build
 PAIRS, WIDTH = 3_000_000, 256
 SIZES, TEMPERATURES = (512, 1024, 2048, 4096), (0.05, 0.01)
 NAMES = ("clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr")
+RIVALS = ("infonce", "two products", "floor", "sogclr")
 MEMORY_SIZE = 16384
 
 
 def make_features(size: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, y = (normalize(torch.randn(size, WIDTH, generator=generator), dim=1).requires_grad_() for _ in range(2))
-    return x, y, torch.randperm(PAIRS, generator=generator)[:size]
+    return x, y, torch.randperm(PAIRS, generator=generator)
 
 
-def infonce_step(x: Tensor, y: Tensor, temperature: float) -> None:
+def infonce_step(x: Tensor, y: Tensor, temperature: float, two_products: bool = False) -> None:
     labels = torch.arange(len(x))
     logits = x @ y.T / temperature
-    ((cross_entropy(logits, labels) + cross_entropy(logits.T, labels)) / 2).backward()
+    other_logits = y @ x.T / temperature if two_products else logits.T
+    ((cross_entropy(logits, labels) + cross_entropy(other_logits, labels)) / 2).backward()
 
 
 def contestants(size: int, temperature: float) -> dict[str, Callable[[], object]]:
-    x, y, index = make_features(size)
+    x, y, numbers = make_features(size)
+    indices = itertools.cycle(numbers[: PAIRS // size * size].split(size))
     fixed_x, fixed_y = x.detach(), y.detach()
     scores, exponentials = torch.empty(size, size), torch.empty(size, size)
 
@@ -58,24 +66,27 @@ def contestants(size: int, temperature: float) -> dict[str, Callable[[], object]
 
         def run() -> None:
             x.grad = y.grad = None
-            objective(x, y, index).loss.backward()
+            objective(x, y, next(indices)).loss.backward()
 
         return run
 
-    def infonce() -> None:
+    def infonce(two_products: bool) -> None:
         x.grad = y.grad = None
-        infonce_step(x, y, temperature)
+        infonce_step(x, y, temperature, two_products)
 
-    return {"infonce": infonce, "floor": floor} | {name: step(name) for name in NAMES}
+    plain = {"infonce": partial(infonce, False), "two products": partial(infonce, True), "floor": floor}
+    return plain | {name: step(name) for name in NAMES}
 
 
 def take_turns(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Seconds of `repeats` turns of each, after two to warm up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
+    order, shuffle = list(runs), random.Random(0).shuffle
     for _ in range(repeats + 2):
-        for name, run in runs.items():
+        shuffle(order)
+        for name in order:
             start = time.perf_counter()
-            run()
+            runs[name]()
             times[name].append(time.perf_counter() - start)
     return {name: taken[2:] for name, taken in times.items()}
 
@@ -92,7 +103,8 @@ def measure(name: str, size: int) -> None:
     """Print by how much one step lifts this process's memory, in MiB."""
     kind, _, masked = name.partition(" ")
     objective = None if kind == "infonce" else build(kind, num_samples=PAIRS)
-    for x, y, index in (make_features(512), make_features(size)):  # first a small one: libraries set up their buffers
+    for x, y, numbers in (make_features(512), make_features(size)):  # first a small one: libraries set up their buffers
+        index = numbers[: len(x)]
         ctypes.CDLL(None).malloc_trim(0)  # what was freed must not hide what the step takes
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         before = resident("VmRSS")
@@ -123,8 +135,8 @@ def main() -> None:
     rows = []
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, d = {WIDTH}, n = {PAIRS:,}")
     print(
-        f"{'B':>5} {'tau':>5} {'objective':>10} {'ms':>8} {'x infonce':>10} {'x floor':>8} {'x sogclr':>9} "
-        f"{'median ms':>10} {'x infonce':>10}"
+        f"{'B':>5} {'tau':>5} {'objective':>12} {'ms':>8} {'x infonce':>10} {'x two products':>15} {'x floor':>8} "
+        f"{'x sogclr':>9} {'median ms':>10} {'x infonce':>10}"
     )
     for size in SIZES:
         for temperature in TEMPERATURES:
@@ -132,16 +144,16 @@ def main() -> None:
             best = {name: min(taken) for name, taken in turns.items()}
             median = {name: statistics.median(taken) for name, taken in turns.items()}
             for name in turns:
-                ratios = [best[name] / best[other] for other in ("infonce", "floor", "sogclr")]
-                ratios += [median[name] * 1e3, median[name] / median["infonce"]]
+                ratios = {f"to_{other}": best[name] / best[other] for other in RIVALS}
+                to_median = median[name] / median["infonce"]
                 print(
-                    f"{size:5} {temperature:5} {name:>10} {best[name] * 1e3:8.1f} "
-                    + "{:10.2f} {:8.2f} {:9.2f} {:10.1f} {:10.2f}".format(*ratios),
+                    f"{size:5} {temperature:5} {name:>12} {best[name] * 1e3:8.1f} "
+                    + "{:10.2f} {:15.2f} {:8.2f} {:9.2f}".format(*ratios.values())
+                    + f" {median[name] * 1e3:10.1f} {to_median:10.2f}",
                     flush=True,
                 )
-                told = dict(zip(("to_infonce", "to_floor", "to_sogclr"), ratios, strict=False))
-                row = {"batch": size, "temperature": temperature, "objective": name, "seconds": best[name]} | told
-                rows.append(row | {"median_seconds": median[name], "median_to_infonce": ratios[-1]})
+                row = {"batch": size, "temperature": temperature, "objective": name, "seconds": best[name]} | ratios
+                rows.append(row | {"median_seconds": median[name], "median_to_infonce": to_median})
 
     print(f"\npeak memory of one step above the features, B = {MEMORY_SIZE}; one B x B float32 matrix is 1024 MiB")
     memory = {

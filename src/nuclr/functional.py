@@ -67,6 +67,7 @@ class Gradients(NamedTuple):
 class Contrast(Protocol):
     """Two passes over the exponentials of one batch, the first when it is made."""
 
+    finite: Tensor | bool  # whether all features are; a scalar
     log_sums: Tensor  # (2, b), log sum_j exp(e^x_ij) and log sum_i exp(e^y_ij) over the negatives of own anchors
 
     def gradients(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Gradients:
@@ -134,13 +135,14 @@ class SharedContrast:
 
     def __init__(self, pairs: Pairs, exponents: Tensor, factors: Tensor, offsets: Tensor, workspace: Workspace) -> None:
         self.pairs, self.workspace = pairs, workspace
+        self.finite: Tensor | bool = True  # or the range of the exponents would not be
         self.factors = factors  # (2, B), of both sides' candidates
         self.offsets = offsets  # (B,), the rest of the exponents of a pair's anchors
         self.of_y, self.of_x = factors.unbind()
         sums = torch.empty_like(factors)
         self.along_rows, self.along_columns = sums.unbind()
         self.kernel = exponents
-        for rows in self._tiles():
+        for rows in _shared_tiles(len(self.kernel)):
             tile = self.kernel[rows].exp2_()
             torch.mv(tile, self.of_y, out=self.along_rows[rows])
             self.along_columns.addmv_(tile.T, self.of_x[rows], beta=_beta(rows))
@@ -158,7 +160,11 @@ class SharedContrast:
         diagonal = scaled.diagonal()
         offsets = torch.rsub(diagonal, centre, alpha=1 / LOG2_E)
         diagonal.copy_(scaled[0, 1])  # positives do not count in the range
-        low, high = (bound.item() for bound in scaled.aminmax())
+        # in the tiles of the steps to come: what another core has read is slow to write to
+        bounds = [bound.item() for rows in _shared_tiles(size) for bound in scaled[rows].aminmax()]
+        if not math.isfinite(sum(bounds)):
+            return None
+        low, high = min(bounds), max(bounds)
         if not max(high, -low) / LOG2_E <= allowed:
             shift = (high + low) / 2
             if not (high - shift) / LOG2_E <= allowed:
@@ -179,7 +185,7 @@ class SharedContrast:
             mass_x, mass_y = torch.exp(self.offsets - log_total).unbind()
             masses = torch.empty_like(self.factors)
             on_y, on_x = masses.unbind()
-        for rows in self._tiles():
+        for rows in _shared_tiles(len(self.kernel)):
             tile = self.kernel[rows]
             scale = self.workspace.take("scale", len(tile), len(self.kernel), tile)
             if masses is not None:
@@ -193,9 +199,6 @@ class SharedContrast:
         diagonal.addcmul_(weight_x, self.along_rows, value=-1).addcmul_(weight_y, self.along_columns, value=-1)
         return Gradients(_mean(self.kernel, self.pairs.y), _mean(self.kernel.T, self.pairs.x), masses)
 
-    def _tiles(self) -> Iterator[slice]:
-        return _tiles(len(self.kernel), SHARED_TILE_ELEMENTS // len(self.kernel))
-
 
 class TiledContrast:
     """Row tiles of the scores, each side's exponent on its own, every log-sum with its own maximum.
@@ -207,6 +210,7 @@ class TiledContrast:
     def __init__(self, pairs: Pairs, workspace: Workspace) -> None:
         self.pairs, self.workspace = pairs, workspace
         self.positives = (pairs.x * pairs.y).sum(dim=1)
+        self.finite: Tensor | bool = self.positives.sum().isfinite()  # a single nan or inf spoils it, wherever it stands
         self.blocks = [_Block(pairs, workspace, "scores")]
         if not pairs.whole:
             self.blocks.append(_Block(pairs.swapped(), workspace, "scores of side y"))
@@ -335,6 +339,10 @@ def _beta(rows: slice) -> int:
 def _mean(weights: Tensor, features: Tensor) -> Tensor:
     """weights (b, B) @ features (B, d) / b."""
     return features.new_empty(len(weights), features.shape[1]).addmm_(weights, features, beta=0, alpha=1 / len(weights))
+
+
+def _shared_tiles(total: int) -> Iterator[slice]:
+    return _tiles(total, SHARED_TILE_ELEMENTS // total)
 
 
 def _tiles(total: int, size: int) -> Iterator[slice]:

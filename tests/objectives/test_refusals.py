@@ -38,12 +38,23 @@ def test_shapes(name: str, x: torch.Tensor, y: torch.Tensor, message: str) -> No
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("side", ["x", "y"])
-def test_features_that_are_not_finite(name: str, value: float, side: str) -> None:
+@pytest.mark.parametrize("rows", [4, 1500])  # one tile, and several
+@pytest.mark.parametrize("alone", [False, True])
+def test_features_that_are_not_finite(name: str, value: float, side: str, rows: int, alone: bool) -> None:
+    objective = build(name, num_samples=rows)
+    given = {"x": features(rows), "y": features(rows)}
+    given[side][rows - 2, 1] = value
+    ids = torch.zeros(rows, dtype=torch.int64) if alone else None
+    with pytest.raises(ValueError, match=f"{side} must be finite, but holds nan or inf in rows {rows - 2} of"):
+        objective(given["x"], given["y"], torch.arange(rows), x_id=ids)
+    assert name not in STATEFUL or objective.log_u_x.isneginf().all(), "refused input must leave the state alone"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_features_too_large(name: str) -> None:
     objective = build(name, num_samples=N)
-    given = {"x": features(), "y": features()}
-    given[side][2, 1] = value
-    with pytest.raises(ValueError, match=f"{side} must be finite, but holds nan or inf in rows 2"):
-        objective(given["x"], given["y"], torch.arange(4))
+    with pytest.raises(ValueError, match=r"x and y must have unit norm, but hold values as large as \d"):
+        objective(features() * 1e20, features() * 1e20, torch.arange(4))
 
 
 @pytest.mark.parametrize("name", STATEFUL)

@@ -235,8 +235,8 @@ def test_zeta_above_its_guard_stays_finite() -> None:
 
 def test_a_copy_leaves_pending_checks_behind() -> None:
     checks = DeferredCheck()
-    checks._pending = (torch.ones(1), iter(()), [])  # an event cannot be copied either
-    assert copy.deepcopy(checks)._pending is None
+    checks._pending = [(torch.ones(1), iter(()), [])]  # an event cannot be copied either
+    assert copy.deepcopy(checks)._pending == []
 
 
 @pytest.mark.parametrize("name", STATEFUL)

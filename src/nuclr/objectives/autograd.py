@@ -37,6 +37,9 @@ class AutogradObjective(Objective):
 
     def contrast(self, batch: Batch) -> ObjectiveOutput:
         """The mean over all processes' anchors."""
+        # a single nan or inf spoils the sum of all positives' scores, wherever it stands
+        positive = torch.dot(batch.x.detach().reshape(-1), batch.y.detach().reshape(-1))
+        self.check_features(batch, positive.isfinite())
         processes = distributed.world_size()
         xy = batch.local_x @ batch.y.T
         yx = xy.T if processes == 1 else batch.local_y @ batch.x.T

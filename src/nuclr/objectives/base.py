@@ -120,16 +120,24 @@ class Objective(nn.Module):
             start = distributed.rank() * len(x)
             all_x, all_y = self.gather_features(x, y)
             all_index, all_x_id, all_y_id = _gather_columns(given)
-        self._deferred.check([_finite(all_x.detach(), all_y.detach()), *self.index_checks(all_index)])
         ids = None
         if all_x_id is not None or all_y_id is not None:
             own = torch.arange(len(all_x), device=x.device)  # without ids every sample differs
             ids = torch.stack([own if t is None else t for t in (all_x_id, all_y_id)], dim=1)
         return Batch(x, y, all_x, all_y, all_index, ids, slice(start, start + len(x)))
 
-    def index_checks(self, index: Tensor | None) -> "list[Check]":  # noqa: ARG002
-        """What must hold of the gathered pairs' numbers."""
-        return []
+    def check_features(self, batch: Batch, finite: Tensor | bool) -> None:
+        """Refuse features that were found not to be finite."""
+
+        def describe() -> str:
+            for name, features in (("x", batch.x), ("y", batch.y)):
+                rows = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
+                if rows:
+                    return f"{name} must be finite, but holds nan or inf in rows {short_list(rows)} of the global batch"
+            largest = max(features.abs().max() for features in (batch.x, batch.y))
+            return f"x and y must have unit norm, but hold values as large as {largest:.3g}"
+
+        self._deferred.check([Check(finite, describe)])
 
     def _check_together(self, x: Tensor, y: Tensor, *integers: Tensor | None) -> None:
         """Refuse shapes and settings that are wrong here or on another process, on all processes at once."""
@@ -191,19 +199,6 @@ class Check(NamedTuple):
     describe: Callable[[], str]
 
 
-def _finite(x: Tensor, y: Tensor) -> Check:
-    def describe() -> str:
-        for name, features in (("x", x), ("y", y)):
-            rows = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
-            if rows:
-                return f"{name} must be finite, but holds nan or inf in rows {short_list(rows)} of the global batch"
-        largest = max(features.abs().max() for features in (x, y))
-        return f"x and y must have unit norm, but hold values as large as {largest:.3g}"
-
-    # the cheapest number that a single nan or inf spoils, wherever it stands
-    return Check(torch.dot(x.reshape(-1), y.reshape(-1)).isfinite(), describe)
-
-
 def short_list(values: list[int]) -> str:
     """The first few of a list."""
     return ", ".join(map(str, values[:5])) + (f" and {len(values) - 5} more" if len(values) > 5 else "")
@@ -213,7 +208,7 @@ class DeferredCheck:
     """Raise for bad values: at once on a CPU; at the next call on an accelerator, which so never waits for the host."""
 
     def __init__(self) -> None:
-        self._pending: tuple[Tensor, torch.Event, list[Check]] | None = None
+        self._pending: list[tuple[Tensor, torch.Event, list[Check]]] = []
 
     def __reduce__(self) -> tuple[type["DeferredCheck"], tuple[()]]:
         return DeferredCheck, ()  # an event cannot be copied; copies and pickles start empty
@@ -229,16 +224,14 @@ class DeferredCheck:
         copied = flags.to("cpu", non_blocking=True)
         event = torch.Event(flags.device)
         event.record()
-        self._pending = (copied, event, checks)
+        self._pending.append((copied, event, checks))
 
     def raise_pending(self) -> None:
         """Raise for the values of the call before."""
-        if self._pending is None:
-            return
-        flags, event, checks = self._pending
-        self._pending = None
-        event.synchronize()
-        self._raise(flags.tolist(), checks)
+        pending, self._pending = self._pending, []
+        for flags, event, checks in pending:
+            event.synchronize()
+            self._raise(flags.tolist(), checks)
 
     @staticmethod
     def _raise(flags: list[Tensor | bool], checks: list[Check]) -> None:

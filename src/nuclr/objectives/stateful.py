@@ -121,12 +121,13 @@ class StatefulObjective(Objective):
         return ObjectiveOutput(loss, metrics)
 
     def _step(self, batch: Batch, wanted: bool) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
-        index = None if batch.index is None else self._placed(batch.index)
+        index = self._checked(batch.index)
         zeta, tau = self.read("zeta", CANDIDATES, index, batch), self.read_tau(index, batch)
         log_own = zeta / -tau
         pairs = Pairs(batch.x, batch.y, log_own, tau, batch.ids, batch.rows)
         # in eval an old average may lie far below this batch's
         passes = contrast(pairs, self._workspace, bounded=self.training or index is None)
+        self.check_features(batch, passes.finite)
 
         negatives = batch.negatives()
         log_scale = log_ratio(self.num_samples - 1, negatives)
@@ -182,8 +183,11 @@ class StatefulObjective(Objective):
         """A registered buffer; `get_buffer` costs more than the arithmetic on a small batch."""
         return cast(Tensor, self._buffers[name])
 
-    def _placed(self, index: Tensor) -> Tensor:
-        """The index where the tables are."""
+    def _checked(self, index: Tensor | None) -> Tensor | None:
+        """The index where the tables are, in range and without a number given twice."""
+        if index is None:
+            return None
+        self._deferred.check(self._index_checks(index))
         # On an accelerator a bad index is only reported at the next call; until then it must not bring the device down.
         index = index if index.device.type == "cpu" else index.clamp(0, self.num_samples - 1)
         return index.to(self.buffer("log_u_x").device)
@@ -193,10 +197,7 @@ class StatefulObjective(Objective):
         both = distributed.all_gather(torch.cat([x, y], dim=1))
         return both[:, : x.shape[1]].contiguous(), both[:, x.shape[1] :].contiguous()
 
-    def index_checks(self, index: Tensor | None) -> list[Check]:
-        """In range, and none given twice."""
-        if index is None:
-            return []
+    def _index_checks(self, index: Tensor) -> list[Check]:
         inside: Tensor | bool
         once: Tensor | bool
         if index.device.type == "cpu":  # one look at the numbers costs less than ten kinds of small operations
