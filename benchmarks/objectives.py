@@ -74,7 +74,11 @@ def contestants(size: int, temperature: float) -> dict[str, Callable[[], object]
         x.grad = y.grad = None
         infonce_step(x, y, temperature, two_products)
 
-    plain = {"infonce": partial(infonce, False), "two products": partial(infonce, True), "floor": floor}
+    plain: dict[str, Callable[[], object]] = {
+        "infonce": partial(infonce, False),
+        "two products": partial(infonce, True),
+        "floor": floor,
+    }
     return plain | {name: step(name) for name in NAMES}
 
 
