@@ -210,7 +210,8 @@ class TiledContrast:
     def __init__(self, pairs: Pairs, workspace: Workspace) -> None:
         self.pairs, self.workspace = pairs, workspace
         self.positives = (pairs.x * pairs.y).sum(dim=1)
-        self.finite: Tensor | bool = self.positives.sum().isfinite()  # a single nan or inf spoils it, wherever it stands
+        # a single nan or inf spoils the sum, wherever it stands
+        self.finite: Tensor | bool = self.positives.sum().isfinite()
         self.blocks = [_Block(pairs, workspace, "scores")]
         if not pairs.whole:
             self.blocks.append(_Block(pairs.swapped(), workspace, "scores of side y"))
