@@ -128,13 +128,14 @@ class Objective(nn.Module):
 
     def check_features(self, batch: Batch, finite: Tensor | bool) -> None:
         """Refuse features that were found not to be finite."""
+        both = {"x": batch.x.detach(), "y": batch.y.detach()}  # an accelerator's check outlives the step
 
         def describe() -> str:
-            for name, features in (("x", batch.x), ("y", batch.y)):
+            for name, features in both.items():
                 rows = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
                 if rows:
                     return f"{name} must be finite, but holds nan or inf in rows {short_list(rows)} of the global batch"
-            largest = max(features.abs().max() for features in (batch.x, batch.y))
+            largest = max(features.abs().max() for features in both.values())
             return f"x and y must have unit norm, but hold values as large as {largest:.3g}"
 
         self._deferred.check([Check(finite, describe)])
