@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-KEPT_ELEMENTS = 1 << 24  # a B x B buffer is kept up to B = 4096: 64 MiB in float32
+KEPT_ELEMENTS = 1 << 24  # B x B buffers, two at most, are kept up to B = 4096: 64 MiB each in float32
 TILE_ELEMENTS = 1 << 21  # 8 MiB in float32: 128 rows at B = 16384
 SHARED_TILE_ELEMENTS = 1 << 19  # 2 MiB: what one step leaves of a tile in the cache the next one finds there
 LOG2_E = math.log2(math.e)
@@ -131,6 +131,9 @@ class SharedContrast:
     h the half-range of the exponents of E and z that of zeta/tau, both sides together, h + 2z below 0.85 of the largest
     exponent. Then, weights being bounded, also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones
     included, and sums over B stay finite.
+
+    What another core has read is slow to write to where the two share no cache: up to ten times. So all steps between
+    the matrix products go over the same tiles, and W does not overwrite E, which both have read.
     """
 
     def __init__(self, pairs: Pairs, exponents: Tensor, factors: Tensor, offsets: Tensor, workspace: Workspace) -> None:
@@ -160,7 +163,6 @@ class SharedContrast:
         diagonal = scaled.diagonal()
         offsets = torch.rsub(diagonal, centre, alpha=1 / LOG2_E)
         diagonal.copy_(scaled[0, 1])  # positives do not count in the range
-        # in the tiles of the steps to come: what another core has read is slow to write to
         bounds = [bound.item() for rows in _shared_tiles(size) for bound in scaled[rows].aminmax()]
         if not math.isfinite(sum(bounds)):
             return None
@@ -185,19 +187,20 @@ class SharedContrast:
             mass_x, mass_y = torch.exp(self.offsets - log_total).unbind()
             masses = torch.empty_like(self.factors)
             on_y, on_x = masses.unbind()
-        for rows in _shared_tiles(len(self.kernel)):
-            tile = self.kernel[rows]
-            scale = self.workspace.take("scale", len(tile), len(self.kernel), tile)
+        size = len(self.kernel)
+        weights = self.workspace.take("weights", size, size, self.kernel)
+        for rows in _shared_tiles(size):
+            tile, weighted = self.kernel[rows], weights[rows]
             if masses is not None:
                 on_y.addmv_(tile.T, mass_x[rows], beta=_beta(rows))
                 torch.mv(tile, mass_y, out=on_x[rows])
-            torch.mul(weight_x[rows, None], self.of_y, out=scale)
-            tile.mul_(scale.addcmul_(self.of_x[rows, None], weight_y))  # the kernel becomes W
+            torch.mul(weight_x[rows, None], self.of_y, out=weighted)
+            weighted.addcmul_(self.of_x[rows, None], weight_y).mul_(tile)
         if masses is not None:
             masses.mul_(self.factors)
-        diagonal = self.kernel.diagonal()
+        diagonal = weights.diagonal()
         diagonal.addcmul_(weight_x, self.along_rows, value=-1).addcmul_(weight_y, self.along_columns, value=-1)
-        return Gradients(_mean(self.kernel, self.pairs.y), _mean(self.kernel.T, self.pairs.x), masses)
+        return Gradients(_mean(weights, self.pairs.y), _mean(weights.T, self.pairs.x), masses)
 
 
 class TiledContrast:
