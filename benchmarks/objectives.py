@@ -148,7 +148,7 @@ def main() -> None:
             best = {name: min(taken) for name, taken in turns.items()}
             median = {name: statistics.median(taken) for name, taken in turns.items()}
             for name in turns:
-                ratios = {f"to_{other}": best[name] / best[other] for other in RIVALS}
+                ratios = {f"to_{other.replace(' ', '_')}": best[name] / best[other] for other in RIVALS}
                 to_median = median[name] / median["infonce"]
                 print(
                     f"{size:5} {temperature:5} {name:>12} {best[name] * 1e3:8.1f} "
