@@ -33,10 +33,10 @@ from torch import Tensor
 
 from nuclr.evaluation import Bank
 from nuclr.evaluation.ranks import Ranks, ranks, ranks_of_scores
-from nuclr.experiments.compare.sets import Features, halves
-from nuclr.experiments.evaluate.features import pair_features, query_bank
-from nuclr.experiments.evaluate.subject import open_subject
-from nuclr.training import parts
+from nuclr.runs import components as parts
+from nuclr.studies.compare.measure import Features, halves
+from nuclr.studies.evaluate.features import pair_features, query_bank
+from nuclr.studies.evaluate.subject import open_subject
 
 TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
 FACTORS = (0.5, 0.75, 1.0, 1.25)
@@ -69,7 +69,7 @@ def nnn(bank: Tensor, gallery: Tensor) -> Biases:
     """Mean of the nearest queries of the bank."""
     nearest = (bank @ gallery.T).topk(max(NEIGHBOURS), dim=0).values
     for k in NEIGHBOURS:
-        yield from (({"neighbours": k, "factor": c}, c * nearest[:k].mean(dim=0)) for c in FACTORS)
+        yield from (({"neighbors": k, "factor": c}, c * nearest[:k].mean(dim=0)) for c in FACTORS)
 
 
 def by_method(half: Features, pairs: Bank, side: int) -> Iterator[tuple[str, str, Ranks]]:
@@ -138,7 +138,7 @@ def measure(run: Path, bank_size: int) -> tuple[str, list[dict[str, Outcomes]]]:
     return name, [half_outcomes(whole.of_images(rows), bank) for rows in halves(len(whole.x))]
 
 
-def summarise(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, dict[str, Any]]:
+def summarize(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, dict[str, Any]]:
     """Method -> figures over the runs of one objective."""
     hits = {method: np.stack([run[method][0] for run in runs]) for method in runs[0]}  # (runs, n, 2)
     rng = np.random.default_rng(0)
@@ -186,12 +186,12 @@ def main() -> None:
         name, outcomes = measure(run, options.bank_size)
         found.setdefault(name, []).append(tuned(outcomes))
         print(f"{run} done", file=sys.stderr, flush=True)
-    tables = {name: summarise(runs) for name, runs in found.items()}
+    tables = {name: summarize(runs) for name, runs in found.items()}
     for name, table in tables.items():
         show(name, len(found[name]), table)
     everything = [run for runs in found.values() for run in runs]
     if len(tables) > 1:
-        tables["all"] = summarise(everything)
+        tables["all"] = summarize(everything)
         show("all", len(everything), tables["all"])
     options.out.parent.mkdir(exist_ok=True)
     content = {"settings": SETTINGS, "runs": {name: len(runs) for name, runs in found.items()}, "tables": tables}

@@ -6,7 +6,7 @@ A small run of 280 steps (NUCLR, 40 epochs on vectors, an evaluation an epoch, a
 every epoch) is trained once to its end, by the command that a person would type: `nuclr train`, or `torchrun
 --nproc_per_node 2 -m nuclr train` over gloo. Then once more: at each of `--kills` random moments all its processes get
 SIGKILL, and `--resume` goes on. A moment is a step drawn at random and up to 30 ms more, so that steps, log lines,
-checkpoints in writing and evaluations are all hit. In the end weights, optimiser, the objective's state, metrics.jsonl,
+checkpoints in writing and evaluations are all hit. In the end weights, optimizer, the objective's state, metrics.jsonl,
 results.json (but for the clock) and the saved model have to be the same to the last bit. Needs Linux's /proc.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nuclr.training import checkpoint
+from nuclr.runs import checkpoint
 
 EPOCHS, STEPS = 40, 7
 SETTINGS = {
@@ -37,7 +37,7 @@ SETTINGS = {
     "data": {"train": "train.npz", "val": "val.npz", "batch_size": 16},
     "model": {"width": 8},
     "objective": {"name": "nuclr", "zeta_lr": 0.01, "zeta_momentum": 0.1},
-    "optimiser": {"lr": 0.03, "clip": 1.0},
+    "optimizer": {"lr": 0.03, "clip": 1.0},
     "schedule": {"epochs": EPOCHS, "warmup_steps": 5, "zeta_frozen_epochs": 1, "zeta_refresh": 9, "gamma": "cosine"},
     "log": {"every": 1},
 }

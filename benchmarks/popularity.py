@@ -42,7 +42,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data" / "flickr8k" / "embeddings"
 
 
 def load(folder: Path) -> tuple[Tensor, Tensor, Tensor, str]:
-    """x (N_x, d_x) standardised, y (N_y, d_y), y_to_x (N_y,), and what they are."""
+    """x (N_x, d_x) standardized, y (N_y, d_y), y_to_x (N_y,), and what they are."""
     if not (folder / "train.npz").is_file():
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(6000, 64, generator=generator)
@@ -65,14 +65,14 @@ def trained_heads(x: Tensor, y: Tensor, y_to_x: Tensor, epochs: int = 3) -> tupl
     """Unit-norm features of linear heads after a few epochs of InfoNCE."""
     torch.manual_seed(0)
     head_x, head_y = (torch.nn.Linear(t.shape[1], WIDTH, bias=False) for t in (x, y))
-    optimiser = torch.optim.AdamW([*head_x.parameters(), *head_y.parameters()], lr=1e-3)
+    optimizer = torch.optim.AdamW([*head_x.parameters(), *head_y.parameters()], lr=1e-3)
     for _ in range(epochs):
         for batch in torch.randperm(len(y)).split(256):
             logits = normalize(head_x(x[y_to_x[batch]]), dim=1) @ normalize(head_y(y[batch]), dim=1).T / 0.05
             labels = torch.arange(len(batch))
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             (cross_entropy(logits, labels) + cross_entropy(logits.T, labels)).backward()
-            optimiser.step()
+            optimizer.step()
     with torch.no_grad():
         return normalize(head_x(x), dim=1), normalize(head_y(y), dim=1)
 

@@ -1,4 +1,4 @@
-"""The loss in a training loop of one's own: two towers, any sampler, any optimiser.
+"""The loss in a training loop of one's own: two towers, any sampler, any optimizer.
 
     python examples/own_loop.py
     torchrun --nproc_per_node 2 examples/own_loop.py
@@ -21,7 +21,7 @@ PAIRS, BATCH, EPOCHS = 2_000, 64, 5
 
 
 class Towers(nn.Module):
-    """Any two encoders with outputs of one width, normalised."""
+    """Any two encoders with outputs of one width, normalized."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,16 +45,16 @@ def main() -> None:
     towers = Towers()
     model = DistributedDataParallel(towers) if several else towers
     objective = build("nuclr", num_samples=PAIRS, temperature=0.05)
-    optimiser = torch.optim.AdamW([*model.parameters(), *objective.parameters()], lr=1e-2)
+    optimizer = torch.optim.AdamW([*model.parameters(), *objective.parameters()], lr=1e-2)
 
     for epoch in range(EPOCHS):
         order = torch.randperm(PAIRS)  # the same on every process: they share the seed
         for step in range(PAIRS // (BATCH * world)):
             index = order[(step * world + rank) * BATCH :][:BATCH]
             out = objective(*model(data_x[index], data_y[index]), index)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             out.loss.backward()
-            optimiser.step()
+            optimizer.step()
         if rank == 0:
             print(f"epoch {epoch}: estimate of the objective {out.loss.item():.4f}")
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from nuclr import cli
+from nuclr.cli import app as cli
 
 torch.set_num_threads(1)
 

@@ -12,13 +12,12 @@ ROOT = Path(nuclr.__file__).parent
 LAYERS = (
     {"__main__"},
     {"cli"},
-    {"commands"},
-    {"config"},
-    {"report", "experiments"},
+    {"report", "studies"},
     {"training"},
+    {"runs"},
     {"evaluation"},
-    {"data", "models", "objectives", "popularity", "sampling"},
-    {"functional", "distributed"},
+    {"data", "models", "objectives", "popularity"},
+    {"distributed", "files"},
     {"errors", "__init__"},
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

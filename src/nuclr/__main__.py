@@ -1,5 +1,5 @@
 """`python -m nuclr` is `nuclr`."""
 
-from nuclr.cli import main
+from nuclr.cli.app import main
 
 main()

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from nuclr.data.builtin import BuiltinLabelled, BuiltinPairs
+from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
 from nuclr.data.builtin.grammar import KINDS, LEVELS, SLOTS
 from nuclr.data.builtin.scenes import CHUNK
 from nuclr.data.open import open_pairs
@@ -45,7 +45,7 @@ def test_another_process_makes_the_same_pairs():
 
 def test_splits_and_seeds_share_no_stream():
     sources = [BuiltinPairs(300, seed, split) for seed in (0, 1) for split in ("train", "val", "test")]
-    sources += [BuiltinLabelled(300, 0, split) for split in ("train", "val", "test")]
+    sources += [BuiltinLabeled(300, 0, split) for split in ("train", "val", "test")]
     for i, a in enumerate(sources):
         for b in sources[:i]:
             assert (a.truth.captions == b.truth.captions).mean() < 0.2
@@ -99,14 +99,14 @@ def test_where_the_picture_differs_is_where_the_caption_says():
             assert abs(y - 0.27 * dy) < 0.06
 
 
-def test_labelled_pictures_are_balanced_and_named():
-    labelled = BuiltinLabelled(n=240)
-    kinds = np.unravel_index(labelled.truth.scenes, LEVELS)[0]
-    assert np.array_equal(kinds, labelled.y_id)
-    assert np.array_equal(np.bincount(labelled.y_id), np.full(12, 20))
-    assert labelled.y(13) == KINDS[1]
-    prompts = labelled.prompts()
-    assert len(prompts) == len(labelled.classes) == 12
+def test_labeled_pictures_are_balanced_and_named():
+    labeled = BuiltinLabeled(n=240)
+    kinds = np.unravel_index(labeled.truth.scenes, LEVELS)[0]
+    assert np.array_equal(kinds, labeled.y_id)
+    assert np.array_equal(np.bincount(labeled.y_id), np.full(12, 20))
+    assert labeled.y(13) == KINDS[1]
+    prompts = labeled.prompts()
+    assert len(prompts) == len(labeled.classes) == 12
     assert "two crosses" in prompts[KINDS.index("cross")]
     assert "an arrow" in prompts[KINDS.index("arrow")]
 

@@ -29,7 +29,7 @@ def test_different_captions_have_different_texts():
 def test_texts():
     assert text(encode()) == "shape"
     assert text(encode(kind="arrow", count="a", background="over sand")) == "an arrow over sand"
-    words = {"size": "small", "colour": "red", "place": "on the left", "background": "over water"}
+    words = {"size": "small", "color": "red", "place": "on the left", "background": "over water"}
     assert text(encode(kind="cross", count="two", **words)) == "two small red crosses on the left over water"
     assert {text(int(c)) for c in CAPTIONS}.issuperset(p for kind in KINDS for p in prompts(kind))
 

@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 import torch.multiprocessing
 
-from nuclr.data import (
-    Loader,
-    check_samples,
-    epoch_order,
-    open_pairs,
-    usable,
-    write_bad_samples,
-)
-from nuclr.data import check as check_module
+from nuclr.data import Loader, check_samples, epoch_order, open_pairs, usable, write_bad_samples
+from nuclr.data import selection as check_module
 from nuclr.errors import UserError
 from tests.data import make
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nuclr.data.embeddings import read_embeddings, unit_rows
+from nuclr.data.formats.embeddings import read_embeddings, unit_rows
 from nuclr.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""Decoding: proportions, colours, orientation, and files that are broken in every way."""
+"""Decoding: proportions, colors, orientation, and files that are broken in every way."""
 
 import io
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nuclr.data.images import check_image, fit_image, open_image, read_file
+from nuclr.data.modalities.image import check_image, fit_image, open_image, read_file
 from nuclr.data.pairs import BadSample
 from tests.data import make
 

@@ -5,7 +5,7 @@ import pytest
 
 from nuclr.data import epoch_order, open_pairs, read_keep, usable
 from nuclr.errors import UserError
-from nuclr.experiments.popularity.keep import write_list
+from nuclr.studies.popularity.keep import write_list
 
 
 def test_what_nuclr_popularity_writes(tmp_path):

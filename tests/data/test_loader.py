@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nuclr.data import Loader, all_batches, open_pairs
-from nuclr.data.images import fit_image
+from nuclr.data.modalities.image import fit_image
 from tests.data import make
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nuclr.data import check_samples, open_pairs
-from nuclr.data import tars as tars_module
+from nuclr.data.formats import tars as tars_module
+from nuclr.data.formats.tars import expand
 from nuclr.data.pairs import BadSample
-from nuclr.data.tars import expand
 from nuclr.errors import UserError
 from tests.data import make
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import normalize
 
 from nuclr.evaluation import Bank, append_bias, append_one, bias_of_scores, both, choose, gallery_bias, ranks, retrieval
+from nuclr.evaluation.corrected import cross_chosen
 from nuclr.evaluation.correction import spread, tried
-from nuclr.evaluation.cross import cross_chosen
 from nuclr.popularity import solve
 
 

@@ -18,7 +18,7 @@ def test_by_hand():
     }
 
 
-def test_ensemble_is_normalised_before_and_after():
+def test_ensemble_is_normalized_before_and_after():
     prompts = torch.tensor([[10.0, 0.0], [0.0, 0.1]])  # the long one does not outweigh the short one
     assert class_features([prompts])[0].tolist() == pytest.approx([0.5**0.5] * 2)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nuclr.models import train_tokeniser
+from nuclr.models import train_tokenizer
 
 CAPTIONS = ["a red circle on blue", "two green squares", "three small yellow triangles at the top left of a grey field"]
 
@@ -33,7 +33,7 @@ def pictures():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return train_tokeniser(CAPTIONS, 300)
+    return train_tokenizer(CAPTIONS, 300)
 
 
 def joint_folder(folder, model_class, config_class, tokenizer, text=(), **options):

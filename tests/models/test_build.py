@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from nuclr.errors import UserError
-from nuclr.models import DualEncoder, build_model, train_tokeniser
+from nuclr.models import DualEncoder, build_model, train_tokenizer
 
 from .conftest import CAPTIONS
 
@@ -65,7 +65,7 @@ def test_local_folders(image_folder, text_folder, pictures):
     model = build_model(image_folder, str(text_folder), width=12)
     assert model.images.size == 40
     assert model.images.mean == (0.1, 0.2, 0.3)
-    assert model.tokeniser.max_length == 16
+    assert model.tokenizer.max_length == 16
     x, y = batch(model, pictures)
     check_features(*step(model, x, y), width=12)
     # BERT's own pooler would be left without a gradient, which DistributedDataParallel does not forgive.
@@ -75,7 +75,7 @@ def test_local_folders(image_folder, text_folder, pictures):
 def test_text_is_pooled_at_the_first_token(text_folder):
     model = build_model(text=text_folder, text_head="none", width=24).eval()
     y = model.prepare_texts(CAPTIONS)
-    assert (y["input_ids"][:, 0] == model.tokeniser.tokenizer.cls_token_id).all()
+    assert (y["input_ids"][:, 0] == model.tokenizer.tokenizer.cls_token_id).all()
     hidden = model.y.tower.backbone(**y).last_hidden_state
     assert torch.equal(model.y(y), normalize(hidden[:, 0]))
 
@@ -115,8 +115,8 @@ def test_clip_and_siglip_give_their_own_features(joint, pictures):
     folder, original = joint
     model = build_model(pretrained=folder).eval()
     assert (model.images.size, model.images.mean, model.images.std) == (32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    assert model.tokeniser.max_length == 16
-    assert model.tokeniser.padding == ("max_length" if folder.name == "siglip" else "longest")
+    assert model.tokenizer.max_length == 16
+    assert model.tokenizer.padding == ("max_length" if folder.name == "siglip" else "longest")
     assert model.width == (32 if folder.name == "siglip" else 24)
     assert model.joint.temperature == pytest.approx(original.logit_scale.neg().exp().item())
     x, y = batch(model, pictures)
@@ -188,7 +188,7 @@ def test_float64(pictures):
 
 
 def test_norms_and_biases_are_the_vectors():
-    """The optimiser tells them by their shape: nothing else may be a vector, and they may be nothing else."""
+    """The optimizer tells them by their shape: nothing else may be a vector, and they may be nothing else."""
     model = build_model(captions=CAPTIONS)
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
@@ -244,12 +244,12 @@ class TestRefusals:
         self.refused("captions", captions=None)
         self.refused("max_length", "at most 512", text="distilbert", max_length=600)
         self.refused("max_length", "at most 16", text=text_folder, max_length=99)
-        train_tokeniser([f"{number} {number:x}" for number in range(3000)], 900).save_pretrained(tmp_path / "large")
-        self.refused("tokeniser", "knows 300", text=text_folder, tokeniser=tmp_path / "large")
+        train_tokenizer([f"{number} {number:x}" for number in range(3000)], 900).save_pretrained(tmp_path / "large")
+        self.refused("tokenizer", "knows 300", text=text_folder, tokenizer=tmp_path / "large")
         for path in text_folder.glob("tokenizer*"):
             path.unlink()
-        self.refused("tokeniser", "AutoTokenizer", text=text_folder)
-        self.refused("tokeniser", tokeniser=text_folder)
+        self.refused("tokenizer", "AutoTokenizer", text=text_folder)
+        self.refused("tokenizer", tokenizer=text_folder)
 
     def test_decoder_as_text_tower(self, tmp_path, tokenizer):
         from transformers import GPT2Config, GPT2Model
@@ -262,7 +262,7 @@ class TestRefusals:
     def test_towers_on_the_wrong_side(self, image_folder, text_folder):
         self.refused("image", image=text_folder)
         self.refused("text", text=image_folder)
-        self.refused("resnet", text=image_folder, tokeniser=text_folder)
+        self.refused("resnet", text=image_folder, tokenizer=text_folder)
 
     def test_pretrained(self, text_folder, joint, tmp_path):
         self.refused("pretrained", "bert", "clip, siglip", pretrained=text_folder)

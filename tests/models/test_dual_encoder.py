@@ -1,4 +1,4 @@
-"""Using a dual encoder: encode_images, encode_texts, standardised vectors."""
+"""Using a dual encoder: encode_images, encode_texts, standardized vectors."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_pictures_and_tensors_agree(model):
     tensor = torch.from_numpy(raw).permute(0, 3, 1, 2)
     assert torch.equal(model.encode_images(tensor), model.encode_images([Image.fromarray(image) for image in raw]))
     # Training and evaluation see the same pixels.
-    x = model.images.normalise(tensor / 255)
+    x = model.images.normalize(tensor / 255)
     torch.testing.assert_close(model.eval().x(x).detach(), model.encode_images(tensor))
 
 

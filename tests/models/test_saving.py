@@ -49,8 +49,8 @@ def test_presets(image, pictures, tmp_path):
 def test_folders(image_folder, text_folder, pictures, tmp_path):
     model = build_model(image_folder, text_folder, max_length=6)
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
-    assert again.tokeniser.max_length == 6
-    # Each tower is a source in its own right, with its images and its tokeniser.
+    assert again.tokenizer.max_length == 6
+    # Each tower is a source in its own right, with its images and its tokenizer.
     third = build_model(tmp_path / "model" / "image", tmp_path / "model" / "text", max_length=6)
     assert third.images == model.images
     x, y = third.prepare_images(pictures), third.prepare_texts(CAPTIONS)

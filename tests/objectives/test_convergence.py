@@ -18,9 +18,9 @@ def long_tailed_pairs() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     share = 1 / torch.arange(1, TOPICS + 1, dtype=torch.float64)
     topic = torch.multinomial(share, SAMPLES, replacement=True, generator=generator)
-    centre = normalize(torch.randn(TOPICS, DIM, dtype=torch.float64, generator=generator), dim=1)[topic]
+    center = normalize(torch.randn(TOPICS, DIM, dtype=torch.float64, generator=generator), dim=1)[topic]
     noise = torch.randn(2, SAMPLES, DIM, dtype=torch.float64, generator=generator) * 0.7 / math.sqrt(DIM)
-    x, y = normalize(centre + noise, dim=2)
+    x, y = normalize(center + noise, dim=2)
     return x, y
 
 
@@ -68,5 +68,5 @@ def test_unbiased_zeta_converges_to_the_exact_solution() -> None:
     for side, zeta in (("x", objective.zeta_x), ("y", objective.zeta_y)):
         assert correlation(zeta, exact[side]) >= 0.95
         # Not only the shape: the size as well. Only the constant is free.
-        centred = zeta.double() - zeta.double().mean()
-        assert (centred - exact[side]).square().mean().sqrt() < 0.3 * exact[side].std()
+        centered = zeta.double() - zeta.double().mean()
+        assert (centered - exact[side]).square().mean().sqrt() < 0.3 * exact[side].std()

@@ -39,7 +39,7 @@ def near(base: Tensor, distance: float, generator: torch.Generator) -> Tensor:
 def feature_pair(kind: str, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     x = random(batch, generator)
     one = x[:1].expand(batch, -1).contiguous()
-    centres = x[:4][torch.arange(batch) % 4]
+    centers = x[:4][torch.arange(batch) % 4]
     return {
         "random": lambda: (x, random(batch, generator)),
         "identical": lambda: (one.clone(), one.clone()),
@@ -50,7 +50,7 @@ def feature_pair(kind: str, batch: int, generator: torch.Generator) -> tuple[Ten
         "nearly equal": lambda: (near(one, 1e-4, generator), near(one, 1e-4, generator)),
         # Score differences of about 1e-3 below a score of 1: the case that float32 scores resolve worst.
         "close": lambda: (near(one, 0.05, generator), near(one, 0.05, generator)),
-        "clustered": lambda: (near(centres, 0.05, generator), near(centres, 0.05, generator)),
+        "clustered": lambda: (near(centers, 0.05, generator), near(centers, 0.05, generator)),
         # Half of the rows have their positive at -1, half at +1: rows of very different size in one batch.
         "mixed": lambda: (x, torch.where(torch.arange(batch)[:, None] % 2 == 0, x, -x)),
     }[kind]()
@@ -149,8 +149,8 @@ def matrices(
             averaged = torch.logaddexp(rest + before, math.log(gamma) + log_phi)
             log_u[block] = torch.where(before.isneginf(), log_phi, averaged)
 
-            normaliser = torch.logaddexp(log_u[block], -xi / tau[block])
-            w = torch.exp(log_scale[:, None] + exponent - normaliser[:, None])
+            normalizer = torch.logaddexp(log_u[block], -xi / tau[block])
+            w = torch.exp(log_scale[:, None] + exponent - normalizer[:, None])
             grad[a][block] += (w @ candidates - w.sum(1, keepdim=True) * candidates[block]) / batch
             grad[c] += w.T @ anchors[block] / batch
             grad[c][block] -= w.sum(1, keepdim=True) * anchors[block] / batch
@@ -159,11 +159,11 @@ def matrices(
             column += torch.exp(exponent - log_z[:, None]).sum(0)
 
         new[f"log_u_{a}"] = old[f"log_u_{a}"].index_copy(0, index, log_u)
-        centred = log_u - math.log(n - 1)
-        value[a] = (tau * centred).mean().item()
+        centered = log_u - math.log(n - 1)
+        value[a] = (tau * centered).mean().item()
         if name == "isogclr":
             value[a] += (8.0 * tau).mean().item()
-            momentum = 0.5 * old[f"tau_momentum_{a}"][index] + 0.5 * (centred + 8.0 - pull).clamp(-5, 5)
+            momentum = 0.5 * old[f"tau_momentum_{a}"][index] + 0.5 * (centered + 8.0 - pull).clamp(-5, 5)
             new[f"tau_momentum_{a}"] = old[f"tau_momentum_{a}"].index_copy(0, index, momentum)
             new[f"tau_{a}"] = old[f"tau_{a}"].index_copy(0, index, (tau - 1e-5 * momentum).clamp(0.001, 1.0))
         if name == "nuclr":

@@ -190,7 +190,7 @@ def loss_and_its_gradient(name: str) -> tuple[Tensor, Tensor, Tensor]:
 def test_one_forward_serves_many_backwards(name: str) -> None:
     x, loss, expected = loss_and_its_gradient(name)
     loss.backward(retain_graph=True)
-    x.grad.mul_(7)  # as clipping and optimisers do
+    x.grad.mul_(7)  # as clipping and optimizers do
     (2 * loss).backward(retain_graph=True)
     torch.testing.assert_close(x.grad, 9 * expected)
     torch.testing.assert_close(torch.autograd.grad(loss + x.sum() * 0, x)[0], expected)

@@ -67,7 +67,7 @@ def train(name: str, options: dict, variant: str) -> dict[str, Tensor]:
         run = TrainStep(wrapped, objective)
         parameters = [*towers.parameters(), *objective.parameters()]
     kind = torch.optim.AdamW if variant == "adamw" else torch.optim.SGD
-    optimiser = kind(parameters, lr=0.01 if variant == "adamw" else 0.1)
+    optimizer = kind(parameters, lr=0.01 if variant == "adamw" else 0.1)
     losses = []
     share = BATCH // dist.get_world_size()
     for _ in range(STEPS):
@@ -75,9 +75,9 @@ def train(name: str, options: dict, variant: str) -> dict[str, Tensor]:
         mine = batch[dist.get_rank() * share :][:share]
         ids = (x_id[mine], y_id[mine]) if variant == "masked" else ()
         loss = run(data_x[mine], data_y[mine], mine, *ids)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.detach())
     return {**towers.state_dict(), **objective.state_dict(), "losses": torch.stack(losses)}
 

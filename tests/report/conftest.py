@@ -1,6 +1,6 @@
 import pytest
 
-from nuclr import config
+from nuclr.runs import config
 from nuclr.training.loop import train
 from tests.report import pages
 

@@ -11,7 +11,7 @@ QUOTED = 'it\'s "7" <b>.png'
 
 
 def write_pictures(folder: Path, count: int = 24, size: int = 32, noise: bool = False) -> list[str]:
-    """Pictures of one colour, or of noise, which no compression makes small; one has a file name with quotes."""
+    """Pictures of one color, or of noise, which no compression makes small; one has a file name with quotes."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [QUOTED if k == 7 else f"{k}.png" for k in range(count)]
     rng = np.random.default_rng(0)

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from nuclr import config
 from nuclr.report.training import Options, training_page
 from nuclr.report.write import make_page, write_report
+from nuclr.runs import config
 from nuclr.training.loop import train
 from tests.report import pages
 from tests.training import runs

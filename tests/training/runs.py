@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nuclr import config
-from nuclr.training import checkpoint
+from nuclr.runs import checkpoint, config
 
 
 def write_vectors(path: Path, images: int = 60, captions: int = 2, seed: int = 0) -> Path:
@@ -36,7 +35,7 @@ def vector_settings(folder: Path, **changes):
         "data.batch_size": 16,
         "model.width": 8,
         "objective.zeta_lr": 0.01,
-        "optimiser.lr": 0.03,
+        "optimizer.lr": 0.03,
         "schedule.epochs": 4,
         "schedule.warmup_steps": 5,
         "schedule.zeta_frozen_epochs": 1,

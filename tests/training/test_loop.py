@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from nuclr import config
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
-from nuclr.training import checkpoint, loop, parts
+from nuclr.runs import checkpoint, config
+from nuclr.runs import components as parts
+from nuclr.training import loop
 from nuclr.training.loop import TrainingFailed, train
 from tests.training import runs
 
@@ -110,7 +111,7 @@ def test_a_gradient_that_is_not_finite(tmp_path, monkeypatch):
 
 
 def test_bfloat16_and_clipping(tmp_path):
-    results = train(runs.load(tmp_path, precision="bfloat16", **{"optimiser.clip": 0.5}), tmp_path / "run")
+    results = train(runs.load(tmp_path, precision="bfloat16", **{"optimizer.clip": 0.5}), tmp_path / "run")
     assert results["val"]["mean_R@1"] > results["val"]["mean_chance@1"]
 
 
@@ -155,7 +156,7 @@ def test_somebody_elses_folder_stays(tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
 
 
-def test_vectors_are_standardised(tmp_path):
+def test_vectors_are_standardized(tmp_path):
     settings = runs.load(tmp_path)
     source = parts.open_source(settings.data, "train.npz", None)
     model = parts.make_model(settings.model, source, 0)

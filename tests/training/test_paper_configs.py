@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nuclr import config
+from nuclr.runs import config
 from nuclr.training.dry_run import dry_run
 from tests.data import make
 

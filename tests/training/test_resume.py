@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from nuclr import config
 from nuclr.errors import UserError
-from nuclr.training import checkpoint, progress
-from nuclr.training.folder import RunFolder
+from nuclr.runs import checkpoint, config
+from nuclr.runs.folder import RunFolder
+from nuclr.training import progress
 from nuclr.training.loop import train
 from tests.training import runs
 
@@ -159,8 +159,8 @@ def test_other_settings_are_refused_by_name(tmp_path, monkeypatch):
     killed_at(monkeypatch, 9)
     with pytest.raises(KilledError):
         train(runs.load(tmp_path), tmp_path / "run")
-    with pytest.raises(UserError, match=r"optimiser.lr is 0.5, but .* begun with 0.03"):
-        train(runs.load(tmp_path, **{"optimiser.lr": 0.5}), tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match=r"optimizer.lr is 0.5, but .* begun with 0.03"):
+        train(runs.load(tmp_path, **{"optimizer.lr": 0.5}), tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nuclr.data.files import read_text
 from nuclr.errors import UserError
+from nuclr.files import read_text
 
 
 def read_keep(path: Path, n: int) -> np.ndarray:

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nuclr.data.images import Fit, fit_image
+from nuclr.data.formats.vectors import VectorPairs
+from nuclr.data.modalities.image import Fit, fit_image
 from nuclr.data.pairs import BadSample, Pairs
-from nuclr.data.vectors import VectorPairs
 from nuclr.errors import UserError
 
 _CHUNK = 16  # samples a task: enough to make its cost small, few enough to share a batch among the workers

@@ -15,16 +15,16 @@ import difflib
 import inspect
 from pathlib import Path
 
-from nuclr.data import embeddings
-from nuclr.data.arrow import ArrowPairs
 from nuclr.data.builtin import BuiltinPairs
-from nuclr.data.caption_list import open_caption_list
-from nuclr.data.hf import is_hf, open_hf
-from nuclr.data.listed import ListedPairs
-from nuclr.data.parquet import open_parquet
-from nuclr.data.table import open_table
-from nuclr.data.tars import TarPairs, expand, open_tars
-from nuclr.data.vectors import VectorPairs
+from nuclr.data.formats import embeddings
+from nuclr.data.formats.arrow import ArrowPairs
+from nuclr.data.formats.caption_list import open_caption_list
+from nuclr.data.formats.hf import is_hf, open_hf
+from nuclr.data.formats.listed import ListedPairs
+from nuclr.data.formats.parquet import open_parquet
+from nuclr.data.formats.table import open_table
+from nuclr.data.formats.tars import TarPairs, expand, open_tars
+from nuclr.data.formats.vectors import VectorPairs
 from nuclr.errors import UserError
 
 AnyPairs = ListedPairs | ArrowPairs | TarPairs | VectorPairs | BuiltinPairs

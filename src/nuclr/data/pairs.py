@@ -2,7 +2,7 @@
 
 n pairs, numbered 0 to n - 1 by their place in the source: an image with five captions is five pairs with consecutive
 numbers. A number belongs to its pair for good: reading in another order, resuming, another number of processes or a
-broken neighbour do not change it, so the objectives can keep one row of state for each.
+broken neighbor do not change it, so the objectives can keep one row of state for each.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ class Pairs(Protocol):
 
     `x_id` (n,) int64 is the number of the image behind each pair, `y_id` (n,) int64 that of its distinct caption: pairs
     that share one of the two are no negatives of each other. `fingerprint` is a hash of the list (not of the pixels),
-    by which a resumed run recognises its data.
+    by which a resumed run recognizes its data.
 
     Sources that read images from files have what `Checkable` adds. In the others no sample can be bad.
     """

@@ -47,7 +47,7 @@ class Texts:
 
 
 def digest(text: bytes | memoryview) -> int:
-    """64 bits by which equal texts are recognised; among ten million texts a clash has probability 3e-6."""
+    """64 bits by which equal texts are recognized; among ten million texts a clash has probability 3e-6."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
 

@@ -6,7 +6,7 @@
 
 from nuclr.evaluation.correction import Bank, Correction, append_bias, append_one, bias_of_scores, choose, gallery_bias
 from nuclr.evaluation.duplicates import with_copies
-from nuclr.evaluation.names import conventions
+from nuclr.evaluation.metric_names import conventions
 from nuclr.evaluation.ranks import Ranks, ranks, ranks_of_scores
 from nuclr.evaluation.retrieval import both, retrieval, summary
 from nuclr.evaluation.zero_shot import class_features, zero_shot

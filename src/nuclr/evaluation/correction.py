@@ -69,7 +69,7 @@ def gallery_bias(
         strength: factor on zeta.
         candidates: features of what the bank's queries choose from, (n, d), such as the training captions of training
             images. None: from the gallery.
-        options: of `nuclr.popularity.solve`.
+        options: of `nuclr.popularity.solver`.
 
     """
     temperature = DEFAULT_SPREAD * spread(bank, gallery) if temperature is None else temperature

@@ -3,9 +3,9 @@
 from nuclr.models.build import build_model
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.encoder import Encoder
-from nuclr.models.images import ImageFormat
+from nuclr.models.image_format import ImageFormat
 from nuclr.models.presets import IMAGE_PRESETS, TEXT_PRESETS
-from nuclr.models.tokeniser import Tokeniser, train_tokeniser
+from nuclr.models.tokenizer import Tokenizer, train_tokenizer
 
 __all__ = [
     "IMAGE_PRESETS",
@@ -13,7 +13,7 @@ __all__ = [
     "DualEncoder",
     "Encoder",
     "ImageFormat",
-    "Tokeniser",
+    "Tokenizer",
     "build_model",
-    "train_tokeniser",
+    "train_tokenizer",
 ]

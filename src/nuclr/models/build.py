@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from nuclr.errors import UserError
 from nuclr.models.dual_encoder import DualEncoder
-from nuclr.models.joint import open_joint
 from nuclr.models.locate import locate, read_json
+from nuclr.models.pretrained import open_joint
 from nuclr.models.probe import probe_images, probe_texts
 from nuclr.models.saving import load
 from nuclr.models.sides import Source, image_side, text_side
@@ -29,7 +29,7 @@ def build_model(
     image_width: int | None = None,
     text_width: int | None = None,
     captions: Iterable[str] | None = None,
-    tokeniser: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> DualEncoder:
     """A dual encoder, in train mode, its random weights drawn from torch's generator.
 
@@ -46,8 +46,8 @@ def build_model(
         max_length: of a text, in tokens; otherwise 32 (tiny_text), the model's own (CLIP, SigLIP), or at most 64.
         image_width: coordinates of the vectors, or of what a module returns (a module without it gets no head).
         text_width: the same for the other side.
-        captions: what the tokeniser of a text preset is trained on.
-        tokeniser: a folder or hub name of another tokeniser than the text tower's own.
+        captions: what the tokenizer of a text preset is trained on.
+        tokenizer: a folder or hub name of another tokenizer than the text tower's own.
 
     """
     numbers = {"width": width, "image_size": image_size, "max_length": max_length}
@@ -62,8 +62,8 @@ def build_model(
         return model.train()
     width = width or WIDTH
     x, images = image_side(image, width, image_head, image_frozen, image_size, image_width)
-    y, texts = text_side(text, width, text_head, text_frozen, max_length, text_width, captions, tokeniser)
-    return DualEncoder(x, y, images=images, tokeniser=texts).train()
+    y, texts = text_side(text, width, text_head, text_frozen, max_length, text_width, captions, tokenizer)
+    return DualEncoder(x, y, images=images, tokenizer=texts).train()
 
 
 def _open_pretrained(
@@ -72,13 +72,13 @@ def _open_pretrained(
     folder = locate(source, "pretrained")
     if "nuclr" not in read_json(folder / "config.json"):
         sides, images, texts, joint = open_joint(folder, "pretrained", image_size, max_length)
-        model = DualEncoder(*sides, images=images, tokeniser=texts, joint=joint)
+        model = DualEncoder(*sides, images=images, tokenizer=texts, joint=joint)
     else:
         model = load(folder)
         if (image_size or max_length) is not None:
             raise UserError(f"pretrained: {folder} has its own image_size and max_length; leave them out")
     x_width = probe_images(model.x, model.images, folder) if model.images else model.width
-    y_width = probe_texts(model.y, model.tokeniser, folder) if model.tokeniser else model.width
+    y_width = probe_texts(model.y, model.tokenizer, folder) if model.tokenizer else model.width
     if x_width != y_width:
         raise UserError(f"pretrained: {folder} gives {x_width} features for images but {y_width} for texts")
     for side, freeze in ((model.x, frozen[0]), (model.y, frozen[1])):

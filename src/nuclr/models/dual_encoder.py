@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from nuclr.errors import UserError
 from nuclr.models.encoder import Encoder
-from nuclr.models.images import ImageFormat
-from nuclr.models.joint import Joint
-from nuclr.models.tokeniser import Tokeniser
+from nuclr.models.image_format import ImageFormat
+from nuclr.models.pretrained import Joint
+from nuclr.models.tokenizer import Tokenizer
 from nuclr.models.towers import VectorTower
 
 
@@ -29,7 +29,7 @@ class DualEncoder(nn.Module):
         x: an Encoder, or any module from a batch of inputs to (b, width).
         y: the same for the other side.
         images: how pictures are prepared for x; None where x takes no pictures.
-        tokeniser: how texts are prepared for y; None where y takes no texts.
+        tokenizer: how texts are prepared for y; None where y takes no texts.
         joint: where x and y are the halves of a CLIP or SigLIP.
 
     """
@@ -40,12 +40,12 @@ class DualEncoder(nn.Module):
         y: nn.Module,
         *,
         images: ImageFormat | None = None,
-        tokeniser: Tokeniser | None = None,
+        tokenizer: Tokenizer | None = None,
         joint: Joint | None = None,
     ) -> None:
         super().__init__()
         self.x, self.y = (side if isinstance(side, Encoder) else Encoder(side) for side in (x, y))
-        self.images, self.tokeniser, self.joint = images, tokeniser, joint
+        self.images, self.tokenizer, self.joint = images, tokenizer, joint
 
     @property
     def width(self) -> int | None:
@@ -53,23 +53,23 @@ class DualEncoder(nn.Module):
         return self.joint.width if self.joint else getattr(self.x.head, "width", None)
 
     def forward(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-        """Features of normalised pixels or vectors x, and of tokens or vectors y."""
+        """Features of normalized pixels or vectors x, and of tokens or vectors y."""
         fx, fy = self.x(x), self.y(y)
         if fx.shape[1] != fy.shape[1]:
             raise UserError(f"x has {fx.shape[1]} features and y {fy.shape[1]}; give both sides heads of one width")
         return fx, fy
 
     def prepare_images(self, images: Sequence[Image.Image] | Tensor) -> Tensor:
-        """PIL images or uint8 (b, 3, h, w) -> normalised pixels, without augmentation."""
+        """PIL images or uint8 (b, 3, h, w) -> normalized pixels, without augmentation."""
         if self.images is None:
             raise UserError("this model takes no pictures on its x side")
         return self.images.prepare(images)
 
     def prepare_texts(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Texts -> the tensors that the text tower takes."""
-        if self.tokeniser is None:
+        if self.tokenizer is None:
             raise UserError("this model takes no texts on its y side")
-        return self.tokeniser(texts)
+        return self.tokenizer(texts)
 
     def encode_images(self, images: Sequence[Image.Image] | Tensor, batch_size: int = 256) -> Tensor:
         """Features (n, width) of PIL images, of uint8 images (n, 3, h, w), or of what a vector tower takes (n, d)."""
@@ -78,13 +78,13 @@ class DualEncoder(nn.Module):
 
     def encode_texts(self, texts: Sequence[str] | Tensor, batch_size: int = 256) -> Tensor:
         """Features (n, width) of texts, or of what a vector tower takes (n, d)."""
-        prepare = self.prepare_texts if self.tokeniser else _vectors
+        prepare = self.prepare_texts if self.tokenizer else _vectors
         return self._encode(self.y, prepare, texts, batch_size)
 
     def fit_vectors(
         self, x: Tensor | Iterable[Tensor] | None = None, y: Tensor | Iterable[Tensor] | None = None
     ) -> None:
-        """Standardise vector inputs by the training vectors (n, d), whole or in batches, of either or both sides."""
+        """Standardize vector inputs by the training vectors (n, d), whole or in batches, of either or both sides."""
         for name, side, vectors in (("x", self.x, x), ("y", self.y, y)):
             if vectors is not None:
                 if not isinstance(side.tower, VectorTower):

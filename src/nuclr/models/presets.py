@@ -1,4 +1,4 @@
-"""Towers initialised at random: the paper's two at full size, and tiny ones that train on a CPU.
+"""Towers initialized at random: the paper's two at full size, and tiny ones that train on a CPU.
 
 The tiny ones have neither batch norm nor dropout: with them, K processes of b compute what one of K b does.
 """

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from nuclr.errors import UserError
 from nuclr.models.backbones import first_line
-from nuclr.models.images import ImageFormat
-from nuclr.models.tokeniser import Tokeniser
+from nuclr.models.image_format import ImageFormat
+from nuclr.models.tokenizer import Tokenizer
 
 Name = str | os.PathLike[str]
 
@@ -23,13 +23,13 @@ def probe_images(encoder: nn.Module, images: ImageFormat, source: Name) -> int:
     return features.shape[1]
 
 
-def probe_texts(encoder: nn.Module, texts: Tokeniser, source: Name) -> int:
+def probe_texts(encoder: nn.Module, texts: Tokenizer, source: Name) -> int:
     """The number of features, by trying two texts; refused if they look the same to it."""
     tokens = texts(["one dog", "two white cats"])
     try:
         features = _probe(encoder, tokens)
     except Exception as error:  # whatever a foreign network raises
-        raise UserError(f"text: {source} does not take its tokeniser's texts ({first_line(error)})") from None
+        raise UserError(f"text: {source} does not take its tokenizer's texts ({first_line(error)})") from None
     if torch.equal(*features) and not torch.equal(*tokens["input_ids"]):
         raise UserError(f"text: in {source} the first token sees no other; needs an encoder such as BERT, no decoder")
     return features.shape[1]

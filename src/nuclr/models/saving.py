@@ -1,8 +1,8 @@
 """A dual encoder as a folder, with nothing pickled in it.
 
     config.json          the two sides, and how their inputs are prepared
-    model.safetensors    heads, standardisation, and modules that are the user's own
-    image/  text/        the towers of x and y, which AutoModel reads by themselves; the tokeniser is in text/
+    model.safetensors    heads, standardization, and modules that are the user's own
+    image/  text/        the towers of x and y, which AutoModel reads by themselves; the tokenizer is in text/
     joint/               in place of these two for a CLIP or SigLIP: CLIPModel and SiglipModel read it
 
 Weights are read in float32.
@@ -24,10 +24,10 @@ from nuclr.models.backbones import first_line, load_backbone, quiet
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.encoder import Encoder
 from nuclr.models.heads import Head
-from nuclr.models.images import ImageFormat, write_image_format
-from nuclr.models.joint import Joint, read_joint, write_joint
+from nuclr.models.image_format import ImageFormat, write_image_format
 from nuclr.models.locate import read_json
-from nuclr.models.tokeniser import Tokeniser, load_tokeniser
+from nuclr.models.pretrained import Joint, read_joint, write_joint
+from nuclr.models.tokenizer import Tokenizer, load_tokenizer
 from nuclr.models.towers import ImageTower, TextTower, VectorTower
 
 TOWERS: dict[type[nn.Module], str] = {ImageTower: "image", TextTower: "text", VectorTower: "vectors"}
@@ -63,7 +63,7 @@ def _save(model: DualEncoder, folder: Path) -> None:
     facts: dict[str, Any] = {"nuclr": nuclr.__version__, "joint": model.joint is not None}
     facts |= {"x": _facts(model.x), "y": _facts(model.y)}
     facts["images"] = model.images and asdict(model.images)
-    facts["texts"] = model.tokeniser and {"max_length": model.tokeniser.max_length, "padding": model.tokeniser.padding}
+    facts["texts"] = model.tokenizer and {"max_length": model.tokenizer.max_length, "padding": model.tokenizer.padding}
     if model.joint and model.images:
         write_joint(model.joint, folder / "joint", model.x, model.y, model.images)
     for name, side in (("x", model.x), ("y", model.y)):
@@ -72,16 +72,16 @@ def _save(model: DualEncoder, folder: Path) -> None:
                 side.tower.backbone.save_pretrained(folder / FOLDERS[name])
     if model.images and not model.joint:
         write_image_format(model.images, folder / "image")
-    if model.tokeniser:
-        model.tokeniser.tokenizer.save_pretrained(folder / ("joint" if model.joint else "text"))
+    if model.tokenizer:
+        model.tokenizer.tokenizer.save_pretrained(folder / ("joint" if model.joint else "text"))
     save_file(_rest(model), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def _load(facts: dict[str, Any], folder: Path, x: nn.Module | None, y: nn.Module | None) -> DualEncoder:
     images = facts["images"] and ImageFormat(**{key: _tuple(value) for key, value in facts["images"].items()})
-    texts = facts["texts"] and Tokeniser(
-        load_tokeniser(folder / ("joint" if facts["joint"] else "text"), str(folder)), **facts["texts"]
+    texts = facts["texts"] and Tokenizer(
+        load_tokenizer(folder / ("joint" if facts["joint"] else "text"), str(folder)), **facts["texts"]
     )
     joint: Joint | None = None
     if facts["joint"]:
@@ -89,7 +89,7 @@ def _load(facts: dict[str, Any], folder: Path, x: nn.Module | None, y: nn.Module
     else:
         given = {"x": x, "y": y}
         encoders = [_side(facts[name], folder, name, given[name], images) for name in ("x", "y")]
-    model = DualEncoder(*encoders, images=images, tokeniser=texts, joint=joint)
+    model = DualEncoder(*encoders, images=images, tokenizer=texts, joint=joint)
     rest = _read(folder / "model.safetensors")
     state = _rest(model)
     if rest.keys() != state.keys() or any(rest[key].shape != state[key].shape for key in rest):

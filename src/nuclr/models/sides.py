@@ -10,11 +10,11 @@ from nuclr.errors import UserError
 from nuclr.models.backbones import load_backbone, make_backbone
 from nuclr.models.encoder import Encoder
 from nuclr.models.heads import make_head
-from nuclr.models.images import IMAGENET_MEAN, IMAGENET_STD, ImageFormat, read_image_format
+from nuclr.models.image_format import IMAGENET_MEAN, IMAGENET_STD, ImageFormat, read_image_format
 from nuclr.models.locate import locate
 from nuclr.models.presets import IMAGE_PRESETS, TEXT_PRESETS
 from nuclr.models.probe import probe_images, probe_texts
-from nuclr.models.tokeniser import MAX_LENGTH, Tokeniser, load_tokeniser, tokeniser_for, train_tokeniser
+from nuclr.models.tokenizer import MAX_LENGTH, Tokenizer, load_tokenizer, tokenizer_for, train_tokenizer
 from nuclr.models.towers import ImageTower, TextTower, VectorTower
 
 VECTORS = "vectors"
@@ -52,27 +52,27 @@ def text_side(
     max_length: int | None,
     in_width: int | None,
     captions: Iterable[str] | None,
-    tokeniser: Name | None,
-) -> tuple[Encoder, Tokeniser | None]:
+    tokenizer: Name | None,
+) -> tuple[Encoder, Tokenizer | None]:
     """The y side, and how its texts are prepared (None: it takes none, or a module that prepares them itself)."""
-    own = None if tokeniser is None else load_tokeniser(tokeniser, "tokeniser")
+    own = None if tokenizer is None else load_tokenizer(tokenizer, "tokenizer")
     if isinstance(source, nn.Module):
-        texts = None if own is None else Tokeniser(own, max_length or MAX_LENGTH)
+        texts = None if own is None else Tokenizer(own, max_length or MAX_LENGTH)
         return _module_side("text", source, width, head, frozen, in_width), texts
     if source == VECTORS:
         return _vector_side("text", width, head, frozen, in_width), None
     if source in TEXT_PRESETS:
         preset = TEXT_PRESETS[str(source)]
         if own is None and captions is None:
-            raise UserError(f"text: {source!r} has no tokeniser yet; give captions to train one, or tokeniser=FOLDER")
-        own = own or train_tokeniser(captions or (), preset.vocabulary)
+            raise UserError(f"text: {source!r} has no tokenizer yet; give captions to train one, or tokenizer=FOLDER")
+        own = own or train_tokenizer(captions or (), preset.vocabulary)
         max_length = max_length or preset.max_length
         backbone = make_backbone(preset.config(len(own), max_length))
-        texts = tokeniser_for(backbone.config, own, max_length)
+        texts = tokenizer_for(backbone.config, own, max_length)
     else:
         folder = locate(source, "text", [*TEXT_PRESETS, VECTORS])
         backbone = load_backbone(folder, "text", "text")
-        texts = tokeniser_for(backbone.config, own or load_tokeniser(folder, "text"), max_length)
+        texts = tokenizer_for(backbone.config, own or load_tokenizer(folder, "text"), max_length)
     tower = TextTower(backbone)
     return Encoder(tower, make_head(head, probe_texts(tower, texts, source), width, "text"), frozen), texts
 

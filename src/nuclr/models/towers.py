@@ -21,7 +21,7 @@ OWN_TEXT_POOLING = ("clip_text_model", "siglip_text_model")
 
 
 class ImageTower(nn.Module):
-    """Normalised pixels (b, 3, size, size) -> (b, d)."""
+    """Normalized pixels (b, 3, size, size) -> (b, d)."""
 
     def __init__(self, backbone: "PreTrainedModel", size: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """A tokeniser's tensors, `input_ids` (b, length) among them -> (b, d)."""
+    """A tokenizer's tensors, `input_ids` (b, length) among them -> (b, d)."""
 
     def __init__(self, backbone: "PreTrainedModel") -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class TextTower(nn.Module):
 
 
 class VectorTower(nn.Module):
-    """Vectors of some other encoder (b, d), centred and scaled as `fit` found; before it, unchanged.
+    """Vectors of some other encoder (b, d), centered and scaled as `fit` found; before it, unchanged.
 
     Buffers: `mean` (d,) and `std` (), one for all coordinates: that they vary by more or less is part of what the other
     encoder learnt (on Flickr8k's embeddings, a scale for each costs a point of recall@1).
@@ -72,7 +72,7 @@ class VectorTower(nn.Module):
         self.register_buffer("std", torch.ones(()))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Standardised vectors (b, d)."""
+        """Standardized vectors (b, d)."""
         self._check(vectors)
         return (vectors.to(self.mean.dtype) - self.mean) / self.std
 
@@ -85,15 +85,15 @@ class VectorTower(nn.Module):
             self._check(batch)
             if shift is None:
                 shift = batch[0].double()
-            centred = batch.double() - shift
-            count, total = count + len(batch), total + centred.sum(0)
-            squares = squares + torch.linalg.vector_norm(centred).square()
+            centered = batch.double() - shift
+            count, total = count + len(batch), total + centered.sum(0)
+            squares = squares + torch.linalg.vector_norm(centered).square()
         if shift is None or count < 2:
-            raise UserError(f"standardising needs at least two vectors; got {count}")
+            raise UserError(f"standardizing needs at least two vectors; got {count}")
         mean = total / count
         variance = squares / count / len(shift) - mean.square().mean()
         if variance <= 0:
-            raise UserError("standardising needs vectors that differ; all are the same")
+            raise UserError("standardizing needs vectors that differ; all are the same")
         self.mean.copy_(shift + mean)
         self.std.copy_(variance.sqrt())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nuclr import distributed
-from nuclr.functional import Workspace, is_excluded
+from nuclr.objectives.kernels import Workspace, is_excluded
 
 
 class ObjectiveOutput(NamedTuple):

@@ -1,6 +1,6 @@
 """CLIP: two cross-entropies over the batch (Radford et al. 2021; InfoNCE, van den Oord et al. 2018).
 
-minimise  (1/2) sum over sides of  mean_i -log( exp(s_ii/tau) / sum_j exp(s_ij/tau) )
+minimize  (1/2) sum over sides of  mean_i -log( exp(s_ii/tau) / sum_j exp(s_ij/tau) )
 """
 
 import math

@@ -1,6 +1,6 @@
 """CyCLIP: CLIP with two cyclic consistency terms (Goel et al. 2022), on scores, not logits.
 
-    minimise  CLIP + (cross/B) sum_ij (s_ij - s_ji)^2 + (within/B) sum_ij (<x_i,x_j> - <y_i,y_j>)^2
+    minimize  CLIP + (cross/B) sum_ij (s_ij - s_ji)^2 + (within/B) sum_ij (<x_i,x_j> - <y_i,y_j>)^2
 
 Relations: both weights 0 is CLIP.
 """

@@ -3,7 +3,7 @@
 A share tau_plus of the negatives is taken to be false, and their expected part is subtracted. Per side, N = B - 1,
 
     Ng_i = max( (sum_{j != i} e^(s_ij/tau) - tau_plus N e^(s_ii/tau)) / (1 - tau_plus),  N e^(-1/tau) )
-    minimise  (1/2) sum over sides of  mean_i -log( e^(s_ii/tau) / (e^(s_ii/tau) + Ng_i) )
+    minimize  (1/2) sum over sides of  mean_i -log( e^(s_ii/tau) / (e^(s_ii/tau) + Ng_i) )
 
 Computed in logs relative to the positive, so that it stays finite at any temperature.
 Relations: tau_plus = 0 is CLIP.

@@ -1,6 +1,6 @@
-"""iSogCLR: SogCLR with a temperature of its own for every anchor, learnt by distributionally robust optimisation.
+"""iSogCLR: SogCLR with a temperature of its own for every anchor, learnt by distributionally robust optimization.
 
-    minimise  mean_i tau_i log( (1/(n-1)) sum_{j != i} exp((s_ij - s_ii)/tau_i) ) + rho tau_i  over tau_i as well
+    minimize  mean_i tau_i log( (1/(n-1)) sum_{j != i} exp((s_ij - s_ii)/tau_i) ) + rho tau_i  over tau_i as well
 
 (Qiu et al., "Not All Semantics are Created Equal", ICML 2023). With SogCLR's u_i and w_ij at tau_i,
 

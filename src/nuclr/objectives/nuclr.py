@@ -88,7 +88,7 @@ class NUCLR(StatefulObjective):
         check_range("zeta_lr_ratio_x", self.zeta_lr_ratio_x, 0, math.inf, high_open=True)
         check_range("zeta_momentum", self.zeta_momentum, 0, 1, high_open=True)
 
-    def log_normaliser(self, step: Step) -> Tensor:
+    def log_normalizer(self, step: Step) -> Tensor:
         """log(u_i + exp(-xi/tau)), or with the pair's own zeta in the place of xi."""
         if not self.use_xi:
             return step.log_total

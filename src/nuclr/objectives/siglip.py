@@ -1,6 +1,6 @@
 """SigLIP: every pair of the batch on its own, positive or negative (Zhai et al. 2023).
 
-minimise  -(1/B) sum_ij log sigmoid(z_ij (scale s_ij + bias)),   z_ii = 1, z_ij = -1 for i != j
+minimize  -(1/B) sum_ij log sigmoid(z_ij (scale s_ij + bias)),   z_ii = 1, z_ij = -1 for i != j
 """
 
 import math

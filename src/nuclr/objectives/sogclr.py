@@ -1,6 +1,6 @@
 """SogCLR: contrast each sample with the whole data set, through one running average per sample.
 
-    minimise  mean_i tau log( (1/(n-1)) sum_{j != i} exp((s_ij - s_ii)/tau) )
+    minimize  mean_i tau log( (1/(n-1)) sum_{j != i} exp((s_ij - s_ii)/tau) )
 
 A batch gives only an estimate phi_i of the sum, and E[log phi] != log E[phi]; so u_i, a running average of phi_i, takes
 its place (Yuan et al., "Provable Stochastic Optimization for Global Contrastive Learning", ICML 2022). Here zeta = 0
@@ -38,7 +38,7 @@ class SogCLR(StatefulObjective):
     ) -> None:
         super().__init__(num_samples, temperature, gamma, state_device)
 
-    def log_normaliser(self, step: Step) -> Tensor:
+    def log_normalizer(self, step: Step) -> Tensor:
         """Log u_i."""
         return step.log_u
 

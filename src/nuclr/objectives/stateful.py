@@ -8,7 +8,7 @@ One side, B the global batch, c_i the negatives of anchor i in it (B - 1 without
 
 The model's gradient is that of (1/B) sum_i sum_{j != i} w_ij (s_ij - s_ii) with w held fixed, summed over the sides.
 It is linear in the scores, so the forward pass computes it; backward only scales it. What differs between the three
-objectives is zeta, tau_i, the normaliser d_i, and what else they update.
+objectives is zeta, tau_i, the normalizer d_i, and what else they update.
 """
 
 import math
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.functional import Pairs, Workspace, contrast, running_log_mean
 from nuclr.objectives.base import Batch, Check, Objective, ObjectiveOutput, check_range, short_list
+from nuclr.objectives.kernels import Pairs, Workspace, contrast, running_log_mean
 
 ANCHORS = ("x", "y")  # tensors of both sides, (2, B), have side x in row 0: its anchors are x, its candidates are y
 CANDIDATES = ("y", "x")
@@ -89,7 +89,7 @@ class StatefulObjective(Objective):
 
     # -- what the three objectives fill in -----------------------------------------------------------------------------
 
-    def log_normaliser(self, step: Step) -> Tensor:
+    def log_normalizer(self, step: Step) -> Tensor:
         """Log d_i, (2, B)."""
         raise NotImplementedError
 
@@ -142,7 +142,7 @@ class StatefulObjective(Objective):
         values = unless_alone(negatives, self.value(step), 0.0).mean(dim=1)
         metrics = dict(zip(("objective_x", "objective_y"), values.unbind(), strict=True))
 
-        log_d = self.log_normaliser(step)
+        log_d = self.log_normalizer(step)
         log_total = self.log_partition(step) if self.training else None
         moments = self.needs_moments and self.training
         gradient: tuple[Tensor, ...] = ()

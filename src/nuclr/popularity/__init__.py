@@ -2,6 +2,6 @@
 
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.result import Result
-from nuclr.popularity.solve import ConvergenceWarning, Solver, solve
+from nuclr.popularity.solver import ConvergenceWarning, Solver, solve
 
 __all__ = ["ConvergenceWarning", "Problem", "Result", "Solver", "solve"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.functional import LOG2_E
+from nuclr.objectives.kernels import LOG2_E
 from nuclr.popularity.problem import Problem
 
 CPU_BLOCK, GPU_BLOCK = (256, 8192), (4096, 32768)  # rows and columns that stay in a CPU's cache, or fill a GPU
@@ -31,7 +31,7 @@ class State:
     curvature  (n_y,), the diagonal of the objective's Hessian times tau n_y / (b_j c_j), which is
                1 - b_j sum_i a_i A_ij^2 / c_j with A_ij = exp((s_ij - zeta_j)/tau) / Z_i: near 0 for a candidate
                that some anchor has almost to itself
-    objective  the value to be minimised
+    objective  the value to be minimized
     """
 
     zeta: Tensor

@@ -1,6 +1,6 @@
 """The convex problem whose solution is the popularity of every candidate.
 
-    minimise over zeta  (sum_i a_i tau log Z_i + sum_j b_j zeta_j) / n_y,    Z_i = sum_j b_j exp((s_ij - zeta_j)/tau)
+    minimize over zeta  (sum_i a_i tau log Z_i + sum_j b_j zeta_j) / n_y,    Z_i = sum_j b_j exp((s_ij - zeta_j)/tau)
 
 with i over n_x anchors, j over n_y candidates, s_ij = <x_i, y_j> or given. The masses a_i = n_y / n_x and b_j = 1
 (uniform marginals) may be replaced by any with the same total n_y. With the *column sums*

@@ -1,7 +1,7 @@
-"""Charts as inline SVG: pure functions from numbers to markup that takes its colours from the page's style.
+"""Charts as inline SVG: pure functions from numbers to markup that takes its colors from the page's style.
 
 All have one size, near that in which they are shown, so that their letters are legible on a phone as well. A series
-has a colour slot 1 to 8 (`--s1`, ... in the style), the same for one thing all over a page.
+has a color slot 1 to 8 (`--s1`, ... in the style), the same for one thing all over a page.
 """
 
 import json

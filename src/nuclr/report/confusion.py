@@ -10,7 +10,7 @@ from nuclr.data import Loader
 from nuclr.evaluation import class_features
 from nuclr.models import DualEncoder
 from nuclr.report import charts, numbers
-from nuclr.training.features import encode_texts, encode_x
+from nuclr.runs.features import encode_texts, encode_x
 
 LARGEST = 24  # classes that a heat map shows legibly
 MOST_IMAGES = 1500
@@ -40,19 +40,19 @@ class Confusion:
         ]
 
 
-def confusion(model: DualEncoder, labelled: Any, most: int, fit: Any, workers: int) -> Confusion:
-    """Classify labelled pictures, of many `most` drawn at random."""
+def confusion(model: DualEncoder, labeled: Any, most: int, fit: Any, workers: int) -> Confusion:
+    """Classify labeled pictures, of many `most` drawn at random."""
     device = next(model.parameters()).device
-    chosen = np.arange(len(labelled))
+    chosen = np.arange(len(labeled))
     if len(chosen) > most:
-        chosen = np.sort(np.random.default_rng(0).permutation(len(labelled))[:most])
-    prompts = labelled.prompts()
+        chosen = np.sort(np.random.default_rng(0).permutation(len(labeled))[:most])
+    prompts = labeled.prompts()
     texts = encode_texts(model, [text for group in prompts for text in group], 256, device, "float32")
     classes = class_features(list(texts.split([len(group) for group in prompts])))
     size = model.images.size if model.images is not None else 224
-    x = encode_x(model, Loader(labelled, size, fit, workers, memory=0), chosen, 256, device, "float32")
+    x = encode_x(model, Loader(labeled, size, fit, workers, memory=0), chosen, 256, device, "float32")
     found = (x @ classes.T).argmax(dim=1).numpy()
-    return Confusion(list(labelled.classes), tally(labelled.y_id[chosen], found, len(prompts)), len(labelled))
+    return Confusion(list(labeled.classes), tally(labeled.y_id[chosen], found, len(prompts)), len(labeled))
 
 
 def tally(labels: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray:

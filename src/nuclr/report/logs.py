@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from nuclr.errors import UserError
-from nuclr.training import checkpoint, folder
-from nuclr.training.environment import ENVIRONMENT
+from nuclr.runs import checkpoint, folder
+from nuclr.runs.environment import ENVIRONMENT
 
 BASELINE_FOLDERS = ("sogclr",)
 

@@ -8,7 +8,7 @@ import torch
 
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.popularity import ConvergenceWarning, Result, solve
-from nuclr.popularity.negatives import FalseNegatives, false_negatives
+from nuclr.popularity.false_negatives import FalseNegatives, false_negatives
 from nuclr.report.duplicates import duplicates
 from nuclr.report.gallery import Label, Side
 from nuclr.report.pictures import Pictures

@@ -16,7 +16,7 @@ from nuclr.report.logs import read_run
 from nuclr.report.popularity_pictures import Labels, Picture, pictures
 from nuclr.report.summary import Table, Tile
 from nuclr.report.training import Options
-from nuclr.training import folder as run_folder
+from nuclr.runs import folder as run_folder
 
 SUMMARY, TABLE = "popularity.json", "popularity.csv"
 NAMES = {"y": "captions", "x": "images"}

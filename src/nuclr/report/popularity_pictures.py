@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from nuclr.data.images import open_image, read_file
+from nuclr.data.modalities.image import open_image, read_file
 from nuclr.data.pairs import BadSample, Pairs
 from nuclr.report.pictures import Pictures, data_uri, pictures_of
 

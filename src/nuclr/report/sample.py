@@ -11,14 +11,15 @@ from PIL import Image
 from torch import Tensor
 
 from nuclr.data import Loader, open_pairs, read_keep
-from nuclr.data.images import check_image
+from nuclr.data.modalities.image import check_image
 from nuclr.data.pairs import BadSample, Checkable, Pairs
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
 from nuclr.report.logs import RunLog
-from nuclr.training import checkpoint, folder, parts
-from nuclr.training.features import encode_x, encode_y
-from nuclr.training.settings import Data, Model
+from nuclr.runs import checkpoint, folder
+from nuclr.runs import components as parts
+from nuclr.runs.features import encode_x, encode_y
+from nuclr.runs.settings import Data, Model
 
 BATCH = 256
 PATIENCE = 20.0  # seconds that encoding a sample may take

@@ -73,7 +73,7 @@ def log_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 
 
 def tick_labels(ticks: list[float], percent: bool = False) -> list[str]:
-    """Short texts for ticks, with as many digits as tell neighbours apart."""
+    """Short texts for ticks, with as many digits as tell neighbors apart."""
     shown = [100 * v for v in ticks] if percent else ticks
     for digits in range(3, 8):
         found = [numbers.number(v, digits) for v in shown]

@@ -121,7 +121,7 @@ def popularity_table(run: RunLog) -> Table | None:
 
 
 def time_shares(run: RunLog) -> list[tuple[str, float, int]]:
-    """(what, share, colour slot); from the logged laps where the run did not come to its end."""
+    """(what, share, color slot); from the logged laps where the run did not come to its end."""
     if run.results:
         shares = {key: run.results["timing"].get(f"share_{key}", 0.0) for key, _, _ in SECTIONS}
     else:

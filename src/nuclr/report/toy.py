@@ -25,7 +25,7 @@ WEIGHTS = {
     "balance": ("balance heuristic", 1, False),
 }
 PICTURES = {
-    "spaces": "The two spaces: every y has the colour of its anchor x.",
+    "spaces": "The two spaces: every y has the color of its anchor x.",
     "popularity_maps": "Popularity over the unit square: the truth, the estimate, and both against each other.",
 }
 

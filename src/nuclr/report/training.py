@@ -15,10 +15,11 @@ from nuclr.report.charts import Chart
 from nuclr.report.logs import RunLog, read_run
 from nuclr.report.pictures import Pictures, pictures_of
 from nuclr.report.retrieval import caption_of, retrieval
-from nuclr.training import folder, parts
-from nuclr.training.environment import machine, versions
-from nuclr.training.launch import pick_device
-from nuclr.training.settings import Data, Objective
+from nuclr.runs import components as parts
+from nuclr.runs import folder
+from nuclr.runs.environment import machine, versions
+from nuclr.runs.launch import pick_device
+from nuclr.runs.settings import Data, Objective
 
 SAMPLES = 3000
 MOST_HELD_OUT = 2000  # pairs that examples are drawn from
@@ -97,7 +98,7 @@ def training_page(path: Path, options: Options) -> TrainingPage:
     if run.config["data"].get("val") is None:
         page.notes.append("This run has no held-out pairs (data.val), so there is no recall of pairs it never saw.")
     if run.config["data"].get("classes") is None:
-        page.notes.append("No labelled images were named (data.classes), so there is no zero-shot classification.")
+        page.notes.append("No labeled images were named (data.classes), so there is no zero-shot classification.")
     if run.bad:
         page.notes.append(f"{numbers.count(len(run.bad))} bad samples were left out of training, see {folder.BAD}.")
     if not options.model:
@@ -145,9 +146,9 @@ def _held_out(model: DualEncoder, pairs: Pairs, used: np.ndarray, data: Data) ->
 
 
 def _confusion(model: DualEncoder, data: Data, pairs: Pairs) -> confusion.Confusion:
-    labelled = parts.open_classes(data, pairs)
+    labeled = parts.open_classes(data, pairs)
     most = sample.affordable(model, pairs, np.arange(len(pairs)), confusion.MOST_IMAGES, data)
-    return confusion.confusion(model, labelled, most, data.fit, data.workers)
+    return confusion.confusion(model, labeled, most, data.fit, data.workers)
 
 
 def _attempt(page: TrainingPage, what: str, make: Callable[[], T]) -> T | None:

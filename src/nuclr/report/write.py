@@ -7,7 +7,7 @@ from nuclr.errors import UserError
 from nuclr.report import comparison, popularity_folder, toy
 from nuclr.report import page as html
 from nuclr.report.training import Options, TrainingPage, training_page
-from nuclr.training import folder
+from nuclr.runs import folder
 
 REPORT = "report.html"
 CSV_COLUMNS = (

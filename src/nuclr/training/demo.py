@@ -11,11 +11,12 @@ import torch
 from nuclr.data.builtin import FLOOR, BuiltinPairs
 from nuclr.models import DualEncoder
 from nuclr.popularity import solve
-from nuclr.training import checkpoint, folder, parts
-from nuclr.training.features import encode_x, encode_y
-from nuclr.training.launch import on_first, pick_device, processes
+from nuclr.runs import checkpoint, folder
+from nuclr.runs import components as parts
+from nuclr.runs.features import encode_x, encode_y
+from nuclr.runs.launch import on_first, pick_device, processes
+from nuclr.runs.settings import Settings
 from nuclr.training.loop import train
-from nuclr.training.settings import Settings
 
 BASELINE: Literal["sogclr"] = "sogclr"
 LARGEST = 4000  # pairs on which popularity is solved: enough for a correlation, and a second's work

@@ -9,12 +9,12 @@ import torch
 
 from nuclr import distributed
 from nuclr.data import batches, epoch_order, steps_per_epoch
-from nuclr.training import parts
-from nuclr.training.assemble import build
-from nuclr.training.features import autocast
-from nuclr.training.launch import pick_device, processes
-from nuclr.training.optimiser import make_optimiser
-from nuclr.training.settings import Settings
+from nuclr.runs import components as parts
+from nuclr.runs.features import autocast
+from nuclr.runs.launch import pick_device, processes
+from nuclr.runs.settings import Settings
+from nuclr.training.build import build
+from nuclr.training.optimizer import make_optimizer
 from nuclr.training.step import inputs
 
 MB = 2**20
@@ -29,7 +29,7 @@ def dry_run(settings: Settings) -> dict[str, Any]:
         source, validation, model = build(settings, device)
         pairs = source.pairs
         objective = parts.make_objective(settings.objective, len(pairs)).to(device)
-        optimiser = make_optimiser(model, objective, settings.optimiser.lr, settings.optimiser.weight_decay)
+        optimizer = make_optimizer(model, objective, settings.optimizer.lr, settings.optimizer.weight_decay)
         loader, augment = (
             parts.make_loader(settings.data, pairs, model),
             parts.make_augment(settings.augment, model, settings.seed),
@@ -47,9 +47,9 @@ def dry_run(settings: Settings) -> dict[str, Any]:
             with autocast(device, settings.precision):
                 fx, fy = model(x, y)
             loss = objective(fx, fy, batch.numbers).loss
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             loss.detach().item()
             step = time.perf_counter() - begin
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -63,7 +63,7 @@ def dry_run(settings: Settings) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in model.parameters()),
             "loss": float(loss.detach()),
             "bytes_model": weights,
-            "bytes_optimiser": 3 * trained,  # gradient and two moments
+            "bytes_optimizer": 3 * trained,  # gradient and two moments
             "bytes_objective": state,
             "bytes_peak": _peak(device),
             "bytes_checkpoint": weights + 2 * trained + state,
@@ -88,7 +88,7 @@ def describe(found: dict[str, Any]) -> str:
         f"{found['pairs']:,} pairs ({found['bad_samples']} bad), {found['parameters']:,} parameters, "
         f"{found['steps']:,} steps; {found['left_over_per_epoch']} samples left over in an epoch\n"
         f"memory: model {found['bytes_model'] / MB:,.0f} MB, "
-        f"gradients and AdamW {found['bytes_optimiser'] / MB:,.0f} MB, "
+        f"gradients and AdamW {found['bytes_optimizer'] / MB:,.0f} MB, "
         f"objective's state {found['bytes_objective'] / MB:,.1f} MB, peak so far {found['bytes_peak'] / MB:,.0f} MB; "
         f"a checkpoint takes {found['bytes_checkpoint'] / MB:,.0f} MB on disk\n"
         f"time: about {found['seconds_step']:.3f} s a step, {minutes:,.1f} min in all without evaluation; "

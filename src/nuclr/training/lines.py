@@ -31,14 +31,14 @@ class Window:
 def line(
     position: Position,
     steps: int,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     objective: Objective,
     means: dict[str, float],
 ) -> dict[str, Any]:
     """A line of metrics.jsonl: the means since the line before, and what the schedules say."""
     values: dict[str, Any] = {"step": position.total, "epoch": round(position.epoch + position.step / steps, 6)}
     values |= {f"train/{name}": value for name, value in means.items()}
-    values["train/lr"] = optimiser.param_groups[0]["lr"]
+    values["train/lr"] = optimizer.param_groups[0]["lr"]
     for name in ("gamma", "zeta_lr"):
         if hasattr(objective, name):
             values[f"train/{name}"] = getattr(objective, name)

@@ -21,22 +21,24 @@ import nuclr
 from nuclr import distributed
 from nuclr.data import batches, epoch_order, steps_per_epoch, write_bad_samples
 from nuclr.objectives import NUCLR
-from nuclr.training import checkpoint, environment, folder, parts, tables
-from nuclr.training.assemble import build
-from nuclr.training.features import autocast
-from nuclr.training.finite import FiniteCheck, TrainingFailed
-from nuclr.training.launch import on_first, pick_device, processes
+from nuclr.runs import checkpoint, environment, folder
+from nuclr.runs import components as parts
+from nuclr.runs.features import autocast
+from nuclr.runs.launch import on_first, pick_device, processes
+from nuclr.runs.settings import Settings, to_dict
+from nuclr.training import tables
+from nuclr.training.build import build
+from nuclr.training.guards import FiniteCheck, TrainingFailed
 from nuclr.training.lines import Window, line, short, timing
-from nuclr.training.loggers import Loggers, check_installed
-from nuclr.training.optimiser import make_optimiser
+from nuclr.training.logging import Loggers, check_installed
+from nuclr.training.optimizer import make_optimizer
 from nuclr.training.progress import Clock, Progress
 from nuclr.training.refresh import refresh_zeta
 from nuclr.training.same_data import check_same, identity
-from nuclr.training.settings import Settings, to_dict
 from nuclr.training.signals import Interrupted, Signals
 from nuclr.training.step import clip, collapsed_loss, contrast, inputs, seed_step
 from nuclr.training.timetable import Position, evaluation_due, refresh_due, set_schedules
-from nuclr.training.validate import PROTOCOL
+from nuclr.training.validation import PROTOCOL
 
 
 def train(settings: Settings, out: Path, resume: bool = False, loaders: parts.Loaders | None = None) -> dict[str, Any]:
@@ -68,15 +70,15 @@ def _train(
     begin = time.perf_counter()
     check_installed(settings.log)
 
-    # -- data, model, objective, optimiser -----------------------------------------------------------------------------
+    # -- data, model, objective, optimizer -----------------------------------------------------------------------------
     train_source, validation, model = build(settings, device, loaders)
     pairs = train_source.pairs
     objective = parts.make_objective(settings.objective, len(pairs)).to(device)
     loader = parts.make_loader(settings.data, pairs, model, loaders)
     augment = parts.make_augment(settings.augment, model, seed)
-    o = settings.optimiser
-    optimiser = make_optimiser(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    o = settings.optimizer
+    optimizer = make_optimizer(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     encoders = DistributedDataParallel(model) if world > 1 else model  # the objective gathers by itself, outside
 
     def order_of(epoch: int) -> np.ndarray:
@@ -96,7 +98,7 @@ def _train(
         check_same(found, train_source, validation.source, run.folder)
         model.load_state_dict(found["model"])
         objective.load_state_dict(found["objective"])
-        optimiser.load_state_dict(found["optimiser"])
+        optimizer.load_state_dict(found["optimizer"])
         position = Position(**found["position"])
         window = Window(found["window"]["sums"], found["window"]["count"])
         best, metrics_bytes = found["best"], found["metrics_bytes"]
@@ -122,7 +124,7 @@ def _train(
             "position": dataclasses.asdict(position),
             "model": model.state_dict(),
             "objective": objective.state_dict(),
-            "optimiser": optimiser.state_dict(),
+            "optimizer": optimizer.state_dict(),
             "window": {"sums": window.sums, "count": window.count},
             "best": best,
             "metrics_bytes": run.metrics_bytes(),
@@ -154,7 +156,7 @@ def _train(
                 for batch in loader.load(numbers):
                     clock.lap("data")
                     seed_step(seed, position.total, rank, device)
-                    set_schedules(settings, optimiser, objective, position, steps)
+                    set_schedules(settings, optimizer, objective, position, steps)
                     x, y = inputs(model, augment, batch, epoch, position.step, device)
                     with autocast(device, settings.precision):
                         fx, fy = encoders(x, y)
@@ -166,7 +168,7 @@ def _train(
                     out.loss.backward()
                     norm = clip(parameters, o.clip)
                     finite.check(torch.isfinite(norm + out.loss.detach()), batch.numbers)
-                    optimiser.step()
+                    optimizer.step()
                     clock.lap("encoders")
 
                     position.step, position.total = position.step + 1, position.total + 1
@@ -174,7 +176,7 @@ def _train(
                     progress.step(position.total)
                     if position.total % settings.log.every == 0:
                         values = window.means()
-                        log(line(position, steps, optimiser, objective, values))
+                        log(line(position, steps, optimizer, objective, values))
                         if first:
                             run.log(folder.TIMING, timing(position, clock, batch_size * settings.log.every))
                         progress.told(epoch, values["loss"], clock)

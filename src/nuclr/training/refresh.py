@@ -8,8 +8,8 @@ from nuclr.data import Loader
 from nuclr.models import DualEncoder
 from nuclr.objectives import NUCLR
 from nuclr.popularity import solve
-from nuclr.training.features import encode_x, encode_y
-from nuclr.training.parts import Source
+from nuclr.runs.components import Source
+from nuclr.runs.features import encode_x, encode_y
 
 TOLERANCE = 1e-3
 

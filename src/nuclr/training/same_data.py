@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nuclr.errors import UserError
-from nuclr.training import folder
-from nuclr.training.parts import Source
+from nuclr.runs import folder
+from nuclr.runs.components import Source
 
 _WAY_OUT = "restore it, or begin another run with out=..."
 

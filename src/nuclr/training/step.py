@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from nuclr import distributed
 from nuclr.data.loader import Batch
-from nuclr.data.transforms import Augment
+from nuclr.data.modalities.augment import Augment
 from nuclr.models import DualEncoder
 from nuclr.objectives import Objective
-from nuclr.training import parts
-from nuclr.training.finite import not_finite
+from nuclr.runs import components as parts
+from nuclr.training.guards import not_finite
 
 
 def seed_step(seed: int, total: int, rank: int, device: torch.device) -> None:
@@ -35,7 +35,7 @@ def inputs(
     if model.images is not None:
         if augment is not None:
             x = augment(x, epoch, step, distributed.rank(), distributed.world_size())
-        x = model.images.normalise(x)
+        x = model.images.normalize(x)
     y = batch.y if isinstance(batch.y, Tensor) else model.prepare_texts(batch.y)
     return x, parts.to_device(y, device)
 

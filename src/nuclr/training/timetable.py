@@ -7,8 +7,8 @@ import torch
 
 from nuclr.objectives import NUCLR, Objective
 from nuclr.objectives.stateful import StatefulObjective
+from nuclr.runs.settings import Settings
 from nuclr.training import schedules
-from nuclr.training.settings import Settings
 
 
 @dataclass
@@ -21,14 +21,14 @@ class Position:
 
 
 def set_schedules(
-    settings: Settings, optimiser: torch.optim.Optimizer, objective: Objective, position: Position, steps: int
+    settings: Settings, optimizer: torch.optim.Optimizer, objective: Objective, position: Position, steps: int
 ) -> None:
     """Put what the schedules say for this step where it is used."""
     plan, t = settings.schedule, position.epoch + position.step / steps
     lr = schedules.learning_rate(
-        position.total, plan.epochs * steps, plan.warmup_steps, plan.lr_start, settings.optimiser.lr, plan.lr_end
+        position.total, plan.epochs * steps, plan.warmup_steps, plan.lr_start, settings.optimizer.lr, plan.lr_end
     )
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = lr
     if isinstance(objective, StatefulObjective):
         objective.gamma = schedules.gamma(t, plan.epochs, _peak(settings, objective, "gamma"), plan.gamma)

@@ -4,7 +4,7 @@ In order: `grammar` (what a caption says of a scene, and with which probability)
 `draw` (their pictures), `truth` (what follows for popularity and false negatives), `pairs` (numbered samples).
 """
 
-from nuclr.data.builtin.pairs import BuiltinLabelled, BuiltinPairs
+from nuclr.data.builtin.pairs import BuiltinLabeled, BuiltinPairs
 from nuclr.data.builtin.truth import FLOOR, Grouped, Truth
 
-__all__ = ["FLOOR", "BuiltinLabelled", "BuiltinPairs", "Grouped", "Truth"]
+__all__ = ["FLOOR", "BuiltinLabeled", "BuiltinPairs", "Grouped", "Truth"]

@@ -1,4 +1,4 @@
-"""Pictures of scenes: one to three shapes of a kind and colour on a textured background.
+"""Pictures of scenes: one to three shapes of a kind and color on a textured background.
 
 What is not in the scene (exact place, size, tilt and shade of the shapes, light and texture of the background) is drawn
 from the picture's own random words. Ranges of two levels never meet, so that the picture determines its scene.
@@ -18,11 +18,11 @@ Words = NDArray[np.uint64]
 JITTERS = 20  # three for the light, three for the shade, four for each of at most three shapes, and two to spare
 SUPERSAMPLE = 4
 OUTLINE = 0.55  # brightness of a shape's outline over that of its inside
-COLOURS = {
+COLORS = {
     "red": (222, 45, 48), "blue": (40, 90, 225), "yellow": (250, 215, 40), "green": (35, 160, 70),
     "orange": (245, 135, 25), "purple": (130, 55, 180), "pink": (250, 135, 190), "black": (40, 40, 45),
 }  # fmt: skip
-BACKGROUNDS = {  # colour, contrast of the texture, and the rows and columns of its noise, None for one a pixel
+BACKGROUNDS = {  # color, contrast of the texture, and the rows and columns of its noise, None for one a pixel
     "over sand": ((228, 205, 160), 46, (None, None)),
     "over grass": ((178, 212, 150), 60, (3, None)),
     "over water": ((160, 205, 230), 60, (12, 2)),
@@ -39,14 +39,14 @@ RADIUS = {"small": (0.13, 0.12, 0.105), "large": (0.25, 0.2, 0.145)}  # of one, 
 
 def picture(scene: int, words: Words, size: int) -> Image.Image:
     """The scene of this code in size x size pixels, RGB; `words` are `words_needed(size)` random ones."""
-    kind, colour, extent, place, count, background = (
+    kind, color, extent, place, count, background = (
         slot.levels[i] for slot, i in zip(SLOTS, np.unravel_index(scene, LEVELS), strict=True)
     )
     number = 1 + ("a", "two", "three").index(count)
     jitters = 2 * uniforms(words[:JITTERS]) - 1
     canvas = _background(background, jitters[:3], words[JITTERS:].view(np.uint8), size)
     shapes = _places(place, number, RADIUS[extent][number - 1], jitters[6:])
-    return _with_shapes(canvas, kind, COLOURS[colour] + 14 * jitters[3:6], shapes)
+    return _with_shapes(canvas, kind, COLORS[color] + 14 * jitters[3:6], shapes)
 
 
 def words_needed(size: int) -> int:
@@ -55,13 +55,13 @@ def words_needed(size: int) -> int:
 
 
 def _background(name: str, light: Points, noise: NDArray[np.uint8], size: int) -> Image.Image:
-    colour, contrast, grid = BACKGROUNDS[name]
+    color, contrast, grid = BACKGROUNDS[name]
     rows, columns = (cells or size for cells in grid)
     texture = Image.fromarray(noise[: rows * columns].reshape(rows, columns))
     if (rows, columns) != (size, size):
         texture = texture.resize((size, size), Image.Resampling.BICUBIC)
     shade = contrast * (np.asarray(texture, np.float32) / 255 - 0.5)
-    pixels = (np.array(colour) + 8 * light).astype(np.float32) + shade[..., None]
+    pixels = (np.array(color) + 8 * light).astype(np.float32) + shade[..., None]
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
@@ -73,12 +73,12 @@ def _places(place: str, count: int, radius: float, jitters: Points) -> Points:
     gap = min(2.4 * radius, 2 * reach / max(count - 1, 1))
     steps = (np.arange(count) - (count - 1) / 2) * gap
     own = jitters[: 4 * count].reshape(count, 4)
-    centres = 0.5 + min(reach, SHIFT) * towards + steps[:, None] * across + 0.025 * own[:, :2]
-    return np.column_stack([centres, radius * (1 + 0.07 * own[:, 2]), np.deg2rad(12) * own[:, 3]])
+    centers = 0.5 + min(reach, SHIFT) * towards + steps[:, None] * across + 0.025 * own[:, :2]
+    return np.column_stack([centers, radius * (1 + 0.07 * own[:, 2]), np.deg2rad(12) * own[:, 3]])
 
 
-def _with_shapes(canvas: Image.Image, kind: str, colour: Points, shapes: Points) -> Image.Image:
-    fill, edge = (tuple(c.clip(0, 255).astype(int).tolist()) for c in (colour, OUTLINE * colour))
+def _with_shapes(canvas: Image.Image, kind: str, color: Points, shapes: Points) -> Image.Image:
+    fill, edge = (tuple(c.clip(0, 255).astype(int).tolist()) for c in (color, OUTLINE * color))
     scale = SUPERSAMPLE * canvas.width
     cover = Image.new("RGB", (scale, scale))  # red where there is a shape, yellow where there is its inside
     draw = ImageDraw.Draw(cover)

@@ -1,6 +1,6 @@
 """The language of the built-in pairs: a caption chooses one word, or none, for each of six details of the picture.
 
-A picture shows a scene, one *level* for each slot of SLOTS: kind, colour, size, place, count and background. Given the
+A picture shows a scene, one *level* for each slot of SLOTS: kind, color, size, place, count and background. Given the
 scene, each slot chooses its word independently, by the probabilities in its table T_a (levels, words). Hence, exactly,
 
     p(caption | picture) = prod_a T_a[level_a(picture), word_a(caption)].
@@ -41,10 +41,10 @@ def _named(*words: str, left_out: float, instead: str = "") -> dict[str, dict[st
 
 
 KINDS = ("circle", "square", "star", "heart", "triangle", "moon", "cross", "ring", "diamond", "arrow", "flower", "bolt")
-COLOURS = ("red", "blue", "yellow", "green", "orange", "purple", "pink", "black")
+COLORS = ("red", "blue", "yellow", "green", "orange", "purple", "pink", "black")
 SLOTS = (
     _slot("kind", _named(*KINDS, left_out=0.2, instead="shape")),
-    _slot("colour", _named(*COLOURS, left_out=0.4)),
+    _slot("color", _named(*COLORS, left_out=0.4)),
     _slot("size", _named("small", left_out=0.65) | _named("large", left_out=0.75)),
     _slot(
         "place",
@@ -60,11 +60,11 @@ WORDS = tuple(len(slot.words) for slot in SLOTS)
 
 def text(caption: int) -> str:
     """The caption of this code, such as "two small red stars over sand"."""
-    kind, colour, size, place, count, background = (
+    kind, color, size, place, count, background = (
         slot.words[i] for slot, i in zip(SLOTS, np.unravel_index(caption, WORDS), strict=True)
     )
     shapes = _plural(kind) if count in ("two", "three") else kind
-    things = " ".join(filter(None, (size, colour, shapes)))
+    things = " ".join(filter(None, (size, color, shapes)))
     article = "an" if count == "a" and things[0] in "aeiou" else count
     return " ".join(filter(None, (article, things, place, background)))
 

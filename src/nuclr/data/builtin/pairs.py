@@ -1,4 +1,4 @@
-"""Built-in pairs and labelled pictures, made from their numbers."""
+"""Built-in pairs and labeled pictures, made from their numbers."""
 
 import hashlib
 from functools import cached_property
@@ -74,8 +74,8 @@ class BuiltinPairs:
         return f"builtin/{self.split}/{number}"
 
 
-class BuiltinLabelled(BuiltinPairs):
-    """n pictures with the kind of shape as their class (see `nuclr.data.labelled.LabelledImages`).
+class BuiltinLabeled(BuiltinPairs):
+    """n pictures with the kind of shape as their class (see `nuclr.data.labeled.LabeledImages`).
 
     `y_id` (n,) is the number of the class in `classes`, and `y` its name. The classes take turns, so that each has its
     share and chance is 1 / 12; everything else is distributed as in BuiltinPairs, from random numbers of its own.

@@ -8,7 +8,7 @@ Reference: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 import numpy as np
 from numpy.typing import NDArray
 
-from nuclr.data.builtin.grammar import COLOURS, KINDS, LEVELS, SLOTS, WORDS
+from nuclr.data.builtin.grammar import COLORS, KINDS, LEVELS, SLOTS, WORDS
 
 Codes = NDArray[np.int32]
 Uniforms = NDArray[np.float64]
@@ -27,15 +27,15 @@ def zipf(levels: int, exponent: float) -> Uniforms:
     return weights / weights.sum()
 
 
-def _colour_of_kind() -> Uniforms:
-    """(kinds, colours): each kind has its favourite, and the others follow in the order of COLOURS."""
-    row = zipf(len(COLOURS), 1.0)
-    return np.stack([np.roll(row, COLOURS.index(FAVOURITE[kind])) for kind in KINDS])
+def _color_of_kind() -> Uniforms:
+    """(kinds, colors): each kind has its favorite, and the others follow in the order of COLORS."""
+    row = zipf(len(COLORS), 1.0)
+    return np.stack([np.roll(row, COLORS.index(FAVOURITE[kind])) for kind in KINDS])
 
 
 # Their product is long-tailed: the most frequent scene is four thousand times as frequent as the rarest.
 KIND = zipf(len(KINDS), 1.0)
-COLOUR_OF_KIND = _colour_of_kind()
+COLOR_OF_KIND = _color_of_kind()
 SIZE_OF_COUNT = np.array([[0.4, 0.6], [0.5, 0.5], [0.6, 0.4]])
 PLACE = zipf(5, 0.7)
 COUNT = zipf(3, 1.0)
@@ -72,7 +72,7 @@ def _levels(kind: NDArray[np.intp], u: Uniforms) -> dict[str, NDArray[np.intp]]:
     count = pick(COUNT, u[:, 0])
     return {
         "kind": kind,
-        "colour": pick(COLOUR_OF_KIND[kind], u[:, 1]),
+        "color": pick(COLOR_OF_KIND[kind], u[:, 1]),
         "size": pick(SIZE_OF_COUNT[count], u[:, 2]),
         "place": pick(PLACE, u[:, 3]),
         "count": count,

@@ -1,1 +1,0 @@
-"""Commands of the command line, one file each; heavy imports happen inside the functions, so that --help is quick."""

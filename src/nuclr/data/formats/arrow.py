@@ -1,0 +1,169 @@
+"""Pairs in an Arrow table: what Parquet files and Hugging Face `datasets` on disk have in common.
+
+The image column holds file names, bytes, or Hugging Face's `{"bytes": ..., "path": ...}`; the caption column one text
+or a list of them. Names are handled as in a caption list. For bytes, the table is memory-mapped and only the wanted
+row is touched; rows with the same bytes are one image.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from nuclr.data.formats import columns
+from nuclr.data.formats.listed import ListedPairs
+from nuclr.data.modalities.image import open_image, read_file
+from nuclr.data.pairs import BadSample
+from nuclr.data.texts import Texts, clean, digest, number_distinct
+from nuclr.errors import UserError
+from nuclr.files import stamp_of
+
+_END = 64  # bytes at the end of an image, where compressed pictures of one length differ
+
+
+class ArrowPairs:
+    """Images as bytes in the column `images`; `captions` has a text or a list a row."""
+
+    x_kind = "image"
+    y_kind = "text"
+
+    def __init__(self, path: Path, files: Sequence[Path], images: Any, captions: Any, folder: Path) -> None:
+        self._files, self._images, self.folder = files, images, folder
+        self.known_bad: dict[int, str] = {}
+        self._captions = Texts()
+        rows: list[int] = []
+        for row, caption in _pairs(captions):
+            if not clean(caption):
+                self.known_bad[len(rows)] = "empty caption"
+            rows.append(row)
+            self._captions.append(clean(caption))
+        if not rows:
+            raise UserError(f"{path}: holds no pairs")
+        self._row = np.array(rows, np.int64)
+        self.x_id, self.y_id = number_distinct(_image_keys(images)[self._row]), self._captions.ids()
+        self.fingerprint = hashlib.sha256(self.x_id.tobytes() + self._captions.fingerprint().encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.x_id)
+
+    def x(self, number: int) -> Image.Image:
+        """The image of the row, or of the file that the row names."""
+        content: Any = self._images[int(self._row[number])].as_py()
+        if isinstance(content, dict):
+            name = content.get("path")
+            content = content["bytes"] or (read_file(self.folder / name) if name else None)
+        if not content:
+            raise BadSample("no image in the row")
+        return open_image(content)
+
+    def y(self, number: int) -> str:
+        """The caption."""
+        if number in self.known_bad:
+            raise BadSample(self.known_bad[number])
+        return self._captions[number]
+
+    def name(self, number: int) -> str:
+        """The row's path where it has one, else its number."""
+        row = int(self._row[number])
+        if "path" not in _fields(self._images.type):
+            return f"row {row}"
+        return self._images[row]["path"].as_py() or f"row {row}"
+
+    def stamp(self) -> str:
+        """Changes when the size or the time of a file of the table does."""
+        return hashlib.sha256(json.dumps([stamp_of(file) for file in self._files]).encode()).hexdigest()
+
+
+def _image_keys(images: Any) -> np.ndarray:
+    """A key for every row, (rows,) uint64, equal where the bytes are (or, without bytes, the paths).
+
+    Bytes are hashed only where length and end agree with another row's, so that of most rows nothing is read.
+    """
+    import pyarrow.compute
+
+    named = "path" in _fields(images.type)
+    content = pyarrow.compute.struct_field(images, "bytes") if _fields(images.type) else images
+    length = pyarrow.compute.fill_null(pyarrow.compute.binary_length(content), 0).to_numpy()
+    keys = np.arange(len(length), dtype=np.uint64)  # each its own, until it is found to be another's
+    for row in np.flatnonzero(length == 0).tolist() if named else ():
+        if path := images[row]["path"].as_py():
+            keys[row] = digest(path.encode())
+    same = _in_company(length, np.flatnonzero(length))
+    ends = np.zeros(len(length), np.uint64)
+    for row in same.tolist():
+        ends[row] = digest(b"%d " % length[row] + content[row].as_buffer()[-_END:].to_pybytes())
+    for row in _in_company(ends, same).tolist():
+        keys[row] = digest(memoryview(content[row].as_buffer()))
+    return keys
+
+
+def _in_company(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Those of `rows` that share their value with another of them."""
+    _, group, count = np.unique(values[rows], return_inverse=True, return_counts=True)
+    return rows[count[group] > 1]
+
+
+def open_arrow(
+    path: Path, files: Sequence[Path], table: Any, image: str, caption: str, root: Path | None
+) -> ListedPairs | ArrowPairs:
+    """Pairs of a table whose column `image` holds names, or bytes; `files` are those that the table maps."""
+    if not holds_names(table.schema.field(image).type):
+        return ArrowPairs(path, files, table[image], table[caption], root or path.parent)
+    names = table[image]
+    rows = ((names[row].as_py() or "", text, None) for row, text in _pairs(table[caption]))
+    return ListedPairs(rows, path, root)
+
+
+def _pairs(captions: Any) -> Iterator[tuple[int, str]]:
+    """(row, caption) for every caption of every row; none at all is an empty one."""
+    row = 0
+    for chunk in captions.chunks:
+        for found in chunk.to_pylist() if len(chunk) < 100_000 else (value.as_py() for value in chunk):
+            for caption in found if isinstance(found, list) else [found]:
+                yield row, caption or ""
+            row += 1
+
+
+def choose_columns(path: Path, schema: Any, image_key: str | None, caption_key: str | None) -> tuple[str, str]:
+    """Names of the two columns; their types are what this module reads."""
+    types = load_pyarrow(path).types
+    image = columns.choose(schema.names, image_key, columns.IMAGE, "image", path)
+    caption = columns.choose(schema.names, caption_key, columns.CAPTION, "caption", path)
+    kind = schema.field(image).type
+    if not (holds_names(kind) or types.is_binary(kind) or types.is_large_binary(kind) or "bytes" in _fields(kind)):
+        raise UserError(f"{path}: column {image!r} holds {kind}; needs file names, bytes or {{bytes, path}}")
+    kind = schema.field(caption).type
+    inner = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
+    if not holds_names(inner):
+        raise UserError(f"{path}: column {caption!r} holds {kind}; needs text or lists of text")
+    return image, caption
+
+
+def holds_names(kind: Any) -> bool:
+    """Whether a column of this type is text."""
+    return str(kind) in ("string", "large_string", "string_view")
+
+
+def _fields(kind: Any) -> list[str]:
+    return [field.name for field in kind] if str(kind).startswith("struct") else []
+
+
+def load_pyarrow(path: Path) -> Any:
+    """The pyarrow package, imported only where a format needs it."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+        import pyarrow.types
+    except ImportError:
+        raise UserError(f"{path}: reading it needs the pyarrow package (pip install 'nuclr[hf]')") from None
+    return pyarrow
+
+
+def first_line(error: Exception) -> str:
+    """Of an exception's message, the part that fits into ours."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

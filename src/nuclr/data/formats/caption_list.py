@@ -1,0 +1,153 @@
+"""Caption lists in JSON.
+
+- `.jsonl`: one `{"image": ..., "caption": ...}` a line, or `"captions": [...]` for several;
+- `.json`: a list of the same entries (ALBEF's, where "caption" may be a list as well), or Karpathy's
+  `{"images": [{"filename", "filepath", "split", "sentences": [{"raw": ...}]}]}`.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nuclr.data.formats import columns
+from nuclr.data.formats.listed import ListedPairs
+from nuclr.errors import UserError
+from nuclr.files import read_text
+
+Row = tuple[str, str, str | None]
+
+
+def open_caption_list(
+    path: Path,
+    root: Path | None = None,
+    image_key: str | None = None,
+    caption_key: str | None = None,
+    split: str | None = None,
+) -> ListedPairs:
+    """Read the list; `split` keeps the entries whose "split" it names, several joined by "+"."""
+    rows = _rows(path, image_key, caption_key, set(split.split("+")) if split else None)
+    return ListedPairs(rows, path, root)
+
+
+def _rows(path: Path, image_key: str | None, caption_key: str | None, splits: set[str] | None) -> Iterator[Row]:
+    chosen: tuple[str, str] | None = None
+    seen: set[str] = set()
+    kept = False
+    for where, entry in _entries(path):
+        if not isinstance(entry, dict):
+            raise UserError(f'{path}, {where}: {_short(entry)} is no {{"image": ..., "caption": ...}}')
+        if splits is not None:
+            seen.add(str(entry.get("split")))
+            if entry.get("split") not in splits:
+                continue
+        kept = True
+        if "sentences" in entry and caption_key is None:
+            yield from _karpathy(path, where, entry)
+            continue
+        if chosen is None or not (chosen[0] in entry and chosen[1] in entry):
+            # Chosen anew where keys are missing, so that "caption" and "captions" may be mixed in one list.
+            place = Path(f"{path}, {where}")
+            chosen = (
+                columns.choose(list(entry), image_key, columns.IMAGE, "image", place),
+                columns.choose(list(entry), caption_key, columns.CAPTION, "caption", place),
+            )
+        name = _text(path, where, chosen[0], entry[chosen[0]])
+        captions = entry[chosen[1]]
+        # No captions at all is one empty caption: the image is told of as bad, not dropped in silence.
+        for caption in (captions or [""]) if isinstance(captions, list) else [captions]:
+            yield name, _text(path, where, chosen[1], caption), None
+    if splits is not None and not kept:
+        raise UserError(f"{path}: no entry of split {'+'.join(sorted(splits))!r}; found: {', '.join(sorted(seen))}")
+
+
+def _karpathy(path: Path, where: str, entry: dict[str, Any]) -> Iterator[Row]:
+    try:
+        name = str(Path(entry.get("filepath", "")) / entry["filename"])
+        captions = [sentence["raw"] for sentence in entry["sentences"]]
+    except (KeyError, TypeError):
+        raise UserError(f'{path}, {where}: needs "filename" and "sentences": [{{"raw": ...}}, ...]') from None
+    for caption in captions or [""]:
+        yield name, _text(path, where, "raw", caption), None
+
+
+def _text(path: Path, where: str, key: str, value: Any) -> str:
+    """A string; nothing at all is an empty one, which makes a bad sample and not a bad list."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{path}, {where}: {key!r} is {_short(value)}; needs a text")
+    return value
+
+
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where, entry) one at a time: a list of millions never stands in memory as Python objects."""
+    if path.suffix == ".jsonl":
+        with path.open(encoding="utf-8-sig") as file:
+            number = 0
+            try:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        yield f"line {number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
+            except UnicodeDecodeError:
+                raise UserError(f"{path}, after line {number}: not UTF-8 text") from None
+        return
+    text = read_text(path)
+    start = len(text) - len(text.lstrip())
+    if text[start : start + 1] == "[":
+        yield from _array(path, text, start)
+    else:
+        yield from _object(path, text)
+
+
+def _array(path: Path, text: str, start: int) -> Iterator[tuple[str, Any]]:
+    decoder, position, line, counted = json.JSONDecoder(), start + 1, 1, 0
+    first = True
+    while True:
+        position = _skip_space(text, position)
+        line, counted = line + text.count("\n", counted, position), position
+        if text[position : position + 1] == "]" and first:
+            return
+        try:
+            entry, position = decoder.raw_decode(text, position)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
+        yield f"line {line}", entry
+        first = False
+        position = _skip_space(text, position)
+        if text[position : position + 1] == "]":
+            return
+        if text[position : position + 1] != ",":
+            raise UserError(
+                f"{path}, line {line + text.count(chr(10), counted, position)}: not JSON (',' or ']' expected)"
+            )
+        position += 1
+
+
+def _object(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list):
+        raise UserError(
+            f'{path}: {_short(content)} is neither a list of {{"image": ..., "caption": ...}} nor a Karpathy split'
+        )
+    for number, entry in enumerate(images):
+        if not isinstance(entry, dict) or "sentences" not in entry:
+            raise UserError(f'{path}, images[{number}]: has no "sentences"; is this a Karpathy split?')
+        yield f"images[{number}]", entry
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

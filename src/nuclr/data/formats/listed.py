@@ -1,0 +1,88 @@
+"""Pairs whose list names image files: what caption lists and tables have in common."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from nuclr.data.modalities.image import open_image, read_file
+from nuclr.data.pairs import BadSample
+from nuclr.data.texts import Texts, clean
+from nuclr.errors import UserError
+
+_LOOKED_AT = 100  # images by which the folder is recognized
+
+
+class ListedPairs:
+    """`rows` are (image name, caption, reason or None), one a pair, in the order of the list `path`.
+
+    Names are relative to `root`, or to a folder within it that is called as the list is (`train/` for `train.jsonl`)
+    or `images`; then to the same beside the list. A reason marks a row that is bad already.
+    """
+
+    x_kind = "image"
+    y_kind = "text"
+
+    def __init__(self, rows: Iterable[tuple[str, str, str | None]], path: Path, root: Path | None = None) -> None:
+        self.known_bad: dict[int, str] = {}
+        self._names, self._captions = Texts(), Texts()
+        for number, (name, caption, reason) in enumerate(rows):
+            self._names.append(name)
+            self._captions.append(clean(caption))
+            reason = reason or ("no image named" if not name else "empty caption" if not caption.strip() else None)
+            if reason:
+                self.known_bad[number] = reason
+        if not len(self._names):
+            raise UserError(f"{path}: holds no pairs")
+        self.x_id, self.y_id = self._names.ids(), self._captions.ids()
+        both = self._names.fingerprint() + self._captions.fingerprint()
+        self.fingerprint = hashlib.sha256(both.encode()).hexdigest()
+        self.folder = self._find_folder(path, root)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def x(self, number: int) -> Image.Image:
+        """The image of the file."""
+        name = self._names[number]
+        if not name:
+            raise BadSample("no image named")
+        return open_image(read_file(self.folder / name))
+
+    def y(self, number: int) -> str:
+        """The caption."""
+        if number in self.known_bad:
+            raise BadSample(self.known_bad[number])
+        return self._captions[number]
+
+    def name(self, number: int) -> str:
+        """The file's name as the list has it."""
+        return self._names[number]
+
+    def stamp(self) -> str:
+        """Changes when the size or the time of any image file does."""
+        hashed = hashlib.sha256(str(self.folder.absolute()).encode())
+        _, first = np.unique(self.x_id, return_index=True)
+        for number in first:
+            try:
+                status = os.stat(self.folder / self._names[number])  # noqa: PTH116 (millions of them)
+                hashed.update(b"%d,%d;" % (status.st_size, status.st_mtime_ns))
+            except (OSError, ValueError):
+                hashed.update(b"missing;")
+        return hashed.hexdigest()
+
+    def _find_folder(self, path: Path, root: Path | None) -> Path:
+        """The first folder that holds most of the first images; none of them anywhere is a mistake of the user's."""
+        tops = [path.parent] if root is None else [root, path.parent]
+        folders = [folder for top in tops for folder in (top, top / path.stem, top / "images")]
+        some = [name for name in (self._names[i] for i in range(min(len(self), _LOOKED_AT))) if name]
+        found = [sum((folder / name).is_file() for name in some) for folder in folders]
+        if some and not any(found):
+            raise UserError(
+                f"{path}: none of its first images is there, such as {folders[0] / some[0]}; "
+                "give the folder that their names are relative to"
+            )
+        return folders[found.index(max(found))]

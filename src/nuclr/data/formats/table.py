@@ -1,0 +1,68 @@
+"""Pairs in a CSV or TSV file with a header: open_clip's `filepath` and `title`, or columns named by the user.
+
+The separator is found from the header, whatever the file's suffix. One caption a row; rows of the same image are pairs
+of the same image wherever they stand.
+"""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from nuclr.data.formats import columns
+from nuclr.data.formats.listed import ListedPairs
+from nuclr.data.modalities import image as images
+from nuclr.errors import UserError
+
+SEPARATORS = ("\t", ",", ";", "|")
+Row = tuple[str, str, str | None]
+
+
+def open_table(
+    path: Path, root: Path | None = None, image_key: str | None = None, caption_key: str | None = None
+) -> ListedPairs:
+    """Read the table; a row with too few or too many cells is a bad sample, no reason to stop."""
+    return ListedPairs(_rows(path, image_key, caption_key), path, root)
+
+
+def _rows(path: Path, image_key: str | None, caption_key: str | None) -> Iterator[Row]:
+    reader = None
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            separator = _separator(file.readline(), (image_key, caption_key))
+            file.seek(0)
+            reader = csv.reader(file, delimiter=separator)
+            header = next(reader, [])
+            _refuse_data(path, header)
+            image = header.index(columns.choose(header, image_key, columns.IMAGE, "image", path))
+            caption = header.index(columns.choose(header, caption_key, columns.CAPTION, "caption", path))
+            for cells in reader:
+                if len(cells) == len(header):
+                    yield cells[image], cells[caption], None
+                elif cells:
+                    name = cells[image] if image < len(cells) else ""
+                    yield name, "", f"line {reader.line_num} has {len(cells)} cells, the header {len(header)}"
+    except csv.Error as error:
+        line = reader.line_num if reader is not None else 1
+        raise UserError(f"{path}, line {line}: cannot be read as a table ({error})") from None
+    except UnicodeDecodeError:
+        line = reader.line_num if reader is not None else 0
+        raise UserError(f"{path}, after line {line}: not UTF-8 text") from None
+
+
+def _separator(header: str, asked: tuple[str | None, str | None]) -> str:
+    """The one that yields most of the columns we look for, then the one that yields most columns."""
+    wanted = {name for name in asked if name} or {*columns.IMAGE, *columns.CAPTION}
+
+    def quality(separator: str) -> tuple[int, int]:
+        cells = next(csv.reader([header], delimiter=separator), [])
+        return len(wanted & set(cells)), len(cells)
+
+    return max(SEPARATORS, key=quality)
+
+
+def _refuse_data(path: Path, header: list[str]) -> None:
+    if not header:
+        raise UserError(f"{path}: empty; needs a header such as filepath,title and one pair a line")
+    names = [cell for cell in header if cell.lower().endswith(images.SUFFIXES)]
+    if names:
+        raise UserError(f"{path}: line 1 names an image ({names[0]}); put a header such as filepath,title before it")

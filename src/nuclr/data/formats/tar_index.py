@@ -1,0 +1,210 @@
+"""One pass over the headers of a tar: where its samples' images and captions lie.
+
+A sample is a run of members with the same key, the path up to the first dot of the file name, as webdataset and
+img2dataset write them: `000012.jpg`, `000012.txt`, `000012.json`. The caption is the `.txt`; without one, the entry
+"caption" or "captions" (a text or a list) of the `.json`. `image_key` asks for an image with that suffix, `caption_key`
+for that entry of the `.json`. Images are skipped over, captions are read.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nuclr.data.formats import columns
+from nuclr.data.modalities import image as images
+from nuclr.data.texts import clean, digest
+from nuclr.errors import UserError
+
+BLOCK = 512  # everything in a tar begins at a multiple of it
+TXT = -1  # `which` of a caption that is a member of its own
+
+# Places are in blocks, 0 for "not there"; `which` is TXT or the caption's place in the JSON's list.
+# `first` marks the first pair of an image; `digest` tells equal captions, of which `y_id` is the number.
+ROW = np.dtype(
+    {
+        "names": ["image", "image_size", "text", "text_size", "which", "first", "digest", "y_id"],
+        "formats": ["<u4", "<u4", "<u4", "<u4", "<i2", "?", "<u8", "<u4"],
+    }
+)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """`rows` (pairs of this tar,) of dtype ROW; `bad` reasons by row; `suffixes` seen; whether it was `truncated`."""
+
+    rows: np.ndarray
+    bad: dict[int, str]
+    suffixes: set[str]
+    truncated: bool
+
+
+class _Truncated(Exception):  # noqa: N818 (a finding, not an error)
+    """With the name of the file that is cut off, where it is known."""
+
+
+def scan_tar(path: Path, image_key: str | None, caption_key: str | None) -> Scan:
+    """Find all samples; one that misses a part is there and bad, and so is the end of a truncated tar."""
+    rows: list[tuple[int, ...]] = []
+    bad: dict[int, str] = {}
+    suffixes: set[str] = set()
+    truncated = False
+    with path.open("rb") as file:
+        descriptor = file.fileno()
+
+        def close(parts: dict[str, tuple[int, int]]) -> None:
+            image = _image(parts, image_key)
+            captions = _captions(descriptor, parts, caption_key)
+            for row, (place, which, caption, reason) in enumerate(captions):
+                reason = reason or ("no image" if image == (0, 0) else None if caption else "empty caption")
+                if image == (0, 0) and place == (0, 0):
+                    return  # neither: no sample, some other file
+                if reason:
+                    bad[len(rows)] = reason
+                rows.append((*image, *place, which, row == 0, digest(caption.encode("utf-8", "replace")), 0))
+
+        key, parts = "", dict[str, tuple[int, int]]()
+        try:
+            for name, place in _members(descriptor, path):
+                sample, suffix = _split(name)
+                if not suffix:
+                    continue
+                if sample != key:
+                    close(parts)
+                    key, parts = sample, {}
+                suffixes.add(suffix.lower())
+                parts.setdefault(suffix.lower(), place)
+            close(parts)
+        except _Truncated as cut:
+            truncated = True
+            if cut.args and _split(cut.args[0])[0] != key:  # the end is in the next sample: this one is whole
+                close(parts)
+                parts = {}
+            before = len(rows)
+            close(parts)
+            if len(rows) == before:
+                rows.append((0, 0, 0, 0, TXT, True, digest(b""), 0))
+            bad.update(dict.fromkeys(range(before, len(rows)), "truncated tar"))
+    return Scan(np.array(rows, ROW), bad, suffixes, truncated)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A sample's key and the suffix, empty where the file belongs to no sample."""
+    folder, _, base = name.rpartition("/")
+    stem, _, suffix = base.partition(".")
+    return f"{folder}/{stem}", suffix if stem else ""
+
+
+def read_at(descriptor: int, block: int, size: int) -> bytes:
+    """The bytes of one member; fewer where the file ends before."""
+    return os.pread(descriptor, size, block * BLOCK)
+
+
+def caption_of(data: bytes, which: int, caption_key: str | None) -> str:
+    """The caption in a `.txt` (which = TXT) or number `which` of a `.json`."""
+    return clean(data.decode("utf-8")) if which == TXT else _from_json(data, caption_key)[which]
+
+
+def member_name(descriptor: int, block: int) -> str:
+    """The name in the header before the member at `block`."""
+    return _name(read_at(descriptor, block - 1, BLOCK))
+
+
+def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(name, (block, size)) of the files; a header that is none, or an end before its time, raises _Truncated."""
+    size, position, long_name = os.fstat(descriptor).st_size, 0, None
+    while True:
+        header = os.pread(descriptor, BLOCK, position)
+        if position == 0 and any(header) and not _is_header(header):
+            gzip = header[:2] == b"\x1f\x8b"
+            raise UserError(f"{path}: {'compressed; unpack it first (gunzip)' if gzip else 'not a tar file'}")
+        if len(header) < BLOCK:
+            raise _Truncated
+        if not any(header):
+            return
+        if not _is_header(header):
+            raise _Truncated
+        length, kind, begin = _size(header), header[156:157], position + BLOCK
+        position = begin + -(-length // BLOCK) * BLOCK
+        if begin + length > size:
+            raise _Truncated(*([long_name or _name(header)] if kind in (b"0", b"\0") else []))
+        if kind == b"L":
+            long_name = os.pread(descriptor, length, begin).rstrip(b"\0").decode("utf-8", "replace")
+        elif kind == b"x":
+            long_name = _pax_path(os.pread(descriptor, length, begin)) or long_name
+        elif kind in (b"0", b"\0"):
+            yield long_name or _name(header), (begin // BLOCK, length)
+            long_name = None
+        else:
+            long_name = long_name if kind in (b"g", b"K") else None
+
+
+def _is_header(header: bytes) -> bool:
+    if header[257:262] == b"ustar":
+        return True
+    try:  # tars from before 1988 have no mark, only the sum of the header with blanks in the sum's place
+        return int(header[148:156].rstrip(b" \0") or b"x", 8) == sum(header) - sum(header[148:156]) + 8 * 32
+    except ValueError:
+        return False
+
+
+def _size(header: bytes) -> int:
+    field = header[124:136]
+    if field[0] & 0x80:
+        return int.from_bytes(field[1:])
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError:
+        raise _Truncated from None
+
+
+def _name(header: bytes) -> str:
+    name, prefix = header[:100].split(b"\0", 1)[0], header[345:500].split(b"\0", 1)[0]
+    ustar = header[257:263] == b"ustar\0"
+    return (prefix + b"/" + name if ustar and prefix else name).decode("utf-8", "replace")
+
+
+def _pax_path(records: bytes) -> str | None:
+    """The `path` of a PAX header, made of records "LENGTH key=value" and a line feed."""
+    while records:
+        length = int(records.split(b" ", 1)[0] or b"0")
+        key, _, value = records[:length].partition(b" ")[2].partition(b"=")
+        if key == b"path":
+            return value.rstrip(b"\n").decode("utf-8", "replace")
+        records = records[length:] if length else b""
+    return None
+
+
+def _image(parts: dict[str, tuple[int, int]], image_key: str | None) -> tuple[int, int]:
+    if image_key is not None:
+        return parts.get(image_key.lower(), (0, 0))
+    found = (place for suffix, place in parts.items() if f".{suffix}".endswith(images.SUFFIXES))
+    return next(found, (0, 0))
+
+
+def _captions(
+    descriptor: int, parts: dict[str, tuple[int, int]], caption_key: str | None
+) -> list[tuple[tuple[int, int], int, str, str | None]]:
+    """(place, which, caption, reason) of each caption of a sample; one with a reason where there is none."""
+    if "txt" in parts and caption_key in (None, "txt"):
+        try:
+            return [(parts["txt"], TXT, caption_of(read_at(descriptor, *parts["txt"]), TXT, None), None)]
+        except UnicodeDecodeError:
+            return [(parts["txt"], TXT, "", "caption is not UTF-8 text")]
+    if "json" not in parts:
+        return [((0, 0), TXT, "", "no caption")]
+    try:
+        captions = _from_json(read_at(descriptor, *parts["json"]), caption_key)
+    except (ValueError, KeyError, TypeError):
+        return [((0, 0), TXT, "", "no caption in its .json")]
+    return [(parts["json"], which, caption, None) for which, caption in enumerate(captions)]
+
+
+def _from_json(data: bytes, caption_key: str | None) -> list[str]:
+    content = json.loads(data)
+    key = caption_key or next(name for name in columns.CAPTION if name in content)
+    found = content[key]
+    return [clean(caption or "") for caption in (found if isinstance(found, list) else [found])]

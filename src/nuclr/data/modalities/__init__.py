@@ -1,0 +1,1 @@
+"""How samples of each modality are read and augmented."""

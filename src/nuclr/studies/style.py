@@ -1,0 +1,60 @@
+"""One look for all figures: colors that color-blind people can tell apart, quiet axes, PNG and SVG side by side."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nuclr.studies.output import replacing
+
+# Okabe and Ito's palette.
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+SKY, AMBER, INK, GREY = "#56B4E9", "#E69F00", "#222222", "#8A8A8A"
+
+FORMATS = ("png", "svg")
+
+_RC: dict[str, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "figure.titlesize": 13,
+    "savefig.dpi": 150,
+    "svg.hashsalt": "nuclr",
+}
+
+
+def style() -> Any:
+    """Context in which a figure is drawn and saved."""
+    return matplotlib.rc_context(_RC)  # type: ignore[arg-type]
+
+
+def panels(
+    rows: int, columns: int, title: str, size: tuple[float, float], width_ratios: list[float] | None = None
+) -> tuple[Figure, list[list[Axes]]]:
+    """A titled figure with a grid of axes; `size` is that of one panel, in inches, before `width_ratios`."""
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
+    return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=width_ratios).tolist()
+
+
+def save(figure: Figure, folder: Path, name: str) -> None:
+    """Write `name`.png and `name`.svg; the same figure gives the same bytes."""
+    for kind in FORMATS:
+        metadata = {"Date": None} if kind == "svg" else None
+        with replacing(folder / f"{name}.{kind}") as temporary:
+            figure.savefig(temporary, format=kind, metadata=metadata)

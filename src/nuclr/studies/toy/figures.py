@@ -1,0 +1,203 @@
+"""The toy study's figures, each readable on its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.mlab import GaussianKDE
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from nuclr.popularity import importance_sampling as sampling
+from nuclr.studies import style
+from nuclr.studies.toy import spaces
+from nuclr.studies.toy.study import TEMPERATURES, Draw, draw, generator, popularities, rank_correlation
+
+NAMES = ("spaces", "popularity_maps", "popularity_distributions", "error", "bound_term", "sampling_variance")
+
+_METHODS = {
+    "gcl": ("GCL: uniform popularity", style.ORANGE, "s", "-"),
+    "mle": ("MLE: exact partition function", style.INK, "o", "-"),
+    "true_q": ("true popularity", style.GREEN, "v", ":"),
+    "nuclr": ("NUCLR: estimated, scale from the maxima", style.BLUE, "D", "-"),
+    "nuclr_area": ("NUCLR: estimated, scale from the area of Y", style.SKY, "^", "--"),
+}
+_WEIGHTS = {
+    "single": ("all samples from one proposal", style.PINK, ":"),
+    "uniform": ("uniform weights", style.ORANGE, "--"),
+    "balance": ("balance heuristic", style.BLUE, "-"),
+}
+
+
+def write(study: dict[str, Any], folder: Path, shown_n: int, base_seed: int = 0) -> None:
+    """Draw all figures of `study` into `folder`; the pictures of single samples show `shown_n` pairs."""
+    samples = {tau: draw(shown_n, tau, generator(base_seed, t, shown_n, 0)) for t, tau in enumerate(TEMPERATURES)}
+    with style.style():
+        _spaces(samples, folder)
+        _maps(samples, folder)
+        _distributions(samples, folder)
+        _error(study["records"], folder)
+        _bound_term(study["records"], folder)
+        _variance(study["sampling"], folder)
+
+
+def _spaces(samples: dict[float, Draw], folder: Path) -> None:
+    title = "The two spaces: each y is drawn from p(y|x) ∝ exp(x·y/τ) and has the color of its anchor x"
+    figure, [row] = style.panels(1, 1 + len(samples), title, (4.6, 3.4), width_ratios=[2.0] + [1.0] * len(samples))
+    first = next(iter(samples.values()))
+    for axes, (tau, sample) in zip(row[1:], samples.items(), strict=True):
+        _scatter(axes, sample, sample.y)
+        axes.set(title=f"y on the unit square, τ = {tau}", xlabel="y₁", ylabel="y₂", xlim=(0, 1), ylim=(0, 1))
+    points = _scatter(row[0], first, first.x)
+    row[0].set(title=f"x, uniform on the upper half disc (n = {len(first.x)})", xlabel="x₁", ylabel="x₂")
+    row[0].set(xlim=(-1, 1), ylim=(0, 1), xticks=[-1, -0.5, 0, 0.5, 1])
+    for axes in row:
+        axes.set_aspect("equal")
+    figure.colorbar(points, ax=row[-1], label="direction of x (degrees)", ticks=[0, 45, 90, 135, 180])
+    style.save(figure, folder, "spaces")
+
+
+def _scatter(axes: Axes, sample: Draw, at: Tensor) -> Any:
+    direction = torch.rad2deg(torch.atan2(sample.x[:, 1], sample.x[:, 0])).numpy()
+    return axes.scatter(
+        at[:, 0].numpy(),
+        at[:, 1].numpy(),
+        c=direction,
+        cmap="viridis",
+        vmin=0,
+        vmax=180,
+        s=9,
+        linewidths=0,
+        clip_on=False,
+    )
+
+
+def _maps(samples: dict[float, Draw], folder: Path) -> None:
+    n = len(next(iter(samples.values())).x)
+    title = f"Popularity q(y)/n over the unit square: the truth, and what the scores of {n} pairs tell of it"
+    figure, grid = style.panels(len(samples), 3, title, (4.2, 3.7))
+    side = np.linspace(0, 1, 61)
+    nodes = torch.cartesian_prod(*torch.from_numpy(side).expand(2, -1))
+    for row, (tau, sample) in zip(grid, samples.items(), strict=True):
+        log_q = popularities(sample)["nuclr"]
+        true = (spaces.log_popularity(sample.x, nodes, tau).exp() / n).numpy()
+        estimated = (interpolate(sample, log_q, nodes, tau).exp() / n).numpy()
+        levels = MaxNLocator(24).tick_values(min(true.min(), estimated.min()), max(true.max(), estimated.max()))
+        for axes, values, name in ((row[0], true, "true"), (row[1], estimated, "estimated at the dots, interpolated")):
+            filled = axes.contourf(side, side, values.reshape(61, 61).T, levels=levels, cmap="viridis")
+            axes.scatter(sample.y[:, 0].numpy(), sample.y[:, 1].numpy(), s=1.5, c="white", linewidths=0, alpha=0.6)
+            axes.set(title=f"τ = {tau}: {name}", xlabel="y₁", ylabel="y₂", aspect="equal")
+            axes.grid(False)
+        figure.colorbar(filled, ax=row[1], label="q(y)/n", ticks=levels[::4])
+        correlation = rank_correlation(sample.log_q, sample.log_q_true)
+        at_true, at_estimated = ((log.exp() / n).numpy() for log in (sample.log_q_true, log_q))
+        row[2].axline((1, 1), slope=1, color=style.GREY, linewidth=1)
+        row[2].scatter(at_true, at_estimated, s=6, color=style.BLUE, linewidths=0, alpha=0.6)
+        row[2].set(title=f"τ = {tau}: rank correlation {correlation:.4f}", aspect="equal")
+        row[2].set(xlabel="true q(y)/n", ylabel="estimated q(y)/n")
+    style.save(figure, folder, "popularity_maps")
+
+
+def interpolate(sample: Draw, log_q: Tensor, nodes: Tensor, temperature: float) -> Tensor:
+    """Continue an estimated popularity to other y by its own fixed-point equation q(y) = sum_i exp(s(x_i,y)/tau)/Z_i.
+
+    At the samples themselves it returns `log_q`, its constant included.
+    """
+    log_z = sampling.log_partition_from_popularity(sample.scores, log_q, temperature)
+    return (sample.x @ nodes.T / temperature - log_z[:, None]).logsumexp(dim=0)
+
+
+def _distributions(samples: dict[float, Draw], folder: Path) -> None:
+    n = len(next(iter(samples.values())).x)
+    title = f"How popularity is distributed over {n} samples (kernel density estimate)"
+    figure, [row] = style.panels(1, len(samples), title, (5.2, 3.6))
+    for axes, (tau, sample) in zip(row, samples.items(), strict=True):
+        relative = {method: log_q.exp().numpy() / n for method, log_q in popularities(sample).items()}
+        low, high = relative["true_q"].min(), relative["true_q"].max()
+        grid = np.linspace(max(0, low - 0.2 * (high - low)), high + 0.2 * (high - low), 400)
+        for method in ("true_q", "nuclr", "nuclr_area"):
+            label, color, _, dashes = _METHODS[method]
+            density = GaussianKDE(relative[method]).evaluate(grid)
+            wide = {"linestyle": "-", "linewidth": 6, "alpha": 0.4} if method == "true_q" else {"linestyle": dashes}
+            axes.plot(grid, density, color=color, label=label, **wide)
+        axes.axvline(1, color=style.ORANGE, label=_METHODS["gcl"][0] + ", q = n")
+        axes.set(title=f"τ = {tau}", xlabel="q(y)/n", ylabel="density of samples", xlim=(grid[0], grid[-1]))
+        axes.set_ylim(bottom=0)
+    _legend_below(figure, row[0])
+    style.save(figure, folder, "popularity_distributions")
+
+
+def _error(records: list[dict[str, Any]], folder: Path) -> None:
+    seeds = min(r["seeds"] for r in records)
+    title = f"Generalization error |empirical risk - true risk|: mean of {seeds} or more samples, band 10 to 90 %"
+    figure, [row] = style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
+    for axes, tau in zip(row, TEMPERATURES, strict=True):
+        _lines(axes, records, tau, lambda r: (r["error_mean"], r["error_q10"], r["error_q90"]), tuple(_METHODS))
+        axes.set(title=f"τ = {tau}", ylabel="generalization error", ylim=(3e-4, 0.2))
+    _legend_below(figure, row[0])
+    style.save(figure, folder, "error")
+
+
+def _bound_term(records: list[dict[str, Any]], folder: Path) -> None:
+    title = "The bound's error term  Σⱼ |1/q̃ⱼ - 1/qⱼ|  of an approximate popularity q̃, mean ± standard deviation"
+    figure, [row] = style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
+
+    def band(r: dict[str, Any]) -> tuple[float, float, float]:
+        mean, std = r["bound_term_mean"], r["bound_term_std"]
+        return mean, max(mean - std, mean / 10), mean + std
+
+    for axes, tau in zip(row, TEMPERATURES, strict=True):
+        _lines(axes, records, tau, band, ("gcl", "nuclr", "nuclr_area"))
+        axes.set(title=f"τ = {tau}", ylabel="error term")
+    _legend_below(figure, row[0])
+    style.save(figure, folder, "bound_term")
+
+
+def _lines(
+    axes: Axes,
+    records: list[dict[str, Any]],
+    tau: float,
+    band: Callable[[dict[str, Any]], tuple[float, float, float]],
+    methods: tuple[str, ...],
+) -> None:
+    for method in methods:
+        label, color, marker, dashes = _METHODS[method]
+        rows = [r for r in records if r["tau"] == tau and r["method"] == method]
+        sizes = [r["n"] for r in rows]
+        middle, low, high = zip(*(band(r) for r in rows), strict=True)
+        if method != "true_q":
+            axes.fill_between(sizes, low, high, color=color, alpha=0.12, linewidth=0)
+        axes.plot(sizes, middle, color=color, marker=marker, markersize=4.5, linestyle=dashes, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="number of pairs n")
+    axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
+    axes.minorticks_off()
+
+
+def _variance(records: list[dict[str, Any]], folder: Path) -> None:
+    title = "Variance of the estimated partition function Ẑ(x): median and 10 to 90 % over anchors x"
+    figure, [row] = style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
+    for axes, tau in zip(row, TEMPERATURES, strict=True):
+        here = [r for r in records if r["tau"] == tau]
+        for weights, (label, color, dashes) in _WEIGHTS.items():
+            rows = [r for r in here if r["weights"] == weights and r["source"] == "quadrature"]
+            at = [r["n"] * r["m"] for r in rows]
+            low, high = ([r[f"relative_variance_{end}"] for r in rows] for end in ("q10", "q90"))
+            axes.fill_between(at, low, high, color=color, alpha=0.12, linewidth=0)
+            middle = [r["relative_variance_median"] for r in rows]
+            axes.plot(at, middle, color=color, linestyle=dashes, label=f"{label}, exact")
+        repeated = [r for r in here if r["source"] == "repeated draws"]
+        for r, marker in zip(repeated, ("o", "D", "s"), strict=True):
+            label = f"balance heuristic, measured: n = {r['n']}, m = {r['m']}"
+            at, middle = r["n"] * r["m"], r["relative_variance_median"]
+            axes.plot(at, middle, marker, color=style.INK, markerfacecolor="white", label=label)
+        axes.set(title=f"τ = {tau}", xscale="log", yscale="log", ylabel="Var Ẑ(x) / Z(x)²")
+        axes.set_xlabel("samples m·n, from n proposals with m samples each")
+    _legend_below(figure, row[0])
+    style.save(figure, folder, "sampling_variance")
+
+
+def _legend_below(figure: Any, axes: Axes) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)

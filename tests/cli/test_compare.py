@@ -1,0 +1,103 @@
+"""`nuclr compare` as a user meets it: killed and given again, and with wrong input."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nuclr.cli.compare import compare
+from nuclr.errors import UserError
+from tests.studies.compare import tiny
+
+
+def command(config: Path, out: Path, *more: str) -> list[str]:
+    base = [sys.executable, "-m", "nuclr", "compare", str(config), "methods=clip,sogclr", "seeds=2"]
+    return [*base, "--temperatures", "0.03", "--out", str(out), "--workers", "2", *more]
+
+
+def finished(out: Path) -> dict[str, tuple[int, int]]:
+    found = {str(path): path.stat() for path in out.glob("cells/*/*.*")}
+    done = {path.parent for path in out.glob("cells/*/hits.npz")}
+    return {path: (s.st_ino, s.st_mtime_ns) for path, s in found.items() if Path(path).parent in done}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(condition, seconds: float = 120) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
+def test_killed_in_the_middle_it_goes_on_and_touches_nothing_finished(tmp_path):
+    config, out = tiny.write_config(tmp_path), tmp_path / "out"
+    longer = ["schedule.epochs=30", "checkpoint_every=20"]
+    first = subprocess.Popen(command(config, out, *longer), stderr=subprocess.PIPE, text=True)
+    assert wait_for(lambda: finished(out) or first.poll() is not None)
+    workers = children(first.pid)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert wait_for(lambda: not any(alive(worker) for worker in workers), 20)
+    before = finished(out)
+    assert before
+    assert not (out / "compare.json").exists()
+
+    again = subprocess.run(command(config, out, *longer), capture_output=True, text=True, timeout=400, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "SogCLR - CLIP" in again.stdout
+    after = finished(out)
+    assert {path: after[path] for path in before} == before
+    assert len(list(out.glob("cells/*/hits.npz"))) == 6
+    assert not list(out.glob("cells/*/checkpoints"))
+
+    other = subprocess.run(
+        command(config, out, *longer, "optimizer.lr=0.1"), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert other.returncode == 2
+    assert "optimizer.lr is 0.1, but 0.03 in the comparison that was begun in" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "told"),
+    [
+        (["methods=clip,sigclip"], {}, "'sigclip' is unknown"),
+        (["seeds=0"], {}, "seeds=0"),
+        ([], {"temperatures": "0.01,warm"}, "'warm' is no number"),
+        ([], {"test": ["nowhere.npz"]}, "nowhere.npz"),
+        ([], {"test": ["test.npz", "test=val.npz"]}, "same name"),
+        (["optimizer.clip=1"], {}, "unfair"),
+        (["objective.temperature=0.1"], {}, "--temperatures"),
+        (["objective.zeta_lr=0.1"], {}, "--tune nuclr.zeta_lr"),
+        (["methods=clip", "objective.gamma=0.5"], {}, "none of clip"),
+        (["objective.name=clip"], {}, "methods="),
+        (["data.val="], {}, "data.val is missing"),
+        (["methods=sogclr,nuclr"], {"baseline": "clip"}, "not among the methods"),
+        ([], {"tune": ["sogclr.gamma=0.3,7"]}, "gamma"),
+        ([], {"ablations": True, "batch_sizes": "16"}, "two studies"),
+        (["methods=clip"], {"ablations": True}, "NUCLR"),
+        (["model.pretrained=nowhere"], {}, "nowhere"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_trained(tmp_path, given, options, told):
+    config = tiny.write_config(tmp_path)
+    with pytest.raises(UserError, match=told):
+        compare([str(config), *given], out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,215 @@
+"""`nuclr evaluate` on tiny trained runs: figures, names, corrections, usual sets, and mistakes in a line."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL, ClassificationSet, RetrievalSet
+from nuclr.runs import config
+from nuclr.runs import folder as run_folder
+from nuclr.training.loop import train
+from tests.data import make
+from tests.training import runs
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vectors")
+    train(runs.load(folder, **{"schedule.epochs": 3}), folder / "run")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    settings = runs.picture_settings(folder, **{"schedule.epochs": 1, "data.train": "builtin:n=60"})
+    train(config.load(folder / "empty.yaml", settings), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def nuclr(nuclr):
+    return lambda *arguments: nuclr("evaluate", *arguments)
+
+
+@pytest.fixture
+def refused(nuclr):
+    def run(told, *arguments):
+        status, out, err = nuclr(*arguments)
+        assert (status, out) == (2, "")
+        line = err.strip().splitlines()[-1]
+        assert told in line and "Traceback" not in err, err
+
+    return run
+
+
+def write_classes(path, width=12, **changes):
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(10, width)), "labels": np.arange(10) % 3, "prompts": rng.normal(size=(3, 2, 8))}
+    np.savez(path, **{key: value for key, value in (arrays | changes).items() if value is not None})
+    return path
+
+
+def write_folders(path, **counts):
+    for name, count in counts.items():
+        (path / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (20, 20), (50 * number, 9, 9)).save(path / name / f"{number}.png")
+    return path
+
+
+def test_own_validation_pairs_as_training_saw_them(nuclr, vectors, tmp_path):
+    out = tmp_path / "figures.json"
+    status, printed, err = nuclr(
+        vectors / "run", "--out", out, "--correct", "bank=train", "--correct", "bank=queries", "--bank-size", 50
+    )
+    assert status == 0, err
+    assert "corrected  transductive" in printed and "the correction of each half of the images" in printed
+    content = json.loads(out.read_text())
+    found = content["retrieval"]["val"]
+    assert found["plain"] == pytest.approx(run_folder.read_results(vectors / "run")["val"])
+    assert (found["images"], found["captions"]) == (20, 40)
+    train_bank, queries = content["corrections"]["train"], content["corrections"]["queries"]
+    assert (train_bank["transductive"], queries["transductive"]) == (False, True)
+    assert (train_bank["bank_images"], train_bank["bank_captions"]) == (50, 50)
+    assert train_bank["chosen_on"] == "data.val: val.npz" and train_bank["temperature"] > 0
+    assert found["correction_crossed"] and set(found["corrected"]["train"]) == set(found["plain"])
+    assert [len(chosen) for chosen in found["corrections_of_halves"].values()] == [2, 2]
+    for column, values in (("plain", found["plain"]), ("train", found["corrected"]["train"])):
+        named = found["names"][column]
+        assert named["paper"]["r1"] == pytest.approx(100 * values["mean_R@1"])
+        assert named["clip_benchmark"]["image_retrieval_recall@5"] == named["open_clip"]["text_to_image_R@5"]
+    assert content["protocol"]["ties"] and found["duplicates"]["way"] == "merge"
+
+
+def test_several_sets_of_vectors(nuclr, vectors, tmp_path):
+    classes, out = write_classes(tmp_path / "classes.npz"), tmp_path / "figures.json"
+    val = vectors / "val.npz"
+    status, printed, err = nuclr(
+        vectors / "run", "--retrieval", val, "--retrieval", val, "--classification", classes, "--out", out
+    )
+    assert status == 0, err
+    content = json.loads(out.read_text())
+    assert list(content["retrieval"]) == [str(val), f"{val} (2)"]
+    found = content["classification"][str(classes)]
+    assert (found["images"], found["classes"], found["templates"]) == (10, 3, None)
+    assert found["plain"]["zero_shot_acc1"] == found["names"]["plain"]["open_clip"]["zeroshot-val-top1"]
+    assert "top-1" in printed and content["corrections"] == {}
+
+
+def test_pictures(nuclr, pictures, tmp_path):
+    """A run of pictures: labeled folders with templates from elsewhere, a caption list, normalization as it was."""
+    images = make.write_images(tmp_path / "pairs")
+    lines = [json.dumps({"image": name, "captions": captions}) for name, captions in make.CAPTIONS.items()]
+    (images / "list.jsonl").write_text("\n".join(lines))
+    (tmp_path / "templates.json").write_text('["a {}", "{}!"]')
+    found = {}
+    for way in ("merge", "miss", "hit"):
+        status, _, err = nuclr(
+            pictures, "--retrieval", images / "list.jsonl", "--duplicates", way, "--out", tmp_path / f"{way}.json",
+            "--classification", write_folders(tmp_path / way, cat=2, dog=3), "--templates", tmp_path / "templates.json",
+        )  # fmt: skip
+        assert status == 0, err
+        content = json.loads((tmp_path / f"{way}.json").read_text())
+        found[way] = next(iter(content["retrieval"].values()))
+    assert [found[way]["captions"] for way in found] == [7, 8, 8]  # one caption occurs twice
+    assert found["hit"]["plain"]["mean_R@1"] >= found["miss"]["plain"]["mean_R@1"]
+    classes = next(iter(content["classification"].values()))
+    assert (classes["class_names"], classes["templates"]) == (["cat", "dog"], ["a {}", "{}!"])
+    assert set(content["subject"]["images"]) == {"size", "mean", "std", "fit"}
+
+
+def test_encoders_that_are_no_run(nuclr, refused, vectors):
+    model = vectors / "run" / "model"
+    status, printed, err = nuclr(model, "--retrieval", vectors / "val.npz", "--correct", "bank=queries")
+    assert status == 0, err
+    assert "chosen on nothing (no validation pairs): 0.6 deviations" in printed
+    refused("bank=train needs a run", model, "--retrieval", vectors / "val.npz", "--correct", "bank=train")
+    refused("is no run, so there is nothing to evaluate on", model)
+
+
+def test_usual_sets(nuclr, refused, pictures, tmp_path, monkeypatch):
+    """Small copies of two usual sets: Karpathy's split with its folder, WordNet numbers with a list of the test."""
+    small = RetrievalSet("Small", ("dataset.json",), ("flickr-images",), "test", (2, 5), "dataset.json and pictures")
+    monkeypatch.setitem(RETRIEVAL, "small", small)
+    known = ClassificationSet("Tiny", ("images",), 2, True, "test.txt", ("a {}.",), "images/ and test.txt")
+    monkeypatch.setitem(CLASSIFICATION, "tiny", known)
+    refused(f"Small: {tmp_path} is not complete; needs dataset.json", pictures, "--retrieval", f"small:{tmp_path}")
+    refused("Small: /no/where is not there", pictures, "--retrieval", "small:/no/where")
+    refused("say where it is, as in small:FOLDER", pictures, "--retrieval", "small")
+    make.write_images(tmp_path / "flickr-images")
+    entries = [
+        {"filename": name, "split": "test" if name in ("a.jpg", "b.png") else "train",
+         "sentences": [{"raw": caption} for caption in captions]}
+        for name, captions in make.CAPTIONS.items()
+    ]  # fmt: skip
+    (tmp_path / "dataset.json").write_text(json.dumps({"images": entries}))
+
+    refused("Tiny: /no/where is not there; needs images/", pictures, "--classification", "tiny:/no/where")
+    refused("goes with --classification", pictures, "--retrieval", f"tiny:{tmp_path}")
+    write_folders(tmp_path / "images", n00000001=3, n00000002=2)
+    refused("WordNet numbers (n00000001, ...)", pictures, "--classification", f"tiny:{tmp_path}")
+    (tmp_path / "LOC_synset_mapping.txt").write_text("n00000001 great_cat, Felis\nn00000002 dog\n")
+    refused("no such list of test pictures", pictures, "--classification", f"tiny:{tmp_path}")
+    (tmp_path / "test.txt").write_text("n00000001/0\nn00000001/2\nn00000002/1.png\n")
+
+    out = tmp_path / "figures.json"
+    status, _, err = nuclr(
+        pictures, "--retrieval", f"small:{tmp_path}", "--classification", f"tiny:{tmp_path}", "--out", out
+    )
+    assert status == 0, err
+    content = json.loads(out.read_text())
+    found = content["retrieval"]["small"]
+    assert (found["images"], found["captions"], found["duplicates"]["way"], found["split"]) == (2, 5, "miss", "test")
+    classes = content["classification"]["tiny"]
+    assert (classes["images"], classes["class_names"]) == (3, ["great cat", "dog"])
+    monkeypatch.setitem(
+        RETRIEVAL, "small", RetrievalSet("S", ("dataset.json",), ("flickr-images",), "test", (9, 9), "")
+    )
+    refused("9 images and 9 captions expected", pictures, "--retrieval", f"small:{tmp_path}")
+
+
+def test_mistakes_with_vectors(refused, vectors, tmp_path):
+    run = vectors / "run"
+    refused("no such folder", tmp_path / "nothing")
+    refused("neither a run (no config.yaml) nor encoders", tmp_path)
+    refused("--correct bank=test: unknown; allowed: bank=train or bank=queries", run, "--correct", "bank=test")
+    refused("no set is called 'flickr30'; did you mean flickr30k?", run, "--retrieval", "flickr30:/data")
+    refused("no such file", run, "--retrieval", tmp_path / "nothing.npz")
+    refused("holds images on side x", run, "--retrieval", "builtin:n=20")
+    (tmp_path / "there.json").write_text("{}")
+    refused("exists; remove it", run, "--out", tmp_path / "there.json")
+    refused("ends in .json", run, "--out", tmp_path / "figures.txt")
+    refused("does not exist", run, "--out", tmp_path / "no" / "figures.json")
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "wide.npz", x=rng.normal(size=(4, 13)), y=rng.normal(size=(4, 8)))
+    refused("x has 13 coordinates, but", run, "--retrieval", tmp_path / "wide.npz")
+    np.savez(tmp_path / "bare.npz", x=rng.normal(size=(3, 12)), y=rng.normal(size=(2, 8)), y_to_x=[0, 2])
+    refused("x row 1 has no caption", run, "--retrieval", tmp_path / "bare.npz")
+    option = "--classification"
+    refused("x has 13 coordinates, but", run, option, write_classes(tmp_path / "a.npz", width=13))
+    refused("no array named 'prompts'", run, option, write_classes(tmp_path / "b.npz", prompts=None))
+    refused("label 3; allowed: 0 to 2", run, option, write_classes(tmp_path / "c.npz", labels=np.arange(10) % 4))
+    refused("needs 10 whole numbers", run, option, write_classes(tmp_path / "d.npz", labels=np.arange(9)))
+    refused(
+        "--correct goes with --retrieval", run, option, write_classes(tmp_path / "e.npz"), "--correct", "bank=train"
+    )
+
+
+def test_mistakes_with_pictures(refused, pictures, tmp_path):
+    images = make.write_images(tmp_path / "pairs")
+    for number, empty in enumerate(([], [""], None)):
+        lines = [{"image": "a.jpg", "captions": ["one"]}, {"image": "b.png", "captions": empty}]
+        if empty is None:
+            lines[1] = {"image": "b.png", "caption": None}
+        (images / f"{number}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        refused("image b.png has no caption; add one", pictures, "--retrieval", images / f"{number}.jsonl")
+    refused("no images of this class in it", pictures, "--classification", write_folders(tmp_path / "a", cat=1, dog=0))
+    folders = write_folders(tmp_path / "b", cat=1, dog=1)
+    (tmp_path / "templates.json").write_text('["a photo"]')
+    templates = ("--templates", tmp_path / "templates.json")
+    refused("'a photo' has none", pictures, "--classification", folders, *templates)
+    refused("no such file", pictures, "--classification", folders, "--classes", tmp_path / "nothing.json")
+    refused("holds vectors, but", pictures, "--classification", write_classes(tmp_path / "classes.npz"))

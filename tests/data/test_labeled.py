@@ -1,0 +1,70 @@
+"""Labeled images: folders, class names, templates."""
+
+import json
+
+import pytest
+
+from nuclr.data import open_labeled
+from nuclr.errors import UserError
+from tests.data import make
+
+
+def folders(tmp_path, **counts):
+    for name, count in counts.items():
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            (tmp_path / name / f"{number}.jpg").write_bytes(make.picture(number))
+        (tmp_path / name / "notes.txt").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "labels"),
+    [
+        (None, ["cat", "dog"], [0, 0, 1, 1, 1]),
+        (["dog", "cat"], ["dog", "cat"], [0, 0, 0, 1, 1]),
+        (["a cat", "a dog"], ["a cat", "a dog"], [0, 0, 1, 1, 1]),
+        ({"dog": "a dog", "cat": "a cat"}, ["a dog", "a cat"], [0, 0, 0, 1, 1]),
+        ({"classes": ["dog", "cat"], "templates": ["{}!"]}, ["dog", "cat"], [0, 0, 0, 1, 1]),
+    ],
+)
+def test_classes(tmp_path, classes, names, labels):
+    folders(tmp_path, cat=2, dog=3)
+    if classes is not None:
+        (tmp_path / "classes.json").write_text(json.dumps(classes))
+    found = open_labeled(tmp_path)
+    assert found.classes == names and found.y_id.tolist() == labels and found.x_id.tolist() == [0, 1, 2, 3, 4]
+    assert [found.y(number) for number in range(5)] == [names[label] for label in labels]
+    template = "{}!" if isinstance(classes, dict) and "templates" in classes else "a photo of a {}."
+    assert found.prompts() == [[template.replace("{}", name)] for name in names]
+    assert found.x(4).size == (24, 20)
+
+
+def test_templates(tmp_path):
+    (folders(tmp_path, cat=1, dog=1) / "templates.json").write_text('["a {}", "one {} more"]')
+    assert open_labeled(tmp_path).prompts() == [["a cat", "one cat more"], ["a dog", "one dog more"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("classes.json", ["cat", "dog", "cow"], r"classes\.json: 3 classes for 2 folders; they differ in cow"),
+        ("classes.json", {"cat": "a", "cow": "b"}, "they differ in cow, dog"),
+        ("classes.json", "cat", "needs a list of class names"),
+        ("templates.json", ["no place"], "templates must be a list of texts with {} in the class's place"),
+    ],
+)
+def test_mistakes(tmp_path, name, content, message):
+    (folders(tmp_path, cat=1, dog=1) / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        open_labeled(tmp_path)
+
+
+def test_wrong_folders(tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        open_labeled(tmp_path / "gone")
+    with pytest.raises(UserError, match="0 folders in it; needs one for each of at least two classes"):
+        open_labeled(tmp_path)
+    folders(tmp_path, cat=1, dog=0)
+    with pytest.raises(UserError, match="dog: no images of this class in it"):
+        open_labeled(tmp_path)

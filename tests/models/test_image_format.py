@@ -1,0 +1,85 @@
+"""Preparing pictures: the central square, upright, normalized; the same for PIL images and tensors."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nuclr.errors import UserError
+from nuclr.models import ImageFormat
+from nuclr.models.image_format import read_image_format
+
+FORMAT = ImageFormat(8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+def pixels(height, width):
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_normalize_floats_and_bytes():
+    raw = torch.from_numpy(pixels(8, 8)).permute(2, 0, 1)[None]
+    expected = (raw[0, 1] / 255 - 0.2) / 0.5
+    torch.testing.assert_close(FORMAT.normalize(raw)[0, 1], expected)
+    torch.testing.assert_close(FORMAT.normalize(raw / 255)[0, 1], expected)
+    assert FORMAT.normalize((raw / 255).double()).dtype == torch.float64
+
+
+def test_right_size_is_left_alone():
+    raw = pixels(8, 8)
+    tensor = torch.from_numpy(raw).permute(2, 0, 1)[None]
+    assert torch.equal(FORMAT.prepare([Image.fromarray(raw)]), FORMAT.normalize(tensor))
+    assert torch.equal(FORMAT.prepare(tensor), FORMAT.normalize(tensor))
+
+
+@pytest.mark.parametrize("shape", [(8, 20), (20, 8)])
+def test_central_square(shape):
+    raw = pixels(*shape)
+    square = raw[:, 6:14] if shape[0] == 8 else raw[6:14]
+    assert torch.equal(FORMAT.prepare([Image.fromarray(raw)]), FORMAT.prepare([Image.fromarray(square.copy())]))
+    tensor = torch.from_numpy(raw).permute(2, 0, 1)[None]
+    assert torch.equal(FORMAT.prepare(tensor), FORMAT.prepare([Image.fromarray(raw)]))
+
+
+def test_resizing_agrees_between_pil_and_tensors():
+    raw = np.asarray(Image.fromarray(pixels(4, 4)).resize((24, 24), Image.Resampling.BICUBIC))
+    tensor = torch.from_numpy(raw.copy()).permute(2, 0, 1)[None]
+    torch.testing.assert_close(FORMAT.prepare(tensor), FORMAT.prepare([Image.fromarray(raw)]), atol=0.02, rtol=0)
+
+
+def test_modes_and_orientation():
+    raw = Image.fromarray(pixels(8, 8))
+    for mode in ("L", "RGBA", "P", "CMYK"):
+        assert FORMAT.prepare([raw.convert(mode)]).shape == (1, 3, 8, 8)
+    turned = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    raw.save(turned, "png", exif=exif)
+    assert torch.equal(FORMAT.prepare([Image.open(turned)]), FORMAT.prepare([raw.rotate(180)]))
+
+
+def test_other_tensors_are_refused():
+    for wrong in (torch.zeros(2, 3, 8, 8), torch.zeros(2, 8, 8, 3, dtype=torch.uint8), torch.zeros(3, 8, 8).byte()):
+        with pytest.raises(UserError, match="uint8"):
+            FORMAT.prepare(wrong)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ('"size": 40', 40),
+        ('"size": {"shortest_edge": 48}', 48),
+        ('"size": {"height": 56, "width": 56}', 56),
+        ('"size": {"shortest_edge": 256}, "crop_size": {"height": 64, "width": 64}', 64),
+        ('"do_resize": true', 72),
+    ],
+)
+def test_what_processors_wrote(tmp_path, size, expected):
+    (tmp_path / "config.json").write_text('{"vision_config": {"image_size": 72}}')
+    (tmp_path / "preprocessor_config.json").write_text(f"{{{size}}}")
+    assert read_image_format(tmp_path).size == expected
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(f'{{"image_processor": {{{size}, "image_mean": [0.5, 0.5, 0.5]}}}}')
+    assert read_image_format(tmp_path).size == expected
+    assert read_image_format(tmp_path).mean == (0.5, 0.5, 0.5)

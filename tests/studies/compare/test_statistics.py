@@ -1,0 +1,70 @@
+"""The bootstrap against loops and against what is known of it."""
+
+import numpy as np
+import pytest
+
+from nuclr.studies.compare.statistics import Bootstrap, fold, interval, per_seed
+
+
+def hits(seed: int, images: int = 7, captions: int = 3) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(images), captions)[: images * captions - 2]  # the last image has one caption
+    return {
+        "i2t": rng.integers(0, 2, (images, 3)).astype("float32"),
+        "i2t_image": np.arange(images),
+        "t2i": rng.integers(0, 2, (len(owner), 3)).astype("float32"),
+        "t2i_image": owner,
+    }
+
+
+def test_figures_equal_loops_over_the_drawn_images_and_seeds():
+    outcomes = {"a": [hits(1), hits(2)], "b": [hits(3, images=5), hits(4, images=5)]}
+    folds = [fold(name, per_seed_hits) for name, per_seed_hits in outcomes.items()]
+    bootstrap = Bootstrap(2, resamples=20)
+    found = bootstrap.figures(folds)
+    for r in range(20):
+        values = []
+        for name, found_hits in outcomes.items():
+            size = len(found_hits[0]["i2t"])
+            drawn = np.repeat(np.arange(size), bootstrap.images(name, size)[r].astype(int))
+            assert len(drawn) == size
+            for key in ("i2t", "t2i"):
+                by_seed = []
+                for one in found_hits:
+                    queries = [q for image in drawn for q in np.flatnonzero(one[f"{key}_image"] == image)]
+                    by_seed.append(np.mean([float(one[key][q, 0]) for q in queries]))
+                values.append(by_seed)
+        expected = np.mean(values, axis=0) @ bootstrap._seeds[r]
+        assert found[r] == pytest.approx(expected, abs=1e-12)
+
+
+def test_per_seed_is_the_mean_of_both_directions_and_of_the_folds():
+    one, other = hits(1), hits(2)
+    found = per_seed([fold("a", [one]), fold("b", [other])])
+    expected = np.mean([h[key][:, 0].mean() for h in (one, other) for key in ("i2t", "t2i")])
+    assert found == pytest.approx([expected])
+    assert per_seed([fold("a", [one], k=10)], "t2i") == pytest.approx([one["t2i"][:, 2].mean()])
+
+
+def test_spread_of_a_single_seed_is_that_of_a_mean():
+    rng = np.random.default_rng(0)
+    values = rng.random((400, 1)) < 0.3
+    outcome = {"top": np.repeat(values, 3, axis=1).astype("float32"), "top_image": np.arange(400)}
+    drawn = Bootstrap(1, resamples=4000).figures([fold("test", [outcome])])
+    assert drawn.std() == pytest.approx(np.sqrt(values.var() / 400), rel=0.05)
+    assert drawn.mean() == pytest.approx(values.mean(), abs=0.002)
+
+
+def test_the_comparison_is_paired():
+    """Two methods that differ by a constant on every image differ by it in every resample, however they vary."""
+    worse = hits(5)
+    better = {key: value if key.endswith("_image") else value + 0.25 for key, value in worse.items()}
+    found = Bootstrap(1, resamples=200).difference([fold("a", [better])], [fold("a", [worse])])
+    assert found["difference"] == pytest.approx(25)
+    assert found["low"] == pytest.approx(25) == found["high"]
+    assert found["outside"]
+
+
+def test_zero_inside_is_said_to_be_inside():
+    assert not interval(0.1, np.linspace(-1, 1, 100))["outside"]
+    assert interval(-0.5, np.linspace(-1, -0.1, 100))["outside"]

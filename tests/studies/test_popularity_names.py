@@ -1,0 +1,72 @@
+"""Joining numbers to captions and images."""
+
+import json
+
+import pytest
+
+from nuclr.errors import UserError
+from nuclr.studies.popularity.names import read_names
+
+LINKS = [0, 0, 1]
+ENTRIES = [{"image": "a.jpg", "captions": ["a cat", "one cat"]}, {"image": "b.jpg", "captions": ["a dog"]}]
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "captions.jsonl"
+    path.write_text("\n".join(json.dumps(entry) for entry in ENTRIES) + "\n")
+    return path
+
+
+def test_caption_lists(tmp_path, jsonl):
+    (tmp_path / "captions.json").write_text(
+        json.dumps([{"image": i, "caption": c} for i, c in zip("aab", ["a cat", "one cat", "a dog"], strict=True)])
+    )
+    (tmp_path / "captions.txt").write_text("a cat\none cat\na dog\n")
+    for path, images in (
+        (jsonl, ["a.jpg", "b.jpg"]),
+        (tmp_path / "captions.json", ["a", "b"]),
+        (tmp_path / "captions.txt", []),
+    ):
+        names = read_names(path, None, 2, LINKS)
+        assert names.captions == ["a cat", "one cat", "a dog"]
+        assert names.images == images
+    assert names.of("y", 1) == {"caption": "one cat"}
+    assert names.of("x", 1) == {"caption": "a dog"}
+    assert read_names(jsonl, None, 2, LINKS).of("y", 2) == {"caption": "a dog", "image": "b.jpg"}
+    assert read_names(None, None, 2, LINKS).of("y", 2) == {}
+
+
+def test_images(tmp_path, jsonl):
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).touch()
+    assert read_names(jsonl, tmp_path, 2, LINKS).images == [str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg")]
+    (tmp_path / "files.txt").write_text("one.png\ntwo.png\n")
+    assert read_names(None, tmp_path / "files.txt", 2, LINKS).images == ["one.png", "two.png"]
+
+
+def test_refused(tmp_path, jsonl):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    text = tmp_path / "captions.txt"
+    text.write_text("a cat\none cat\na dog\n")
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"image": "a.jpg", "captions": ["a"]}\n{"image": \n')
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text('{"image": "a.jpg"}\n')
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for captions, images, links, message in (
+        (jsonl, None, [0, 0, 1, 1], "3 captions, but the embedding file has 4 y"),
+        (jsonl, None, [0, 1, 1], "caption 2 is of image b.jpg, but by y_to_x it belongs to x 1, which is a.jpg"),
+        (broken, None, LINKS, "line 2 is not JSON"),
+        (bare, None, LINKS, "line 1 has no caption"),
+        (binary, None, LINKS, "not UTF-8"),
+        (tmp_path / "none.txt", None, LINKS, "No such file"),
+        (tmp_path / "captions.doc", None, LINKS, "allowed: .jsonl, .json, .txt"),
+        (jsonl, empty, LINKS, "holds none of the images"),
+        (text, empty, LINKS, "a folder needs --captions"),
+        (None, text, LINKS, "3 image names, but the embedding file has 2 x"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_names(captions, images, 2, links)

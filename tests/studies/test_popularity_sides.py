@@ -1,0 +1,93 @@
+"""Both sides of an embedding file, against Sinkhorn's iteration written out over all pairs."""
+
+import numpy as np
+import pytest
+import torch
+
+from nuclr.data.formats.embeddings import Embeddings
+from nuclr.errors import UserError
+from nuclr.studies.popularity.sides import make_pairs, solve_sides
+
+TAU = 0.2
+
+
+@pytest.fixture
+def file() -> Embeddings:
+    """Seven x, of which x[3] has no y, and twelve y."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, 5, dtype=torch.float64, generator=generator) for n in (7, 12))
+    return Embeddings(x=x, y=y, y_to_x=torch.tensor([0, 0, 0, 0, 1, 1, 2, 4, 4, 5, 6, 6]))
+
+
+def sinkhorn(anchors, candidates, weight):
+    """zeta of the candidates; row i of both is pair i, which has weight[i]. Loops written from the fixed point."""
+    s = (anchors @ candidates.T / TAU).exp()
+    q = torch.ones(len(s), dtype=s.dtype)
+    for _ in range(2000):
+        z = s @ (weight / q)
+        q = s.T @ (weight / z)
+    zeta = TAU * q.log()
+    return zeta - (weight * zeta).sum() / weight.sum()
+
+
+def unit(rows):
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("weights", ["pairs", "x"])
+def test_sides_are_those_of_the_weighted_pairs(file, weights):
+    sides = solve_sides(make_pairs(file, weights, "none"), TAU, tolerance=1e-9, progress=False)
+    x, y = unit(file.x)[file.y_to_x], unit(file.y)
+    counts = file.y_to_x.bincount()
+    weight = torch.ones(12, dtype=torch.float64) if weights == "pairs" else 1 / counts[file.y_to_x].double()
+    weight = weight / weight.sum()
+
+    np.testing.assert_allclose(sides["y"].zeta, sinkhorn(x, y, weight), atol=1e-6)
+    of_pairs = sinkhorn(y, x, weight)
+    assert sides["x"].number.tolist() == [0, 1, 2, 4, 5, 6]
+    for row, number in enumerate(sides["x"].number):
+        for pair in (file.y_to_x == number).nonzero().flatten():
+            assert sides["x"].zeta[row] == pytest.approx(of_pairs[pair].item(), abs=1e-6)
+    for side in sides.values():
+        assert side.converged
+        assert np.average(side.popularity, weights=side.weight) == pytest.approx(1)
+        np.testing.assert_allclose(
+            np.log(side.popularity) * TAU, side.zeta - side.zeta[0] + np.log(side.popularity[0]) * TAU
+        )
+        assert sorted(side.rank) == list(range(1, len(side.rank) + 1))
+        assert side.zeta[side.order()].tolist() == sorted(side.zeta, reverse=True)
+        assert 1 < side.effective_number() < len(side.zeta)
+
+
+def test_effective_number_of_equals_is_their_number():
+    same = torch.eye(4, dtype=torch.float64)
+    sides = solve_sides(
+        make_pairs(Embeddings(same, same, torch.arange(4)), "pairs", "none"), TAU, tolerance=1e-9, progress=False
+    )
+    assert sides["y"].effective_number() == pytest.approx(4)
+
+
+def test_ridge_makes_a_common_space(file):
+    wide = Embeddings(torch.cat([file.x, file.x[:, :2]], dim=1), file.y, file.y_to_x)
+    with pytest.raises(UserError, match=r"(?s)x is 7 wide and y 5.*--align ridge") as refused:
+        make_pairs(wide, "pairs", "none")
+    assert len(str(refused.value).splitlines()) <= 2
+    pairs = make_pairs(wide, "pairs", "ridge")
+    assert pairs.x.shape == (6, 5)
+    assert pairs.alignment is not None
+    torch.testing.assert_close(pairs.x.norm(dim=1), torch.ones(6, dtype=torch.float64))
+
+
+def test_refused(file):
+    with pytest.raises(UserError, match="all pairs have one x, number 2"):
+        make_pairs(Embeddings(file.x, file.y, torch.full((12,), 2)), "pairs", "none")
+    with pytest.raises(UserError, match="y: row 4 is all zeros"):
+        y = file.y.clone()
+        y[4] = 0
+        make_pairs(Embeddings(file.x, y, file.y_to_x), "pairs", "none")
+    with pytest.raises(UserError, match="x: row 5 is all zeros"):  # its number in the file, though x[3] is left out
+        x = file.x.clone()
+        x[5] = 0
+        make_pairs(Embeddings(x, file.y, file.y_to_x), "pairs", "none")
+    with pytest.raises(UserError, match="--device nowhere"):
+        solve_sides(make_pairs(file, "pairs", "none"), TAU, device="nowhere")

@@ -1,0 +1,53 @@
+"""The toy problem's closed forms against quadrature and against each other."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nuclr.studies.toy import spaces
+
+ANCHORS = torch.tensor([[0.3, 0.4], [-0.8, 0.1], [0.0, 1.0], [0.6, 0.0], [-1e-12, 0.5]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("tau", [0.05, 0.2, 1.0])
+def test_partition_function_is_the_integral(tau):
+    nodes, measure = spaces.square_nodes(40)
+    integral = (measure * (ANCHORS @ nodes.T / tau).exp()).sum(dim=1)
+    torch.testing.assert_close(spaces.log_partition(ANCHORS, tau), integral.log())
+
+
+def test_anchors_are_uniform_on_the_upper_half_disc():
+    x = spaces.sample_x(20_000, torch.Generator().manual_seed(0))
+    assert x[:, 1].min() >= 0
+    assert x.norm(dim=1).max() <= 1
+    # E x_2 = 4/(3 pi), E |x|^2 = 1/2, and x_1 is symmetric.
+    for values, expected in ((x[:, 1], 4 / (3 * math.pi)), (x.square().sum(dim=1), 0.5), (x[:, 0], 0.0)):
+        assert abs(values.mean() - expected) < 4 * values.std() / math.sqrt(len(x))
+
+
+@pytest.mark.parametrize("tau", [0.2, 1.0])
+def test_samples_have_the_moments_of_the_density(tau):
+    nodes, measure = spaces.square_nodes(40)
+    y = spaces.sample_y(ANCHORS, tau, torch.Generator().manual_seed(1), m=20_000)
+    assert y.min() >= 0
+    assert y.max() <= 1
+    density = measure * spaces.log_density(ANCHORS, nodes, tau).exp()
+    torch.testing.assert_close(density.sum(dim=1), torch.ones(len(ANCHORS), dtype=torch.float64))
+    for power in (1, 2):
+        error = (y**power).mean(dim=1) - density @ nodes**power
+        assert (error.abs() < 4.5 * (y**power).std(dim=1) / math.sqrt(20_000)).all()
+
+
+@pytest.mark.parametrize("tau", [0.2, 1.0])
+def test_true_risk_agrees_with_quadrature(tau):
+    risk = spaces.true_risk(tau, 50_000, seed=2)
+    u, w = np.polynomial.legendre.leggauss(60)
+    radius, angle = np.meshgrid((u + 1) / 2, np.pi * (u + 1) / 2)
+    weight = np.outer(w, w) / 4 * 2 * radius  # of the uniform distribution, in polar coordinates
+    x = torch.from_numpy(np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(-1, 2))
+    a = x / tau
+    mean_y = 1 / (1 - torch.exp(-a)) - 1 / a
+    losses = tau * spaces.log_partition(x, tau) - (x * mean_y).sum(dim=1)
+    assert risk == pytest.approx((torch.from_numpy(weight.ravel()) * losses).sum().item(), abs=5e-5)
