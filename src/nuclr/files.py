@@ -1,13 +1,31 @@
-"""Reading a user's files, and a place for what is expensive to find out twice."""
+"""Read users' text files, write files atomically, and find a folder for caches."""
 
+import contextlib
+import json
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from nuclr.errors import UserError
 
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+
 
 def read_text(path: Path) -> str:
-    """All of a UTF-8 file, without its byte-order mark."""
+    """Return the content of a UTF-8 file, without a byte-order mark.
+
+    Args:
+        path: the file to read.
+
+    Returns:
+        The whole text.
+
+    Raises:
+        UserError: if the file cannot be read, or is not UTF-8.
+
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -16,20 +34,112 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def stamp_of(path: Path) -> list[int]:
-    """Size and time of a file, by which a change is noticed; JSON keeps it exactly."""
+@contextlib.contextmanager
+def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """Open a binary file that replaces `path` only after it has been written completely.
+
+    The block writes to a temporary file in the same folder, `.NAME.PID.tmp`, which is renamed to `path` when the block
+    ends. If the block or the rename fails, the temporary file is removed and whatever was at `path` stays as it was.
+
+    Args:
+        path: the file to create or replace. Its folder must exist.
+        sync: flush the content and the rename to disk, so that they survive a power failure. Use False only for caches
+            that can be computed again.
+
+    Yields:
+        The open temporary file.
+
+    Raises:
+        OSError: if the file cannot be written. The error names `path`, not the temporary file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with write_atomically(Path(folder, "data.bin")) as file:
+        ...         _ = file.write(b"abc")
+        ...     Path(folder, "data.bin").read_bytes()
+        b'abc'
+
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
+        raise
+    if sync:
+        _sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` as UTF-8, atomically (see `write_atomically`).
+
+    Args:
+        path: the file to create or replace.
+        text: its content.
+
+    Raises:
+        OSError: if the file cannot be written.
+
+    """
+    with write_atomically(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` to `path` as indented JSON, atomically (see `write_atomically`).
+
+    Args:
+        path: the file to create or replace.
+        content: dicts, lists, strings, numbers, booleans and None.
+
+    Raises:
+        OSError: if the file cannot be written.
+        ValueError: if `content` has a NaN or an infinity, which JSON does not allow. Nothing is written then.
+
+    """
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether `path` has the name of a temporary file of `write_atomically`.
+
+    Such a file remains if its process was killed while writing. It can be ignored, and removed if no process writes to
+    the folder.
+    """
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def file_stamp(path: Path) -> list[int]:
+    """Return the size and modification time of a file, to detect changes. JSON stores both exactly."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
 
 
-def cache_folder(beside: Path) -> Path | None:
-    """Where to keep what was computed from files in the folder `beside`; None where nothing can be written.
+def find_cache_folder(data_folder: Path) -> Path | None:
+    """Return a writable folder for caches of the files in `data_folder`, and create it if necessary.
 
-    $NUCLR_CACHE if set; else `.nuclr` beside the files; else, where their folder is read-only, `~/.cache/nuclr`.
+    The first of these that can be written: `$NUCLR_CACHE` if set, `.nuclr` in `data_folder`, `$XDG_CACHE_HOME/nuclr`
+    (by default `~/.cache/nuclr`).
+
+    Args:
+        data_folder: the folder that holds the data.
+
+    Returns:
+        The folder, or None if none of them can be written.
+
     """
-    wishes = [Path(os.environ["NUCLR_CACHE"])] if os.environ.get("NUCLR_CACHE") else []
+    preferred = [Path(os.environ["NUCLR_CACHE"])] if os.environ.get("NUCLR_CACHE") else []
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nuclr"
-    for folder in [*wishes, beside / ".nuclr", user]:
+    for folder in [*preferred, data_folder / ".nuclr", user]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -37,3 +147,13 @@ def cache_folder(beside: Path) -> Path | None:
         if os.access(folder, os.W_OK):
             return folder
     return None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the rename itself to disk. Some file systems cannot do this; the error is ignored."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

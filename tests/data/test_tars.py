@@ -119,7 +119,7 @@ def test_index_goes_elsewhere_where_the_folder_is_read_only(tmp_path, monkeypatc
 
 
 def test_without_any_place_for_the_index(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars_module, "cache_folder", lambda beside: None)
+    monkeypatch.setattr(tars_module, "find_cache_folder", lambda beside: None)
     assert captions(open_pairs(three_tars(tmp_path / "t"))) == ALL
 
 

@@ -23,7 +23,7 @@ from nuclr import distributed
 from nuclr.data.modalities.image import check_image
 from nuclr.data.pairs import BadSample, Checkable, Pairs
 from nuclr.errors import UserError
-from nuclr.files import cache_folder
+from nuclr.files import find_cache_folder
 
 _CHUNK = 256
 
@@ -116,7 +116,7 @@ def _too_many(pairs: Pairs, bad: dict[int, str], total: int, share: float) -> st
 
 
 def _cache_path(pairs: Checkable, numbers: np.ndarray) -> Path | None:
-    folder = cache_folder(pairs.folder)
+    folder = find_cache_folder(pairs.folder)
     key = hashlib.sha256(f"{pairs.fingerprint} {pairs.stamp()} ".encode() + numbers.astype(np.int64).tobytes())
     return folder / f"checked-{key.hexdigest()[:24]}.json" if folder else None
 

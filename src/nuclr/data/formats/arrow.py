@@ -20,7 +20,7 @@ from nuclr.data.modalities.image import open_image, read_file
 from nuclr.data.pairs import BadSample
 from nuclr.data.texts import Texts, clean, digest, number_distinct
 from nuclr.errors import UserError
-from nuclr.files import stamp_of
+from nuclr.files import file_stamp
 
 _END = 64  # bytes at the end of an image, where compressed pictures of one length differ
 
@@ -75,7 +75,7 @@ class ArrowPairs:
 
     def stamp(self) -> str:
         """Changes when the size or the time of a file of the table does."""
-        return hashlib.sha256(json.dumps([stamp_of(file) for file in self._files]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([file_stamp(file) for file in self._files]).encode()).hexdigest()
 
 
 def _image_keys(images: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 from nuclr.data.formats.arrow import ArrowPairs, choose_columns, first_line, holds_names, load_pyarrow, open_arrow
 from nuclr.data.formats.listed import ListedPairs
 from nuclr.errors import UserError
-from nuclr.files import cache_folder, stamp_of
+from nuclr.files import file_stamp, find_cache_folder
 
 
 def open_parquet(
@@ -49,10 +49,10 @@ def _mapped(file: Path, names: list[str]) -> Any:
     """A memory-mapped copy of a Parquet file's columns, made on first use and again when the file changes."""
     pyarrow = load_pyarrow(file)
     source = pyarrow.parquet.ParquetFile(file)
-    folder = cache_folder(file.parent)
+    folder = find_cache_folder(file.parent)
     if folder is None:
         return source.read(columns=names)
-    key = json.dumps([str(file.absolute()), stamp_of(file), names])
+    key = json.dumps([str(file.absolute()), file_stamp(file), names])
     copy = folder / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.arrow"
     if not copy.is_file():
         temporary = copy.with_suffix(f".{os.getpid()}.tmp")

@@ -26,7 +26,7 @@ from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import BadSample
 from nuclr.data.texts import digest, number_distinct
 from nuclr.errors import UserError
-from nuclr.files import cache_folder, stamp_of
+from nuclr.files import file_stamp, find_cache_folder
 
 _VERSION = 1
 _OPEN_FILES = 512  # below the usual limit of 1024; the tars beyond are opened for each read
@@ -80,7 +80,7 @@ class TarPairs:
 
     def stamp(self) -> str:
         """Changes when the size or the time of a tar does."""
-        return hashlib.sha256(json.dumps([stamp_of(tar) for tar in self._tars]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([file_stamp(tar) for tar in self._tars]).encode()).hexdigest()
 
     def _tar(self, number: int) -> int:
         if not 0 <= number < len(self):
@@ -107,9 +107,9 @@ class TarPairs:
 
 def open_tars(tars: Sequence[Path], image_key: str | None = None, caption_key: str | None = None) -> TarPairs:
     """Index the tars, or take the index from the cache."""
-    folder = cache_folder(tars[0].parent)
+    folder = find_cache_folder(tars[0].parent)
     stem = f"tars-{_hash([_VERSION, [str(tar.absolute()) for tar in tars], image_key, caption_key])}"
-    stamps = [stamp_of(tar) for tar in tars]
+    stamps = [file_stamp(tar) for tar in tars]
     target = folder / f"{stem}-{_hash(stamps)}.json" if folder else None
     rows, meta = (_load(target) if target else None) or _index(tars, stamps, image_key, caption_key, target)
     return TarPairs(tars, rows, meta, caption_key)

@@ -1,0 +1,116 @@
+import errno
+import os
+
+import pytest
+
+from nuclr.errors import UserError
+from nuclr.files import find_cache_folder, is_temporary, read_text, write_atomically, write_json, write_text
+
+
+def test_write_atomically_replaces_the_file(tmp_path):
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"old")
+    with write_atomically(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old", "the target must not change before the block has ended"
+        [temporary] = [other for other in tmp_path.iterdir() if other != path]
+        assert temporary.name == f".data.bin.{os.getpid()}.tmp"
+        assert is_temporary(temporary)
+        assert not is_temporary(path)
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")])
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path, error):
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(type(error)), write_atomically(path) as file:
+        file.write(b"half")
+        raise error
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_names_the_target_and_not_the_temporary_file(tmp_path):
+    for path in (tmp_path / "missing" / "data.bin", tmp_path):
+        with pytest.raises(OSError) as caught, write_atomically(path) as file:
+            file.write(b"x")
+        assert caught.value.filename == str(path)
+    with pytest.raises(OSError, match=r"No space left.*full\.bin"), write_atomically(tmp_path / "full.bin"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_failing_to_remove_the_temporary_file_does_not_hide_the_error(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)
+    with pytest.raises(RuntimeError, match="the real error"), write_atomically(tmp_path / "data.bin"):
+        raise RuntimeError("the real error")
+
+
+def test_the_content_is_synced_before_the_rename(tmp_path, monkeypatch):
+    path, synced = tmp_path / "data.bin", []
+    fsync = os.fsync
+
+    def record(descriptor):
+        synced.append(path.exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    with write_atomically(path) as file:
+        file.write(b"x")
+    assert synced == [False, True], "first the content, then the folder with the new name"
+    with write_atomically(path, sync=False) as file:
+        file.write(b"y")
+    assert len(synced) == 2
+    assert path.read_bytes() == b"y"
+
+
+def test_a_file_system_that_cannot_sync_folders_is_accepted(tmp_path, monkeypatch):
+    fsync, calls = os.fsync, []
+
+    def only_files(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    write_text(tmp_path / "a.txt", "é")
+    assert len(calls) == 2
+    assert (tmp_path / "a.txt").read_bytes() == "é".encode()
+
+
+def test_write_json_refuses_nan_and_keeps_the_old_file(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"name": "ü", "value": 1.5})
+    before = path.read_text(encoding="utf-8")
+    assert before == '{\n "name": "ü",\n "value": 1.5\n}\n'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"value": float("nan")})
+    assert path.read_text(encoding="utf-8") == before
+
+
+def test_read_text_drops_the_byte_order_mark_and_refuses_other_encodings(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfabc")
+    assert read_text(path) == "abc"
+    path.write_bytes(b"ab\xff")
+    with pytest.raises(UserError, match=r"not UTF-8 text \(byte 2\)"):
+        read_text(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_text(tmp_path / "missing.txt")
+
+
+def test_the_cache_folder_is_the_first_that_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.delenv("NUCLR_CACHE", raising=False)
+    assert find_cache_folder(tmp_path) == tmp_path / ".nuclr"
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file, so no folder can be made in it")
+    assert find_cache_folder(blocked) == tmp_path / "user" / "nuclr"
+    monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "chosen"))
+    assert find_cache_folder(tmp_path) == tmp_path / "chosen"
