@@ -1,0 +1,283 @@
+"""The registry: one record per objective, from which everything else that lists objectives is derived.
+
+To add an objective, write its class in one file and add one `register` call: at the end of this module, or in a file
+of your own that the setting `plugins` names. The command line's settings, error messages, the comparison's grids and
+ablations, and the colors of figures and pages are taken from the record and from the constructor's signature.
+"""
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nuclr.objectives.base import Objective
+from nuclr.objectives.clip import CLIP
+from nuclr.objectives.cyclip import CyCLIP
+from nuclr.objectives.dcl import DCL
+from nuclr.objectives.isogclr import ISogCLR
+from nuclr.objectives.nuclr import NUCLR
+from nuclr.objectives.siglip import SigLIP
+from nuclr.objectives.sogclr import SogCLR
+
+LR_FACTOR = "lr_factor"
+SAMPLES = "num_samples"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the program knows about one objective.
+
+    Args:
+        cls: the class; its constructor's arguments are the objective's options.
+        label: the name that tables, figures and pages show.
+        color: its color in figures and pages, "#rrggbb".
+        tune: the option that a comparison tunes next to the temperature, and the values it tries. "lr_factor" stands
+            for a factor on the learning rate, `optimizer.lr`.
+        compare_to: names of objectives that it is compared with in addition to the baseline.
+        ablations: label of an ablation -> the settings it changes, such as {"objective.zeta_lr": 0.0}.
+        softmax_negatives: whether the negatives of an anchor are weighted by a softmax over their scores.
+
+    """
+
+    cls: type[Objective]
+    label: str
+    color: str
+    tune: tuple[str, tuple[Any, ...]]
+    compare_to: tuple[str, ...] = ()
+    ablations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    softmax_negatives: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The constructor's arguments with their defaults, without `num_samples`."""
+        parameters = inspect.signature(self.cls).parameters
+        return {name: parameter.default for name, parameter in parameters.items() if name != SAMPLES}
+
+    @property
+    def needs_num_samples(self) -> bool:
+        """Whether the objective keeps state per pair and must know the number of pairs."""
+        return SAMPLES in inspect.signature(self.cls).parameters
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(
+    name: str,
+    cls: type[Objective],
+    *,
+    label: str,
+    color: str,
+    tune: tuple[str, Iterable[Any]],
+    compare_to: Iterable[str] = (),
+    ablations: Mapping[str, Mapping[str, Any]] | None = None,
+    softmax_negatives: bool = True,
+) -> Entry:
+    """Add an objective to the registry.
+
+    Args:
+        name: the name in settings and in `build`: lower-case letters, digits, "_" and "-".
+        cls: a subclass of `Objective`. Every argument of its constructor but `num_samples` needs a default.
+        label: see `Entry`, as for the arguments below.
+        color: "#rrggbb".
+        tune: an option and the values to try.
+        compare_to: names of other objectives.
+        ablations: label -> changed settings.
+        softmax_negatives: False if negatives are not weighted by a softmax.
+
+    Returns:
+        The new record. Registering the same class again replaces its record.
+
+    Raises:
+        TypeError: if `cls` is not a subclass of `Objective`.
+        ValueError: if the name belongs to another class, or an argument is not as described.
+
+    Example:
+        >>> from nuclr.objectives import CLIP, build, register
+        >>> class SharpCLIP(CLIP):
+        ...     def __init__(self, temperature: float = 0.01) -> None:
+        ...         super().__init__(temperature)
+        >>> entry = register("sharp", SharpCLIP, label="Sharp CLIP", color="#009E73", tune=("lr_factor", (1.0, 3.0)))
+        >>> build("sharp").temperature
+        0.01
+        >>> unregister("sharp")
+
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+        raise ValueError(f"name must be lower-case letters, digits, '_' and '-', but is {name!r}")
+    if not (isinstance(cls, type) and issubclass(cls, Objective)):
+        raise TypeError(f"cls must be a subclass of nuclr.objectives.Objective, but is {cls!r}")
+    if not re.fullmatch(r"#[0-9A-Fa-f]{6}", color):
+        raise ValueError(f"color must be '#rrggbb', but is {color!r}")
+    known = _ENTRIES.get(name)
+    if known is not None and not _same_class(known.cls, cls):
+        raise ValueError(f"name {name!r} is already registered for {_path(known.cls)}, so {_path(cls)} needs another")
+    key, values = tune
+    changes = {label: dict(changed) for label, changed in (ablations or {}).items()}
+    added = Entry(cls, label, color, (key, tuple(values)), tuple(compare_to), changes, softmax_negatives)
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.name != SAMPLES and parameter.default is parameter.empty:
+            raise ValueError(f"{_path(cls)}: the argument {parameter.name!r} needs a default, as an option of settings")
+    keys = [changed for ablation in changes.values() for changed in ablation if changed.startswith("objective.")]
+    for option in (key, *(changed.removeprefix("objective.") for changed in keys)):
+        if option not in added.options and option != LR_FACTOR:
+            raise ValueError(f"{_path(cls)} has no option {option!r}; {_allowed(option, added.options)}")
+    _ENTRIES[name] = added
+    return added
+
+
+def unregister(name: str) -> None:
+    """Remove an objective from the registry, as tests of plugins do.
+
+    Args:
+        name: a registered name.
+
+    Raises:
+        ValueError: if the name is not registered.
+
+    """
+    entry(name)
+    del _ENTRIES[name]
+
+
+def entry(name: str) -> Entry:
+    """Return the record of an objective.
+
+    Args:
+        name: a registered name.
+
+    Returns:
+        Its record.
+
+    Raises:
+        ValueError: if the name is not registered; the message suggests the nearest name.
+
+    Example:
+        >>> entry("isogclr").label
+        'iSogCLR'
+
+    """
+    if name not in _ENTRIES:
+        listed = f"name must be one of {', '.join(_ENTRIES)}, but is {name!r}"
+        raise ValueError(listed + _suggestion(name, _ENTRIES))
+    return _ENTRIES[name]
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all objectives, in the order of tables.
+
+    Returns:
+        The names: those of this package, then those of plugins.
+
+    Example:
+        >>> names()[:3]
+        ('clip', 'siglip', 'dcl')
+
+    """
+    return tuple(_ENTRIES)
+
+
+def options(name: str) -> dict[str, Any]:
+    """Return the options of an objective: its constructor's arguments without `num_samples`.
+
+    Args:
+        name: a registered name.
+
+    Returns:
+        Option -> default.
+
+    Raises:
+        ValueError: if the name is not registered.
+
+    Example:
+        >>> options("clip")["temperature"]
+        0.05
+
+    """
+    return entry(name).options
+
+
+def build(name: str, *, num_samples: int | None = None, **options: Any) -> Objective:
+    """Build an objective by its name.
+
+    Args:
+        name: a registered name: "clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr" or a plugin's.
+        num_samples: the number of pairs of the data set. Objectives with state need it, the others ignore it.
+        **options: arguments of the constructor, such as `temperature`.
+
+    Returns:
+        The objective, in training mode.
+
+    Raises:
+        ValueError: if the name or an option is unknown, or a value is out of range.
+
+    Example:
+        >>> import torch
+        >>> from torch.nn.functional import normalize
+        >>> objective = build("nuclr", num_samples=100, temperature=0.05)
+        >>> x, y = (normalize(torch.eye(4, 3) + 1, dim=1).requires_grad_() for _ in range(2))
+        >>> out = objective(x, y, index=[7, 0, 99, 3])
+        >>> out.loss.backward()
+
+    """
+    record = entry(name)
+    for option in options:
+        if option not in record.options:
+            raise ValueError(f"{name} has no option {option!r}; {_allowed(option, record.options)}")
+    make: Callable[..., Objective] = record.cls
+    if not record.needs_num_samples:
+        return make(**options)
+    if num_samples is None:
+        raise ValueError(f"{name} keeps state per pair and needs the number of pairs: build({name!r}, num_samples=...)")
+    return make(num_samples=num_samples, **options)
+
+
+def _same_class(one: type, other: type) -> bool:
+    """Whether two classes are one, or one whose file was imported a second time."""
+    return one is other or _path(one) == _path(other)
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _allowed(option: str, allowed: Iterable[str]) -> str:
+    return f"its options are {', '.join(allowed)}{_suggestion(option, allowed)}"
+
+
+def _suggestion(word: str, allowed: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(word, list(allowed), n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+# Colors are Okabe and Ito's, which color-blind readers can distinguish, and two greys.
+register("clip", CLIP, label="CLIP", color="#222222", tune=("learn_temperature", (False, True)))
+register("siglip", SigLIP, label="SigLIP", color="#8A8A8A", tune=("bias", (-10.0, -5.0)), softmax_negatives=False)
+register("dcl", DCL, label="DCL", color="#E69F00", tune=("tau_plus", (0.01, 0.1)))
+register("cyclip", CyCLIP, label="CyCLIP", color="#CC79A7", tune=("within", (0.25, 0.05)))
+register("sogclr", SogCLR, label="SogCLR", color="#D55E00", tune=(LR_FACTOR, (1.0, 3.0)))
+register("isogclr", ISogCLR, label="iSogCLR", color="#009E73", tune=("rho", (8.0, 6.0)))
+register(
+    "nuclr",
+    NUCLR,
+    label="NUCLR",
+    color="#0072B2",
+    tune=("zeta_lr", (1e-2, 3e-2)),
+    compare_to=("sogclr",),
+    # The paper's ablations, which each remove one part of NUCLR, then ours.
+    ablations={
+        "zeta fixed": {"objective.zeta_lr": 0.0},
+        "no xi (zeta in its place)": {"objective.use_xi": False},
+        "no freezing": {"schedule.zeta_frozen_epochs": 0},
+        "zeta_init 0": {"objective.zeta_init": 0.0},
+        "zeta_init -0.05": {"objective.zeta_init": -0.05},
+        "xi_rule norm": {"objective.xi_rule": "norm"},
+        "xi_rule max": {"objective.xi_rule": "max"},
+        "estimator unbiased": {"objective.zeta_estimator": "unbiased"},
+        "estimator paper": {"objective.zeta_estimator": "paper"},
+        "gamma 0.3": {"objective.gamma": 0.3},
+        "gamma 0.8": {"objective.gamma": 0.8},
+    },
+)
