@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.objectives.kernels import LOG2_E
 from nuclr.popularity.problem import Problem
 
 CPU_BLOCK, GPU_BLOCK = (256, 8192), (4096, 32768)  # rows and columns that stay in a CPU's cache, or fill a GPU
 LEAST_HEIGHT = 16
+LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
