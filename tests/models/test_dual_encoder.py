@@ -13,7 +13,7 @@ from .conftest import CAPTIONS
 
 @pytest.fixture
 def model():
-    return build_model(captions=CAPTIONS)
+    return build_model(texts=CAPTIONS)
 
 
 def test_encoding_leaves_the_model_as_it_was(model, pictures):
@@ -28,7 +28,7 @@ def test_encoding_leaves_the_model_as_it_was(model, pictures):
 
 
 def test_encoding_uses_eval_mode(image_folder, pictures):
-    model = build_model(image_folder, captions=CAPTIONS)  # with batch norm
+    model = build_model(image_folder, texts=CAPTIONS)  # with batch norm
     torch.testing.assert_close(model.encode_images(pictures), model.encode_images(pictures[:2] + pictures[2:]))
     torch.testing.assert_close(model.encode_images(pictures)[:1], model.encode_images(pictures[:1]))
 
@@ -62,7 +62,7 @@ def test_nothing_to_encode(model):
 
 class TestVectors:
     def test_fitted_inputs_have_zero_mean_and_unit_variance(self):
-        model = build_model("vectors", "vectors", image_width=5, text_width=7)
+        model = build_model("vectors", "vectors", x_width=5, y_width=7)
         scales = torch.tensor([1e-3, 1.0, 7.0, 0.0, 2.0])
         x = torch.randn(1000, 5) * scales + torch.tensor([1.0, 0, -3, 2, 1e4])
         before = x.clone()
@@ -76,7 +76,7 @@ class TestVectors:
         assert model.y.tower.std == 1
 
     def test_batches_or_whole(self):
-        model = build_model("vectors", "vectors", image_width=5, text_width=5)
+        model = build_model("vectors", "vectors", x_width=5, y_width=5)
         x = torch.randn(1000, 5) + 3
         model.fit_vectors(x, (part for part in x.split(77)))
         torch.testing.assert_close(model.x.tower.mean, model.y.tower.mean)
@@ -86,7 +86,7 @@ class TestVectors:
     def test_only_vectors_are_fitted(self, model):
         with pytest.raises(UserError, match="takes no vectors"):
             model.fit_vectors(x=torch.randn(4, 5))
-        vectors = build_model("vectors", captions=CAPTIONS, image_width=5)
+        vectors = build_model("vectors", texts=CAPTIONS, x_width=5)
         with pytest.raises(UserError, match="two vectors"):
             vectors.fit_vectors(x=torch.randn(1, 5))
         with pytest.raises(UserError, match="all are the same"):

@@ -38,7 +38,7 @@ def check_round_trip(model, images, texts, folder, **modules):
 
 @pytest.mark.parametrize("image", ["tiny_resnet", "tiny_vit"])
 def test_presets(image, pictures, tmp_path):
-    model = build_model(image, captions=CAPTIONS, image_head="mlp", image_frozen=True, image_size=40)
+    model = build_model(image, texts=CAPTIONS, x_head="mlp", x_frozen=True, image_size=40)
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path)
     assert again.images == model.images
     assert again.x.frozen
@@ -60,7 +60,7 @@ def test_folders(image_folder, text_folder, pictures, tmp_path):
 
 def test_clip_and_siglip(joint, pictures, tmp_path):
     folder, original = joint
-    model = build_model(pretrained=folder, text_frozen=True)
+    model = build_model(pretrained=folder, y_frozen=True)
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
     assert again.images == model.images
     assert again.y.frozen
@@ -77,7 +77,7 @@ def test_clip_and_siglip(joint, pictures, tmp_path):
 
 
 def test_vectors(tmp_path):
-    model = build_model("vectors", "vectors", image_width=5, text_width=7, width=4, text_head="mlp")
+    model = build_model("vectors", "vectors", x_width=5, y_width=7, width=4, y_head="mlp")
     x, y = torch.randn(50, 5) * 3 + 1, torch.randn(50, 7)
     model.fit_vectors(x, y)
     again = check_round_trip(model, x, y, tmp_path)
@@ -85,13 +85,13 @@ def test_vectors(tmp_path):
 
 
 def test_no_heads(text_folder, pictures, tmp_path):
-    model = build_model("tiny_resnet", text_folder, width=24, text_head="none")
+    model = build_model("tiny_resnet", text_folder, width=24, y_head="none")
     check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
 
 
 def test_two_views(pictures, tmp_path):
     """Both sides take pictures: neither tower overwrites the other."""
-    first, second = (build_model(captions=CAPTIONS) for _ in range(2))
+    first, second = (build_model(texts=CAPTIONS) for _ in range(2))
     model = stirred(DualEncoder(first.x, second.x, images=first.images))
     model.save_pretrained(tmp_path)
     again = DualEncoder.from_pretrained(tmp_path)
@@ -118,7 +118,7 @@ def test_refusals(tmp_path, joint):
     with pytest.raises(UserError, match="build_model"):
         DualEncoder.from_pretrained(joint[0])
     folder = tmp_path / "model"
-    build_model(captions=CAPTIONS).save_pretrained(folder)
+    build_model(texts=CAPTIONS).save_pretrained(folder)
 
     weights = load_file(folder / "model.safetensors")
     save_file({"x.head.0.weight": weights["x.head.0.weight"]}, folder / "model.safetensors")
@@ -134,4 +134,4 @@ def test_refusals(tmp_path, joint):
         DualEncoder.from_pretrained(folder)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        build_model(captions=CAPTIONS).save_pretrained(tmp_path / "file")
+        build_model(texts=CAPTIONS).save_pretrained(tmp_path / "file")

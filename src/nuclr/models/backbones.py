@@ -48,7 +48,7 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
 
     facts = read_json(folder / "config.json")
     if "nuclr" in facts:
-        raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; give it as pretrained={folder}")
+        raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; set model.pretrained={folder}")
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True)

@@ -21,9 +21,11 @@ class Head(nn.Sequential):
 
 
 def make_head(kind: str, in_width: int, width: int, key: str) -> Head:
-    """A head, checked; `key` names the side in messages."""
+    """Make a head after checking `kind`; `key` is the settings key in messages."""
     if kind not in HEADS:
-        raise UserError(f"{key}_head: {kind!r}; allowed: {', '.join(HEADS)}")
+        raise UserError(f"{key}: {kind!r} is not allowed; allowed: {', '.join(HEADS)}")
     if kind == "none" and in_width != width:
-        raise UserError(f"{key}_head: 'none' keeps the tower's {in_width} features, but width is {width}; use 'linear'")
+        raise UserError(
+            f"{key}: 'none' keeps the tower's {in_width} features, but model.width is {width}; use 'linear'"
+        )
     return Head(kind, in_width, width)

@@ -44,7 +44,7 @@ class Tokenizer:
         return {name: torch.tensor(encoded[name]) for name in names}
 
 
-def train_tokenizer(captions: Iterable[str], vocabulary: int = 4096) -> "PreTrainedTokenizerBase":
+def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrainedTokenizerBase":
     """A lower-casing tokenizer of at most `vocabulary` tokens: "[CLS] text [SEP]".
 
     Byte-level BPE: no text is unknown to it, and the same captions give the same tokens in every process, which the
@@ -65,7 +65,7 @@ def train_tokenizer(captions: Iterable[str], vocabulary: int = 4096) -> "PreTrai
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(captions, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     ends = [(token, tokenizer.token_to_id(token)) for token in (FIRST, LAST)]
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{FIRST} $A {LAST}", special_tokens=ends)
     return PreTrainedTokenizerFast(
@@ -78,13 +78,13 @@ def train_tokenizer(captions: Iterable[str], vocabulary: int = 4096) -> "PreTrai
     )
 
 
-def load_tokenizer(source: str | os.PathLike[str], key: str) -> "PreTrainedTokenizerBase":
+def load_tokenizer(source: str | os.PathLike[str], key: str, hub: bool = False) -> "PreTrainedTokenizerBase":
     """The tokenizer of a folder or hub name; `key` names the argument in messages."""
     from transformers import AutoTokenizer
 
     folder = Path(source)
     if not any((folder / name).is_file() for name in FILES):
-        if key == "tokenizer" and not folder.is_dir():
+        if hub and not folder.is_dir():
             folder = locate(source, key)
         else:
             raise UserError(
@@ -104,11 +104,11 @@ def tokenizer_for(
     """How a text tower was trained to be fed: CLIP and SigLIP to their full length, SigLIP padded to it."""
     longest = getattr(config, "max_position_embeddings", None) or MAX_LENGTH
     if max_length is not None and max_length > longest:
-        raise UserError(f"max_length: {max_length}; this text tower takes at most {longest} tokens")
+        raise UserError(f"model.y.max_length: {max_length}; this text tower takes at most {longest} tokens")
     known = getattr(config, "vocab_size", 0)
     if len(tokenizer) > known:
         raise UserError(
-            f"tokenizer: has {len(tokenizer)} tokens, but the text tower ({config.model_type}) knows {known}"
+            f"model.y.tokenizer: has {len(tokenizer)} tokens, but the text tower ({config.model_type}) knows {known}"
         )
     joint = config.model_type in OWN_TEXT_POOLING
     padding: Padding = "max_length" if config.model_type == "siglip_text_model" else "longest"

@@ -61,17 +61,17 @@ def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
     pairs, numbers = source.pairs, source.numbers
     options: dict[str, Any] = {
         "width": model.width,
-        "image_head": model.image_head,
-        "text_head": model.text_head,
-        "image_frozen": model.image_frozen,
-        "text_frozen": model.text_frozen,
+        "x_head": model.image_head,
+        "y_head": model.text_head,
+        "x_frozen": model.image_frozen,
+        "y_frozen": model.text_frozen,
         "image_size": model.image_size,
         "max_length": model.max_length,
         "tokenizer": model.tokenizer,
     }
     torch.manual_seed(seed)
     if model.pretrained is not None:
-        built = build_model(pretrained=model.pretrained, **_given(options, "tokenizer", "image_head", "text_head"))
+        built = build_model(pretrained=model.pretrained, **_given(options, "tokenizer", "x_head", "y_head"))
         _check_kinds(pairs, built)
         return built
     first = int(numbers[0])
@@ -79,11 +79,11 @@ def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
     text = _tower("text", model.text, pairs.y_kind, "tiny_text")
     widths: dict[str, Any] = {}
     if image == "vectors":
-        widths["image_width"] = len(np.asarray(pairs.x(first)))
+        widths["x_width"] = len(np.asarray(pairs.x(first)))
     if text == "vectors":
-        widths["text_width"] = len(np.asarray(pairs.y(first)))
+        widths["y_width"] = len(np.asarray(pairs.y(first)))
     if text in TEXT_PRESETS and model.tokenizer is None:
-        widths["captions"] = (str(pairs.y(int(number))) for number in islice(numbers, TOKENISER_CAPTIONS))
+        widths["texts"] = (str(pairs.y(int(number))) for number in islice(numbers, TOKENISER_CAPTIONS))
     built = build_model(image, text, **options, **widths)
     if model.standardize and isinstance(pairs, VectorPairs):
         built.fit_vectors(_vectors(pairs, numbers, 0), _vectors(pairs, numbers, 1))
