@@ -26,7 +26,7 @@ def test_an_epoch_is_a_permutation_of_its_own():
 
 
 def test_one_caption_an_image():
-    orders = [epoch_order(PAIRS, 0, epoch, one_caption_per_x=True) for epoch in range(200)]
+    orders = [epoch_order(PAIRS, 0, epoch, one_pair_per_x=True) for epoch in range(200)]
     for order in orders:
         assert sorted(PAIRS.x_id[order]) == list(range(21))
     counts = np.bincount(np.concatenate(orders), minlength=105)
@@ -37,7 +37,7 @@ def test_one_caption_an_image():
 
 def test_one_caption_of_those_that_are_usable():
     numbers = np.setdiff1d(np.arange(105), [0, 1, 2, 3, 5, 6, 7, 8, 9])
-    order = epoch_order(PAIRS, 0, 3, one_caption_per_x=True, numbers=numbers)
+    order = epoch_order(PAIRS, 0, 3, one_pair_per_x=True, numbers=numbers)
     assert len(order) == 20 and 4 in order and set(order) <= set(numbers)
 
 

@@ -54,7 +54,7 @@ def test_named_keys(tmp_path):
     path = make.write_lines(
         tmp_path / "l.jsonl", {"image": "b.png", "photo": "a.jpg", "caption": "one", "alt": ["two", "three"]}
     )
-    pairs = open_pairs(path, image_key="photo", caption_key="alt")
+    pairs = open_pairs(path, x_key="photo", y_key="alt")
     assert captions(pairs) == ["two", "three"] and pairs.name(0) == "a.jpg"
 
 
@@ -96,8 +96,8 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path):
     ("name", "text", "message"),
     [
         ("l.csv", "a.jpg,one\nb.png,two\n", r"line 1 names an image \(a\.jpg\); put a header such as filepath,title"),
-        ("l.csv", "file,words\na.jpg,one\n", r"no column for the image among 'file', 'words'; name it with image_key"),
-        ("l.csv", "image,words\na.jpg,one\n", r"no column for the caption among 'image', 'words'; name it with cap"),
+        ("l.csv", "file,words\na.jpg,one\n", r"no column for the image among 'file', 'words'; name it with data.x.key"),
+        ("l.csv", "image,words\na.jpg,one\n", r"no column for the caption among 'image', 'words'; name it with data.y"),
         ("l.csv", "image caption\na.jpg one\n", r"no column for the image among 'image caption'"),
         ("l.csv", "image,caption\n", "holds no pairs"),
         ("l.csv", "\n\n", "empty; needs a header"),
@@ -131,9 +131,9 @@ def test_mistakes(tmp_path, name, text, message):
 def test_wrong_column_names_the_nearest(tmp_path):
     path = make.table(tmp_path)
     with pytest.raises(
-        UserError, match=r"no column 'tittle' \(caption_key\); found: 'filepath', 'title'; nearest: 'title'"
+        UserError, match=r"no column 'tittle' \(data.y.key\); found: 'filepath', 'title'; nearest: 'title'"
     ):
-        open_pairs(path, caption_key="tittle")
+        open_pairs(path, y_key="tittle")
 
 
 def test_missing_path_names_the_nearest(tmp_path):

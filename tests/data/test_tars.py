@@ -91,7 +91,7 @@ def test_members_in_folders_with_long_names_and_others_between(tmp_path):
 def test_captions_from_a_key_of_the_json(tmp_path):
     members = make.sample("1", 1) | {"1.json": json.dumps({"alt": "other", "caption": "c"}).encode()}
     path = make.write_tar(tmp_path / "t.tar", members)
-    assert captions(open_pairs(path, caption_key="alt")) == ["other"]
+    assert captions(open_pairs(path, y_key="alt")) == ["other"]
     assert captions(open_pairs(path)) == ["a caption"]
 
 

@@ -6,13 +6,12 @@ A newcomer's way through: `pairs` (what every source looks like), one file a for
 """
 
 from nuclr.data.epochs import all_batches, batches, epoch_order, steps_per_epoch
-from nuclr.data.keep import read_keep
 from nuclr.data.labeled import open_labeled
 from nuclr.data.loader import Batch, Loader
 from nuclr.data.modalities.augment import Augment, normalize
 from nuclr.data.open import open_pairs
 from nuclr.data.pairs import BadSample, Pairs
-from nuclr.data.selection import check_samples, usable, write_bad_samples
+from nuclr.data.selection import check_samples, read_keep, usable, write_bad_samples
 
 __all__ = [
     "Augment",

@@ -15,19 +15,19 @@ from nuclr.errors import UserError
 
 
 def epoch_order(
-    pairs: Pairs, seed: int, epoch: int, one_caption_per_x: bool = False, numbers: np.ndarray | None = None
+    pairs: Pairs, seed: int, epoch: int, one_pair_per_x: bool = False, numbers: np.ndarray | None = None
 ) -> np.ndarray:
     """Numbers of the pairs of this epoch in its order, each at most once, int64.
 
     `numbers` are the usable pairs (see `check.usable`), by default all. Leaving some out does not change the order of
-    the others. With `one_caption_per_x` every image comes once, with a caption of its own drawn anew each epoch.
+    the others. With `one_pair_per_x` every image comes once, with a caption of its own drawn anew each epoch.
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(pairs))
     if numbers is not None:
         wanted = np.zeros(len(pairs), bool)
         wanted[numbers] = True
         order = order[wanted[order]]
-    if one_caption_per_x:
+    if one_pair_per_x:
         _, first = np.unique(pairs.x_id[order], return_index=True)
         order = order[np.sort(first)]
     return order

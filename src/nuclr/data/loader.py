@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nuclr.data.formats.vectors import VectorPairs
+from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.data.modalities.image import Fit, fit_image
 from nuclr.data.pairs import BadSample, Pairs
 from nuclr.errors import UserError

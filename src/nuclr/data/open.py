@@ -17,14 +17,12 @@ from pathlib import Path
 
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.data.formats import embeddings
-from nuclr.data.formats.arrow import ArrowPairs
+from nuclr.data.formats.arrow import ArrowPairs, is_hf, open_hf, open_parquet
 from nuclr.data.formats.caption_list import open_caption_list
-from nuclr.data.formats.hf import is_hf, open_hf
+from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.data.formats.listed import ListedPairs
-from nuclr.data.formats.parquet import open_parquet
 from nuclr.data.formats.table import open_table
 from nuclr.data.formats.tars import TarPairs, expand, open_tars
-from nuclr.data.formats.vectors import VectorPairs
 from nuclr.errors import UserError
 
 AnyPairs = ListedPairs | ArrowPairs | TarPairs | VectorPairs | BuiltinPairs
@@ -37,15 +35,15 @@ _KNOWN = (
 def open_pairs(
     path: str | Path,
     root: str | Path | None = None,
-    image_key: str | None = None,
-    caption_key: str | None = None,
+    x_key: str | None = None,
+    y_key: str | None = None,
     split: str | None = None,
 ) -> AnyPairs:
     """Open pairs in any of the formats above.
 
     `path` is a file, a folder, a pattern of tars (see `tars`), or "builtin" with options, as in
     "builtin:n=20000,seed=0,split=train". `root` is the folder that `path` and the images' names are relative to.
-    `image_key` and `caption_key` name columns where they are not the usual ones; `split` picks one where the source has
+    `x_key` and `y_key` name columns where they are not the usual ones; `split` picks one where the source has
     several.
     """
     name, folder = str(path), Path(root) if root is not None else None
@@ -55,13 +53,11 @@ def open_pairs(
         raise UserError(f"{folder}: no such folder (root of the data)")
     parts = [_below(folder, part) for part in name.split("::")]
     if len(parts) > 1 or "{" in name:
-        return open_tars(expand("::".join(parts)), image_key, caption_key)
-    return _open_one(Path(parts[0]), folder, image_key, caption_key, split)
+        return open_tars(expand("::".join(parts)), x_key, y_key)
+    return _open_one(Path(parts[0]), folder, x_key, y_key, split)
 
 
-def _open_one(
-    path: Path, root: Path | None, image_key: str | None, caption_key: str | None, split: str | None
-) -> AnyPairs:
+def _open_one(path: Path, root: Path | None, x_key: str | None, y_key: str | None, split: str | None) -> AnyPairs:
     if not path.exists():
         near = difflib.get_close_matches(
             path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -69,23 +65,23 @@ def _open_one(
         raise UserError(f"{path}: no such file or folder{f'; did you mean {near[0]}?' if near else ''}")
     if path.is_dir():
         if is_hf(path):
-            return open_hf(path, root, image_key, caption_key, split)
+            return open_hf(path, root, x_key, y_key, split)
         if any(path.glob("*.tar")):
-            return open_tars(expand(str(path)), image_key, caption_key)
+            return open_tars(expand(str(path)), x_key, y_key)
         if any(path.rglob("*.parquet")):
-            return open_parquet(path, root, image_key, caption_key, split)
+            return open_parquet(path, root, x_key, y_key, split)
         raise UserError(f"{path}: a folder without tars, Parquet files or a dataset on disk; known: {_KNOWN}")
     suffix = path.suffix.lower()
     if path.stat().st_size == 0:
         raise UserError(f"{path}: empty file")
     if suffix in (".jsonl", ".json"):
-        return open_caption_list(path, root, image_key, caption_key, split)
+        return open_caption_list(path, root, x_key, y_key, split)
     if suffix in (".csv", ".tsv", ".txt"):
-        return open_table(path, root, image_key, caption_key)
+        return open_table(path, root, x_key, y_key)
     if suffix == ".parquet":
-        return open_parquet(path, root, image_key, caption_key, split)
+        return open_parquet(path, root, x_key, y_key, split)
     if suffix == ".tar":
-        return open_tars([path], image_key, caption_key)
+        return open_tars([path], x_key, y_key)
     if suffix in embeddings.SUFFIXES:
         return VectorPairs(path)
     raise UserError(f"{path}: unknown kind of data; known: {_KNOWN}")

@@ -7,9 +7,9 @@ It is kept in the cache folder until the list, or the size or time of a file, ch
 every epoch (`usable`), with a line each in `bad_samples.jsonl`; the others keep their numbers and their order.
 """
 
+import contextlib
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ from nuclr import distributed
 from nuclr.data.modalities.image import check_image
 from nuclr.data.pairs import BadSample, Checkable, Pairs
 from nuclr.errors import UserError
-from nuclr.files import find_cache_folder
+from nuclr.files import find_cache_folder, read_text, write_atomically
 
 _CHUNK = 256
 
@@ -59,6 +59,20 @@ def usable(pairs: Pairs, bad: Iterable[int] = (), keep: np.ndarray | None = None
     """Numbers, ascending, of the pairs to train on: all or those to `keep`, without the bad ones."""
     wanted = np.arange(len(pairs)) if keep is None else np.unique(keep)
     return np.setdiff1d(wanted, np.fromiter(bad, np.int64), assume_unique=True)
+
+
+def read_keep(path: Path, n: int) -> np.ndarray:
+    """Numbers, ascending, of the pairs to keep out of n: a text with one a line (# begins a comment), or a `.npy`."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file (data.keep)")
+    numbers = _from_npy(path) if path.suffix == ".npy" else _from_text(path)
+    outside = numbers[(numbers < 0) | (numbers >= n)]
+    if len(outside):
+        more = f", and {len(outside) - 1} more" if len(outside) > 1 else ""
+        raise UserError(f"{path}: pair {outside[0]}{more} does not exist; the data has pairs 0 to {n - 1}")
+    if not len(numbers):
+        raise UserError(f"{path}: keeps no pairs")
+    return np.unique(numbers)
 
 
 def write_bad_samples(path: Path, pairs: Pairs, bad: dict[int, str]) -> None:
@@ -132,9 +146,29 @@ def _read_cache(path: Path | None) -> dict[int, str] | None:
 def _write_cache(path: Path | None, bad: dict[int, str]) -> None:
     if path is None:
         return
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    # Without a cache, for example on a full disk, the samples are checked again next time.
+    with contextlib.suppress(OSError), write_atomically(path, sync=False) as file:
+        file.write(json.dumps(bad).encode())
+
+
+def _from_text(path: Path) -> np.ndarray:
+    numbers = []
+    for row, line in enumerate(read_text(path).splitlines(), start=1):
+        text = line.partition("#")[0].strip()
+        try:
+            numbers += [int(text)] if text else []
+        except ValueError:
+            raise UserError(
+                f"{path}, line {row}: {text[:40]!r} is no pair's number; needs one whole number a line"
+            ) from None
+    return np.array(numbers, np.int64)
+
+
+def _from_npy(path: Path) -> np.ndarray:
     try:
-        temporary.write_text(json.dumps(bad), encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # no place for it: next time the samples are looked at again
+        numbers = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read as .npy ({error})") from None
+    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+        raise UserError(f"{path}: holds {numbers.dtype} of shape {numbers.shape}; needs one row of whole numbers")
+    return np.asarray(numbers, np.int64)

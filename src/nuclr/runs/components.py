@@ -15,7 +15,7 @@ from nuclr.data import Loader, check_samples, open_labeled, open_pairs, read_kee
 from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
 from nuclr.data.pairs import Pairs
 from nuclr.data.modalities.augment import Augment
-from nuclr.data.formats.vectors import VectorPairs
+from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.errors import UserError
 from nuclr.models import TEXT_PRESETS, DualEncoder, build_model
 from nuclr.runs import settings as s

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nuclr.data.formats import columns
-from nuclr.data.formats.listed import ListedPairs
+from nuclr.data.formats.listed import ListedPairs, choose_column
 from nuclr.data.modalities.image import open_image, read_file
 from nuclr.data.pairs import BadSample
 from nuclr.data.texts import Texts, clean, digest, number_distinct
 from nuclr.errors import UserError
-from nuclr.files import file_stamp
+from nuclr.files import file_stamp, find_cache_folder, write_atomically
 
 _END = 64  # bytes at the end of an image, where compressed pictures of one length differ
 
@@ -128,11 +127,11 @@ def _pairs(captions: Any) -> Iterator[tuple[int, str]]:
             row += 1
 
 
-def choose_columns(path: Path, schema: Any, image_key: str | None, caption_key: str | None) -> tuple[str, str]:
+def choose_columns(path: Path, schema: Any, x_key: str | None, y_key: str | None) -> tuple[str, str]:
     """Names of the two columns; their types are what this module reads."""
     types = load_pyarrow(path).types
-    image = columns.choose(schema.names, image_key, columns.IMAGE, "image", path)
-    caption = columns.choose(schema.names, caption_key, columns.CAPTION, "caption", path)
+    image = choose_column(schema.names, "x", x_key, path)
+    caption = choose_column(schema.names, "y", y_key, path)
     kind = schema.field(image).type
     if not (holds_names(kind) or types.is_binary(kind) or types.is_large_binary(kind) or "bytes" in _fields(kind)):
         raise UserError(f"{path}: column {image!r} holds {kind}; needs file names, bytes or {{bytes, path}}")
@@ -167,3 +166,96 @@ def load_pyarrow(path: Path) -> Any:
 def first_line(error: Exception) -> str:
     """Of an exception's message, the part that fits into ours."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def open_parquet(
+    path: Path,
+    root: Path | None = None,
+    x_key: str | None = None,
+    y_key: str | None = None,
+    split: str | None = None,
+) -> ListedPairs | ArrowPairs:
+    """A Parquet file, or a folder of them in order of their names; `split` keeps files whose name begins with it."""
+    pyarrow = load_pyarrow(path)
+    files = [path] if path.is_file() else _files_of_split(path, sorted(path.rglob("*.parquet")), split)
+    try:
+        schemas = [pyarrow.parquet.read_schema(file) for file in files]
+        for file, schema in zip(files, schemas, strict=True):
+            if schema.names != schemas[0].names:
+                raise UserError(
+                    f"{file}: columns {', '.join(schema.names)}; {files[0].name} has {', '.join(schemas[0].names)}"
+                )
+        image, caption = choose_columns(path, schemas[0], x_key, y_key)
+        read = _read if holds_names(schemas[0].field(image).type) else _mapped
+        table = pyarrow.concat_tables([read(file, [image, caption]) for file in files])
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
+    return open_arrow(path, files, table, image, caption, root)
+
+
+def _read(file: Path, names: list[str]) -> Any:
+    return load_pyarrow(file).parquet.ParquetFile(file).read(columns=names)
+
+
+def _mapped(file: Path, names: list[str]) -> Any:
+    """A memory-mapped copy of a Parquet file's columns, made on first use and again when the file changes."""
+    pyarrow = load_pyarrow(file)
+    source = pyarrow.parquet.ParquetFile(file)
+    folder = find_cache_folder(file.parent)
+    if folder is None:
+        return source.read(columns=names)
+    key = json.dumps([str(file.absolute()), file_stamp(file), names])
+    copy = folder / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.arrow"
+    if not copy.is_file():
+        schema = pyarrow.schema([source.schema_arrow.field(name) for name in names])
+        with write_atomically(copy, sync=False) as file, pyarrow.ipc.new_file(file, schema) as writer:
+            for batch in source.iter_batches(batch_size=1000, columns=names):
+                writer.write_batch(batch.select(names).cast(schema))
+    return pyarrow.ipc.open_file(pyarrow.memory_map(str(copy))).read_all()
+
+
+def _files_of_split(path: Path, files: list[Path], split: str | None) -> list[Path]:
+    if not files:
+        raise UserError(f"{path}: no .parquet file in it")
+    kept = [file for file in files if split is None or file.name.startswith(split) or file.parent.name == split]
+    if not kept:
+        raise UserError(f"{path}: no .parquet file of split {split!r}; found: {', '.join(f.name for f in files[:10])}")
+    return kept
+
+
+def open_hf(
+    path: Path,
+    root: Path | None = None,
+    x_key: str | None = None,
+    y_key: str | None = None,
+    split: str | None = None,
+) -> ListedPairs | ArrowPairs:
+    """A folder written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`; the latter needs a `split`."""
+    pyarrow = load_pyarrow(path)
+    if (path / "dataset_dict.json").is_file():
+        splits = sorted(folder.name for folder in path.iterdir() if (folder / "state.json").is_file())
+        if split not in splits:
+            asked = f"no split {split!r}" if split else "name a split"
+            raise UserError(f"{path}: {asked}; found: {', '.join(splits)}")
+        path = path / split
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        files = [path / entry["filename"] for entry in state["_data_files"]]
+        if state.get("_indices_files"):
+            raise UserError(f"{path}: holds a selection of rows only; write it anew with dataset.flatten_indices()")
+        if not files:
+            raise UserError(f"{path}: holds no pairs")
+        table = pyarrow.concat_tables(
+            [pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all() for file in files]
+        )
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: cannot be read as a dataset on disk ({first_line(error)})") from None
+    image, caption = choose_columns(path, table.schema, x_key, y_key)
+    return open_arrow(path, files, table, image, caption, root)
+
+
+def is_hf(path: Path) -> bool:
+    """Whether the folder was written by `save_to_disk`."""
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()

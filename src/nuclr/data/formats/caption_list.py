@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nuclr.data.formats import columns
-from nuclr.data.formats.listed import ListedPairs
+from nuclr.data.formats.listed import ListedPairs, choose_column
 from nuclr.errors import UserError
 from nuclr.files import read_text
 
@@ -21,16 +20,16 @@ Row = tuple[str, str, str | None]
 def open_caption_list(
     path: Path,
     root: Path | None = None,
-    image_key: str | None = None,
-    caption_key: str | None = None,
+    x_key: str | None = None,
+    y_key: str | None = None,
     split: str | None = None,
 ) -> ListedPairs:
     """Read the list; `split` keeps the entries whose "split" it names, several joined by "+"."""
-    rows = _rows(path, image_key, caption_key, set(split.split("+")) if split else None)
+    rows = _rows(path, x_key, y_key, set(split.split("+")) if split else None)
     return ListedPairs(rows, path, root)
 
 
-def _rows(path: Path, image_key: str | None, caption_key: str | None, splits: set[str] | None) -> Iterator[Row]:
+def _rows(path: Path, x_key: str | None, y_key: str | None, splits: set[str] | None) -> Iterator[Row]:
     chosen: tuple[str, str] | None = None
     seen: set[str] = set()
     kept = False
@@ -42,15 +41,15 @@ def _rows(path: Path, image_key: str | None, caption_key: str | None, splits: se
             if entry.get("split") not in splits:
                 continue
         kept = True
-        if "sentences" in entry and caption_key is None:
+        if "sentences" in entry and y_key is None:
             yield from _karpathy(path, where, entry)
             continue
         if chosen is None or not (chosen[0] in entry and chosen[1] in entry):
             # Chosen anew where keys are missing, so that "caption" and "captions" may be mixed in one list.
             place = Path(f"{path}, {where}")
             chosen = (
-                columns.choose(list(entry), image_key, columns.IMAGE, "image", place),
-                columns.choose(list(entry), caption_key, columns.CAPTION, "caption", place),
+                choose_column(list(entry), "x", x_key, place),
+                choose_column(list(entry), "y", y_key, place),
             )
         name = _text(path, where, chosen[0], entry[chosen[0]])
         captions = entry[chosen[1]]

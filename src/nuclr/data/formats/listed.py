@@ -1,9 +1,11 @@
 """Pairs whose list names image files: what caption lists and tables have in common."""
 
+import difflib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -12,6 +14,9 @@ from nuclr.data.modalities.image import open_image, read_file
 from nuclr.data.pairs import BadSample
 from nuclr.data.texts import Texts, clean
 from nuclr.errors import UserError
+
+X_COLUMNS = ("image", "filepath", "image_path", "file_name", "filename", "path", "jpg", "png")
+Y_COLUMNS = ("caption", "captions", "title", "text", "sentence", "txt")
 
 _LOOKED_AT = 100  # images by which the folder is recognized
 
@@ -86,3 +91,33 @@ class ListedPairs:
                 "give the folder that their names are relative to"
             )
         return folders[found.index(max(found))]
+
+
+def choose_column(columns: Sequence[str], side: Literal["x", "y"], key: str | None, path: Path) -> str:
+    """Return the column of one side: `key` if it is given, otherwise the first usual name that exists.
+
+    Args:
+        columns: the columns of a table, or the keys of an entry.
+        side: "x" for the image, "y" for the caption.
+        key: the column that the user asks for (`data.x.key` or `data.y.key`).
+        path: the file, for messages.
+
+    Raises:
+        UserError: if there is no such column.
+
+    """
+    setting, usual, content = f"data.{side}.key", *((X_COLUMNS, "image") if side == "x" else (Y_COLUMNS, "caption"))
+    available = ", ".join(repr(column) for column in columns[:20])
+    if key is None:
+        for name in usual:
+            if name in columns:
+                return name
+        raise UserError(
+            f"{path}: no column for the {content} among {available}; "
+            f"name it with {setting} (names found automatically: {', '.join(usual)})"
+        )
+    if key in columns:
+        return key
+    nearest = difflib.get_close_matches(key, columns, n=1, cutoff=0)
+    hint = f"; nearest: {nearest[0]!r}" if nearest else ""
+    raise UserError(f"{path}: no column {key!r} ({setting}); found: {available}{hint}")

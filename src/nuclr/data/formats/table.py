@@ -8,8 +8,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from nuclr.data.formats import columns
-from nuclr.data.formats.listed import ListedPairs
+from nuclr.data.formats.listed import X_COLUMNS, Y_COLUMNS, ListedPairs, choose_column
 from nuclr.data.modalities import image as images
 from nuclr.errors import UserError
 
@@ -17,24 +16,22 @@ SEPARATORS = ("\t", ",", ";", "|")
 Row = tuple[str, str, str | None]
 
 
-def open_table(
-    path: Path, root: Path | None = None, image_key: str | None = None, caption_key: str | None = None
-) -> ListedPairs:
+def open_table(path: Path, root: Path | None = None, x_key: str | None = None, y_key: str | None = None) -> ListedPairs:
     """Read the table; a row with too few or too many cells is a bad sample, no reason to stop."""
-    return ListedPairs(_rows(path, image_key, caption_key), path, root)
+    return ListedPairs(_rows(path, x_key, y_key), path, root)
 
 
-def _rows(path: Path, image_key: str | None, caption_key: str | None) -> Iterator[Row]:
+def _rows(path: Path, x_key: str | None, y_key: str | None) -> Iterator[Row]:
     reader = None
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            separator = _separator(file.readline(), (image_key, caption_key))
+            separator = _separator(file.readline(), (x_key, y_key))
             file.seek(0)
             reader = csv.reader(file, delimiter=separator)
             header = next(reader, [])
             _refuse_data(path, header)
-            image = header.index(columns.choose(header, image_key, columns.IMAGE, "image", path))
-            caption = header.index(columns.choose(header, caption_key, columns.CAPTION, "caption", path))
+            image = header.index(choose_column(header, "x", x_key, path))
+            caption = header.index(choose_column(header, "y", y_key, path))
             for cells in reader:
                 if len(cells) == len(header):
                     yield cells[image], cells[caption], None
@@ -51,7 +48,7 @@ def _rows(path: Path, image_key: str | None, caption_key: str | None) -> Iterato
 
 def _separator(header: str, asked: tuple[str | None, str | None]) -> str:
     """The one that yields most of the columns we look for, then the one that yields most columns."""
-    wanted = {name for name in asked if name} or {*columns.IMAGE, *columns.CAPTION}
+    wanted = {name for name in asked if name} or {*X_COLUMNS, *Y_COLUMNS}
 
     def quality(separator: str) -> tuple[int, int]:
         cells = next(csv.reader([header], delimiter=separator), [])

@@ -2,7 +2,7 @@
 
 A sample is a run of members with the same key, the path up to the first dot of the file name, as webdataset and
 img2dataset write them: `000012.jpg`, `000012.txt`, `000012.json`. The caption is the `.txt`; without one, the entry
-"caption" or "captions" (a text or a list) of the `.json`. `image_key` asks for an image with that suffix, `caption_key`
+"caption" or "captions" (a text or a list) of the `.json`. `x_key` asks for an image with that suffix, `y_key`
 for that entry of the `.json`. Images are skipped over, captions are read.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nuclr.data.formats import columns
+from nuclr.data.formats.listed import Y_COLUMNS
 from nuclr.data.modalities import image as images
 from nuclr.data.texts import clean, digest
 from nuclr.errors import UserError
@@ -46,7 +46,7 @@ class _Truncated(Exception):  # noqa: N818 (a finding, not an error)
     """With the name of the file that is cut off, where it is known."""
 
 
-def scan_tar(path: Path, image_key: str | None, caption_key: str | None) -> Scan:
+def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
     """Find all samples; one that misses a part is there and bad, and so is the end of a truncated tar."""
     rows: list[tuple[int, ...]] = []
     bad: dict[int, str] = {}
@@ -56,8 +56,8 @@ def scan_tar(path: Path, image_key: str | None, caption_key: str | None) -> Scan
         descriptor = file.fileno()
 
         def close(parts: dict[str, tuple[int, int]]) -> None:
-            image = _image(parts, image_key)
-            captions = _captions(descriptor, parts, caption_key)
+            image = _image(parts, x_key)
+            captions = _captions(descriptor, parts, y_key)
             for row, (place, which, caption, reason) in enumerate(captions):
                 reason = reason or ("no image" if image == (0, 0) else None if caption else "empty caption")
                 if image == (0, 0) and place == (0, 0):
@@ -103,9 +103,9 @@ def read_at(descriptor: int, block: int, size: int) -> bytes:
     return os.pread(descriptor, size, block * BLOCK)
 
 
-def caption_of(data: bytes, which: int, caption_key: str | None) -> str:
+def caption_of(data: bytes, which: int, y_key: str | None) -> str:
     """The caption in a `.txt` (which = TXT) or number `which` of a `.json`."""
-    return clean(data.decode("utf-8")) if which == TXT else _from_json(data, caption_key)[which]
+    return clean(data.decode("utf-8")) if which == TXT else _from_json(data, y_key)[which]
 
 
 def member_name(descriptor: int, block: int) -> str:
@@ -178,18 +178,18 @@ def _pax_path(records: bytes) -> str | None:
     return None
 
 
-def _image(parts: dict[str, tuple[int, int]], image_key: str | None) -> tuple[int, int]:
-    if image_key is not None:
-        return parts.get(image_key.lower(), (0, 0))
+def _image(parts: dict[str, tuple[int, int]], x_key: str | None) -> tuple[int, int]:
+    if x_key is not None:
+        return parts.get(x_key.lower(), (0, 0))
     found = (place for suffix, place in parts.items() if f".{suffix}".endswith(images.SUFFIXES))
     return next(found, (0, 0))
 
 
 def _captions(
-    descriptor: int, parts: dict[str, tuple[int, int]], caption_key: str | None
+    descriptor: int, parts: dict[str, tuple[int, int]], y_key: str | None
 ) -> list[tuple[tuple[int, int], int, str, str | None]]:
     """(place, which, caption, reason) of each caption of a sample; one with a reason where there is none."""
-    if "txt" in parts and caption_key in (None, "txt"):
+    if "txt" in parts and y_key in (None, "txt"):
         try:
             return [(parts["txt"], TXT, caption_of(read_at(descriptor, *parts["txt"]), TXT, None), None)]
         except UnicodeDecodeError:
@@ -197,14 +197,14 @@ def _captions(
     if "json" not in parts:
         return [((0, 0), TXT, "", "no caption")]
     try:
-        captions = _from_json(read_at(descriptor, *parts["json"]), caption_key)
+        captions = _from_json(read_at(descriptor, *parts["json"]), y_key)
     except (ValueError, KeyError, TypeError):
         return [((0, 0), TXT, "", "no caption in its .json")]
     return [(parts["json"], which, caption, None) for which, caption in enumerate(captions)]
 
 
-def _from_json(data: bytes, caption_key: str | None) -> list[str]:
+def _from_json(data: bytes, y_key: str | None) -> list[str]:
     content = json.loads(data)
-    key = caption_key or next(name for name in columns.CAPTION if name in content)
+    key = y_key or next(name for name in Y_COLUMNS if name in content)
     found = content[key]
     return [clean(caption or "") for caption in (found if isinstance(found, list) else [found])]

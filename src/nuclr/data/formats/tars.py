@@ -26,7 +26,7 @@ from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import BadSample
 from nuclr.data.texts import digest, number_distinct
 from nuclr.errors import UserError
-from nuclr.files import file_stamp, find_cache_folder
+from nuclr.files import file_stamp, find_cache_folder, write_atomically
 
 _VERSION = 1
 _OPEN_FILES = 512  # below the usual limit of 1024; the tars beyond are opened for each read
@@ -38,8 +38,8 @@ class TarPairs:
     x_kind = "image"
     y_kind = "text"
 
-    def __init__(self, tars: Sequence[Path], rows: np.ndarray, meta: dict[str, Any], caption_key: str | None) -> None:
-        self._tars, self._rows, self._caption_key = tars, rows, caption_key
+    def __init__(self, tars: Sequence[Path], rows: np.ndarray, meta: dict[str, Any], y_key: str | None) -> None:
+        self._tars, self._rows, self._y_key = tars, rows, y_key
         self._starts = np.cumsum([0, *meta["counts"]])
         self._descriptors: dict[int, int] = {}
         self.known_bad = {int(number): reason for number, reason in meta["bad"].items()}
@@ -65,7 +65,7 @@ class TarPairs:
         row = self._rows[number]
         data = self._member(number, int(row["text"]), int(row["text_size"]))
         try:
-            return caption_of(data, int(row["which"]), self._caption_key)
+            return caption_of(data, int(row["which"]), self._y_key)
         except (ValueError, LookupError, TypeError):
             raise BadSample("caption cannot be read") from None
 
@@ -105,14 +105,14 @@ class TarPairs:
         return self._descriptors[tar]
 
 
-def open_tars(tars: Sequence[Path], image_key: str | None = None, caption_key: str | None = None) -> TarPairs:
+def open_tars(tars: Sequence[Path], x_key: str | None = None, y_key: str | None = None) -> TarPairs:
     """Index the tars, or take the index from the cache."""
     folder = find_cache_folder(tars[0].parent)
-    stem = f"tars-{_hash([_VERSION, [str(tar.absolute()) for tar in tars], image_key, caption_key])}"
+    stem = f"tars-{_hash([_VERSION, [str(tar.absolute()) for tar in tars], x_key, y_key])}"
     stamps = [file_stamp(tar) for tar in tars]
     target = folder / f"{stem}-{_hash(stamps)}.json" if folder else None
-    rows, meta = (_load(target) if target else None) or _index(tars, stamps, image_key, caption_key, target)
-    return TarPairs(tars, rows, meta, caption_key)
+    rows, meta = (_load(target) if target else None) or _index(tars, stamps, x_key, y_key, target)
+    return TarPairs(tars, rows, meta, y_key)
 
 
 def expand(pattern: str) -> list[Path]:
@@ -144,46 +144,41 @@ def _braces(pattern: str) -> list[str]:
 
 
 def _index(
-    tars: Sequence[Path], stamps: list[list[int]], image_key: str | None, caption_key: str | None, target: Path | None
+    tars: Sequence[Path], stamps: list[list[int]], x_key: str | None, y_key: str | None, target: Path | None
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Rows of all tars, one tar after the other in one file, and what goes with them; written to the cache."""
     former = _former(target)
-    file = target.with_suffix(f".{os.getpid()}.tmp").open("w+b") if target else tempfile.TemporaryFile()  # noqa: SIM115
-    try:
-        with file:
-            counts, bad, cut, suffixes = [], [], [], set()
-            for number, (tar, stamp) in enumerate(zip(tars, stamps, strict=True)):
-                scan = _scan(tar, stamp, image_key, caption_key, former and _part(*former, number))
-                file.write(scan.rows.tobytes())
-                counts.append(len(scan.rows))
-                bad.append(scan.bad)
-                cut.append(scan.truncated)
-                suffixes |= scan.suffixes
-            rows = _mapped(file, sum(counts))
-            rows, counts, bad = _pad(tars, rows, counts, bad, cut)
-            _refuse_useless(tars, rows, suffixes)
-            rows["y_id"] = number_distinct(rows["digest"])
-        starts = np.cumsum([0, *counts])
-        meta = {
-            "stamps": stamps,
-            "counts": counts,
-            "truncated": cut,
-            "bad": {int(starts[tar]) + row: why for tar, reasons in enumerate(bad) for row, why in reasons.items()},
-            "fingerprint": hashlib.sha256(b"".join(rows[name].tobytes() for name in ("image", "digest"))).hexdigest(),
-        }
-        if target is not None:
-            _store(target, rows, meta)
-        return (_load(target) if target else None) or (rows, meta)
-    finally:
-        if target is not None:
-            Path(file.name).unlink(missing_ok=True)
+    with tempfile.TemporaryFile(dir=target.parent if target else None) as file:
+        counts, bad, cut, suffixes = [], [], [], set()
+        for number, (tar, stamp) in enumerate(zip(tars, stamps, strict=True)):
+            scan = _scan(tar, stamp, x_key, y_key, former and _part(*former, number))
+            file.write(scan.rows.tobytes())
+            counts.append(len(scan.rows))
+            bad.append(scan.bad)
+            cut.append(scan.truncated)
+            suffixes |= scan.suffixes
+        rows = _mapped(file, sum(counts))
+        rows, counts, bad = _pad(tars, rows, counts, bad, cut)
+        _refuse_useless(tars, rows, suffixes)
+        rows["y_id"] = number_distinct(rows["digest"])
+    starts = np.cumsum([0, *counts])
+    meta = {
+        "stamps": stamps,
+        "counts": counts,
+        "truncated": cut,
+        "bad": {int(starts[tar]) + row: why for tar, reasons in enumerate(bad) for row, why in reasons.items()},
+        "fingerprint": hashlib.sha256(b"".join(rows[name].tobytes() for name in ("image", "digest"))).hexdigest(),
+    }
+    if target is not None:
+        _store(target, rows, meta)
+    return (_load(target) if target else None) or (rows, meta)
 
 
-def _scan(tar: Path, stamp: list[int], image_key: str | None, caption_key: str | None, former: Any) -> Scan:
+def _scan(tar: Path, stamp: list[int], x_key: str | None, y_key: str | None, former: Any) -> Scan:
     """What the tar holds now; where it lost its end since it was last indexed, what it held then."""
     if former and former["stamp"] == stamp:
         return Scan(former["rows"], former["bad"], set(), former["truncated"])
-    scan = scan_tar(tar, image_key, caption_key)
+    scan = scan_tar(tar, x_key, y_key)
     whole = len(scan.rows) - 1
     if not (scan.truncated and former and len(former["rows"]) > whole):
         return scan
@@ -230,7 +225,7 @@ def _refuse_useless(tars: Sequence[Path], rows: np.ndarray, suffixes: set[str]) 
     if not len(rows) or not rows["image"].any():
         raise UserError(f"{where}: no sample with an image (found: {found})")
     if not rows["text"].any():
-        raise UserError(f"{where}: no sample with a caption; needs .txt, or .json with caption_key (found: {found})")
+        raise UserError(f"{where}: no sample with a caption; needs .txt, or .json with y_key (found: {found})")
 
 
 def _mapped(file: IO[bytes], count: int) -> np.ndarray:
@@ -243,9 +238,8 @@ def _store(target: Path, rows: np.ndarray, meta: dict[str, Any]) -> None:
     try:
         former = set(target.parent.glob(f"{_stem(target)}-*.[jr]*"))
         for path, content in ((target.with_suffix(".rows"), rows.data), (target, json.dumps(meta).encode())):
-            temporary = path.with_name(f"{path.name}.{os.getpid()}")
-            temporary.write_bytes(content)
-            temporary.replace(path)
+            with write_atomically(path, sync=False) as file:
+                file.write(content)
         for path in former - {target, target.with_suffix(".rows")}:
             path.unlink(missing_ok=True)
     except OSError:
