@@ -1,5 +1,79 @@
-"""What a user did wrong, said in a line or two; the command line prints it and ends with status 2."""
+"""Errors that a user can fix. The command line prints the message and exits with status 2."""
+
+import importlib
+from types import ModuleType
+
+EXTRAS = {
+    "PIL": "train",
+    "datasets": "hf",
+    "geomloss": "bench",
+    "jinja2": "train",
+    "kornia": "train",
+    "matplotlib": "train",
+    "ot": "bench",
+    "pyarrow": "hf",
+    "rich": "train",
+    "tensorboard": "logging",
+    "tokenizers": "train",
+    "transformers": "train",
+    "typer": "train",
+    "wandb": "logging",
+    "yaml": "train",
+}
+"""Optional packages, by the name they are imported under, and the extra of nuclr that installs each."""
 
 
 class UserError(ValueError):
-    """A mistake in the input, a file or an option. The message names it and how to mend it."""
+    """A mistake in the input, in a file or in an option. The message names it and says how to fix it."""
+
+
+def missing_extra(package: str, extra: str | None = None) -> UserError:
+    """Return the error for an optional package that is not installed.
+
+    Args:
+        package: The name that the package is imported under, such as ``"pyarrow"``.
+        extra: The extra of nuclr that installs it. By default it is looked up in `EXTRAS`.
+
+    Returns:
+        An error to raise. Its message names the package and the command that installs it.
+
+    Raises:
+        KeyError: If `extra` is not given and `EXTRAS` does not list the package.
+
+    Example:
+        >>> print(missing_extra("pyarrow"))
+        pyarrow is not installed; pip install 'nuclr[hf]'
+    """
+    return UserError(f"{package} is not installed; pip install 'nuclr[{extra or EXTRAS[package]}]'")
+
+
+def require(module: str, extra: str | None = None, purpose: str = "") -> ModuleType:
+    """Import an optional module, or say which extra of nuclr installs it.
+
+    Args:
+        module: The module to import, such as ``"pyarrow.parquet"``.
+        extra: The extra that installs it. By default the module's top package is looked up in `EXTRAS`.
+        purpose: What needs the package; it starts the message. For example a file or a setting: ``"log.wandb"``.
+
+    Returns:
+        The module.
+
+    Raises:
+        UserError: If the package is not installed.
+
+    Example:
+        >>> require("math").pi > 3
+        True
+        >>> require("no_such_package", extra="hf", purpose="train.parquet")
+        Traceback (most recent call last):
+        nuclr.errors.UserError: train.parquet: no_such_package is not installed; pip install 'nuclr[hf]'
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # An installed package that cannot import something of its own is broken, not missing.
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        message = str(missing_extra(package, extra))
+        raise UserError(f"{purpose}: {message}" if purpose else message) from None
