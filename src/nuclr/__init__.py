@@ -18,7 +18,7 @@ from nuclr.errors import EXTRAS, missing_extra
 if TYPE_CHECKING:
     from nuclr import cli, data, evaluation, models, objectives, popularity, report, runs, studies, training
     from nuclr.objectives import build
-    from nuclr.popularity import solve
+    from nuclr.popularity.solver import solve
 
 __version__ = "0.1.0"
 
