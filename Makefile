@@ -1,16 +1,27 @@
-# Each target sets up what it needs; .venv is made once and again only when the requirements change.
+# Each target sets up what it needs. .venv is created once, and again if the requirements change.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CORE := .venv-core
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# COVERAGE=1 make test: measure coverage as well; `make coverage` prints it.
+PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run --append -m )pytest
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test test-slow coverage core lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/nuclr train
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow"
+
+test-slow: $(STAMP)
+	$(PYTEST) -m slow
+
+coverage: $(STAMP)
+	$(BIN)/coverage report --format=total | sed 's/^/coverage in percent: /'
+	$(BIN)/coverage report --sort=cover --skip-covered --skip-empty | head -n 12
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -25,15 +36,27 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --quiet
 	@echo "The site is in site/index.html"
 
+# Without extras, in an environment of its own: objectives, popularity and metrics work, and the rest explains itself.
+core: $(CORE)/.torch
+	rm -rf build
+	$(CORE)/bin/python $(PIP_INSTALL) --force-reinstall --no-deps .
+	$(CORE)/bin/python $(PIP_INSTALL) .
+	$(CORE)/bin/python tests/core_only.py
+
+$(CORE)/.torch: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(CORE)
+	$(CORE)/bin/python $(PIP_INSTALL) torch==2.13.0
+	touch $@
+
 $(VENV)/.docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python $(PIP_INSTALL) -e '.[docs]'
 	touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) torch==2.13.0
+	$(BIN)/python $(PIP_INSTALL) -e '.[dev]'
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CORE) build site .coverage .pytest_cache .mypy_cache .ruff_cache
