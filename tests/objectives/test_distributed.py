@@ -71,7 +71,7 @@ def test_state_is_identical_on_all_processes(case: str, several: list[dict]) -> 
         ("not finite", "nan or inf in rows", "nan or inf in rows"),
         ("repeated", "more than once", "more than once"),
         ("out of range", r"index must be in [0, 40), but holds 40", r"index must be in [0, 40), but holds 40"),
-        ("bad gamma", "input that it refused", "gamma must be in (0, 1], but is 2.0"),
+        ("bad gamma", "refused its input", "gamma must be in (0, 1], but is 2.0"),
     ],
 )
 def test_all_processes_refuse_together(case: str, everyone: str, the_last: str, several: list[dict]) -> None:

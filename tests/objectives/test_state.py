@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nuclr.objectives import build
-from nuclr.objectives.base import DeferredCheck
+from nuclr.objectives.checks import DeferredCheck
 
 N, B, D = 30, 8, 6
 STATEFUL = ("sogclr", "isogclr", "nuclr")

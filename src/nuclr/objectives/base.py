@@ -1,7 +1,10 @@
-"""What every objective shares: one signature, the checks of its input, and the gathered batch it works on."""
+"""What all objectives share: the signature, the checks of the input, and the gathered batch.
 
-import math
-from collections.abc import Callable
+`Objective` is the base of all. `AutogradObjective` is the base of objectives without state, which are written as plain
+functions of the scores and differentiated by autograd. For objectives with state, see `stateful`.
+"""
+
+import inspect
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,22 +12,47 @@ import torch
 from torch import Tensor, nn
 
 from nuclr import distributed
+from nuclr.objectives.checks import (
+    Check,
+    DeferredCheck,
+    Features,
+    Inputs,
+    Integers,
+    check_positive,
+    short_list,
+    to_tensors,
+)
 from nuclr.objectives.kernels import Workspace, is_excluded
+
+NORM_TOLERANCE = 1e-2  # features normalized in bf16 have norms within 4e-3 of 1
 
 
 class ObjectiveOutput(NamedTuple):
-    """`loss`, a scalar to call backward on; `metrics`, detached scalars, the same on every process."""
+    """The result of one call.
+
+    Attributes:
+        loss: a scalar to call `backward` on.
+        metrics: detached scalars, the same on every process.
+
+    """
 
     loss: Tensor
     metrics: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The global batch of B pairs, of which this process brought the b in `rows`.
+class GatheredBatch:
+    """The global batch of B pairs, of which this process has the b pairs `rows`.
 
-    local_x, local_y: (b, d) with gradient; x, y: (B, d), all processes' together; index: (B,) or None; ids: (B, 2), the
-    x_id and y_id of each pair, or None where no pair is to be masked. Features are in the dtype of the computation.
+    Attributes:
+        local_x: (b, d), the features of this process, with gradient.
+        local_y: (b, d), as `local_x`.
+        x: (B, d), the features of all processes, in the dtype of the computation.
+        y: (B, d), as `x`.
+        index: (B,), the indices of the pairs in the data set, or None.
+        ids: (B, 2), the x_id and y_id of each pair, or None if nothing is masked.
+        rows: the rows of the global batch that are this process's.
+
     """
 
     local_x: Tensor
@@ -37,155 +65,226 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """B."""
+        """B, the number of pairs of all processes."""
         return len(self.x)
 
     def excluded(self) -> Tensor:
-        """(b, B), true where the pair of an own anchor and a candidate is no negative: i = j, or a shared id."""
+        """Return (b, B) bool: True if i = j or an id is shared, so that the candidate is not a negative."""
         if self.ids is not None:
             return is_excluded(self.ids, self.rows, Workspace())
         own = torch.arange(self.rows.start, self.rows.stop, device=self.x.device)
         return own[:, None] == torch.arange(self.size, device=self.x.device)
 
     def negatives(self) -> float | Tensor:
-        """c_i, the number of negatives of every anchor: one number, or (B,) where pairs are masked."""
+        """Return c_i, the number of negatives per anchor: one number, or (B,) if pairs are masked."""
         if self.ids is None:
             return float(self.size - 1)
-        (first_x, same_x), (first_y, same_y) = (_equals(column) for column in self.ids.T.contiguous())
-        _, same_both = _equals(first_x * self.size + first_y)
+        (first_x, same_x), (first_y, same_y) = (_count_equal(column) for column in self.ids.T.contiguous())
+        _, same_both = _count_equal(first_x * self.size + first_y)
         return (self.size - same_x - same_y + same_both).to(self.x.dtype)
 
 
-def _equals(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each value's equals begin in the sorted column, and how many there are, (B,)."""
+def _count_equal(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, per value, the position of its first equal in sorted order and the number of its equals, (B,) each."""
     ordered = values.sort().values
     first = torch.searchsorted(ordered, values)
     return first, torch.searchsorted(ordered, values, right=True) - first
 
 
 class Objective(nn.Module):
-    """A contrastive loss of paired, unit-norm features.
+    """A contrastive loss on pairs of unit-norm features.
 
-    Call it as ``objective(x, y, index, x_id=..., y_id=...)`` with x, y (b, d), index (b,) the pairs' numbers, and ids
-    (b,) of the samples behind x and y: negatives that share an id with the anchor's pair are left out. bf16 and fp16
-    features are computed in float32, float64 in float64, outside autocast.
+    Call it as ``objective(x, y, index, x_id=..., y_id=...)``; see `forward`. bf16 and fp16 features are computed in
+    float32, float64 in float64, and autocast has no effect.
 
-    Under torch.distributed the batch is that of all processes together, and gradients are scaled so that DDP's mean
-    over the processes is that of the global loss. Every process must call with the same number of pairs.
+    Under torch.distributed the batch is that of all processes together. Gradients are scaled such that DDP's mean over
+    the processes is the gradient of the global loss. Every process must pass the same number of pairs.
+
+    Args:
+        temperature: tau, the divisor of the scores.
+        normalize: whether to scale x and y to unit norm inside, with gradients. If False, features that do not have
+            unit norm are refused.
+
     """
 
     needs_index = False
 
-    def __init__(self, temperature: float) -> None:
+    def __init__(self, temperature: float, normalize: bool = False) -> None:
         super().__init__()
         check_positive("temperature", temperature)
         self.temperature = temperature
+        self.normalize = normalize
         self._deferred = DeferredCheck()
+
+    @property
+    def current_temperature(self) -> float:
+        """The temperature now: the learnt value if it is learnt, the mean of the table for individual temperatures."""
+        return float(self.temperature)
 
     def forward(
         self,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor | None = None,
-        x_id: Tensor | None = None,
-        y_id: Tensor | None = None,
+        x: Features,
+        y: Features,
+        index: Integers | None = None,
+        x_id: Integers | None = None,
+        y_id: Integers | None = None,
     ) -> ObjectiveOutput:
-        """The loss of one batch; in training mode also one update of the state."""
-        if torch.is_autocast_enabled(x.device.type):
-            with torch.autocast(x.device.type, enabled=False):
-                return self.contrast(self._gather(x, y, index, x_id, y_id))
-        return self.contrast(self._gather(x, y, index, x_id, y_id))
+        """Compute the loss of one batch; in training mode, also update the state.
 
-    def contrast(self, batch: Batch) -> ObjectiveOutput:
-        """The objective itself, on a checked and gathered batch."""
+        Args:
+            x: (b, d) features with unit norm, a tensor or a numpy array (without gradient).
+            y: (b, d), as `x`; row i of x and row i of y are a pair.
+            index: (b,) indices of the pairs in the data set: a tensor, numpy array or list. Objectives with state need
+                it in training mode.
+            x_id: (b,) ids of the samples behind x. Pairs that share an x_id are not negatives of each other.
+            y_id: (b,), as `x_id` for y.
+
+        Returns:
+            `loss` and `metrics`. The gradient of `loss` is the algorithm's; its value is the estimate of the
+            objective over the global batch.
+
+        Raises:
+            TypeError: if an argument has the wrong type.
+            ValueError: if shapes, dtypes or values are not as described. With several processes all of them raise. On
+                an accelerator, bad values are reported by the next call.
+
+        Example:
+            >>> import numpy as np
+            >>> from nuclr.objectives import CLIP
+            >>> x = np.eye(3, dtype=np.float32)
+            >>> round(CLIP(temperature=0.5)(x, x).loss.item(), 4)
+            0.2395
+
+        """
+        inputs = self._checked_inputs(x, y, index, x_id, y_id)
+        device = inputs.x.device.type
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return self.compute(self._gather(inputs))
+        return self.compute(self._gather(inputs))
+
+    def compute(self, batch: GatheredBatch) -> ObjectiveOutput:
+        """Compute the loss and metrics of a checked and gathered batch; subclasses implement this."""
         raise NotImplementedError
 
     def check_settings(self) -> None:
-        """Refuse settings that a schedule may have put out of range, with a ValueError."""
+        """Raise a ValueError for settings that a schedule may have moved out of range."""
         check_positive("temperature", self.temperature)
 
     def gather_features(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """All processes' features; those of autograd objectives return gradients to their owners."""
+        """Return the features of all processes; autograd sends the gradients back to the processes they came from."""
         both = distributed.all_gather_with_gradient(torch.cat([x, y], dim=1))
         return both[:, : x.shape[1]], both[:, x.shape[1] :]
 
-    def _gather(self, x: Tensor, y: Tensor, index: Tensor | None, x_id: Tensor | None, y_id: Tensor | None) -> Batch:
-        self._check_together(x, y, index, x_id, y_id)
-        self._deferred.raise_pending()
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        x, y = x.to(dtype), y.to(dtype)
-        given = [None if t is None else t.to(x.device, torch.int64) for t in (index, x_id, y_id)]
-        start, all_x, all_y, (all_index, all_x_id, all_y_id) = 0, x, y, given
-        if distributed.world_size() > 1:
-            start = distributed.rank() * len(x)
-            all_x, all_y = self.gather_features(x, y)
-            all_index, all_x_id, all_y_id = _gather_columns(given)
-        ids = None
-        if all_x_id is not None or all_y_id is not None:
-            own = torch.arange(len(all_x), device=x.device)  # without ids every sample differs
-            ids = torch.stack([own if t is None else t for t in (all_x_id, all_y_id)], dim=1)
-        return Batch(x, y, all_x, all_y, all_index, ids, slice(start, start + len(x)))
+    def check_features(self, batch: GatheredBatch, finite: Tensor | bool) -> None:
+        """Raise a ValueError if features are not finite, or do not have unit norm.
 
-    def check_features(self, batch: Batch, finite: Tensor | bool) -> None:
-        """Refuse features that were found not to be finite."""
-        both = {"x": batch.x.detach(), "y": batch.y.detach()}  # an accelerator's check outlives the step
+        The norm is checked in the first, middle and last row only, because a forgotten normalization shows in all.
+
+        Args:
+            batch: the global batch.
+            finite: whether all features are finite; a scalar.
+
+        """
+        x, y = batch.x.detach(), batch.y.detach()  # a deferred check must not hold the graph of the step
 
         def describe() -> str:
-            for name, features in both.items():
+            for name, features in (("x", x), ("y", y)):
                 rows = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
                 if rows:
                     return f"{name} must be finite, but holds nan or inf in rows {short_list(rows)} of the global batch"
-            largest = max(features.abs().max() for features in both.values())
-            return f"x and y must have unit norm, but hold values as large as {largest:.3g}"
+            return _describe_norms(x, y)
 
-        self._deferred.check([Check(finite, describe)])
+        checks = [Check(finite, describe)]
+        if not self.normalize:
+            checks.append(Check(_have_unit_norm(x, y), lambda: _describe_norms(x, y)))
+        self._deferred.check(checks)
 
-    def _check_together(self, x: Tensor, y: Tensor, *integers: Tensor | None) -> None:
-        """Refuse shapes and settings that are wrong here or on another process, on all processes at once."""
-        problem = self._local_problem(x, y, *integers)
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments with their current values."""
+        settings = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
+        return ", ".join(f"{name}={_short(value)}" for name, value in settings.items() if value is not None)
+
+    def _gather(self, inputs: Inputs) -> GatheredBatch:
+        self._deferred.raise_pending()
+        dtype = torch.float64 if inputs.x.dtype == torch.float64 else torch.float32
+        x, y = inputs.x.to(dtype), inputs.y.to(dtype)
+        if self.normalize:
+            x, y = nn.functional.normalize(x, dim=1), nn.functional.normalize(y, dim=1)
+        columns = [None if t is None else t.to(x.device, torch.int64) for t in (inputs.index, inputs.x_id, inputs.y_id)]
+        start, all_x, all_y = 0, x, y
+        if distributed.world_size() > 1:
+            start = distributed.rank() * len(x)
+            all_x, all_y = self.gather_features(x, y)
+            columns = _gather_columns(columns)
+        index, x_id, y_id = columns
+        ids = None
+        if x_id is not None or y_id is not None:
+            distinct = torch.arange(len(all_x), device=x.device)  # samples without ids all differ
+            ids = torch.stack([distinct if t is None else t for t in (x_id, y_id)], dim=1)
+        return GatheredBatch(x, y, all_x, all_y, index, ids, slice(start, start + len(x)))
+
+    def _checked_inputs(
+        self,
+        x: Features,
+        y: Features,
+        index: Integers | None,
+        x_id: Integers | None,
+        y_id: Integers | None,
+    ) -> Inputs:
+        """Return the arguments as tensors. If one process refuses them, all processes raise."""
         if distributed.world_size() == 1:
-            if problem is not None:
-                raise ValueError(problem)
-            return
-        shape = [len(x), x.shape[1], x.element_size()] if problem is None else [0, 0, 0]
-        present = [int(t is not None) for t in integers]
+            inputs = to_tensors(x, y, index, x_id, y_id)
+            self._check_inputs(inputs)
+            return inputs
+        shape, problem = [0, 0, 0], None
+        try:
+            inputs = to_tensors(x, y, index, x_id, y_id)
+            self._check_inputs(inputs)
+            shape = [len(inputs.x), inputs.x.shape[1], inputs.x.element_size()]
+        except (TypeError, ValueError) as error:
+            problem = error
+        present = [int(column is not None) for column in (index, x_id, y_id)]
         headers = distributed.exchange([int(problem is not None), *shape, *present, int(self.training)])
         if problem is not None:
-            raise ValueError(problem)
+            raise problem
         for rank, header in enumerate(headers):
             if header[0]:
-                raise ValueError(f"process {rank} of {len(headers)} was given input that it refused; see its message")
+                raise ValueError(f"process {rank} of {len(headers)} refused its input; see its error message")
         if any(header != headers[0] for header in headers):
-            told = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (_, b, d, *_) in enumerate(headers))
+            sizes = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (_, b, d, *_) in enumerate(headers))
             raise ValueError(
-                "every process must bring the same number of pairs, width, dtype, mode (train or eval) and arguments "
-                f"(index, x_id, y_id), but got {told}; drop the last incomplete batch"
+                "every process must pass the same number of pairs, width, dtype, mode (train or eval) and arguments "
+                f"(index, x_id, y_id), but got {sizes}; drop the last incomplete batch"
             )
+        return inputs
 
-    def _local_problem(self, x: Tensor, y: Tensor, *integers: Tensor | None) -> str | None:
+    def _check_inputs(self, inputs: Inputs) -> None:
+        x, y = inputs.x, inputs.y
         if x.ndim != 2 or x.shape != y.shape:
-            return f"x and y must both be (b, d), one row a pair, but x is {tuple(x.shape)} and y is {tuple(y.shape)}"
+            shapes = f"x is {tuple(x.shape)} and y is {tuple(y.shape)}"
+            hint = "; a single vector has no negatives, so pass a batch of pairs" if x.ndim == 1 else ""
+            raise ValueError(f"x and y must both be (b, d), one row per pair, but {shapes}{hint}")
         if not (x.is_floating_point() and x.dtype == y.dtype):
-            return f"x and y must be floating-point and of one dtype, but x is {x.dtype} and y is {y.dtype}"
+            raise ValueError(f"x and y must have one floating-point dtype, but x is {x.dtype} and y is {y.dtype}")
+        if x.device != y.device:
+            raise ValueError(f"x and y must be on one device, but x is on {x.device} and y on {y.device}")
         if len(x) * distributed.world_size() < 2:
-            return f"the batch has {len(x)} pair, which leaves no negatives; at least 2 are needed"
-        for name, given in zip(("index", "x_id", "y_id"), integers, strict=True):
-            if given is None:
+            raise ValueError(f"the batch has {len(x)} pair, which leaves no negatives; at least 2 are needed")
+        for name in ("index", "x_id", "y_id"):
+            column = getattr(inputs, name)
+            if column is None:
                 continue
-            if given.is_floating_point() or given.dtype == torch.bool or given.shape != (len(x),):
-                expected = f"{name} must be ({len(x)},) integers, one a pair"
-                return f"{expected}, but is {tuple(given.shape)} of {given.dtype}"
-        if self.needs_index and self.training and integers[0] is None:
-            return "index is None, but training needs the pairs' numbers; only eval() takes index=None"
-        try:
-            self.check_settings()
-        except ValueError as error:
-            return str(error)
-        return None
+            if column.is_floating_point() or column.dtype == torch.bool or column.shape != (len(x),):
+                expected = f"{name} must be ({len(x)},) integers, one per pair"
+                raise ValueError(f"{expected}, but is {tuple(column.shape)} of {column.dtype}")
+        if self.needs_index and self.training and inputs.index is None:
+            raise ValueError("index is None, but training needs the indices of the pairs; only eval() takes index=None")
+        self.check_settings()
 
 
 def _gather_columns(columns: list[Tensor | None]) -> list[Tensor | None]:
-    """All processes' values of those columns that are given, in one message."""
+    """Gather the values of all processes, of those columns that are not None, in one message."""
     present = [column for column in columns if column is not None]
     if not present:
         return columns
@@ -193,70 +292,91 @@ def _gather_columns(columns: list[Tensor | None]) -> list[Tensor | None]:
     return [None if column is None else next(gathered) for column in columns]
 
 
-class Check(NamedTuple):
-    """What is true where values are good, a scalar, or a bool where the host has looked; the message for the rest."""
-
-    good: Tensor | bool
-    describe: Callable[[], str]
-
-
-def short_list(values: list[int]) -> str:
-    """The first few of a list."""
-    return ", ".join(map(str, values[:5])) + (f" and {len(values) - 5} more" if len(values) > 5 else "")
+def _have_unit_norm(x: Tensor, y: Tensor) -> Tensor | bool:
+    """Return whether the first, middle and last rows have unit norm; a scalar tensor if they are on an accelerator."""
+    last, middle = max(len(x) - 1, 1), slice(len(x) // 2, len(x) // 2 + 1)
+    norms = torch.linalg.vector_norm(torch.cat([x[::last], x[middle], y[::last], y[middle]]), dim=1)
+    if x.device.type == "cpu":
+        return all(abs(norm - 1) <= NORM_TOLERANCE for norm in norms.tolist())
+    return torch.all((norms - 1).abs() <= NORM_TOLERANCE)
 
 
-class DeferredCheck:
-    """Raise for bad values: at once on a CPU; at the next call on an accelerator, which so never waits for the host."""
-
-    def __init__(self) -> None:
-        self._pending: list[tuple[Tensor, torch.Event, list[Check]]] = []
-
-    def __reduce__(self) -> tuple[type["DeferredCheck"], tuple[()]]:
-        return DeferredCheck, ()  # an event cannot be copied; copies and pickles start empty
-
-    def check(self, checks: list[Check]) -> None:
-        """Raise for the first that fails, now or at the next `raise_pending`."""
-        good = [check.good for check in checks]
-        waiting = [flag for flag in good if isinstance(flag, Tensor) and flag.device.type != "cpu"]
-        if not waiting:
-            self._raise(good, checks)
-            return
-        flags = torch.stack(waiting)
-        copied = flags.to("cpu", non_blocking=True)
-        event = torch.Event(flags.device)
-        event.record()
-        self._pending.append((copied, event, checks))
-
-    def raise_pending(self) -> None:
-        """Raise for the values of the call before."""
-        pending, self._pending = self._pending, []
-        for flags, event, checks in pending:
-            event.synchronize()
-            self._raise(flags.tolist(), checks)
-
-    @staticmethod
-    def _raise(flags: list[Tensor | bool], checks: list[Check]) -> None:
-        for good, check in zip(flags, checks, strict=True):
-            if not good:
-                raise ValueError(check.describe())
+def _describe_norms(x: Tensor, y: Tensor) -> str:
+    errors = torch.stack([torch.linalg.vector_norm(features.double(), dim=1) - 1 for features in (x, y)])
+    worst = int(errors.abs().amax(dim=1).argmax())
+    name, row = "xy"[worst], int(errors[worst].abs().argmax())
+    return (
+        f"{name} must have unit norm, but row {row} of the global batch has norm {float(errors[worst, row]) + 1:.4g}; "
+        f"pass F.normalize({name}, dim=-1), or build the objective with normalize=True"
+    )
 
 
-def check_positive(name: str, value: float) -> None:
-    """Refuse what is not a finite positive number."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be a positive number, but is {value}")
+def _short(value: object) -> str:
+    if isinstance(value, Tensor):
+        return "?" if value.is_meta else f"{value.item():.6g}"
+    return repr(str(value)) if isinstance(value, torch.device) else repr(value)
 
 
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuse what is not among the allowed words."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, but is {value!r}")
+# ---------------------------------------------------------------------------------------------------------------------
+# Objectives without state
+# ---------------------------------------------------------------------------------------------------------------------
 
 
-def check_range(
-    name: str, value: float, low: float, high: float, *, low_open: bool = False, high_open: bool = False
-) -> None:
-    """Refuse a number outside an interval."""
-    if not ((low < value if low_open else low <= value) and (value < high if high_open else value <= high)):
-        interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
-        raise ValueError(f"{name} must be in {interval}, but is {value}")
+@dataclass(frozen=True)
+class Scores:
+    """Scores of this process's anchors against all candidates.
+
+    Attributes:
+        batch: the global batch.
+        xy: (b, B), this process's x against all y.
+        yx: (b, B), this process's y against all x.
+        positives: (b,), the column of each anchor's positive.
+        masked: (b, B) bool, pairs of samples that share an id and are not a positive; None if there are no ids.
+
+    """
+
+    batch: GatheredBatch
+    xy: Tensor
+    yx: Tensor
+    positives: Tensor
+    masked: Tensor | None
+
+
+class AutogradObjective(Objective):
+    """An objective without state: the mean over the global batch of a loss per anchor.
+
+    A process computes the rows of its own anchors against all candidates, (b, B), never (B, B). The losses of all
+    processes add up to the global loss, and gradients of gathered features go back to the processes they came from.
+    """
+
+    def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the losses of this process's anchors; subclasses implement this.
+
+        Args:
+            scores: scores of this process's anchors.
+
+        Returns:
+            The loss per anchor on side x and on side y, (b,) each, and metrics.
+
+        """
+        raise NotImplementedError
+
+    def compute(self, batch: GatheredBatch) -> ObjectiveOutput:
+        """Compute the mean over the anchors of all processes."""
+        # one nan or inf anywhere makes the sum of all positives' scores nan or inf
+        positive = torch.dot(batch.x.detach().reshape(-1), batch.y.detach().reshape(-1))
+        self.check_features(batch, positive.isfinite())
+        processes = distributed.world_size()
+        xy = batch.local_x @ batch.y.T
+        yx = xy.T if processes == 1 else batch.local_y @ batch.x.T
+        positives = torch.arange(batch.rows.start, batch.rows.stop, device=xy.device)
+        masked = None
+        if batch.ids is not None:
+            masked = batch.excluded().scatter_(1, positives[:, None], False)
+        x, y, metrics = self.losses(Scores(batch, xy, yx, positives, masked))
+        means = torch.stack([x.mean(), y.mean()])  # times 1/K, summed over K processes, is the global mean
+        everywhere = distributed.sum_over_processes(means) / processes
+        loss = means.sum()
+        if processes > 1:
+            loss = loss + (everywhere.sum() - loss).detach()
+        return ObjectiveOutput(loss, {"objective_x": everywhere[0], "objective_y": everywhere[1]} | metrics)

@@ -1,12 +1,13 @@
-"""DCL: debiased contrastive learning (Chuang et al. 2020); not the "decoupled" loss of the same initials.
+"""DCL: debiased contrastive learning (Chuang et al. 2020), not the "decoupled" loss with the same initials.
 
-A share tau_plus of the negatives is taken to be false, and their expected part is subtracted. Per side, N = B - 1,
+A share tau_plus of the negatives is assumed to be false, and its expected contribution is subtracted. Per side, with
+N = B - 1,
 
     Ng_i = max( (sum_{j != i} e^(s_ij/tau) - tau_plus N e^(s_ii/tau)) / (1 - tau_plus),  N e^(-1/tau) )
     minimize  (1/2) sum over sides of  mean_i -log( e^(s_ii/tau) / (e^(s_ii/tau) + Ng_i) )
 
-Computed in logs relative to the positive, so that it stays finite at any temperature.
-Relations: tau_plus = 0 is CLIP.
+It is computed in logs relative to the positive, and therefore finite at any temperature.
+Relations: with tau_plus = 0 it is CLIP.
 """
 
 import math
@@ -14,31 +15,36 @@ import math
 import torch
 from torch import Tensor
 
-from nuclr.objectives.autograd import AutogradObjective, Scores
-from nuclr.objectives.base import check_range
+from nuclr.objectives.base import AutogradObjective, Scores
+from nuclr.objectives.checks import check_range
 
 
 class DCL(AutogradObjective):
-    """CLIP with the expected part of false negatives taken off.
+    """CLIP without the expected contribution of false negatives.
 
     Args:
         temperature: tau.
         tau_plus: the share of negatives that are false, in [0, 1).
+        normalize: as in `Objective`.
+
+    Example:
+        >>> DCL(tau_plus=0.01)
+        DCL(temperature=0.05, tau_plus=0.01, normalize=False)
 
     """
 
-    def __init__(self, temperature: float = 0.05, tau_plus: float = 0.1) -> None:
-        super().__init__(temperature)
+    def __init__(self, temperature: float = 0.05, tau_plus: float = 0.1, normalize: bool = False) -> None:
+        super().__init__(temperature, normalize)
         self.tau_plus = tau_plus
         self.check_settings()
 
     def check_settings(self) -> None:
-        """Refuse a share of false negatives outside [0, 1)."""
+        """Raise a ValueError if the temperature or tau_plus is out of range."""
         super().check_settings()
         check_range("tau_plus", self.tau_plus, 0, 1, high_open=True)
 
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Each own anchor's loss, halved."""
+        """Return half of each anchor's loss; see `AutogradObjective`."""
         return self._side(scores.xy, scores) / 2, self._side(scores.yx, scores) / 2, {}
 
     def _side(self, side: Tensor, scores: Scores) -> Tensor:
@@ -47,8 +53,8 @@ class DCL(AutogradObjective):
         count = (~excluded).sum(dim=1).to(side.dtype)
         margins = ((side - positive) / self.temperature).masked_fill(excluded, -math.inf)
         log_sum = margins.logsumexp(dim=1)
-        # log of (e^log_sum - tau_plus N) / (1 - tau_plus); where that is not positive the lower bound takes over, and
-        # the inner `where` keeps a nan of the branch not taken out of the gradient
+        # `debiased` is log( (e^log_sum - tau_plus N) / (1 - tau_plus) ). If that is not positive, the lower bound is
+        # used, and the inner `where` keeps the nan of the other branch out of the gradient.
         log_false = (self.tau_plus * count).log()
         debiasable = log_sum > log_false
         gap = torch.where(debiasable, log_false - log_sum, -1.0)

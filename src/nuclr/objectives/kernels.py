@@ -1,18 +1,19 @@
-"""Pure pieces of the stateful objectives: log-domain averages, and both sides' exponentials of one batch.
+"""Batch kernels of the stateful objectives: running averages in logs, and the exponentials of both sides of a batch.
 
-For B pairs with scores s_ij = <x_i, y_j>, side x has anchors x and candidates y, side y the other way round:
+For B pairs with scores s_ij = <x_i, y_j>, side x has anchors x and candidates y; side y has them exchanged:
 
     e^x_ij = (s_ij - s_ii) / tau^x_i - zeta^y_j / tau,    e^y_ij = (s_ij - s_jj) / tau^y_j - zeta^x_i / tau
 
-SogCLR, iSogCLR and NUCLR all need, first, the log-sums of exp(e^x) along rows and of exp(e^y) along columns over the
-pairs that are negatives; then, once the running averages are known and with them a weight a_i per anchor,
+SogCLR, iSogCLR and NUCLR need two passes over these exponents. The first computes the log-sums of exp(e^x) along rows
+and of exp(e^y) along columns, over the negatives only. From these follow the running averages and a weight a_i per
+anchor. The second computes
 
     W_ij = exp(e^x_ij) a^x_i + exp(e^y_ij) a^y_j,    W_ii = -(what both anchors of pair i give to their negatives),
 
-W y / b, W^T x / b, the gradient of this process's b pairs, and column and row sums for zeta.
+then W y / b and W^T x / b, the gradient of the b pairs of this process, and the row and column sums that move zeta.
 
-`contrast` returns an object with these two passes. `SharedContrast` takes one exponential for everything and three
-matrix products in all; `TiledContrast` is exact for every temperature and needs O(tile x B) memory.
+`make_kernel` returns an object with these two passes. `SharedKernel` takes one exponential per pair of samples and
+three matrix products in total. `TiledKernel` is exact at every temperature and needs O(tile x B) memory.
 """
 
 import math
@@ -22,78 +23,110 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-KEPT_ELEMENTS = 1 << 24  # B x B buffers, two at most, are kept up to B = 4096: 64 MiB each in float32
+KEPT_ELEMENTS = 1 << 24  # at most two B x B buffers are kept, up to B = 4096: 64 MiB each in float32
 TILE_ELEMENTS = 1 << 21  # 8 MiB in float32: 128 rows at B = 16384
-SHARED_TILE_ELEMENTS = 1 << 19  # 2 MiB: what one step leaves of a tile in the cache the next one finds there
+SHARED_TILE_ELEMENTS = 1 << 19  # 2 MiB in float32: a tile stays in the cache between two operations on it
 LOG2_E = math.log2(math.e)
 
 
 def running_log_mean(log_u: Tensor, log_phi: Tensor, gamma: float) -> Tensor:
-    """log((1 - gamma) u + gamma phi), element by element; a sample never seen, log u = -inf, starts at phi."""
+    """Return log((1 - gamma) u + gamma phi) element by element; an unseen sample, log u = -inf, starts at phi.
+
+    Args:
+        log_u: log of the old averages, any shape.
+        log_phi: log of the new values, the same shape.
+        gamma: weight of the new values, in (0, 1].
+
+    Returns:
+        Log of the new averages.
+
+    Example:
+        >>> running_log_mean(torch.tensor([0.0, -math.inf]), torch.tensor([3.0, 4.0]), gamma=1.0)
+        tensor([3., 4.])
+
+    """
     log_old = log_u + (math.log1p(-gamma) if gamma < 1 else -math.inf)
     mixed = torch.logaddexp(log_old, log_phi + math.log(gamma))
     return torch.where(log_u.isneginf(), log_phi, mixed)
 
 
-class Pairs(NamedTuple):
-    """The global batch, of which `rows` are this process's; tensors of both sides have side x in row 0."""
+class KernelBatch(NamedTuple):
+    """What the kernels need of the global batch. Tensors with one row per side have side x in row 0."""
 
     x: Tensor  # (B, d)
     y: Tensor  # (B, d)
-    log_own: Tensor  # (2, B), -zeta/tau of each side's candidates: y's, then x's; it is theirs as positives, too
-    tau: float | Tensor  # (2, B), of each side's anchors, where it differs
-    ids: Tensor | None  # (B, 2): pairs that agree in a column are no negatives of each other; None: only i = j is out
-    rows: slice
+    log_own: Tensor  # (2, B), -zeta/tau of each side's candidates: those of y, then those of x
+    tau: float | Tensor  # temperature of the anchors: one number, or (2, B)
+    ids: Tensor | None  # (B, 2): pairs that agree in a column are not negatives of each other; None: only i = j is not
+    rows: slice  # the pairs of this process
 
     @property
     def whole(self) -> bool:
-        """Whether this is the only process."""
+        """Whether this process has all pairs."""
         return self.rows == slice(0, len(self.x))
 
-    def swapped(self) -> "Pairs":
-        """The same with the sides exchanged."""
+    def swapped(self) -> "KernelBatch":
+        """Return the batch with its sides exchanged."""
         tau = self.tau if isinstance(self.tau, float) else self.tau.flip(0)
-        return Pairs(self.y, self.x, self.log_own.flip(0), tau, self.ids, self.rows)
+        return KernelBatch(self.y, self.x, self.log_own.flip(0), tau, self.ids, self.rows)
 
 
 class Gradients(NamedTuple):
-    """What the second pass returns for this process's b pairs."""
+    """Results of the second pass for the b pairs of this process."""
 
     x: Tensor  # (b, d)  sum_j W_ij y_j / b
     y: Tensor  # (b, d)  sum_i W_ij x_i / b
-    extra: Tensor | None  # (2, b), masses or moments, as asked for
+    extra: Tensor | None  # (2, b), the masses or the moments, if requested
 
 
-class Contrast(Protocol):
-    """Two passes over the exponentials of one batch, the first when it is made."""
+class BatchKernel(Protocol):
+    """Two passes over the exponentials of one batch. The constructor does the first one."""
 
-    finite: Tensor | bool  # whether all features are; a scalar
-    log_sums: Tensor  # (2, b), log sum_j exp(e^x_ij) and log sum_i exp(e^y_ij) over the negatives of own anchors
+    finite: Tensor | bool  # whether all features are finite; a scalar
+    log_sums: Tensor  # (2, b), log sum_j exp(e^x_ij) and log sum_i exp(e^y_ij) over negatives of this process's anchors
 
     def gradients(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Gradients:
-        """Weighted sums over the negatives.
+        """Compute weighted sums over the negatives.
 
         Args:
             log_weight: log a^x and log a^y of all anchors, (2, B).
-            log_total: log partition functions of all anchors, (2, B), to ask for masses, what the anchors' probability
-                lays on this process's candidates, (2, b): sum_i exp(e^x_ij - log_total^x_i) for each y_j, and
-                sum_j exp(e^y_ij - log_total^y_j) for each x_i.
-            moments: ask for sum_j a^x_i exp(e^x_ij) e^x_ij of this process's anchors, and for side y, (2, b).
+            log_total: log partition functions of all anchors, (2, B), which requests the masses. The mass of a
+                candidate is the sum of the probabilities that all anchors give it:
+                sum_i exp(e^x_ij - log_total^x_i) for y_j, and sum_j exp(e^y_ij - log_total^y_j) for x_i.
+            moments: whether to return sum_j a^x_i exp(e^x_ij) e^x_ij per anchor of this process, and the same for
+                side y.
+
+        Returns:
+            The gradients, and in `extra` the masses or moments, (2, b).
 
         """
 
 
 class Workspace:
-    """Buffers that live from step to step: fresh memory costs a page fault every 4 KiB, more than the arithmetic."""
+    """Buffers that are reused from step to step.
+
+    New memory costs one page fault per 4 KiB, which takes longer than the arithmetic on it.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
     def take(self, name: str, rows: int, columns: int, like: Tensor) -> Tensor:
-        """(rows, columns), uninitialized, in the dtype and on the device of `like`; voids the one of this name."""
+        """Return an uninitialized buffer.
+
+        Args:
+            name: name of the buffer. A second call with this name may return the same memory.
+            rows: number of rows.
+            columns: number of columns.
+            like: a tensor with the dtype and device to use.
+
+        Returns:
+            A (rows, columns) tensor.
+
+        """
         kept = self._kept.get(name)
         if kept is None or kept.numel() < rows * columns or kept.dtype != like.dtype or kept.device != like.device:
-            with torch.inference_mode(False):  # or an evaluation under it would leave one that training cannot write
+            with torch.inference_mode(False):  # training cannot write to a buffer made in inference mode
                 self._kept[name] = kept = torch.empty(rows * columns, dtype=like.dtype, device=like.device)
         return kept.as_strided((rows, columns), (columns, 1))
 
@@ -101,22 +134,39 @@ class Workspace:
         return Workspace, ()  # copies and pickles start empty
 
 
-def contrast(pairs: Pairs, workspace: Workspace, *, bounded: bool) -> Contrast:
-    """Choose the faster exact way for this batch; what is B x B may stay in the workspace.
+def make_kernel(batch: KernelBatch, workspace: Workspace, *, bounded: bool) -> BatchKernel:
+    """Choose the faster of the kernels that are exact for this batch.
 
-    bounded: each anchor's weight to come is at most 1/gamma over the sum of its exponentials.
+    Args:
+        batch: the global batch.
+        workspace: holds B x B buffers, which are reused from step to step.
+        bounded: whether each anchor's weight in the second pass is at most 1/gamma over the sum of its exponentials.
+
+    Returns:
+        A kernel whose first pass is done.
+
     """
-    small = len(pairs.x) ** 2 <= KEPT_ELEMENTS
-    # Looking at values is free on a CPU and exponentials are dear there; on an accelerator it is the other way round.
-    if bounded and small and pairs.whole and isinstance(pairs.tau, float) and pairs.x.device.type == "cpu":
-        shared = SharedContrast.where_exact(pairs, pairs.tau, workspace)
+    small = len(batch.x) ** 2 <= KEPT_ELEMENTS
+    # On CPU, reading a value is free and exp is expensive; on an accelerator it is the reverse.
+    if bounded and small and batch.whole and isinstance(batch.tau, float) and batch.x.device.type == "cpu":
+        shared = SharedKernel.if_exact(batch, batch.tau, workspace)
         if shared is not None:
             return shared
-    return TiledContrast(pairs, workspace)
+    return TiledKernel(batch, workspace)
 
 
 def is_excluded(ids: Tensor, rows: slice, workspace: Workspace) -> Tensor:
-    """Pairs that are no negatives: (b, B), true where one of the columns of ids (B, 2) agrees."""
+    """Return which pairs of samples are not negatives of each other.
+
+    Args:
+        ids: (B, 2), the x_id and y_id of each pair.
+        rows: the b anchors to look at.
+        workspace: holds the result.
+
+    Returns:
+        (b, B) bool: True if anchor and candidate share an x_id or a y_id.
+
+    """
     mine, flag = ids[rows], ids.new_empty(0, dtype=torch.bool)
     x, y = (workspace.take(f"same {side}", len(mine), len(ids), flag) for side in "xy")
     torch.eq(mine[:, None, 0], ids[:, 0], out=x)
@@ -124,23 +174,27 @@ def is_excluded(ids: Tensor, rows: slice, workspace: Workspace) -> Tensor:
     return x.logical_or_(y)
 
 
-class SharedContrast:
-    """E_ij = 2^(s_ij log2(e)/tau - shift) serves both sides: the rest of each exponent is a row or a column factor.
+class SharedKernel:
+    """A kernel that uses E_ij = 2^(s_ij log2(e)/tau - shift) for both sides.
 
-    Exact where no E and no product with the factors leaves the floating-point range, which `where_exact` checks: with
-    h the half-range of the exponents of E and z that of zeta/tau, both sides together, h + 2z below 0.85 of the largest
-    exponent. Then, weights being bounded, also a_i b_j <= e^(h + 2z) / gamma for every pair, the left-out ones
-    included, and sums over B stay finite.
+    What remains of each exponent is a factor of the row or of the column.
 
-    What another core has read is slow to write to where the two share no cache: up to ten times. So all steps between
-    the matrix products go over the same tiles, and W does not overwrite E, which both have read.
+    The kernel is exact if neither E nor its products with the factors leave the floating-point range. `if_exact` checks
+    this: with h the half-range of the exponents of E, and z that of zeta/tau over both sides, h + 2z must be below 0.85
+    of the largest exponent. Since the weights are bounded, a_i b_j <= e^(h + 2z) / gamma then holds for every pair of
+    samples, the masked ones included, and sums over B stay finite.
+
+    Writing to memory that another core has just read can be ten times slower if the cores do not share a cache.
+    Therefore all operations between the matrix products use the same tiles, and W does not overwrite E.
     """
 
-    def __init__(self, pairs: Pairs, exponents: Tensor, factors: Tensor, offsets: Tensor, workspace: Workspace) -> None:
-        self.pairs, self.workspace = pairs, workspace
-        self.finite: Tensor | bool = True  # or the range of the exponents would not be
-        self.factors = factors  # (2, B), of both sides' candidates
-        self.offsets = offsets  # (B,), the rest of the exponents of a pair's anchors
+    def __init__(
+        self, batch: KernelBatch, exponents: Tensor, factors: Tensor, offsets: Tensor, workspace: Workspace
+    ) -> None:
+        self.batch, self.workspace = batch, workspace
+        self.finite: Tensor | bool = True  # `if_exact` has seen that all scores are finite
+        self.factors = factors  # (2, B), of the candidates of both sides
+        self.offsets = offsets  # (B,), what remains of the exponents of a pair's anchors
         self.of_y, self.of_x = factors.unbind()
         sums = torch.empty_like(factors)
         self.along_rows, self.along_columns = sums.unbind()
@@ -152,17 +206,17 @@ class SharedContrast:
         self.log_sums = sums.log().add_(offsets)
 
     @classmethod
-    def where_exact(cls, pairs: Pairs, tau: float, workspace: Workspace) -> "SharedContrast | None":
-        """The shared form of this batch, or None where its exponents span too much."""
-        least, most = (bound.item() for bound in pairs.log_own.aminmax())
+    def if_exact(cls, batch: KernelBatch, tau: float, workspace: Workspace) -> "SharedKernel | None":
+        """Return the kernel of this batch, or None if the range of its exponents is too wide."""
+        least, most = (bound.item() for bound in batch.log_own.aminmax())
         center = (least + most) / 2
-        allowed = 0.85 * math.log(torch.finfo(pairs.x.dtype).max) - (most - least)
-        size = len(pairs.x)
-        scaled = workspace.take("scores", size, size, pairs.x)
-        scaled.addmm_(pairs.x, pairs.y.T, beta=0, alpha=LOG2_E / tau)
+        allowed = 0.85 * math.log(torch.finfo(batch.x.dtype).max) - (most - least)
+        size = len(batch.x)
+        scaled = workspace.take("scores", size, size, batch.x)
+        scaled.addmm_(batch.x, batch.y.T, beta=0, alpha=LOG2_E / tau)
         diagonal = scaled.diagonal()
         offsets = torch.rsub(diagonal, center, alpha=1 / LOG2_E)
-        diagonal.copy_(scaled[0, 1])  # positives do not count in the range
+        diagonal.copy_(scaled[0, 1])  # positives are not part of the range
         bounds = [bound.item() for rows in _shared_tiles(size) for bound in scaled[rows].aminmax()]
         if not math.isfinite(sum(bounds)):
             return None
@@ -174,13 +228,13 @@ class SharedContrast:
             scaled.sub_(shift)
             offsets += shift / LOG2_E
         diagonal.fill_(-math.inf)
-        if pairs.ids is not None:
-            scaled.masked_fill_(is_excluded(pairs.ids, slice(None), workspace), -math.inf)
-        return cls(pairs, scaled, (pairs.log_own - center).exp_(), offsets, workspace)
+        if batch.ids is not None:
+            scaled.masked_fill_(is_excluded(batch.ids, slice(None), workspace), -math.inf)
+        return cls(batch, scaled, (batch.log_own - center).exp_(), offsets, workspace)
 
     def gradients(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Gradients:
-        """See `Contrast`."""
-        assert not moments, "moments need a temperature per anchor, which TiledContrast serves"
+        """Compute weighted sums over the negatives; see `BatchKernel`."""
+        assert not moments, "moments need one temperature per anchor; use TiledKernel"
         weight_x, weight_y = torch.exp(self.offsets + log_weight).unbind()
         masses = None
         if log_total is not None:
@@ -200,28 +254,28 @@ class SharedContrast:
             masses.mul_(self.factors)
         diagonal = weights.diagonal()
         diagonal.addcmul_(weight_x, self.along_rows, value=-1).addcmul_(weight_y, self.along_columns, value=-1)
-        return Gradients(_mean(weights, self.pairs.y), _mean(weights.T, self.pairs.x), masses)
+        return Gradients(_mean(weights, self.batch.y), _mean(weights.T, self.batch.x), masses)
 
 
-class TiledContrast:
-    """Row tiles of the scores, each side's exponent on its own, every log-sum with its own maximum.
+class TiledKernel:
+    """A kernel that computes the exponents of each side separately, in row tiles, with one maximum per log-sum.
 
-    On one process a tile serves its rows as anchors of side x and all columns as anchors of side y. On several, a
-    process needs the rows of its x against all y and of its y against all x: the same loop, once per side.
+    On one process, a tile has its rows as anchors of side x and all columns as anchors of side y. With several
+    processes, each one needs its x against all y and its y against all x: the same loop, once per side.
     """
 
-    def __init__(self, pairs: Pairs, workspace: Workspace) -> None:
-        self.pairs, self.workspace = pairs, workspace
-        self.positives = (pairs.x * pairs.y).sum(dim=1)
-        # a single nan or inf spoils the sum, wherever it stands
+    def __init__(self, batch: KernelBatch, workspace: Workspace) -> None:
+        self.batch, self.workspace = batch, workspace
+        self.positives = (batch.x * batch.y).sum(dim=1)
+        # one nan or inf anywhere makes the sum nan or inf
         self.finite: Tensor | bool = self.positives.sum().isfinite()
-        self.blocks = [_Block(pairs, workspace, "scores")]
-        if not pairs.whole:
-            self.blocks.append(_Block(pairs.swapped(), workspace, "scores of side y"))
+        self.blocks = [_ScoreBlock(batch, workspace, "scores")]
+        if not batch.whole:
+            self.blocks.append(_ScoreBlock(batch.swapped(), workspace, "scores of side y"))
         self.log_sums = self._log_sums()
 
     def _log_sums(self) -> Tensor:
-        whole, sums = self.pairs.whole, []
+        whole, sums = self.batch.whole, []
         for block in self.blocks:
             along_rows, along_columns = [], torch.full_like(self.positives, -math.inf)
             for rows, scores in block.tiles():
@@ -237,10 +291,10 @@ class TiledContrast:
         return torch.stack(sums)
 
     def gradients(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Gradients:
-        """See `Contrast`."""
-        pull = (log_weight[:, self.pairs.rows] + self.log_sums).exp_().sum(dim=0)
+        """Compute weighted sums over the negatives; see `BatchKernel`."""
+        pull = (log_weight[:, self.batch.rows] + self.log_sums).exp_().sum(dim=0)
         one = self._block_gradients(self.blocks[0], pull, log_weight, log_total, moments)
-        if self.pairs.whole:
+        if self.batch.whole:
             return one
         # the second block has the sides swapped
         two = self._block_gradients(
@@ -248,17 +302,17 @@ class TiledContrast:
         )
         extra = None
         if one.extra is not None and two.extra is not None:
-            # of each block only the rows are complete: masses on row candidates, moments of row anchors
+            # only the rows of a block are complete: masses of row candidates, moments of row anchors
             extra = torch.stack([one.extra[0], two.extra[0]] if moments else [two.extra[1], one.extra[1]])
         return Gradients(one.x, two.x, extra)
 
     def _block_gradients(
-        self, block: "_Block", pull: Tensor, log_weight: Tensor, log_total: Tensor | None, moments: bool
+        self, block: "_ScoreBlock", pull: Tensor, log_weight: Tensor, log_total: Tensor | None, moments: bool
     ) -> Gradients:
-        x, y, whole = block.pairs.x, block.pairs.y, block.pairs.whole
-        start, count, new = block.pairs.rows.start, len(pull), pull.new_zeros
+        x, y, whole = block.batch.x, block.batch.y, block.batch.whole
+        start, count, new = block.batch.rows.start, len(pull), pull.new_zeros
         grad_x, grad_y, extra = new(count, x.shape[1]), new(count if whole else 0, x.shape[1]), new(2, count)
-        # of probability to weight, <= 1 where xi bounds zeta: the total holds the positive's own term, exp(-zeta/tau)
+        # probability / weight; it is <= 1 if xi bounds zeta, since the total includes the positive's exp(-zeta/tau)
         ratio = None
         if log_total is not None:
             ratio = (log_total + log_weight).neg_().exp_().clamp_(max=torch.finfo(log_total.dtype).max)
@@ -289,59 +343,59 @@ class TiledContrast:
         return Gradients(grad_x, grad_y, extra if moments or ratio is not None else None)
 
     def _excluded(self, rows: slice) -> Tensor | None:
-        return None if self.pairs.ids is None else is_excluded(self.pairs.ids, rows, self.workspace)
+        return None if self.batch.ids is None else is_excluded(self.batch.ids, rows, self.workspace)
 
-    def _of_rows(self, block: "_Block", rows: slice, scores: Tensor, excluded: Tensor | None) -> Tensor:
-        """Exponents of the rows as anchors, (tile, B)."""
+    def _of_rows(self, block: "_ScoreBlock", rows: slice, scores: Tensor, excluded: Tensor | None) -> Tensor:
+        """Return the exponents with rows as anchors, (tile, B)."""
         exponents = torch.sub(scores, self.positives[rows, None], out=self._like("rows", scores))
-        exponents.div_(block.tau[0, rows, None]).add_(block.pairs.log_own[0])
+        exponents.div_(block.tau[0, rows, None]).add_(block.batch.log_own[0])
         return _without_positives(exponents, rows, excluded)
 
-    def _of_columns(self, block: "_Block", rows: slice, scores: Tensor, excluded: Tensor | None) -> Tensor:
-        """Exponents of the columns as anchors, (tile, B)."""
+    def _of_columns(self, block: "_ScoreBlock", rows: slice, scores: Tensor, excluded: Tensor | None) -> Tensor:
+        """Return the exponents with columns as anchors, (tile, B)."""
         exponents = torch.sub(scores, self.positives, out=self._like("columns", scores))
-        exponents.div_(block.tau[1]).add_(block.pairs.log_own[1, rows, None])
+        exponents.div_(block.tau[1]).add_(block.batch.log_own[1, rows, None])
         return _without_positives(exponents, rows, excluded)
 
     def _like(self, name: str, tile: Tensor) -> Tensor:
         return self.workspace.take(name, tile.shape[0], tile.shape[1], tile)
 
 
-class _Block:
-    """Scores of own x against all y; kept where they are small, multiplied again at each pass otherwise."""
+class _ScoreBlock:
+    """Scores of this process's x against all y. Small ones are kept, large ones are recomputed in each pass."""
 
-    def __init__(self, pairs: Pairs, workspace: Workspace, name: str) -> None:
-        self.pairs, self.workspace, self.name = pairs, workspace, name
-        self.tau = pairs.tau if isinstance(pairs.tau, Tensor) else torch.full_like(pairs.log_own, pairs.tau)
-        keep = (pairs.rows.stop - pairs.rows.start) * len(pairs.y) <= KEPT_ELEMENTS
-        self.kept = self._scores(pairs.rows) if keep else None
+    def __init__(self, batch: KernelBatch, workspace: Workspace, name: str) -> None:
+        self.batch, self.workspace, self.name = batch, workspace, name
+        self.tau = batch.tau if isinstance(batch.tau, Tensor) else torch.full_like(batch.log_own, batch.tau)
+        keep = (batch.rows.stop - batch.rows.start) * len(batch.y) <= KEPT_ELEMENTS
+        self.kept = self._scores(batch.rows) if keep else None
 
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """Pairs of global row numbers and their scores (tile, B), which are not to be written to."""
-        start, stop = self.pairs.rows.start, self.pairs.rows.stop
-        for local in _tiles(stop - start, TILE_ELEMENTS // len(self.pairs.y)):
+        """Iterate over global row numbers and their scores (tile, B), which must not be overwritten."""
+        start, stop = self.batch.rows.start, self.batch.rows.stop
+        for local in _tiles(stop - start, TILE_ELEMENTS // len(self.batch.y)):
             rows = slice(start + local.start, start + local.stop)
             yield rows, self._scores(rows) if self.kept is None else self.kept[local]
 
     def _scores(self, rows: slice) -> Tensor:
-        x, y = self.pairs.x[rows], self.pairs.y
+        x, y = self.batch.x[rows], self.batch.y
         return torch.mm(x, y.T, out=self.workspace.take(self.name, len(x), len(y), y))
 
 
 def _without_positives(exponents: Tensor, rows: slice, excluded: Tensor | None) -> Tensor:
-    # the lowest finite number, not -inf: its exponential is 0 as well, and 0 times it is 0
+    # the lowest finite number instead of -inf: its exponential is 0 as well, and 0 times it is 0, not nan
     lowest = torch.finfo(exponents.dtype).min
     exponents.diagonal(rows.start).fill_(lowest)
     return exponents if excluded is None else exponents.masked_fill_(excluded, lowest)
 
 
 def _beta(rows: slice) -> int:
-    """What is kept of a sum over tiles when that of these rows is added: of the first one nothing."""
+    """Return the factor of the old sum when this tile is added: 0 for the first tile, else 1."""
     return int(rows.start > 0)
 
 
 def _mean(weights: Tensor, features: Tensor) -> Tensor:
-    """weights (b, B) @ features (B, d) / b."""
+    """Return weights (b, B) @ features (B, d) / b."""
     return features.new_empty(len(weights), features.shape[1]).addmm_(weights, features, beta=0, alpha=1 / len(weights))
 
 
@@ -355,7 +409,7 @@ def _tiles(total: int, size: int) -> Iterator[slice]:
 
 
 def _log_sum_exp_(exponents: Tensor, dim: int) -> Tensor:
-    """Log sum exp along dim, in place; -inf where all terms are left out."""
+    """Return log sum exp along `dim`, overwriting the exponents; -inf if all terms are excluded."""
     largest = exponents.amax(dim, keepdim=True)
     sums = exponents.sub_(largest).exp_().sum(dim)
     none = largest.squeeze(dim) == torch.finfo(exponents.dtype).min

@@ -96,6 +96,7 @@ class Objective:
     zeta_momentum: float | None = number(None, 0, 1)
     zeta_estimator: Literal["reference", "unbiased", "paper"] | None = None
     state_device: str | None = None
+    normalize: bool | None = None
 
 
 @dataclass(frozen=True)
