@@ -53,7 +53,9 @@ def test_features_that_are_not_finite(name: str, value: float, side: str, rows: 
 @pytest.mark.parametrize("name", ALL)
 def test_features_too_large(name: str) -> None:
     objective = build(name, num_samples=N)
-    with pytest.raises(ValueError, match=r"x must have unit norm, but row \d of the global batch has norm 1e\+20; pass F.normalize"):
+    with pytest.raises(
+        ValueError, match=r"x must have unit norm, but row \d of the global batch has norm 1e\+20; pass F.normalize"
+    ):
         objective(features() * 1e20, features() * 1e20, torch.arange(4))
 
 
