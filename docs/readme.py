@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the files beside docs/ are pages of the site as well, so that nothing is written twice."""
+"""mkdocs hook: make README, CONTRIBUTING and CHANGELOG pages of the site, so that nothing is written twice."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add them, with links as seen from docs/."""
+    """Add the pages, with links adjusted to docs/."""
     root = Path(config.config_file_path).parent
     for source, page in PAGES.items():
         text = (root / source).read_text().replace("](docs/", "](")
