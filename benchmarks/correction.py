@@ -135,7 +135,7 @@ def measure(run: Path, bank_size: int) -> tuple[str, list[dict[str, Outcomes]]]:
     bank = Bank(*query_bank(subject, train.pairs, train.numbers, bank_size))
     whole = Features(features.x, features.y, features.pairs)
     name = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["objective"]["name"]
-    return name, [half_outcomes(whole.of_images(rows), bank) for rows in halves(len(whole.x))]
+    return name, [half_outcomes(whole.of_x(rows), bank) for rows in halves(len(whole.x))]
 
 
 def summarize(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, dict[str, Any]]:

@@ -43,7 +43,7 @@ def comparison(label: str = "NUCLR") -> dict:
         return {
             "method": method,
             "label": name,
-            "figures": {"val": {metric: spread(mean) for metric in metrics}},
+            "metrics": {"val": {metric: spread(mean) for metric in metrics}},
             "corrected": {"val": {"train": {"mean_R@1": spread(mean), "gain": difference}}},
             "false_negatives": None,
             "tuning": {"chosen": {"val": {"objective.temperature": 0.03}}, "tried": []},

@@ -1,4 +1,4 @@
-"""`nuclr compare`: several methods on the same data and budget, tuned alike, with honest statistics."""
+"""`nuclr compare`: train several methods on the same data with the same budget, tune them alike, and compare them."""
 
 import os
 import shlex
@@ -15,10 +15,10 @@ EPILOG = """
 Examples:
 
     nuclr compare methods=sogclr,nuclr seeds=2 --out runs/small                    the built-in demo pairs
-    nuclr compare CONFIG methods=clip,sogclr,nuclr seeds=5 --halves --out runs/c   any config, any KEY=VALUE of it
-    nuclr compare CONFIG methods=sogclr,nuclr seeds=5 --tune gamma --out runs/g    gamma 0.3 and 0.8 for both
+    nuclr compare CONFIG methods=clip,sogclr,nuclr seeds=5 --halves --out runs/c   any config with any KEY=VALUE
+    nuclr compare CONFIG methods=sogclr,nuclr seeds=5 --tune gamma --out runs/g    tune gamma (0.3, 0.8) for both
 """
-_TUNING, _STUDIES = "Tuning", "Other studies, with the settings that tuning chose"
+_TUNING, _STUDIES = "Tuning", "Other studies, with the tuned settings"
 
 
 def compare(
@@ -26,7 +26,8 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [methods=A,B,...] [seeds=N] [KEY=VALUE]...",
-            help="A YAML file; which methods and how many seeds; then settings to change for all.",
+            help="A YAML config file (default: the demo), the methods to compare, the number of seeds (default: 5), and "
+            "settings to change for all runs.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs, tables and figures.")] = Path("runs/compare"),
@@ -34,29 +35,29 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="[NAME=]PATH",
-            help="Pairs or an embedding file (retrieval), labeled images or .npz with x, labels, prompts "
-            "(classification), never used for tuning; may be given several times.",
+            help="A test set, never used for tuning: pairs or an embedding file (retrieval), labeled images or .npz with "
+            "x, labels, prompts (classification). May be given several times.",
         ),
     ] = None,
     halves: Annotated[
         bool,
         typer.Option(
-            "--halves", help="Split data.val by images: tune on one half, report on the other, and the reverse."
+            "--halves", help="Split data.val by images: tune on one half and report on the other, and the reverse."
         ),
     ] = False,
     baseline: Annotated[
-        str | None, typer.Option(help="Method that differences are taken to. Default: clip, or the first.")
+        str | None, typer.Option(help="Method that the others are compared with. Default: clip, or the first method.")
     ] = None,
     temperatures: Annotated[
-        str, typer.Option(rich_help_panel=_TUNING, help="Values that every method is tuned over.")
+        str, typer.Option(rich_help_panel=_TUNING, help="Temperatures that every method is tuned over.")
     ] = "0.01,0.03,0.05,0.07",
     tune: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[METHOD.]KEY=V1,V2",
             rich_help_panel=_TUNING,
-            help="Second knob in the place of a method's own: an option of the objective, or lr_factor. 'gamma' alone "
-            "is gamma=0.3,0.8.",
+            help="Tune this instead of the method's own hyperparameter: an option of the objective, or lr_factor (a factor "
+            "on optimizer.lr). 'gamma' alone means gamma=0.3,0.8.",
         ),
     ] = None,
     ablations: Annotated[
@@ -64,162 +65,164 @@ def compare(
         typer.Option(
             "--ablations",
             rich_help_panel=_STUDIES,
-            help="NUCLR with one part changed: zeta fixed, no xi, no freezing, zeta_init, estimators, gamma.",
+            help="Ablations of the methods that have some. NUCLR: zeta fixed, no xi, no freezing, zeta_init, xi_rule, "
+            "estimators, gamma.",
         ),
     ] = False,
     batch_sizes: Annotated[
         str | None,
-        typer.Option(metavar="B1,B2,...", rich_help_panel=_STUDIES, help="All methods at these batch sizes."),
+        typer.Option(metavar="B1,B2,...", rich_help_panel=_STUDIES, help="Train all methods at these batch sizes."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once. Default: one a core; one where there is a GPU.")
+        int | None, typer.Option(min=1, help="Number of runs at the same time. Default: one per CPU core, or one on a GPU.")
     ] = None,
 ) -> None:
-    """Train methods with several seeds on the same data, tune each over a grid of the same size, and compare.
+    """Train several methods with several seeds on the same data, tune each over a grid of the same size, and compare.
 
-    Every run is a folder below OUT/cells. Stop the command at any moment and give it again: it goes on, and nothing
-    that was finished is done again. Writes compare.json, table.md, table.csv and figures.
+    Every run is a folder in OUT/cells. The command can be stopped at any moment; run it again to resume, and finished
+    runs are not repeated. Writes compare.json, table.md, table.csv and figures.
     """
-    given = list(arguments or [])
-    path = Path(given.pop(0)) if given and "=" not in given[0] else None
-    options = {key: _take(given, key) for key in ("methods", "seeds")}
-    base = _base(path, given)
+    overrides = list(arguments or [])
+    path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
+    options = {key: _pop(overrides, key) for key in ("methods", "seeds")}
+    base = _base(path, overrides)
 
-    from nuclr.studies.compare import measure as sets
-    from nuclr.studies.compare import plan, studies, study
-    from nuclr.studies.compare import results as folder
+    from nuclr.objectives import entry, names
+    from nuclr.studies.compare import measure, plan, results
     from nuclr.studies.compare.pool import Stop
+    from nuclr.studies.compare.study import Request, Study
 
     if ablations and batch_sizes is not None:
-        raise UserError("--ablations and --batch-sizes are two studies; give one, and then the other in the same --out")
-    methods = plan.parse_methods(options["methods"] or ("sogclr,nuclr" if ablations else ",".join(plan.KNOBS)))
+        raise UserError("--ablations and --batch-sizes are two studies; run one, then the other with the same --out")
+    methods = plan.parse_methods(options["methods"] or ",".join(plan.ablated() if ablations else names()))
     seeds = plan.parse_seeds(options["seeds"] or "5")
     values = plan.parse_temperatures(temperatures)
-    base = _fair(base, given)
-    knobs = plan.knobs(methods, tune or [])
-    _check_overrides(given, methods, knobs)
-    tests = [sets.parse_test(text, base.data) for text in test or []]
+    base = _without_clipping(base, overrides)
+    tuned = plan.own_hyperparameters(methods, tune or [])
+    _check_overrides(overrides, methods, tuned)
+    tests = [measure.parse_test(text, base.data) for text in test or []]
     if len({one.name for one in tests}) < len(tests):
-        raise UserError("--test: two sets have the same name; give them others with --test NAME=PATH")
+        raise UserError("--test: two sets have the same name; name them with --test NAME=PATH")
     data, pairs = _check_data(base, halves)
-    wanted = _baseline(baseline, methods)
-    rows = studies.method_rows(methods, values, knobs, base.seed, wanted)
+    reference = _baseline(baseline, methods)
+    rows = plan.method_rows(methods, values, tuned, base.seed, reference)
     kind = "methods"
     if ablations:
-        kind, rows, wanted = "ablations", studies.ablation_rows(rows, base), "nuclr"
+        kind, rows = "ablations", plan.ablation_rows(rows, base)
+        reference = next(method for method in methods if entry(method).ablations)
     elif batch_sizes is not None:
-        kind, rows = "batch_sizes", studies.batch_rows(rows, studies.parse_sizes(batch_sizes, pairs))
+        kind, rows = "batch_sizes", plan.batch_rows(rows, plan.parse_sizes(batch_sizes, pairs))
     _check_models(rows, base)
-    request = study.Request(
-        base,
-        rows,
-        tuple(base.seed + seed for seed in seeds),
-        tuple(values),
-        knobs,
-        tuple(tests),
-        halves,
-        wanted,
-        kind,
-        data,
+    request = Request(
+        base=base,
+        rows=rows,
+        seeds=tuple(base.seed + seed for seed in seeds),
+        temperatures=tuple(values),
+        tuned=tuned,
+        tests=tuple(tests),
+        halves=halves,
+        baseline=reference,
+        kind=kind,
+        data=data,
     )
-    with folder.opened(out, request):
-        started = study.Study(request, out)
+    with results.opened(out, request):
+        study = Study(request, out)
         count = workers or _workers(base.device)
         try:
-            started.run(count)
-            started.examine(count)
+            study.run(count)
+            study.examine(count)
         except Stop as stop:
-            typer.echo(f"nuclr: {stop}; the same command goes on", err=True)
+            typer.echo(f"nuclr: {stop}; run the same command again to resume", err=True)
             sys.exit(stop.status)
-        content = folder.summarize(started, shlex.join(["nuclr", *sys.argv[1:]]))
-        folder.write(out, request.kind, content)
-        typer.echo(folder.tables.terminal(content))
+        content = results.summarize(study, shlex.join(["nuclr", *sys.argv[1:]]))
+        results.write(out, request.kind, content)
+        typer.echo(results.tables.terminal(content))
         typer.echo(f"Tables, figures and runs are in {out}")
         at_the_end(out)
-    for name, error in started.failed.items():
+    for name, error in study.failed.items():
         typer.echo(f"nuclr: {name} failed: {error}", err=True)
-    if started.failed or content["missing"]:
-        typer.echo(f"nuclr: {len(started.failed)} runs failed; the same command tries them again", err=True)
+    if study.failed or content["missing"]:
+        typer.echo(f"nuclr: {len(study.failed)} runs failed; run the same command again to retry them", err=True)
         raise typer.Exit(1)
 
 
-def _take(given: list[str], key: str) -> str | None:
-    """The value of key=..., removed from the list; the last one counts."""
-    found = [text for text in given if text.partition("=")[0] == key]
-    for text in found:
-        given.remove(text)
-    return found[-1].partition("=")[2] if found else None
+def _pop(overrides: list[str], key: str) -> str | None:
+    """Remove every "key=..." from the list and return the last value."""
+    matches = [text for text in overrides if text.partition("=")[0] == key]
+    for text in matches:
+        overrides.remove(text)
+    return matches[-1].partition("=")[2] if matches else None
 
 
-def _base(path: Path | None, given: list[str]) -> Any:
-    """Settings of all cells; unlike in `config.load`, an option may be that of any method."""
+def _base(path: Path | None, overrides: list[str]) -> Any:
+    """Return the settings of all cells. Unlike in `config.load`, an option may belong to any of the methods."""
     from nuclr.runs import config
     from nuclr.runs.settings import Settings
 
     values, source = (config.DEMO, "the demo") if path is None else (config.read(path), str(path))
     settings = config.fill(Settings(), values, source)
-    for key, value in map(config.split_override, given):
+    for key, value in map(config.split_override, overrides):
         settings = config.fill(settings, config.nest(key, value), f"{key}={value}")
     config.check(settings)
     return settings
 
 
-def _fair(base: Any, given: list[str]) -> Any:
-    """No clipping: CLIP's gradients are about 1/(2 tau) times SogCLR's, so no limit is the same for both."""
+def _without_clipping(base: Any, overrides: list[str]) -> Any:
+    """Switch clipping off: CLIP's gradients are about 1/(2 tau) times SogCLR's, so no limit treats both alike."""
     import dataclasses
 
     if base.optimizer.clip == 0:
         return base
-    if any(text.startswith("optimizer.clip=") for text in given):
+    if any(text.startswith("optimizer.clip=") for text in overrides):
         raise UserError(
-            "optimizer.clip: an absolute limit is unfair, as CLIP's gradients are about 1/(2 tau) times SogCLR's; "
-            "leave it out"
+            "optimizer.clip: an absolute limit is unfair, because CLIP's gradients are about 1/(2 tau) times SogCLR's; "
+            "remove it"
         )
-    typer.echo(f"nuclr: optimizer.clip={base.optimizer.clip:g} of the config is left out, to be fair to all", err=True)
+    typer.echo(f"nuclr: optimizer.clip={base.optimizer.clip:g} of the config is ignored, to be fair to all methods", err=True)
     return dataclasses.replace(base, optimizer=dataclasses.replace(base.optimizer, clip=0.0))
 
 
-def _check_overrides(given: list[str], methods: list[str], knobs: dict[str, Any]) -> None:
-    from nuclr.runs.settings import objective_keys
+def _check_overrides(overrides: list[str], methods: list[str], tuned: dict[str, Any]) -> None:
+    from nuclr.objectives import options
 
-    for text in given:
+    for text in overrides:
         key = text.partition("=")[0]
         section, _, name = key.partition(".")
         if key == "objective.name":
-            raise UserError("objective.name: say which methods to compare with methods=A,B,...")
+            raise UserError("objective.name: name the methods to compare with methods=A,B,...")
         if key == "objective.temperature":
             raise UserError("objective.temperature is tuned; give the values to try with --temperatures")
         if key == "out":
             raise UserError("out=...: name the folder with --out")
-        if section == "objective" and not any(name in objective_keys(method) for method in methods):
-            raise UserError(f"{key}: none of {', '.join(methods)} has such an option")
-        for method, knob in knobs.items():
-            if knob.key == key:
+        if section == "objective" and not any(name in options(method) for method in methods):
+            raise UserError(f"{key}: none of {', '.join(methods)} has an option {name!r}")
+        for method, hyperparameter in tuned.items():
+            if hyperparameter.key == key:
                 raise UserError(
                     f"{key} is tuned for {method}; give the values to try with --tune {method}.{name}=V1,V2"
                 )
 
 
 def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int]:
-    """Open what all cells read, so that a wrong path is found before anything is trained.
+    """Open the data of all cells, so a wrong path is reported before anything is trained.
 
-    Returns the fingerprints of the pairs to train and to tune on, and the number of the former.
+    Returns the fingerprints of the training and held-out pairs, and the number of training pairs.
     """
     from nuclr.runs import components as parts
 
     data = base.data
     if data.val is None:
-        raise UserError("data.val is missing: settings are chosen on held-out pairs; name them with data.val=...")
+        raise UserError("data.val is missing; tuning needs held-out pairs: name them with data.val=...")
     source = parts.open_source(data, data.train, data.split, data.keep, check=False)
     held_out = parts.open_source(data, data.val, data.val_split or data.split, check=False)
     images = len(set(held_out.pairs.x_id[held_out.numbers].tolist()))
     if halves and images < 4:
-        raise UserError(f"--halves: data.val has only {images} images")
+        raise UserError(f"--halves needs at least 4 images in data.val; {data.val} has {images}")
     return (source.pairs.fingerprint, held_out.pairs.fingerprint), len(source.numbers)
 
 
 def _check_models(rows: Any, base: Any) -> None:
-    """Build the model and every objective once: what no single setting shows."""
+    """Build the model and every objective once, to find settings that do not fit together."""
     from nuclr.runs import components as parts
     from nuclr.runs.launch import pick_device
     from nuclr.training import loop
@@ -231,14 +234,16 @@ def _check_models(rows: Any, base: Any) -> None:
             parts.make_objective(cell.settings(base).objective, 2)
 
 
-def _baseline(wanted: str | None, methods: list[str]) -> str:
-    if wanted is not None and wanted not in methods:
-        raise UserError(f"--baseline {wanted}: not among the methods {', '.join(methods)}")
-    return wanted or ("clip" if "clip" in methods else methods[0])
+def _baseline(named: str | None, methods: list[str]) -> str:
+    from nuclr.studies.compare.plan import BASELINE
+
+    if named is not None and named not in methods:
+        raise UserError(f"--baseline {named}: not among the methods {', '.join(methods)}")
+    return named or (BASELINE if BASELINE in methods else methods[0])
 
 
 def _workers(device: str) -> int:
-    """One a core; a GPU is not shared."""
+    """Return the default number of workers: one per CPU core, or one on a GPU."""
     from nuclr.runs.launch import pick_device
 
     if pick_device(device).type != "cpu":

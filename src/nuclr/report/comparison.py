@@ -107,7 +107,7 @@ def _tiles(content: dict[str, Any]) -> list[Tile]:
     what = "accuracy" if metric.startswith("acc") else "recall@1"
     found = []
     for row in list(content["rows"].values())[:8]:
-        value = row["figures"][where][metric]
+        value = row["metrics"][where][metric]
         spread = f"± {value['std']:.1f}, {what}, {where}"
         found.append(Tile(row["label"], f"{value['mean']:.1f}{numbers.SPACE}%", spread))
     return found
@@ -172,7 +172,7 @@ def _sizes(content: dict[str, Any]) -> list[Chart]:
     series = []
     for method, rows in by_method.items():
         rows.sort(key=lambda pair: pair[0])
-        values = np.array([row["figures"][where][metric]["per_seed"] for _, row in rows]).T
+        values = np.array([row["metrics"][where][metric]["per_seed"] for _, row in rows]).T
         label = rows[0][1]["label"].partition(",")[0]
         series.append(_band(label, [size for size, _ in rows], values, SLOTS.get(method, 7), False))
     ticks = sorted({x for s in series for x in s.x})

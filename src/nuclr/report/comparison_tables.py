@@ -36,7 +36,7 @@ def _figures(content: dict[str, Any], shown: list[tuple[str, str, str]]) -> Tabl
     """(set, metric, title) of the columns -> their table."""
     rows, means = [], []
     for row in content["rows"].values():
-        found = [row["figures"][where][metric] for where, metric, _ in shown]
+        found = [row["metrics"][where][metric] for where, metric, _ in shown]
         rows.append([row["label"], *(_cell(one) for one in found)])
         means.append([one["mean"] for one in found])
     best: set[tuple[int, int]] = set()
@@ -55,7 +55,7 @@ def corrected(content: dict[str, Any]) -> Table | None:
     rows = []
     for row in content["rows"].values():
         for where, banks in row["corrected"].items():
-            cells = [_cell(row["figures"][where]["mean_R@1"])]
+            cells = [_cell(row["metrics"][where]["mean_R@1"])]
             for bank in ("train", "queries"):
                 gain = banks[bank]["gain"] if bank in banks else None
                 cells.append(_cell(banks[bank]["mean_R@1"]) if gain else numbers.MISSING)

@@ -1,4 +1,4 @@
-"""The bootstrap against loops and against what is known of it."""
+"""The bootstrap against loops and against known results."""
 
 import numpy as np
 import pytest
@@ -17,32 +17,32 @@ def hits(seed: int, images: int = 7, captions: int = 3) -> dict[str, np.ndarray]
     }
 
 
-def test_figures_equal_loops_over_the_drawn_images_and_seeds():
+def test_resampled_metrics_equal_loops_over_the_drawn_images_and_seeds():
     outcomes = {"a": [hits(1), hits(2)], "b": [hits(3, images=5), hits(4, images=5)]}
     folds = [fold(name, per_seed_hits) for name, per_seed_hits in outcomes.items()]
     bootstrap = Bootstrap(2, resamples=20)
-    found = bootstrap.figures(folds)
+    resampled = bootstrap.metrics(folds)
     for r in range(20):
         values = []
-        for name, found_hits in outcomes.items():
-            size = len(found_hits[0]["i2t"])
+        for name, hits_by_seed in outcomes.items():
+            size = len(hits_by_seed[0]["i2t"])
             drawn = np.repeat(np.arange(size), bootstrap.images(name, size)[r].astype(int))
             assert len(drawn) == size
             for key in ("i2t", "t2i"):
                 by_seed = []
-                for one in found_hits:
+                for one in hits_by_seed:
                     queries = [q for image in drawn for q in np.flatnonzero(one[f"{key}_image"] == image)]
                     by_seed.append(np.mean([float(one[key][q, 0]) for q in queries]))
                 values.append(by_seed)
         expected = np.mean(values, axis=0) @ bootstrap._seeds[r]
-        assert found[r] == pytest.approx(expected, abs=1e-12)
+        assert resampled[r] == pytest.approx(expected, abs=1e-12)
 
 
 def test_per_seed_is_the_mean_of_both_directions_and_of_the_folds():
     one, other = hits(1), hits(2)
-    found = per_seed([fold("a", [one]), fold("b", [other])])
+    values = per_seed([fold("a", [one]), fold("b", [other])])
     expected = np.mean([h[key][:, 0].mean() for h in (one, other) for key in ("i2t", "t2i")])
-    assert found == pytest.approx([expected])
+    assert values == pytest.approx([expected])
     assert per_seed([fold("a", [one], k=10)], "t2i") == pytest.approx([one["t2i"][:, 2].mean()])
 
 
@@ -50,21 +50,21 @@ def test_spread_of_a_single_seed_is_that_of_a_mean():
     rng = np.random.default_rng(0)
     values = rng.random((400, 1)) < 0.3
     outcome = {"top": np.repeat(values, 3, axis=1).astype("float32"), "top_image": np.arange(400)}
-    drawn = Bootstrap(1, resamples=4000).figures([fold("test", [outcome])])
+    drawn = Bootstrap(1, resamples=4000).metrics([fold("test", [outcome])])
     assert drawn.std() == pytest.approx(np.sqrt(values.var() / 400), rel=0.05)
     assert drawn.mean() == pytest.approx(values.mean(), abs=0.002)
 
 
 def test_the_comparison_is_paired():
-    """Two methods that differ by a constant on every image differ by it in every resample, however they vary."""
+    """Two methods that differ by a constant on every image differ by that constant in every resample."""
     worse = hits(5)
     better = {key: value if key.endswith("_image") else value + 0.25 for key, value in worse.items()}
-    found = Bootstrap(1, resamples=200).difference([fold("a", [better])], [fold("a", [worse])])
-    assert found["difference"] == pytest.approx(25)
-    assert found["low"] == pytest.approx(25) == found["high"]
-    assert found["outside"]
+    difference = Bootstrap(1, resamples=200).difference([fold("a", [better])], [fold("a", [worse])])
+    assert difference["difference"] == pytest.approx(25)
+    assert difference["low"] == pytest.approx(25) == difference["high"]
+    assert difference["outside"]
 
 
-def test_zero_inside_is_said_to_be_inside():
+def test_outside_is_true_only_if_zero_is_outside_of_the_interval():
     assert not interval(0.1, np.linspace(-1, 1, 100))["outside"]
     assert interval(-0.5, np.linspace(-1, -0.1, 100))["outside"]

@@ -1,10 +1,10 @@
-"""A comparison small enough for a test: vectors, two epochs, jobs done in this process."""
+"""A comparison small enough for a test: vectors, two epochs, with jobs run in this process."""
 
 from collections import deque
 from pathlib import Path
 
 from nuclr.runs import config
-from nuclr.studies.compare import jobs, plan, studies, study
+from nuclr.studies.compare import plan, pool, study
 from tests.training.runs import write_vectors
 
 YAML = """
@@ -30,12 +30,12 @@ def base(folder: Path):
 
 
 def rows(methods, temperatures=(0.03,), baseline=None):
-    return studies.method_rows(methods, temperatures, plan.knobs(methods, []), 0, baseline or methods[0])
+    return plan.method_rows(methods, temperatures, plan.own_hyperparameters(methods, []), 0, baseline or methods[0])
 
 
 def request(settings, chosen, seeds=(0, 1), **options):
     methods = list(dict.fromkeys(row.method for row in chosen))
-    return study.Request(settings, tuple(chosen), seeds, (0.03,), plan.knobs(methods, []), **options)
+    return study.Request(settings, tuple(chosen), seeds, (0.03,), plan.own_hyperparameters(methods, []), **options)
 
 
 class InlinePool:
@@ -54,5 +54,5 @@ class InlinePool:
         shared = {}
         while self.waiting:
             job = self.waiting.popleft()
-            jobs.run(job, shared)
+            pool.run_job(job, shared)
             self.done(job, None)

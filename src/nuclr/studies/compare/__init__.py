@@ -1,1 +1,1 @@
-"""Methods against one another: the same data, budget and size of the tuning grid for each; see `study`."""
+"""Compare methods on the same data with the same budget and the same size of tuning grid; see `study`."""

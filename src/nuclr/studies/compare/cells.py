@@ -1,30 +1,45 @@
-"""A cell on disk: an ordinary run, and beside it what it did on every query.
+"""A cell on disk: an ordinary run, and next to it the outcome of every query.
 
-`hits.npz` holds arrays "SET/ARRAY" (see `sets`), `state.npz` what the share of false negatives needs of the objective;
-checkpoints are deleted once the state is kept, as a grid of hundreds of runs would fill the disk.
+Files in the cell's folder, each with arrays named "GROUP/ARRAY" and written atomically:
+
+    hits.npz       outcome of every query by set (see `measure`); it marks the cell as done
+    corrected.npz  the same for popularity-corrected ranking, by (tuned on, reported on, bank)
+    state.npz      state of the objective that the share of false negatives needs
+
+Checkpoints are deleted once the state is saved; a grid of hundreds of runs would fill the disk.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from nuclr.evaluation.correction import BANK_SIZE, Bank, Correction, choose
 from nuclr.models import DualEncoder
 from nuclr.runs import checkpoint, folder
 from nuclr.runs import components as parts
 from nuclr.runs import settings as s
 from nuclr.runs.launch import pick_device
-from nuclr.studies.compare import measure as sets
-from nuclr.studies.compare.arrays import group_names, read_groups, write_groups
+from nuclr.studies.compare import measure
+from nuclr.studies.compare.measure import Features, Hits, TestSet
 from nuclr.training import loop
 
-HITS, STATE = "hits.npz", "state.npz"
+HITS, CORRECTED, STATE = "hits.npz", "corrected.npz", "state.npz"
 KEPT_STATE = ("zeta_x", "zeta_y", "xi_x", "xi_y", "tau_x", "tau_y", "log_scale")
+BANKS = ("train", "queries")
+CORRECTION_TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
+Groups = dict[str, dict[str, np.ndarray]]
+SetFold = tuple[str, str]  # (set that settings were tuned on, set that is reported)
 
 
 def settings_from(values: dict[str, Any]) -> s.Settings:
-    """The inverse of `settings.to_dict`."""
+    """Return the settings of a dict made by `settings.to_dict`."""
     sections = {
         "data": s.Data,
         "augment": s.Augmentation,
@@ -38,17 +53,21 @@ def settings_from(values: dict[str, Any]) -> s.Settings:
     return s.Settings(**{key: sections[key](**value) if key in sections else value for key, value in values.items()})
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Training and measuring
+
+
 def is_done(cell: Path, needed: Iterable[str]) -> bool:
-    """Whether the run is finished and its outcome on all these sets is stored."""
+    """Return True if the run is finished and its outcome on all needed sets is stored."""
     return folder.is_finished(cell) and set(needed) <= group_names(cell / HITS)
 
 
 def run_cell(
-    settings: s.Settings, cell: Path, tests: list[sets.TestSet], needed: list[str], loaders: parts.Loaders
+    settings: s.Settings, cell: Path, tests: list[TestSet], needed: list[str], loaders: parts.Loaders
 ) -> None:
-    """Train or go on training, tidy up, measure; what is there already is not done again.
+    """Train the cell or resume it, save the objective's state, delete checkpoints, and measure the missing sets.
 
-    The outcome comes last: it marks the cell as done, and whoever is killed before it finds the rest to do again.
+    hits.npz is written last because it marks the cell as done; a process killed earlier leaves the rest to be redone.
     """
     if not folder.is_finished(cell):
         loop.train(settings, cell, resume=True, loaders=loaders)
@@ -56,42 +75,136 @@ def run_cell(
     if checkpoints.is_dir():
         _keep_state(cell)
         shutil.rmtree(checkpoints)
-    if not is_done(cell, needed):
-        model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
-        missing = set(needed) - group_names(cell / HITS)
-        found = measure(model, settings, tests, missing, loaders)
-        write_groups(cell / HITS, read_groups(cell / HITS) | found)
-
-
-def measure(
-    model: DualEncoder, settings: s.Settings, tests: list[sets.TestSet], missing: set[str], loaders: parts.Loaders
-) -> dict[str, sets.Hits]:
-    """The outcome on the missing sets."""
-    data = settings.data
-    found: dict[str, sets.Hits] = {}
-    if missing & {sets.VAL, *sets.HALVES}:
-        features = sets.open_features(model, settings, str(data.val), data.val_split or data.split, loaders)
-        found |= sets.held_out_hits(features)
+    if is_done(cell, needed):
+        return
+    model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
+    missing = set(needed) - group_names(cell / HITS)
+    hits: dict[str, Hits] = {}
+    if missing & {measure.VAL, *measure.HALVES}:
+        hits |= measure.held_out_hits(measure.val_features(model, settings, loaders))
     for test in (test for test in tests if test.key in missing):
-        found[test.key] = sets.test_hits(model, settings, test)
-    return found
+        hits[test.key] = measure.test_hits(model, settings, test)
+    write_groups(cell / HITS, read_groups(cell / HITS) | hits)
 
 
 def _keep_state(cell: Path) -> None:
     if (cell / STATE).is_file():
         return
-    found = checkpoint.load_last(cell / folder.CHECKPOINTS, lambda _: None)
-    state = {} if found is None else found["objective"]
+    last = checkpoint.load_last(cell / folder.CHECKPOINTS, lambda _: None)
+    state = {} if last is None else last["objective"]
     write_groups(cell / STATE, {"": {name: state[name].float().numpy() for name in KEPT_STATE if name in state}})
 
 
 def curve(cell: Path) -> list[tuple[int, float]]:
-    """(epoch, mean recall@1 on the held-out pairs) of every evaluation."""
+    """Return (epoch, mean recall@1 on the held-out pairs) of every evaluation during training."""
     rows = (json.loads(line) for line in (cell / folder.METRICS).read_text(encoding="utf-8").splitlines())
     return [(row["epoch"], row["val/mean_R@1"]) for row in rows if "val/mean_R@1" in row]
 
 
-def seconds(cell: Path) -> float:
-    """How long the training took, as its last process saw it."""
-    results = folder.read_results(cell)
-    return float(results["timing"]["seconds"]) if results else 0.0
+# ---------------------------------------------------------------------------------------------------------------------
+# Popularity-corrected retrieval
+
+
+def corrected_name(fold: SetFold, bank: str) -> str:
+    """Return the name of a group in corrected.npz."""
+    return f"{fold[0]}|{fold[1]}|{bank}"
+
+
+def is_corrected(cell: Path, folds: Iterable[SetFold]) -> bool:
+    """Return True if corrected.npz holds all of these folds with every bank."""
+    stored = group_names(cell / CORRECTED)
+    return all(corrected_name(fold, bank) in stored for fold in folds for bank in BANKS)
+
+
+def correct_cell(
+    settings: s.Settings, cell: Path, tests: list[TestSet], folds: list[SetFold], loaders: parts.Loaders
+) -> None:
+    """Add the missing folds to corrected.npz.
+
+    Temperature and strength of the correction are chosen on the set that the method's settings were tuned on. There are
+    two banks: "train" holds training pairs, which carry no information about the test set; "queries" holds the set's
+    own queries (transductive).
+    """
+    stored = read_groups(cell / CORRECTED)
+    missing = [fold for fold in folds if any(corrected_name(fold, bank) not in stored for bank in BANKS)]
+    if not missing:
+        return
+    model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
+    train = measure.train_features(model, settings, loaders)
+    features = _features(model, settings, tests, {key for fold in missing for key in fold}, loaders)
+    banks = {
+        "train": dict.fromkeys(features, Bank(_evenly_spaced(train.x), _evenly_spaced(train.y))),
+        "queries": {key: Bank(own.x, own.y) for key, own in features.items()},
+    }
+    for name, bank in banks.items():
+        chosen: dict[str, Correction] = {}
+        for tuned, reported in missing:
+            if tuned not in chosen:
+                at = features[tuned]
+                chosen[tuned] = choose(at.x, at.y, at.links, bank[tuned], temperatures=CORRECTION_TEMPERATURES)
+            stored[corrected_name((tuned, reported), name)] = _corrected_hits(
+                features[reported], bank[reported], chosen[tuned]
+            )
+    write_groups(cell / CORRECTED, stored)
+
+
+def _features(
+    model: DualEncoder, settings: s.Settings, tests: list[TestSet], keys: set[str], loaders: parts.Loaders
+) -> dict[str, Features]:
+    whole = measure.val_features(model, settings, loaders)
+    features = {measure.VAL: whole}
+    if keys & set(measure.HALVES):
+        halves = measure.halves(len(whole.x))
+        features |= {key: whole.of_x(rows) for key, rows in zip(measure.HALVES, halves, strict=True)}
+    for test in (test for test in tests if test.key in keys):
+        features[test.key] = measure.test_features(model, settings, test)
+    return features
+
+
+def _corrected_hits(features: Features, bank: Bank, chosen: Correction) -> Hits:
+    hits = measure.retrieval_hits(features, *chosen.biases(bank, features.x, features.y))
+    return {**hits, "correction": np.array([chosen.temperature, chosen.strength])}
+
+
+def _evenly_spaced(rows: Tensor) -> Tensor:
+    """Return up to BANK_SIZE rows at even distances."""
+    if len(rows) <= BANK_SIZE:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, BANK_SIZE).long()]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Groups of arrays in one .npz file
+
+
+def read_groups(path: Path) -> Groups:
+    """Return all arrays by group; an empty dict if the file does not exist."""
+    groups: Groups = {}
+    if not path.is_file():
+        return groups
+    with np.load(path, allow_pickle=False) as archive:
+        for name in archive.files:
+            group, _, key = name.rpartition("/")
+            groups.setdefault(group, {})[key] = archive[name]
+    return groups
+
+
+def group_names(path: Path) -> set[str]:
+    """Return the names of the groups without reading any array."""
+    if not path.is_file():
+        return set()
+    with np.load(path, allow_pickle=False) as archive:
+        return {name.rpartition("/")[0] for name in archive.files}
+
+
+def write_groups(path: Path, groups: Groups) -> None:
+    """Write the groups atomically."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    arrays = {
+        f"{group}/{key}" if group else key: array for group, members in groups.items() for key, array in members.items()
+    }
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

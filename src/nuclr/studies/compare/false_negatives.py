@@ -1,8 +1,9 @@
-"""How much of the negatives' weight falls on false negatives, where they are known: on the built-in pairs.
+"""The share of the negatives' weight that falls on false negatives, for pairs whose truth is known: the built-in ones.
 
-An anchor x_i weighs the captions y_j of other pairs by softmax over j of (s_ij - zeta_j)/tau: those weights are the
-gradient of SogCLR (zeta = 0) and NUCLR. A caption that fits the anchor's picture too is a false negative. The paper's
-argument for NUCLR is that popular captions, which are more often false negatives, get a larger zeta and so less weight.
+An anchor x_i weights the captions y_j of other pairs by softmax over j of (s_ij - zeta_j)/tau; these weights are the
+gradient of SogCLR (zeta = 0) and of NUCLR. A caption that also fits the anchor's picture is a false negative. The
+paper's argument for NUCLR is that popular captions, which are more often false negatives, get a larger zeta and
+therefore less weight.
 """
 
 from pathlib import Path
@@ -14,30 +15,37 @@ from torch import Tensor
 
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.models import DualEncoder
+from nuclr.objectives import entry
 from nuclr.runs import components as parts
 from nuclr.runs import folder
 from nuclr.runs.features import encode_x, encode_y
 from nuclr.runs.launch import pick_device
 from nuclr.runs.settings import Settings
-from nuclr.studies.compare import measure as sets
-from nuclr.studies.compare.arrays import read_groups, write_groups
-from nuclr.studies.compare.cells import STATE
+from nuclr.studies.compare import cells, measure
 
 FILE = "false_negatives.npz"
 SAMPLE = 2000  # training pairs: a matrix of 4 million weights
-SOFTMAX = ("clip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr")
 
 
 def applies(settings: Settings) -> bool:
-    """Whether the truth is known and the method weighs its negatives by a softmax."""
-    return str(settings.data.train).partition(":")[0] == "builtin" and settings.objective.name in SOFTMAX
+    """Return True if the truth is known and the objective weights its negatives by a softmax."""
+    builtin = str(settings.data.train).partition(":")[0] == "builtin"
+    return builtin and entry(settings.objective.name).softmax_negatives
 
 
 def share(scores: Tensor, false: Tensor, excluded: Tensor, tau: Tensor | float, zeta: Tensor | float = 0.0) -> Tensor:
-    """(n,): for each anchor that has negatives, the share of their weight that lies on false ones.
+    """Return the share of the negatives' weight that lies on false negatives, per anchor.
 
-    scores (n, m); false, excluded (n, m) bool: false negatives; pairs that are no negatives; tau: a number or (n, 1);
-    zeta: a number or (m,).
+    Args:
+        scores: (n, m), scores of anchors and candidates.
+        false: (n, m) bool, true for false negatives.
+        excluded: (n, m) bool, true for pairs that are not negatives.
+        tau: Temperature, a number or (n, 1).
+        zeta: Log popularity of the candidates times the temperature, a number or (m,).
+
+    Returns:
+        One share per anchor that has negatives.
+
     """
     logits = ((scores - zeta) / tau).masked_fill(excluded, -torch.inf)
     kept = ~excluded.all(dim=1)
@@ -45,7 +53,7 @@ def share(scores: Tensor, false: Tensor, excluded: Tensor, tau: Tensor | float, 
 
 
 def measure_cell(settings: Settings, cell: Path, loaders: parts.Loaders) -> None:
-    """Write false_negatives.npz: `weighted`, both sides' mean share, and `uniform`, that of equal weights."""
+    """Write false_negatives.npz: `weighted`, the mean share of each side, and `uniform`, the share at equal weights."""
     if (cell / FILE).is_file():
         return
     data = settings.data
@@ -54,14 +62,14 @@ def measure_cell(settings: Settings, cell: Path, loaders: parts.Loaders) -> None
     truth = cast(BuiltinPairs, pairs).truth
     numbers = source.numbers[:SAMPLE]
     model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
-    options = sets.encoding(settings)
+    options = measure.encoding(settings)
     x = encode_x(model, parts.make_loader(data, pairs, model, loaders), numbers, *options)
     y = encode_y(model, pairs, numbers, *options)
     false = torch.from_numpy(truth.false_negatives(numbers))
     captions = torch.from_numpy(pairs.y_id[numbers])
     excluded = captions[:, None] == captions if data.mask else torch.eye(len(numbers), dtype=torch.bool)
     false &= ~excluded
-    state = read_groups(cell / STATE).get("", {})
+    state = cells.read_groups(cell / cells.STATE).get("", {})
     tau = _tau(state, numbers, float((folder.read_results(cell) or {})["temperature"]))
     scores = x @ y.T
     sides = [
@@ -70,11 +78,11 @@ def measure_cell(settings: Settings, cell: Path, loaders: parts.Loaders) -> None
     ]
     uniform = false.sum() / (~excluded).sum()
     weighted = np.array([float(side.mean()) for side in sides])
-    write_groups(cell / FILE, {"": {"weighted": weighted, "uniform": np.array(float(uniform))}})
+    cells.write_groups(cell / FILE, {"": {"weighted": weighted, "uniform": np.array(float(uniform))}})
 
 
 def _tau(state: dict[str, np.ndarray], numbers: np.ndarray, temperature: float) -> dict[str, Tensor | float]:
-    """Of the anchors of each side: their own, the learnt one, or the set one."""
+    """Return the temperature of each side's anchors: individual ones, the learnt one, or the one of the settings."""
     if "tau_x" in state:
         return {side: torch.from_numpy(state[f"tau_{side}"][numbers])[:, None] for side in ("x", "y")}
     learnt = float(np.exp(-state["log_scale"])) if "log_scale" in state else temperature

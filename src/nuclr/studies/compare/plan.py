@@ -1,10 +1,12 @@
-"""What is trained: a list of cells, each an ordinary run, named by its content.
+"""What a comparison trains: cells (runs named by their content), rows of the table, and the three kinds of study.
 
-Every method is tuned over a grid of the same size: the paper's temperatures times two values of one knob of its own.
-The knob is a key of the settings; values of the learning rate are factors of the one in the config.
+Every method is tuned over a grid of the same size: the paper's temperatures times the values of one hyperparameter of
+its own. A study compares methods, takes ablations of a method, or repeats the methods at several batch sizes. Ablations
+and batch sizes start from the setting that tuning chose for the method and change one thing.
 """
 
 import dataclasses
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -12,37 +14,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nuclr.errors import UserError
-from nuclr.objectives import OBJECTIVES
+from nuclr.objectives import entry, names, options
 from nuclr.runs.folder import FREE_ON_RESUME
-from nuclr.runs.settings import Settings, objective_keys, to_dict
+from nuclr.runs.settings import Settings, to_dict
 
 TEMPERATURES = (0.01, 0.03, 0.05, 0.07)
 GAMMAS = (0.3, 0.8)
-LR = "lr_factor"
+LR_FACTOR = "lr_factor"
+BASELINE = "clip"
 
 
-@dataclass(frozen=True)
-class Knob:
-    """A setting of a method and the values that tuning tries."""
-
-    key: str
-    values: tuple[Any, ...]
-
-
-KNOBS = {
-    "clip": Knob("objective.learn_temperature", (False, True)),
-    "siglip": Knob("objective.bias", (-10.0, -5.0)),
-    "dcl": Knob("objective.tau_plus", (0.01, 0.1)),
-    "cyclip": Knob("objective.within", (0.25, 0.05)),
-    "sogclr": Knob(LR, (1.0, 3.0)),
-    "isogclr": Knob("objective.rho", (8.0, 6.0)),
-    "nuclr": Knob("objective.zeta_lr", (1e-2, 3e-2)),
-}
+# ---------------------------------------------------------------------------------------------------------------------
+# Cells
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a row of a table (`row`, such as a method), what is changed in the base settings, and a seed."""
+    """One run of the comparison.
+
+    Attributes:
+        row: The row of the table that it belongs to, such as a method.
+        method: Name of the objective.
+        changes: Settings that differ from the base settings, by key.
+        seed: Seed of the run.
+
+    """
 
     row: str
     method: str
@@ -50,29 +46,136 @@ class Cell:
     seed: int = 0
 
     def settings(self, base: Settings) -> Settings:
-        """The settings of the run; everything that a cell does not change is the base's."""
-        found = change(base, "objective.name", self.method)
+        """Return the settings of the run: the base settings with the cell's method, changes and seed."""
+        settings = change(base, "objective.name", self.method)
         for key, value in self.changes.items():
-            found = change(found, key, value)
-        found = dataclasses.replace(found, seed=self.seed, out=None, threads=found.threads or 1)
-        return dataclasses.replace(found, name=self.name(found))
+            settings = change(settings, key, value)
+        settings = dataclasses.replace(settings, seed=self.seed, out=None, threads=settings.threads or 1)
+        return dataclasses.replace(settings, name=self.name(settings))
 
     def name(self, settings: Settings) -> str:
-        """Folder of the run: what it is, for people, and a hash of all its settings."""
+        """Return the name of the run's folder: method, changes and seed for the reader, and a hash of all settings."""
         parts = [f"{key.rpartition('.')[2]}={_short(value)}" for key, value in self.changes.items()]
         return "-".join([self.method, *parts, f"seed={self.seed}", content_hash(settings)])
 
-    def with_seed(self, seed: int) -> "Cell":
-        """The same with another seed."""
-        return dataclasses.replace(self, seed=seed)
+
+def change(settings: Settings, key: str, value: Any) -> Settings:
+    """Return `settings` with one key ("section.key" or "key") changed; "lr_factor" multiplies the learning rate."""
+    if key == LR_FACTOR:
+        key, value = "optimizer.lr", settings.optimizer.lr * value
+    section, _, name = key.rpartition(".")
+    if not section:
+        return dataclasses.replace(settings, **{name: value})
+    inner = dataclasses.replace(getattr(settings, section), **{name: value})
+    return dataclasses.replace(settings, **{section: inner})
+
+
+def content(settings: Settings) -> dict[str, Any]:
+    """Return the settings that determine a run's result, as a flat dict without names, paths and machine settings.
+
+    Values equal to the default are left out, so a setting added by a later version does not change any name.
+    """
+    defaults = _flat(Settings()) | {f"objective.{key}": v for key, v in options(settings.objective.name).items()}
+    free = FREE_ON_RESUME | {"name", "seed"}
+    return {key: value for key, value in _flat(settings).items() if key not in free and defaults.get(key) != value}
+
+
+def content_hash(settings: Settings) -> str:
+    """Return the first eight digits of a hash of `content`."""
+    return hashlib.sha256(json.dumps(content(settings), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in to_dict(settings).items():
+        flat |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Grids
+
+
+@dataclass(frozen=True)
+class Hyperparameter:
+    """A setting (its full key, or "lr_factor") and the values that tuning tries."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+def own_hyperparameters(methods: Sequence[str], tune: Sequence[str]) -> dict[str, Hyperparameter]:
+    """Return the hyperparameter that each method is tuned over besides the temperature.
+
+    It is the one in the registry of objectives, unless `tune` replaces it. All of them must have the same number of
+    values, so no method gets a larger grid than another.
+
+    Args:
+        methods: Names of objectives.
+        tune: Values of --tune: "gamma", "KEY=V1,V2" or "METHOD.KEY=V1,V2". KEY is an option of the objective or
+            lr_factor.
+
+    Raises:
+        UserError: If no method has the option, a value is not a number, or the grids would differ in size.
+
+    """
+    chosen = {method: _hyperparameter(*entry(method).tune) for method in methods}
+    for text in tune:
+        target, _, listed = text.partition("=")
+        method, _, key = target.rpartition(".")
+        if not listed and key == "gamma":
+            values: tuple[Any, ...] = GAMMAS
+        else:
+            values = tuple(_number(part, f"--tune {text}") for part in listed.split(","))
+        takers = [m for m in methods if method in ("", m) and (key == LR_FACTOR or key in options(m))]
+        if not takers:
+            raise UserError(f"--tune {text}: none of {', '.join(methods)} has an option {key!r}")
+        chosen |= {m: _hyperparameter(key, values) for m in takers}
+    sizes = {method: len(tuned.values) for method, tuned in chosen.items()}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{method} {size}" for method, size in sizes.items())
+        raise UserError(
+            f"--tune: the methods would get grids of different sizes (values per method: {listed}); "
+            "give every method the same number of values"
+        )
+    return chosen
+
+
+def _hyperparameter(option: str, values: tuple[Any, ...]) -> Hyperparameter:
+    return Hyperparameter(option if option == LR_FACTOR else f"objective.{option}", values)
+
+
+def grid(method: str, temperatures: Sequence[float], tuned: Hyperparameter, seed: int) -> tuple[Cell, ...]:
+    """Return the cells that tuning chooses from: every temperature with every value of the hyperparameter."""
+    return tuple(
+        Cell(method, method, {"objective.temperature": temperature, tuned.key: value}, seed)
+        for temperature in temperatures
+        for value in tuned.values
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows of the three studies
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table.
+    """A row of the table.
 
-    grid: what tuning chooses from; or `parent`, the row whose choice is taken over with `changes`. to: rows that it is
-    compared with. shown: whether it is trained with all seeds, or only tuned for the rows that build on it.
+    Attributes:
+        name: Unique name.
+        method: Name of the objective.
+        label: Name on tables and figures.
+        grid: Cells that tuning chooses from; empty if the row has a parent.
+        parent: Row whose chosen setting this row takes over, with `changes`.
+        changes: Settings changed in the parent's choice, by key.
+        to: Rows that this row is compared with.
+        shown: True to train it with all seeds; False if it is only tuned, for the rows that build on it.
+
     """
 
     name: str
@@ -85,113 +188,145 @@ class Row:
     shown: bool = True
 
 
-def change(settings: Settings, key: str, value: Any) -> Settings:
-    """`settings` with one key ("section.key" or "key") changed; "lr_factor" multiplies the learning rate."""
-    if key == LR:
-        key, value = "optimizer.lr", settings.optimizer.lr * value
-    section, _, name = key.rpartition(".")
-    if not section:
-        return dataclasses.replace(settings, **{name: value})
-    inner = dataclasses.replace(getattr(settings, section), **{name: value})
-    return dataclasses.replace(settings, **{section: inner})
+def method_rows(
+    methods: Sequence[str],
+    temperatures: Sequence[float],
+    tuned: Mapping[str, Hyperparameter],
+    seed: int,
+    baseline: str,
+) -> tuple[Row, ...]:
+    """Return one row per method, tuned over its grid with one seed and compared with the baseline."""
+    return tuple(
+        Row(m, m, entry(m).label, grid(m, temperatures, tuned[m], seed), to=_compared_with(m, methods, baseline))
+        for m in methods
+    )
 
 
-def content(settings: Settings) -> dict[str, Any]:
-    """What a run's result depends on, as a flat dict: all but names, places and machinery.
+def _compared_with(method: str, methods: Sequence[str], baseline: str) -> tuple[str, ...]:
+    others = dict.fromkeys((baseline, *entry(method).compare_to))
+    return tuple(other for other in others if other != method and other in methods)
 
-    Values that are the default are left out, so that a setting that a later version adds changes no name.
+
+def ablated() -> list[str]:
+    """Return the objectives that have ablations, each after the objectives that it is compared with."""
+    chosen = [(*entry(name).compare_to, name) for name in names() if entry(name).ablations]
+    return list(dict.fromkeys(name for group in chosen for name in group))
+
+
+def ablation_rows(methods: Sequence[Row], base: Settings) -> tuple[Row, ...]:
+    """Return the methods' rows and one row per ablation; ablations that equal the base settings are left out.
+
+    Args:
+        methods: Rows of `method_rows`.
+        base: Settings of all cells.
+
+    Returns:
+        The methods' rows, compared with the methods that have ablations, then the ablations, compared with their
+        method.
+
+    Raises:
+        UserError: If no method has ablations.
+
     """
-    usual = _flat(Settings())
-    free = FREE_ON_RESUME | {"name", "seed"}
-    return {key: value for key, value in _flat(settings).items() if key not in free and usual.get(key, None) != value}
-
-
-def _flat(settings: Settings) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in to_dict(settings).items():
-        found |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
-    return found
-
-
-def content_hash(settings: Settings) -> str:
-    """Eight digits of a hash of `content`."""
-    return hashlib.sha256(json.dumps(content(settings), sort_keys=True).encode()).hexdigest()[:8]
-
-
-def grid(method: str, temperatures: Sequence[float], knob: Knob, seed: int) -> list[Cell]:
-    """The cells that tuning chooses from."""
-    return [
-        Cell(method, method, {"objective.temperature": temperature, knob.key: value}, seed)
-        for temperature in temperatures
-        for value in knob.values
+    parents = [row.name for row in methods if entry(row.method).ablations]
+    if not parents:
+        known = ", ".join(name for name in names() if entry(name).ablations)
+        raise UserError(f"--ablations: none of the methods has ablations; add one of them to methods=...: {known}")
+    rows = [
+        dataclasses.replace(row, to=() if row.name in parents else tuple(parents))
+        for row in methods
     ]
+    for parent in parents:
+        unchanged = _with_defaults(Cell(parent, parent).settings(base))
+        for label, changes in entry(parent).ablations.items():
+            if _with_defaults(Cell(label, parent, dict(changes)).settings(base)) == unchanged:
+                continue
+            name = label if len(parents) == 1 else f"{entry(parent).label}, {label}"
+            rows.append(Row(name, parent, name, parent=parent, changes=changes, to=(parent,)))
+    return tuple(rows)
 
 
-def knobs(methods: Sequence[str], tune: Sequence[str]) -> dict[str, Knob]:
-    """The second knob of each method: its own, or the one that --tune names.
+def _with_defaults(settings: Settings) -> dict[str, Any]:
+    """Return `content` with the defaults of the objective filled in."""
+    defaults = options(settings.objective.name)
+    return {f"objective.{key}": value for key, value in defaults.items()} | content(settings)
 
-    `tune`: "gamma", "KEY=V1,V2" or "METHOD.KEY=V1,V2" with a key of the objective or lr_factor. All knobs have to have
-    the same number of values, so that no method gets a larger grid than another.
-    """
-    found = {method: KNOBS[method] for method in methods}
-    for text in tune:
-        place, _, given = text.partition("=")
-        method, _, key = place.rpartition(".")
-        if not given and key == "gamma":
-            values: tuple[Any, ...] = GAMMAS
-        else:
-            values = tuple(_number(part, f"--tune {text}") for part in given.split(","))
-        takes = [m for m in methods if key == LR or key in objective_keys(m)]
-        takes = [m for m in takes if method in ("", m)]
-        if not takes:
-            raise UserError(f"--tune {text}: none of {', '.join(methods)} has an option {key!r}")
-        found |= {m: Knob(key if key == LR else f"objective.{key}", values) for m in takes}
-    sizes = {method: len(knob.values) for method, knob in found.items()}
-    if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{method} {size}" for method, size in sizes.items())
-        raise UserError(f"--tune: the methods would get grids of unequal size (values of the second knob: {told})")
-    return found
+
+def batch_rows(methods: Sequence[Row], sizes: Sequence[int]) -> tuple[Row, ...]:
+    """Return one row per method and batch size; the methods' own rows are only tuned, at the config's batch size."""
+    tuned = tuple(Row(r.name, r.method, r.label, r.grid, shown=False) for r in methods)
+    changed = tuple(
+        Row(
+            f"{row.name} B={size}",
+            row.method,
+            f"{row.label}, B = {size}",
+            parent=row.name,
+            changes={"data.batch_size": size},
+            to=tuple(f"{other} B={size}" for other in row.to),
+        )
+        for size in sizes
+        for row in methods
+    )
+    return (*tuned, *changed)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values of the command line
+
+
+def parse_methods(text: str) -> list[str]:
+    """Return the objectives named in a comma-separated list such as "clip,nuclr"."""
+    methods = [part.strip() for part in text.split(",")]
+    for method in methods:
+        if method not in names():
+            near = difflib.get_close_matches(method, names(), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names())}"
+            raise UserError(f"methods: {method!r} is unknown; {hint}")
+    if len(set(methods)) < len(methods):
+        raise UserError(f"methods={text}: a method is named twice; name each one once")
+    return methods
+
+
+def parse_temperatures(text: str) -> list[float]:
+    """Return the temperatures in a comma-separated list such as "0.01,0.03"."""
+    temperatures = [_number(part, "--temperatures") for part in text.split(",")]
+    for value in temperatures:
+        if not 0 < value < float("inf"):
+            raise UserError(f"--temperatures: {value:g} is not allowed; needs numbers above 0, such as 0.01,0.03")
+    if len(set(temperatures)) < len(temperatures):
+        raise UserError(f"--temperatures {text}: a value is given twice; give each one once")
+    return temperatures
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds 0 to 4 for "5"."""
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if not 1 <= count <= 1000:
+        raise UserError(f"seeds={text}: needs a whole number from 1 to 1000, such as seeds=5")
+    return list(range(count))
+
+
+def parse_sizes(text: str, pairs: int) -> list[int]:
+    """Return the batch sizes in a comma-separated list such as "16,32"; `pairs` is the largest one allowed."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--batch-sizes {text}: needs whole numbers, such as 16,32,64") from None
+    for size in sizes:
+        if not 2 <= size <= pairs:
+            raise UserError(
+                f"--batch-sizes: {size} is not allowed; needs numbers from 2 to {pairs}, the number of pairs"
+            )
+    if len(set(sizes)) < len(sizes):
+        raise UserError(f"--batch-sizes {text}: a size is given twice; give each one once")
+    return sizes
 
 
 def _number(text: str, source: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"{source}: {text!r} is no number") from None
-
-
-def parse_methods(text: str) -> list[str]:
-    """From "clip,nuclr" to the names, each known and there once."""
-    methods = [part.strip() for part in text.split(",")]
-    for method in methods:
-        if method not in OBJECTIVES:
-            raise UserError(f"methods: {method!r} is unknown; known: {', '.join(OBJECTIVES)}")
-    if len(set(methods)) < len(methods):
-        raise UserError(f"methods={text}: a method is named twice")
-    return methods
-
-
-def parse_temperatures(text: str) -> list[float]:
-    """From "0.01,0.03" to numbers above 0."""
-    found = [_number(part, "--temperatures") for part in text.split(",")]
-    for value in found:
-        if not 0 < value < float("inf"):
-            raise UserError(f"--temperatures: {value:g}; needs numbers above 0, such as 0.01,0.03")
-    if len(set(found)) < len(found):
-        raise UserError(f"--temperatures {text}: a value is given twice")
-    return found
-
-
-def parse_seeds(text: str) -> list[int]:
-    """From "5" to the seeds 0 to 4."""
-    try:
-        count = int(text)
-    except ValueError:
-        count = 0
-    if not 1 <= count <= 1000:
-        raise UserError(f"seeds={text}: needs a whole number of at least 1, such as seeds=5")
-    return list(range(count))
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+        raise UserError(f"{source}: {text!r} is not a number") from None

@@ -1,28 +1,86 @@
-"""Worker processes, and which of them does what; nothing here knows what a job is.
+"""Worker processes that train and examine cells: jobs, the pool that hands them out, and the worker's own program.
 
-Workers live long, as importing torch takes seconds, and are in sessions of their own: Ctrl-C reaches only the parent,
-which then asks them to stop, and they write their checkpoints.
+A worker is `python -m nuclr.studies.compare.pool`. It reads jobs as lines of JSON from stdin and writes one line per
+finished job to stdout. It lives as long as the pool, because importing torch takes seconds. It runs in a session of its
+own, so Ctrl-C reaches only the parent, which then asks the workers to stop; they write their checkpoints and end. A
+worker whose stdin closes (its parent is gone, even by SIGKILL) ends at once, and the next command resumes the cell that
+it was training from its checkpoint.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
+import queue
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
+
+from nuclr.errors import UserError
+
+# This module does not import torch at the top: a worker must listen to its stdin before the slow imports begin.
 
 STOP_SECONDS = 60.0
 
 
+@dataclass(frozen=True)
+class Job:
+    """Work on one cell, as values that JSON can hold.
+
+    Attributes:
+        settings: Settings of the run, by section.
+        cell: Folder of the run.
+        tests: Test sets (fields of `measure.TestSet`).
+        needed: Sets to measure after training; None if the cell is trained and the job is to examine it.
+        folds: For a job that examines: (tuned on, reported on) pairs of sets for corrected retrieval.
+
+    """
+
+    settings: dict[str, Any]
+    cell: str
+    tests: list[dict[str, Any]]
+    needed: list[str] | None = None
+    folds: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Name of the cell."""
+        return Path(self.cell).name
+
+
+def run_job(job: Job, shared: dict[Any, Any]) -> None:
+    """Train and measure a cell, or examine a trained one.
+
+    Args:
+        job: What to do.
+        shared: Loaders kept between the jobs of a worker, so images are decoded once.
+
+    """
+    from nuclr.studies.compare import cells, false_negatives
+    from nuclr.studies.compare.measure import TestSet
+
+    settings, cell = cells.settings_from(job.settings), Path(job.cell)
+    tests = [TestSet(**test) for test in job.tests]
+    if job.needed is not None:
+        cells.run_cell(settings, cell, tests, job.needed, shared)
+        return
+    cells.correct_cell(settings, cell, tests, [(tuned, reported) for tuned, reported in job.folds], shared)
+    if false_negatives.applies(settings):
+        false_negatives.measure_cell(settings, cell, shared)
+
+
 class Stop(BaseException):
-    """A signal asked for the end; `status` is what a shell reports for it."""
+    """Raised when a signal asks the command to end; `status` is the exit status that a shell reports for it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -30,15 +88,14 @@ class Stop(BaseException):
 
 
 class Worker:
-    """One process, its log, and the job that it has."""
+    """One worker process, its log file and its current job."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        self.job: dict[str, Any] | None = None
-        self.since = 0.0
+        self.job: Job | None = None
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "nuclr.studies.compare.worker"],
+                [sys.executable, "-m", "nuclr.studies.compare.pool"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -46,42 +103,51 @@ class Worker:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
-    def give(self, job: dict[str, Any]) -> None:
-        """Send a job; a worker that is gone shows when its answer is read."""
+    def send(self, job: Job) -> None:
+        """Send a job. A worker that has ended is noticed when its answer is read."""
         assert self.process.stdin is not None
-        self.job, self.since = job, time.monotonic()
+        self.job = job
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.write(json.dumps(dataclasses.asdict(job)).encode() + b"\n")
             self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any] | None:
-        """One line of it; None where the process has ended."""
+        """Read one answer; None if the process has ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         return json.loads(line) if line.endswith(b"\n") else None
 
 
 class Pool:
-    """`size` workers that take jobs from a queue.
+    """A queue of jobs and `size` workers that take jobs from it.
 
-    `done(job, error)` is called for every job that has ended, and may `add` further ones.
+    Args:
+        size: Number of processes.
+        logs: Folder for the workers' log files.
+        done: Called as `done(job, error)` for every job that has ended; may `add` further jobs.
+
     """
 
-    def __init__(self, size: int, logs: Path, done: Callable[[dict[str, Any], str | None], None]) -> None:
+    def __init__(self, size: int, logs: Path, done: Callable[[Job, str | None], None]) -> None:
         self.size, self.logs, self.done = size, logs, done
-        self.waiting: deque[dict[str, Any]] = deque()
+        self.waiting: deque[Job] = deque()
         self.workers: list[Worker] = []
 
-    def add(self, job: dict[str, Any]) -> None:
+    def add(self, job: Job) -> None:
         """Put a job into the queue."""
         self.waiting.append(job)
 
-    def running(self) -> list[dict[str, Any]]:
-        """Jobs under way."""
+    def running(self) -> list[Job]:
+        """Return the jobs in progress."""
         return [worker.job for worker in self.workers if worker.job is not None]
 
     def run(self) -> None:
-        """Until no job is left. Raises Stop on SIGINT or SIGTERM, with all workers ended."""
+        """Work until the queue is empty.
+
+        Raises:
+            Stop: On SIGINT or SIGTERM, after all workers have ended.
+
+        """
         if not self.waiting:
             return
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -101,7 +167,7 @@ class Pool:
         self.workers.append(worker)
         selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
         if self.waiting:
-            worker.give(self.waiting.popleft())
+            worker.send(self.waiting.popleft())
 
     def _answered(self, selector: selectors.BaseSelector, worker: Worker) -> None:
         answer, job = worker.answer(), worker.job
@@ -117,7 +183,7 @@ class Pool:
     def _feed(self, selector: selectors.BaseSelector) -> None:
         for worker in self.workers:
             if worker.job is None and self.waiting:
-                worker.give(self.waiting.popleft())
+                worker.send(self.waiting.popleft())
         while self.waiting and len(self.workers) < self.size:
             used = {worker.log for worker in self.workers}
             self._start(selector, next(n for n in range(self.size) if self.logs / f"worker-{n}.log" not in used))
@@ -146,10 +212,48 @@ def _signals() -> Iterator[None]:
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {}
-    with contextlib.suppress(ValueError):  # not the main thread: then signals are not ours
+    with contextlib.suppress(ValueError):  # signals can only be handled in the main thread
         before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def main() -> None:
+    """Run the worker's program: do jobs from stdin until it closes."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # printed text must not mix with the answers
+    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin, jobs), daemon=True).start()
+
+    from nuclr.training.loop import TrainingFailed
+    from nuclr.training.signals import Interrupted
+
+    shared: dict[Any, Any] = {}
+    while True:
+        job = jobs.get()
+        try:
+            run_job(job, shared)
+            error = None
+        except (UserError, TrainingFailed) as failed:
+            error = str(failed)
+        except (Interrupted, KeyboardInterrupt):
+            os._exit(130)
+        except Exception as failed:
+            traceback.print_exc()
+            error = f"{type(failed).__name__}: {failed}"
+        answers.write(json.dumps({"cell": job.name, "error": error}) + "\n")
+        answers.flush()
+
+
+def _listen(lines: TextIO, jobs: "queue.SimpleQueue[Job]") -> None:
+    for line in lines:
+        jobs.put(Job(**json.loads(line)))
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,7 @@
-"""The folder of a comparison: `plan.json`, `cells/`, and what was found.
+"""The folder of a comparison: `plan.json`, `cells/`, and the results as JSON, tables and figures.
 
-plan.json holds all settings that cells have in common. A second command in the same folder has to agree with them;
-methods, seeds, test sets, ablations and batch sizes may be others: cells are named by content, so only what is missing
-is trained.
+plan.json holds the settings that all cells share. A second command in the same folder must use the same ones; methods,
+seeds, test sets, ablations and batch sizes may differ. Cells are named by content, so only missing ones are trained.
 """
 
 import contextlib
@@ -34,24 +33,24 @@ FILES = {"methods": ("compare", "table"), "ablations": ("ablations",) * 2, "batc
 
 @contextlib.contextmanager
 def opened(out: Path, request: Request) -> Iterator[None]:
-    """The folder, locked, after a look at whether it is new or of the same settings."""
+    """Lock the folder of a comparison, after a check that it is new or has the same settings."""
     output.prepare_folder(out, COMMAND, PLAN, [PLAN, "cells", *(f"{name}.json" for name, _ in FILES.values())])
     with (out / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"--out {out}: another nuclr compare is using it") from None
+            raise UserError(f"--out {out}: another nuclr compare is using this folder; wait for it or name another folder") from None
         _check_plan(out, common(request))
         yield
 
 
 def common(request: Request) -> dict[str, Any]:
-    """Settings that all cells share, and the second knob of every method."""
+    """Return the settings that all cells share, and the hyperparameter that each method is tuned over."""
     base = {key: value for key, value in content_of(request.base).items() if not key.startswith("objective.")}
-    given = dataclasses.asdict(request.base.objective)
-    tuned = {"name", "temperature"} | {knob.key.removeprefix("objective.") for knob in request.knobs.values()}
-    base |= {f"objective.{key}": value for key, value in given.items() if value is not None and key not in tuned}
-    base |= {f"--tune for {method}": [knob.key, *knob.values] for method, knob in request.knobs.items()}
+    options = dataclasses.asdict(request.base.objective)
+    tuned = {"name", "temperature"} | {one.key.removeprefix("objective.") for one in request.tuned.values()}
+    base |= {f"objective.{key}": value for key, value in options.items() if value is not None and key not in tuned}
+    base |= {f"--tune for {method}": [one.key, *one.values] for method, one in request.tuned.items()}
     base["data"] = list(request.data)
     base["halves"] = request.halves
     base["temperatures"] = list(request.temperatures)
@@ -60,69 +59,74 @@ def common(request: Request) -> dict[str, Any]:
 
 
 def _check_plan(out: Path, now: dict[str, Any]) -> None:
-    """Settings that only one of two commands has are those of methods that the other does not compare."""
+    """Compare the shared settings with those of an earlier command in the same folder, and store them.
+
+    An objective's setting that only one of the commands has belongs to a method that the other does not compare.
+    """
     path = out / PLAN
     before = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.is_file() else {}
     for key in sorted(before.keys() | now.keys()) if before else ():
         if key.startswith(("objective.", "--tune")) and not (key in before and key in now):
             continue
         if before.get(key) != now.get(key):
-            told = (
-                "the data is not that of the comparison"
+            problem = (
+                "the data differs from the data of the comparison"
                 if key == "data"
-                else f"{key} is {now.get(key)!r}, but {before.get(key)!r} in the comparison that was begun"
+                else f"{key} is {now.get(key)!r}, but {before.get(key)!r} in the comparison"
             )
-            raise UserError(f"{told} in {out}; go on with its own settings, or name another folder with --out")
+            raise UserError(f"{problem} in {out}; use the same settings to resume it, or name another folder with --out")
     output.write_json(path, {"written_by": COMMAND, "version": nuclr.__version__, "settings": before | now})
 
 
 def protocol(request: Request) -> list[str]:
-    """How the figures were made, in sentences."""
-    knobs = "; ".join(
-        f"{method} {knob.key.removeprefix('objective.')} {', '.join(map(str, knob.values))}"
-        for method, knob in request.knobs.items()
+    """Return sentences that say how the metrics were obtained."""
+    tuned = "; ".join(
+        f"{method} {one.key.removeprefix('objective.')} {', '.join(map(str, one.values))}"
+        for method, one in request.tuned.items()
     )
-    size = len(request.temperatures) * len(next(iter(request.knobs.values())).values)
+    size = len(request.temperatures) * len(next(iter(request.tuned.values())).values)
     lines = [
         f"Every method is tuned over {size} settings with seed {request.seeds[0]}: temperature "
-        f"{', '.join(f'{t:g}' for t in request.temperatures)} times one knob of its own ({knobs}). The setting with "
-        "the best recall@1 (mean of both directions) after the last epoch is then trained with all seeds.",
+        f"{', '.join(f'{t:g}' for t in request.temperatures)} times one hyperparameter of its own ({tuned}). The setting "
+        "with the best recall@1 (mean of both directions) after the last epoch is then trained with all seeds.",
         "Data, model, epochs, batch size, optimizer and schedules are the same for all methods; gradients are not "
-        "clipped, as an absolute limit would touch CLIP's, which are about 1/(2 tau) times SogCLR's, and no others.",
+        "clipped, because an absolute limit would clip only the gradients of CLIP, which are about 1/(2 tau) times those "
+        "of SogCLR.",
     ]
     if request.halves:
         lines.append(
-            "The held-out images are cut in two halves: tuned on one (as a gallery of its own), reported on the other, "
-            "and the reverse, averaged. Figures on all held-out pairs are for reference: half of them were tuned on."
+            "The held-out images are cut in two halves: settings are tuned on one half (a gallery of its own) and "
+            "reported on the other, and the reverse; both results are averaged. Metrics on all held-out pairs are for "
+            "reference: half of these pairs were tuned on."
         )
     elif not request.tests:
-        lines.append("Tuned and reported on the same held-out pairs: all figures are a little too good.")
+        lines.append("Settings are tuned and reported on the same held-out pairs, so all metrics are slightly too high.")
     if request.tests:
         lines.append("Test sets were never used for tuning.")
     if request.kind == "ablations":
         lines.append(
-            "An ablation has the setting that NUCLR was tuned to, with one thing changed, and is not tuned anew."
+            "An ablation takes the setting that its method was tuned to and changes one thing; it is not tuned again."
         )
     if request.kind == "batch_sizes":
         lines.append(
-            f"All batch sizes have the setting that was tuned at {request.base.data.batch_size}, the same learning "
-            "rate and the same number of epochs, so small batches take more steps."
+            f"All batch sizes use the setting tuned at {request.base.data.batch_size}, the same learning rate and the "
+            "same number of epochs, so small batches take more steps."
         )
     lines += [
-        "Corrected: ranked by score - strength * zeta, solved on up to "
-        f"{BANK_SIZE:,} training images and captions as the bank and extended to the gallery, or solved "
-        "on the set itself (transductive: it uses all test queries at once); temperature and strength chosen where the "
-        "method's settings were.",
-        "Recall: a query is right where one of its partners is among the first k; ties count by expectation. An image "
-        "has one query, each of its captions one.",
-        f"Intervals: {LEVEL:.0%}, paired bootstrap over images (an image's captions stay together) and seeds, both "
-        f"drawn alike for both methods; {RESAMPLES} resamples.",
+        "Corrected: ranked by score - strength * zeta. zeta is solved on a bank of up to "
+        f"{BANK_SIZE:,} training images and captions and extended to the gallery, or solved on the set itself "
+        "(transductive: it uses all test queries at once). Temperature and strength are chosen on the set that the "
+        "method's settings were tuned on.",
+        "Recall: a query is a hit if one of its partners is among the first k; ties count by expectation. Every image "
+        "and every caption is one query.",
+        f"Intervals: {LEVEL:.0%}, paired bootstrap over images (an image's captions stay together) and seeds, with the "
+        f"same draws for both methods; {RESAMPLES} resamples.",
     ]
     return lines
 
 
 def summarize(study: Study, command: str) -> dict[str, Any]:
-    """All that was found, from the stored outcome of every query: no model is needed."""
+    """Return the content of compare.json, computed from the stored outcome of every query; no model is needed."""
     request = study.request
     rows = study.shown()
     return {
@@ -138,13 +142,16 @@ def summarize(study: Study, command: str) -> dict[str, Any]:
         "settings": common(request),
         "seeds": list(request.seeds),
         "baseline": request.baseline,
-        "sets": [{"name": r.name, "label": r.label, "kind": r.kind, "main": r.main} for r in study.reports()],
-        "averages": [f"average: {name}" for name in outcome.groups(outcome.main_reports(study))],
+        "sets": [
+            {"name": one.name, "label": one.label, "kind": one.kind, "main": one.main}
+            for one in request.reported_sets()
+        ],
+        "averages": list(outcome.averages(outcome.main_sets(study))),
         "rows": {
             row.name: {
                 "method": row.method,
                 "label": row.label,
-                "figures": outcome.figures(study, row),
+                "metrics": outcome.metrics(study, row),
                 "corrected": outcome.corrections(study, row),
                 "false_negatives": outcome.false_negative_share(study, row),
                 "tuning": outcome.tuning(study, row),
@@ -160,7 +167,7 @@ def summarize(study: Study, command: str) -> dict[str, Any]:
 
 
 def write(out: Path, kind: str, content: dict[str, Any]) -> None:
-    """The JSON, the tables and the figures."""
+    """Write the JSON, the tables and the figures."""
     summary, table = FILES[kind]
     output.write_json(out / f"{summary}.json", content)
     output.write_text(out / f"{table}.md", tables.markdown(content))

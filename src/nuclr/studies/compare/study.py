@@ -1,166 +1,291 @@
-"""From a request to finished cells: tune every row, then train the chosen settings with all seeds."""
+"""Run a comparison: tune every row, train the chosen settings with all seeds, and find the stored outcomes.
 
+A row is tuned over its own grid, or takes over the setting that its parent row was tuned to and changes something in
+it. `Request` is what the user asked for, `Outcomes` reads finished cells, and `Study` decides which cells to train.
+"""
+
+import dataclasses
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from nuclr.runs.settings import Settings
-from nuclr.studies.compare import jobs
-from nuclr.studies.compare import measure as sets
-from nuclr.studies.compare.plan import Cell, Knob, Row
-from nuclr.studies.compare.pool import Pool
-from nuclr.studies.compare.rows import Outcomes, Report, choose, final_cells, reports, tuned_on
+import numpy as np
+
+from nuclr.runs.settings import Settings, to_dict
+from nuclr.studies.compare import cells, false_negatives
+from nuclr.studies.compare.measure import HALVES, VAL, Hits, TestSet
+from nuclr.studies.compare.plan import Cell, Hyperparameter, Row, change
+from nuclr.studies.compare.pool import Job, Pool
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The request, and the sets that it reports on
+
+
+@dataclass(frozen=True)
+class ReportedSet:
+    """A set of the table.
+
+    Attributes:
+        name: Key in compare.json.
+        label: Name for readers.
+        folds: Pairs (set that settings were tuned on, set that is measured); metrics are averaged over them.
+        kind: "pairs" (retrieval) or "classes" (classification).
+        main: True if methods are compared on it; metrics on pairs that tuning has seen are only for reference.
+
+    """
+
+    name: str
+    label: str
+    folds: tuple[tuple[str, str], ...]
+    kind: str = "pairs"
+    main: bool = True
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for."""
+    """What the user asked for.
+
+    Attributes:
+        base: Settings that all cells share.
+        rows: Rows of the table.
+        seeds: Seeds of the final runs; tuning uses the first.
+        temperatures: Temperatures that every method is tuned over.
+        tuned: The other hyperparameter that each method is tuned over.
+        tests: Test sets.
+        halves: True to tune on one half of the held-out images and report on the other, and the reverse.
+        baseline: Method that differences are taken to.
+        kind: "methods", "ablations" or "batch_sizes".
+        data: Fingerprints of the training pairs and of the held-out pairs.
+
+    """
 
     base: Settings
     rows: tuple[Row, ...]
     seeds: tuple[int, ...]
     temperatures: tuple[float, ...]
-    knobs: dict[str, Knob]
-    tests: tuple[sets.TestSet, ...] = ()
+    tuned: dict[str, Hyperparameter]
+    tests: tuple[TestSet, ...] = ()
     halves: bool = False
     baseline: str = "clip"
     kind: str = "methods"
-    data: tuple[str, ...] = ()  # fingerprints of the pairs for training and tuning
+    data: tuple[str, ...] = ()
+
+    def tuning_sets(self) -> tuple[str, ...]:
+        """Return the sets that settings are chosen on, one choice per set."""
+        return HALVES if self.halves else (VAL,)
+
+    def reported_sets(self) -> list[ReportedSet]:
+        """Return the sets of the table."""
+        a, b = HALVES
+        reported = []
+        if self.halves:
+            reported.append(ReportedSet("halves", "held-out pairs, the half that tuning did not see", ((a, b), (b, a))))
+        label = "all held-out pairs, half of them seen by tuning" if self.halves else "held-out pairs, also tuned on"
+        whole = tuple((key, VAL) for key in self.tuning_sets())
+        reported.append(ReportedSet("val", label, whole, main=not self.halves and not self.tests))
+        for test in self.tests:
+            folds = tuple((key, test.key) for key in self.tuning_sets())
+            reported.append(ReportedSet(test.name, test.name, folds, test.kind))
+        return reported
 
     def needed(self) -> list[str]:
-        """Sets that every cell is measured on."""
-        found = reports(self.halves, list(self.tests))
-        return sorted({key for report in found for fold in report.folds for key in fold})
+        """Return the names of the sets that every cell is measured on."""
+        return sorted({key for reported in self.reported_sets() for fold in reported.folds for key in fold})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Finished cells
+
+
+class Outcomes:
+    """Cells on disk below `folder`; each file is read once."""
+
+    def __init__(self, folder: Path, base: Settings, needed: list[str]) -> None:
+        self.folder, self.base, self.needed = folder, base, needed
+        self._hits: dict[str, dict[str, Hits]] = {}
+        self._corrected: dict[str, dict[str, Hits]] = {}
+        self._done: set[str] = set()
+        self._paths: dict[tuple[object, ...], Path] = {}
+
+    def path(self, cell: Cell) -> Path:
+        """Return the folder of a cell."""
+        key = (cell.method, cell.seed, *cell.changes.items())
+        if key not in self._paths:
+            self._paths[key] = self.folder / cell.settings(self.base).name
+        return self._paths[key]
+
+    def is_done(self, cell: Cell) -> bool:
+        """Return True if the cell was trained and measured."""
+        path = self.path(cell)
+        if path.name not in self._done and cells.is_done(path, self.needed):
+            self._done.add(path.name)
+        return path.name in self._done
+
+    def hits(self, cell: Cell) -> dict[str, Hits]:
+        """Return the outcome of every query, by set."""
+        path = self.path(cell)
+        if path.name not in self._hits:
+            self._hits[path.name] = cells.read_groups(path / cells.HITS)
+        return self._hits[path.name]
+
+    def corrected(self, cell: Cell) -> dict[str, Hits]:
+        """Return the outcome of corrected ranking; an empty dict if it was not computed."""
+        path = self.path(cell)
+        if path.name not in self._corrected:
+            self._corrected[path.name] = cells.read_groups(path / cells.CORRECTED)
+        return self._corrected[path.name]
+
+    def score(self, cell: Cell, key: str) -> float:
+        """Return recall@1 on a set, the mean of both directions; tuning maximizes it."""
+        hits = self.hits(cell)[key]
+        return float(np.mean([hits[direction][:, 0].mean() for direction in ("i2t", "t2i")]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The study
 
 
 class Study:
-    """Cells still to train, and what has been found so far."""
+    """The cells of a request: those to train, and those that are finished."""
 
     def __init__(self, request: Request, out: Path) -> None:
         self.request, self.out = request, out
         self.outcomes = Outcomes(out / "cells", request.base, request.needed())
         self.rows = {row.name: row for row in request.rows}
-        self.keys = tuned_on(request.halves)
         self.failed: dict[str, str] = {}
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self._settled: set[str] = set()
-        self._cells = 0
         self._begin = time.monotonic()
         self._trained = 0
+        self._to_examine = 0
 
     def chosen(self, row: Row) -> dict[str, Cell]:
-        """The setting of a row for each set that is tuned on; empty where nothing of its grid was finished."""
+        """Return the cell that tuning chose, for each tuning set; the first one among equals.
+
+        The dict is empty if no cell of the grid is finished.
+        """
         if row.parent is not None:
             return self.chosen(self.rows[row.parent])
-        return choose(row, self.outcomes, self.keys)
+        done = [cell for cell in row.grid if self.outcomes.is_done(cell)]
+        if not done:
+            return {}
+        return {
+            key: max(done, key=lambda cell: self.outcomes.score(cell, key)) for key in self.request.tuning_sets()
+        }
 
     def finals(self, row: Row) -> dict[str, list[Cell]]:
-        """Its cells of all seeds, for each set that is tuned on."""
-        return final_cells(row, self.chosen(row), list(self.request.seeds), self.request.base)
+        """Return the cells of all seeds with the chosen setting, for each tuning set.
+
+        A change to a value that the base settings already have is left out, so both are the same cell.
+        """
+        base = self.request.base
+        changes = {key: value for key, value in row.changes.items() if change(base, key, value) != base}
+        return {
+            key: [Cell(row.name, row.method, {**cell.changes, **changes}, seed) for seed in self.request.seeds]
+            for key, cell in self.chosen(row).items()
+        }
 
     def complete(self, row: Row) -> bool:
-        """Whether all cells that its figures need are there."""
+        """Return True if all cells that the row's metrics need are finished."""
         finals = self.finals(row)
         return bool(finals) and all(self.outcomes.is_done(cell) for group in finals.values() for cell in group)
 
-    def run(self, workers: int) -> None:
-        """Train all that is missing."""
-        pool = Pool(workers, self.out / "logs", self._done)
-        self._pool = pool
-        for row in self.rows.values():
-            for cell in row.grid:
-                self._ask(cell)
-        self._settle()
-        self._tell(f"{self._cells - len(pool.waiting)} of {self._planned()} runs are done already")
-        pool.run()
-
-    def examine(self, workers: int) -> None:
-        """Corrected retrieval and the share of false negatives, of the cells that figures are made from."""
-        asked: dict[str, tuple[Cell, list[tuple[str, str]]]] = {}
-        for row in self.shown():
-            for report in (report for report in self.reports() if report.kind == "pairs"):
-                for tuned, where in report.folds:
-                    for cell in self.finals(row)[tuned]:
-                        asked.setdefault(self.outcomes.path(cell).name, (cell, []))[1].append((tuned, where))
-        self._pool = Pool(workers, self.out / "logs", self._examined)
-        for cell, folds in asked.values():
-            settings, path = cell.settings(self.request.base), self.outcomes.path(cell)
-            job = jobs.examine(settings, path, list(self.request.tests), list(dict.fromkeys(folds)))
-            if job is not None:
-                self._pool.add(job)
-        self._to_examine = len(self._pool.waiting)
-        if self._to_examine:
-            self._tell(f"corrected retrieval of {self._to_examine} runs")
-        self._pool.run()
-
-    def _examined(self, job: dict[str, Any], error: str | None) -> None:
-        name = Path(job["cell"]).name
-        if error is not None:
-            self.failed[f"{name} (corrected)"] = error
-        left = len(self._pool.waiting) + len(self._pool.running())
-        self._tell(f"corrected {self._to_examine - left}/{self._to_examine} runs; {error or name}")
-
     def shown(self) -> list[Row]:
-        """Rows with all their figures."""
+        """Return the rows of the table that are complete."""
         return [row for row in self.rows.values() if row.shown and self.complete(row)]
 
-    def reports(self) -> list[Report]:
-        """The sets that figures are made on."""
-        return reports(self.request.halves, list(self.request.tests))
+    def run(self, workers: int) -> None:
+        """Train all missing cells."""
+        self._pool = Pool(workers, self.out / "logs", self._on_trained)
+        for row in self.rows.values():
+            for cell in row.grid:
+                self._request(cell)
+        self._settle()
+        done = len(self._requested) - len(self._pool.waiting)
+        _log(f"{done} of {self._planned()} runs are already done")
+        self._pool.run()
 
-    def _ask(self, cell: Cell) -> None:
-        path = self.outcomes.path(cell)
-        if path.name in self._asked:
+    def examine(self, workers: int) -> None:
+        """Compute corrected retrieval and the share of false negatives for the final cells."""
+        requested: dict[str, tuple[Cell, list[tuple[str, str]]]] = {}
+        retrieval = [reported for reported in self.request.reported_sets() if reported.kind == "pairs"]
+        for row in self.shown():
+            finals = self.finals(row)
+            for tuned, where in (fold for reported in retrieval for fold in reported.folds):
+                for cell in finals[tuned]:
+                    requested.setdefault(self.outcomes.path(cell).name, (cell, []))[1].append((tuned, where))
+        self._pool = Pool(workers, self.out / "logs", self._on_examined)
+        for cell, repeated in requested.values():
+            folds, path, settings = list(dict.fromkeys(repeated)), self.outcomes.path(cell), self._settings(cell)
+            measured = not false_negatives.applies(settings) or (path / false_negatives.FILE).is_file()
+            if not (measured and cells.is_corrected(path, folds)):
+                self._pool.add(dataclasses.replace(self._job(cell), folds=folds))
+        self._to_examine = len(self._pool.waiting)
+        if self._to_examine:
+            _log(f"corrected retrieval of {self._to_examine} runs")
+        self._pool.run()
+
+    def _settings(self, cell: Cell) -> Settings:
+        return cell.settings(self.request.base)
+
+    def _job(self, cell: Cell, needed: list[str] | None = None) -> Job:
+        tests = [dataclasses.asdict(test) for test in self.request.tests]
+        return Job(to_dict(self._settings(cell)), str(self.outcomes.path(cell)), tests, needed)
+
+    def _request(self, cell: Cell) -> None:
+        name = self.outcomes.path(cell).name
+        if name in self._requested:
             return
-        self._asked.add(path.name)
-        self._cells += 1
+        self._requested.add(name)
         if not self.outcomes.is_done(cell):
-            settings = cell.settings(self.request.base)
-            self._pool.add(jobs.train(settings, path, list(self.request.tests), self.request.needed()))
+            self._pool.add(self._job(cell, self.request.needed()))
 
     def _settle(self) -> None:
-        """Ask for the final cells of all rows whose tuning has ended."""
+        """Request the final cells of all rows whose tuning has ended."""
         for row in self.rows.values():
             source = self.rows[row.parent] if row.parent is not None else row
             if row.name in self._settled or not all(self._ended(cell) for cell in source.grid):
                 continue
             self._settled.add(row.name)
-            if not row.shown:
-                continue
-            for group in self.finals(row).values():
-                for cell in group:
-                    self._ask(cell)
+            if row.shown:
+                for cell in (cell for group in self.finals(row).values() for cell in group):
+                    self._request(cell)
 
     def _ended(self, cell: Cell) -> bool:
         return self.outcomes.path(cell).name in self.failed or self.outcomes.is_done(cell)
 
-    def _done(self, job: dict[str, Any], error: str | None) -> None:
-        name = Path(job["cell"]).name
+    def _on_trained(self, job: Job, error: str | None) -> None:
         self._trained += 1
         if error is not None:
-            self.failed[name] = error
-            self._tell(f"{name} failed: {error}")
+            self.failed[job.name] = error
+            _log(f"{job.name} failed: {error}")
         self._settle()
-        left = self._planned() - self._cells + len(self._pool.waiting) + len(self._pool.running())
-        done = self._planned() - left
+        planned = self._planned()
+        left = planned - len(self._requested) + len(self._pool.waiting) + len(self._pool.running())
         seconds = (time.monotonic() - self._begin) / self._trained * left
-        running = ", ".join(Path(other["cell"]).name for other in self._pool.running())
-        told = f"{done}/{self._planned()} runs, about {_duration(seconds)} left"
-        self._tell(f"{told}; finished {name}{f'; running {running}' if running else ''}")
+        running = ", ".join(other.name for other in self._pool.running())
+        progress = f"{planned - left}/{planned} runs, about {_duration(seconds)} left"
+        _log(f"{progress}; finished {job.name}{f'; running {running}' if running else ''}")
+
+    def _on_examined(self, job: Job, error: str | None) -> None:
+        if error is not None:
+            self.failed[f"{job.name} (corrected)"] = error
+        left = len(self._pool.waiting) + len(self._pool.running())
+        _log(f"corrected {self._to_examine - left}/{self._to_examine} runs; {error or job.name}")
 
     def _planned(self) -> int:
-        """Cells in all; of rows that are still being tuned only the least number of further ones is known."""
-        return self._cells + sum(
+        """Return the number of cells in total; rows still being tuned count with the smallest possible number."""
+        return len(self._requested) + sum(
             len(self.request.seeds) - (row.parent is None)
             for row in self.rows.values()
             if row.shown and row.name not in self._settled
         )
 
-    def _tell(self, text: str) -> None:
-        sys.stderr.write(f"compare: {text}\n")
-        sys.stderr.flush()
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"compare: {text}\n")
+    sys.stderr.flush()
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""compare.json -> tables for people: Markdown, CSV, and the same on a terminal."""
+"""Tables of compare.json: Markdown, CSV, and text for the terminal."""
 
 import csv
 import io
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """The whole page: figures, differences, settings chosen, protocol."""
-    parts = [f"# {content['title']}\n", _figures(content), _differences(content), _corrected(content)]
+    """Return the whole page: metrics, differences, chosen settings, protocol."""
+    parts = [f"# {content['title']}\n", _metrics(content), _differences(content), _corrected(content)]
     parts += [_false_negatives(content), _chosen(content)]
     parts.append("## Protocol\n\n" + "\n".join(f"- {line}" for line in content["protocol"]) + "\n")
     if content["failed"]:
@@ -17,27 +17,27 @@ def markdown(content: dict[str, Any]) -> str:
 
 
 def columns(content: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(set, metric, title) of the figures that a table shows."""
-    found: list[tuple[str, str, str]] = []
-    for report in content["sets"]:
-        name = report["name"]
-        if report["kind"] == "classes":
-            found.append((name, "acc@1", f"{name} top-1"))
+    """Return (set, metric, title) of the columns."""
+    shown: list[tuple[str, str, str]] = []
+    for reported in content["sets"]:
+        name = reported["name"]
+        if reported["kind"] == "classes":
+            shown.append((name, "acc@1", f"{name} top-1"))
             continue
-        wanted = (("image_to_text_R@1", "i→t @1"), ("text_to_image_R@1", "t→i @1"), ("mean_R@1", "mean @1"))
-        extra = (("mean_R@5", "mean @5"), ("mean_R@10", "mean @10"))
-        for metric, title in (*wanted, *extra) if report["main"] else wanted[2:]:
-            found.append((name, metric, f"{name} {title}"))
-    found += [(name, "first", name) for name in content["averages"]]
-    return found
+        recall_at_1 = (("image_to_text_R@1", "i→t @1"), ("text_to_image_R@1", "t→i @1"), ("mean_R@1", "mean @1"))
+        others = (("mean_R@5", "mean @5"), ("mean_R@10", "mean @10"))
+        for metric, title in (*recall_at_1, *others) if reported["main"] else recall_at_1[2:]:
+            shown.append((name, metric, f"{name} {title}"))
+    shown += [(name, "first", name) for name in content["averages"]]
+    return shown
 
 
-def _cell(found: dict[str, Any]) -> str:
-    return f"{found['mean']:.2f} ± {found['std']:.2f}"
+def _cell(metric: dict[str, Any]) -> str:
+    return f"{metric['mean']:.2f} ± {metric['std']:.2f}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table whose source is aligned too, so that it reads well on a terminal."""
+    """Return a Markdown table with aligned columns, which is also readable on a terminal."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: list[str]) -> str:
@@ -48,15 +48,15 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([line(header), rule, *map(line, rows)]) + "\n"
 
 
-def _figures(content: dict[str, Any]) -> str:
+def _metrics(content: dict[str, Any]) -> str:
     shown = columns(content)
     rows = [
-        [row["label"]] + [_cell(row["figures"][where][metric]) for where, metric, _ in shown]
-        for name, row in content["rows"].items()
+        [row["label"]] + [_cell(row["metrics"][where][metric]) for where, metric, _ in shown]
+        for row in content["rows"].values()
     ]
     seeds = len(content["seeds"])
-    told = f"Recall and accuracy in percent, mean ± standard deviation over {seeds} seed{'s' if seeds > 1 else ''}.\n"
-    return told + "\n" + _table(["", *(title for _, _, title in shown)], rows)
+    caption = f"Recall and accuracy in percent, mean ± standard deviation over {seeds} seed{'s' if seeds > 1 else ''}.\n"
+    return caption + "\n" + _table(["", *(title for _, _, title in shown)], rows)
 
 
 def _differences(content: dict[str, Any]) -> str:
@@ -77,22 +77,22 @@ def _differences(content: dict[str, Any]) -> str:
 
 
 def verdict(difference: dict[str, Any]) -> str:
-    """In words: whether zero is outside of the interval."""
+    """Return the result of a difference in words: better or worse if zero is outside of its interval."""
     if not difference["outside"]:
-        return "not told apart"
+        return "no significant difference"
     return "better" if difference["difference"] > 0 else "worse"
 
 
 def _corrected(content: dict[str, Any]) -> str:
     rows = []
-    main = {found["name"] for found in content["sets"] if found["main"]}
+    main = {reported["name"] for reported in content["sets"] if reported["main"]}
     for row in content["rows"].values():
         for where, banks in ((where, banks) for where, banks in row["corrected"].items() if where in main):
-            cells = [_cell(row["figures"][where]["mean_R@1"])]
+            cells = [_cell(row["metrics"][where]["mean_R@1"])]
             for bank in ("train", "queries"):
                 gain = banks[bank]["gain"] if bank in banks else None
-                told = f"{gain['difference']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]" if gain else ""
-                cells += [_cell(banks[bank]["mean_R@1"]) if gain else "", told]
+                difference = f"{gain['difference']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]" if gain else ""
+                cells += [_cell(banks[bank]["mean_R@1"]) if gain else "", difference]
             rows.append([row["label"], where, *cells])
     if not rows:
         return ""
@@ -106,7 +106,7 @@ def _false_negatives(content: dict[str, Any]) -> str:
     if not known:
         return ""
     title = "## Share of the negatives' weight on known false negatives, percent\n\n"
-    rows = [[label, _cell(found["weighted"]), f"{found['uniform']:.2f}"] for label, found in known.items()]
+    rows = [[label, _cell(one["weighted"]), f"{one['uniform']:.2f}"] for label, one in known.items()]
     return title + _table(["", "at the trained temperature", "with equal weights"], rows)
 
 
@@ -114,35 +114,35 @@ def _chosen(content: dict[str, Any]) -> str:
     rows = []
     for row in content["rows"].values():
         for where, changes in row["tuning"]["chosen"].items():
-            told = ", ".join(f"{key.removeprefix('objective.')} {value}" for key, value in changes.items())
-            rows.append([row["label"], where, told])
+            setting = ", ".join(f"{key.removeprefix('objective.')} {value}" for key, value in changes.items())
+            rows.append([row["label"], where, setting])
     return "## Settings chosen by tuning\n\n" + _table(["", "tuned on", "setting"], rows) + _at_an_end(content)
 
 
 def _at_an_end(content: dict[str, Any]) -> str:
-    """Who chose the lowest or highest temperature of the grid, and so might gain from a wider one."""
+    """Return a note that names the rows whose best temperature is the lowest or highest one of the grid."""
     tried = content["settings"]["temperatures"]
     ends = {min(tried), max(tried)}
-    found = [
+    labels = [
         row["label"]
         for row in content["rows"].values()
         if row["tuning"]["tried"]
         and any(changes["objective.temperature"] in ends for changes in row["tuning"]["chosen"].values())
     ]
-    if not found or len(tried) < 3:
+    if not labels or len(tried) < 3:
         return ""
-    return f"\nChosen at an end of the temperatures, so that a wider grid might do better: {', '.join(found)}.\n"
+    return f"\nThe best temperature is at an end of the grid, so a wider grid might do better: {', '.join(labels)}.\n"
 
 
 def comma_separated(content: dict[str, Any]) -> str:
-    """One line a row, set, metric and seed: for a reader's own plots."""
+    """Return one line per row, set and metric, with the values of all seeds."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "set", "metric", "mean", "std", *(f"seed_{seed}" for seed in content["seeds"])])
     for name, row in content["rows"].items():
-        for where, metrics in row["figures"].items():
-            for metric, found in metrics.items():
-                writer.writerow([name, where, metric, *_values(found)])
+        for where, metrics in row["metrics"].items():
+            for metric, value in metrics.items():
+                writer.writerow([name, where, metric, *_values(value)])
         for where, banks in row["corrected"].items():
             for bank, metrics in banks.items():
                 for metric in (metric for metric in metrics if metric != "gain"):
@@ -150,11 +150,11 @@ def comma_separated(content: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def _values(found: dict[str, Any]) -> list[str]:
-    return [f"{value:.4f}" for value in (found["mean"], found["std"], *found["per_seed"])]
+def _values(metric: dict[str, Any]) -> list[str]:
+    return [f"{value:.4f}" for value in (metric["mean"], metric["std"], *metric["per_seed"])]
 
 
 def terminal(content: dict[str, Any]) -> str:
-    """What the command ends with."""
-    shown = (_figures(content), _differences(content), _corrected(content), _false_negatives(content))
+    """Return the tables that the command prints at its end."""
+    shown = (_metrics(content), _differences(content), _corrected(content), _false_negatives(content))
     return "\n".join(part for part in shown if part)

@@ -87,7 +87,7 @@ def evaluate(
 def _retrieval(
     subject: Subject, task: RetrievalTask, correctors: Sequence[Corrector], duplicates: str | None
 ) -> dict[str, Any]:
-    way = duplicates or ("miss" if task.known else "merge")
+    way = duplicates or task.duplicates
     found = pair_features(subject, task.pairs, task.numbers, way)
     if correctors and min(len(found.x), len(found.y)) < 2:
         raise UserError(f"{task.path}: --correct needs at least two images and two captions")

@@ -33,6 +33,11 @@ class RetrievalTask:
     bad: dict[int, str]
     known: bool
 
+    @property
+    def duplicates(self) -> str:
+        """How captions that occur more than once count by default: "miss" for known sets, as others report them."""
+        return "miss" if self.known else "merge"
+
 
 @dataclass(frozen=True)
 class ClassificationTask:

@@ -1,0 +1,104 @@
+"""Test sets, halves, and the outcome of every query."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from nuclr.errors import UserError
+from nuclr.evaluation.retrieval import retrieval
+from nuclr.evaluation.test_sets import RETRIEVAL, RetrievalSet
+from nuclr.models import DualEncoder
+from nuclr.runs import config
+from nuclr.runs.settings import Data
+from nuclr.studies.compare import measure
+from nuclr.studies.evaluate.evaluate import evaluate
+from nuclr.studies.evaluate.subject import open_subject
+from nuclr.studies.evaluate.tasks import open_retrieval
+from nuclr.training.loop import train
+from tests.data import make
+from tests.training import runs
+
+
+def features(images: int = 9, captions: int = 2) -> measure.Features:
+    torch.manual_seed(0)
+    x, y = torch.randn(images, 4), torch.randn(images * captions, 4)
+    links = torch.stack([torch.arange(images).repeat_interleave(captions), torch.arange(images * captions)], dim=1)
+    return measure.Features(x, y, links)
+
+
+def assert_hits_equal_metrics(hits, metrics):
+    for key, name in (("i2t", "image_to_text"), ("t2i", "text_to_image")):
+        for column, k in enumerate(measure.KS):
+            assert hits[key][:, column].mean() == pytest.approx(metrics[f"{name}_R@{k}"], abs=1e-6)
+
+
+def test_mean_of_hits_is_recall():
+    sample = features()
+    hits = measure.retrieval_hits(sample)
+    assert_hits_equal_metrics(hits, retrieval(sample.x, sample.y, sample.links))
+    assert hits["t2i_image"].tolist() == np.repeat(np.arange(9), 2).tolist()
+
+
+def test_halves_share_no_image_and_keep_captions_with_their_image():
+    whole = features()
+    a, b = measure.halves(9)
+    assert sorted([*a.tolist(), *b.tolist()]) == list(range(9))
+    assert measure.halves(9)[0].tolist() == a.tolist()
+    half = whole.of_x(a)
+    assert torch.equal(half.x, whole.x[a])
+    for image, caption in half.links.tolist():
+        original = int((whole.y == half.y[caption]).all(dim=1).nonzero())
+        assert int(a[image]) == original // 2
+    assert len(half.y) == 2 * len(a)
+
+
+@pytest.mark.parametrize(("name", "duplicates", "captions"), [("flickr30k", "miss", 6), ("pairs", "merge", 5)])
+def test_duplicate_captions_count_as_in_evaluate(tmp_path, monkeypatch, name, duplicates, captions):
+    """A known set keeps every copy of a caption; other pairs merge copies. `compare` and `evaluate` agree on both."""
+    settings = config.load(None, runs.picture_settings(tmp_path, **{"schedule.epochs": 1, "data.train": "builtin:n=40"}))
+    train(settings, tmp_path / "run")
+    known = RetrievalSet("Flickr30k", ("dataset.json",), ("images",), "test", (3, 6), "dataset.json and images/")
+    monkeypatch.setitem(RETRIEVAL, "flickr30k", known)
+    make.write_images(tmp_path / "images")
+    test = {image: texts for image, texts in make.CAPTIONS.items() if image in ("a.jpg", "b.png", "c.jpg")}
+    entries = [
+        {"filename": image, "split": "test", "sentences": [{"raw": text} for text in texts]}
+        for image, texts in test.items()
+    ]
+    (tmp_path / "dataset.json").write_text(json.dumps({"images": entries}))
+    pairs = make.write_lines(
+        tmp_path / "images" / "pairs.jsonl", *({"image": image, "captions": texts} for image, texts in test.items())
+    )
+    path = f"flickr30k:{tmp_path}" if name == "flickr30k" else str(pairs)
+
+    parsed = measure.parse_test(f"test={path}" if name == "pairs" else path, settings.data)
+    model = DualEncoder.from_pretrained(tmp_path / "run" / "model").eval()
+    hits = measure.test_hits(model, settings, parsed)
+    subject = open_subject(tmp_path / "run", best=False, batch_size=None, device=torch.device("cpu"))
+    content = evaluate(subject, [open_retrieval(path, None, None, 0.0)], [])["retrieval"]
+    (evaluated,) = content.values()
+    assert evaluated["duplicates"]["way"] == parsed.duplicates == duplicates
+    assert len(hits["t2i"]) == evaluated["captions"] == captions
+    assert_hits_equal_metrics(hits, evaluated["plain"])
+
+
+def test_hits_of_another_protocol_have_another_key():
+    merged, kept = (measure.TestSet("coco", "mscoco:x", "pairs", "0123456789", way) for way in ("merge", "miss"))
+    assert merged.key == "test_coco_01234567"
+    assert kept.key != merged.key
+
+
+def test_pairs_and_classes_are_distinguished(tmp_path):
+    data = Data(root=str(tmp_path))
+    runs.write_vectors(tmp_path / "pairs.npz", images=5)
+    np.savez(tmp_path / "classes.npz", x=np.ones((4, 3), "f"), labels=np.arange(4) % 2, prompts=np.ones((2, 3), "f"))
+    assert measure.parse_test("pairs.npz", data).kind == "pairs"
+    named = measure.parse_test("other=classes.npz", data)
+    assert (named.kind, named.name) == ("classes", "other")
+    np.savez(tmp_path / "bad.npz", x=np.ones((4, 3), "f"), labels=np.full(4, 7), prompts=np.ones((2, 3), "f"))
+    np.savez(tmp_path / "half.npz", x=np.ones((4, 3), "f"), labels=np.zeros(4, int))
+    for name, message in (("nowhere.npz", "no such file"), ("bad.npz", "allowed: 0 to 1"), ("half.npz", "prompts")):
+        with pytest.raises(UserError, match=message):
+            measure.parse_test(name, data)
