@@ -75,7 +75,7 @@ def nnn(bank: Tensor, gallery: Tensor) -> Biases:
 def by_method(half: Features, pairs: Bank, side: int) -> Iterator[tuple[str, str, Ranks]]:
     """(method, setting, ranks) of all methods and settings with the images (side 0) or captions (1) as the gallery."""
     queries, gallery, bank = (half.x, half.y, pairs.x) if side else (half.y, half.x, pairs.y)
-    links = half.pairs if side else half.pairs.flip(1)
+    links = half.links if side else half.links.flip(1)
     yield "plain", "", ranks(queries, gallery, links)
     for method, biases in (
         ("ours", ours(pairs, half, side)),
@@ -94,7 +94,7 @@ def by_method(half: Features, pairs: Bank, side: int) -> Iterator[tuple[str, str
 
 def half_outcomes(half: Features, bank: Bank) -> dict[str, Outcomes]:
     """Method -> outcomes of every setting on one half."""
-    links, n_x = half.pairs, len(half.x)
+    links, n_x = half.links, len(half.x)
     owner = torch.empty(len(half.y), dtype=torch.long)
     owner[links[:, 1]] = links[:, 0]
 

@@ -26,8 +26,8 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [methods=A,B,...] [seeds=N] [KEY=VALUE]...",
-            help="A YAML config file (default: the demo), the methods to compare, the number of seeds (default: 5), and "
-            "settings to change for all runs.",
+            help="A YAML config file (default: the demo), the methods to compare, the number of seeds (default: 5), "
+            "and settings to change for all runs.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs, tables and figures.")] = Path("runs/compare"),
@@ -35,8 +35,8 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="[NAME=]PATH",
-            help="A test set, never used for tuning: pairs or an embedding file (retrieval), labeled images or .npz with "
-            "x, labels, prompts (classification). May be given several times.",
+            help="A test set, never used for tuning: pairs or an embedding file (retrieval), labeled images or .npz "
+            "with x, labels, prompts (classification). May be given several times.",
         ),
     ] = None,
     halves: Annotated[
@@ -56,8 +56,8 @@ def compare(
         typer.Option(
             metavar="[METHOD.]KEY=V1,V2",
             rich_help_panel=_TUNING,
-            help="Tune this instead of the method's own hyperparameter: an option of the objective, or lr_factor (a factor "
-            "on optimizer.lr). 'gamma' alone means gamma=0.3,0.8.",
+            help="Tune this instead of the method's own hyperparameter: an option of the objective, or lr_factor (a "
+            "factor on optimizer.lr). 'gamma' alone means gamma=0.3,0.8.",
         ),
     ] = None,
     ablations: Annotated[
@@ -74,7 +74,8 @@ def compare(
         typer.Option(metavar="B1,B2,...", rich_help_panel=_STUDIES, help="Train all methods at these batch sizes."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of runs at the same time. Default: one per CPU core, or one on a GPU.")
+        int | None,
+        typer.Option(min=1, help="Number of runs at the same time. Default: one per CPU core, or one on a GPU."),
     ] = None,
 ) -> None:
     """Train several methods with several seeds on the same data, tune each over a grid of the same size, and compare.
@@ -178,7 +179,9 @@ def _without_clipping(base: Any, overrides: list[str]) -> Any:
             "optimizer.clip: an absolute limit is unfair, because CLIP's gradients are about 1/(2 tau) times SogCLR's; "
             "remove it"
         )
-    typer.echo(f"nuclr: optimizer.clip={base.optimizer.clip:g} of the config is ignored, to be fair to all methods", err=True)
+    typer.echo(
+        f"nuclr: optimizer.clip={base.optimizer.clip:g} of the config is ignored, to be fair to all methods", err=True
+    )
     return dataclasses.replace(base, optimizer=dataclasses.replace(base.optimizer, clip=0.0))
 
 

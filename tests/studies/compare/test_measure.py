@@ -57,7 +57,9 @@ def test_halves_share_no_image_and_keep_captions_with_their_image():
 @pytest.mark.parametrize(("name", "duplicates", "captions"), [("flickr30k", "miss", 6), ("pairs", "merge", 5)])
 def test_duplicate_captions_count_as_in_evaluate(tmp_path, monkeypatch, name, duplicates, captions):
     """A known set keeps every copy of a caption; other pairs merge copies. `compare` and `evaluate` agree on both."""
-    settings = config.load(None, runs.picture_settings(tmp_path, **{"schedule.epochs": 1, "data.train": "builtin:n=40"}))
+    settings = config.load(
+        None, runs.picture_settings(tmp_path, **{"schedule.epochs": 1, "data.train": "builtin:n=40"})
+    )
     train(settings, tmp_path / "run")
     known = RetrievalSet("Flickr30k", ("dataset.json",), ("images",), "test", (3, 6), "dataset.json and images/")
     monkeypatch.setitem(RETRIEVAL, "flickr30k", known)

@@ -8,7 +8,7 @@ from nuclr.errors import UserError
 from nuclr.objectives import CLIP, names, options, register, unregister
 from nuclr.runs.components import make_objective
 from nuclr.runs.settings import Data, Settings
-from nuclr.plan.compare import plan
+from nuclr.studies.compare import plan
 
 BASE = Settings(data=Data(train="train.npz", val="val.npz"))
 ALL = list(names())
@@ -45,7 +45,9 @@ def test_a_name_depends_on_everything_that_decides_the_result_and_on_nothing_els
 
 
 def test_ablations_that_equal_the_base_settings_are_left_out():
-    methods = plan.method_rows(["sogclr", "nuclr"], [0.03], plan.own_hyperparameters(["sogclr", "nuclr"], []), 0, "sogclr")
+    methods = plan.method_rows(
+        ["sogclr", "nuclr"], [0.03], plan.own_hyperparameters(["sogclr", "nuclr"], []), 0, "sogclr"
+    )
     rows = plan.ablation_rows(methods, plan.change(BASE, "objective.gamma", 0.3))
     labels = {row.name for row in rows}
     assert {"zeta fixed", "no xi (zeta in its place)", "zeta_init -0.05", "gamma 0.8"} <= labels

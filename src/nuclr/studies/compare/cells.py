@@ -62,9 +62,7 @@ def is_done(cell: Path, needed: Iterable[str]) -> bool:
     return folder.is_finished(cell) and set(needed) <= group_names(cell / HITS)
 
 
-def run_cell(
-    settings: s.Settings, cell: Path, tests: list[TestSet], needed: list[str], loaders: parts.Loaders
-) -> None:
+def run_cell(settings: s.Settings, cell: Path, tests: list[TestSet], needed: list[str], loaders: parts.Loaders) -> None:
     """Train the cell or resume it, save the objective's state, delete checkpoints, and measure the missing sets.
 
     hits.npz is written last because it marks the cell as done; a process killed earlier leaves the rest to be redone.

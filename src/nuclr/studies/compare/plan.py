@@ -232,10 +232,7 @@ def ablation_rows(methods: Sequence[Row], base: Settings) -> tuple[Row, ...]:
     if not parents:
         known = ", ".join(name for name in names() if entry(name).ablations)
         raise UserError(f"--ablations: none of the methods has ablations; add one of them to methods=...: {known}")
-    rows = [
-        dataclasses.replace(row, to=() if row.name in parents else tuple(parents))
-        for row in methods
-    ]
+    rows = [dataclasses.replace(row, to=() if row.name in parents else tuple(parents)) for row in methods]
     for parent in parents:
         unchanged = _with_defaults(Cell(parent, parent).settings(base))
         for label, changes in entry(parent).ablations.items():

@@ -39,7 +39,9 @@ def opened(out: Path, request: Request) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"--out {out}: another nuclr compare is using this folder; wait for it or name another folder") from None
+            raise UserError(
+                f"--out {out}: another nuclr compare is using this folder; wait for it or name another folder"
+            ) from None
         _check_plan(out, common(request))
         yield
 
@@ -74,7 +76,9 @@ def _check_plan(out: Path, now: dict[str, Any]) -> None:
                 if key == "data"
                 else f"{key} is {now.get(key)!r}, but {before.get(key)!r} in the comparison"
             )
-            raise UserError(f"{problem} in {out}; use the same settings to resume it, or name another folder with --out")
+            raise UserError(
+                f"{problem} in {out}; use the same settings to resume it, or name another folder with --out"
+            )
     output.write_json(path, {"written_by": COMMAND, "version": nuclr.__version__, "settings": before | now})
 
 
@@ -87,11 +91,11 @@ def protocol(request: Request) -> list[str]:
     size = len(request.temperatures) * len(next(iter(request.tuned.values())).values)
     lines = [
         f"Every method is tuned over {size} settings with seed {request.seeds[0]}: temperature "
-        f"{', '.join(f'{t:g}' for t in request.temperatures)} times one hyperparameter of its own ({tuned}). The setting "
-        "with the best recall@1 (mean of both directions) after the last epoch is then trained with all seeds.",
+        f"{', '.join(f'{t:g}' for t in request.temperatures)} times one hyperparameter of its own ({tuned}). The "
+        "setting with the best recall@1 (mean of both directions) after the last epoch is then trained with all seeds.",
         "Data, model, epochs, batch size, optimizer and schedules are the same for all methods; gradients are not "
-        "clipped, because an absolute limit would clip only the gradients of CLIP, which are about 1/(2 tau) times those "
-        "of SogCLR.",
+        "clipped, because an absolute limit would clip only the gradients of CLIP, which are about 1/(2 tau) times "
+        "those of SogCLR.",
     ]
     if request.halves:
         lines.append(
@@ -100,7 +104,9 @@ def protocol(request: Request) -> list[str]:
             "reference: half of these pairs were tuned on."
         )
     elif not request.tests:
-        lines.append("Settings are tuned and reported on the same held-out pairs, so all metrics are slightly too high.")
+        lines.append(
+            "Settings are tuned and reported on the same held-out pairs, so all metrics are slightly too high."
+        )
     if request.tests:
         lines.append("Test sets were never used for tuning.")
     if request.kind == "ablations":

@@ -170,9 +170,7 @@ class Study:
         done = [cell for cell in row.grid if self.outcomes.is_done(cell)]
         if not done:
             return {}
-        return {
-            key: max(done, key=lambda cell: self.outcomes.score(cell, key)) for key in self.request.tuning_sets()
-        }
+        return {key: max(done, key=lambda cell: self.outcomes.score(cell, key)) for key in self.request.tuning_sets()}
 
     def finals(self, row: Row) -> dict[str, list[Cell]]:
         """Return the cells of all seeds with the chosen setting, for each tuning set.

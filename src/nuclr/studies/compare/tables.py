@@ -55,7 +55,9 @@ def _metrics(content: dict[str, Any]) -> str:
         for row in content["rows"].values()
     ]
     seeds = len(content["seeds"])
-    caption = f"Recall and accuracy in percent, mean ± standard deviation over {seeds} seed{'s' if seeds > 1 else ''}.\n"
+    caption = (
+        f"Recall and accuracy in percent, mean ± standard deviation over {seeds} seed{'s' if seeds > 1 else ''}.\n"
+    )
     return caption + "\n" + _table(["", *(title for _, _, title in shown)], rows)
 
 
