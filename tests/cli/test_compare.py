@@ -1,4 +1,4 @@
-"""`nuclr compare` as a user meets it: killed and given again, and with wrong input."""
+"""`nuclr compare` on the command line: killed and resumed, and with wrong input."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ def command(config: Path, out: Path, *more: str) -> list[str]:
 
 
 def finished(out: Path) -> dict[str, tuple[int, int]]:
-    found = {str(path): path.stat() for path in out.glob("cells/*/*.*")}
+    files = {str(path): path.stat() for path in out.glob("cells/*/*.*")}
     done = {path.parent for path in out.glob("cells/*/hits.npz")}
-    return {path: (s.st_ino, s.st_mtime_ns) for path, s in found.items() if Path(path).parent in done}
+    return {path: (s.st_ino, s.st_mtime_ns) for path, s in files.items() if Path(path).parent in done}
 
 
 def alive(pid: int) -> bool:
@@ -46,8 +46,9 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
-def test_killed_in_the_middle_it_goes_on_and_touches_nothing_finished(tmp_path):
+def test_after_sigkill_it_resumes_and_leaves_finished_cells_unchanged(tmp_path):
     config, out = tiny.write_config(tmp_path), tmp_path / "out"
     longer = ["schedule.epochs=30", "checkpoint_every=20"]
     first = subprocess.Popen(command(config, out, *longer), stderr=subprocess.PIPE, text=True)
@@ -72,15 +73,15 @@ def test_killed_in_the_middle_it_goes_on_and_touches_nothing_finished(tmp_path):
         command(config, out, *longer, "optimizer.lr=0.1"), capture_output=True, text=True, timeout=60, check=False
     )
     assert other.returncode == 2
-    assert "optimizer.lr is 0.1, but 0.03 in the comparison that was begun in" in other.stderr
+    assert "optimizer.lr is 0.1, but 0.03 in the comparison in" in other.stderr
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "told"),
+    ("overrides", "options", "message"),
     [
         (["methods=clip,sigclip"], {}, "'sigclip' is unknown"),
         (["seeds=0"], {}, "seeds=0"),
-        ([], {"temperatures": "0.01,warm"}, "'warm' is no number"),
+        ([], {"temperatures": "0.01,warm"}, "'warm' is not a number"),
         ([], {"test": ["nowhere.npz"]}, "nowhere.npz"),
         ([], {"test": ["test.npz", "test=val.npz"]}, "same name"),
         (["optimizer.clip=1"], {}, "unfair"),
@@ -92,12 +93,12 @@ def test_killed_in_the_middle_it_goes_on_and_touches_nothing_finished(tmp_path):
         (["methods=sogclr,nuclr"], {"baseline": "clip"}, "not among the methods"),
         ([], {"tune": ["sogclr.gamma=0.3,7"]}, "gamma"),
         ([], {"ablations": True, "batch_sizes": "16"}, "two studies"),
-        (["methods=clip"], {"ablations": True}, "NUCLR"),
+        (["methods=clip"], {"ablations": True}, "nuclr"),
         (["model.pretrained=nowhere"], {}, "nowhere"),
     ],
 )
-def test_wrong_input_is_refused_before_anything_is_trained(tmp_path, given, options, told):
+def test_wrong_input_is_refused_before_anything_is_trained(tmp_path, overrides, options, message):
     config = tiny.write_config(tmp_path)
-    with pytest.raises(UserError, match=told):
-        compare([str(config), *given], out=tmp_path / "out", **options)
+    with pytest.raises(UserError, match=message):
+        compare([str(config), *overrides], out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""From a request to tables, with the jobs done in this process."""
+"""From a request to tables, with the jobs run in this process."""
 
 import csv
 import json
@@ -8,10 +8,7 @@ import pytest
 
 from nuclr.evaluation.retrieval import retrieval
 from nuclr.models import DualEncoder
-from nuclr.runs import components as parts
-from nuclr.studies.compare import cells, outcome, studies, study
-from nuclr.studies.compare import measure as sets
-from nuclr.studies.compare import results as folder
+from nuclr.studies.compare import cells, measure, outcome, plan, pool, results, study, tables
 from tests.studies.compare import tiny
 
 
@@ -24,14 +21,15 @@ def finished(request, out):
     done = study.Study(request, out)
     done.run(1)
     done.examine(1)
-    content = folder.summarize(done, "nuclr compare ...")
-    folder.write(out, request.kind, content)
+    content = results.summarize(done, "nuclr compare ...")
+    results.write(out, request.kind, content)
     return done, content
 
 
+@pytest.mark.slow
 def test_halves_are_tuned_on_one_and_reported_on_the_other(tmp_path):
     settings = tiny.base(tmp_path)
-    test = sets.parse_test("test.npz", settings.data)
+    test = measure.parse_test("test.npz", settings.data)
     request = tiny.request(settings, tiny.rows(["sogclr", "nuclr"]), tests=(test,), halves=True, baseline="sogclr")
     done, content = finished(request, tmp_path / "out")
 
@@ -41,9 +39,9 @@ def test_halves_are_tuned_on_one_and_reported_on_the_other(tmp_path):
         scores = [done.outcomes.score(cell, tuned) for cell in row.grid]
         assert chosen[tuned] == row.grid[int(np.argmax(scores))]
         values = [done.outcomes.score(cell, reported) for cell in done.finals(row)[tuned]]
-        folds = outcome.folds_of(done, row, done.reports()[0])
+        folds = outcome.folds_of(done, row, request.reported_sets()[0])
         assert outcome.per_seed([one for one in folds if one.images == reported]) == pytest.approx(values, abs=1e-6)
-    by_seed = content["rows"]["nuclr"]["figures"]["halves"]["mean_R@1"]["per_seed"]
+    by_seed = content["rows"]["nuclr"]["metrics"]["halves"]["mean_R@1"]["per_seed"]
     assert len(by_seed) == 2
     assert [d["set"] for d in content["differences"]] == ["halves", "test", "average: mean"]
     assert set(content["rows"]["nuclr"]["corrected"]["halves"]) == {"train", "queries"}
@@ -51,9 +49,8 @@ def test_halves_are_tuned_on_one_and_reported_on_the_other(tmp_path):
 
     cell = done.outcomes.path(done.finals(row)["val_a"][0])
     model = DualEncoder.from_pretrained(cell / "model")
-    source = parts.open_source(settings.data, "val.npz", None)
-    found = sets.embed_source(model, settings, source, parts.make_loader(settings.data, source.pairs, model))
-    expected = retrieval(found.x, found.y, found.pairs)["mean_R@1"]
+    features = measure.val_features(model, settings, {})
+    expected = retrieval(features.x, features.y, features.links)["mean_R@1"]
     assert done.outcomes.score(done.finals(row)["val_a"][0], "val") == pytest.approx(expected, abs=1e-6)
     assert not (cell / "checkpoints").exists()
 
@@ -61,28 +58,31 @@ def test_halves_are_tuned_on_one_and_reported_on_the_other(tmp_path):
     lines = list(csv.DictReader((tmp_path / "out/table.csv").open()))
     assert {"halves", "val", "test", "average: mean"} == {line["set"] for line in lines}
     page = (tmp_path / "out/table.md").read_text()
-    assert "NUCLR - SogCLR" in page
-    assert "not told apart" in page or "better" in page or "worse" in page
+    (difference,) = (d for d in content["differences"] if d["set"] == "halves")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
+    (line,) = (line for line in lines if line[:2] == ["NUCLR - SogCLR", "halves"])
+    assert line[2] == f"{difference['difference']:+.2f}"
+    assert line[4] == tables.verdict(difference)
     assert (tmp_path / "out/curves_nuclr_sogclr.svg").is_file()
 
     again = study.Study(request, tmp_path / "out")
     again.run(1)
     assert again._trained == 0
 
-    rows = studies.batch_rows(tiny.rows(["sogclr", "nuclr"]), [8, 16])
+    rows = plan.batch_rows(tiny.rows(["sogclr", "nuclr"]), [8, 16])
     sizes = tiny.request(settings, rows, tests=(test,), halves=True, kind="batch_sizes")
     done, content = finished(sizes, tmp_path / "out")
     assert [d["row"] + " - " + d["to"] for d in content["differences"] if d["set"] == "halves"] == [
         "nuclr B=8 - sogclr B=8",
         "nuclr B=16 - sogclr B=16",
     ]
-    assert content["rows"]["nuclr B=16"]["figures"]["halves"]["mean_R@1"]["per_seed"] == by_seed  # the same cells
+    assert content["rows"]["nuclr B=16"]["metrics"]["halves"]["mean_R@1"]["per_seed"] == by_seed  # the same cells
     assert (tmp_path / "out/batch_sizes.png").is_file()
 
 
 def test_ablations_change_one_thing_in_the_chosen_setting(tmp_path):
     settings = tiny.base(tmp_path)
-    rows = studies.ablation_rows(tiny.rows(["nuclr"]), settings)
+    rows = plan.ablation_rows(tiny.rows(["nuclr"]), settings)
     kept = [row for row in rows if row.name in ("nuclr", "zeta fixed", "no freezing")]
     request = tiny.request(settings, kept, kind="ablations", baseline="nuclr")
     done, content = finished(request, tmp_path / "out")
@@ -108,7 +108,7 @@ def test_share_of_false_negatives_where_the_truth_is_known(tmp_path):
     assert "false negatives" in (tmp_path / "out/table.md").read_text()
 
 
-def test_a_failed_cell_leaves_the_others_their_figures(tmp_path, monkeypatch):
+def test_after_a_failed_cell_the_other_rows_have_metrics(tmp_path, monkeypatch):
     settings = tiny.base(tmp_path)
     request = tiny.request(settings, tiny.rows(["clip", "sogclr"]), seeds=(0,))
     done = study.Study(request, tmp_path / "out")
@@ -117,14 +117,14 @@ def test_a_failed_cell_leaves_the_others_their_figures(tmp_path, monkeypatch):
     def run(self):
         while self.waiting:
             job = self.waiting.popleft()
-            failed = job["cell"] in {str(done.outcomes.path(cell)) for cell in broken}
+            failed = job.cell in {str(done.outcomes.path(cell)) for cell in broken}
             if not failed:
-                study.jobs.run(job, {})
+                pool.run_job(job, {})
             self.done(job, "broken" if failed else None)
 
     monkeypatch.setattr(tiny.InlinePool, "run", run)
     done.run(1)
-    content = folder.summarize(done, "")
+    content = results.summarize(done, "")
     assert list(content["rows"]) == ["sogclr"]
     assert content["missing"] == ["clip"]
     assert len(content["failed"]) == 2

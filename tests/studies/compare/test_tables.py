@@ -1,0 +1,43 @@
+"""Tables of known numbers."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from nuclr.studies.compare import tables
+from nuclr.studies.compare.statistics import interval
+from tests.report import pages
+
+
+def content(low: float, high: float) -> dict:
+    """Return a comparison of two methods whose difference has this interval."""
+    comparison = pages.comparison()
+    (difference,) = comparison["differences"]
+    difference |= interval((low + high) / 2, np.array([low, high])) | {"low": low, "high": high}
+    comparison["settings"]["temperatures"] = [0.03]
+    return comparison
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.5, 2.0, ["+1.25", "[+0.50, +2.00]", "better"]),
+        (-2.0, -0.5, ["-1.25", "[-2.00, -0.50]", "worse"]),
+        (-0.5, 2.0, ["+0.75", "[-0.50, +2.00]", "no significant difference"]),
+        (-2.0, 0.5, ["-0.75", "[-2.00, +0.50]", "no significant difference"]),
+    ],
+)
+def test_the_verdict_follows_from_the_interval(low, high, expected):
+    comparison = content(low, high)
+    for page in (tables.markdown(comparison), tables.terminal(comparison)):
+        (line,) = (line for line in page.splitlines() if line.startswith("| NUCLR - SogCLR"))
+        assert [cell.strip() for cell in line.strip("|").split("|")] == ["NUCLR - SogCLR", "val", *expected]
+
+
+def test_csv_has_the_values_of_every_seed():
+    lines = list(csv.DictReader(tables.comma_separated(content(0.5, 2.0)).splitlines()))
+    (line,) = (one for one in lines if (one["row"], one["metric"]) == ("nuclr", "mean_R@1"))
+    assert (line["set"], line["mean"], line["std"]) == ("val", "21.2500", "0.5000")
+    assert (line["seed_0"], line["seed_1"]) == ("20.7500", "21.7500")
+    assert "corrected_train_mean_R@1" in {one["metric"] for one in lines}
