@@ -54,13 +54,19 @@ def test_halves_share_no_image_and_keep_captions_with_their_image():
     assert len(half.y) == 2 * len(a)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    changes = {"schedule.epochs": 1, "data.train": "builtin:n=40"}
+    settings = config.load(None, runs.picture_settings(folder, **changes))
+    train(settings, folder / "run")
+    return settings, folder / "run"
+
+
 @pytest.mark.parametrize(("name", "duplicates", "captions"), [("flickr30k", "miss", 6), ("pairs", "merge", 5)])
-def test_duplicate_captions_count_as_in_evaluate(tmp_path, monkeypatch, name, duplicates, captions):
+def test_duplicate_captions_count_as_in_evaluate(trained, tmp_path, monkeypatch, name, duplicates, captions):
     """A known set keeps every copy of a caption; other pairs merge copies. `compare` and `evaluate` agree on both."""
-    settings = config.load(
-        None, runs.picture_settings(tmp_path, **{"schedule.epochs": 1, "data.train": "builtin:n=40"})
-    )
-    train(settings, tmp_path / "run")
+    settings, run = trained
     known = RetrievalSet("Flickr30k", ("dataset.json",), ("images",), "test", (3, 6), "dataset.json and images/")
     monkeypatch.setitem(RETRIEVAL, "flickr30k", known)
     make.write_images(tmp_path / "images")
@@ -76,9 +82,9 @@ def test_duplicate_captions_count_as_in_evaluate(tmp_path, monkeypatch, name, du
     path = f"flickr30k:{tmp_path}" if name == "flickr30k" else str(pairs)
 
     parsed = measure.parse_test(f"test={path}" if name == "pairs" else path, settings.data)
-    model = DualEncoder.from_pretrained(tmp_path / "run" / "model").eval()
+    model = DualEncoder.from_pretrained(run / "model").eval()
     hits = measure.test_hits(model, settings, parsed)
-    subject = open_subject(tmp_path / "run", best=False, batch_size=None, device=torch.device("cpu"))
+    subject = open_subject(run, best=False, batch_size=None, device=torch.device("cpu"))
     content = evaluate(subject, [open_retrieval(path, None, None, 0.0)], [])["retrieval"]
     (evaluated,) = content.values()
     assert evaluated["duplicates"]["way"] == parsed.duplicates == duplicates
