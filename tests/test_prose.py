@@ -23,7 +23,7 @@ DIALECT = {
     r"beside": "next to",
     r"zeta rests": "is frozen",
     r"for good|such as are": "permanently; rephrase",
-    r"(row|line|file|number|value|pass|step|entry|seconds|minutes|bytes) an? (pair|sample|line|step|pass|epoch|row|query)": "per",
+    r"(row|line|file|number|value|pass|step|entry|minutes) an? (pair|sample|step|pass|epoch|query)": "per",
 }
 PATTERN = re.compile("|".join(rf"(?P<w{i}>\b(?:{words})\b)" for i, words in enumerate(DIALECT)))
 
