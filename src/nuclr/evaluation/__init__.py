@@ -1,32 +1,27 @@
-"""Evaluation: features or scores -> numbers. Pure functions; ties are counted as a random order would break them.
+"""Evaluation: pure functions from features or scores to metrics; ties count as a random order would break them.
 
-`ranks` (every query by itself), `retrieval` (both directions), `duplicates` (copies of a caption), `zero_shot`,
-`correction` (hubs), `names` (whose names), `sets` (the usual test sets as they lie on disk).
+Modules: `ranks` (rank of each query's best partner), `retrieval` (both directions), `zero_shot`, `corrected` (choosing a
+popularity correction on validation pairs), `metric_names` (three naming conventions), `test_sets` (standard test sets).
 """
 
-from nuclr.evaluation.correction import Bank, Correction, append_bias, append_one, bias_of_scores, choose, gallery_bias
-from nuclr.evaluation.duplicates import with_copies
-from nuclr.evaluation.metric_names import conventions
-from nuclr.evaluation.ranks import Ranks, ranks, ranks_of_scores
-from nuclr.evaluation.retrieval import both, retrieval, summary
-from nuclr.evaluation.zero_shot import class_features, zero_shot
+from nuclr.evaluation.corrected import choose_correction, cross_validated_ranks
+from nuclr.evaluation.metric_names import metrics_by_convention
+from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores, rank_correlation
+from nuclr.evaluation.retrieval import links_with_copies, retrieval_metrics, retrieval_ranks, summarize_ranks
+from nuclr.evaluation.zero_shot import class_features, zero_shot_metrics
 
 __all__ = [
-    "Bank",
-    "Correction",
     "Ranks",
-    "append_bias",
-    "append_one",
-    "bias_of_scores",
-    "both",
-    "choose",
+    "choose_correction",
     "class_features",
-    "conventions",
-    "gallery_bias",
-    "ranks",
-    "ranks_of_scores",
-    "retrieval",
-    "summary",
-    "with_copies",
-    "zero_shot",
+    "cross_validated_ranks",
+    "links_with_copies",
+    "metrics_by_convention",
+    "query_ranks",
+    "query_ranks_from_scores",
+    "rank_correlation",
+    "retrieval_metrics",
+    "retrieval_ranks",
+    "summarize_ranks",
+    "zero_shot_metrics",
 ]

@@ -1,48 +1,146 @@
-"""Corrected ranks of the very pairs that the correction is chosen on, without flattering it.
+"""Choose the temperature and strength of a popularity correction on validation pairs, and rank under it.
 
-The images are split in two halves. The queries of each half (its images, and their captions) are ranked in the whole
-gallery under the correction that was best for the queries of the other half; so no query has a say in its own setting.
+`choose_correction` picks one correction for all queries. `cross_validated_ranks` reports ranks of the same pairs that the
+correction is chosen on without favoring it: the images are split into two halves, and the queries of each half (its
+images and their captions) are ranked in the whole gallery under the correction that was best for the other half. So no
+query influences its own setting.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.correction import Bank, Correction, tried
-from nuclr.evaluation.ranks import Ranks
+from nuclr.evaluation.ranks import Indices, Ranks, as_links
+from nuclr.evaluation.retrieval import retrieval_ranks
+from nuclr.popularity.correction import Bank, Correction, score_std
+from nuclr.popularity.problem import Array
+
+# Temperatures in units of the scores' standard deviation, so that they suit any model: CLIP's scores spread less.
+TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
+STRENGTHS = (0.5, 0.75, 1.0, 1.25)
 
 
-def cross_chosen(x: Tensor, y: Tensor, pairs: Tensor, bank: Bank) -> tuple[tuple[Ranks, Ranks], list[Correction]]:
-    """Ranks of both directions, and the correction of each half (arguments: see `correction.choose`)."""
-    images, place = torch.unique(pairs[:, 0], return_inverse=True)
+def choose_correction(
+    x: Array,
+    y: Array,
+    links: Indices,
+    bank: Bank,
+    temperatures: Sequence[float] | None = None,
+    strengths: Sequence[float] = STRENGTHS,
+) -> Correction:
+    """Choose the correction with the best mean reciprocal rank on validation pairs, mean of both directions.
+
+    On Flickr8k this chooses better than recall@1, which jumps with single queries.
+
+    Args:
+        x: Features of the validation images, (n_x, d).
+        y: Features of the validation captions, (n_y, d).
+        links: Rows (row of x, row of y), (n, 2).
+        bank: Queries and candidates that popularity is solved on.
+        temperatures: Temperatures to try. None: multiples of the standard deviation of the scores.
+        strengths: Strengths to try.
+
+    Returns:
+        The best correction, with the recall@1 that it reached (mean of both directions).
+
+    Raises:
+        ValueError: If there is nothing to choose from, or an argument has a wrong shape or type.
+
+    Example:
+        >>> import torch
+        >>> from nuclr.popularity import Bank
+        >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
+        >>> links = [[i, i] for i in range(8)]
+        >>> choose_correction(x, x, links, Bank(x, x), temperatures=[0.1], strengths=[0.5])
+        Correction(temperature=0.1, strength=0.5, recall=1.0)
+
+    """
+    best, highest = None, 0.0
+    for correction, ranks in ranks_by_correction(x, y, links, bank, temperatures, strengths):
+        quality = sum(float((1 / of.expected()).mean()) for of in ranks)
+        if quality > highest:
+            recall = sum(float(of.hits(1).mean()) for of in ranks) / 2
+            best, highest = replace(correction, recall=recall), quality
+    if best is None:
+        raise ValueError("temperatures or strengths is empty; give at least one of each to choose from")
+    return best
+
+
+def ranks_by_correction(
+    x: Array,
+    y: Array,
+    links: Indices,
+    bank: Bank,
+    temperatures: Sequence[float] | None = None,
+    strengths: Sequence[float] = STRENGTHS,
+) -> Iterator[tuple[Correction, tuple[Ranks, Ranks]]]:
+    """Yield every correction that `choose_correction` tries, with the ranks of both directions under it."""
+    if temperatures is None:
+        scale = score_std(bank.x, y)
+        temperatures = [float(f"{factor * scale:.3g}") for factor in TEMPERATURE_FACTORS]
+    for temperature in temperatures:
+        zeta_x, zeta_y = bank.biases(x, y, temperature)
+        for strength in strengths:
+            ranks = retrieval_ranks(x, y, links, strength * zeta_x, strength * zeta_y)
+            yield Correction(temperature, strength), ranks
+
+
+def cross_validated_ranks(
+    x: Array, y: Array, links: Indices, bank: Bank
+) -> tuple[tuple[Ranks, Ranks], list[Correction]]:
+    """Rank each half of the images and their captions under the correction chosen on the other half.
+
+    Args:
+        x: Features of the images, (n_x, d).
+        y: Features of the captions, (n_y, d).
+        links: Rows (row of x, row of y), (n, 2).
+        bank: Queries and candidates that popularity is solved on.
+
+    Returns:
+        The ranks of both directions, and the correction of each half (its recall is that of the half it was chosen on).
+
+    Raises:
+        ValueError: If fewer than two images have captions, or an argument has a wrong shape or type.
+
+    Example:
+        >>> import torch
+        >>> from nuclr.popularity import Bank
+        >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
+        >>> (image_to_text, _), corrections = cross_validated_ranks(x, x, [[i, i] for i in range(8)], Bank(x, x))
+        >>> len(image_to_text), len(corrections)
+        (8, 2)
+
+    """
+    links = as_links(links, len(x), len(y))
+    images, image_number = torch.unique(links[:, 0], return_inverse=True)
     if len(images) < 2:
         raise ValueError(f"{len(images)} image with captions; needs two to choose on one half for the other")
-    found = list(tried(x, y, pairs, bank))
-    first = torch.full((len(y),), len(images), device=pairs.device)
-    first = first.scatter_reduce(0, pairs[:, 1], place, "amin")  # a caption goes with the first of its images
-    sides = torch.arange(len(images), device=pairs.device) % 2, first[first < len(images)] % 2
+    settings = list(ranks_by_correction(x, y, links, bank))
+    first = torch.full((len(y),), len(images), device=links.device)
+    first = first.scatter_reduce(0, links[:, 1], image_number, "amin")  # a caption belongs to the half of its first image
+    halves = torch.arange(len(images), device=links.device) % 2, first[first < len(images)] % 2
     chosen = []
     for half in (0, 1):
-        others = [side != half for side in sides]
-        setting, ranked = max(
-            found, key=lambda tried: _both(zip((1 / of.expected() for of in tried[1]), others, strict=True))
+        others = [half_of_query != half for half_of_query in halves]
+        correction, ranks = max(
+            settings, key=lambda setting: _mean_of_both(zip((1 / of.expected() for of in setting[1]), others, strict=True))
         )
-        recall = _both(zip((of.hits(1) for of in ranked), others, strict=True))
-        chosen.append((replace(setting, recall=recall), ranked))
-    (one, of_one), (other, of_other) = chosen
-    merged = [_merge(a, b, side == 0) for a, b, side in zip(of_one, of_other, sides, strict=True)]
-    return (merged[0], merged[1]), [one, other]
+        recall = _mean_of_both(zip((of.hits(1) for of in ranks), others, strict=True))
+        chosen.append((replace(correction, recall=recall), ranks))
+    (correction_0, ranks_0), (correction_1, ranks_1) = chosen
+    merged = [_merge(a, b, half == 0) for a, b, half in zip(ranks_0, ranks_1, halves, strict=True)]
+    return (merged[0], merged[1]), [correction_0, correction_1]
 
 
-def _both(directions: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Mean over both directions of the mean over the chosen queries."""
-    # Few captions of many images may all go with one half: none is counted as 0.
+def _mean_of_both(directions: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Average over both directions the mean over the selected queries."""
+    # With few captions of many images, all captions may belong to one half: the empty half counts as 0.
     return sum(float(values[kept].sum()) / max(1, int(kept.sum())) for values, kept in directions) / 2
 
 
 def _merge(a: Ranks, b: Ranks, take_a: Tensor) -> Ranks:
-    """Each query's entry from one of the two, which differ only in where the candidates stand."""
+    """Take each query's entry from a or b, which differ only in the candidates' scores."""
     above, tied, own = (torch.where(take_a, getattr(a, name), getattr(b, name)) for name in ("above", "tied", "own"))
     return replace(a, above=above, tied=tied, own=own)

@@ -1,9 +1,9 @@
-"""One set of numbers under the names of three worlds, so that a table from any of them can be set beside ours.
+"""Names of the metrics in three conventions, so that results can be compared with tables of other projects.
 
 - open_clip: `image_to_text_R@1`, `image_to_text_mean_rank`, ..., `zeroshot-val-top1`; fractions.
-- CLIP_benchmark: `text_retrieval_recall@1` (the captions are retrieved: image to text), `image_retrieval_recall@1`,
-  `acc1`, `acc5`, `mean_per_class_recall`; fractions.
-- the paper: `r1`, `r5`, `r10`, mean of both directions, and `top1`, `top5`; percent.
+- CLIP_benchmark: `text_retrieval_recall@1` (captions are retrieved: image to text), `image_retrieval_recall@1`, `acc1`,
+  `acc5`, `mean_per_class_recall`; fractions.
+- the paper: `r1`, `r5`, `r10` (mean of both directions), `top1`, `top5`; percent.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,23 @@ _RETRIEVED = {"image_to_text": "text_retrieval", "text_to_image": "image_retriev
 _ZERO_SHOT = "zero_shot_"
 
 
-def conventions(found: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """What `retrieval` or `zero_shot` found, by all three names; what one of them has no name for is left out."""
+def metrics_by_convention(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Rename metrics to the names of open_clip, CLIP_benchmark and the paper.
+
+    Args:
+        metrics: Result of `retrieval_metrics` or `zero_shot_metrics`.
+
+    Returns:
+        Convention ("open_clip", "clip_benchmark", "paper") -> name -> value. A convention leaves out the metrics that it
+        has no name for.
+
+    Example:
+        >>> metrics_by_convention({"image_to_text_R@1": 0.5})["clip_benchmark"]
+        {'text_retrieval_recall@1': 0.5}
+
+    """
     named: dict[str, dict[str, float]] = {"open_clip": {}, "clip_benchmark": {}, "paper": {}}
-    for key, value in found.items():
+    for key, value in metrics.items():
         direction = next((name for name in _RETRIEVED if key.startswith(name)), None)
         kind, _, k = key.partition("_R@")
         if direction and "_chance@" not in key:

@@ -1,30 +1,40 @@
-"""Where each query's best partner stands in the gallery, with equal scores counted fairly.
+"""Rank of each query's best partner in a gallery, with ties counted as a random order would break them.
 
-Scores s_ij = <q_i, g_j> - bias_j; partners R_i of query i, at least one; b_i = max_{j in R_i} s_ij. All that recall and
-ranks need is how many candidates stand above b_i (all of them wrong), and how many wrong and right ones stand on it: a
-random order of the tied ones then has an expected hit and an expected rank in closed form, so that a collapsed model,
-whose scores are all the same, has chance level and not 100 %. Made tile by tile: 100,000 x 100,000 scores never exist.
+Scores are s_ij = <q_i, g_j> - bias_j. R_i is the set of partners of query i and b_i = max_{j in R_i} s_ij is the score
+of its best partner. Recall and ranks only need three counts per query: the candidates with a score above b_i (all of
+them wrong), the wrong candidates with a score of exactly b_i, and the partners with a score of exactly b_i. For a random
+order of the tied candidates, the expected hit and the expected rank have a closed form. A collapsed model, which gives
+all candidates the same score, therefore gets the chance level and not 100 %.
+
+Scores are computed tile by tile: a 100,000 x 100,000 matrix is never held in memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-TILE = 2**22  # scores at a time; more is slower, for they leave the caches
+from nuclr.popularity.problem import Array, as_tensor, as_vector
+
+TILE = 2**22  # scores per tile; larger tiles no longer fit into the caches and are slower
+
+Indices = Array | Sequence[int] | Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ranks:
-    """One entry a query that has a partner; all (n,), int64.
+    """Counts from which hits and ranks follow: one entry per query that has a partner, all (n,) int64.
 
-    query     row of the query
-    above     candidates with a higher score than its best partner
-    tied      wrong candidates with the same score
-    own       partners with the same score, the best one among them
-    partners  partners in all
-    gallery   number of candidates (a plain int)
+    Attributes:
+        query: Row of the query.
+        above: Number of candidates with a higher score than the best partner.
+        tied: Number of wrong candidates with the same score as the best partner.
+        own: Number of partners with the same score as the best partner, itself included.
+        partners: Number of partners.
+        gallery: Number of candidates (an int).
+
     """
 
     query: Tensor
@@ -35,100 +45,226 @@ class Ranks:
     gallery: int
 
     def __len__(self) -> int:
-        """Number of queries."""
+        """Return the number of queries."""
         return len(self.query)
 
+    def __repr__(self) -> str:
+        """Return one line with the sizes and two headline values."""
+        recall, rank = float(self.hits(1).mean()), float(self.expected().mean())
+        return f"Ranks(queries={len(self)}, gallery={self.gallery}, recall@1={recall:.4g}, mean_rank={rank:.4g})"
+
     def hits(self, k: int) -> Tensor:
-        """(n,) float64: probability that a partner is among the first k; 0 or 1 where nothing is tied."""
-        return within(k - self.above, self.tied, self.own)
+        """Return the probability that a partner is among the first k, (n,) float64; 0 or 1 if nothing is tied."""
+        return hit_probability(k - self.above, self.tied, self.own)
 
     def chance(self, k: int) -> Tensor:
-        """(n,) float64: the same for a random ranking."""
-        return within(torch.full_like(self.partners, k), self.gallery - self.partners, self.partners)
+        """Return the same probability for a random ranking, (n,) float64."""
+        return hit_probability(torch.full_like(self.partners, k), self.gallery - self.partners, self.partners)
 
     def expected(self) -> Tensor:
-        """(n,) float64: expected rank of the best partner, 1 for the first place.
+        """Return the expected rank of the best partner, (n,) float64; the first rank is 1.
 
-        Of t wrong ones in a random order with o right ones, t / (o + 1) stand before the first right one on average.
+        In a random order of t wrong and o right candidates, t / (o + 1) wrong ones precede the first right one on
+        average.
         """
         return 1 + self.above + self.tied / (self.own + 1).double()
 
 
-def ranks(queries: Tensor, gallery: Tensor, links: Tensor, bias: Tensor | None = None) -> Ranks:
-    """Ranks from features.
+def query_ranks(queries: Array, gallery: Array, links: Indices, bias: Array | None = None) -> Ranks:
+    """Rank the gallery for each query by inner product and return the rank of its best partner.
+
+    Features are used as they are: normalize them first if you want cosine similarity.
 
     Args:
-        queries: (n_queries, d).
-        gallery: (n_gallery, d).
-        links: (n, 2), rows (query, partner in the gallery); queries without a partner are left out.
-        bias: (n_gallery,), subtracted from the scores, such as the popularity of the candidates.
+        queries: Features of the queries, (n_queries, d).
+        gallery: Features of the candidates, (n_gallery, d).
+        links: Rows (query, partner in the gallery), (n, 2). Queries without a partner are left out.
+        bias: Subtracted from the scores of each candidate, (n_gallery,), for example its popularity.
+
+    Returns:
+        One entry per query that has a partner.
+
+    Raises:
+        ValueError: If a shape or type is wrong, a feature is not finite, or `links` names a row that does not exist.
+
+    Example:
+        >>> import torch
+        >>> x = torch.eye(3)
+        >>> ranks = query_ranks(x, x[[1, 0, 2]], [[0, 0], [1, 1], [2, 2]])
+        >>> ranks.hits(1).tolist()
+        [0.0, 0.0, 1.0]
+        >>> ranks
+        Ranks(queries=3, gallery=3, recall@1=0.3333, mean_rank=1.667)
 
     """
-    queries, gallery = (side.float() if side.dtype.itemsize < 4 else side for side in (queries, gallery))
-    for name, side in (("queries", queries), ("gallery", gallery)):
-        if not side.isfinite().all():
-            row = int((~side.isfinite().all(dim=1)).nonzero()[0])
-            raise ValueError(f"{name}: row {row} holds a NaN or an infinity, which has no rank")
-    return _ranks(lambda rows: queries[rows] @ gallery.T, len(queries), len(gallery), links, bias)
+    features_q, features_g = _features("queries", queries), _features("gallery", gallery)
+    if features_q.shape[1] != features_g.shape[1]:
+        raise ValueError(f"queries has {features_q.shape[1]} columns and gallery {features_g.shape[1]}; give equal sizes")
+    return _ranks(lambda rows: features_q[rows] @ features_g.T, len(features_q), len(features_g), links, bias)
 
 
-def ranks_of_scores(scores: Tensor, links: Tensor, bias: Tensor | None = None) -> Ranks:
-    """The same from a matrix of scores (n_queries, n_gallery)."""
-    if scores.isnan().any():
-        raise ValueError("scores hold a NaN, which has no rank")
-    scores = scores if scores.is_floating_point() else scores.double()
-    return _ranks(lambda rows: scores[rows], scores.shape[0], scores.shape[1], links, bias)
+def query_ranks_from_scores(scores: Array, links: Indices, bias: Array | None = None) -> Ranks:
+    """Return the rank of each query's best partner from a matrix of scores.
+
+    Args:
+        scores: (n_queries, n_gallery), higher is better. Infinite values are allowed, NaN is not.
+        links: Rows (query, partner in the gallery), (n, 2).
+        bias: Subtracted from the scores of each candidate, (n_gallery,).
+
+    Returns:
+        One entry per query that has a partner.
+
+    Raises:
+        ValueError: If a shape or type is wrong, a score is NaN, or `links` names a row that does not exist.
+
+    Example:
+        >>> import numpy as np
+        >>> query_ranks_from_scores(np.array([[0.9, 0.1, 0.5]]), [[0, 2]]).expected().tolist()
+        [2.0]
+
+    """
+    matrix = as_tensor("scores", scores)
+    if matrix.ndim != 2:
+        raise ValueError(f"scores has shape {tuple(matrix.shape)}; needs (n_queries, n_gallery)")
+    if matrix.isnan().any():
+        row, column = matrix.isnan().nonzero()[0].tolist()
+        raise ValueError(f"scores[{row}, {column}] is NaN, which has no rank")
+    matrix = matrix if matrix.is_floating_point() else matrix.double()
+    return _ranks(lambda rows: matrix[rows], matrix.shape[0], matrix.shape[1], links, bias)
 
 
 @torch.no_grad()
 def _ranks(
-    scores_of: Callable[[Tensor], Tensor], n_queries: int, n_gallery: int, links: Tensor, bias: Tensor | None
+    scores_of: Callable[[Tensor], Tensor], n_queries: int, n_gallery: int, links: Indices, bias: Array | None
 ) -> Ranks:
-    _check(links, n_queries, n_gallery, bias)
-    links = torch.unique(links, dim=0)  # by query, so that a tile's links lie together
-    asked, count = torch.unique_consecutive(links[:, 0], return_counts=True)
-    rows_a_tile = max(1, TILE // n_gallery)
-    # Made before the loop: what each tile leaves behind would pin the heap, which then grows by a tile at a time.
-    found = links.new_empty(3, len(asked))
-    for rows, counts, right, outcome in zip(
-        asked.split(rows_a_tile),
-        count.split(rows_a_tile),
-        links[:, 1].split([int(part.sum()) for part in count.split(rows_a_tile)]),
-        found.split(rows_a_tile, dim=1),
+    links = as_links(links, n_queries, n_gallery, ("queries", "gallery"))
+    bias = None if bias is None else as_vector("bias", bias, n_gallery)
+    links = torch.unique(links, dim=0)  # sorted by query, so the links of a tile are consecutive
+    query, partners = torch.unique_consecutive(links[:, 0], return_counts=True)
+    rows_per_tile = max(1, TILE // n_gallery)
+    # Allocated before the loop: small results allocated per tile would fragment the heap, which then grows by a tile.
+    counts = links.new_empty(3, len(query))
+    for rows, partner_counts, right, out in zip(
+        query.split(rows_per_tile),
+        partners.split(rows_per_tile),
+        links[:, 1].split([int(part.sum()) for part in partners.split(rows_per_tile)]),
+        counts.split(rows_per_tile, dim=1),
         strict=True,
     ):
         scores = scores_of(rows)
         if bias is not None:
-            scores -= bias.to(scores)  # in place: they are this tile's own
-        row = torch.repeat_interleave(torch.arange(len(rows), device=links.device), counts)
+            scores -= bias.to(scores)  # in place: indexing by `rows` has made a copy
+        row = torch.repeat_interleave(torch.arange(len(rows), device=links.device), partner_counts)
         partner = scores[row, right]
         best = partner.new_full((len(rows),), -torch.inf).scatter_reduce(0, row, partner, "amax")
-        above = (scores > best[:, None]).sum(dim=1, dtype=torch.int32).long()  # int32: twice as fast
+        above = (scores > best[:, None]).sum(dim=1, dtype=torch.int32).long()  # int32 is twice as fast as int64
         level = (scores == best[:, None]).sum(dim=1, dtype=torch.int32).long()
         own = torch.zeros_like(level).index_add(0, row, (partner == best[row]).long())
-        outcome.copy_(torch.stack([above, level - own, own]))
-    above, tied, own = found
-    return Ranks(asked, above, tied, own, count, n_gallery)
+        out.copy_(torch.stack([above, level - own, own]))
+    above, tied, own = counts
+    return Ranks(query, above, tied, own, partners, n_gallery)
 
 
-def _check(links: Tensor, n_queries: int, n_gallery: int, bias: Tensor | None) -> None:
-    if links.ndim != 2 or links.shape[1] != 2 or len(links) == 0:
-        raise ValueError(f"links has shape {tuple(links.shape)}; needs (n, 2), rows (query, partner), at least one")
-    for column, size, name in ((0, n_queries, "queries"), (1, n_gallery, "gallery")):
-        low, high = (int(end) for end in links[:, column].aminmax())
+def _features(name: str, value: Array) -> Tensor:
+    features = as_tensor(name, value)
+    if features.ndim != 2 or not features.is_floating_point():
+        kind = str(features.dtype).removeprefix("torch.")
+        raise ValueError(f"{name} has shape {tuple(features.shape)} of {kind}; needs floating-point features (n, d)")
+    features = features.float() if features.dtype.itemsize < 4 else features
+    if not features.isfinite().all():
+        row = int((~features.isfinite().all(dim=1)).nonzero()[0])
+        raise ValueError(f"{name}: row {row} holds a NaN or an infinity, which has no rank")
+    return features
+
+
+def as_links(links: Indices, n_first: int, n_second: int, names: tuple[str, str] = ("x", "y")) -> Tensor:
+    """Return `links` as an int64 tensor (n, 2), after checking that its rows exist.
+
+    Args:
+        links: Tensor, array or list of row pairs (row of the first side, row of the second side).
+        n_first: Number of rows of the first side.
+        n_second: Number of rows of the second side.
+        names: What the two sides are called in messages.
+
+    Returns:
+        (n, 2) int64.
+
+    Raises:
+        ValueError: If the shape is wrong, values are not integers, or a row does not exist.
+
+    Example:
+        >>> as_links([[0, 1], [1, 0]], 2, 2).shape
+        torch.Size([2, 2])
+
+    """
+    tensor = as_tensor("links", links, lists=True)
+    if tensor.ndim != 2 or tensor.shape[1] != 2 or len(tensor) == 0:
+        raise ValueError(f"links has shape {tuple(tensor.shape)}; needs (n, 2), rows (query, partner), at least one")
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise ValueError(f"links holds {str(tensor.dtype).removeprefix('torch.')}; needs row numbers (integers)")
+    tensor = tensor.long()
+    for column, size, name in ((0, n_first, names[0]), (1, n_second, names[1])):
+        low, high = (int(end) for end in tensor[:, column].aminmax())
         if low < 0 or high >= size:
             raise ValueError(f"links names row {high if high >= size else low} of the {name}, which has {size}")
-    if bias is not None and bias.shape != (n_gallery,):
-        raise ValueError(f"bias has shape {tuple(bias.shape)}; needs ({n_gallery},), one for each candidate")
+    return tensor
 
 
-def within(places: Tensor, wrong: Tensor, right: Tensor) -> Tensor:
-    """Probability that one of `right` is among the first `places` of a random order of right and wrong ones, float64.
+def hit_probability(k: Tensor, wrong: Tensor, right: Tensor) -> Tensor:
+    """Return the probability that a right candidate is among the first k of a random order.
 
-    The first i of the order are all wrong with probability prod_{j < i} (wrong - j) / (wrong + right - j).
+    The first i candidates of the order are all wrong with probability prod_{j < i} (wrong - j) / (wrong + right - j).
+
+    Args:
+        k: Length of the list, (n,) integers; zero or less gives probability 0.
+        wrong: Number of wrong candidates, (n,) integers.
+        right: Number of right candidates, (n,) integers.
+
+    Returns:
+        (n,) float64.
+
+    Example:
+        >>> hit_probability(torch.tensor([1, 2]), torch.tensor([3, 3]), torch.tensor([1, 1])).tolist()
+        [0.25, 0.5]
+
     """
-    miss = torch.ones(places.shape, dtype=torch.float64, device=places.device)
-    for j in range(int(places.max().clamp(min=0))):
+    miss = torch.ones(k.shape, dtype=torch.float64, device=k.device)
+    for j in range(int(k.max().clamp(min=0))):
         left = (wrong - j).clamp(min=0).double() / (wrong + right - j).clamp(min=1)
-        miss = torch.where(places > j, miss * left, miss)
+        miss = torch.where(k > j, miss * left, miss)
     return 1 - miss
+
+
+def rank_correlation(a: Array, b: Array) -> float:
+    """Return Spearman's rank correlation; equal values share their mean rank.
+
+    Args:
+        a: (n,) numbers.
+        b: (n,) numbers.
+
+    Returns:
+        A number in [-1, 1], or NaN if one of the two is constant.
+
+    Raises:
+        ValueError: If `a` and `b` are not vectors of one length.
+
+    Example:
+        >>> import numpy as np
+        >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([1.0, 8.0, 27.0]))
+        1.0
+
+    """
+    vectors = [as_tensor(name, value).detach().cpu().numpy() for name, value in (("a", a), ("b", b))]
+    if vectors[0].ndim != 1 or vectors[0].shape != vectors[1].shape:
+        raise ValueError(f"a has shape {vectors[0].shape} and b {vectors[1].shape}; give two vectors of one length")
+    ranks = np.stack([_mean_ranks(values) for values in vectors])
+    if np.any(np.ptp(ranks, axis=1) == 0):
+        return float("nan")
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def _mean_ranks(values: np.ndarray) -> np.ndarray:
+    _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    ranks: np.ndarray = (last - (count - 1) / 2)[inverse]
+    return ranks

@@ -1,59 +1,143 @@
-"""Retrieval in both directions, with any number of captions an image and of images a caption.
+"""Retrieval metrics in both directions, for any number of captions per image and of images per caption.
 
-A query is right where one of its partners is among the k best; equal scores count as a random order of them would on
-average (see `ranks`, which also gives the result of every single query). Fractions, by open_clip's names.
+A query is a hit if one of its partners is among the k best candidates. Ties count as a random order would break them on
+average (see `ranks`, which also gives the result of each query). Values are fractions under open_clip's names.
 """
 
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.ranks import Ranks, ranks, ranks_of_scores, within
-
-__all__ = ["KS", "Ranks", "both", "ranks", "ranks_of_scores", "retrieval", "summary", "within"]
+from nuclr.evaluation.ranks import Indices, Ranks, as_links, query_ranks
+from nuclr.popularity.problem import Array, as_tensor
 
 KS = (1, 5, 10)
 DIRECTIONS = ("image_to_text", "text_to_image")
 
 
-def retrieval(
-    x: Tensor,
-    y: Tensor,
-    pairs: Tensor,
+def retrieval_metrics(
+    x: Array,
+    y: Array,
+    links: Indices,
     ks: tuple[int, ...] = KS,
-    bias_x: Tensor | None = None,
-    bias_y: Tensor | None = None,
+    bias_x: Array | None = None,
+    bias_y: Array | None = None,
 ) -> dict[str, float]:
-    """Recall@k, mean and median rank of both directions, each recall's chance level, and the mean of both directions.
+    """Compute recall@k with its chance level, mean rank and median rank of both directions.
 
     Args:
-        x: (n_x, d), images.
-        y: (n_y, d), captions.
-        pairs: (n, 2), which image belongs to which caption, by their rows.
-        ks: lengths of the lists.
-        bias_x: (n_x,), subtracted from the scores where images are the gallery (see `correction`).
-        bias_y: (n_y,), the same where captions are.
+        x: Features of the images, (n_x, d).
+        y: Features of the captions, (n_y, d).
+        links: Which image belongs to which caption: rows (row of x, row of y), (n, 2).
+        ks: Lengths of the result lists.
+        bias_x: Subtracted from the scores when images are the gallery, (n_x,) (see `popularity.correction`).
+        bias_y: Subtracted from the scores when captions are the gallery, (n_y,).
+
+    Returns:
+        `{direction}_R@{k}`, `{direction}_chance@{k}`, `{direction}_mean_rank` and `{direction}_median_rank` for the
+        directions image_to_text and text_to_image, and `mean_R@{k}`, `mean_chance@{k}` over both directions.
+
+    Raises:
+        ValueError: If a shape or type is wrong, a feature is not finite, or `links` names a row that does not exist.
+
+    Example:
+        >>> import numpy as np
+        >>> metrics = retrieval_metrics(np.eye(4), np.eye(4), [[i, i] for i in range(4)])
+        >>> metrics["mean_R@1"], metrics["mean_chance@1"]
+        (1.0, 0.25)
 
     """
-    return summary(*both(x, y, pairs, bias_x, bias_y), ks)
+    return summarize_ranks(*retrieval_ranks(x, y, links, bias_x, bias_y), ks)
 
 
-def both(
-    x: Tensor, y: Tensor, pairs: Tensor, bias_x: Tensor | None = None, bias_y: Tensor | None = None
+def retrieval_ranks(
+    x: Array, y: Array, links: Indices, bias_x: Array | None = None, bias_y: Array | None = None
 ) -> tuple[Ranks, Ranks]:
-    """Ranks of image to text, one a row of x that has a caption, and of text to image, one a row of y."""
-    return ranks(x, y, pairs, bias_y), ranks(y, x, pairs.flip(1), bias_x)
+    """Return the ranks of both directions: image to text and text to image.
+
+    Args:
+        x: Features of the images, (n_x, d).
+        y: Features of the captions, (n_y, d).
+        links: Rows (row of x, row of y), (n, 2).
+        bias_x: Subtracted from the scores when images are the gallery, (n_x,).
+        bias_y: Subtracted from the scores when captions are the gallery, (n_y,).
+
+    Returns:
+        Ranks with one entry per row of x that has a caption, and with one entry per row of y that has an image.
+
+    Raises:
+        ValueError: If a shape or type is wrong, a feature is not finite, or `links` names a row that does not exist.
+
+    Example:
+        >>> import torch
+        >>> image_to_text, text_to_image = retrieval_ranks(torch.eye(2), torch.eye(2), [[0, 0], [1, 1]])
+        >>> len(image_to_text), len(text_to_image)
+        (2, 2)
+
+    """
+    rows = as_links(links, len(x), len(y))
+    return query_ranks(x, y, rows, bias_y), query_ranks(y, x, rows.flip(1), bias_x)
 
 
-def summary(image_to_text: Ranks, text_to_image: Ranks, ks: tuple[int, ...] = KS) -> dict[str, float]:
-    """The means over the queries, as `retrieval` gives them."""
-    found: dict[str, float] = {}
-    for name, of in zip(DIRECTIONS, (image_to_text, text_to_image), strict=True):
+def summarize_ranks(image_to_text: Ranks, text_to_image: Ranks, ks: tuple[int, ...] = KS) -> dict[str, float]:
+    """Average the ranks of both directions over the queries.
+
+    Args:
+        image_to_text: Ranks with images as queries.
+        text_to_image: Ranks with captions as queries.
+        ks: Lengths of the result lists.
+
+    Returns:
+        The metrics described in `retrieval_metrics`.
+
+    Example:
+        >>> import torch
+        >>> summarize_ranks(*retrieval_ranks(torch.eye(2), torch.eye(2), [[0, 0], [1, 1]]), ks=(1,))["mean_R@1"]
+        1.0
+
+    """
+    metrics: dict[str, float] = {}
+    for name, ranks in zip(DIRECTIONS, (image_to_text, text_to_image), strict=True):
         for k in ks:
-            found[f"{name}_R@{k}"] = float(of.hits(k).mean())
-            found[f"{name}_chance@{k}"] = float(of.chance(k).mean())
-        found[f"{name}_mean_rank"] = float(of.expected().mean())
-        found[f"{name}_median_rank"] = float(torch.quantile(of.expected(), 0.5))
+            metrics[f"{name}_R@{k}"] = float(ranks.hits(k).mean())
+            metrics[f"{name}_chance@{k}"] = float(ranks.chance(k).mean())
+        metrics[f"{name}_mean_rank"] = float(ranks.expected().mean())
+        metrics[f"{name}_median_rank"] = float(torch.quantile(ranks.expected(), 0.5))
     for k in ks:
         for kind in ("R", "chance"):
-            found[f"mean_{kind}@{k}"] = sum(found[f"{name}_{kind}@{k}"] for name in DIRECTIONS) / 2
-    return found
+            metrics[f"mean_{kind}@{k}"] = sum(metrics[f"{name}_{kind}@{k}"] for name in DIRECTIONS) / 2
+    return metrics
+
+
+def links_with_copies(links: Indices, y_id: Indices) -> Tensor:
+    """Extend links to all copies of each caption, so that retrieving a copy counts as a hit.
+
+    Args:
+        links: Rows (row of x, row of y), (n, 2).
+        y_id: One integer per row of y, (n_y,); equal numbers mark copies of one caption.
+
+    Returns:
+        All (image, caption) pairs for which the caption is a copy of a caption of the image, itself included, (m, 2).
+
+    Raises:
+        ValueError: If a shape is wrong or `links` names a row that does not exist.
+
+    Example:
+        >>> links_with_copies([[0, 0], [1, 1]], [7, 7]).tolist()
+        [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+    """
+    ids = as_tensor("y_id", y_id, lists=True)
+    if ids.ndim != 1:
+        raise ValueError(f"y_id has shape {tuple(ids.shape)}; needs (n_y,), one number per row of y")
+    rows = as_tensor("links", links, lists=True)
+    rows = as_links(rows, int(rows.max()) + 1 if rows.numel() else 0, len(ids))
+    _, group = torch.unique(ids, return_inverse=True)
+    members = group.argsort(stable=True)  # the rows of y, group by group
+    size = torch.bincount(group)
+    first = size.cumsum(0) - size
+    image, caption_group = torch.unique(torch.stack([rows[:, 0], group[rows[:, 1]]], dim=1), dim=0).unbind(1)
+    count = size[caption_group]
+    begin = count.cumsum(0) - count
+    step = torch.arange(int(count.sum()), device=rows.device) - torch.repeat_interleave(begin, count)
+    row = torch.repeat_interleave(first[caption_group], count) + step
+    return torch.stack([torch.repeat_interleave(image, count), members[row]], dim=1)

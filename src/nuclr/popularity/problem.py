@@ -2,31 +2,51 @@
 
     minimize over zeta  (sum_i a_i tau log Z_i + sum_j b_j zeta_j) / n_y,    Z_i = sum_j b_j exp((s_ij - zeta_j)/tau)
 
-with i over n_x anchors, j over n_y candidates, s_ij = <x_i, y_j> or given. The masses a_i = n_y / n_x and b_j = 1
-(uniform marginals) may be replaced by any with the same total n_y. With the *column sums*
+with i over n_x anchors and j over n_y candidates. The scores s_ij are <x_i, y_j> or given. The masses a_i = n_y / n_x and
+b_j = 1 (uniform marginals) may be replaced by any with the same total n_y. With the *column sums*
 
     c_j = sum_i a_i exp((s_ij - zeta_j)/tau) / Z_i
 
-the gradient in zeta_j is b_j (1 - c_j) / n_y. So the optimum has c = 1, zeta is unique up to a constant, and the
-residual is max_j |c_j - 1|. This is the semi-dual of entropic optimal transport between the marginals a and b, and
-zeta <- zeta + tau log c is Sinkhorn's iteration. A mass of k stands for k copies, and zeta is a function of the
-candidate alone, whatever its own mass. Reference: Cuturi and Peyré, "Semidual regularized optimal transport", 2018.
-
+the gradient with respect to zeta_j is b_j (1 - c_j) / n_y. So c = 1 at the optimum, zeta is unique up to a constant, and
+the residual is max_j |c_j - 1|. This is the semi-dual of entropic optimal transport between the marginals a and b, and
+zeta <- zeta + tau log c is Sinkhorn's iteration. A mass of k stands for k copies; zeta depends on the candidate only, not
+on its own mass. Reference: Cuturi and Peyré, "Semidual regularized optimal transport", 2018.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Array = Tensor | npt.NDArray[Any]
+Vector = Array | Sequence[float]
+Norms = Literal["unit", "normalize", "any"]
 
-@dataclass(frozen=True)
+NORM_TOLERANCE = 1e-2  # bfloat16 rounding passes, a forgotten normalization does not
+
+
+@dataclass(frozen=True, repr=False)
 class Problem:
-    """Scores (n_x, n_y), or features x (n_x, d) and y (n_y, d), with a temperature and masses a (n_x,), b (n_y,).
+    """Scores, or features of anchors and candidates, with a temperature and masses.
 
-    Scores are computed in dtype; masses, sums and potentials are always float64.
+    Scores are computed in `dtype`; masses, sums and potentials are always float64. Use `make_problem` to build one.
+
+    Attributes:
+        temperature: tau.
+        a: Masses of the anchors, (n_x,).
+        b: Masses of the candidates, (n_y,).
+        dtype: Precision of the scores.
+        x: Features of the anchors, (n_x, d).
+        y: Features of the candidates, (n_y, d).
+        scores: (n_x, n_y), instead of features.
+        norms: What holds for the norms of features: "unit" (checked), "normalize" (scaled to 1) or "any".
+
     """
 
     temperature: float
@@ -36,20 +56,27 @@ class Problem:
     x: Tensor | None = None
     y: Tensor | None = None
     scores: Tensor | None = None
+    norms: Norms = "unit"
+
+    def __repr__(self) -> str:
+        """Return one line with the sizes."""
+        given = "scores" if self.y is None else f"features of {self.y.shape[1]} dimensions"
+        sizes = f"anchors={len(self.a)}, candidates={len(self.b)}"
+        return f"Problem({given}, {sizes}, temperature={self.temperature:g}, {str(self.dtype).removeprefix('torch.')})"
 
     def to(self, dtype: torch.dtype) -> "Problem":
-        """The same problem computed in another precision; scores are converted where they are used."""
+        """Return the same problem computed in another precision; scores are converted when they are used."""
         x, y = (None if t is None else t.to(dtype) for t in (self.x, self.y))
         return replace(self, x=x, y=y, dtype=dtype)
 
     def part(self, rows: slice) -> "Problem":
-        """Some anchors with all candidates."""
+        """Return the problem of some anchors with all candidates."""
         x, scores = (None if t is None else t[rows] for t in (self.x, self.scores))
         return replace(self, a=self.a[rows], x=x, scores=scores)
 
     @cached_property
     def scale(self) -> float:
-        """A bound on |s_ij|: what rounding errors are relative to."""
+        """A bound on |s_ij|; rounding errors are relative to it."""
         if self.scores is not None:
             return max(abs(float(extreme)) for extreme in self.scores.aminmax())
         assert self.x is not None and self.y is not None
@@ -62,7 +89,7 @@ class Problem:
         return self.x / self.temperature
 
     def logits(self, rows: slice, columns: slice, shift: Tensor, out: Tensor | None = None) -> Tensor:
-        """s_ij / tau + shift_j of a block; shift is -zeta / tau."""
+        """Return s_ij / tau + shift_j of a block; shift is -zeta / tau."""
         if self.scores is not None:
             return torch.add(shift[columns], self.scores[rows, columns], alpha=1 / self.temperature, out=out)
         assert self.y is not None
@@ -70,65 +97,220 @@ class Problem:
 
 
 def make_problem(
-    x: Tensor | None,
-    y: Tensor | None,
-    scores: Tensor | None,
+    x: Array | None = None,
+    y: Array | None = None,
+    scores: Array | None = None,
+    *,
     temperature: float,
-    x_weight: Tensor | None = None,
-    y_weight: Tensor | None = None,
+    x_weight: Vector | None = None,
+    y_weight: Vector | None = None,
+    norms: Norms = "unit",
 ) -> Problem:
-    """A Problem from what a user gives, or a ValueError that names what is wrong with it."""
-    if not 0 < float(temperature) < math.inf:
-        raise ValueError(f"temperature={temperature}; give a finite number above 0")
-    given = {name: t for name, t in (("x", x), ("y", y), ("scores", scores)) if t is not None}
-    if given.keys() not in ({"x", "y"}, {"scores"}):
-        raise ValueError(f"got {' and '.join(given) or 'neither features nor scores'}; give x and y, or scores alone")
-    given = {name: check_matrix(name, t) for name, t in given.items()}
-    dtype = torch.float64 if any(t.dtype == torch.float64 for t in given.values()) else torch.float32
-    given = {name: t.detach() if name == "scores" else t.detach().to(dtype) for name, t in given.items()}
+    """Build a Problem from features or scores, checking all arguments.
+
+    Args:
+        x: Features of the anchors, (n_x, d).
+        y: Features of the candidates, (n_y, d).
+        scores: (n_x, n_y), instead of features.
+        temperature: tau.
+        x_weight: Masses of the anchors up to a factor, (n_x,).
+        y_weight: Masses of the candidates up to a factor, (n_y,).
+        norms: "unit" refuses features whose norm is not 1, "normalize" scales them to norm 1, "any" takes them as they
+            are.
+
+    Returns:
+        The problem; tensors are used without copying when their type allows it.
+
+    Raises:
+        ValueError: If an argument has a wrong type, shape or value; the message names it.
+
+    Example:
+        >>> make_problem(torch.eye(3), torch.eye(3), temperature=0.5)
+        Problem(features of 3 dimensions, anchors=3, candidates=3, temperature=0.5, float32)
+
+    """
+    temperature = _positive("temperature", temperature)
+    arguments = {name: t for name, t in (("x", x), ("y", y), ("scores", scores)) if t is not None}
+    if arguments.keys() not in ({"x", "y"}, {"scores"}):
+        names = " and ".join(arguments) or "neither features nor scores"
+        raise ValueError(f"got {names}; give x and y, or scores alone")
+    tensors = {name: as_matrix(name, t).detach() for name, t in arguments.items()}
+    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
     if scores is None:
-        if given["x"].shape[1] != given["y"].shape[1]:
-            raise ValueError(
-                f"x has {given['x'].shape[1]} columns and y {given['y'].shape[1]}; features must have one size"
-            )
-        if given["x"].device != given["y"].device:
-            raise ValueError(f"x is on {given['x'].device} and y on {given['y'].device}; put both on one device")
-        n_x, n_y = len(given["x"]), len(given["y"])
+        tensors = {name: check_norms(name, t.to(dtype), norms) for name, t in tensors.items()}
+        if tensors["x"].shape[1] != tensors["y"].shape[1]:
+            columns = tensors["x"].shape[1], tensors["y"].shape[1]
+            raise ValueError(f"x has {columns[0]} columns and y {columns[1]}; features must have one size")
+        if tensors["x"].device != tensors["y"].device:
+            devices = tensors["x"].device, tensors["y"].device
+            raise ValueError(f"x is on {devices[0]} and y on {devices[1]}; put both on one device")
+        n_x, n_y = len(tensors["x"]), len(tensors["y"])
     else:
-        n_x, n_y = given["scores"].shape
+        n_x, n_y = tensors["scores"].shape
     if n_x < 2 or n_y < 2:
         raise ValueError(f"{n_x} anchors and {n_y} candidates; there must be at least 2 of each")
-    device = next(iter(given.values())).device
+    device = next(iter(tensors.values())).device
     a = _masses("x_weight", x_weight, n_x, n_y, device)
     b = _masses("y_weight", y_weight, n_y, n_y, device)
-    return Problem(float(temperature), a, b, dtype, **given)
+    return Problem(temperature, a, b, dtype, norms=norms, **tensors)
 
 
-def check_matrix(name: str, value: Tensor) -> Tensor:
-    """A matrix of finite floating-point numbers, as it is."""
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim != 2:
-        what = f"a tensor of {value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} is {what}; give a floating-point tensor of two dimensions")
-    if value.numel() and not bool(torch.stack(value.aminmax()).isfinite().all()):  # aminmax reads once, writes nothing
-        row, column = (~value.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name}[{row}, {column}]={value[row, column]:g}; all numbers must be finite")
-    return value
+def as_tensor(name: str, value: Any, lists: bool = False) -> Tensor:
+    """Return a tensor or numpy array as a tensor, without copying if possible.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: Tensor or numpy array.
+        lists: Also accept lists and tuples of numbers.
+
+    Returns:
+        A tensor that must not be written to.
+
+    Raises:
+        ValueError: If `value` is something else.
+
+    Example:
+        >>> as_tensor("x", np.ones((2, 3), np.float16)).dtype
+        torch.float16
+
+    """
+    if isinstance(value, Tensor):
+        return value
+    if lists and isinstance(value, (list, tuple)):
+        try:
+            value = np.asarray(value)
+        except ValueError:
+            raise ValueError(f"{name} is a {type(value).__name__} with rows of unequal length; give one length") from None
+    if not isinstance(value, np.ndarray):
+        kinds = "a torch tensor, a numpy array or a list" if lists else "a torch tensor or a numpy array"
+        raise ValueError(f"{name} is {type(value).__name__}; give {kinds}")
+    if value.dtype.kind not in "biuf":
+        raise ValueError(f"{name} is a numpy array of {value.dtype}; give an array of numbers")
+    array = np.asarray(value, value.dtype.newbyteorder("="), order="C")  # torch has native byte order, positive strides
+    try:
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except TypeError:
+        raise ValueError(f"{name} is a numpy array of {value.dtype}; give float16, float32 or float64") from None
 
 
-def check_vector(name: str, value: Tensor, size: int) -> Tensor:
-    """A vector of `size` finite numbers, as float64."""
-    value = torch.as_tensor(value).detach().to(torch.float64)
-    if value.shape != (size,):
-        raise ValueError(f"{name} has shape {tuple(value.shape)}; it must be ({size},)")
-    if not bool(value.isfinite().all()):
+def as_matrix(name: str, value: Array) -> Tensor:
+    """Return `value` as a matrix of finite floating-point numbers.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: Tensor or numpy array, (rows, columns).
+
+    Returns:
+        The matrix as a tensor, in its own precision.
+
+    Raises:
+        ValueError: If it is not a floating-point matrix, or holds a NaN or an infinity.
+
+    Example:
+        >>> as_matrix("scores", np.zeros((2, 3))).shape
+        torch.Size([2, 3])
+
+    """
+    matrix = as_tensor(name, value)
+    if not matrix.is_floating_point() or matrix.ndim != 2:
+        kind = str(matrix.dtype).removeprefix("torch.")
+        shape = tuple(matrix.shape)
+        raise ValueError(f"{name} is {kind} of shape {shape}; give a floating-point matrix of two dimensions")
+    if matrix.numel() and not bool(torch.stack(matrix.aminmax()).isfinite().all()):  # aminmax needs no temporary matrix
+        row, column = (~matrix.isfinite()).nonzero()[0].tolist()
+        raise ValueError(f"{name}[{row}, {column}]={matrix[row, column]:g}; all numbers must be finite")
+    return matrix
+
+
+def as_features(name: str, value: Array, normalize: bool = False) -> Tensor:
+    """Return `value` as a matrix of features of unit norm.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: Tensor or numpy array, (n, d).
+        normalize: Scale the rows to unit norm instead of refusing other norms.
+
+    Returns:
+        The features as a tensor.
+
+    Raises:
+        ValueError: If it is not a finite floating-point matrix, or a row does not have unit norm.
+
+    Example:
+        >>> as_features("x", np.array([[3.0, 4.0]]), normalize=True).tolist()
+        [[0.6, 0.8]]
+
+    """
+    return check_norms(name, as_matrix(name, value), "normalize" if normalize else "unit")
+
+
+def check_norms(name: str, features: Tensor, norms: Norms) -> Tensor:
+    """Check or scale the norms of features, as `make_problem` describes."""
+    if norms == "any" or not features.numel():
+        return features
+    if norms not in ("unit", "normalize"):
+        raise ValueError(f"norms={norms!r}; allowed: 'unit', 'normalize', 'any'")
+    length: Tensor = torch.linalg.vector_norm(features.detach(), dim=1, keepdim=True, dtype=_at_least_float32(features))
+    if norms == "normalize":
+        zero = (length.squeeze(1) == 0).nonzero().flatten()
+        if len(zero):
+            raise ValueError(f"{name}: row {int(zero[0])} is all zeros and has no direction; remove it")
+        return (features / length).to(features.dtype)
+    wrong = ((length.squeeze(1) - 1).abs() > NORM_TOLERANCE).nonzero().flatten()
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"{name}: row {row} has norm {float(length[row]):.4g} ({len(wrong)} of {len(features)} rows are not unit norm); "
+            f"normalize with torch.nn.functional.normalize({name}, dim=1) or pass normalize=True"
+        )
+    return features
+
+
+def _at_least_float32(features: Tensor) -> torch.dtype:
+    return features.dtype if features.dtype.itemsize >= 4 else torch.float32
+
+
+def as_vector(name: str, value: Vector, size: int) -> Tensor:
+    """Return `value` as a float64 vector of `size` finite numbers.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: Tensor, numpy array or list of numbers, (size,).
+        size: Expected length.
+
+    Returns:
+        (size,) float64.
+
+    Raises:
+        ValueError: If the shape is wrong or a number is not finite.
+
+    Example:
+        >>> as_vector("init", [1, 2], 2)
+        tensor([1., 2.], dtype=torch.float64)
+
+    """
+    vector = as_tensor(name, value, lists=True).detach().to(torch.float64)
+    if vector.shape != (size,):
+        raise ValueError(f"{name} has shape {tuple(vector.shape)}; it must be ({size},)")
+    if not bool(vector.isfinite().all()):
         raise ValueError(f"{name} holds NaN or infinite values; all numbers must be finite")
-    return value
+    return vector
 
 
-def _masses(name: str, weight: Tensor | None, size: int, total: int, device: torch.device) -> Tensor:
+def _positive(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value!r}; give a finite number above 0") from None
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name}={value}; give a finite number above 0")
+    return number
+
+
+def _masses(name: str, weight: Vector | None, size: int, total: int, device: torch.device) -> Tensor:
     if weight is None:
         return torch.full((size,), total / size, dtype=torch.float64, device=device)
-    mass = check_vector(name, weight, size).to(device)
+    mass = as_vector(name, weight, size).to(device)
     if bool((mass < 0).any()) or not bool(mass.sum() > 0):
         raise ValueError(f"{name} has smallest {mass.min():g} and sum {mass.sum():g}; weights must be >= 0, not all 0")
     return mass * (total / mass.sum())

@@ -1,4 +1,4 @@
-"""What the solver returns: every candidate's popularity, how well it was found, and its extension to other ones."""
+"""Result of the solver: the popularity of every candidate, how well it was solved, and its extension to new candidates."""
 
 from dataclasses import dataclass, replace
 
@@ -6,19 +6,22 @@ import torch
 from torch import Tensor
 
 from nuclr.popularity.kernel import log_column_sums
-from nuclr.popularity.problem import Problem, check_matrix
+from nuclr.popularity.problem import Array, Problem, as_matrix, check_norms
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """Solution of a Problem.
 
-    zeta        (n_y,), of mean zero: tau log of the popularity, up to a constant
-    log_z       (n_x,), log Z_i of every anchor at this zeta: what `extend` needs
-    residual    max_j |c_j - 1| at this zeta; with uniform weights c_j = (n_y/n_x) sum_i P_ij
-    converged   whether the residual is at most the tolerance
-    iterations  passes over the scores
-    history     the residual of each pass
+    Attributes:
+        problem: The problem that was solved.
+        zeta: tau times the log of the popularity, up to a constant, (n_y,), of mean zero.
+        log_z: log Z_i of every anchor at this zeta, (n_x,); `extend` needs it.
+        residual: max_j |c_j - 1| at this zeta; with uniform weights c_j = (n_y/n_x) sum_i P_ij.
+        converged: Whether the residual is at most the tolerance.
+        iterations: Number of passes over the scores.
+        history: Residual of each pass.
+
     """
 
     problem: Problem
@@ -28,6 +31,13 @@ class Result:
     converged: bool
     iterations: int
     history: tuple[float, ...]
+
+    def __repr__(self) -> str:
+        """Return one line with the sizes and how well the problem was solved."""
+        return (
+            f"Result(candidates={len(self.zeta)}, anchors={len(self.log_z)}, temperature={self.temperature:g}, "
+            f"residual={self.residual:.2g}, converged={self.converged}, iterations={self.iterations})"
+        )
 
     @property
     def temperature(self) -> float:
@@ -41,28 +51,43 @@ class Result:
 
     @property
     def ranks(self) -> Tensor:
-        """(n_y,) integers: 1 for the most popular candidate, n_y for the least; ties in the candidates' order."""
+        """Rank of each candidate, (n_y,) integers: 1 is the most popular. Ties are ranked in the candidates' order."""
         order = self.zeta.argsort(descending=True, stable=True)
         return torch.empty_like(order).scatter_(0, order, torch.arange(1, len(order) + 1, device=order.device))
 
-    def extend(self, y_new: Tensor) -> Tensor:
-        """Zeta of candidates that were not there, in the same gauge: tau log sum_i a_i exp(s_i / tau) / Z_i.
+    def extend(self, y_new: Array) -> Tensor:
+        """Compute zeta of new candidates, in the same gauge: tau log sum_i a_i exp(s_i / tau) / Z_i.
+
+        Features are treated as in `solve`: refused unless they have unit norm, or normalized with `normalize=True`.
 
         Args:
-            y_new: features (m, d) if the problem was given as features, scores (n_x, m) if it was given as scores.
+            y_new: Features (m, d) if the problem has features, scores (n_x, m) if it has scores.
 
         Returns:
-            (m,). The candidates themselves get zeta + tau log c: their zeta, up to tau times the residual.
+            (m,). For the problem's own candidates this is zeta + tau log c: their zeta, up to tau times the residual.
+
+        Raises:
+            ValueError: If `y_new` has a wrong type or shape, is not finite, or does not have unit norm.
+
+        Example:
+            >>> from nuclr.popularity import solve
+            >>> result = solve(torch.eye(3), torch.eye(3), temperature=0.5)
+            >>> result.extend(torch.eye(3)[:2]).shape
+            torch.Size([2])
 
         """
         p = self.problem
-        y_new = check_matrix("y_new", y_new).detach().to(p.b.device)
-        features = p.y is not None
-        got, wanted = (y_new.shape[1], p.y.shape[1]) if p.y is not None else (len(y_new), len(p.a))
-        if got != wanted:
-            what = f"features (m, {wanted})" if features else f"scores ({wanted}, m)"
-            raise ValueError(f"y_new has shape {tuple(y_new.shape)}; this problem takes {what}")
-        b = p.b.new_ones(len(y_new) if features else y_new.shape[1])
-        new = replace(p, b=b, y=y_new) if features else replace(p, b=b, scores=y_new)
-        log_q = log_column_sums(new.to(self.zeta.dtype), torch.zeros_like(b), self.log_z)
+        new = as_matrix("y_new", y_new).detach().to(p.b.device)
+        if p.y is not None:
+            if new.shape[1] != p.y.shape[1]:
+                shape = tuple(new.shape)
+                raise ValueError(f"y_new has shape {shape}; this problem takes features (m, {p.y.shape[1]})")
+            b = p.b.new_ones(len(new))
+            extended = replace(p, b=b, y=check_norms("y_new", new, p.norms))
+        else:
+            if len(new) != len(p.a):
+                raise ValueError(f"y_new has shape {tuple(new.shape)}; this problem takes scores ({len(p.a)}, m)")
+            b = p.b.new_ones(new.shape[1])
+            extended = replace(p, b=b, scores=new)
+        log_q = log_column_sums(extended.to(self.zeta.dtype), torch.zeros_like(b), self.log_z)
         return (self.temperature * log_q).to(self.zeta)

@@ -1,13 +1,15 @@
-"""Solve the popularity problem: `solve` for a user, `Solver` for a program.
+"""Solve the popularity problem: `solve` for users, `Solver` for programs.
 
-float32 input is computed in float32 down to the residual that float32 can tell at this temperature, and from there
-on in float64. Every zeta is looked at in the gauge and the precision in which it would be returned, so the residual
-that is reported belongs to the very numbers that the user gets.
+float32 input is solved in float32 down to the smallest residual that float32 resolves at this temperature, and in float64
+from there on. Each zeta is evaluated in the gauge and the precision in which it would be returned, so the reported
+residual is exactly that of the returned numbers.
 """
 
 import math
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +18,11 @@ from torch import Tensor
 from nuclr import distributed
 from nuclr.popularity.kernel import Kernel, State, gather_rows
 from nuclr.popularity.methods import make_method
-from nuclr.popularity.problem import Problem, check_vector, make_problem
-from nuclr.popularity.progress import progress_bar
+from nuclr.popularity.problem import Array, Problem, Vector, as_vector, make_problem
 from nuclr.popularity.result import Result
 
-PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before it is given up
+PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before the solver gives up
+RECENT = 10  # passes from which the rate of decrease is estimated
 
 
 class ConvergenceWarning(RuntimeWarning):
@@ -28,51 +30,76 @@ class ConvergenceWarning(RuntimeWarning):
 
 
 def solve(
-    x: Tensor | None = None,
-    y: Tensor | None = None,
+    x: Array | None = None,
+    y: Array | None = None,
     *,
-    scores: Tensor | None = None,
+    scores: Array | None = None,
     temperature: float,
+    normalize: bool = False,
     method: str = "auto",
     tolerance: float = 1e-4,
     max_iterations: int = 10_000,
-    init: Tensor | None = None,
+    init: Vector | None = None,
     progress: bool = False,
-    x_weight: Tensor | None = None,
-    y_weight: Tensor | None = None,
+    x_weight: Vector | None = None,
+    y_weight: Vector | None = None,
     memory: int = 2**30,
 ) -> Result:
-    """Popularity of candidates y among anchors x: the zeta at which every candidate is chosen equally often.
+    """Solve for the popularity of candidates y among anchors x: every candidate is chosen equally often at zeta.
 
-    Under torch.distributed all processes give the same arguments, share the work, and get the same result.
+    Under torch.distributed all processes pass the same arguments, share the work and get the same result.
 
     Args:
-        x: features of the anchors, (n_x, d).
-        y: features of the candidates, (n_y, d); the scores <x_i, y_j> are made tile by tile.
-        scores: (n_x, n_y) in the place of features; rows are anchors.
+        x: Features of the anchors, (n_x, d), unit norm.
+        y: Features of the candidates, (n_y, d), unit norm. The scores <x_i, y_j> are computed tile by tile.
+        scores: Any scores (n_x, n_y) instead of features; rows are anchors.
         temperature: tau.
-        method: "auto" (Anderson's acceleration of Sinkhorn's iteration), "sinkhorn" or "gradient" (the paper's).
-        tolerance: for the residual, max_j |(n_y/n_x) sum_i P_ij - 1|.
-        max_iterations: passes over the scores.
-        init: (n_y,), a zeta to start from, such as that of a nearby temperature or of earlier features.
-        progress: show the residual and the time left on stderr.
-        x_weight: (n_x,), the anchors' marginal up to a factor; a weight of k stands for k copies. The residual is then
+        normalize: Scale features to unit norm. Without it, features whose norm differs from 1 by more than 1e-2 are
+            refused.
+        method: "auto" (Anderson acceleration of Sinkhorn's iteration), "sinkhorn" or "gradient" (the paper's).
+        tolerance: Residual max_j |(n_y/n_x) sum_i P_ij - 1| at which to stop.
+        max_iterations: Largest number of passes over the scores.
+        init: Zeta to start from, (n_y,), for example that of a nearby temperature or of earlier features.
+        progress: Show the residual and the time left on stderr.
+        x_weight: Marginal of the anchors up to a factor, (n_x,); a weight of k stands for k copies. The residual is then
             max_j |sum_i a_i P_ij / b_j - 1|, with a and b the weights divided by their sums.
-        y_weight: (n_y,), the same for the candidates.
-        memory: bytes to spend on the matrix of probabilities. Where all of it fits it is kept, which makes a pass much
-            cheaper; otherwise it is made tile by tile at every pass, and this bounds the tile.
+        y_weight: Marginal of the candidates up to a factor, (n_y,).
+        memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
+            much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
 
     Returns:
-        Result. A ConvergenceWarning tells where `converged` is False; an interrupt (Ctrl-C) ends with what there is.
+        The result. If it did not converge, `converged` is False and a ConvergenceWarning is issued; an interrupt
+        (Ctrl-C) returns the best zeta so far.
+
+    Raises:
+        ValueError: If an argument has a wrong type, shape or value; the message names it.
+
+    Example:
+        >>> queries = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.2, 1.0]]), dim=1)
+        >>> result = solve(x=queries, y=torch.eye(2), temperature=0.5)
+        >>> result
+        Result(candidates=2, anchors=3, temperature=0.5, residual=7e-06, converged=True, iterations=4)
+        >>> result.ranks.tolist()
+        [1, 2]
 
     """
-    problem = make_problem(x, y, scores, temperature, x_weight, y_weight)
+    norms = "normalize" if normalize else "unit"
+    problem = make_problem(
+        x, y, scores, temperature=temperature, x_weight=x_weight, y_weight=y_weight, norms=norms
+    )
     return Solver(method, tolerance, max_iterations, progress, memory)(problem, init)
 
 
 @dataclass(frozen=True)
 class Solver:
-    """How to solve a Problem; the fields are arguments of `solve`."""
+    """How to solve a Problem; the fields are arguments of `solve`.
+
+    Example:
+        >>> from nuclr.popularity.problem import make_problem
+        >>> Solver(tolerance=1e-6)(make_problem(torch.eye(3), torch.eye(3), temperature=0.5)).converged
+        True
+
+    """
 
     method: str = "auto"
     tolerance: float = 1e-4
@@ -87,9 +114,9 @@ class Solver:
         if self.max_iterations < 1:
             raise ValueError(f"max_iterations={self.max_iterations}; give at least 1")
 
-    def __call__(self, problem: Problem, init: Tensor | None = None) -> Result:
-        """The solution found from zeta = init, or from 0."""
-        zeta = torch.zeros_like(problem.b) if init is None else check_vector("init", init, len(problem.b)).to(problem.b)
+    def __call__(self, problem: Problem, init: Vector | None = None) -> Result:
+        """Solve the problem, starting from zeta = init or from 0."""
+        zeta = torch.zeros_like(problem.b) if init is None else as_vector("init", init, len(problem.b)).to(problem.b)
         history: list[float] = []
         reason = "rounding errors"
         with progress_bar(self.progress and distributed.rank() == 0, self.tolerance, self.max_iterations) as show:
@@ -107,14 +134,15 @@ class Solver:
         converged = best.residual <= self.tolerance and rounding_limit(problem, dtype) <= self.tolerance
         if not converged:
             message = (
-                f"residual {best.residual:.2g} after {len(history)} passes, ended by {reason} before {self.tolerance:g}"
+                f"residual {best.residual:.2g} after {len(history)} passes; stopped by {reason} before reaching "
+                f"tolerance={self.tolerance:g}"
             )
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
         log_z = gather_rows(best.log_z, len(problem.a))
         return Result(problem, best.zeta.to(dtype), log_z, best.residual, converged, len(history), tuple(history))
 
     def _passes(self, problem: Problem, zeta: Tensor) -> Iterator[tuple[float, State, torch.dtype]]:
-        """Every pass over the scores: its residual, the best state so far in this precision, and the precision."""
+        """Yield, per pass over the scores, its residual, the best state so far in this precision, and the precision."""
         for dtype in dict.fromkeys((problem.dtype, torch.float64)):
             limit = rounding_limit(problem, dtype)
             target = max(self.tolerance, limit)
@@ -133,14 +161,53 @@ class Solver:
             if best.residual <= self.tolerance == target:
                 return
             zeta = best.zeta
-            del kernel  # before the next one takes its memory
+            del kernel  # free its memory before the next kernel allocates
 
 
 def rounding_limit(problem: Problem, dtype: torch.dtype) -> float:
-    """The smallest residual that this precision can tell: some roundings of the largest exponent, and of the sums."""
+    """Return the smallest residual that `dtype` resolves: a few roundings of the largest exponent and of the sums."""
     return torch.finfo(dtype).eps * (4 * problem.scale / problem.temperature + 32)
 
 
 def representable(zeta: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zeta as it would be returned: of mean zero, rounded to dtype; held in float64."""
+    """Return zeta as it would be returned to the user (mean zero, rounded to `dtype`), held in float64."""
     return (zeta - zeta.mean()).to(dtype).to(torch.float64)
+
+
+def passes_left(history: Sequence[float], tolerance: float) -> float:
+    """Estimate how many passes remain until the tolerance from the recent rate of decrease; inf without a decrease."""
+    recent = [math.log(max(residual, 1e-300)) for residual in history[-RECENT - 1 :]]
+    fall = recent[0] - recent[-1]
+    left = recent[-1] - math.log(tolerance)
+    return max(left, 0.0) * (len(recent) - 1) / fall if fall > 0 else math.inf
+
+
+@contextmanager
+def progress_bar(shown: bool, tolerance: float, max_iterations: int) -> Iterator[Callable[[Sequence[float]], None]]:
+    """Yield a function to call with the history of residuals after each pass; it shows progress on stderr."""
+    if not shown:
+        yield lambda history: None  # noqa: ARG005
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        raise ImportError("progress=True needs the rich package: pip install 'nuclr[train]'") from None
+    columns = (
+        TextColumn("popularity"),
+        BarColumn(),
+        TextColumn("pass {task.completed}  residual {task.fields[residual]}  left {task.fields[left]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None, residual="?", left="?")
+        start = time.monotonic()
+
+        def update(history: Sequence[float]) -> None:
+            done = len(history)
+            passes = min(passes_left(history, tolerance), max_iterations - done)
+            seconds = passes * (time.monotonic() - start) / done
+            left = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
+            bar.update(task, total=done + passes, completed=done, residual=f"{history[-1]:.1e}", left=left)
+
+        yield update
