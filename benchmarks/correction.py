@@ -31,8 +31,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from nuclr.evaluation import Bank
-from nuclr.evaluation.ranks import Ranks, ranks, ranks_of_scores
+from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores
+from nuclr.popularity.correction import Bank
 from nuclr.runs import components as parts
 from nuclr.studies.compare.measure import Features, halves
 from nuclr.studies.evaluate.features import pair_features, query_bank
@@ -76,20 +76,22 @@ def by_method(half: Features, pairs: Bank, side: int) -> Iterator[tuple[str, str
     """(method, setting, ranks) of all methods and settings with the images (side 0) or captions (1) as the gallery."""
     queries, gallery, bank = (half.x, half.y, pairs.x) if side else (half.y, half.x, pairs.y)
     links = half.links if side else half.links.flip(1)
-    yield "plain", "", ranks(queries, gallery, links)
+    yield "plain", "", query_ranks(queries, gallery, links)
     for method, biases in (
         ("ours", ours(pairs, half, side)),
         ("transductive", ours(Bank(half.x, half.y), half, side)),
         ("NNN", nnn(bank, gallery)),
     ):
-        yield from ((method, json.dumps(setting), ranks(queries, gallery, links, bias)) for setting, bias in biases)
+        yield from (
+            (method, json.dumps(setting), query_ranks(queries, gallery, links, bias)) for setting, bias in biases
+        )
     plain = queries @ gallery.T
     hubs = torch.zeros(len(gallery), dtype=torch.bool)
     hubs[(bank @ gallery.T).argmax(dim=1)] = True
     touched = hubs[plain.argmax(dim=1)][:, None]
     for setting, bias in inverted_softmax(bank, gallery):
-        yield "inverted softmax", json.dumps(setting), ranks_of_scores(plain, links, bias)
-        yield "QB-Norm", json.dumps(setting), ranks_of_scores(torch.where(touched, plain - bias, plain), links)
+        yield "inverted softmax", json.dumps(setting), query_ranks_from_scores(plain, links, bias)
+        yield "QB-Norm", json.dumps(setting), query_ranks_from_scores(torch.where(touched, plain - bias, plain), links)
 
 
 def half_outcomes(half: Features, bank: Bank) -> dict[str, Outcomes]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import normalize
 
-from nuclr.evaluation import retrieval
+from nuclr.evaluation import retrieval_metrics
 
 
 def peak() -> int:
@@ -33,11 +33,11 @@ def main() -> None:
     x = normalize(torch.randn(options.n, options.width), dim=1)
     y = x + 0.5 * torch.randn(options.n, options.width).mul_(options.width**-0.5)
     y = normalize(y, dim=1)
-    pairs = torch.arange(options.n)[:, None].expand(-1, 2)
+    links = torch.arange(options.n)[:, None].expand(-1, 2)
     bias = torch.randn(options.n).mul_(0.01)
-    retrieval(x[:500], y[:500], pairs[:500])  # libraries take their own memory on the first call
+    retrieval_metrics(x[:500], y[:500], links[:500])  # libraries take their own memory on the first call
     before, begin = peak(), time.perf_counter()
-    found = retrieval(x, y, pairs, bias_x=bias, bias_y=bias)
+    found = retrieval_metrics(x, y, links, bias_x=bias, bias_y=bias)
     content = {
         "n": options.n,
         "width": options.width,

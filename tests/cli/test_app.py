@@ -181,10 +181,10 @@ def test_what_the_user_had_stays(nuclr, pairs, tmp_path):
 
 
 def test_interrupted(nuclr, monkeypatch, tmp_path):
-    from nuclr.studies.toy import write as folder
+    from nuclr.studies.toy import study
 
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folder, "write", interrupt)
+    monkeypatch.setattr(study, "write_study", interrupt)
     assert nuclr("toy", "--out", tmp_path).status == 130

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from nuclr.evaluation import class_features, zero_shot
+from nuclr.evaluation import class_features, zero_shot_metrics
 
 
 def test_by_hand():
     classes = class_features([torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 1.0]])])
     assert classes.tolist() == [[1, 0], [0, 1]]
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
-    assert zero_shot(x, classes, torch.tensor([0, 1, 0, 1])) == {
+    assert zero_shot_metrics(x, classes, torch.tensor([0, 1, 0, 1])) == {
         "zero_shot_acc1": pytest.approx((1 + 1 + 0.5 + 0) / 4),
         "zero_shot_acc5": 1,
         "zero_shot_mean_per_class_recall": pytest.approx((1.5 / 2 + 1 / 2) / 2),
@@ -34,8 +34,30 @@ def test_against_loops(seed):
         first.append(order[0] == label)
         five.append(label in order[:5])
         by_class.setdefault(label, []).append(order[0] == label)
-    found = zero_shot(x, classes, labels)
-    assert found["zero_shot_acc1"] == pytest.approx(sum(first) / 60)
-    assert found["zero_shot_acc5"] == pytest.approx(sum(five) / 60)
+    metrics = zero_shot_metrics(x, classes, labels)
+    assert metrics["zero_shot_acc1"] == pytest.approx(sum(first) / 60)
+    assert metrics["zero_shot_acc5"] == pytest.approx(sum(five) / 60)
     recalls = [sum(hits) / len(hits) for hits in by_class.values()]
-    assert found["zero_shot_mean_per_class_recall"] == pytest.approx(sum(recalls) / len(recalls))
+    assert metrics["zero_shot_mean_per_class_recall"] == pytest.approx(sum(recalls) / len(recalls))
+
+
+def test_numpy_arrays_and_lists_are_accepted():
+    torch.manual_seed(0)
+    x, prompts = torch.randn(6, 3), [torch.randn(2, 3) for _ in range(4)]
+    classes = class_features(prompts)
+    assert torch.equal(class_features([group.numpy() for group in prompts]), classes)
+    labels = [0, 1, 2, 3, 3, 0]
+    assert zero_shot_metrics(x.numpy(), classes.numpy(), labels) == zero_shot_metrics(x, classes, torch.tensor(labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1], r"labels has shape \(2,\); needs \(3,\)"),
+        ([0, 1, 4], r"labels\[2\]=4; allowed: 0 to 3"),
+        ([0.0, 1.0, 2.0], "labels holds float64"),
+    ],
+)
+def test_wrong_labels_are_refused(labels, message):
+    with pytest.raises(ValueError, match=message):
+        zero_shot_metrics(torch.randn(3, 2), torch.randn(4, 2), labels)

@@ -24,7 +24,7 @@ def dense(problem: Problem, zeta: Tensor) -> State:
 
 def weighted_problem(dtype: torch.dtype, tau: float = 0.05) -> Problem:
     x, y = (t.to(dtype) for t in paired(150, 210))
-    return make_problem(x, y, None, tau, torch.arange(1, 151), torch.arange(1, 211))
+    return make_problem(x, y, temperature=tau, x_weight=torch.arange(1, 151), y_weight=torch.arange(1, 211))
 
 
 @pytest.mark.parametrize("memory", [0, 2**29])
@@ -89,7 +89,7 @@ def test_sums_over_many_columns_keep_six_digits() -> None:
     """MKL's float32 product of a row of 100,000 numbers is 2e-5 off; a block's is not."""
     x = torch.nn.functional.normalize(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     y = torch.nn.functional.normalize(torch.randn(100_000, 4, generator=torch.Generator().manual_seed(1)), dim=1)
-    problem = make_problem(x, y, None, 0.5)
+    problem = make_problem(x, y, temperature=0.5)
     zeta = torch.zeros(100_000, dtype=torch.float64)
     judge = dense(problem, zeta)
     state = Kernel(problem, 0)(zeta)

@@ -13,7 +13,7 @@ TAU = 0.05
 
 @pytest.fixture
 def kernel() -> Kernel:
-    return Kernel(make_problem(*paired(60, 80), None, TAU), 2**29)
+    return Kernel(make_problem(*paired(60, 80), temperature=TAU), 2**29)
 
 
 def start(kernel: Kernel) -> State:

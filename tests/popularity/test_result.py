@@ -1,4 +1,4 @@
-"""`extend`: candidates that were not there."""
+"""`extend`: zeta of new candidates."""
 
 import math
 
@@ -42,8 +42,8 @@ def test_extension_in_float32_follows_the_precision_of_the_solution() -> None:
 
 def test_far_away_candidates_get_a_finite_zeta() -> None:
     x, y = unit(20, 8, seed=0), unit(20, 8, seed=1)
-    result = solve(x, y, temperature=0.01)
-    assert result.extend(-100 * x[:2]).isfinite().all()
+    result = solve(scores=x @ y.T, temperature=0.01)
+    assert result.extend(-100 * x @ x[:2].T).isfinite().all()
 
 
 def test_wrong_shapes_are_refused() -> None:

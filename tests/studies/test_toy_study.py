@@ -1,4 +1,4 @@
-"""The study itself, small: its numbers say what the paper says, and its folder is complete."""
+"""A small toy study: its values confirm the paper's claims, and its folder is complete."""
 
 import json
 
@@ -7,24 +7,23 @@ import torch
 
 from nuclr.popularity import importance_sampling as sampling
 from nuclr.studies.toy import figures, spaces, study, variance
-from nuclr.studies.toy import write as folder
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     out = tmp_path_factory.mktemp("toy")
     done = []
-    content = folder.write(out, seeds=6, sizes=(100, 400), advance=done.append)
-    assert sum(done) == study.work(6, (100, 400))
+    content = study.write_study(out, seeds=6, sizes=(100, 400), advance=done.append)
+    assert sum(done) == study.total_work(6, (100, 400))
     return out, content
 
 
-def record(content, **wanted):
-    [found] = [r for r in content["records"] if all(r[key] == value for key, value in wanted.items())]
-    return found
+def record(content, **setting):
+    [match] = [r for r in content["records"] if all(r[key] == value for key, value in setting.items())]
+    return match
 
 
-def test_uniform_popularity_stays_wrong_and_the_estimate_does_not(written):
+def test_the_error_of_a_uniform_popularity_does_not_vanish_and_that_of_the_estimate_does(written):
     _, content = written
     gcl, ours, exact = (record(content, tau=0.2, n=400, method=m) for m in ("gcl", "nuclr", "mle"))
     assert gcl["error_mean"] > 0.04
@@ -44,47 +43,40 @@ def test_folder_is_complete(written):
     assert len(content["records"]) == 2 * 2 * len(study.METHODS)
 
 
-def test_same_seed_same_numbers():
-    first, second = (study.run(2, (100,), base_seed=3) for _ in range(2))
+def test_the_same_seed_gives_the_same_values():
+    first, second = (study.run_study(2, (100,), base_seed=3) for _ in range(2))
     assert first == second
-    assert study.run(2, (100,), base_seed=4)["records"] != first["records"]
+    assert study.run_study(2, (100,), base_seed=4)["records"] != first["records"]
 
 
 def test_interpolation_returns_the_estimate_at_the_samples():
-    sample = study.draw(150, 0.2, study.generator(0))
-    log_q = study.popularities(sample)["nuclr"]
+    sample = spaces.draw(150, 0.2, spaces.generator(0))
+    log_q = spaces.popularities(sample)["nuclr"]
     torch.testing.assert_close(figures.interpolate(sample, log_q, sample.y, 0.2), log_q, rtol=0, atol=1e-4)
 
 
-def test_rank_correlation():
-    a = torch.tensor([0.1, 3.0, 2.0, 9.0])
-    assert study.rank_correlation(a, a.exp()) == pytest.approx(1)
-    assert study.rank_correlation(a, -a) == pytest.approx(-1)
-    assert study.rank_correlation(a, torch.tensor([0.0, 2.0, 1.0, -5.0])) == pytest.approx(-0.2)
-
-
 def test_true_popularity_has_the_area_as_its_scale():
-    """sum_j 1/q(y_j) is one on average: what scale_to_area rests on."""
-    stream = study.generator(7)
+    """The mean of sum_j 1/q(y_j) is one, which scale_to_area relies on."""
+    stream = spaces.generator(7)
     sums = []
     for _ in range(200):
         x = spaces.sample_x(50, stream)
         y = spaces.sample_y(x, 0.2, stream).squeeze(1)
         sums.append((-spaces.log_popularity(x, y, 0.2)).exp().sum())
-    found = torch.stack(sums)
-    assert abs(found.mean() - spaces.AREA_OF_Y) < 4 * found.std() / 200**0.5
+    totals = torch.stack(sums)
+    assert abs(totals.mean() - spaces.AREA_OF_Y) < 4 * totals.std() / 200**0.5
 
 
 def test_measured_variance_agrees_with_the_quadrature():
-    stream = study.generator(8)
+    stream = spaces.generator(8)
     target, x = spaces.sample_x(4, stream), spaces.sample_x(20, stream)
     exact = variance.by_quadrature(target, x, 0.5, "balance")
     measured = variance.by_repetition(target, x, 0.5, "balance", 4, base_seed=0) * 4
     torch.testing.assert_close(measured, exact, rtol=0.35, atol=0)
 
 
-def test_single_proposal_spends_all_samples_on_it():
-    stream = study.generator(9)
+def test_single_draws_all_samples_from_one_proposal():
+    stream = spaces.generator(9)
     target, x = spaces.sample_x(3, stream), spaces.sample_x(5, stream)
     nodes, measure = spaces.square_nodes(32)
     alone = spaces.log_density(x[:1], nodes, 0.5).T

@@ -2,10 +2,8 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from nuclr.training.demo import rank_correlation
 from tests.training import runs
 
 TINY = ["data.train=builtin:n=300", "data.val=builtin:n=50,split=val", "schedule.epochs=1", "data.batch_size=32"]
@@ -40,13 +38,3 @@ def test_dry_run_writes_nothing(nuclr, tmp_path, monkeypatch):
     assert status == 0, err
     assert "120 pairs (0 bad)" in told and "28 steps" in told and "memory: model" in told and "min in all" in told
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
-
-
-def test_rank_correlation():
-    a = np.array([1.0, 2.0, 2.0, 5.0])
-    assert rank_correlation(a, a**3) == pytest.approx(1)
-    assert rank_correlation(a, -a) == pytest.approx(-1)
-    assert np.isnan(rank_correlation(a, np.ones(4)))
-    scipy = pytest.importorskip("scipy.stats")
-    b = np.array([3.0, 1.0, 1.0, 1.0])
-    assert rank_correlation(a, b) == pytest.approx(scipy.spearmanr(a, b).statistic)

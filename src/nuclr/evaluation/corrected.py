@@ -1,7 +1,7 @@
 """Choose the temperature and strength of a popularity correction on validation pairs, and rank under it.
 
-`choose_correction` picks one correction for all queries. `cross_validated_ranks` reports ranks of the same pairs that the
-correction is chosen on without favoring it: the images are split into two halves, and the queries of each half (its
+`choose_correction` picks one correction for all queries. `cross_validated_ranks` reports ranks of the same pairs that
+the correction is chosen on without favoring it: the images are split into two halves, and the queries of each half (its
 images and their captions) are ranked in the whole gallery under the correction that was best for the other half. So no
 query influences its own setting.
 """
@@ -119,13 +119,16 @@ def cross_validated_ranks(
         raise ValueError(f"{len(images)} image with captions; needs two to choose on one half for the other")
     settings = list(ranks_by_correction(x, y, links, bank))
     first = torch.full((len(y),), len(images), device=links.device)
-    first = first.scatter_reduce(0, links[:, 1], image_number, "amin")  # a caption belongs to the half of its first image
+    first = first.scatter_reduce(
+        0, links[:, 1], image_number, "amin"
+    )  # a caption belongs to the half of its first image
     halves = torch.arange(len(images), device=links.device) % 2, first[first < len(images)] % 2
     chosen = []
     for half in (0, 1):
         others = [half_of_query != half for half_of_query in halves]
         correction, ranks = max(
-            settings, key=lambda setting: _mean_of_both(zip((1 / of.expected() for of in setting[1]), others, strict=True))
+            settings,
+            key=lambda setting: _mean_of_both(zip((1 / of.expected() for of in setting[1]), others, strict=True)),
         )
         recall = _mean_of_both(zip((of.hits(1) for of in ranks), others, strict=True))
         chosen.append((replace(correction, recall=recall), ranks))

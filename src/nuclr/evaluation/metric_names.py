@@ -19,8 +19,8 @@ def metrics_by_convention(metrics: Mapping[str, float]) -> dict[str, dict[str, f
         metrics: Result of `retrieval_metrics` or `zero_shot_metrics`.
 
     Returns:
-        Convention ("open_clip", "clip_benchmark", "paper") -> name -> value. A convention leaves out the metrics that it
-        has no name for.
+        Convention ("open_clip", "clip_benchmark", "paper") -> name -> value. A convention leaves out the metrics that
+        it has no name for.
 
     Example:
         >>> metrics_by_convention({"image_to_text_R@1": 0.5})["clip_benchmark"]

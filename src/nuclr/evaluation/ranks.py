@@ -2,9 +2,9 @@
 
 Scores are s_ij = <q_i, g_j> - bias_j. R_i is the set of partners of query i and b_i = max_{j in R_i} s_ij is the score
 of its best partner. Recall and ranks only need three counts per query: the candidates with a score above b_i (all of
-them wrong), the wrong candidates with a score of exactly b_i, and the partners with a score of exactly b_i. For a random
-order of the tied candidates, the expected hit and the expected rank have a closed form. A collapsed model, which gives
-all candidates the same score, therefore gets the chance level and not 100 %.
+them wrong), the wrong candidates with a score of exactly b_i, and the partners with a score of exactly b_i. For a
+random order of the tied candidates, the expected hit and the expected rank have a closed form. A collapsed model, which
+gives all candidates the same score, therefore gets the chance level and not 100 %.
 
 Scores are computed tile by tile: a 100,000 x 100,000 matrix is never held in memory.
 """
@@ -12,7 +12,6 @@ Scores are computed tile by tile: a 100,000 x 100,000 matrix is never held in me
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,12 +93,14 @@ def query_ranks(queries: Array, gallery: Array, links: Indices, bias: Array | No
         >>> ranks.hits(1).tolist()
         [0.0, 0.0, 1.0]
         >>> ranks
-        Ranks(queries=3, gallery=3, recall@1=0.3333, mean_rank=1.667)
+        Ranks(queries=3, gallery=3, recall@1=0.3333, mean_rank=2)
 
     """
     features_q, features_g = _features("queries", queries), _features("gallery", gallery)
     if features_q.shape[1] != features_g.shape[1]:
-        raise ValueError(f"queries has {features_q.shape[1]} columns and gallery {features_g.shape[1]}; give equal sizes")
+        raise ValueError(
+            f"queries has {features_q.shape[1]} columns and gallery {features_g.shape[1]}; give equal sizes"
+        )
     return _ranks(lambda rows: features_q[rows] @ features_g.T, len(features_q), len(features_g), links, bias)
 
 
@@ -254,17 +255,17 @@ def rank_correlation(a: Array, b: Array) -> float:
         1.0
 
     """
-    vectors = [as_tensor(name, value).detach().cpu().numpy() for name, value in (("a", a), ("b", b))]
+    vectors = [as_tensor(name, value).detach().cpu() for name, value in (("a", a), ("b", b))]
     if vectors[0].ndim != 1 or vectors[0].shape != vectors[1].shape:
-        raise ValueError(f"a has shape {vectors[0].shape} and b {vectors[1].shape}; give two vectors of one length")
-    ranks = np.stack([_mean_ranks(values) for values in vectors])
-    if np.any(np.ptp(ranks, axis=1) == 0):
+        shapes = [tuple(vector.shape) for vector in vectors]
+        raise ValueError(f"a has shape {shapes[0]} and b {shapes[1]}; give two vectors of one length")
+    ranks = torch.stack([_mean_ranks(vector) for vector in vectors])
+    if bool((ranks == ranks[:, :1]).all(dim=1).any()):
         return float("nan")
-    return float(np.corrcoef(ranks)[0, 1])
+    return torch.corrcoef(ranks)[0, 1].item()
 
 
-def _mean_ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    ranks: np.ndarray = (last - (count - 1) / 2)[inverse]
-    return ranks
+def _mean_ranks(values: Tensor) -> Tensor:
+    _, inverse, count = torch.unique(values, return_inverse=True, return_counts=True)
+    last = torch.cumsum(count, dim=0)
+    return (last - (count - 1).double() / 2)[inverse]

@@ -2,15 +2,15 @@
 
 A hub is a candidate that is near to too many queries. Its zeta is large. The popularity problem is solved on a *bank*:
 queries, and the candidates that they choose from. At its solution all candidates are chosen equally often. The solution
-is then extended to the gallery. Solving on the bank works better than solving on a small gallery, because most of what a
-training query looks for is among the training candidates. One solution serves all galleries.
+is then extended to the gallery. Solving on the bank works better than solving on a small gallery, because most of what
+a training query looks for is among the training candidates. One solution serves all galleries.
 
-The bank may consist of training pairs, so that nothing of a test set is used. If the test pairs themselves are the bank,
-the result is *transductive* and must be reported as such. Temperature and strength are chosen on validation pairs
+The bank may consist of training pairs, so that nothing of a test set is used. If the test pairs themselves are the
+bank, the result is *transductive* and must be reported as such. Temperature and strength are chosen on validation pairs
 (`nuclr.evaluation.choose_correction`).
 
     bias = gallery_bias(train_images, captions, candidates=train_captions)         # (n_captions,)
-    scores = images @ captions.T - bias                                     # or query_ranks(images, captions, links, bias)
+    scores = images @ captions.T - bias                              # or query_ranks(images, captions, links, bias)
     index.add(append_bias(captions, bias)); index.search(append_one(images), 10)   # any inner-product index
 
 Relations: the bias is tau log sum_b exp(s_bj/tau) / Z_b with the bank's partition functions Z_b. With Z_b = 1 it is the

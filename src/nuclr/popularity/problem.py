@@ -2,15 +2,15 @@
 
     minimize over zeta  (sum_i a_i tau log Z_i + sum_j b_j zeta_j) / n_y,    Z_i = sum_j b_j exp((s_ij - zeta_j)/tau)
 
-with i over n_x anchors and j over n_y candidates. The scores s_ij are <x_i, y_j> or given. The masses a_i = n_y / n_x and
-b_j = 1 (uniform marginals) may be replaced by any with the same total n_y. With the *column sums*
+with i over n_x anchors and j over n_y candidates. The scores s_ij are <x_i, y_j> or given. The masses a_i = n_y / n_x
+and b_j = 1 (uniform marginals) may be replaced by any with the same total n_y. With the *column sums*
 
     c_j = sum_i a_i exp((s_ij - zeta_j)/tau) / Z_i
 
-the gradient with respect to zeta_j is b_j (1 - c_j) / n_y. So c = 1 at the optimum, zeta is unique up to a constant, and
-the residual is max_j |c_j - 1|. This is the semi-dual of entropic optimal transport between the marginals a and b, and
-zeta <- zeta + tau log c is Sinkhorn's iteration. A mass of k stands for k copies; zeta depends on the candidate only, not
-on its own mass. Reference: Cuturi and Peyré, "Semidual regularized optimal transport", 2018.
+the gradient with respect to zeta_j is b_j (1 - c_j) / n_y. So c = 1 at the optimum, zeta is unique up to a constant,
+and the residual is max_j |c_j - 1|. This is the semi-dual of entropic optimal transport between the marginals a and b,
+and zeta <- zeta + tau log c is Sinkhorn's iteration. A mass of k stands for k copies; zeta depends on the candidate
+only, not on its own mass. Reference: Cuturi and Peyré, "Semidual regularized optimal transport", 2018.
 """
 
 import math
@@ -137,13 +137,13 @@ def make_problem(
     tensors = {name: as_matrix(name, t).detach() for name, t in arguments.items()}
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
     if scores is None:
-        tensors = {name: check_norms(name, t.to(dtype), norms) for name, t in tensors.items()}
         if tensors["x"].shape[1] != tensors["y"].shape[1]:
             columns = tensors["x"].shape[1], tensors["y"].shape[1]
             raise ValueError(f"x has {columns[0]} columns and y {columns[1]}; features must have one size")
         if tensors["x"].device != tensors["y"].device:
             devices = tensors["x"].device, tensors["y"].device
             raise ValueError(f"x is on {devices[0]} and y on {devices[1]}; put both on one device")
+        tensors = {name: check_norms(name, t.to(dtype), norms) for name, t in tensors.items()}
         n_x, n_y = len(tensors["x"]), len(tensors["y"])
     else:
         n_x, n_y = tensors["scores"].shape
@@ -180,7 +180,9 @@ def as_tensor(name: str, value: Any, lists: bool = False) -> Tensor:
         try:
             value = np.asarray(value)
         except ValueError:
-            raise ValueError(f"{name} is a {type(value).__name__} with rows of unequal length; give one length") from None
+            raise ValueError(
+                f"{name} is a {type(value).__name__} with rows of unequal length; give one length"
+            ) from None
     if not isinstance(value, np.ndarray):
         kinds = "a torch tensor, a numpy array or a list" if lists else "a torch tensor or a numpy array"
         raise ValueError(f"{name} is {type(value).__name__}; give {kinds}")
@@ -259,9 +261,10 @@ def check_norms(name: str, features: Tensor, norms: Norms) -> Tensor:
     wrong = ((length.squeeze(1) - 1).abs() > NORM_TOLERANCE).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
+        share = f"{len(wrong)} of {len(features)} rows are not unit norm"
         raise ValueError(
-            f"{name}: row {row} has norm {float(length[row]):.4g} ({len(wrong)} of {len(features)} rows are not unit norm); "
-            f"normalize with torch.nn.functional.normalize({name}, dim=1) or pass normalize=True"
+            f"{name}: row {row} has norm {float(length[row]):.4g} ({share}); normalize with "
+            f"torch.nn.functional.normalize({name}, dim=1) or pass normalize=True"
         )
     return features
 

@@ -1,4 +1,4 @@
-"""Result of the solver: the popularity of every candidate, how well it was solved, and its extension to new candidates."""
+"""Result of the solver: popularity of the candidates, quality of the solution, extension to new candidates."""
 
 from dataclasses import dataclass, replace
 

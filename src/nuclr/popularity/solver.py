@@ -1,8 +1,8 @@
 """Solve the popularity problem: `solve` for users, `Solver` for programs.
 
-float32 input is solved in float32 down to the smallest residual that float32 resolves at this temperature, and in float64
-from there on. Each zeta is evaluated in the gauge and the precision in which it would be returned, so the reported
-residual is exactly that of the returned numbers.
+float32 input is solved in float32 down to the smallest residual that float32 resolves at this temperature, and in
+float64 from there on. Each zeta is evaluated in the gauge and the precision in which it would be returned, so the
+reported residual is exactly that of the returned numbers.
 """
 
 import math
@@ -61,8 +61,8 @@ def solve(
         max_iterations: Largest number of passes over the scores.
         init: Zeta to start from, (n_y,), for example that of a nearby temperature or of earlier features.
         progress: Show the residual and the time left on stderr.
-        x_weight: Marginal of the anchors up to a factor, (n_x,); a weight of k stands for k copies. The residual is then
-            max_j |sum_i a_i P_ij / b_j - 1|, with a and b the weights divided by their sums.
+        x_weight: Marginal of the anchors up to a factor, (n_x,); a weight of k stands for k copies. The residual is
+            then max_j |sum_i a_i P_ij / b_j - 1|, with a and b the weights divided by their sums.
         y_weight: Marginal of the candidates up to a factor, (n_y,).
         memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
             much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
@@ -77,16 +77,12 @@ def solve(
     Example:
         >>> queries = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.2, 1.0]]), dim=1)
         >>> result = solve(x=queries, y=torch.eye(2), temperature=0.5)
-        >>> result
-        Result(candidates=2, anchors=3, temperature=0.5, residual=7e-06, converged=True, iterations=4)
-        >>> result.ranks.tolist()
-        [1, 2]
+        >>> result.converged, result.ranks.tolist()
+        (True, [1, 2])
 
     """
     norms = "normalize" if normalize else "unit"
-    problem = make_problem(
-        x, y, scores, temperature=temperature, x_weight=x_weight, y_weight=y_weight, norms=norms
-    )
+    problem = make_problem(x, y, scores, temperature=temperature, x_weight=x_weight, y_weight=y_weight, norms=norms)
     return Solver(method, tolerance, max_iterations, progress, memory)(problem, init)
 
 

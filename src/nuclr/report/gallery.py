@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from nuclr.evaluation import rank_correlation
 from nuclr.report import charts, numbers, spreads
 from nuclr.report.pictures import Pictures
-from nuclr.training.demo import rank_correlation
 
 FLOOR = 1e-6  # popularity that the page's axes still tell apart
 MOST_POINTS = 600  # of a scatter

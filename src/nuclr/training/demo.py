@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from nuclr.data.builtin import FLOOR, BuiltinPairs
+from nuclr.evaluation import rank_correlation
 from nuclr.models import DualEncoder
 from nuclr.popularity import solve
 from nuclr.runs import checkpoint, folder
@@ -71,20 +71,6 @@ def popularity(settings: Settings, run: Path, loaders: parts.Loaders) -> dict[st
     if "zeta_y" in state:
         found["training_zeta"] = rank_correlation(state["zeta_y"].numpy()[numbers], truth)
     return found
-
-
-def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's rho; equal values share their mean rank. NaN where one of the two is constant."""
-    ranks = np.stack([_mean_ranks(values) for values in (a, b)])
-    if np.any(np.ptp(ranks, axis=1) == 0):
-        return float("nan")
-    return float(np.corrcoef(ranks)[0, 1])
-
-
-def _mean_ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    return (last - (count - 1) / 2)[inverse]
 
 
 def table(found: dict[str, Any], out: Path) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from nuclr.data import Loader
-from nuclr.evaluation import class_features, retrieval, zero_shot
+from nuclr.evaluation import class_features, retrieval_metrics, zero_shot_metrics
 from nuclr.models import DualEncoder
 from nuclr.runs.components import Source
 from nuclr.runs.features import encode_texts, encode_x, encode_y
@@ -35,11 +35,11 @@ class Validation:
             _, first_y, y_row = np.unique(pairs.y_id[numbers], return_index=True, return_inverse=True)
             x = encode_x(model, self.loader, numbers[first_x], *options)
             y = encode_y(model, pairs, numbers[first_y], *options)
-            found |= retrieval(x, y, torch.from_numpy(np.stack([x_row, y_row], axis=1)))
+            found |= retrieval_metrics(x, y, torch.from_numpy(np.stack([x_row, y_row], axis=1)))
         if self.classes is not None and self.class_loader is not None:
             prompts = self.classes.prompts()
             texts = encode_texts(model, [text for group in prompts for text in group], *options)
             x = encode_x(model, self.class_loader, np.arange(len(self.classes)), *options)
             labels = torch.from_numpy(np.asarray(self.classes.y_id))
-            found |= zero_shot(x, class_features(list(texts.split([len(group) for group in prompts]))), labels)
+            found |= zero_shot_metrics(x, class_features(list(texts.split([len(group) for group in prompts]))), labels)
         return found

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nuclr.errors import UserError
-from nuclr.evaluation.retrieval import retrieval
+from nuclr.evaluation.retrieval import retrieval_metrics
 from nuclr.evaluation.test_sets import RETRIEVAL, RetrievalSet
 from nuclr.models import DualEncoder
 from nuclr.runs import config
@@ -37,7 +37,7 @@ def assert_hits_equal_metrics(hits, metrics):
 def test_mean_of_hits_is_recall():
     sample = features()
     hits = measure.retrieval_hits(sample)
-    assert_hits_equal_metrics(hits, retrieval(sample.x, sample.y, sample.links))
+    assert_hits_equal_metrics(hits, retrieval_metrics(sample.x, sample.y, sample.links))
     assert hits["t2i_image"].tolist() == np.repeat(np.arange(9), 2).tolist()
 
 

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.correction import BANK_SIZE, Bank, Correction, choose
+from nuclr.evaluation.corrected import choose_correction
 from nuclr.models import DualEncoder
+from nuclr.popularity.correction import BANK_SIZE, Bank, Correction
 from nuclr.runs import checkpoint, folder
 from nuclr.runs import components as parts
 from nuclr.runs import settings as s
@@ -139,7 +140,9 @@ def correct_cell(
         for tuned, reported in missing:
             if tuned not in chosen:
                 at = features[tuned]
-                chosen[tuned] = choose(at.x, at.y, at.links, bank[tuned], temperatures=CORRECTION_TEMPERATURES)
+                chosen[tuned] = choose_correction(
+                    at.x, at.y, at.links, bank[tuned], temperatures=CORRECTION_TEMPERATURES
+                )
             stored[corrected_name((tuned, reported), name)] = _corrected_hits(
                 features[reported], bank[reported], chosen[tuned]
             )

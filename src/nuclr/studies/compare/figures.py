@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from nuclr.objectives import entry, names
-from nuclr.studies import style
+from nuclr.studies import figure_style
 
 # One marker per objective, in the order of the registry.
 MARKERS = ("o", "v", "^", "<", "s", ">", "D", "P", "X", "*", "p", "h", "d")
@@ -18,7 +18,7 @@ def write(content: dict[str, Any], folder: Path, kind: str) -> list[str]:
     """Draw the figures of a study and return their names."""
     rows = content["rows"]
     drawn: list[str] = []
-    with style.style():
+    with figure_style.house_style():
         if kind == "methods":
             drawn += _curves(content, list(rows), "curves", folder)
             compared = [(name, other) for name, row in rows.items() for other in entry(row["method"]).compare_to]
@@ -42,14 +42,14 @@ def _curves(content: dict[str, Any], rows: list[str], name: str, folder: Path) -
     if not shown:
         return []
     title = f"Recall@1 on held-out pairs during training\n{_bands(content)}"
-    figure, [[axes]] = style.panels(1, 1, title, (6.6, 4.6))
+    figure, [[axes]] = figure_style.panels(1, 1, title, (6.6, 4.6))
     for row in shown:
         curve = content["rows"][row]["curve"]
         _band(axes, curve["epochs"], np.array(curve["per_seed"]), content["rows"][row])
     axes.set(xlabel="epoch", ylabel="recall@1, mean of both directions (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=9)
-    style.save(figure, folder, name)
+    figure_style.save(figure, folder, name)
     return [name]
 
 
@@ -76,7 +76,7 @@ def _bars(content: dict[str, Any], folder: Path) -> list[str]:
     if not rows:
         return []
     title = f"{heading}\n{_bands(content)}"
-    figure, [[axes]] = style.panels(1, 1, title, (7.0, 1.2 + 0.36 * len(rows)))
+    figure, [[axes]] = figure_style.panels(1, 1, title, (7.0, 1.2 + 0.36 * len(rows)))
     for height, row in enumerate(rows):
         value = row["metrics"][where][metric]
         color = entry(row["method"]).color
@@ -85,7 +85,7 @@ def _bars(content: dict[str, Any], folder: Path) -> list[str]:
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.invert_yaxis()
     axes.set(xlabel="recall@1, mean of both directions (%)" if metric == "mean_R@1" else "accuracy (%)")
-    style.save(figure, folder, "ablations")
+    figure_style.save(figure, folder, "ablations")
     return ["ablations"]
 
 
@@ -97,7 +97,7 @@ def _sizes(content: dict[str, Any], folder: Path) -> list[str]:
     if not by_method:
         return []
     title = f"{heading}\n{_bands(content)}"
-    figure, [[axes]] = style.panels(1, 1, title, (6.6, 4.6))
+    figure, [[axes]] = figure_style.panels(1, 1, title, (6.6, 4.6))
     for rows in by_method.values():
         rows.sort(key=lambda pair: pair[0])
         values = np.array([row["metrics"][where][metric]["per_seed"] for _, row in rows]).T
@@ -108,5 +108,5 @@ def _sizes(content: dict[str, Any], folder: Path) -> list[str]:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.legend(fontsize=9)
-    style.save(figure, folder, "batch_sizes")
+    figure_style.save(figure, folder, "batch_sizes")
     return ["batch_sizes"]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from nuclr.data.modalities.image import SUFFIXES as IMAGES
 from nuclr.errors import UserError
-from nuclr.evaluation.ranks import Ranks, ranks
-from nuclr.evaluation.retrieval import both
+from nuclr.evaluation.ranks import Ranks, query_ranks
+from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
 from nuclr.models import DualEncoder
 from nuclr.runs import components as parts
@@ -211,7 +211,7 @@ def retrieval_hits(features: Features, bias_x: Tensor | None = None, bias_y: Ten
         `t2i_image`: row of the image that the query belongs to (the first one if a caption has several).
 
     """
-    of_x, of_y = both(features.x, features.y, features.links, bias_x, bias_y)
+    of_x, of_y = retrieval_ranks(features.x, features.y, features.links, bias_x, bias_y)
     owner = torch.full((len(features.y),), len(features.x))
     owner.scatter_reduce_(0, features.links[:, 1], features.links[:, 0], "amin")
     return {
@@ -245,5 +245,5 @@ def test_hits(model: DualEncoder, settings: Settings, test: TestSet) -> Hits:
     size = model.images.size if model.images is not None else 32
     task = _open_classes(test.path, settings.data, size)
     x, classes, labels = class_task_features(_subject(model, settings), task)
-    ranked = ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
+    ranked = query_ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
     return {"top": _hits(ranked), "top_image": ranked.query.numpy()}

@@ -19,7 +19,7 @@ import torch
 
 import nuclr
 from nuclr.errors import UserError
-from nuclr.evaluation.correction import BANK_SIZE
+from nuclr.popularity.correction import BANK_SIZE
 from nuclr.studies import output
 from nuclr.studies.compare import figures, outcome, tables
 from nuclr.studies.compare.plan import content as content_of

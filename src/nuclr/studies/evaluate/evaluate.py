@@ -8,8 +8,8 @@ import numpy as np
 from nuclr import __version__
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
-from nuclr.evaluation import conventions, retrieval, zero_shot
-from nuclr.evaluation.correction import BANK_SIZE
+from nuclr.evaluation import metrics_by_convention, retrieval_metrics, zero_shot_metrics
+from nuclr.popularity.correction import BANK_SIZE
 from nuclr.runs import components as parts
 from nuclr.studies.evaluate.correct import Corrector, make_corrector
 from nuclr.studies.evaluate.features import DUPLICATES, class_task_features, pair_features
@@ -91,7 +91,7 @@ def _retrieval(
     found = pair_features(subject, task.pairs, task.numbers, way)
     if correctors and min(len(found.x), len(found.y)) < 2:
         raise UserError(f"{task.path}: --correct needs at least two images and two captions")
-    plain = retrieval(found.x, found.y, found.pairs)
+    plain = retrieval_metrics(found.x, found.y, found.pairs)
     # On the pairs that the correction is chosen on, each half of the images is ranked under the other half's choice.
     crossed = any(of.val == task.pairs.fingerprint for of in correctors)
     outcomes = {of.bank: of.crossed(found) if crossed else (of(found), None) for of in correctors}
@@ -108,13 +108,16 @@ def _retrieval(
         "corrections_of_halves": {bank: chosen for bank, (_, chosen) in outcomes.items() if chosen is not None},
         "plain": plain,
         "corrected": corrected,
-        "names": {"plain": conventions(plain), **{bank: conventions(values) for bank, values in corrected.items()}},
+        "names": {
+            "plain": metrics_by_convention(plain),
+            **{bank: metrics_by_convention(values) for bank, values in corrected.items()},
+        },
     }
 
 
 def _classification(subject: Subject, task: ClassificationTask) -> dict[str, Any]:
     x, classes, labels = class_task_features(subject, task)
-    plain = zero_shot(x, classes, labels)
+    plain = zero_shot_metrics(x, classes, labels)
     return {
         "path": task.path,
         "images": len(x),
@@ -124,7 +127,7 @@ def _classification(subject: Subject, task: ClassificationTask) -> dict[str, Any
         "bad_samples": len(task.bad),
         "smallest_class": int(np.bincount(labels.numpy(), minlength=len(classes)).min()),
         "plain": plain,
-        "names": {"plain": conventions(plain)},
+        "names": {"plain": metrics_by_convention(plain)},
     }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nuclr.data.pairs import Pairs
-from nuclr.evaluation import class_features, with_copies
+from nuclr.evaluation import class_features, links_with_copies
 from nuclr.runs.features import encode_texts, encode_x, encode_y
 from nuclr.studies.evaluate.subject import Subject
 from nuclr.studies.evaluate.tasks import ClassificationTask
@@ -41,7 +41,7 @@ def pair_features(subject: Subject, pairs: Pairs, numbers: np.ndarray, duplicate
         return PairFeatures(x, distinct, torch.from_numpy(np.stack([x_row, y_id], axis=1)))
     links = torch.from_numpy(np.stack([x_row, np.arange(len(numbers))], axis=1))
     copies = torch.from_numpy(y_id)
-    return PairFeatures(x, distinct[copies], with_copies(links, copies) if duplicates == "hit" else links)
+    return PairFeatures(x, distinct[copies], links_with_copies(links, copies) if duplicates == "hit" else links)
 
 
 def query_bank(subject: Subject, pairs: Pairs, numbers: np.ndarray, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:

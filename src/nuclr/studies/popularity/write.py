@@ -14,7 +14,7 @@ import nuclr
 from nuclr.data.formats.embeddings import read_embeddings
 from nuclr.popularity.false_negatives import false_negatives
 from nuclr.runs.environment import environment
-from nuclr.studies import output, style
+from nuclr.studies import figure_style, output
 from nuclr.studies.popularity import keep
 from nuclr.studies.popularity.names import Names, read_names
 from nuclr.studies.popularity.sides import Align, Pairs, Side, Weights, make_pairs, solve_sides
@@ -22,7 +22,7 @@ from nuclr.studies.popularity.sides import Align, Pairs, Side, Weights, make_pai
 COMMAND = "nuclr popularity"
 SUMMARY, TABLE, PARQUET, HISTOGRAM = "popularity.json", "popularity.csv", "popularity.parquet", "histogram"
 NEGATIVES, ANCHORS = 12, 2000  # likely false negatives to tell, and anchors among which they are looked for
-FILES = (SUMMARY, TABLE, PARQUET, *(f"{HISTOGRAM}.{kind}" for kind in style.FORMATS))
+FILES = (SUMMARY, TABLE, PARQUET, *(f"{HISTOGRAM}.{kind}" for kind in figure_style.FORMATS))
 
 
 @dataclass(frozen=True)
@@ -178,16 +178,18 @@ def _write_table(folder: Path, sides: dict[str, Side], names: Names) -> None:
 
 def _write_histogram(folder: Path, sides: dict[str, Side], temperature: float, name: str) -> None:
     others = {"y": "x", "x": "y"}
-    with style.style():
-        figure, [row] = style.panels(1, 2, f"Popularity under this model: {name}, τ = {temperature:g}", (5.2, 3.9))
+    with figure_style.house_style():
+        figure, [row] = figure_style.panels(
+            1, 2, f"Popularity under this model: {name}, τ = {temperature:g}", (5.2, 3.9)
+        )
         for axes, side in zip(row, sides.values(), strict=True):
             shown = np.maximum(side.popularity, 1e-30)  # at low temperatures the least popular are beyond any axis
             logs = np.log10(shown)
             edges = np.linspace(logs.min(), max(logs.max(), logs.min() + 1e-6), 61)
-            axes.hist(shown, bins=(10**edges).tolist(), color=style.SKY)
+            axes.hist(shown, bins=(10**edges).tolist(), color=figure_style.SKY)
             median = float(np.median(side.popularity))
-            axes.axvline(1, color=style.ORANGE, label="mean 1")
-            axes.axvline(median, color=style.INK, linestyle="--", label=f"median {median:.2g}")
+            axes.axvline(1, color=figure_style.ORANGE, label="mean 1")
+            axes.axvline(median, color=figure_style.INK, linestyle="--", label=f"median {median:.2g}")
             axes.set(xscale="log", xlabel="popularity (1 = the mean over the samples)", ylabel="number of samples")
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if np.ptp(logs) < 2.5 else (1,)))
             axes.xaxis.set_major_formatter("{x:g}")
@@ -195,4 +197,4 @@ def _write_histogram(folder: Path, sides: dict[str, Side], temperature: float, n
             counted = f"{len(logs):,} samples, effectively {side.effective_number():,.0f}"
             axes.set_title(f"{side.name} among anchors {others[side.name]}: {counted}")
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
-        style.save(figure, folder, HISTOGRAM)
+        figure_style.save(figure, folder, HISTOGRAM)

@@ -1,4 +1,4 @@
-"""The toy study's figures, each readable on its own."""
+"""Figures of the toy study, each readable on its own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,31 +11,40 @@ from matplotlib.mlab import GaussianKDE
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from nuclr.evaluation import rank_correlation
 from nuclr.popularity import importance_sampling as sampling
-from nuclr.studies import style
+from nuclr.studies import figure_style
 from nuclr.studies.toy import spaces
-from nuclr.studies.toy.study import TEMPERATURES, Draw, draw, generator, popularities, rank_correlation
+from nuclr.studies.toy.spaces import TEMPERATURES, Draw, draw, generator, popularities
 
 NAMES = ("spaces", "popularity_maps", "popularity_distributions", "error", "bound_term", "sampling_variance")
 
 _METHODS = {
-    "gcl": ("GCL: uniform popularity", style.ORANGE, "s", "-"),
-    "mle": ("MLE: exact partition function", style.INK, "o", "-"),
-    "true_q": ("true popularity", style.GREEN, "v", ":"),
-    "nuclr": ("NUCLR: estimated, scale from the maxima", style.BLUE, "D", "-"),
-    "nuclr_area": ("NUCLR: estimated, scale from the area of Y", style.SKY, "^", "--"),
+    "gcl": ("GCL: uniform popularity", figure_style.ORANGE, "s", "-"),
+    "mle": ("MLE: exact partition function", figure_style.INK, "o", "-"),
+    "true_q": ("true popularity", figure_style.GREEN, "v", ":"),
+    "nuclr": ("NUCLR: estimated, scale from the maxima", figure_style.BLUE, "D", "-"),
+    "nuclr_area": ("NUCLR: estimated, scale from the area of Y", figure_style.SKY, "^", "--"),
 }
 _WEIGHTS = {
-    "single": ("all samples from one proposal", style.PINK, ":"),
-    "uniform": ("uniform weights", style.ORANGE, "--"),
-    "balance": ("balance heuristic", style.BLUE, "-"),
+    "single": ("all samples from one proposal", figure_style.PINK, ":"),
+    "uniform": ("uniform weights", figure_style.ORANGE, "--"),
+    "balance": ("balance heuristic", figure_style.BLUE, "-"),
 }
 
 
-def write(study: dict[str, Any], folder: Path, shown_n: int, base_seed: int = 0) -> None:
-    """Draw all figures of `study` into `folder`; the pictures of single samples show `shown_n` pairs."""
+def write_figures(study: dict[str, Any], folder: Path, shown_n: int, base_seed: int = 0) -> None:
+    """Draw all figures into a folder.
+
+    Args:
+        study: `records` of the study, and `sampling`, the records of `variance`.
+        folder: Existing folder to write to.
+        shown_n: Number of pairs in the figures that show a single sample.
+        base_seed: Start of the random numbers.
+
+    """
     samples = {tau: draw(shown_n, tau, generator(base_seed, t, shown_n, 0)) for t, tau in enumerate(TEMPERATURES)}
-    with style.style():
+    with figure_style.house_style():
         _spaces(samples, folder)
         _maps(samples, folder)
         _distributions(samples, folder)
@@ -46,7 +55,9 @@ def write(study: dict[str, Any], folder: Path, shown_n: int, base_seed: int = 0)
 
 def _spaces(samples: dict[float, Draw], folder: Path) -> None:
     title = "The two spaces: each y is drawn from p(y|x) ∝ exp(x·y/τ) and has the color of its anchor x"
-    figure, [row] = style.panels(1, 1 + len(samples), title, (4.6, 3.4), width_ratios=[2.0] + [1.0] * len(samples))
+    figure, [row] = figure_style.panels(
+        1, 1 + len(samples), title, (4.6, 3.4), width_ratios=[2.0] + [1.0] * len(samples)
+    )
     first = next(iter(samples.values()))
     for axes, (tau, sample) in zip(row[1:], samples.items(), strict=True):
         _scatter(axes, sample, sample.y)
@@ -57,7 +68,7 @@ def _spaces(samples: dict[float, Draw], folder: Path) -> None:
     for axes in row:
         axes.set_aspect("equal")
     figure.colorbar(points, ax=row[-1], label="direction of x (degrees)", ticks=[0, 45, 90, 135, 180])
-    style.save(figure, folder, "spaces")
+    figure_style.save(figure, folder, "spaces")
 
 
 def _scatter(axes: Axes, sample: Draw, at: Tensor) -> Any:
@@ -77,8 +88,8 @@ def _scatter(axes: Axes, sample: Draw, at: Tensor) -> Any:
 
 def _maps(samples: dict[float, Draw], folder: Path) -> None:
     n = len(next(iter(samples.values())).x)
-    title = f"Popularity q(y)/n over the unit square: the truth, and what the scores of {n} pairs tell of it"
-    figure, grid = style.panels(len(samples), 3, title, (4.2, 3.7))
+    title = f"Popularity q(y)/n over the unit square: the truth, and the estimate from the scores of {n} pairs"
+    figure, grid = figure_style.panels(len(samples), 3, title, (4.2, 3.7))
     side = np.linspace(0, 1, 61)
     nodes = torch.cartesian_prod(*torch.from_numpy(side).expand(2, -1))
     for row, (tau, sample) in zip(grid, samples.items(), strict=True):
@@ -94,17 +105,17 @@ def _maps(samples: dict[float, Draw], folder: Path) -> None:
         figure.colorbar(filled, ax=row[1], label="q(y)/n", ticks=levels[::4])
         correlation = rank_correlation(sample.log_q, sample.log_q_true)
         at_true, at_estimated = ((log.exp() / n).numpy() for log in (sample.log_q_true, log_q))
-        row[2].axline((1, 1), slope=1, color=style.GREY, linewidth=1)
-        row[2].scatter(at_true, at_estimated, s=6, color=style.BLUE, linewidths=0, alpha=0.6)
+        row[2].axline((1, 1), slope=1, color=figure_style.GREY, linewidth=1)
+        row[2].scatter(at_true, at_estimated, s=6, color=figure_style.BLUE, linewidths=0, alpha=0.6)
         row[2].set(title=f"τ = {tau}: rank correlation {correlation:.4f}", aspect="equal")
         row[2].set(xlabel="true q(y)/n", ylabel="estimated q(y)/n")
-    style.save(figure, folder, "popularity_maps")
+    figure_style.save(figure, folder, "popularity_maps")
 
 
 def interpolate(sample: Draw, log_q: Tensor, nodes: Tensor, temperature: float) -> Tensor:
-    """Continue an estimated popularity to other y by its own fixed-point equation q(y) = sum_i exp(s(x_i,y)/tau)/Z_i.
+    """Extend an estimated popularity to other y by its fixed-point equation q(y) = sum_i exp(s(x_i,y)/tau)/Z_i.
 
-    At the samples themselves it returns `log_q`, its constant included.
+    At the samples themselves the result is `log_q`, including its constant.
     """
     log_z = sampling.log_partition_from_popularity(sample.scores, log_q, temperature)
     return (sample.x @ nodes.T / temperature - log_z[:, None]).logsumexp(dim=0)
@@ -113,7 +124,7 @@ def interpolate(sample: Draw, log_q: Tensor, nodes: Tensor, temperature: float) 
 def _distributions(samples: dict[float, Draw], folder: Path) -> None:
     n = len(next(iter(samples.values())).x)
     title = f"How popularity is distributed over {n} samples (kernel density estimate)"
-    figure, [row] = style.panels(1, len(samples), title, (5.2, 3.6))
+    figure, [row] = figure_style.panels(1, len(samples), title, (5.2, 3.6))
     for axes, (tau, sample) in zip(row, samples.items(), strict=True):
         relative = {method: log_q.exp().numpy() / n for method, log_q in popularities(sample).items()}
         low, high = relative["true_q"].min(), relative["true_q"].max()
@@ -123,27 +134,27 @@ def _distributions(samples: dict[float, Draw], folder: Path) -> None:
             density = GaussianKDE(relative[method]).evaluate(grid)
             wide = {"linestyle": "-", "linewidth": 6, "alpha": 0.4} if method == "true_q" else {"linestyle": dashes}
             axes.plot(grid, density, color=color, label=label, **wide)
-        axes.axvline(1, color=style.ORANGE, label=_METHODS["gcl"][0] + ", q = n")
+        axes.axvline(1, color=figure_style.ORANGE, label=_METHODS["gcl"][0] + ", q = n")
         axes.set(title=f"τ = {tau}", xlabel="q(y)/n", ylabel="density of samples", xlim=(grid[0], grid[-1]))
         axes.set_ylim(bottom=0)
     _legend_below(figure, row[0])
-    style.save(figure, folder, "popularity_distributions")
+    figure_style.save(figure, folder, "popularity_distributions")
 
 
 def _error(records: list[dict[str, Any]], folder: Path) -> None:
     seeds = min(r["seeds"] for r in records)
     title = f"Generalization error |empirical risk - true risk|: mean of {seeds} or more samples, band 10 to 90 %"
-    figure, [row] = style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
+    figure, [row] = figure_style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
     for axes, tau in zip(row, TEMPERATURES, strict=True):
         _lines(axes, records, tau, lambda r: (r["error_mean"], r["error_q10"], r["error_q90"]), tuple(_METHODS))
         axes.set(title=f"τ = {tau}", ylabel="generalization error", ylim=(3e-4, 0.2))
     _legend_below(figure, row[0])
-    style.save(figure, folder, "error")
+    figure_style.save(figure, folder, "error")
 
 
 def _bound_term(records: list[dict[str, Any]], folder: Path) -> None:
     title = "The bound's error term  Σⱼ |1/q̃ⱼ - 1/qⱼ|  of an approximate popularity q̃, mean ± standard deviation"
-    figure, [row] = style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
+    figure, [row] = figure_style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
 
     def band(r: dict[str, Any]) -> tuple[float, float, float]:
         mean, std = r["bound_term_mean"], r["bound_term_std"]
@@ -153,7 +164,7 @@ def _bound_term(records: list[dict[str, Any]], folder: Path) -> None:
         _lines(axes, records, tau, band, ("gcl", "nuclr", "nuclr_area"))
         axes.set(title=f"τ = {tau}", ylabel="error term")
     _legend_below(figure, row[0])
-    style.save(figure, folder, "bound_term")
+    figure_style.save(figure, folder, "bound_term")
 
 
 def _lines(
@@ -178,25 +189,25 @@ def _lines(
 
 def _variance(records: list[dict[str, Any]], folder: Path) -> None:
     title = "Variance of the estimated partition function Ẑ(x): median and 10 to 90 % over anchors x"
-    figure, [row] = style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
+    figure, [row] = figure_style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
     for axes, tau in zip(row, TEMPERATURES, strict=True):
-        here = [r for r in records if r["tau"] == tau]
+        at_tau = [r for r in records if r["tau"] == tau]
         for weights, (label, color, dashes) in _WEIGHTS.items():
-            rows = [r for r in here if r["weights"] == weights and r["source"] == "quadrature"]
+            rows = [r for r in at_tau if r["weights"] == weights and r["source"] == "quadrature"]
             at = [r["n"] * r["m"] for r in rows]
             low, high = ([r[f"relative_variance_{end}"] for r in rows] for end in ("q10", "q90"))
             axes.fill_between(at, low, high, color=color, alpha=0.12, linewidth=0)
             middle = [r["relative_variance_median"] for r in rows]
             axes.plot(at, middle, color=color, linestyle=dashes, label=f"{label}, exact")
-        repeated = [r for r in here if r["source"] == "repeated draws"]
+        repeated = [r for r in at_tau if r["source"] == "repeated draws"]
         for r, marker in zip(repeated, ("o", "D", "s"), strict=True):
             label = f"balance heuristic, measured: n = {r['n']}, m = {r['m']}"
             at, middle = r["n"] * r["m"], r["relative_variance_median"]
-            axes.plot(at, middle, marker, color=style.INK, markerfacecolor="white", label=label)
+            axes.plot(at, middle, marker, color=figure_style.INK, markerfacecolor="white", label=label)
         axes.set(title=f"τ = {tau}", xscale="log", yscale="log", ylabel="Var Ẑ(x) / Z(x)²")
         axes.set_xlabel("samples m·n, from n proposals with m samples each")
     _legend_below(figure, row[0])
-    style.save(figure, folder, "sampling_variance")
+    figure_style.save(figure, folder, "sampling_variance")
 
 
 def _legend_below(figure: Any, axes: Axes) -> None:

@@ -1,76 +1,139 @@
-"""The toy problem, in which everything is known.
+"""The toy problem, in which risk, partition function and popularity are known exactly.
 
-Anchors x are uniform on the upper half of the unit disc, y lives on the unit square, the score is x.y, and
-p(y|x) = exp(x.y/tau) / Z(x). As x.y = x_1 y_1 + x_2 y_2 and the square is a product, density, partition function and
-sampling factorise over the two coordinates: with a = x_d/tau
+Anchors x are uniform on the upper half of the unit disc, y lives on the unit square, the score is x.y, and p(y|x) =
+exp(x.y/tau) / Z(x). Because x.y = x_1 y_1 + x_2 y_2 and the square is a product, density, partition function and
+sampling factorize over the two coordinates: with a = x_d/tau
 
     z(a) = integral_0^1 exp(a t) dt = (exp(a) - 1)/a,     F^-1(u) = log(1 + u (exp(a) - 1))/a.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.quasirandom import SobolEngine
 
+from nuclr.popularity import Solver
+from nuclr.popularity import importance_sampling as sampling
+from nuclr.popularity.problem import make_problem
+
+TEMPERATURES = (0.2, 1.0)
 AREA_OF_Y = 1.0
 
 
-def place_x(u: Tensor) -> Tensor:
-    """Points of the unit square, (n, 2), to the upper half of the unit disc, uniform to uniform."""
+def half_disc(u: Tensor) -> Tensor:
+    """Map points of the unit square, (n, 2), to the upper half of the unit disc; uniform stays uniform."""
     radius, angle = u[:, 0].sqrt(), math.pi * u[:, 1]
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
 
 
-def place_y(x: Tensor, u: Tensor, temperature: float) -> Tensor:
-    """Points u of the unit square, (..., 2), to those with the distribution p(y|x), by F^-1 in each coordinate."""
+def conditional_y(x: Tensor, u: Tensor, temperature: float) -> Tensor:
+    """Map uniform points u of the unit square, (..., 2), to draws from p(y|x), by F^-1 in each coordinate."""
     a = x / temperature
     return torch.where(a == 0, u, torch.log1p(u * torch.expm1(a)) / a)
 
 
 def sample_x(n: int, generator: Generator) -> Tensor:
-    """Anchors, shape (n, 2), float64, uniform on the upper half of the unit disc."""
-    return place_x(torch.rand(n, 2, dtype=torch.float64, generator=generator))
+    """Draw anchors, (n, 2) float64, uniform on the upper half of the unit disc."""
+    return half_disc(torch.rand(n, 2, dtype=torch.float64, generator=generator))
 
 
 def sample_y(x: Tensor, temperature: float, generator: Generator, m: int = 1) -> Tensor:
-    """Draws from p(y|x_i), m for each anchor, shape (n, m, 2)."""
+    """Draw m samples from p(y|x_i) per anchor, (n, m, 2)."""
     u = torch.rand(len(x), m, 2, dtype=x.dtype, generator=generator)
-    return place_y(x[:, None, :], u, temperature)
+    return conditional_y(x[:, None, :], u, temperature)
 
 
 def log_partition(x: Tensor, temperature: float) -> Tensor:
-    """The exact log Z(x_i), shape (n,)."""
+    """Return the exact log Z(x_i), (n,)."""
     a = x / temperature
     return torch.where(a == 0, 1.0, torch.expm1(a) / a).log().sum(dim=1)
 
 
 def log_density(x: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """The log density log p(y_j|x_i), shape (n_x, n_y)."""
+    """Return log p(y_j|x_i), (n_x, n_y)."""
     return x @ y.T / temperature - log_partition(x, temperature)[:, None]
 
 
 def log_popularity(x: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """The true log q(y_j) = log sum_i p(y_j|x_i), shape (n_y,)."""
+    """Return the true log q(y_j) = log sum_i p(y_j|x_i), (n_y,)."""
     return torch.cat([log_density(x, some, temperature).logsumexp(dim=0) for some in torch.split(y, 512)])
 
 
 def true_risk(temperature: float, pairs: int, seed: int) -> float:
-    """E[-tau log p(y|x)], the mean over fresh pairs with the exact partition function.
+    """Estimate E[-tau log p(y|x)], the mean over new pairs with the exact partition function.
 
-    The pairs are placed by a scrambled Sobol sequence: 50,000 of them, the paper's number, then tell the risk to 3e-5
-    and not to 1e-3 as independent ones do, which would show as an error of the methods at large n.
+    The pairs come from a scrambled Sobol sequence. With 50,000 of them, the paper's number, the risk is accurate to
+    3e-5; with independent pairs it would be accurate to 1e-3 only, which would show as an error of the methods at large
+    n.
     """
     sequence = SobolEngine(dimension=4, scramble=True, seed=seed)
     u = sequence.draw(pairs, dtype=torch.float64)
-    x = place_x(u[:, :2])
-    y = place_y(x, u[:, 2:], temperature)
+    x = half_disc(u[:, :2])
+    y = conditional_y(x, u[:, 2:], temperature)
     return (temperature * log_partition(x, temperature) - (x * y).sum(dim=1)).mean().item()
 
 
 def square_nodes(per_axis: int) -> tuple[Tensor, Tensor]:
-    """Gauss-Legendre nodes (g, 2) and weights (g,) on the unit square, g = per_axis^2."""
+    """Return Gauss-Legendre nodes (g, 2) and weights (g,) on the unit square, g = per_axis^2."""
     nodes, weights = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(per_axis))
     nodes, weights = (nodes + 1) / 2, weights / 2
     return torch.cartesian_prod(nodes, nodes), torch.outer(weights, weights).flatten()
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One sample of n pairs with its true and its estimated popularity.
+
+    Attributes:
+        x: Anchors, (n, 2).
+        y: One y per anchor, (n, 2).
+        scores: x @ y.T, (n, n).
+        log_q_true: Log of the true popularity of each y, (n,).
+        log_q: Log of the popularity estimated from the scores, (n,), up to a constant.
+        iterations: Passes of the solver.
+        residual: Residual of the solver.
+
+    """
+
+    x: Tensor
+    y: Tensor
+    scores: Tensor
+    log_q_true: Tensor
+    log_q: Tensor
+    iterations: int
+    residual: float
+
+
+def generator(*numbers: int) -> Generator:
+    """Return a random stream for this point of the study, independent of all others."""
+    return Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint32)[0]))
+
+
+def draw(n: int, temperature: float, stream: Generator) -> Draw:
+    """Draw n pairs from the toy problem and estimate the popularity of their y from the scores alone."""
+    x = sample_x(n, stream)
+    y = sample_y(x, temperature, stream).squeeze(1)
+    # The score is x.y although neither x nor y has unit norm.
+    result = Solver(tolerance=1e-6)(make_problem(x, y, temperature=temperature, norms="any"))
+    return Draw(
+        x=x,
+        y=y,
+        scores=x @ y.T,
+        log_q_true=log_popularity(x, y, temperature),
+        log_q=result.zeta / temperature,
+        iterations=result.iterations,
+        residual=result.residual,
+    )
+
+
+def popularities(sample: Draw) -> dict[str, Tensor]:
+    """Return log q_j of every method that uses a popularity."""
+    return {
+        "gcl": sampling.uniform_log_popularity(sample.scores),
+        "true_q": sample.log_q_true,
+        "nuclr": sampling.scale_to_maximum(sample.log_q, sample.log_q_true),
+        "nuclr_area": sampling.scale_to_area(sample.log_q, AREA_OF_Y),
+    }

@@ -1,145 +1,150 @@
-"""The toy study: how far is each empirical risk from the truth, and how far the popularity it rests on?
+"""The toy study: the error of each empirical risk, and of the popularity that it uses; numbers and figures in a folder.
 
-For each temperature and each n, at least `seeds` samples of n pairs are drawn. For each, the empirical risk is formed
-with
+For each temperature and each n, at least `seeds` samples of n pairs are drawn. For each sample, the empirical risk is
+computed with
 
 - "mle": the exact partition function,
 - "gcl": a uniform popularity q = n,
 - "true_q": the true popularity,
-- "nuclr": the popularity from the convex problem, its constant from the ratio of maxima (as the paper does),
-- "nuclr_area": the same, its constant from sum_j 1/q_j = area of Y, which needs no truth,
+- "nuclr": the popularity from the convex problem, its constant from the ratio of maxima (as in the paper),
+- "nuclr_area": the same, its constant from sum_j 1/q_j = area of Y, which does not need the true popularity,
 
 and compared with the true risk: error = |empirical risk - true risk|.
 """
 
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Generator, Tensor
 
+import nuclr
+from nuclr.evaluation import rank_correlation
 from nuclr.popularity import importance_sampling as sampling
-from nuclr.popularity import solve
-from nuclr.studies.toy import spaces
+from nuclr.studies import figure_style, output
+from nuclr.studies.toy import figures, spaces, variance
+from nuclr.studies.toy.spaces import TEMPERATURES, Draw, draw, generator, popularities
 
-TEMPERATURES = (0.2, 1.0)
 SIZES = (100, 200, 400, 800, 1600, 3200)
 METHODS = ("mle", "gcl", "true_q", "nuclr", "nuclr_area")
 TRUE_RISK_PAIRS = 50_000
+COMMAND = "nuclr toy"
+SUMMARY = "toy.json"
 
 
-@dataclass(frozen=True)
-class Draw:
-    """One sample of n pairs with its true and its estimated popularity, as logs, shape (n,) each."""
+def write_study(
+    folder: Path,
+    seeds: int,
+    sizes: tuple[int, ...] = SIZES,
+    base_seed: int = 0,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Run the study and write `toy.json` and the figures.
 
-    x: Tensor
-    y: Tensor
-    scores: Tensor
-    log_q_true: Tensor
-    log_q: Tensor
-    iterations: int
-    residual: float
+    Args:
+        folder: Folder to write to; files of an earlier `nuclr toy` in it are replaced.
+        seeds: Number of samples at the largest size (see `seeds_at`).
+        sizes: Numbers of pairs n, ascending.
+        base_seed: Start of the random numbers.
+        advance: Called with the work done after each sample (see `total_work`).
 
+    Returns:
+        The content of `toy.json`.
 
-def generator(*numbers: int) -> Generator:
-    """A stream of random numbers for this place in the study, independent of all others."""
-    return Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint32)[0]))
+    Raises:
+        UserError: If the folder cannot be written or holds files of another program under these names.
 
-
-def draw(n: int, temperature: float, stream: Generator) -> Draw:
-    """Draw n pairs from the toy problem, and the popularity of their y estimated from the scores alone."""
-    x = spaces.sample_x(n, stream)
-    y = spaces.sample_y(x, temperature, stream).squeeze(1)
-    result = solve(x=x, y=y, temperature=temperature, tolerance=1e-6)
-    return Draw(
-        x=x,
-        y=y,
-        scores=x @ y.T,
-        log_q_true=spaces.log_popularity(x, y, temperature),
-        log_q=result.zeta / temperature,
-        iterations=result.iterations,
-        residual=result.residual,
-    )
-
-
-def popularities(sample: Draw) -> dict[str, Tensor]:
-    """The log q_j of every method that uses a popularity."""
-    return {
-        "gcl": sampling.uniform_log_popularity(sample.scores),
-        "true_q": sample.log_q_true,
-        "nuclr": sampling.scale_to_maximum(sample.log_q, sample.log_q_true),
-        "nuclr_area": sampling.scale_to_area(sample.log_q, spaces.AREA_OF_Y),
+    """
+    pictures = [f"{name}.{kind}" for name in figures.NAMES for kind in figure_style.FORMATS]
+    output.prepare_folder(folder, COMMAND, SUMMARY, [SUMMARY, *pictures])
+    start = time.perf_counter()
+    result = run_study(seeds, sizes, base_seed, advance)
+    result["sampling"] = variance.sampling_variances(sizes, base_seed=base_seed)
+    figures.write_figures(result, folder, shown_n=min(800, sizes[-1]), base_seed=base_seed)
+    content = {
+        "written_by": COMMAND,
+        "version": nuclr.__version__,
+        "seed": base_seed,
+        "seconds": round(time.perf_counter() - start, 1),
+        **result,
+        "figures": pictures,
     }
+    output.write_json(folder / SUMMARY, content)
+    return content
 
 
-def measure(sample: Draw, temperature: float) -> dict[str, dict[str, float]]:
-    """Method -> its empirical risk, and where it uses a popularity the bound's error term and the rank correlation."""
-    log_z = spaces.log_partition(sample.x, temperature)
-    exact = sampling.empirical_risk(sample.scores.diagonal(), log_z, temperature)
-    found: dict[str, dict[str, float]] = {"mle": {"risk": exact.item()}}
-    for method, log_q in popularities(sample).items():
-        risk = sampling.empirical_risk_from_popularity(sample.scores, log_q, temperature)
-        found[method] = {"risk": risk.item(), "bound_term": sampling.bound_term(log_q, sample.log_q_true).item()}
-        if method.startswith("nuclr"):
-            found[method]["rank_correlation"] = rank_correlation(log_q, sample.log_q_true)
-    return found
-
-
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's correlation of two vectors without ties."""
-    ranks = torch.stack([v.argsort().argsort() for v in (a, b)]).double()
-    return torch.corrcoef(ranks)[0, 1].item()
-
-
-def run(
+def run_study(
     seeds: int, sizes: tuple[int, ...], base_seed: int = 0, advance: Callable[[int], None] = lambda _: None
 ) -> dict[str, Any]:
-    """All numbers of the study: `true_risk` by temperature, and `records`, one for each temperature, n and method.
+    """Compute all values of the study.
 
-    `advance` is told n^2, about the work done, after each sample; `work` gives the total.
+    Args:
+        seeds: Number of samples at the largest size (see `seeds_at`).
+        sizes: Numbers of pairs n.
+        base_seed: Start of the random numbers.
+        advance: Called with n^2, roughly the work done, after each sample.
+
+    Returns:
+        `true_risk`, one entry per temperature, and `records`, one per temperature, n and method.
+
     """
     risks, records = [], []
     for t, temperature in enumerate(TEMPERATURES):
         truth = spaces.true_risk(temperature, TRUE_RISK_PAIRS, base_seed)
         risks.append({"tau": temperature, "value": truth, "pairs": TRUE_RISK_PAIRS})
         for n in sizes:
-            found = []
+            samples = []
             for seed in range(seeds_at(n, seeds, sizes)):
-                found.append(measure(draw(n, temperature, generator(base_seed, t, n, seed)), temperature))
+                samples.append(measure(draw(n, temperature, generator(base_seed, t, n, seed)), temperature))
                 advance(n * n)
-            records += list(_summaries(found, truth, tau=temperature, n=n))
+            records += list(_summaries(samples, truth, tau=temperature, n=n))
     return {"true_risk": risks, "records": records}
 
 
+def measure(sample: Draw, temperature: float) -> dict[str, dict[str, float]]:
+    """Return, per method, its empirical risk and, if it uses a popularity, the bound's error term.
+
+    The methods that estimate the popularity also have its rank correlation with the truth.
+    """
+    log_z = spaces.log_partition(sample.x, temperature)
+    exact = sampling.empirical_risk(sample.scores.diagonal(), log_z, temperature)
+    values: dict[str, dict[str, float]] = {"mle": {"risk": exact.item()}}
+    for method, log_q in popularities(sample).items():
+        risk = sampling.empirical_risk_from_popularity(sample.scores, log_q, temperature)
+        values[method] = {"risk": risk.item(), "bound_term": sampling.bound_term(log_q, sample.log_q_true).item()}
+        if method.startswith("nuclr"):
+            values[method]["rank_correlation"] = rank_correlation(log_q, sample.log_q_true)
+    return values
+
+
 def seeds_at(n: int, seeds: int, sizes: tuple[int, ...]) -> int:
-    """How many samples of n pairs: `seeds` of the largest size, and up to five times as many of the cheap ones."""
+    """Return the number of samples of n pairs: `seeds` at the largest size, up to five times as many at small ones."""
     return seeds * min(5, max(sizes) // n)
 
 
-def work(seeds: int, sizes: tuple[int, ...]) -> int:
-    """The total that `run` reports through `advance`."""
+def total_work(seeds: int, sizes: tuple[int, ...]) -> int:
+    """Return the total that `run_study` reports through `advance`."""
     return len(TEMPERATURES) * sum(seeds_at(n, seeds, sizes) * n * n for n in sizes)
 
 
-def _summaries(found: list[dict[str, dict[str, float]]], truth: float, **where: float) -> Iterator[dict[str, Any]]:
+def _summaries(samples: list[dict[str, dict[str, float]]], truth: float, **setting: float) -> Iterator[dict[str, Any]]:
     for method in METHODS:
-        bias = np.array([one[method]["risk"] for one in found]) - truth
+        bias = np.array([sample[method]["risk"] for sample in samples]) - truth
         error = np.abs(bias)
         low, high = np.quantile(error, [0.1, 0.9])
         record = {
-            **where,
+            **setting,
             "method": method,
-            "seeds": len(found),
+            "seeds": len(samples),
             **_mean_std("error", error),
             "error_q10": float(low),
             "error_q90": float(high),
             **_mean_std("bias", bias),
         }
         for key in ("bound_term", "rank_correlation"):
-            if key in found[0][method]:
-                record |= _mean_std(key, np.array([one[method][key] for one in found]))
+            if key in samples[0][method]:
+                record |= _mean_std(key, np.array([sample[method][key] for sample in samples]))
         yield record
 
 

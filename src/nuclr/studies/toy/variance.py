@@ -1,7 +1,7 @@
-"""How noisy is the estimate of the partition function, for each choice of weights and each number of samples?
+"""Variance of the estimated partition function, for each choice of weights and each number of samples.
 
-For fixed proposals x_1 ... x_n the variance of Z_hat(x) is an integral over the unit square, computed here by
-quadrature; beside it stand empirical variances from repeated draws, as a check that a reader can see.
+For fixed proposals x_1 ... x_n the variance of Z_hat(x) is an integral over the unit square, computed by quadrature.
+The empirical variance of repeated draws is reported next to it as a check.
 """
 
 from typing import Any
@@ -11,20 +11,29 @@ from torch import Tensor
 
 from nuclr.popularity import importance_sampling as sampling
 from nuclr.studies.toy import spaces
-from nuclr.studies.toy.study import TEMPERATURES, generator
+from nuclr.studies.toy.spaces import TEMPERATURES, generator
 
 WEIGHTS: tuple[sampling.Heuristic, ...] = ("balance", "uniform", "single")
 NODES_PER_AXIS = 32
 REPEATS = 400
 SAMPLES_PER_PROPOSAL = (1, 4, 16)
-SINGLE = 32
+SINGLE = 32  # proposals tried one at a time
 
 
-def run(sizes: tuple[int, ...], targets: int = 32, base_seed: int = 0) -> list[dict[str, Any]]:
-    """Records with the relative variance Var Z_hat(x) / Z(x)^2, its median over `targets` anchors x.
+def sampling_variances(sizes: tuple[int, ...], targets: int = 32, base_seed: int = 0) -> list[dict[str, Any]]:
+    """Compute the relative variance Var Z_hat(x) / Z(x)^2, its median and its 10 % and 90 % quantiles over anchors x.
 
-    All three weights spend the same m n samples: "single" draws them all from the proposal of one anchor, and its
-    median is over several choices of that anchor too.
+    All three weights use the same number m n of samples: "single" draws them all from the proposal of one anchor, and
+    its median is also over several choices of that anchor.
+
+    Args:
+        sizes: Numbers of proposals n.
+        targets: Number of anchors x.
+        base_seed: Start of the random numbers.
+
+    Returns:
+        One record per temperature, n, m, weights and source ("quadrature" or "repeated draws").
+
     """
     records = []
     for t, temperature in enumerate(TEMPERATURES):
@@ -34,16 +43,16 @@ def run(sizes: tuple[int, ...], targets: int = 32, base_seed: int = 0) -> list[d
         for n in sizes:
             x = anchors[:n]
             for weights in WEIGHTS:
-                found = by_quadrature(target, x, temperature, weights)
-                records.append(_record(temperature, n, 1, weights, "quadrature", found))
+                values = by_quadrature(target, x, temperature, weights)
+                records.append(_record(temperature, n, 1, weights, "quadrature", values))
         for m in SAMPLES_PER_PROPOSAL:
-            found = by_repetition(target, anchors[: sizes[0]], temperature, "balance", m, base_seed)
-            records.append(_record(temperature, sizes[0], m, "balance", "repeated draws", found))
+            values = by_repetition(target, anchors[: sizes[0]], temperature, "balance", m, base_seed)
+            records.append(_record(temperature, sizes[0], m, "balance", "repeated draws", values))
     return records
 
 
 def by_quadrature(target: Tensor, x: Tensor, temperature: float, weights: sampling.Heuristic) -> Tensor:
-    """Var Z_hat / Z^2 with m = 1, shape (targets,), or (targets * SINGLE,) for as many choices of the one proposal."""
+    """Return Var Z_hat / Z^2 with m = 1, (targets,), or (targets * SINGLE,) for "single", one part per proposal."""
     nodes, measure = spaces.square_nodes(NODES_PER_AXIS)
     log_density = spaces.log_density(x, nodes, temperature).T
     log_integrand = spaces.log_density(target, nodes, temperature)
@@ -56,7 +65,7 @@ def by_quadrature(target: Tensor, x: Tensor, temperature: float, weights: sampli
 def by_repetition(
     target: Tensor, x: Tensor, temperature: float, weights: sampling.Heuristic, m: int, base_seed: int
 ) -> Tensor:
-    """The same from `REPEATS` independent estimates with m samples per proposal."""
+    """Return the variance of `REPEATS` independent estimates of Z_hat / Z with m samples per proposal, (targets,)."""
     stream = generator(base_seed, m, len(x))
     log_z = spaces.log_partition(target, temperature)
     proposal = torch.arange(len(x))

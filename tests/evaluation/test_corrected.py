@@ -1,0 +1,61 @@
+"""Choosing a correction on validation pairs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from nuclr.evaluation import (
+    choose_correction,
+    cross_validated_ranks,
+    query_ranks,
+    retrieval_metrics,
+    retrieval_ranks,
+)
+from nuclr.evaluation.corrected import ranks_by_correction
+from nuclr.popularity import Bank, gallery_bias
+from tests.popularity.test_correction import features
+
+
+def test_the_correction_with_the_best_reciprocal_rank_is_chosen():
+    x, y, links = features(n=150)
+    bank = Bank(*features(seed=1, n=200)[:2])
+    chosen = choose_correction(x, y, links, bank, temperatures=(0.05, 0.2), strengths=(0.5, 1.0))
+    assert chosen.temperature in (0.05, 0.2) and chosen.strength in (0.5, 1.0)
+    bias_x = gallery_bias(bank.y, x, chosen.temperature, chosen.strength, bank.x)
+    bias_y = gallery_bias(bank.x, y, chosen.temperature, chosen.strength, bank.y)
+    assert retrieval_metrics(x, y, links, bias_x=bias_x, bias_y=bias_y)["mean_R@1"] == pytest.approx(chosen.recall)
+    grid = {
+        setting: sum(float((1 / of.expected()).mean()) for of in ranked)
+        for setting, ranked in ranks_by_correction(x, y, links, bank, (0.05, 0.2), (0.5, 1.0))
+    }
+    assert max(grid, key=grid.get) == replace(chosen, recall=None)
+    assert choose_correction(x, y, links, bank).recall >= float(query_ranks(x, y, links).hits(1).mean()) - 0.1
+    with pytest.raises(ValueError, match="temperatures or strengths is empty"):
+        choose_correction(x, y, links, bank, temperatures=())
+
+
+def test_each_half_is_ranked_under_the_correction_chosen_on_the_other():
+    x, y, _ = features(n=80)
+    y = torch.cat([y, normalize(y + 0.1, dim=1)])
+    links = torch.stack([torch.arange(160) % 80, torch.arange(160)], 1)
+    bank = Bank(*features(seed=1, n=100)[:2])
+    ranked, chosen = cross_validated_ranks(x, y, links, bank)
+    for half, correction in enumerate(chosen):
+        bias_x, bias_y = correction.biases(bank, x, y)
+        for merged, alone in zip(ranked, retrieval_ranks(x, y, links, bias_x, bias_y), strict=True):
+            own = merged.query % 2 == half  # with 80 images, a caption's row has the parity of its image's
+            assert torch.equal(merged.hits(1)[own], alone.hits(1)[own])
+        others = [of.hits(1)[of.query % 2 != half].mean() for of in retrieval_ranks(x, y, links, bias_x, bias_y)]
+        assert correction.recall == pytest.approx(float(sum(others)) / 2)
+    with pytest.raises(ValueError, match="1 image with captions; needs two"):
+        cross_validated_ranks(x[:1], y[:1], links[:1], bank)
+
+
+def test_numpy_arrays_give_the_same_choice():
+    x, y, links = features(n=40)
+    bank_x, bank_y, _ = features(seed=1, n=50)
+    chosen = choose_correction(x, y, links, Bank(bank_x, bank_y), temperatures=[0.1])
+    arrays = x.numpy(), y.numpy(), links.tolist()
+    assert choose_correction(*arrays, Bank(bank_x.numpy(), bank_y.numpy()), temperatures=[0.1]) == chosen
