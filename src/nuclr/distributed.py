@@ -1,8 +1,8 @@
-"""What the objectives and the solver need of torch.distributed; each function is the identity on one process.
+"""Communication between processes for objectives and solver; on one process every function is the identity.
 
-Every process holds the same number b of samples; the global batch is their concatenation in rank order, so that
-this process's samples are rows [rank * b, rank * b + b). Backward passes are scaled so that DDP's mean over the
-processes is the gradient of the global loss.
+Every process has the same number b of samples. The global batch is their concatenation in rank order: the samples of
+this process are rows [rank * b, rank * b + b). Backward passes are scaled such that DDP's mean over the processes is
+the gradient of the global loss.
 """
 
 from typing import Any, cast
@@ -14,17 +14,26 @@ from torch import Tensor
 
 
 def world_size() -> int:
-    """Number of processes; 1 where torch.distributed is not in use."""
+    """Return the number of processes, which is 1 if torch.distributed is not initialized."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Number of this process in [0, world_size())."""
+    """Return the rank of this process, in [0, world_size())."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def all_gather(local: Tensor, dim: int = 0) -> Tensor:
-    """Concatenate every process's tensors along dim, without gradient."""
+    """Concatenate the tensors of all processes along `dim`, without gradient.
+
+    Args:
+        local: the tensor of this process; all must have the same shape.
+        dim: the dimension to concatenate along.
+
+    Returns:
+        The same tensor on all processes.
+
+    """
     local = local.detach() if local.requires_grad else local
     if world_size() == 1:
         return local
@@ -34,19 +43,19 @@ def all_gather(local: Tensor, dim: int = 0) -> Tensor:
 
 
 def sum_over_processes(local: Tensor) -> Tensor:
-    """The sum of one tensor per process, the same on all of them, without gradient."""
+    """Return the sum of the tensors of all processes, without gradient; it is the same on all of them."""
     total = local.detach().clone()
     if world_size() > 1:
         dist.all_reduce(total)
     return total
 
 
-# Held weakly: a group that outlives destroy_process_group leaves threads behind, which abort the process at its end.
+# Weak references: a group that outlives destroy_process_group leaves threads behind, which abort the process at exit.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def _host_group(world: Any) -> Any:
-    # Shapes are compared on the host: reading them back from an accelerator would stall it once a step.
+    # Shapes are compared on the host, because reading them from an accelerator would stall it in every step.
     if dist.get_backend(world) == "gloo":
         return world
     if world not in _host_groups:
@@ -55,7 +64,15 @@ def _host_group(world: Any) -> Any:
 
 
 def exchange(numbers: list[int]) -> list[list[int]]:
-    """A short list of integers from every process, in rank order, over host memory."""
+    """Exchange a short list of integers between all processes, through host memory.
+
+    Args:
+        numbers: the list of this process; all must have the same length.
+
+    Returns:
+        The lists of all processes, in rank order.
+
+    """
     if world_size() == 1:
         return [numbers]
     mine = torch.tensor(numbers)
@@ -79,7 +96,7 @@ class _Gather(torch.autograd.Function):
 
 
 def all_gather_with_gradient(local: Tensor) -> Tensor:
-    """Concatenate (b, ...) of every process; in backward each gets the sum of what all ask of its rows."""
+    """Concatenate (b, ...) of all processes; backward gives each process the sum of all gradients of its rows."""
     return local if world_size() == 1 else cast(Tensor, _Gather.apply(local))  # type: ignore[no-untyped-call]
 
 
@@ -94,5 +111,5 @@ class _Replicate(torch.autograd.Function):
 
 
 def replicated(parameter: Tensor) -> Tensor:
-    """A parameter that every process holds; its gradient is the mean of theirs, inside and outside DDP."""
+    """Return a parameter that all processes share; its gradient is their mean, inside and outside DDP."""
     return parameter if world_size() == 1 else cast(Tensor, _Replicate.apply(parameter))  # type: ignore[no-untyped-call]
