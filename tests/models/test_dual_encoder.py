@@ -1,14 +1,18 @@
-"""Using a dual encoder: encode_images, encode_texts, standardized vectors."""
+"""Using a dual encoder: encode_images and encode_texts with every kind of input, fit_vectors, repr."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
+from torch.nn.functional import normalize
 
 from nuclr.errors import UserError
-from nuclr.models import build_model
+from nuclr.models import DualEncoder, build_model
 
-from .conftest import CAPTIONS
+from .conftest import CAPTIONS, check_features
 
 
 @pytest.fixture
@@ -16,10 +20,23 @@ def model():
     return build_model(texts=CAPTIONS)
 
 
-def test_encoding_leaves_the_model_as_it_was(model, pictures):
+@pytest.fixture
+def vector_model():
+    return build_model("vectors", "vectors", x_width=5, y_width=7, width=12)
+
+
+def test_any_two_modules():
+    x, y = nn.Linear(5, 12), nn.Sequential(nn.Linear(7, 12), nn.ReLU())
+    inputs = torch.randn(6, 5), torch.randn(6, 7)
+    model = DualEncoder(x, y)
+    check_features(*model(*inputs), width=12)
+    assert torch.equal(model(*inputs)[0], normalize(x(inputs[0])))
+
+
+def test_encoding_does_not_change_the_model(model, pictures):
     features = model.encode_images(pictures)
     assert not features.requires_grad
-    (features * torch.ones(1, requires_grad=True)).sum().backward()  # an ordinary tensor, to go on computing with
+    (features * torch.ones(1, requires_grad=True)).sum().backward()  # autograd can use the features
     assert model.training
     assert model.x.training
     model.eval()
@@ -29,67 +46,164 @@ def test_encoding_leaves_the_model_as_it_was(model, pictures):
 
 def test_encoding_uses_eval_mode(image_folder, pictures):
     model = build_model(image_folder, texts=CAPTIONS)  # with batch norm
-    torch.testing.assert_close(model.encode_images(pictures), model.encode_images(pictures[:2] + pictures[2:]))
     torch.testing.assert_close(model.encode_images(pictures)[:1], model.encode_images(pictures[:1]))
 
 
-def test_batches_do_not_matter(model, pictures):
+def test_batch_size_does_not_matter(model, pictures):
     torch.testing.assert_close(model.encode_images(pictures, batch_size=4), model.encode_images(pictures))
     torch.testing.assert_close(model.encode_texts(CAPTIONS, batch_size=1), model.encode_texts(CAPTIONS))
 
 
-def test_pictures_and_tensors_agree(model):
-    raw = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
-    tensor = torch.from_numpy(raw).permute(0, 3, 1, 2)
-    assert torch.equal(model.encode_images(tensor), model.encode_images([Image.fromarray(image) for image in raw]))
-    # Training and evaluation see the same pixels.
-    x = model.images.normalize(tensor / 255)
-    torch.testing.assert_close(model.eval().x(x).detach(), model.encode_images(tensor))
+class TestImages:
+    def test_all_kinds_agree(self, model, tmp_path):
+        raw = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+        images = [Image.fromarray(image) for image in raw]
+        paths = [tmp_path / f"{number}.png" for number in range(5)]
+        for image, path in zip(images, paths, strict=True):
+            image.save(path)
+        tensor = torch.from_numpy(raw).permute(0, 3, 1, 2)
+        expected = model.encode_images(images)
+        mixed = [images[0], raw[1], tensor[2], paths[3], str(paths[4])]
+        kinds = [paths, [str(path) for path in paths], tuple(images), iter(images), raw, list(raw), tensor]
+        kinds += [list(tensor), mixed, np.array([str(path) for path in paths])]
+        for kind in kinds:
+            assert torch.equal(model.encode_images(kind), expected)
+        # Training and evaluation use the same pixels.
+        x = model.images.normalize(tensor / 255)
+        torch.testing.assert_close(model.eval().x(x).detach(), expected)
+
+    def test_single_images(self, model, pictures, tmp_path):
+        pictures[0].save(tmp_path / "one.png")
+        raw = np.asarray(pictures[0])
+        expected = model.encode_images(pictures[:1])
+        assert expected.shape == (1, 256)
+        for image in (pictures[0], tmp_path / "one.png", str(tmp_path / "one.png"), raw):
+            assert torch.equal(model.encode_images(image), expected)
+        tensor = torch.from_numpy(raw.copy()).permute(2, 0, 1)
+        assert torch.equal(model.encode_images(tensor), model.encode_images(tensor[None]))
+
+    def test_images_of_the_caller_do_not_change(self, model, pictures, tmp_path):
+        """Decoding a JPEG at a smaller scale would shrink an image that the caller has opened."""
+        pictures[0].resize((400, 300)).save(tmp_path / "large.jpg")
+        with Image.open(tmp_path / "large.jpg") as image:
+            model.encode_images(image)
+            assert image.size == (400, 300)
+
+    @pytest.mark.parametrize(
+        ("images", "message"),
+        [
+            (["no/such.png"], r"no/such\.png.*no such file"),
+            ("a dog", "'a dog'.*no such file"),
+            (__file__, "not an image file"),
+            (Path(__file__).parent, "cannot be read"),
+            ([], "images: empty"),
+            (7, "images: got int"),
+            ([7], "item of type int"),
+            (None, "images: got NoneType"),
+            (b"bytes", "images: got bytes"),
+            (torch.zeros(2, 3, 8, 8), r"tensor of float32 \(2, 3, 8, 8\); needs uint8 \(3, height, width\)"),
+            (
+                np.zeros((2, 3, 8, 8), dtype=np.uint8),
+                r"numpy array of uint8 \(2, 3, 8, 8\); needs.*\(height, width, 3\)",
+            ),
+            ([np.zeros((8, 8), dtype=np.uint8)], r"uint8 \(8, 8\)"),
+            ([torch.zeros(1, 3, 8, 8, dtype=torch.uint8)], r"uint8 \(1, 3, 8, 8\)"),
+        ],
+    )
+    def test_refusals(self, model, images, message):
+        with pytest.raises(UserError, match=message):
+            model.encode_images(images)
+
+    def test_truncated_files_are_named(self, model, pictures, tmp_path):
+        pictures[0].save(tmp_path / "whole.jpg")
+        (tmp_path / "half.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:-500])
+        with pytest.raises(UserError, match=r"half\.jpg cannot be decoded"):
+            model.encode_images([tmp_path / "whole.jpg", tmp_path / "half.jpg"])
+
+
+class TestTexts:
+    def test_single_texts(self, model):
+        assert torch.equal(model.encode_texts("a dog"), model.encode_texts(["a dog"]))
+        assert model.encode_texts("a dog").shape == (1, 256)
+
+    def test_other_sequences(self, model):
+        expected = model.encode_texts(CAPTIONS)
+        for texts in (tuple(CAPTIONS), iter(CAPTIONS), np.array(CAPTIONS)):
+            assert torch.equal(model.encode_texts(texts), expected)
+
+    @pytest.mark.parametrize(
+        ("texts", "message"),
+        [
+            ([], "texts: empty"),
+            (7, "texts: got int; needs a string"),
+            (["a", 7], "item 1 is of type int"),
+            (b"bytes", "texts: got bytes"),
+        ],
+    )
+    def test_refusals(self, model, texts, message):
+        with pytest.raises(UserError, match=message):
+            model.encode_texts(texts)
+
+
+class TestVectors:
+    def test_all_kinds_agree(self, vector_model):
+        x = torch.randn(9, 5)
+        expected = vector_model.encode_images(x)
+        assert expected.shape == (9, 12)
+        for vectors in (x.numpy(), list(x), list(x.numpy()), x.tolist()):
+            assert torch.equal(vector_model.encode_images(vectors), expected)
+        for vector in (x[0], x[0].numpy(), x[0].tolist()):
+            torch.testing.assert_close(vector_model.encode_images(vector), expected[:1])
+        y = torch.randn(9, 7).numpy()
+        torch.testing.assert_close(vector_model.encode_texts(y, batch_size=4), vector_model.encode_texts(y))
+
+    @pytest.mark.parametrize("texts", ["a dog", ["a dog"], None, 7, [[1.0, 2.0], [1.0]]])
+    def test_refusals(self, vector_model, texts):
+        with pytest.raises(UserError, match="texts: side y of this model takes vectors"):
+            vector_model.encode_texts(texts)
+
+    def test_fitting_one_side_leaves_the_other(self, vector_model):
+        x = torch.randn(100, 5) * 3 + 1
+        vector_model.fit_vectors(x=x)
+        torch.testing.assert_close(vector_model.x.tower.mean, x.mean(0))
+        assert vector_model.y.tower.std == 1
+
+    def test_only_vectors_can_be_fitted(self, model):
+        with pytest.raises(UserError, match=r"x: this side does not take vectors; .* x='vectors'"):
+            model.fit_vectors(x=torch.randn(4, 5))
+
+
+def test_wrong_inputs_are_named():
+    model = build_model("vectors", nn.Linear(7, 12), x_width=5, width=4)
+    with pytest.raises(UserError, match=r"\(6, 9\).*\(n, 5\)"):
+        model(torch.randn(6, 9), torch.randn(6, 7))
+    with pytest.raises(UserError, match="x has 4 features and y 12"):
+        model(torch.randn(6, 5), torch.randn(6, 7))
+    with pytest.raises(UserError, match="does not take images"):
+        model.prepare_images([])
+    with pytest.raises(UserError, match="does not take texts"):
+        model.prepare_texts(["a"])
+    with pytest.raises(UserError, match="batch_size: 0"):
+        model.encode_images(torch.randn(6, 5), batch_size=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_numbers(model, pictures, dtype):
+def test_other_dtypes(model, pictures, dtype):
     expected = model.encode_images(pictures)
     features = model.to(dtype).encode_images(pictures)
     assert features.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(features.float(), expected, atol=1e-6 if dtype == torch.float64 else 0.03, rtol=0)
 
 
-def test_nothing_to_encode(model):
-    with pytest.raises(UserError, match="empty"):
-        model.encode_texts([])
-
-
-class TestVectors:
-    def test_fitted_inputs_have_zero_mean_and_unit_variance(self):
-        model = build_model("vectors", "vectors", x_width=5, y_width=7)
-        scales = torch.tensor([1e-3, 1.0, 7.0, 0.0, 2.0])
-        x = torch.randn(1000, 5) * scales + torch.tensor([1.0, 0, -3, 2, 1e4])
-        before = x.clone()
-        model.fit_vectors(x=x)
-        seen = model.x.tower(x)
-        torch.testing.assert_close(seen.mean(0), torch.zeros(5), atol=1e-3, rtol=0)
-        torch.testing.assert_close(seen.square().mean(), torch.tensor(1.0), atol=1e-3, rtol=0)
-        ratios = seen.std(0) / seen.std(0)[1]  # the coordinates keep their proportions
-        torch.testing.assert_close(ratios, x.std(0) / x.std(0)[1], atol=1e-3, rtol=1e-3)
-        assert torch.equal(x, before)
-        assert model.y.tower.std == 1
-
-    def test_batches_or_whole(self):
-        model = build_model("vectors", "vectors", x_width=5, y_width=5)
-        x = torch.randn(1000, 5) + 3
-        model.fit_vectors(x, (part for part in x.split(77)))
-        torch.testing.assert_close(model.x.tower.mean, model.y.tower.mean)
-        torch.testing.assert_close(model.x.tower.std, model.y.tower.std)
-        torch.testing.assert_close(model.x.tower.std, x.var(0, correction=0).mean().sqrt())
-
-    def test_only_vectors_are_fitted(self, model):
-        with pytest.raises(UserError, match="takes no vectors"):
-            model.fit_vectors(x=torch.randn(4, 5))
-        vectors = build_model("vectors", texts=CAPTIONS, x_width=5)
-        with pytest.raises(UserError, match="two vectors"):
-            vectors.fit_vectors(x=torch.randn(1, 5))
-        with pytest.raises(UserError, match="all are the same"):
-            vectors.fit_vectors(x=torch.ones(4, 5))
-        with pytest.raises(UserError, match=r"\(4, 6\)"):
-            vectors.fit_vectors(x=torch.randn(4, 6))
+def test_repr_is_one_line(model, vector_model):
+    total = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
+    tower = "x=ImageTower('nuclr_group_norm_resnet', 32 px), y=TextTower('distilbert')"
+    assert repr(model) == f"DualEncoder({tower}, width=256, {total} parameters)"
+    assert repr(vector_model) == "DualEncoder(x=VectorTower(5), y=VectorTower(7), width=12, 168 parameters)"
+    vector_model.x.freeze()
+    vector_model.y.requires_grad_(False)
+    assert "x=VectorTower(5) frozen" in repr(vector_model)
+    assert "168 parameters, 72 trainable" in repr(vector_model)
+    assert repr(DualEncoder(nn.Sequential(nn.Linear(5, 4)), nn.Linear(7, 4))).startswith(
+        "DualEncoder(x=Sequential, y=Linear("
+    )

@@ -1,4 +1,4 @@
-"""Preparing pictures: the central square, upright, normalized; the same for PIL images and tensors."""
+"""Preparing images: the central square, upright, normalized; the same for PIL images and tensors."""
 
 import io
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 from nuclr.errors import UserError
 from nuclr.models import ImageFormat
-from nuclr.models.image_format import read_image_format
+from nuclr.models.image_format import read_image_format, write_image_format
 
 FORMAT = ImageFormat(8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
@@ -26,7 +26,7 @@ def test_normalize_floats_and_bytes():
     assert FORMAT.normalize((raw / 255).double()).dtype == torch.float64
 
 
-def test_right_size_is_left_alone():
+def test_images_of_the_right_size_are_not_resized():
     raw = pixels(8, 8)
     tensor = torch.from_numpy(raw).permute(2, 0, 1)[None]
     assert torch.equal(FORMAT.prepare([Image.fromarray(raw)]), FORMAT.normalize(tensor))
@@ -59,8 +59,30 @@ def test_modes_and_orientation():
     assert torch.equal(FORMAT.prepare([Image.open(turned)]), FORMAT.prepare([raw.rotate(180)]))
 
 
+def test_numpy_arrays_and_paths_equal_pil_images(tmp_path):
+    raw = pixels(20, 30)
+    Image.fromarray(raw).save(tmp_path / "image.png")
+    expected = FORMAT.prepare([Image.fromarray(raw)])
+    for images in (raw, [raw], raw[None], tmp_path / "image.png", [tmp_path / "image.png"]):
+        assert torch.equal(FORMAT.prepare(images), expected)
+    raw.flags.writeable = False
+    assert torch.equal(FORMAT.prepare(raw), expected)
+
+
+def test_empty_lists_are_refused():
+    with pytest.raises(UserError, match="empty"):
+        FORMAT.prepare([])
+
+
+def test_written_formats_are_read_back(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for processor in (None, "CLIPImageProcessor", "SiglipImageProcessor"):
+        write_image_format(FORMAT, tmp_path, processor)
+        assert read_image_format(tmp_path) == FORMAT
+
+
 def test_other_tensors_are_refused():
-    for wrong in (torch.zeros(2, 3, 8, 8), torch.zeros(2, 8, 8, 3, dtype=torch.uint8), torch.zeros(3, 8, 8).byte()):
+    for wrong in (torch.zeros(2, 3, 8, 8), torch.zeros(2, 8, 8, 3, dtype=torch.uint8), torch.zeros(8, 8).byte()):
         with pytest.raises(UserError, match="uint8"):
             FORMAT.prepare(wrong)
 
@@ -75,7 +97,7 @@ def test_other_tensors_are_refused():
         ('"do_resize": true', 72),
     ],
 )
-def test_what_processors_wrote(tmp_path, size, expected):
+def test_sizes_in_processor_files(tmp_path, size, expected):
     (tmp_path / "config.json").write_text('{"vision_config": {"image_size": 72}}')
     (tmp_path / "preprocessor_config.json").write_text(f"{{{size}}}")
     assert read_image_format(tmp_path).size == expected

@@ -1,4 +1,4 @@
-"""save_pretrained and from_pretrained: the same features to the last bit, nothing pickled, readable by others."""
+"""save_pretrained and from_pretrained: bit-identical features, nothing pickled, atomic, readable by transformers."""
 
 import json
 
@@ -13,8 +13,8 @@ from nuclr.models import DualEncoder, build_model
 from .conftest import CAPTIONS
 
 
-def stirred(model):
-    """As if trained: every parameter and buffer other than it was made."""
+def perturbed(model):
+    """Change every parameter and buffer, as training does."""
     with torch.no_grad():
         for value in model.state_dict().values():
             if value.is_floating_point():
@@ -23,7 +23,7 @@ def stirred(model):
 
 
 def check_round_trip(model, images, texts, folder, **modules):
-    stirred(model).save_pretrained(folder)
+    perturbed(model).save_pretrained(folder)
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".json", ".safetensors"}
     again = DualEncoder.from_pretrained(folder, **modules)
     assert not again.training
@@ -43,14 +43,14 @@ def test_presets(image, pictures, tmp_path):
     assert again.images == model.images
     assert again.x.frozen
     assert not again.y.frozen
-    check_round_trip(again, pictures, CAPTIONS, tmp_path)  # over the old one
+    check_round_trip(again, pictures, CAPTIONS, tmp_path)  # replaces the saved model
 
 
 def test_folders(image_folder, text_folder, pictures, tmp_path):
     model = build_model(image_folder, text_folder, max_length=6)
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
     assert again.tokenizer.max_length == 6
-    # Each tower is a source in its own right, with its images and its tokenizer.
+    # Each tower can be loaded alone, with its image format and its tokenizer.
     third = build_model(tmp_path / "model" / "image", tmp_path / "model" / "text", max_length=6)
     assert third.images == model.images
     x, y = third.prepare_images(pictures), third.prepare_texts(CAPTIONS)
@@ -65,13 +65,13 @@ def test_clip_and_siglip(joint, pictures, tmp_path):
     assert again.images == model.images
     assert again.y.frozen
     assert again.joint.temperature == model.joint.temperature
-    # Others read it as what it was.
+    # transformers can load it as the original class.
     theirs = type(original).from_pretrained(tmp_path / "model" / "joint").eval()
     x = model.prepare_images(pictures)
     features = theirs.get_image_features(x).pooler_output
     torch.testing.assert_close(model.encode_images(pictures), nn.functional.normalize(features))
     assert torch.equal(theirs.logit_scale, original.logit_scale)
-    # And so do we, to go on training.
+    # build_model can load it, to train it further.
     assert build_model(pretrained=tmp_path / "model").width == model.width
     assert build_model(pretrained=tmp_path / "model" / "joint").images == model.images
 
@@ -90,9 +90,9 @@ def test_no_heads(text_folder, pictures, tmp_path):
 
 
 def test_two_views(pictures, tmp_path):
-    """Both sides take pictures: neither tower overwrites the other."""
+    """Both sides take images: neither tower overwrites the other."""
     first, second = (build_model(texts=CAPTIONS) for _ in range(2))
-    model = stirred(DualEncoder(first.x, second.x, images=first.images))
+    model = perturbed(DualEncoder(first.x, second.x, images=first.images))
     model.save_pretrained(tmp_path)
     again = DualEncoder.from_pretrained(tmp_path)
     x = model.prepare_images(pictures)
@@ -100,21 +100,69 @@ def test_two_views(pictures, tmp_path):
         assert torch.equal(features, expected)
 
 
-def test_modules_are_filled(tmp_path):
+def test_own_modules_are_loaded_into(tmp_path):
     def modules():
         return {"x": nn.Linear(5, 4), "y": nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4))}
 
     model = DualEncoder(**modules())
     check_round_trip(model, torch.randn(9, 5), torch.randn(9, 7), tmp_path, **modules())
-    with pytest.raises(UserError, match="x side is a module of your own"):
+    with pytest.raises(UserError, match="side x is a module of your own"):
         DualEncoder.from_pretrained(tmp_path)
     with pytest.raises(UserError, match="does not fit"):
         DualEncoder.from_pretrained(tmp_path, x=nn.Linear(6, 4), y=modules()["y"])
 
 
-def test_refusals(tmp_path, joint):
+def test_folder_of_a_run_suggests_its_model(tmp_path):
+    build_model("vectors", "vectors", x_width=5, y_width=7).save_pretrained(tmp_path / "run" / "model")
+    with pytest.raises(UserError, match=r"run is the folder of a run, not of a model; use .*run/model$"):
+        DualEncoder.from_pretrained(tmp_path / "run")
+
+
+def test_failed_save_keeps_the_model_that_was_there(tmp_path, monkeypatch):
+    first, second = (build_model("vectors", "vectors", x_width=5, y_width=7) for _ in range(2))
+    first.save_pretrained(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*")}
+
+    def disk_full(tensors, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("nuclr.models.saving.save_file", disk_full)
+    with pytest.raises(UserError, match=r"cannot be written.*No space left"):
+        second.save_pretrained(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_interrupted_save_is_not_loaded(tmp_path, monkeypatch):
+    """Files of two models must never be mixed: until all are moved there is no config.json."""
+    first, second = (build_model("vectors", "vectors", x_width=5, y_width=7) for _ in range(2))
+    first.save_pretrained(tmp_path)
+
+    def killed(path, content):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nuclr.models.saving.write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        second.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"no config\.json"):
+        DualEncoder.from_pretrained(tmp_path)
+    monkeypatch.undo()
+    second.save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_other_files_in_the_folder_are_kept(tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "notes.txt").write_text("mine")
+    build_model(texts=CAPTIONS).save_pretrained(tmp_path)
+    assert (tmp_path / "text" / "notes.txt").read_text() == "mine"
+
+
+def test_refusals(tmp_path, joint):
+    with pytest.raises(UserError, match="no such folder"):
         DualEncoder.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"no config\.json"):
+        DualEncoder.from_pretrained(tmp_path)
     with pytest.raises(UserError, match="build_model"):
         DualEncoder.from_pretrained(joint[0])
     folder = tmp_path / "model"
@@ -127,9 +175,9 @@ def test_refusals(tmp_path, joint):
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(UserError, match="cannot be read"):
         DualEncoder.from_pretrained(folder)
-    facts = json.loads((folder / "config.json").read_text())
-    del facts["images"]
-    (folder / "config.json").write_text(json.dumps(facts))
+    config = json.loads((folder / "config.json").read_text())
+    del config["images"]
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"lacks 'images'"):
         DualEncoder.from_pretrained(folder)
     (tmp_path / "file").write_text("")

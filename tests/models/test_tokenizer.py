@@ -1,4 +1,4 @@
-"""The tokenizer trained on captions: [CLS] first, nothing unknown, the same in every process."""
+"""The tokenizer trained on texts: [CLS] first, every text can be encoded, the same in every process."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def test_tokens(tokenizer):
     assert mask.dtype == ids.dtype == torch.int64
 
 
-def test_lengths(tokenizer):
+def test_long_texts_are_cut_and_short_ones_padded(tokenizer):
     long = " ".join(CAPTIONS * 5)
     ids = Tokenizer(tokenizer, max_length=8)([long, "a"])["input_ids"]
     assert ids.shape == (2, 8)
@@ -32,12 +32,12 @@ def test_lengths(tokenizer):
     assert padded["input_ids"].shape == (1, 8)
 
 
-def test_nothing_is_unknown(tokenizer):
+def test_every_text_can_be_encoded(tokenizer):
     for text in ("ünïcödé", "猫と犬", "🤗", ""):
         assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
 
 
-def test_vocabulary_is_bounded_and_used():
+def test_vocabulary_has_at_most_the_given_size():
     captions = [f"number {number}" for number in range(2000)]
     assert len(train_tokenizer(captions, 500)) == 500
     assert len(train_tokenizer(CAPTIONS)) < 500
@@ -60,6 +60,16 @@ def test_same_captions_same_tokens_in_another_process():
     assert runs[0].stdout == runs[1].stdout
 
 
-def test_one_string_is_refused(tokenizer):
-    with pytest.raises(UserError, match="list"):
-        Tokenizer(tokenizer, 8)("a red circle")
+def test_one_string_is_a_batch_of_one(tokenizer):
+    encode = Tokenizer(tokenizer, 8)
+    assert torch.equal(encode("a red circle")["input_ids"], encode(["a red circle"])["input_ids"])
+
+
+@pytest.mark.parametrize("texts", [[], ["a", None], 7, {"a": 1}])
+def test_other_inputs_are_refused(tokenizer, texts):
+    with pytest.raises(UserError, match="texts"):
+        Tokenizer(tokenizer, 8)(texts)
+
+
+def test_repr_is_one_line(tokenizer):
+    assert repr(Tokenizer(tokenizer, 8)) == "Tokenizer(300 tokens, max_length=8, padding='longest')"

@@ -1,10 +1,10 @@
-"""Encoders: a batch of pictures, texts or vectors -> unit-norm features in one space."""
+"""Dual encoders: map images, texts or vectors to unit-norm features in one space."""
 
+from nuclr.models.backbones import IMAGE_PRESETS, TEXT_PRESETS
 from nuclr.models.build import build_model
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.encoder import Encoder
 from nuclr.models.image_format import ImageFormat
-from nuclr.models.presets import IMAGE_PRESETS, TEXT_PRESETS
 from nuclr.models.tokenizer import Tokenizer, train_tokenizer
 
 __all__ = [

@@ -1,74 +1,234 @@
-"""Backbones from transformers: made from a configuration, or read from a folder."""
+"""Backbones from transformers: a preset with random weights, or pretrained weights from a folder or the hub.
 
+Presets are the paper's two towers at full size, and tiny ones that train on a CPU. The tiny ones have neither batch
+norm nor dropout, so K processes with b samples each compute what one process with K b samples does.
+
+A name on the Hugging Face hub is first downloaded to the hub's cache (`locate`). Everything else reads folders only,
+so it works without a network. Weights must be safetensors; pickled weights are refused.
+"""
+
+import difflib
 import inspect
-from collections.abc import Iterator
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
 from nuclr.errors import UserError
-from nuclr.models.locate import read_json
+from nuclr.files import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 JOINT = ("clip", "siglip")
 PART = {"image": "vision_config", "text": "text_config"}
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+
+
+# Presets
+
+
+@dataclass(frozen=True)
+class ImagePreset:
+    """An image model with random weights.
+
+    Args:
+        size: default height and width of the images in pixels.
+        config: makes the configuration for images of a given size.
+
+    """
+
+    size: int
+    config: "Callable[[int], PreTrainedConfig]"
+
+
+@dataclass(frozen=True)
+class TextPreset:
+    """A text model with random weights.
+
+    Args:
+        vocabulary: largest number of tokens in the vocabulary.
+        max_length: default for the largest number of tokens per text.
+        config: makes the configuration for a given number of tokens in the vocabulary and per text.
+
+    """
+
+    vocabulary: int
+    max_length: int
+    config: "Callable[[int, int], PreTrainedConfig]"
+
+
+def _resnet50(_size: int) -> "PreTrainedConfig":
+    from transformers import ResNetConfig
+
+    return ResNetConfig()
+
+
+def _tiny_resnet(_size: int) -> "PreTrainedConfig":
+    from nuclr.models.resnet import GroupNormResNetConfig
+
+    return GroupNormResNetConfig(embedding_size=32, hidden_sizes=[32, 64, 128], depths=[1, 1, 1], layer_type="basic")
+
+
+def _tiny_vit(size: int) -> "PreTrainedConfig":
+    from transformers import ViTConfig
+
+    return ViTConfig(
+        image_size=size,
+        patch_size=8 if size < 64 else 16,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=256,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+
+
+def _distilbert(vocabulary: int, _max_length: int) -> "PreTrainedConfig":
+    from transformers import DistilBertConfig
+
+    return DistilBertConfig(vocab_size=vocabulary)
+
+
+def _tiny_text(vocabulary: int, max_length: int) -> "PreTrainedConfig":
+    from transformers import DistilBertConfig
+
+    return DistilBertConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=max_length,
+        dim=128,
+        n_layers=2,
+        n_heads=4,
+        hidden_dim=256,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+
+
+IMAGE_PRESETS = {
+    "resnet50": ImagePreset(256, _resnet50),
+    "tiny_resnet": ImagePreset(32, _tiny_resnet),
+    "tiny_vit": ImagePreset(32, _tiny_vit),
+}
+TEXT_PRESETS = {
+    "distilbert": TextPreset(30522, 64, _distilbert),
+    "tiny_text": TextPreset(4096, 32, _tiny_text),
+}
 
 
 def make_backbone(config: "PreTrainedConfig") -> "PreTrainedModel":
-    """Random weights, from torch's generator, in float32."""
-    kind = class_of(config)
-    return kind._from_config(config, **_without_pooler(kind))
+    """Make a backbone with random weights, drawn from torch's global generator, in float32."""
+    model_class = class_of(config)
+    return model_class._from_config(config, **_without_pooler(model_class))
 
 
-def load_backbone(folder: Path, key: str, side: Literal["image", "text"]) -> "PreTrainedModel":
-    """The model in a folder, in float32; of a two-tower model (CLIP, SigLIP) only the tower of this side."""
-    config = read_config(folder, key)
-    config = getattr(config, PART[side], config)
-    kind = class_of(config)
-    return _load(kind, folder, key, config=config, **_without_pooler(kind))
+# Pretrained weights
 
 
-def load_joint(folder: Path, key: str) -> "PreTrainedModel":
-    """A whole CLIPModel or SiglipModel, in float32."""
-    config = read_config(folder, key)
-    if config.model_type not in JOINT:
-        raise UserError(f"{key}: {folder} holds a {config.model_type!r} model; allowed: {', '.join(JOINT)}")
-    return _load(class_of(config), folder, key, config=config)
+def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) -> Path:
+    """Return the folder with the model called `name`; download it if it is on the hub and not yet in the cache.
+
+    Args:
+        name: a folder, or a name on the Hugging Face hub.
+        key: the settings key to name in messages.
+        presets: other values that the setting may have, to suggest in messages.
+
+    Returns:
+        A folder with a config.json.
+
+    Raises:
+        UserError: if there is no such folder, it holds no model, or the hub cannot be reached.
+
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{key}: {no_model_in(folder)}")
+        return folder
+    known = list(presets)
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.7)
+    if nearest:
+        raise UserError(f"{key}: {str(name)!r} is neither a preset nor a folder; did you mean {nearest[0]!r}?")
+    if HUB_NAME.fullmatch(str(name)) and not folder.exists() and (downloaded := _download(str(name))):
+        return downloaded
+    preset = f"not a preset ({', '.join(known)}), " if known else ""
+    raise UserError(
+        f"{key}: {str(name)!r} is {preset}not a folder, and could not be downloaded from the Hugging Face hub (no "
+        "network, or no such model with safetensors).\nOn a machine with a network, save it with AutoModel (and "
+        "AutoTokenizer).from_pretrained(NAME).save_pretrained(FOLDER), then give the folder."
+    )
+
+
+def no_model_in(folder: Path) -> str:
+    """Return the message for a folder without a config.json; if it is the folder of a run, suggest its model."""
+    if (folder / "model" / "config.json").is_file():
+        return f"{folder} is the folder of a run, not of a model; use {folder / 'model'}"
+    return f"{folder} has no config.json; needs a folder written by save_pretrained"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raise UserError if it cannot be read."""
+    try:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a JSON {type(content).__name__}; needs a JSON object")
+    return content
 
 
 def read_config(folder: Path, key: str) -> "PreTrainedConfig":
-    """The transformers configuration in a folder."""
+    """Return the transformers configuration in a folder."""
     from transformers import AutoConfig
 
-    import nuclr.models.resnet  # noqa: F401 (registers it)
+    import nuclr.models.resnet  # noqa: F401 (registers its configuration)
 
-    facts = read_json(folder / "config.json")
-    if "nuclr" in facts:
+    if "nuclr" in read_json(folder / "config.json"):
         raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; set model.pretrained={folder}")
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        raise UserError(f"{key}: {folder / 'config.json'} is not understood ({first_line(error)})") from None
+    except Exception as error:  # transformers raises many types
+        raise UserError(f"{key}: {folder / 'config.json'} cannot be interpreted ({first_line(error)})") from None
+
+
+def load_backbone(folder: Path, key: str, modality: Literal["image", "text"]) -> "PreTrainedModel":
+    """Load the model in a folder, in float32. Of a two-tower model (CLIP, SigLIP), load only the modality's tower."""
+    config = read_config(folder, key)
+    config = getattr(config, PART[modality], config)
+    model_class = class_of(config)
+    return _load(model_class, folder, key, config=config, **_without_pooler(model_class))
+
+
+def load_joint(folder: Path, key: str) -> "PreTrainedModel":
+    """Load a whole CLIPModel or SiglipModel, in float32."""
+    config = read_config(folder, key)
+    if config.model_type not in JOINT:
+        raise UserError(f"{key}: {folder} holds a {config.model_type!r} model; needs one of {', '.join(JOINT)}")
+    return _load(class_of(config), folder, key, config=config)
 
 
 def class_of(config: "PreTrainedConfig") -> "type[PreTrainedModel]":
-    """The class that AutoModel would take."""
+    """Return the class that AutoModel uses for a configuration."""
     from transformers import AutoModel
 
     try:
         return cast("type[PreTrainedModel]", AutoModel._model_mapping[type(config)])
     except KeyError:
-        raise UserError(f"{config.model_type!r} models have no encoder that transformers' AutoModel knows") from None
+        raise UserError(f"{config.model_type!r} models have no encoder in transformers' AutoModel") from None
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and load reports from transformers, for a while."""
+    """Turn off progress bars and load reports of transformers within a block."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -83,22 +243,36 @@ def quiet() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception of another library says, in one line."""
+    """Return the first line of an exception's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _without_pooler(kind: "type[PreTrainedModel]") -> dict[str, Any]:
-    """Poolers for classification (a dense layer on [CLS]) are not what we pool with, and often have no weights."""
-    return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind.__init__).parameters else {}
+def _download(name: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    for cached_only in (True, False):
+        try:
+            folder = Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=cached_only))
+        except Exception:  # not in the cache, no such name, no network, a proxy: the advice to the user is the same
+            continue
+        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+            return folder
+    return None
 
 
-def _load(kind: "type[PreTrainedModel]", folder: Path, key: str, **options: Any) -> "PreTrainedModel":
+def _without_pooler(model_class: "type[PreTrainedModel]") -> dict[str, Any]:
+    """Leave out poolers for classification (a dense layer on [CLS]): they are not used, and often have no weights."""
+    has_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    return {"add_pooling_layer": False} if has_pooler else {}
+
+
+def _load(model_class: "type[PreTrainedModel]", folder: Path, key: str, **options: Any) -> "PreTrainedModel":
     try:
         with quiet():
             options |= {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
-            loaded = kind.from_pretrained(folder, output_loading_info=True, **options)
+            loaded = model_class.from_pretrained(folder, output_loading_info=True, **options)
             backbone, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
-    except Exception as error:  # the library raises whatever the file's reader did
+    except Exception as error:  # transformers passes on whatever the reader of the file raised
         raise UserError(f"{key}: the weights in {folder} cannot be loaded ({first_line(error)})") from None
     if report["missing_keys"]:
         name, more = sorted(report["missing_keys"])[0], len(report["missing_keys"]) - 1

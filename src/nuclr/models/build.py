@@ -14,13 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import first_line, load_backbone, make_backbone
+from nuclr.models.backbones import (
+    IMAGE_PRESETS,
+    TEXT_PRESETS,
+    first_line,
+    load_backbone,
+    locate,
+    make_backbone,
+    read_json,
+)
 from nuclr.models.dual_encoder import DualEncoder
-from nuclr.models.encoder import Encoder
-from nuclr.models.heads import make_head
+from nuclr.models.encoder import Encoder, make_head
 from nuclr.models.image_format import IMAGENET_MEAN, IMAGENET_STD, ImageFormat, read_image_format
-from nuclr.models.locate import locate, read_json
-from nuclr.models.presets import IMAGE_PRESETS, TEXT_PRESETS
 from nuclr.models.pretrained import open_joint
 from nuclr.models.saving import load
 from nuclr.models.tokenizer import MAX_LENGTH, Tokenizer, load_tokenizer, tokenizer_for, train_tokenizer
@@ -52,29 +57,29 @@ def build_model(
     """Build a dual encoder in train mode. Random weights are drawn from torch's global generator.
 
     Args:
-        x: The encoder of side x: an image preset (`IMAGE_PRESETS`), a folder or hub name of a transformers model,
+        x: the encoder of side x: an image preset (`IMAGE_PRESETS`), a folder or hub name of a transformers model,
             "vectors" (inputs are embeddings already), or any module from a batch of inputs to (b, d).
-        y: The encoder of side y: a text preset (`TEXT_PRESETS`), or any of the others.
-        pretrained: A CLIP, a SigLIP or a dual encoder saved by nuclr, as a folder or hub name. It replaces `x`, `y`,
+        y: the encoder of side y: a text preset (`TEXT_PRESETS`), or any of the others.
+        pretrained: a CLIP, a SigLIP or a dual encoder saved by nuclr, as a folder or hub name. It replaces `x`, `y`,
             the heads and the tokenizer.
-        width: Number of features in the shared space. Default: 256, or the width of `pretrained`.
-        x_head: What maps the tower's features to `width`: "linear", "mlp" or "none".
-        y_head: The same for side y.
-        x_frozen: Keep the tower of side x fixed and train only its head.
-        y_frozen: The same for side y.
-        image_size: Height and width of images in pixels. Default: the size the tower was made for.
-        max_length: Largest number of tokens per text. Default: 32 for tiny_text, the full length for CLIP and SigLIP,
+        width: number of features in the shared space. Default: 256, or the width of `pretrained`.
+        x_head: what maps the tower's features to `width`: "linear", "mlp" or "none".
+        y_head: the same for side y.
+        x_frozen: keep the tower of side x fixed and train only its head.
+        y_frozen: the same for side y.
+        image_size: height and width of images in pixels. Default: the size the tower was made for.
+        max_length: largest number of tokens per text. Default: 32 for tiny_text, the full length for CLIP and SigLIP,
             otherwise at most 64.
-        x_width: Number of coordinates of the vectors, or of the output of a module. A module without it gets no head.
-        y_width: The same for side y.
-        texts: Texts to train the tokenizer of a text preset on.
-        tokenizer: A folder or hub name of a tokenizer to use instead of the text tower's own.
+        x_width: number of coordinates of the vectors, or of the output of a module. A module without it gets no head.
+        y_width: the same for side y.
+        texts: texts to train the tokenizer of a text preset on.
+        tokenizer: a folder or hub name of a tokenizer to use instead of the text tower's own.
 
     Returns:
-        The model. `model(x, y)` gives unit-norm features of both sides.
+        The model: `model(x, y)` gives unit-norm features of both sides.
 
     Raises:
-        UserError: If an argument is not usable. The message names it by its settings key, such as `model.x.encoder`.
+        UserError: if an argument is not usable. The message names it by its settings key, such as `model.x.encoder`.
 
     Example:
         >>> from nuclr.models import build_model
@@ -178,12 +183,12 @@ def _open_pretrained(
         sides, image_format, tokenizer, joint = open_joint(folder, key, image_size, max_length)
         model = DualEncoder(*sides, images=image_format, tokenizer=tokenizer, joint=joint)
     else:
-        model = load(folder)
         if (image_size or max_length) is not None:
             raise UserError(
                 f"{key}: {folder} has its own image size and text length; "
                 "leave model.x.image_size and model.y.max_length out"
             )
+        model = load(folder)
     x_width = _probe_images(model.x, model.images, key, folder) if model.images else model.width
     y_width = _probe_texts(model.y, model.tokenizer, key, folder) if model.tokenizer else model.width
     if x_width != y_width:

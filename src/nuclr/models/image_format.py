@@ -1,61 +1,168 @@
-"""Pictures -> what an image tower reads: square, float, normalized. The facts are stored with the model."""
+"""Prepare images for an image tower: open them, take the central square, resize it, normalize its pixels.
 
-import json
-from collections.abc import Sequence
+A model is saved with its `ImageFormat`, so images are always prepared in the same way.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from nuclr.errors import UserError
-from nuclr.models.locate import read_json
+from nuclr.files import write_json
+from nuclr.models.backbones import first_line, read_json
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ALLOWED = "PIL images, paths, numpy arrays (height, width, 3) uint8 or tensors (3, height, width) uint8"
+ImageLike = Image.Image | str | os.PathLike[str] | np.ndarray | Tensor
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """Height and width in pixels, and the mean and standard deviation of each channel of pixels in [0, 1]."""
+    """How images are prepared.
+
+    Args:
+        size: height and width in pixels.
+        mean: mean of each channel, for pixels in [0, 1].
+        std: standard deviation of each channel.
+
+    Example:
+        >>> image_format = ImageFormat(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        >>> image_format.prepare(np.zeros((48, 64, 3), dtype=np.uint8)).shape
+        torch.Size([1, 3, 32, 32])
+
+    """
 
     size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Floats in [0, 1] or uint8, (b, 3, h, w), to zero mean and unit variance; augmentation comes before it."""
+        """Subtract the mean and divide by the standard deviation of each channel. Augmentation comes before this.
+
+        Args:
+            pixels: (b, 3, h, w), uint8, or floats in [0, 1].
+
+        Returns:
+            Floats (b, 3, h, w).
+
+        """
         pixels = pixels if pixels.is_floating_point() else pixels.float() / 255
-        mean, std = (pixels.new_tensor(fact)[:, None, None] for fact in (self.mean, self.std))
+        mean, std = (pixels.new_tensor(channels)[:, None, None] for channels in (self.mean, self.std))
         return (pixels - mean) / std
 
-    def prepare(self, images: Sequence[Image.Image] | Tensor) -> Tensor:
-        """The central squares of PIL images, or of a uint8 tensor (b, 3, h, w) -> (b, 3, size, size), normalized."""
-        if isinstance(images, Tensor):
-            return self.normalize(self._fit(images))
-        squares = np.stack([central_square(image, self.size) for image in images])
-        return self.normalize(torch.from_numpy(squares).permute(0, 3, 1, 2).contiguous())
+    def prepare(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
+        """Return the normalized central squares of images, without augmentation.
 
-    def _fit(self, images: Tensor) -> Tensor:
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            got = f"{str(images.dtype).removeprefix('torch.')} {tuple(images.shape)}"
-            raise UserError(f"images: {got}; needs a list of PIL images or a uint8 tensor (b, 3, height, width)")
-        height, width = images.shape[2:]
-        side = min(height, width)
-        top, left = (height - side) // 2, (width - side) // 2
-        square = images[:, :, top : top + side, left : left + side]
-        if side == self.size:
-            return square
-        resized = interpolate(square.float(), size=self.size, mode="bicubic", antialias=True)
-        return resized.clamp(0, 255) / 255
+        Args:
+            images: one image or several, see `image_batch`.
+
+        Returns:
+            Pixels (n, 3, size, size), float32. A single image gives n = 1.
+
+        Raises:
+            UserError: if an image cannot be read, or has a type or shape that is not allowed.
+
+        """
+        batch = image_batch(images)
+        if isinstance(batch, Tensor):
+            return self.normalize(_central_squares(batch, self.size))
+        if len(batch) == 0:
+            raise UserError("images: an empty list; needs at least one image")
+        return torch.cat([self.normalize(_pixels(image, self.size)) for image in batch])
+
+
+def image_batch(images: ImageLike | Iterable[ImageLike]) -> Sequence[ImageLike] | np.ndarray | Tensor:
+    """Return one image or several as something that has a length and can be sliced.
+
+    Args:
+        images: a PIL image, a path, a numpy array (height, width, 3), a tensor (3, height, width), a list of any of
+            these, an array (n, height, width, 3), or a tensor (n, 3, height, width). Arrays and tensors are uint8.
+
+    Returns:
+        A list, an array or a tensor. A single image becomes a batch of one.
+
+    Raises:
+        UserError: if `images` is none of these. Files are not opened.
+
+    """
+    if isinstance(images, str | os.PathLike | Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray) and images.dtype.kind in "OU":  # paths or PIL images
+        return list(images.ravel())
+    if isinstance(images, np.ndarray | Tensor):
+        channel = -1 if isinstance(images, np.ndarray) else -3
+        if (
+            str(images.dtype).removeprefix("torch.") != "uint8"
+            or images.ndim not in (3, 4)
+            or images.shape[channel] != 3
+        ):
+            raise UserError(_wrong_array(images))
+        return images[None] if images.ndim == 3 else images
+    if isinstance(images, Iterable) and not isinstance(images, bytes | dict):
+        return list(images)
+    raise UserError(f"images: got {type(images).__name__}; needs {ALLOWED}, or a list of these")
+
+
+def _wrong_array(image: np.ndarray | Tensor) -> str:
+    kind = "numpy array" if isinstance(image, np.ndarray) else "tensor"
+    shape = "(height, width, 3)" if isinstance(image, np.ndarray) else "(3, height, width)"
+    dtype = str(image.dtype).removeprefix("torch.")
+    return f"images: {kind} of {dtype} {tuple(image.shape)}; needs uint8 {shape}, or (n, ...) for several images"
+
+
+def _pixels(image: Any, size: int) -> Tensor:
+    """Return the central square of one image, (1, 3, size, size), uint8 or floats in [0, 1]."""
+    if isinstance(image, Tensor | np.ndarray):
+        if image.ndim != 3:
+            raise UserError(_wrong_array(image))
+        (image,) = image_batch(image)
+        if isinstance(image, Tensor):
+            return _central_squares(image[None], size)
+        image = Image.fromarray(np.ascontiguousarray(image))
+    if isinstance(image, Image.Image):
+        name = getattr(image, "filename", "") or "a PIL image"
+        square = _decode(image, size, f"images: {name}")
+    elif isinstance(image, str | os.PathLike):
+        square = _read_square(Path(image).expanduser(), size)
+    else:
+        raise UserError(f"images: got an item of type {type(image).__name__}; needs {ALLOWED}")
+    return torch.from_numpy(square.transpose(2, 0, 1).copy())[None]
+
+
+def _read_square(path: Path, size: int) -> np.ndarray:
+    try:
+        with Image.open(path) as image:
+            # Decode a JPEG at the smallest scale that covers `size`, as in training. Not for images that the caller
+            # has opened: this would shrink them.
+            image.draft("RGB", (size, size))
+            return _decode(image, size, f"images: {path}")
+    except FileNotFoundError:
+        raise UserError(f"images: {str(path)!r}: no such file") from None
+    except UnidentifiedImageError:
+        raise UserError(f"images: {path} is not an image file") from None
+    except UserError:
+        raise
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"images: {path} cannot be read ({first_line(error)})") from None
+
+
+def _decode(image: Image.Image, size: int, name: str) -> np.ndarray:
+    try:
+        return central_square(image, size)
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:  # damaged files
+        raise UserError(f"{name} cannot be decoded ({first_line(error)})") from None
 
 
 def central_square(image: Image.Image, size: int) -> np.ndarray:
-    """The middle of an image, upright, as pixels (size, size, 3), uint8."""
-    image.draft("RGB", (size, size))  # a JPEG that is still a file: decoded no larger than needed
+    """Return the central square of an image, turned upright by its EXIF tag, as uint8 pixels (size, size, 3)."""
     if "transparency" in image.info:
         image = image.convert("RGBA")
     image = ImageOps.exif_transpose(image.convert("RGB"))
@@ -67,38 +174,56 @@ def central_square(image: Image.Image, size: int) -> np.ndarray:
     return np.asarray(image)
 
 
-def read_image_format(folder: Path, default: int = 224) -> ImageFormat:
-    """The images that the model in a folder was trained on, from its processor's file where there is one.
+def _central_squares(images: Tensor, size: int) -> Tensor:
+    """Return the central squares of uint8 images (b, 3, h, w), as uint8 or, if resized, as floats in [0, 1]."""
+    height, width = images.shape[2:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = images[:, :, top : top + side, left : left + side]
+    if side == size:
+        return square
+    resized = interpolate(square.float(), size=size, mode="bicubic", antialias=True)
+    return resized.clamp(0, 255) / 255
 
-    Read as JSON: transformers' own image processors want torchvision.
+
+def read_image_format(folder: Path, default: int = 224) -> ImageFormat:
+    """Return the image format of the model in a folder, from its processor's file if it has one.
+
+    The file is read as JSON because the image processors of transformers need torchvision.
+
+    Args:
+        folder: a folder with a config.json.
+        default: size in pixels if the folder does not say it.
+
     """
-    facts: dict[str, Any] = {}
+    processor: dict[str, Any] = {}
     for path in (folder / "processor_config.json", folder / "preprocessor_config.json"):
         if path.is_file():
             content = read_json(path)
-            facts |= content.get("image_processor", content)
+            processor |= content.get("image_processor", content)
     config = read_json(folder / "config.json")
     config = config.get("vision_config", config)
-    sizes = (facts.get("crop_size"), facts.get("size"), config.get("image_size"), default)
-    size = next(number for size in sizes if (number := _pixels(size)))
-    mean, std = facts.get("image_mean") or IMAGENET_MEAN, facts.get("image_std") or IMAGENET_STD
+    sizes = (processor.get("crop_size"), processor.get("size"), config.get("image_size"), default)
+    size = next(number for size in sizes if (number := _side(size)))
+    mean, std = processor.get("image_mean") or IMAGENET_MEAN, processor.get("image_std") or IMAGENET_STD
     return ImageFormat(size, tuple(mean), tuple(std))
 
 
-def write_image_format(images: ImageFormat, folder: Path, processor: str | None = None) -> None:
-    """Write what `read_image_format` reads; with the name of a `processor`, for transformers as well."""
-    side = {"height": images.size, "width": images.size}
-    size = side if processor == "SiglipImageProcessor" else {"shortest_edge": images.size}
-    facts: dict[str, Any] = {"size": size, "crop_size": side, "image_mean": images.mean, "image_std": images.std}
-    facts |= {"do_resize": True, "do_center_crop": True, "do_rescale": True, "do_normalize": True}
+def write_image_format(image_format: ImageFormat, folder: Path, processor: str | None = None) -> None:
+    """Write the file that `read_image_format` reads. With the name of a `processor`, transformers reads it as well."""
+    square = {"height": image_format.size, "width": image_format.size}
+    size = square if processor == "SiglipImageProcessor" else {"shortest_edge": image_format.size}
+    content: dict[str, Any] = {"size": size, "crop_size": square}
+    content |= {"image_mean": image_format.mean, "image_std": image_format.std}
+    content |= {"do_resize": True, "do_center_crop": True, "do_rescale": True, "do_normalize": True}
     if processor:
-        facts["image_processor_type"] = processor
+        content["image_processor_type"] = processor
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "preprocessor_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "preprocessor_config.json", content)
 
 
-def _pixels(size: Any) -> int | None:
-    """One number out of 224, [224, 224], {"height": 224, "width": 224}, {"shortest_edge": 224}."""
+def _side(size: Any) -> int | None:
+    """Return one number from 224, [224, 224], {"height": 224, "width": 224} or {"shortest_edge": 224}."""
     if isinstance(size, dict):
         size = size.get("shortest_edge") or size.get("height")
     return size[0] if isinstance(size, list) else size

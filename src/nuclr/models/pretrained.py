@@ -1,4 +1,4 @@
-"""An existing CLIP or SigLIP as a dual encoder, with its own projections; and back, so that other tools can read it."""
+"""A pretrained CLIP or SigLIP as a dual encoder with its own projections, and back: other tools can read the result."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,15 +16,18 @@ from nuclr.models.towers import ImageTower, TextTower
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-PROJECTIONS = {"clip": ("visual_projection", "text_projection")}  # SigLIP's towers end with theirs
+PROJECTIONS = {"clip": ("visual_projection", "text_projection")}  # SigLIP's projections are part of its towers
 PROCESSORS = {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
 
 
 @dataclass(frozen=True)
 class Joint:
-    """What of a CLIPModel or SiglipModel belongs to neither side: its configuration, the scale and bias of its loss.
+    """The parts of a CLIPModel or SiglipModel that belong to neither side.
 
-    `logits` are kept as they were: from here on the temperature is the objective's.
+    Args:
+        config: its configuration.
+        logits: scale and bias of its loss. They are kept unchanged: in training, the objective has the temperature.
+
     """
 
     config: "PreTrainedConfig"
@@ -32,29 +35,40 @@ class Joint:
 
     @property
     def width(self) -> int:
-        """Of the space that its projections share."""
+        """Number of features in the shared space."""
         config = self.config
         return config.projection_dim if config.model_type == "clip" else config.text_config.projection_size
 
     @property
     def temperature(self) -> float:
-        """What its training ended with, to go on from."""
+        """The temperature at the end of its pretraining."""
         return float(torch.exp(-self.logits["logit_scale"]))
 
 
 def open_joint(
     folder: Path, key: str, size: int | None, max_length: int | None
 ) -> tuple[list[Encoder], ImageFormat, Tokenizer, Joint]:
-    """Both sides of the model in a folder of someone else's, how their inputs are prepared, and the rest of it."""
-    images = read_image_format(folder)
-    images = replace(images, size=size or images.size)
-    sides, joint = read_joint(folder, key, images.size)
-    texts = tokenizer_for(joint.config.text_config, load_tokenizer(folder, key), max_length)
-    return sides, images, texts, joint
+    """Open a CLIP or SigLIP as transformers saves it.
+
+    Args:
+        folder: the folder of the model.
+        key: the settings key to name in messages.
+        size: height and width of images in pixels. Default: the model's own.
+        max_length: largest number of tokens per text. Default: the model's own.
+
+    Returns:
+        Both encoders, the image format, the tokenizer, and the parts that belong to neither side.
+
+    """
+    image_format = read_image_format(folder)
+    image_format = replace(image_format, size=size or image_format.size)
+    sides, joint = read_joint(folder, key, image_format.size)
+    tokenizer = tokenizer_for(joint.config.text_config, load_tokenizer(folder, key), max_length)
+    return sides, image_format, tokenizer, joint
 
 
 def read_joint(folder: Path, key: str, size: int) -> tuple[list[Encoder], Joint]:
-    """Both sides, for images of `size`, and the rest."""
+    """Return both encoders of a CLIP or SigLIP, for images of `size`, and the parts that belong to neither."""
     model: Any = load_joint(folder, key)
     heads = [getattr(model, name) for name in PROJECTIONS.get(model.config.model_type, ())] or [None, None]
     towers = (ImageTower(model.vision_model, size), TextTower(model.text_model))
@@ -63,16 +77,16 @@ def read_joint(folder: Path, key: str, size: int) -> tuple[list[Encoder], Joint]
     return sides, Joint(model.config, logits)
 
 
-def write_joint(joint: Joint, folder: Path, x: Encoder, y: Encoder, images: ImageFormat) -> None:
-    """Write the CLIPModel or SiglipModel that it was, with the encoders' weights."""
-    kind = joint.config.model_type
+def write_joint(joint: Joint, folder: Path, x: Encoder, y: Encoder, image_format: ImageFormat) -> None:
+    """Save two encoders as the CLIPModel or SiglipModel that they came from."""
+    model_type = joint.config.model_type
     with torch.device("meta"):
-        shell = class_of(joint.config)(joint.config)
-    shell.vision_model, shell.text_model = x.tower.backbone, y.tower.backbone
-    for name, encoder in zip(PROJECTIONS.get(kind, ()), (x, y), strict=False):
-        setattr(shell, name, encoder.head)
+        model = class_of(joint.config)(joint.config)
+    model.vision_model, model.text_model = x.tower.backbone, y.tower.backbone
+    for name, encoder in zip(PROJECTIONS.get(model_type, ()), (x, y), strict=False):
+        setattr(model, name, encoder.head)
     for name, value in joint.logits.items():
-        setattr(shell, name, nn.Parameter(value))
+        setattr(model, name, nn.Parameter(value))
     with quiet():
-        shell.save_pretrained(folder)
-    write_image_format(images, folder, PROCESSORS[kind])
+        model.save_pretrained(folder)
+    write_image_format(image_format, folder, PROCESSORS[model_type])

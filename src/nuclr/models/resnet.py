@@ -1,6 +1,7 @@
-"""ResNet with group norm: no sample depends on the others of its batch, so two processes equal one to the last digits.
+"""ResNet with group norm instead of batch norm.
 
-Registered with transformers: a saved folder loads through AutoModel wherever this module has been imported.
+A sample's features do not depend on the other samples of its batch, so two processes compute what one would, up to
+rounding. Importing this module registers the model with transformers: AutoModel then loads a saved folder.
 """
 
 from torch import nn
@@ -8,14 +9,14 @@ from transformers import AutoConfig, AutoModel, ResNetConfig, ResNetModel
 
 
 class GroupNormResNetConfig(ResNetConfig):
-    """ResNetConfig and `groups`, which divides all its widths."""
+    """ResNetConfig with the number of `groups`, which must divide all widths."""
 
     model_type = "nuclr_group_norm_resnet"
     groups: int = 8
 
 
 class GroupNormResNet(ResNetModel):
-    """transformers' ResNet, each batch norm replaced by a group norm."""
+    """The ResNet of transformers with every batch norm replaced by a group norm."""
 
     config_class = GroupNormResNetConfig
 

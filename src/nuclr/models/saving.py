@@ -1,14 +1,18 @@
-"""A dual encoder as a folder, with nothing pickled in it.
+"""Save a dual encoder to a folder and load it. Nothing is pickled.
 
-    config.json          the two sides, and how their inputs are prepared
-    model.safetensors    heads, standardization, and modules that are the user's own
-    image/  text/        the towers of x and y, which AutoModel reads by themselves; the tokenizer is in text/
-    joint/               in place of these two for a CLIP or SigLIP: CLIPModel and SiglipModel read it
+    config.json          both sides, and how their inputs are prepared
+    model.safetensors    heads, standardization, and the user's own modules
+    image/  text/        the towers of x and y, which AutoModel can load; text/ also has the tokenizer
+    joint/               instead of these two for a CLIP or SigLIP: CLIPModel and SiglipModel can load it
 
-Weights are read in float32.
+All files are first written to a hidden subfolder and then moved; config.json comes last. If saving fails (a full disk),
+the model that was there before is not touched. A folder without config.json is incomplete and is refused.
+
+Weights are loaded in float32.
 """
 
-import json
+import os
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,50 +24,62 @@ from torch import Tensor, nn
 
 import nuclr
 from nuclr.errors import UserError
-from nuclr.models.backbones import first_line, load_backbone, quiet
+from nuclr.files import write_json
+from nuclr.models.backbones import first_line, load_backbone, no_model_in, quiet, read_json
 from nuclr.models.dual_encoder import DualEncoder
-from nuclr.models.encoder import Encoder
-from nuclr.models.heads import Head
+from nuclr.models.encoder import Encoder, Head
 from nuclr.models.image_format import ImageFormat, write_image_format
-from nuclr.models.locate import read_json
 from nuclr.models.pretrained import Joint, read_joint, write_joint
 from nuclr.models.tokenizer import Tokenizer, load_tokenizer
 from nuclr.models.towers import ImageTower, TextTower, VectorTower
 
 TOWERS: dict[type[nn.Module], str] = {ImageTower: "image", TextTower: "text", VectorTower: "vectors"}
 FOLDERS = {"x": "image", "y": "text"}
-MODULE = "module"  # of the user's own making
+MODULE = "module"  # the user's own
+CONFIG, WEIGHTS, TEMPORARY = "config.json", "model.safetensors", ".saving"
 
 
 def save(model: DualEncoder, folder: Path) -> None:
-    """Write `model` to `folder`, which is made if need be."""
+    """Save a model to a folder, see `DualEncoder.save_pretrained`."""
+    temporary = folder / TEMPORARY
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _save(model, folder)
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
+        temporary.mkdir(parents=True)
+        config = _write_parts(model, temporary)
+        _move_files(temporary, folder)
+        write_json(folder / CONFIG, config)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder}: the model cannot be written there ({first_line(error)})") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load(folder: Path, x: nn.Module | None = None, y: nn.Module | None = None) -> DualEncoder:
-    """Read what `save` wrote, in eval mode; `x`, `y` take the place of modules that were the user's own."""
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no config.json there; needs a folder written by DualEncoder.save_pretrained")
-    facts = read_json(folder / "config.json")
-    if "nuclr" not in facts:
+    """Load a model from a folder, see `DualEncoder.from_pretrained`."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; needs one written by DualEncoder.save_pretrained")
+    if not (folder / CONFIG).is_file():
+        raise UserError(no_model_in(folder))
+    config = read_json(folder / CONFIG)
+    if "nuclr" not in config:
         raise UserError(
-            f"{folder}: not a dual encoder of nuclr; a CLIP or SigLIP is opened by build_model(pretrained=...)"
+            f"{folder}: not a dual encoder saved by nuclr; open a CLIP or SigLIP with build_model(pretrained=...)"
         )
     try:
-        return _load(facts, folder, x, y).eval()
+        return _load(config, folder, x, y).eval()
     except KeyError as error:
-        raise UserError(f"{folder / 'config.json'}: lacks {error}") from None
+        raise UserError(f"{folder / CONFIG}: lacks {error}") from None
 
 
-def _save(model: DualEncoder, folder: Path) -> None:
-    facts: dict[str, Any] = {"nuclr": nuclr.__version__, "joint": model.joint is not None}
-    facts |= {"x": _facts(model.x), "y": _facts(model.y)}
-    facts["images"] = model.images and asdict(model.images)
-    facts["texts"] = model.tokenizer and {"max_length": model.tokenizer.max_length, "padding": model.tokenizer.padding}
+def _write_parts(model: DualEncoder, folder: Path) -> dict[str, Any]:
+    """Write everything except config.json, and return its content."""
+    config: dict[str, Any] = {"nuclr": nuclr.__version__, "joint": model.joint is not None}
+    config |= {"x": _side_config(model.x), "y": _side_config(model.y)}
+    config["images"] = model.images and asdict(model.images)
+    config["texts"] = model.tokenizer and {
+        "max_length": model.tokenizer.max_length,
+        "padding": model.tokenizer.padding,
+    }
     if model.joint and model.images:
         write_joint(model.joint, folder / "joint", model.x, model.y, model.images)
     for name, side in (("x", model.x), ("y", model.y)):
@@ -74,35 +90,43 @@ def _save(model: DualEncoder, folder: Path) -> None:
         write_image_format(model.images, folder / "image")
     if model.tokenizer:
         model.tokenizer.tokenizer.save_pretrained(folder / ("joint" if model.joint else "text"))
-    save_file(_rest(model), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    save_file(_own_state(model), folder / WEIGHTS)
+    return config
 
 
-def _load(facts: dict[str, Any], folder: Path, x: nn.Module | None, y: nn.Module | None) -> DualEncoder:
-    images = facts["images"] and ImageFormat(**{key: _tuple(value) for key, value in facts["images"].items()})
-    texts = facts["texts"] and Tokenizer(
-        load_tokenizer(folder / ("joint" if facts["joint"] else "text"), str(folder)), **facts["texts"]
+def _move_files(source: Path, folder: Path) -> None:
+    """Move all files of `source` to the same place in `folder`. The old config.json goes first, to mark a mixture."""
+    files = [path for path in source.rglob("*") if path.is_file()]
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    (folder / CONFIG).unlink(missing_ok=True)
+    for path in files:
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+
+
+def _load(config: dict[str, Any], folder: Path, x: nn.Module | None, y: nn.Module | None) -> DualEncoder:
+    images = config["images"] and ImageFormat(**{key: _tuple(value) for key, value in config["images"].items()})
+    texts = config["texts"] and Tokenizer(
+        load_tokenizer(folder / ("joint" if config["joint"] else "text"), str(folder)), **config["texts"]
     )
     joint: Joint | None = None
-    if facts["joint"]:
+    if config["joint"]:
         encoders, joint = read_joint(folder / "joint", str(folder), images.size)
     else:
-        given = {"x": x, "y": y}
-        encoders = [_side(facts[name], folder, name, given[name], images) for name in ("x", "y")]
+        modules = {"x": x, "y": y}
+        encoders = [_load_side(config[name], folder, name, modules[name], images) for name in ("x", "y")]
     model = DualEncoder(*encoders, images=images, tokenizer=texts, joint=joint)
-    rest = _read(folder / "model.safetensors")
-    state = _rest(model)
-    if rest.keys() != state.keys() or any(rest[key].shape != state[key].shape for key in rest):
-        odd = sorted(rest.keys() ^ state.keys()) or [key for key in rest if rest[key].shape != state[key].shape]
-        raise UserError(f"{folder / 'model.safetensors'}: {odd[0]!r} does not fit the model that config.json describes")
-    model.load_state_dict(rest, strict=False)
+    _load_own_state(model, folder)
     for name, side in (("x", model.x), ("y", model.y)):
-        if facts[name]["frozen"]:
+        if config[name]["frozen"]:
             side.freeze()
     return model
 
 
-def _facts(side: Encoder) -> dict[str, Any]:
+def _side_config(side: Encoder) -> dict[str, Any]:
     head = side.head if isinstance(side.head, Head) else None
     return {
         "tower": TOWERS.get(type(side.tower), MODULE),
@@ -111,26 +135,29 @@ def _facts(side: Encoder) -> dict[str, Any]:
     }
 
 
-def _side(facts: dict[str, Any], folder: Path, name: str, module: nn.Module | None, images: ImageFormat) -> Encoder:
-    head = facts["head"] and Head(**facts["head"])
+def _load_side(
+    config: dict[str, Any], folder: Path, name: str, module: nn.Module | None, images: ImageFormat
+) -> Encoder:
+    head = config["head"] and Head(**config["head"])
     tower: nn.Module
-    if facts["tower"] == "image":
+    if config["tower"] == "image":
         tower = ImageTower(load_backbone(folder / FOLDERS[name], str(folder), "image"), images.size)
-    elif facts["tower"] == "text":
+    elif config["tower"] == "text":
         tower = TextTower(load_backbone(folder / FOLDERS[name], str(folder), "text"))
-    elif facts["tower"] == "vectors":
-        tower = VectorTower(facts["head"]["in_width"])
+    elif config["tower"] == "vectors":
+        tower = VectorTower(config["head"]["in_width"])
     elif module is None:
         raise UserError(
-            f"{folder}: its {name} side is a module of your own; give one to fill: from_pretrained(..., {name}=)"
+            f"{folder}: side {name} is a module of your own; pass one of the same structure: "
+            f"from_pretrained(..., {name}=module)"
         )
     else:
         tower = module
     return Encoder(tower, head)
 
 
-def _rest(model: DualEncoder) -> dict[str, Tensor]:
-    """What is not in a folder of transformers: contiguous copies, as safetensors wants them."""
+def _own_state(model: DualEncoder) -> dict[str, Tensor]:
+    """Return the state that transformers does not save, as contiguous copies, which safetensors requires."""
     elsewhere = ["x.", "y."] if model.joint else []
     elsewhere += [
         f"{name}.tower.backbone."
@@ -144,11 +171,18 @@ def _rest(model: DualEncoder) -> dict[str, Tensor]:
     }
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _load_own_state(model: DualEncoder, folder: Path) -> None:
+    path = folder / WEIGHTS
     try:
-        return load_file(path)
+        saved = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+    expected = _own_state(model)
+    misfits = sorted(saved.keys() ^ expected.keys())
+    misfits += [key for key in saved if key in expected and saved[key].shape != expected[key].shape]
+    if misfits:
+        raise UserError(f"{path}: {misfits[0]!r} does not fit the model that config.json describes")
+    model.load_state_dict(saved, strict=False)
 
 
 def _tuple(value: Any) -> Any:

@@ -1,16 +1,15 @@
-"""Texts -> tokens. A tower that comes with a tokenizer uses that; one from scratch gets one trained on the captions."""
+"""Prepare texts for a text tower: with the tokenizer that belongs to it, or with one trained on the user's texts."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import first_line, quiet
-from nuclr.models.locate import locate
+from nuclr.models.backbones import first_line, locate, quiet
 from nuclr.models.towers import OWN_TEXT_POOLING
 
 if TYPE_CHECKING:
@@ -24,9 +23,19 @@ PAD, UNKNOWN, FIRST, LAST = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
 class Tokenizer:
-    """Lists of texts to tensors: at most `max_length` tokens, padded to the longest and masked.
+    """Convert texts to the tensors that a text tower takes.
 
-    With `padding` "max_length" all have that length, and no mask: SigLIP was trained to read its padding.
+    Args:
+        tokenizer: a tokenizer of transformers.
+        max_length: largest number of tokens per text; longer texts are cut.
+        padding: "longest" pads texts to the longest of the batch and masks the padding. "max_length" pads to
+            `max_length` without a mask, as SigLIP was trained.
+
+    Example:
+        >>> tokenizer = Tokenizer(train_tokenizer(["a red circle", "two green squares"]), max_length=8)
+        >>> tokenizer("a dog")["input_ids"].shape[0]
+        1
+
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int, padding: Padding = "longest") -> None:
@@ -35,26 +44,70 @@ class Tokenizer:
     def __len__(self) -> int:
         return len(self.tokenizer)
 
-    def __call__(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """`input_ids` (b, length), with `attention_mask` and what else the tower was trained with."""
-        if isinstance(texts, str):
-            raise UserError("texts: a single string; needs a list of them")
-        encoded = self.tokenizer(list(texts), padding=self.padding, truncation=True, max_length=self.max_length)
+    def __repr__(self) -> str:
+        return f"Tokenizer({len(self):,} tokens, max_length={self.max_length}, padding={self.padding!r})"
+
+    def __call__(self, texts: str | Iterable[str]) -> dict[str, Tensor]:
+        """Tokenize one text or several.
+
+        Args:
+            texts: a string or a list of strings.
+
+        Returns:
+            `input_ids` (n, length), and with padding "longest" also `attention_mask` and the tower's other inputs.
+
+        Raises:
+            UserError: if `texts` is empty, or an item is not a string.
+
+        """
+        batch = text_batch(texts)
+        if not batch:
+            raise UserError("texts: an empty list; needs at least one text")
+        encoded = self.tokenizer(batch, padding=self.padding, truncation=True, max_length=self.max_length)
         names = ["input_ids"] if self.padding == "max_length" else encoded.keys()
         return {name: torch.tensor(encoded[name]) for name in names}
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrainedTokenizerBase":
-    """A lower-casing tokenizer of at most `vocabulary` tokens: "[CLS] text [SEP]".
+def text_batch(texts: Any) -> list[str]:
+    """Return one text or several as a list of strings; raise UserError if an item is not a string."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes | dict) or not isinstance(texts, Iterable):
+        raise UserError(f"texts: got {type(texts).__name__}; needs a string or a list of strings")
+    batch = list(texts)
+    for number, text in enumerate(batch):
+        if not isinstance(text, str):
+            raise UserError(f"texts: item {number} is of type {type(text).__name__}; needs a string")
+    return batch
 
-    Byte-level BPE: no text is unknown to it, and the same captions give the same tokens in every process, which the
-    library's WordPiece does not (huggingface/tokenizers#1794).
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrainedTokenizerBase":
+    """Train a lower-casing tokenizer, which encodes a text as "[CLS] text [SEP]".
+
+    It is a byte-level BPE: every text can be encoded, and the same texts give the same tokens in every process. The
+    WordPiece of the tokenizers library does not guarantee that (huggingface/tokenizers#1794).
+
+    Args:
+        texts: texts to train on.
+        vocabulary: largest number of tokens.
+
+    Returns:
+        A tokenizer of transformers.
+
+    Raises:
+        UserError: if `vocabulary` is smaller than 260.
+
+    Example:
+        >>> tokenizer = train_tokenizer(["a red circle", "two green squares"])
+        >>> tokenizer.decode(tokenizer("A Circle")["input_ids"])
+        '[CLS] a circle[SEP]'
+
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     if vocabulary < (least := len(SPECIAL) + 256):
-        raise UserError(f"vocabulary: {vocabulary}; needs at least {least}, one for each byte and the special tokens")
+        raise UserError(f"vocabulary: {vocabulary}; needs at least {least}: the bytes and the special tokens")
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -79,37 +132,51 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrained
 
 
 def load_tokenizer(source: str | os.PathLike[str], key: str, hub: bool = False) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or hub name; `key` names the argument in messages."""
+    """Load the tokenizer in a folder.
+
+    Args:
+        source: the folder, or with `hub` a name on the Hugging Face hub.
+        key: the settings key to name in messages.
+        hub: whether `source` may be a name on the hub.
+
+    """
     from transformers import AutoTokenizer
 
-    folder = Path(source)
+    folder = Path(source).expanduser()
     if not any((folder / name).is_file() for name in FILES):
         if hub and not folder.is_dir():
             folder = locate(source, key)
         else:
             raise UserError(
-                f"{key}: {folder} holds no tokenizer (tokenizer.json); save the one it was trained with there: "
+                f"{key}: {folder} has no tokenizer (tokenizer.json); save the one it was trained with there: "
                 "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
             )
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the library raises whatever the format's reader did
+    except Exception as error:  # transformers passes on whatever the reader of the file raised
         raise UserError(f"{key}: the tokenizer in {folder} cannot be read ({first_line(error)})") from None
 
 
 def tokenizer_for(
     config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", max_length: int | None
 ) -> Tokenizer:
-    """How a text tower was trained to be fed: CLIP and SigLIP to their full length, SigLIP padded to it."""
-    longest = getattr(config, "max_position_embeddings", None) or MAX_LENGTH
-    if max_length is not None and max_length > longest:
-        raise UserError(f"model.y.max_length: {max_length}; this text tower takes at most {longest} tokens")
+    """Return a `Tokenizer` with the length and the padding that a text tower was trained with.
+
+    Args:
+        config: the text tower's configuration.
+        tokenizer: a tokenizer of transformers.
+        max_length: largest number of tokens. Default: all positions of a CLIP or SigLIP, otherwise at most 64.
+
+    """
+    positions = getattr(config, "max_position_embeddings", None) or MAX_LENGTH
+    if max_length is not None and max_length > positions:
+        raise UserError(f"model.y.max_length: {max_length}; this text encoder takes at most {positions} tokens")
     known = getattr(config, "vocab_size", 0)
     if len(tokenizer) > known:
         raise UserError(
-            f"model.y.tokenizer: has {len(tokenizer)} tokens, but the text tower ({config.model_type}) knows {known}"
+            f"model.y.tokenizer: has {len(tokenizer)} tokens, but the text encoder ({config.model_type}) knows {known}"
         )
-    joint = config.model_type in OWN_TEXT_POOLING
+    own_pooling = config.model_type in OWN_TEXT_POOLING
     padding: Padding = "max_length" if config.model_type == "siglip_text_model" else "longest"
-    return Tokenizer(tokenizer, max_length or (longest if joint else min(longest, MAX_LENGTH)), padding)
+    return Tokenizer(tokenizer, max_length or (positions if own_pooling else min(positions, MAX_LENGTH)), padding)

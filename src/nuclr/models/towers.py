@@ -1,14 +1,15 @@
-"""Towers: one modality's inputs -> features (b, d). Images and texts through transformers; vectors as they are.
+"""Towers: map the inputs of one modality to features (b, d).
 
-An image is pooled globally, by the network's own pooling where it has one, else as the mean over its positions. A text
-is pooled at its first token, [CLS], except by the text towers of CLIP and SigLIP, which were trained with a pooling of
-their own.
+Images and texts go through a transformers model, vectors are standardized. Images are pooled globally: by the
+network's own pooling if it has one, else by the mean over positions. Texts are pooled at the first token, [CLS]. The
+text towers of CLIP and SigLIP use the pooling they were trained with.
 """
 
 import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,22 +19,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OWN_TEXT_POOLING = ("clip_text_model", "siglip_text_model")
+Vectors = Tensor | np.ndarray
 
 
 class ImageTower(nn.Module):
-    """Normalized pixels (b, 3, size, size) -> (b, d)."""
+    """Map normalized pixels (b, 3, size, size) to (b, d).
+
+    Args:
+        backbone: an image model of transformers.
+        size: height and width of the images in pixels.
+
+    """
 
     def __init__(self, backbone: "PreTrainedModel", size: int) -> None:
         super().__init__()
-        # Convolutions run up to twice as fast with the channels last, on CPUs as on GPUs.
-        self.backbone = backbone
+        self.backbone, self.size = backbone, size
+        # Convolutions are up to twice as fast with channels last, on CPUs and on GPUs.
         nn.Module.to(backbone, memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained_at = getattr(backbone.config, "image_size", size)
         takes_other_sizes = "interpolate_pos_encoding" in inspect.signature(backbone.forward).parameters
         self._interpolate = takes_other_sizes and trained_at not in (size, [size, size], (size, size))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Features (b, d)."""
+        """Return features (b, d)."""
         options: dict[str, Any] = {"interpolate_pos_encoding": True} if self._interpolate else {}
         output = self.backbone(pixel_values=pixels.contiguous(memory_format=torch.channels_last), **options)
         if output.get("pooler_output") is not None:
@@ -41,9 +49,17 @@ class ImageTower(nn.Module):
         hidden = output.last_hidden_state  # (b, positions, d) or (b, d, h, w)
         return hidden.mean(1) if hidden.ndim == 3 else hidden.mean((2, 3))
 
+    def __repr__(self) -> str:
+        return f"ImageTower({self.backbone.config.model_type!r}, {self.size} px)"
+
 
 class TextTower(nn.Module):
-    """A tokenizer's tensors, `input_ids` (b, length) among them -> (b, d)."""
+    """Map a tokenizer's tensors, `input_ids` (b, length) and others, to (b, d).
+
+    Args:
+        backbone: a text model of transformers.
+
+    """
 
     def __init__(self, backbone: "PreTrainedModel") -> None:
         super().__init__()
@@ -51,16 +67,29 @@ class TextTower(nn.Module):
         self._own_pooling = backbone.config.model_type in OWN_TEXT_POOLING
 
     def forward(self, tokens: dict[str, Tensor]) -> Tensor:
-        """Features (b, d)."""
+        """Return features (b, d)."""
         output = self.backbone(**tokens)
         return output.pooler_output if self._own_pooling else output.last_hidden_state[:, 0]
 
+    def __repr__(self) -> str:
+        return f"TextTower({self.backbone.config.model_type!r})"
+
 
 class VectorTower(nn.Module):
-    """Vectors of some other encoder (b, d), centered and scaled as `fit` found; before it, unchanged.
+    """Standardize vectors (b, d) that another encoder computed. Until `fit` is called, they pass unchanged.
 
-    Buffers: `mean` (d,) and `std` (), one for all coordinates: that they vary by more or less is part of what the other
-    encoder learnt (on Flickr8k's embeddings, a scale for each costs a point of recall@1).
+    Buffers: `mean` (d,), and `std` (), one scale for all coordinates. Their relative scales are part of what the other
+    encoder has learnt: on Flickr8k's embeddings, one scale per coordinate costs a point of recall@1.
+
+    Args:
+        width: number of coordinates d.
+
+    Example:
+        >>> tower = VectorTower(2)
+        >>> tower.fit(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+        >>> tower.mean
+        tensor([2., 2.])
+
     """
 
     mean: Tensor
@@ -72,31 +101,37 @@ class VectorTower(nn.Module):
         self.register_buffer("std", torch.ones(()))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Standardized vectors (b, d)."""
+        """Return standardized vectors (b, d)."""
         self._check(vectors)
         return (vectors.to(self.mean.dtype) - self.mean) / self.std
 
     @torch.no_grad()
-    def fit(self, vectors: Tensor | Iterable[Tensor]) -> None:
-        """Take both from the training vectors (n, d), whole or in batches."""
+    def fit(self, vectors: Vectors | Iterable[Vectors]) -> None:
+        """Compute `mean` and `std` from training vectors (n, d), given as one array or in batches."""
         count, total, squares = 0, torch.zeros(1), torch.zeros(())
-        shift = None  # squares about a point of the data lose no digits where the mean is far from zero
-        for batch in [vectors] if isinstance(vectors, Tensor) else vectors:
+        shift = None  # squares are taken about the first vector: no digits are lost if the mean is far from zero
+        for array in [vectors] if isinstance(vectors, Tensor | np.ndarray) else vectors:
+            batch = torch.as_tensor(array)
             self._check(batch)
-            if shift is None:
+            if shift is None and len(batch):
                 shift = batch[0].double()
+            if shift is None:
+                continue
             centered = batch.double() - shift
             count, total = count + len(batch), total + centered.sum(0)
             squares = squares + torch.linalg.vector_norm(centered).square()
         if shift is None or count < 2:
-            raise UserError(f"standardizing needs at least two vectors; got {count}")
+            raise UserError(f"vectors: standardizing needs at least two vectors; got {count}")
         mean = total / count
         variance = squares / count / len(shift) - mean.square().mean()
         if variance <= 0:
-            raise UserError("standardizing needs vectors that differ; all are the same")
+            raise UserError("vectors: standardizing needs vectors that differ, but all are the same")
         self.mean.copy_(shift + mean)
         self.std.copy_(variance.sqrt())
 
     def _check(self, vectors: Tensor) -> None:
         if vectors.ndim != 2 or vectors.shape[1] != len(self.mean):
-            raise UserError(f"vectors of shape {tuple(vectors.shape)}; this model takes (n, {len(self.mean)})")
+            raise UserError(f"vectors: shape {tuple(vectors.shape)}; this model takes (n, {len(self.mean)})")
+
+    def __repr__(self) -> str:
+        return f"VectorTower({len(self.mean)})"

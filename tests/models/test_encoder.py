@@ -1,0 +1,61 @@
+"""Encoders: frozen towers, heads, unit norm in at least float32."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+
+from nuclr.models import Encoder, build_model
+from nuclr.models.encoder import Head
+
+from .conftest import CAPTIONS, batch, check_features, step
+
+
+def test_frozen_towers_do_not_change(image_folder, text_folder, pictures):
+    model = build_model(image_folder, text_folder, x_frozen=True, y_frozen=True)
+    before = copy.deepcopy(model.state_dict())
+    model.train()
+    x, y = batch(model, pictures)
+    for side in (model.x, model.y):
+        assert side.training
+        assert not any(module.training for module in side.tower.modules())
+        assert not any(parameter.requires_grad for parameter in side.tower.parameters())
+    assert all(parameter.requires_grad for side in (model.x, model.y) for parameter in side.head.parameters())
+    step(model, x, y)
+    for key, value in model.state_dict().items():  # this includes the running statistics of batch norm
+        assert torch.equal(value, before[key]) == (".tower." in key), key
+    with torch.no_grad():
+        assert all(not features.requires_grad for features in model(x, y))
+
+
+def test_autocast_features_are_unit_norm_in_float32(pictures):
+    model = build_model(texts=CAPTIONS)
+    with torch.autocast("cpu", torch.bfloat16):
+        fx, fy = model(*batch(model, pictures))
+    check_features(fx, fy, width=256)
+
+
+def test_float64(pictures):
+    model = build_model(texts=CAPTIONS).double()
+    x, y = batch(model, pictures)
+    assert all(features.dtype == torch.float64 for features in model(x.double(), y))
+
+
+def test_without_a_head_the_tower_gives_the_features():
+    tower, inputs = nn.Linear(5, 12), torch.randn(6, 5)
+    assert torch.equal(Encoder(tower)(inputs), normalize(tower(inputs)))
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("linear", 1), ("mlp", 3), ("none", 0)])
+def test_heads(kind, layers):
+    head = Head(kind, 5, 5)
+    assert len(head) == layers
+    assert head(torch.randn(3, 5)).shape == (3, 5)
+
+
+def test_repr_is_one_line(image_folder):
+    model = build_model(image_folder, nn.Sequential(nn.Linear(7, 4)), x_head="mlp", x_frozen=True, width=12)
+    assert repr(model.x) == "Encoder(ImageTower('resnet', 40 px), Head('mlp', 16 -> 12), frozen)"
+    assert repr(model.y) == "Encoder(Sequential, Identity)"

@@ -1,0 +1,47 @@
+"""CLIP and SigLIP as dual encoders: their own features, trained further, or one of their towers."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from nuclr.models import build_model
+
+from .conftest import batch, joint_folder, step
+
+
+def test_features_equal_those_of_transformers(joint, pictures):
+    folder, original = joint
+    model = build_model(pretrained=folder).eval()
+    assert (model.images.size, model.images.mean, model.images.std) == (32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert model.tokenizer.max_length == 16
+    assert model.tokenizer.padding == ("max_length" if folder.name == "siglip" else "longest")
+    assert model.width == (32 if folder.name == "siglip" else 24)
+    assert model.joint.temperature == pytest.approx(original.logit_scale.neg().exp().item())
+    x, y = batch(model, pictures)
+    fx, fy = model(x, y)
+    torch.testing.assert_close(fx, normalize(original.get_image_features(x).pooler_output))
+    torch.testing.assert_close(fy, normalize(original.get_text_features(**y).pooler_output))
+
+
+def test_training_with_a_frozen_side(joint, pictures):
+    folder, _ = joint
+    model = build_model(pretrained=folder, y_frozen=True)
+    step(model, *batch(model, pictures))
+    assert all(parameter.grad is not None for parameter in model.x.parameters())
+    assert all(parameter.grad is None for parameter in model.y.tower.parameters())
+
+
+def test_other_image_size_and_text_length(joint, pictures):
+    model = build_model(pretrained=joint[0], image_size=48, max_length=12)
+    assert (model.images.size, model.tokenizer.max_length) == (48, 12)
+    step(model, *batch(model, pictures))
+
+
+def test_one_tower_of_a_clip(tmp_path, tokenizer, pictures):
+    from transformers import CLIPConfig, CLIPModel
+
+    original = joint_folder(tmp_path / "clip", CLIPModel, CLIPConfig, tokenizer)
+    model = build_model(tmp_path / "clip", tmp_path / "clip", x_head="none", y_head="none", width=32).eval()
+    x, y = batch(model, pictures)
+    torch.testing.assert_close(model.x(x), normalize(original.vision_model(x).pooler_output))
+    torch.testing.assert_close(model.y(y), normalize(original.text_model(**y).pooler_output))
