@@ -1,0 +1,135 @@
+"""The registry has one record per objective, and `build` refuses unknown names and options."""
+
+import inspect
+
+import pytest
+
+from nuclr.objectives import CLIP, NUCLR, SogCLR, StatefulObjective, build, entry, names, options, register, unregister
+
+ROW = {"label": "New", "color": "#123456", "tune": ("lr_factor", (1.0, 3.0))}
+
+
+class New(CLIP):
+    def __init__(self, temperature: float = 0.2, margin: float = 0.0) -> None:
+        super().__init__(temperature)
+        self.margin = margin
+
+
+class NewWithState(SogCLR):
+    pass
+
+
+@pytest.fixture
+def new():
+    yield register("new", New, **ROW)
+    unregister("new")
+
+
+def test_names_are_in_the_order_of_tables() -> None:
+    assert names() == ("clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr")
+
+
+@pytest.mark.parametrize("name", names())
+def test_record(name: str) -> None:
+    record = entry(name)
+    assert record.label.lower() == name
+    assert record.needs_num_samples == issubclass(record.cls, StatefulObjective)
+    key, values = record.tune
+    assert key == "lr_factor" or key in options(name)
+    assert len(values) == 2, "all methods are tuned over grids of the same size"
+    assert set(record.compare_to) <= set(names())
+    for changes in record.ablations.values():
+        assert all(change.startswith(("objective.", "schedule.")) for change in changes)
+
+
+def test_colors_and_labels_are_distinct() -> None:
+    records = [entry(name) for name in names()]
+    assert len({record.color for record in records}) == len({record.label for record in records}) == len(records)
+
+
+@pytest.mark.parametrize("name", names())
+def test_options_are_the_constructors_arguments(name: str) -> None:
+    parameters = inspect.signature(entry(name).cls).parameters
+    assert list(options(name)) == [key for key in parameters if key != "num_samples"]
+    assert {"temperature", "normalize"} <= options(name).keys()
+    objective = build(name, num_samples=5, **options(name))
+    assert repr(objective) == repr(build(name, num_samples=5)), "defaults must not change the objective"
+
+
+def test_a_new_objective_is_built_by_its_name(new) -> None:
+    assert names()[-1] == "new" and entry("new") is new
+    assert options("new") == {"temperature": 0.2, "margin": 0.0}
+    objective = build("new", num_samples=7, margin=0.1)
+    assert isinstance(objective, New) and objective.margin == 0.1
+    with pytest.raises(ValueError, match=r"name must be one of .*nuclr, new, but is 'newer'; did you mean 'new'"):
+        build("newer")
+
+
+def test_state_is_recognized_by_the_signature() -> None:
+    register("new", NewWithState, **ROW)
+    try:
+        with pytest.raises(ValueError, match="needs the number of pairs"):
+            build("new")
+        assert build("new", num_samples=7).num_samples == 7
+    finally:
+        unregister("new")
+
+
+def test_registering_the_same_class_again_replaces_its_record(new) -> None:
+    again = register("new", New, **(ROW | {"label": "Newer"}))
+    assert entry("new") is again and names().count("new") == 1
+    imported_twice = type("New", (CLIP,), {"__module__": New.__module__, "__qualname__": New.__qualname__})
+    register("new", imported_twice, **ROW)
+    assert entry("new").cls is imported_twice
+
+
+def test_a_name_belongs_to_one_class() -> None:
+    with pytest.raises(ValueError, match=r"name 'nuclr' is already registered for nuclr\.objectives\.nuclr\.NUCLR"):
+        register("nuclr", New, **ROW)
+    assert entry("nuclr").cls is NUCLR
+
+
+class WithoutDefault(CLIP):
+    def __init__(self, temperature: float, margin: float) -> None:
+        super().__init__(temperature)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"name": "New One"}, ValueError, "name must be lower-case"),
+        ({"cls": dict}, TypeError, "cls must be a subclass of nuclr.objectives.Objective"),
+        ({"cls": New(0.1)}, TypeError, "cls must be a subclass"),
+        ({"cls": WithoutDefault}, ValueError, "WithoutDefault: the argument 'temperature' needs a default"),
+        ({"color": "red"}, ValueError, "color must be '#rrggbb', but is 'red'"),
+        ({"tune": ("margn", (1, 2))}, ValueError, "has no option 'margn'.*did you mean 'margin'"),
+        ({"ablations": {"a": {"objective.gamma": 1}}}, ValueError, "no option 'gamma'; its options are temperature"),
+    ],
+)
+def test_a_wrong_record_is_refused(changes: dict, error: type[Exception], message: str) -> None:
+    row = {"name": "new", "cls": New} | ROW | changes
+    with pytest.raises(error, match=message):
+        register(row.pop("name"), row.pop("cls"), **row)
+    assert "new" not in names()
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "message"),
+    [
+        (
+            "nuclr",
+            "zeta_rl",
+            "nuclr has no option 'zeta_rl'; its options are temperature, gamma.*did you mean 'zeta_lr'",
+        ),
+        ("clip", "gamma", "clip has no option 'gamma'; its options are temperature, learn_temperature, normalize$"),
+    ],
+)
+def test_an_unknown_option_is_refused(name: str, option: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, num_samples=5, **{option: 1.0})
+
+
+@pytest.mark.parametrize("call", [entry, options, build, unregister])
+def test_an_unknown_name_is_refused(call) -> None:
+    with pytest.raises(ValueError, match=r"name must be one of clip, .*nuclr, but is 'nucler'; did you mean 'nuclr'"):
+        call("nucler")
