@@ -1,5 +1,6 @@
-"""What a run is made of, from its settings: data, model, objective."""
+"""The components of a run, built from its settings: data, model, objective."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -13,42 +14,57 @@ from torch import Tensor
 from nuclr import objectives
 from nuclr.data import Loader, check_samples, open_labeled, open_pairs, read_keep, usable
 from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
-from nuclr.data.pairs import Pairs
-from nuclr.data.modalities.augment import Augment
 from nuclr.data.formats.embeddings import VectorPairs
+from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.models import TEXT_PRESETS, DualEncoder, build_model
 from nuclr.runs import settings as s
 
-TOKENISER_CAPTIONS = 1_000_000  # more do not change a small vocabulary
-STANDARDISE_BATCH = 4096
-Loaders = dict[tuple[str, str, int], Loader]  # of several runs on the same pairs: pictures are decoded once for all
+TOKENIZER_TEXTS = 1_000_000  # more texts do not change a small vocabulary
+STANDARDIZE_BATCH = 4096
+DEFAULT_IMAGE_SIZE = 224  # of loaders for models that do not read images
+DEFAULT_ENCODERS = {"image": "tiny_resnet", "text": "tiny_text", "vector": "vectors"}
+
+# Loaders shared by several runs on the same pairs, so that images are decoded once for all of them.
+Loaders = dict[tuple[str, str, int, str], Loader]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Pairs, the numbers of those in use, and the bad ones with their reasons."""
+    """Pairs, the numbers of those in use, and the bad ones with the reasons."""
 
     pairs: Pairs
     numbers: np.ndarray
     bad: dict[int, str]
 
 
-def open_source(data: s.Data, path: str, split: str | None, keep: str | None = None, check: bool = True) -> Source:
-    """Open pairs, read the list of those to keep, and look for bad samples."""
-    pairs = cast(Pairs, open_pairs(path, data.root, data.image_key, data.caption_key, split))
+# -- data ---------------------------------------------------------------------------------------------------------------
+
+
+def open_train(data: s.Data, check: bool = True) -> Source:
+    """Open the training pairs: split, columns and `data.keep` as set, without bad samples."""
+    return _open_source(data, str(data.train), data.split, data.keep, check)
+
+
+def open_val(data: s.Data, check: bool = True) -> Source | None:
+    """Open the held-out pairs, or return None if the run has none; `data.val_split` defaults to `data.split`."""
+    return None if data.val is None else _open_source(data, data.val, data.val_split or data.split, None, check)
+
+
+def _open_source(data: s.Data, path: str, split: str | None, keep: str | None, check: bool) -> Source:
+    pairs = cast(Pairs, open_pairs(path, data.root, data.x.key, data.y.key, split))
     kept = None if keep is None else read_keep(below(data.root, keep), len(pairs))
     bad = check_samples(pairs, kept, data.max_bad_share, data.workers) if check else {}
     return Source(pairs, usable(pairs, bad, kept), bad)
 
 
 def below(root: str | None, name: str) -> Path:
-    """`name` relative to the root where it is there, else as it is."""
+    """Return `name` relative to the root if it exists there, otherwise as it is."""
     return Path(root) / name if root is not None and (Path(root) / name).exists() else Path(name)
 
 
 def open_classes(data: s.Data, pairs: Pairs) -> Any:
-    """Labeled images for zero-shot classification, or None; built-in ones have the size of built-in pairs."""
+    """Open the labeled images for zero-shot classification, or return None; built-in ones have the pairs' size."""
     if data.classes is None:
         return None
     if data.classes == "builtin":
@@ -56,94 +72,138 @@ def open_classes(data: s.Data, pairs: Pairs) -> Any:
     return open_labeled(below(data.root, data.classes))
 
 
-def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
-    """The dual encoder for these pairs; its random weights follow from the seed."""
-    pairs, numbers = source.pairs, source.numbers
-    options: dict[str, Any] = {
-        "width": model.width,
-        "x_head": model.image_head,
-        "y_head": model.text_head,
-        "x_frozen": model.image_frozen,
-        "y_frozen": model.text_frozen,
-        "image_size": model.image_size,
-        "max_length": model.max_length,
-        "tokenizer": model.tokenizer,
-    }
-    torch.manual_seed(seed)
-    if model.pretrained is not None:
-        built = build_model(pretrained=model.pretrained, **_given(options, "tokenizer", "x_head", "y_head"))
-        _check_kinds(pairs, built)
-        return built
-    first = int(numbers[0])
-    image = _tower("image", model.image, pairs.x_kind, "tiny_resnet")
-    text = _tower("text", model.text, pairs.y_kind, "tiny_text")
-    widths: dict[str, Any] = {}
-    if image == "vectors":
-        widths["x_width"] = len(np.asarray(pairs.x(first)))
-    if text == "vectors":
-        widths["y_width"] = len(np.asarray(pairs.y(first)))
-    if text in TEXT_PRESETS and model.tokenizer is None:
-        widths["texts"] = (str(pairs.y(int(number))) for number in islice(numbers, TOKENISER_CAPTIONS))
-    built = build_model(image, text, **options, **widths)
-    if model.standardize and isinstance(pairs, VectorPairs):
-        built.fit_vectors(_vectors(pairs, numbers, 0), _vectors(pairs, numbers, 1))
-    return built
-
-
-def _given(options: dict[str, Any], *without: str) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key not in without}
-
-
-def _tower(side: str, wanted: str | None, kind: str, default: str) -> str:
-    if kind == "vector":
-        if wanted not in (None, "vectors"):
-            raise UserError(
-                f"model.{side} is {wanted!r}, but the data holds vectors there; leave it out or say vectors"
-            )
-        return "vectors"
-    if wanted == "vectors":
-        raise UserError(f"model.{side} is 'vectors', but the data holds {kind}s there; name an encoder")
-    return wanted or default
-
-
-def _check_kinds(pairs: Pairs, model: DualEncoder) -> None:
-    for name, kind, takes in (("x", pairs.x_kind, model.images), ("y", pairs.y_kind, model.tokenizer)):
-        if (kind == "vector") != (takes is None):
-            raise UserError(f"model.pretrained and data.train do not fit: the data holds {kind}s on side {name}")
-
-
-def _vectors(pairs: VectorPairs, numbers: np.ndarray, side: int) -> Iterator[Tensor]:
-    for begin in range(0, len(numbers), STANDARDISE_BATCH):
-        yield torch.from_numpy(pairs.rows(numbers[begin : begin + STANDARDISE_BATCH])[side])
-
-
-def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objective:
-    """The objective with one row of state for each pair of the data, used or not: numbers are never shifted."""
-    try:
-        return objectives.build(objective.name, num_samples=num_samples, **s.objective_options(objective))
-    except ValueError as error:
-        raise UserError(f"objective.{error}") from None
-
-
 def make_loader(data: s.Data, pairs: Pairs, model: DualEncoder, loaders: Loaders | None = None) -> Loader:
-    """Reads pairs at the size that the model takes; one of `loaders` where these pairs have been read before."""
-    size = model.images.size if model.images is not None else 224
+    """Return a loader of pairs at the image size of the model, from `loaders` if these pairs were read before."""
+    size = model.images.size if model.images is not None else DEFAULT_IMAGE_SIZE
     shared = {} if loaders is None else loaders
-    key = (pairs.fingerprint, type(pairs).__name__, size)
+    key = (pairs.fingerprint, type(pairs).__name__, size, data.fit)
     if key not in shared:
         shared[key] = Loader(pairs, size, data.fit, data.workers, memory=data.memory * 2**20)
     return shared[key]
 
 
-def make_augment(augment: s.Augmentation, model: DualEncoder, seed: int) -> Augment | None:
-    """None where pictures are taken as they are."""
-    if not augment.enabled or model.images is None:
-        return None
-    return Augment(model.images.size, seed, (augment.crop, 1.0), augment.flip, augment.operations, augment.magnitude)
+def check_compatible(train: Source, val: Source) -> None:
+    """Refuse held-out pairs of another modality or width than the training pairs."""
+    for side in ("x", "y"):
+        kinds = [getattr(source.pairs, f"{side}_kind") for source in (train, val)]
+        if kinds[0] != kinds[1]:
+            raise UserError(f"data.val holds {kinds[1]}s on side {side}, but data.train holds {kinds[0]}s")
+        if kinds[0] == "vector":
+            widths = [len(np.asarray(getattr(source.pairs, side)(0))) for source in (train, val)]
+            if widths[0] != widths[1]:
+                raise UserError(f"data.val has {side} of width {widths[1]}, but data.train has width {widths[0]}")
+
+
+# -- model --------------------------------------------------------------------------------------------------------------
+
+
+def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
+    """Return the dual encoder for these pairs; its random weights depend only on the seed."""
+    pairs, numbers = source.pairs, source.numbers
+    options: dict[str, Any] = {
+        "width": model.width,
+        "x_frozen": model.x.frozen,
+        "y_frozen": model.y.frozen,
+        "image_size": model.x.image_size,
+        "max_length": model.y.max_length,
+    }
+    torch.manual_seed(seed)
+    if model.pretrained is not None:
+        built = build_model(pretrained=model.pretrained, **options)
+        _check_takes(pairs, built)
+        return built
+    encoders = {side: _encoder(side, getattr(model, side).encoder, pairs) for side in ("x", "y")}
+    if model.x.image_size is None and isinstance(pairs, BuiltinPairs):
+        options["image_size"] = pairs.size
+    first = int(numbers[0])
+    if encoders["x"] == "vectors":
+        options["x_width"] = len(np.asarray(pairs.x(first)))
+    if encoders["y"] == "vectors":
+        options["y_width"] = len(np.asarray(pairs.y(first)))
+    if encoders["y"] in TEXT_PRESETS and model.y.tokenizer is None:
+        options["texts"] = (str(pairs.y(int(number))) for number in islice(numbers, TOKENIZER_TEXTS))
+    built = build_model(
+        encoders["x"],
+        encoders["y"],
+        x_head=model.x.head,
+        y_head=model.y.head,
+        tokenizer=model.y.tokenizer,
+        **options,
+    )
+    if model.standardize and isinstance(pairs, VectorPairs):
+        built.fit_vectors(_vectors(pairs, numbers, 0), _vectors(pairs, numbers, 1))
+    return built
+
+
+def _encoder(side: str, name: str | None, pairs: Pairs) -> str:
+    kind = getattr(pairs, f"{side}_kind")
+    if kind == "vector" and name not in (None, "vectors"):
+        raise UserError(f"model.{side}.encoder is {name!r}, but the data holds vectors there; leave it out")
+    if kind != "vector" and name == "vectors":
+        raise UserError(f"model.{side}.encoder is 'vectors', but the data holds {kind}s there; name an encoder")
+    return name or DEFAULT_ENCODERS[kind]
+
+
+def _check_takes(pairs: Pairs, model: DualEncoder) -> None:
+    for name, kind, takes in (("x", pairs.x_kind, model.images), ("y", pairs.y_kind, model.tokenizer)):
+        if (kind == "vector") != (takes is None):
+            raise UserError(f"model.pretrained does not fit data.train, which holds {kind}s on side {name}")
+
+
+def _vectors(pairs: VectorPairs, numbers: np.ndarray, side: int) -> Iterator[Tensor]:
+    for begin in range(0, len(numbers), STANDARDIZE_BATCH):
+        yield torch.from_numpy(pairs.rows(numbers[begin : begin + STANDARDIZE_BATCH])[side])
+
+
+# -- objective ----------------------------------------------------------------------------------------------------------
+
+
+def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objective:
+    """Return the objective with one row of state per pair, used or not, so that numbers are never shifted."""
+    try:
+        return objectives.build(objective.name, num_samples=num_samples, **objective.arguments())
+    except ValueError as error:
+        raise UserError(f"objective.{error}") from None
+
+
+# -- resolved settings --------------------------------------------------------------------------------------------------
+
+
+def resolve(
+    settings: s.Settings, out: Path, device: torch.device, source: Source, model: DualEncoder, classes: Any
+) -> s.Settings:
+    """Return the settings with every default replaced by the value that is used."""
+    data, sides = settings.data, settings.model
+    changes: dict[str, Any] = {
+        "out": str(out),
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "plugins": tuple(str(Path(p).resolve()) if p.endswith(".py") else p for p in settings.plugins),
+        "objective": dataclasses.replace(settings.objective, options=settings.objective.arguments()),
+        "model.width": model.width,
+    }
+    if data.val is not None:
+        changes["data.val_split"] = data.val_split or data.split
+    for side in ("x", "y"):
+        changes[f"data.{side}.key"] = getattr(source.pairs, f"{side}_key", None) or getattr(data, side).key
+        if sides.pretrained is None:
+            changes[f"model.{side}.encoder"] = _encoder(side, getattr(sides, side).encoder, source.pairs)
+    if model.images is not None and not _has_own_format(sides):
+        changes["model.x.image_size"] = model.images.size
+    if model.tokenizer is not None and not _has_own_format(sides):
+        changes["model.y.max_length"] = model.tokenizer.max_length
+    for key, value in changes.items():
+        settings = s.change(settings, key, value)
+    return settings
+
+
+def _has_own_format(model: s.Model) -> bool:
+    """Return whether the model comes with its own image size and text length, which must not be set."""
+    return model.pretrained is not None
 
 
 def to_device(inputs: Any, device: torch.device) -> Any:
-    """A tensor, or a dict of them."""
+    """Move a tensor, or a dict of tensors, to a device."""
     if isinstance(inputs, dict):
         return {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
     return inputs.to(device, non_blocking=True)

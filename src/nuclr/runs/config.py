@@ -1,23 +1,31 @@
-"""From YAML and key=value to `Settings`: every key known, every value possible, or a line that names the right one.
+"""Settings from YAML and key=value: unknown keys and impossible values are refused, and the message names the right one.
 
-settings = load("configs/flickr8k_embeddings.yaml", ["data.root=/data/flickr8k", "seed=1"])
+>>> settings = load(overrides=["data.train=pairs.csv", "objective.name=sogclr", "seed=1"])
+>>> settings.objective.name, settings.seed, settings.data.batch_size
+('sogclr', 1, 128)
 """
 
 import dataclasses
 import difflib
+import importlib
+import importlib.util
+import inspect
 import math
+import sys
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from nuclr import objectives
 from nuclr.errors import UserError
-from nuclr.runs.settings import Settings, objective_keys, to_dict
+from nuclr.runs.settings import Objective, Settings, to_dict
 
-# What `nuclr train` does without a file, so that it also works from a wheel; configs/demo.yaml is the same.
+# The settings of `nuclr train` without a file and without data, so that it also works from a wheel. configs/demo.yaml
+# is the same.
 DEMO: dict[str, Any] = {
     "name": "demo",
     "data": {
@@ -27,7 +35,7 @@ DEMO: dict[str, Any] = {
         "batch_size": 64,
     },
     "augment": {"enabled": False},
-    "model": {"image": "tiny_resnet", "text": "tiny_text", "image_size": 48},
+    "model": {"x": {"encoder": "tiny_resnet", "image_size": 48}, "y": {"encoder": "tiny_text"}},
     "objective": {"name": "nuclr", "temperature": 0.03, "gamma": 0.8, "zeta_lr": 3.0e-3},
     "optimizer": {"lr": 2.0e-3, "clip": 1.0},
     "schedule": {"epochs": 4, "warmup_steps": 100, "zeta_frozen_epochs": 1},
@@ -35,11 +43,50 @@ DEMO: dict[str, Any] = {
 }
 
 
-class Line(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, of which YAML would silently keep the last."""
+def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: bool = True) -> Settings:
+    """Return settings from a YAML file and overrides.
+
+    Args:
+        path: a YAML file. None: the defaults if an override names `data.train`, otherwise the demo's settings.
+        overrides: texts "section.key=value"; they take precedence over the file.
+        strict: refuse overrides of options that the chosen objective does not have. `nuclr compare` sets it to False,
+            since an option may belong to any of the compared objectives.
+
+    Raises:
+        UserError: an unknown key, a value of the wrong type or out of bounds, a file that cannot be read.
+
+    """
+    changes = [split_override(text) for text in overrides]
+    if path is not None:
+        values, source = read(Path(path)), str(path)
+    elif any(key == "data.train" for key, _ in changes):
+        values, source = {}, "the defaults"
+    else:
+        values, source = DEMO, "the demo"
+    for names in [values.get("plugins"), *(value for key, value in changes if key == "plugins")]:
+        load_plugins(_texts(names) or ())
+    settings = fill(Settings(), values, source)
+    for key, value in changes:
+        settings = fill(settings, nest(key, value), f"{key}={value}")
+    check(settings, [key for key, _ in changes] if strict else [])
+    return settings
+
+
+def from_dict(values: Mapping[str, Any], source: str = "settings") -> Settings:
+    """Return the settings that `to_dict` turned into `values`; plugins are imported first."""
+    load_plugins(_texts(values.get("plugins")) or ())
+    settings: Settings = fill(Settings(), values, source)
+    return settings
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a repeated key; YAML would silently keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping; a repeated key is an error with its line."""
+        """Return the mapping, or raise an error with the line of a repeated key."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -49,42 +96,34 @@ class Line(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Settings:
-    """Settings from a file (None: the demo), changed by overrides "section.key=value"."""
-    values, source = (DEMO, "the demo") if path is None else (read(Path(path)), str(path))
-    settings = fill(Settings(), values, source)
-    given = [split_override(text) for text in overrides]
-    for key, value in given:
-        settings = fill(settings, nest(key, value), f"{key}={value}")
-    check(settings, [key for key, _ in given])
-    return settings
-
-
 def read(path: Path) -> dict[str, Any]:
-    """What a YAML file holds."""
+    """Return the content of a YAML file with keys and values."""
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        if path.suffix.lower() not in (".yaml", ".yml") and path.exists():
+            hint = f"; to train on it, write data.train={path}"
         raise UserError(f"{path}: no such config file{hint}")
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Line)
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: not YAML ({error.problem})") from None
+        raise UserError(f"{path}{line}: not valid YAML ({error.problem})") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds {type(content).__name__}; needs keys and values, such as 'name: mine'")
+        raise UserError(f"{path}: holds a {type(content).__name__}; it needs keys and values, such as 'name: mine'")
     return content
 
 
 def split_override(text: str) -> tuple[str, Any]:
-    """From "a.b=1" to ("a.b", 1)."""
+    """Return ("a.b", 1) for "a.b=1"."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UserError(f"{text!r} is not understood; overrides are key=value, such as optimizer.lr=0.001")
+        hint = f"data.train={text}" if Path(text).exists() else "optimizer.lr=0.001"
+        raise UserError(f"{text!r} is not an override; overrides are key=value, such as {hint}")
     try:
         return key.strip(), yaml.safe_load(value) if value.strip() else None
     except yaml.YAMLError:
@@ -92,14 +131,41 @@ def split_override(text: str) -> tuple[str, Any]:
 
 
 def nest(key: str, value: Any) -> dict[str, Any]:
-    """From "a.b", 1 to {"a": {"b": 1}}."""
+    """Return {"a": {"b": 1}} for "a.b" and 1."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
 
 
+def load_plugins(names: Sequence[str]) -> None:
+    """Import Python files (`.py`) or modules, each once; they may register objectives or report sections."""
+    for name in names:
+        try:
+            if not name.endswith(".py"):
+                importlib.import_module(name)
+                continue
+            path = Path(name).resolve()
+            module_name = f"nuclr_plugin_{path.stem}_{abs(hash(str(path))):x}"
+            if module_name in sys.modules:
+                continue
+            spec = importlib.util.spec_from_file_location(module_name, path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module_name] = module
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[module_name]
+                raise
+        except Exception as error:
+            raise UserError(f"plugins: {name} cannot be imported ({type(error).__name__}: {error})") from None
+
+
+# -- values -------------------------------------------------------------------------------------------------------------
+
+
 def fill(settings: Any, values: Any, source: str, prefix: str = "") -> Any:
-    """`settings` with `values` in their places."""
+    """Return `settings` with `values` filled in."""
     kinds = typing.get_type_hints(type(settings))
     changes = {}
     for key, value in values.items():
@@ -110,58 +176,100 @@ def fill(settings: Any, values: Any, source: str, prefix: str = "") -> Any:
             if value is None:
                 continue
             if not isinstance(value, dict):
-                keys = ", ".join(kinds_of(kinds[key]))
-                raise UserError(f"{source}: {full} is a section, not a value; it has the keys {keys}")
-            changes[key] = fill(getattr(settings, key), value, source, f"{full}.")
+                keys = ", ".join(_keys_of(kinds[key]))
+                raise UserError(f"{source}: {full} is a section, not a value; its keys are {keys}")
+            section = getattr(settings, key)
+            into = _fill_objective if isinstance(section, Objective) else fill
+            changes[key] = into(section, value, source, f"{full}.")
         else:
             bounds = next(f.metadata for f in dataclasses.fields(settings) if f.name == key)
             changes[key] = convert(value, kinds[key], bounds, full, source)
     return dataclasses.replace(settings, **changes)
 
 
+def _fill_objective(section: Objective, values: dict[str, Any], source: str, prefix: str) -> Objective:
+    kinds = _objective_kinds()
+    options = dict(section.options)
+    for key, value in values.items():
+        full = f"{prefix}{key}"
+        if key == "name":
+            name = convert(value, Literal[objectives.names()], {}, full, source)  # type: ignore[valid-type]
+            section = dataclasses.replace(section, name=name)
+        elif key not in kinds:
+            raise UserError(f"{source}: unknown key {full!r}; {_nearest(full)}")
+        elif value is None:
+            options.pop(key, None)
+        else:
+            options[key] = convert(value, kinds[key], {}, full, source)
+    return dataclasses.replace(section, options=options)
+
+
+def _objective_kinds() -> dict[str, Any]:
+    """Return the types of all registered objectives' options, from the constructors' signatures."""
+    kinds: dict[str, Any] = {}
+    for name in objectives.names():
+        signature = inspect.signature(objectives.entry(name).cls, eval_str=True)
+        for key in objectives.options(name):
+            kinds.setdefault(key, signature.parameters[key].annotation)
+    return kinds
+
+
 def convert(value: Any, kind: Any, bounds: Any, key: str, source: str) -> Any:
-    """A value in its type and within its bounds; numbers may come as text (YAML reads 1e-3 as such)."""
-    options = (
-        typing.get_args(kind)
-        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-        else (kind,)
-    )
+    """Return a value as its type and within its bounds; numbers may be texts, since YAML reads 1e-3 as text."""
+    is_union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    options = typing.get_args(kind) if is_union else (kind,)
     if value is None:
         if type(None) in options:
             return None
-        raise UserError(f"{source}: {key} has no value; needs {_describe(options, bounds)}")
-    (wanted,) = (option for option in options if option is not type(None))
-    failed = UserError(f"{source}: {key} is {value!r}; needs {_describe(options, bounds)}")
-    if typing.get_origin(wanted) is Literal:
-        choices = typing.get_args(wanted)
+        raise UserError(f"{source}: {key} has no value; it needs {_describe(options, bounds)}")
+    target = next(option for option in options if option is not type(None))
+    failed = UserError(f"{source}: {key} is {value!r}; it needs {_describe(options, bounds)}")
+    if typing.get_origin(target) is Literal:
+        choices = typing.get_args(target)
         if value not in choices:
             near = difflib.get_close_matches(str(value), choices, n=1)
             raise UserError(f"{failed}{f'; did you mean {near[0]}?' if near else ''}")
         return value
-    if wanted is bool:
+    if target is bool:
         if not isinstance(value, bool):
             raise failed
         return value
-    if wanted is str:
+    if typing.get_origin(target) is tuple:
+        texts = _texts(value)
+        if texts is None:
+            raise failed
+        return texts
+    if target is str or target not in (int, float):
         if isinstance(value, dict | list):
             raise failed
         return str(value)
     try:
-        found = float(value) if not isinstance(value, bool | dict | list) else math.nan
+        number = float(value) if not isinstance(value, bool | dict | list) else math.nan
     except ValueError:
         raise failed from None
-    if math.isnan(found) or (wanted is int and not found.is_integer()):
+    if math.isnan(number) or (target is int and not number.is_integer()):
         raise failed
-    if bounds and not (bounds["low"] <= found <= bounds["high"] and found > bounds["above"]):
+    if bounds and not (bounds["low"] <= number <= bounds["high"] and number > bounds["above"]):
         raise failed
-    return int(value if isinstance(value, int) else found) if wanted is int else found
+    return int(value if isinstance(value, int) else number) if target is int else number
+
+
+def _texts(value: Any) -> tuple[str, ...] | None:
+    """Return a list of texts, or comma-separated ones, as a tuple; None if the value is neither."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    return None
 
 
 def _describe(options: tuple[Any, ...], bounds: Any) -> str:
-    wanted = next(option for option in options if option is not type(None))
-    if typing.get_origin(wanted) is Literal:
-        return "one of " + ", ".join(typing.get_args(wanted))
-    text = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}[wanted]
+    target = next(option for option in options if option is not type(None))
+    if typing.get_origin(target) is Literal:
+        return "one of " + ", ".join(typing.get_args(target))
+    if typing.get_origin(target) is tuple:
+        return "a list of names"
+    text = {bool: "true or false", int: "a whole number", float: "a number"}.get(target, "a text")
     if bounds:
         parts = [f"above {bounds['above']:g}"] if bounds["above"] > -math.inf else []
         parts += [f"at least {bounds['low']:g}"] if bounds["low"] > -math.inf else []
@@ -170,33 +278,43 @@ def _describe(options: tuple[Any, ...], bounds: Any) -> str:
     return text
 
 
+# -- checks that involve several values ---------------------------------------------------------------------------------
+
+
 def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
-    """What no single value shows: a key that is missing, or that the chosen objective does not take."""
+    """Refuse missing keys, options that the objective does not have, and combinations that cannot work."""
     if settings.data.train is None:
         raise UserError("data.train is missing; name the pairs to train on, such as data.train=train.jsonl or builtin")
-    unused = set(kinds_of(type(settings.objective))) - set(objective_keys(settings.objective.name)) - {"name"}
+    name, allowed = settings.objective.name, objectives.options(settings.objective.name)
     for key in overridden:
-        section, _, name = key.partition(".")
-        if section == "objective" and name in unused:
-            allowed = ", ".join(objective_keys(settings.objective.name))
-            raise UserError(f"{key}: {settings.objective.name} has no such option; it has {allowed}")
+        section, _, option = key.partition(".")
+        if section == "objective" and option != "name" and option not in allowed:
+            raise UserError(f"{key}: {name} has no such option; its options are {', '.join(allowed)}")
+    try:
+        objectives.build(name, num_samples=2, **settings.objective.arguments())
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"objective.{str(error).splitlines()[0]}") from None
     if settings.schedule.zeta_frozen_epochs > settings.schedule.epochs:
         frozen, epochs = settings.schedule.zeta_frozen_epochs, settings.schedule.epochs
         raise UserError(
             f"schedule.zeta_frozen_epochs is {frozen}, more than schedule.epochs, which is {epochs}; "
             "add schedule.zeta_frozen_epochs=0"
         )
-    if settings.model.pretrained and (settings.model.image or settings.model.text):
-        raise UserError("model.pretrained is a whole dual encoder; leave model.image and model.text out")
+    if settings.model.pretrained and (settings.model.x.encoder or settings.model.y.encoder):
+        raise UserError("model.pretrained is a whole dual encoder; leave out model.x.encoder and model.y.encoder")
 
 
-def kinds_of(kind: Any) -> list[str]:
-    """Keys of a section."""
+def _keys_of(kind: Any) -> list[str]:
+    if kind is Objective:
+        return ["name", *_objective_kinds()]
     return [field.name for field in dataclasses.fields(kind)]
 
 
 def all_keys(kind: Any = Settings, prefix: str = "") -> Iterator[str]:
-    """Every key, as in "data.train"."""
+    """Yield every key, such as "data.train"."""
+    if kind is Objective:
+        yield from (f"{prefix}{key}" for key in _keys_of(kind))
+        return
     for key, inner in typing.get_type_hints(kind).items():
         if dataclasses.is_dataclass(inner):
             yield from all_keys(inner, f"{prefix}{key}.")
@@ -211,9 +329,9 @@ def _nearest(key: str) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     near = near or [by_last[name] for name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)]
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-    return f"did you mean {near[0]}?" if near else f"known sections: {', '.join(kinds_of(Settings))}"
+    return f"did you mean {near[0]}?" if near else f"known sections: {', '.join(_keys_of(Settings))}"
 
 
 def to_yaml(settings: Settings) -> str:
-    """The resolved settings as text, such as a run's config.yaml."""
+    """Return the settings as YAML text, such as a run's config.yaml."""
     return yaml.safe_dump(to_dict(settings), sort_keys=False, allow_unicode=True)

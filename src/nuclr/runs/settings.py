@@ -1,38 +1,55 @@
-"""All that can be set for a run, with types, bounds and defaults. `nuclr.runs.config` fills it from YAML and key=value."""
+"""All settings of a run, with types, bounds and defaults.
 
-import inspect
+`nuclr.runs.config` fills them from YAML and key=value. The section `objective` is not fixed: its keys are the arguments of
+the registered objectives' constructors (`nuclr.objectives.registry`).
+"""
+
+import dataclasses
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from nuclr import objectives
 
 
 def number(
     default: float | int | None, low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf
 ) -> Any:
-    """A field whose value must lie in [low, high] and above `above`."""
+    """Return a field whose value must lie in [low, high] and above `above`."""
     return field(default=default, metadata={"low": low, "high": high, "above": above})
 
 
 @dataclass(frozen=True)
-class Data:
-    """Which pairs. Names are relative to `root` where they are found there.
+class DataSide:
+    """One side of the pairs.
 
-    train, val: see `nuclr.data.open_pairs`; val may be left out. classes: a folder of labeled images for zero-shot
-    classification, or "builtin". keep: a list of pairs' numbers to train on. one_caption_per_image: an epoch has every
-    image once, not every pair. mask: pairs that share an image or a caption are no negatives of each other.
-    batch_size: of all processes together. memory: megabytes that decoded images may take to be decoded only once.
+    key: the column or JSON key that holds it. Default: one of the usual names, such as image, filepath, caption, text.
+    """
+
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """The pairs. Names are relative to `root` if they exist there.
+
+    train, val: see `nuclr.data.open_pairs`; val is optional. classes: a folder of labeled images for zero-shot
+    classification, or "builtin". keep: a list of pair numbers to train on. one_pair_per_x: an epoch contains every x once
+    instead of every pair. mask: pairs that share an x or a y are not used as negatives of each other. batch_size: summed
+    over all processes. fit: how an image is made square. memory: megabytes of decoded images to keep.
     """
 
     train: str | None = None
     val: str | None = None
     classes: str | None = None
     root: str | None = None
-    image_key: str | None = None
-    caption_key: str | None = None
+    x: DataSide = field(default_factory=DataSide)
+    y: DataSide = field(default_factory=DataSide)
     split: str | None = None
     val_split: str | None = None
     keep: str | None = None
-    one_caption_per_image: bool = False
+    one_pair_per_x: bool = False
     mask: bool = True
     batch_size: int = number(128, 2)
     fit: Literal["crop", "squash"] = "crop"
@@ -43,7 +60,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """See `nuclr.data.modalities.augment.Augment`; `crop` is the least share of an image's area that a crop keeps."""
+    """Image augmentation, see `nuclr.data.modalities.augment`; `crop` is the smallest share of the area that is kept."""
 
     enabled: bool = True
     crop: float = number(0.5, above=0, high=1)
@@ -53,55 +70,53 @@ class Augmentation:
 
 
 @dataclass(frozen=True)
-class Model:
-    """Arguments of `nuclr.models.build_model`; `standardize` centers and scales vectors by the training set's."""
+class ModelSide:
+    """The encoder of one side.
 
-    image: str | None = None
-    text: str | None = None
-    pretrained: str | None = None
-    width: int | None = number(None, 1)
-    image_head: Literal["linear", "mlp", "none"] = "linear"
-    text_head: Literal["linear", "mlp", "none"] = "linear"
-    image_frozen: bool = False
-    text_frozen: bool = False
+    encoder: a preset, a folder or a hub name. image_size applies to images; max_length and tokenizer apply to texts.
+    """
+
+    encoder: str | None = None
+    head: Literal["linear", "mlp", "none"] = "linear"
+    frozen: bool = False
     image_size: int | None = number(None, 8)
     max_length: int | None = number(None, 2)
     tokenizer: str | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """The dual encoder: one encoder per side, or `pretrained`, a whole CLIP, SigLIP or saved nuclr model.
+
+    width: of the shared space. standardize: center and scale vectors by the training set's mean and deviation.
+    """
+
+    x: ModelSide = field(default_factory=ModelSide)
+    y: ModelSide = field(default_factory=ModelSide)
+    pretrained: str | None = None
+    width: int | None = number(None, 1)
     standardize: bool = True
 
 
 @dataclass(frozen=True)
 class Objective:
-    """`name` and the arguments of its class in `nuclr.objectives`; those left out have the class's defaults."""
+    """The objective's name in the registry, and arguments of its constructor.
 
-    name: Literal["clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr"] = "nuclr"
-    temperature: float | None = number(None, above=0)
-    learn_temperature: bool | None = None
-    bias: float | None = number(None)
-    tau_plus: float | None = number(None, 0, 1)
-    cross: float | None = number(None, 0)
-    within: float | None = number(None, 0)
-    gamma: float | None = number(None, above=0, high=1)
-    rho: float | None = number(None)
-    tau_lr: float | None = number(None, 0)
-    tau_beta: float | None = number(None, 0, 1)
-    tau_min: float | None = number(None, above=0)
-    tau_max: float | None = number(None, above=0)
-    zeta_init: float | None = number(None)
-    xi_init: float | None = number(None)
-    xi_rule: Literal["norm", "max"] | None = None
-    use_xi: bool | None = None
-    zeta_lr: float | None = number(None, 0)
-    zeta_lr_ratio_x: float | None = number(None, 0)
-    zeta_momentum: float | None = number(None, 0, 1)
-    zeta_estimator: Literal["reference", "unbiased", "paper"] | None = None
-    state_device: str | None = None
-    normalize: bool | None = None
+    `options` may hold options of other objectives too, so that one file serves `nuclr compare`; `arguments` leaves those
+    out and fills in the defaults.
+    """
+
+    name: str = "nuclr"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return all arguments of this objective's constructor except `num_samples`."""
+        return {key: self.options.get(key, default) for key, default in objectives.options(self.name).items()}
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW; `clip` is the largest norm of the whole gradient, 0 for no limit."""
+    """AdamW. `clip` is the largest norm of the whole gradient; 0 means no limit."""
 
     lr: float = number(1e-3, above=0)
     weight_decay: float = number(0.02, 0)
@@ -113,12 +128,12 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What changes with time, see `nuclr.training.schedules`.
+    """Everything that changes over time, see `nuclr.training.schedules`.
 
-    The learning rate rises from lr_start over warmup_steps and falls to lr_end by a cosine. zeta rests for
-    zeta_frozen_epochs; its step then is constant or falls by a cosine to 0, and zeta_steps divides it besides by 10
-    from half and by 100 from three quarters of the epochs on. zeta_refresh: every so many epochs zeta is solved for
-    exactly on the current features (0: never). gamma: constant, or by a cosine from 1 down to objective.gamma.
+    The learning rate rises from lr_start over warmup_steps and falls to lr_end along a cosine. zeta is frozen for
+    zeta_frozen_epochs; after that its step size is constant or falls to 0 along a cosine. zeta_steps also divides it by 10
+    after half and by 100 after three quarters of the epochs. zeta_refresh: solve for zeta exactly on the current features
+    every so many epochs (0: never). gamma: constant, or a cosine from 1 down to objective.gamma.
     """
 
     epochs: int = number(10, 1)
@@ -134,7 +149,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """On the held-out pairs every so many epochs and at the end; 0: only at the end."""
+    """Evaluation on the held-out pairs every `every` epochs and at the end; 0 means only at the end."""
 
     every: int = number(1, 0)
     batch_size: int = number(256, 1)
@@ -142,7 +157,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Log:
-    """`every`: steps between lines of metrics.jsonl; the others need the packages of that name."""
+    """`every`: steps between lines of metrics.jsonl. The others need the packages of the same name."""
 
     every: int = number(50, 1)
     tensorboard: bool = False
@@ -151,9 +166,11 @@ class Log:
 
 @dataclass(frozen=True)
 class Settings:
-    """A run. `out`: its folder, by default runs/NAME; `checkpoint_every`: steps, besides the end of every epoch.
+    """Settings of one run.
 
-    report: write report.html at the end.
+    out: the run's folder, runs/NAME by default. checkpoint_every: steps between checkpoints, in addition to one at the end
+    of every epoch. report: write report.html at the end. plugins: Python files or modules to import first, which may
+    register objectives or report sections.
     """
 
     name: str = "run"
@@ -164,6 +181,7 @@ class Settings:
     threads: int = number(0, 0, 1024)
     checkpoint_every: int = number(1000, 1)
     report: bool = True
+    plugins: tuple[str, ...] = ()
     data: Data = field(default_factory=Data)
     augment: Augmentation = field(default_factory=Augmentation)
     model: Model = field(default_factory=Model)
@@ -174,20 +192,33 @@ class Settings:
     log: Log = field(default_factory=Log)
 
 
-def objective_keys(name: str) -> list[str]:
-    """Options of an objective besides its name."""
-    from nuclr.objectives import OBJECTIVES
-
-    return [key for key in inspect.signature(OBJECTIVES[name]).parameters if key != "num_samples"]
-
-
-def objective_options(objective: Objective) -> dict[str, Any]:
-    """Arguments for the chosen objective: those that were given and that it takes."""
-    values = asdict(objective)
-    return {key: values[key] for key in objective_keys(objective.name) if values[key] is not None}
-
-
 def to_dict(settings: Settings) -> dict[str, Any]:
-    """The resolved settings, without options that the objective does not take."""
-    objective = settings.objective
-    return {**asdict(settings), "objective": {"name": objective.name, **objective_options(objective)}}
+    """Return the settings as nested dicts, as config.yaml holds them.
+
+    The objective has all its arguments and no options of other objectives. Keys without a value are left out.
+    """
+    values = dataclasses.asdict(settings)
+    values["objective"] = {"name": settings.objective.name, **settings.objective.arguments()}
+    values["plugins"] = list(settings.plugins)
+    return _without_none(values)
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ("section.key", value) for every value of nested dicts."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def change(settings: Any, key: str, value: Any) -> Any:
+    """Return settings with the value of one key, such as "data.x.key" or "objective.gamma", replaced."""
+    name, _, rest = key.partition(".")
+    if isinstance(settings, Objective) and name != "name":
+        return dataclasses.replace(settings, options={**settings.options, name: value})
+    return dataclasses.replace(settings, **{name: change(getattr(settings, name), rest, value) if rest else value})
