@@ -19,7 +19,8 @@ from nuclr.report.logs import RunLog
 from nuclr.runs import checkpoint, folder
 from nuclr.runs import components as parts
 from nuclr.runs.features import encode_x, encode_y
-from nuclr.runs.settings import Data, Model
+from nuclr.runs.config import from_dict
+from nuclr.runs.settings import Data
 
 BATCH = 256
 PATIENCE = 20.0  # seconds that encoding a sample may take
@@ -113,8 +114,8 @@ def encode(model: DualEncoder, pairs: Pairs, numbers: np.ndarray, total: int, da
 
 def open_train(run: RunLog) -> tuple[Pairs, np.ndarray]:
     """The pairs that the run was trained on, and the numbers of those that it used."""
-    data = Data(**run.config["data"])
-    pairs = cast(Pairs, open_pairs(str(data.train), data.root, data.image_key, data.caption_key, data.split))
+    data = from_dict(run.config).data
+    pairs = cast(Pairs, open_pairs(str(data.train), data.root, data.x.key, data.y.key, data.split))
     kept = np.arange(len(pairs)) if data.keep is None else read_keep(parts.below(data.root, data.keep), len(pairs))
     bad = {int(line["number"]) for line in run.bad if isinstance(line.get("number"), int)}
     return pairs, np.setdiff1d(kept, np.array(sorted(bad), np.int64))
@@ -122,10 +123,10 @@ def open_train(run: RunLog) -> tuple[Pairs, np.ndarray]:
 
 def open_val(run: RunLog) -> tuple[Pairs, np.ndarray] | None:
     """The held-out pairs, None where the run had none."""
-    data = Data(**run.config["data"])
+    data = from_dict(run.config).data
     if data.val is None:
         return None
-    pairs = cast(Pairs, open_pairs(data.val, data.root, data.image_key, data.caption_key, data.val_split or data.split))
+    pairs = cast(Pairs, open_pairs(data.val, data.root, data.x.key, data.y.key, data.val_split or data.split))
     return pairs, np.arange(len(pairs))
 
 
@@ -138,7 +139,7 @@ def open_model(run: RunLog) -> tuple[DualEncoder, str]:
     if state is None:
         raise UserError("there is no checkpoint yet, and so no model")
     pairs, numbers = open_train(run)
-    model = parts.make_model(Model(**run.config["model"]), parts.Source(pairs, numbers, {}), run.config["seed"])
+    model = parts.make_model(from_dict(run.config).model, parts.Source(pairs, numbers, {}), run.config["seed"])
     model.load_state_dict(state["model"])
     return model, f"the model after step {state['position']['total']:,}"
 

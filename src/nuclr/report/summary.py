@@ -80,7 +80,7 @@ def sentence(run: RunLog) -> str:
     config, results = run.config, run.results or {}
     model = config["model"]
     pairs = f"{numbers.count(results['pairs'])} pairs" if "pairs" in results else "pairs"
-    both = " and ".join(str(model.get(side) or "its default") for side in ("image", "text"))
+    both = " and ".join(str(model[side].get("encoder") or "its default") for side in ("x", "y"))
     towers = model.get("pretrained") or both
     encoders = "linear heads on vectors" if _is_vectors(config) else f"encoders {towers}"
     data = f"{pairs} of {config['data']['train']}"

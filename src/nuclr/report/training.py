@@ -19,7 +19,8 @@ from nuclr.runs import components as parts
 from nuclr.runs import folder
 from nuclr.runs.environment import machine, versions
 from nuclr.runs.launch import pick_device
-from nuclr.runs.settings import Data, Objective
+from nuclr.runs.config import from_dict
+from nuclr.runs.settings import Data
 
 SAMPLES = 3000
 MOST_HELD_OUT = 2000  # pairs that examples are drawn from
@@ -111,7 +112,7 @@ def training_page(path: Path, options: Options) -> TrainingPage:
 
 
 def _with_model(page: TrainingPage, run: RunLog, model: DualEncoder, told: str, options: Options) -> None:
-    data = Data(**run.config["data"])
+    data = from_dict(run.config).data
     model.to(pick_device("auto")).eval()
     if run.results is None:
         page.notes.append(f"Examples and popularity are those of {told}.")
@@ -211,7 +212,7 @@ def _popularity(
 def _temperature(run: RunLog) -> float:
     if run.results and "temperature" in run.results:
         return float(run.results["temperature"])
-    return float(parts.make_objective(Objective(**run.config["objective"]), 2).temperature)
+    return float(parts.make_objective(from_dict(run.config).objective, 2).temperature)
 
 
 def _temperature_told(run: RunLog) -> str:

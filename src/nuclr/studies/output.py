@@ -1,34 +1,41 @@
-"""Writing results: a folder that is checked before the work begins, and files that are either whole or absent."""
+"""Output folders of studies: checked before the work begins, so that nothing of the user's is overwritten."""
 
 import contextlib
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from nuclr.errors import UserError
 
 
 def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str]) -> None:
-    """Make `folder`, see that it can be written, and that none of `names` in it is somebody else's.
+    """Create `folder` and check that it can be written and that the files to write in it are not somebody else's.
 
-    A former run of the same command is recognized by its `summary`, whose key "written_by" names it; its files may be
-    replaced.
+    An earlier run of the same command is recognized by the key "written_by" in its `summary`; its files may be replaced.
+
+    Args:
+        folder: the folder of `--out`.
+        command: the command that writes, such as "nuclr toy".
+        summary: name of the JSON file that the command writes last.
+        names: the files that will be written.
+
+    Raises:
+        UserError: the folder cannot be written, or one of the files belongs to another command.
+
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"--out {folder}: a file is in the way; name a folder") from None
+        raise UserError(f"--out {folder}: there is a file with this name; name a folder") from None
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written ({error.strerror}); name another folder") from None
     present = [name for name in names if (folder / name).exists()]
     if present and not _written_by(folder / summary, command):
         raise UserError(
-            f"{folder / present[0]} exists and was not written by `{command}`; name another folder with --out"
+            f"--out {folder}: {present[0]} exists and was not written by `{command}`; name another folder"
         )
 
 
@@ -41,24 +48,9 @@ def _written_by(summary: Path, command: str) -> bool:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder that takes the place of `path` once the block has ended well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def user_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError in the block, such as a full disk, into a UserError that names the file."""
     try:
-        yield temporary
-        temporary.replace(path)
+        yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` to `path`; a NaN or an infinity, which JSON does not have, is a programming error."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        raise UserError(f"{error.filename or path}: cannot be written ({error.strerror or error})") from error

@@ -17,17 +17,9 @@ def build(
 ) -> tuple[parts.Source, Validation, DualEncoder]:
     """Training pairs, what is evaluated in between, and the model."""
     data = settings.data
-    source = parts.open_source(data, cast(str, data.train), data.split, data.keep)
-    held_out = None if data.val is None else parts.open_source(data, data.val, data.val_split or data.split)
+    source, held_out = parts.open_train(data), parts.open_val(data)
     if held_out is not None:
-        for side in ("x", "y"):
-            kinds = [getattr(pairs, f"{side}_kind") for pairs in (source.pairs, held_out.pairs)]
-            if kinds[0] != kinds[1]:
-                raise UserError(f"data.val holds {kinds[1]}s on side {side}, but data.train {kinds[0]}s")
-            widths = [len(np.asarray(getattr(pairs, side)(0))) for pairs in (source.pairs, held_out.pairs)
-                      if kinds[0] == "vector"]  # fmt: skip
-            if len(set(widths)) > 1:
-                raise UserError(f"data.val has {side} of width {widths[1]}, but data.train of {widths[0]}")
+        parts.check_compatible(source, held_out)
     classes = parts.open_classes(data, source.pairs)
     model = parts.make_model(settings.model, source, settings.seed).to(device)
     if classes is not None and (model.images is None or model.tokenizer is None):

@@ -51,7 +51,7 @@ def demo(settings: Settings, out: Path, resume: bool = False) -> dict[str, Any]:
 
 def popularity(settings: Settings, run: Path, loaders: parts.Loaders) -> dict[str, float]:
     """Rank correlation with the true popularity: of the solver on true scores and on features, and of zeta."""
-    source = parts.open_source(settings.data, str(settings.data.train), settings.data.split, settings.data.keep)
+    source = parts.open_train(settings.data)
     pairs = source.pairs
     assert isinstance(pairs, BuiltinPairs)
     device = pick_device(settings.device)

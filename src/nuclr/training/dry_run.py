@@ -34,7 +34,7 @@ def dry_run(settings: Settings) -> dict[str, Any]:
             parts.make_loader(settings.data, pairs, model),
             parts.make_augment(settings.augment, model, settings.seed),
         )
-        order = epoch_order(pairs, settings.seed, 0, settings.data.one_caption_per_image, source.numbers)
+        order = epoch_order(pairs, settings.seed, 0, settings.data.one_pair_per_x, source.numbers)
         steps = steps_per_epoch(order, settings.data.batch_size)
         own = batches(order, settings.data.batch_size, distributed.rank(), distributed.world_size())
         begin = time.perf_counter()

@@ -82,7 +82,7 @@ def _train(
     encoders = DistributedDataParallel(model) if world > 1 else model  # the objective gathers by itself, outside
 
     def order_of(epoch: int) -> np.ndarray:
-        return epoch_order(pairs, seed, epoch, settings.data.one_caption_per_image, train_source.numbers)
+        return epoch_order(pairs, seed, epoch, settings.data.one_pair_per_x, train_source.numbers)
 
     samples = len(order_of(0))
     steps = steps_per_epoch(order_of(0), batch_size)

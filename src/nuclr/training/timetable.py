@@ -40,8 +40,7 @@ def set_schedules(
 
 def _peak(settings: Settings, objective: Objective, name: str) -> float:
     """What was set, or the objective's default: its attribute changes with time."""
-    given = getattr(settings.objective, name)
-    return float(inspect.signature(type(objective)).parameters[name].default if given is None else given)
+    return float(settings.objective.arguments()[name])
 
 
 def refresh_due(settings: Settings, objective: Objective, epoch: int) -> bool:

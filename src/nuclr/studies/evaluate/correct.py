@@ -4,10 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nuclr.errors import UserError
-from nuclr.evaluation import choose_correction, cross_validated_ranks, retrieval_metrics, summarize_ranks
-from nuclr.evaluation.corrected import STRENGTHS, TEMPERATURE_FACTORS
-from nuclr.popularity import Bank, Correction
-from nuclr.popularity.correction import DEFAULT_TEMPERATURE_FACTOR
+from nuclr.evaluation import Bank, Correction, choose, retrieval, summary
+from nuclr.evaluation.corrected import cross_chosen
+from nuclr.evaluation.correction import DEFAULT_SPREAD, SPREADS, STRENGTHS
 from nuclr.runs import components as parts
 from nuclr.studies.evaluate.features import PairFeatures, pair_features, query_bank
 from nuclr.studies.evaluate.subject import Subject
@@ -43,12 +42,12 @@ class Corrector:
     def __call__(self, found: PairFeatures) -> dict[str, float]:
         """Corrected figures of a test set."""
         bias_x, bias_y = self.correction.biases(self._bank(found), found.x, found.y)
-        return retrieval_metrics(found.x, found.y, found.pairs, bias_x=bias_x, bias_y=bias_y)
+        return retrieval(found.x, found.y, found.pairs, bias_x=bias_x, bias_y=bias_y)
 
     def crossed(self, found: PairFeatures) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """The same of the validation pairs: each half under the correction chosen on the other, and what that was."""
-        ranked, chosen = cross_validated_ranks(found.x, found.y, found.pairs, self._bank(found))
-        return summarize_ranks(*ranked), [asdict(correction) for correction in chosen]
+        ranked, chosen = cross_chosen(found.x, found.y, found.pairs, self._bank(found))
+        return summary(*ranked), [asdict(correction) for correction in chosen]
 
     def _bank(self, found: PairFeatures) -> Bank:
         return Bank(found.x, found.y) if self.pairs is None else self.pairs
@@ -59,7 +58,7 @@ class Corrector:
         if self.pairs is not None:
             told |= {"bank_images": len(self.pairs.x), "bank_captions": len(self.pairs.y)}
         grid = {
-            "temperatures": f"{', '.join(map(str, TEMPERATURE_FACTORS))} standard deviations of the scores",
+            "temperatures": f"{', '.join(map(str, SPREADS))} standard deviations of the scores",
             "strengths": STRENGTHS,
         }
         return told | asdict(self.correction) | {"chosen_on": self.chosen_on, "chosen_from": grid}
@@ -72,13 +71,11 @@ def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
     if bank == "train":
         if data is None or data.train is None:
             raise UserError(f"--correct bank=train needs a run, and {subject.path} is none; use bank=queries")
-        source = parts.open_source(data, data.train, data.split, data.keep)
+        source = parts.open_train(data)
         pairs = Bank(*query_bank(subject, source.pairs, source.numbers, size))
     if data is None or data.val is None:
-        return Corrector(
-            bank, None, pairs, Correction(), f"nothing (no validation pairs): {DEFAULT_TEMPERATURE_FACTOR} deviations"
-        )
-    val = parts.open_source(data, data.val, data.val_split)
+        return Corrector(bank, None, pairs, Correction(), f"nothing (no validation pairs): {DEFAULT_SPREAD} deviations")
+    val = parts.open_val(data)
     found = pair_features(subject, val.pairs, val.numbers, "merge")
-    chosen = choose_correction(found.x, found.y, found.pairs, Bank(found.x, found.y) if pairs is None else pairs)
+    chosen = choose(found.x, found.y, found.pairs, Bank(found.x, found.y) if pairs is None else pairs)
     return Corrector(bank, val.pairs.fingerprint, pairs, chosen, f"data.val: {data.val}")

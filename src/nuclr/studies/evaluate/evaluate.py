@@ -39,10 +39,10 @@ def own_sets(subject: Subject) -> tuple[list[RetrievalTask], list[Classification
         )
     pairs, classes = [], []
     if data.val is not None:
-        source = parts.open_source(data, data.val, data.val_split)
+        source = parts.open_val(data)
         pairs = [RetrievalTask("val", data.val, data.val_split, source.pairs, source.numbers, source.bad, known=False)]
     if data.classes is not None and data.train is not None:
-        trained = parts.open_source(data, data.train, data.split, check=False).pairs
+        trained = parts.open_train(data, check=False).pairs
         opened = parts.open_classes(data, trained)
         classes = [classification_task("classes", data.classes, opened, np.arange(len(opened)), data.max_bad_share)]
     return pairs, classes

@@ -1,19 +1,19 @@
-"""Keeping the pairs whose popularity lies in a band, as a list of numbers that other tools can read."""
+"""Lists of the pairs whose popularity lies in a band, in a form that other tools can read."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from nuclr import files
 from nuclr.errors import UserError
-from nuclr.studies import output
 
 _HEADER = "# nuclr popularity: numbers of the pairs kept"
 
 
 @dataclass(frozen=True)
 class Band:
-    """Limits, inclusive, on popularity (mean one) and on its quantile (0 the least popular, 1 the most)."""
+    """Inclusive limits on popularity (mean one) and on its quantile (0 is the least popular, 1 the most)."""
 
     min_popularity: float = 0.0
     max_popularity: float = float("inf")
@@ -23,31 +23,40 @@ class Band:
     def __post_init__(self) -> None:
         if not 0 <= self.min_popularity <= self.max_popularity:
             limits = f"{self.min_popularity} to {self.max_popularity}"
-            raise UserError(f"popularity band {limits} is empty; needs 0 <= --min-popularity <= --max-popularity")
+            raise UserError(f"popularity band {limits} is empty; it needs 0 <= --min-popularity <= --max-popularity")
         if not 0 <= self.min_quantile <= self.max_quantile <= 1:
             limits = f"{self.min_quantile} to {self.max_quantile}"
-            raise UserError(f"quantile band {limits} is empty; needs 0 <= --min-quantile <= --max-quantile <= 1")
+            raise UserError(f"quantile band {limits} is empty; it needs 0 <= --min-quantile <= --max-quantile <= 1")
 
-    def admits(self, popularity: np.ndarray) -> np.ndarray:
-        """Which samples lie in the band, a boolean of the shape of `popularity` (n,)."""
+    def contains(self, popularity: np.ndarray) -> np.ndarray:
+        """Return which samples lie in the band, a boolean per entry of `popularity` (n,)."""
         low, high = np.quantile(popularity, [self.min_quantile, self.max_quantile])
         low, high = max(low, self.min_popularity), min(high, self.max_popularity)
-        admitted: np.ndarray = (popularity >= low) & (popularity <= high)
-        return admitted
+        inside: np.ndarray = (popularity >= low) & (popularity <= high)
+        return inside
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which pairs to list in which file: those whose `side` ("y", "x" or "both") lies in the band."""
+
+    path: Path
+    band: Band
+    side: str = "y"
 
 
 def check_target(path: Path, folder: Path) -> None:
-    """See, before the work begins, that the list can be written over no other file; `folder` will exist."""
+    """Refuse, before any work, a path that cannot be written or that holds another file; `folder` will exist."""
     if path.is_dir():
-        raise UserError(f"--keep {path}: a folder, not a file")
+        raise UserError(f"--keep {path}: this is a folder; name a file")
     if not path.absolute().parent.is_dir() and path.absolute().parent != folder.absolute():
-        raise UserError(f"--keep {path}: its folder does not exist")
+        raise UserError(f"--keep {path}: the folder {path.parent} does not exist")
     if path.exists():
         with path.open("rb") as file:
-            if not file.read(len(_HEADER)) == _HEADER.encode():
-                raise UserError(f"--keep {path}: exists and is not a list of ours; name another file")
+            if file.read(len(_HEADER)) != _HEADER.encode():
+                raise UserError(f"--keep {path}: the file exists and was not written by --keep; name another file")
 
 
-def write_list(path: Path, pairs: np.ndarray, total: int) -> None:
-    """One pair's number a line, after a comment that `numpy.loadtxt` skips."""
-    output.write_text(path, "\n".join([f"{_HEADER}, {len(pairs)} of {total}", *map(str, pairs.tolist()), ""]))
+def write_list(path: Path, numbers: np.ndarray, total: int) -> None:
+    """Write one pair number per line, after a comment that `numpy.loadtxt` skips."""
+    files.write_text(path, "\n".join([f"{_HEADER}, {len(numbers)} of {total}", *map(str, numbers.tolist()), ""]))

@@ -1,8 +1,7 @@
-"""Popularity of both sides of an embedding file: of the y with the x as anchors, and of the x with the y as anchors.
+"""Popularity of both sides of embedded pairs: of the y with the x as anchors, and of the x with the y as anchors.
 
-The samples are the file's pairs, each with a weight: all the same ("pairs"), or such that every x has the same total,
-shared equally by its y ("x"). The weight of an x is the sum over its pairs. An x without any y belongs to no pair and
-is left out.
+The samples are the pairs, each with a weight: all the same ("pairs"), or such that every x has the same total weight,
+shared equally by its y ("x"). The weight of an x is the sum over its pairs. An x without any y is left out.
 """
 
 import time
@@ -17,42 +16,69 @@ from torch import Tensor
 from nuclr.data.formats.embeddings import Embeddings, unit_rows
 from nuclr.errors import UserError
 from nuclr.popularity import ConvergenceWarning, solve
-from nuclr.studies.popularity.align import Alignment, ridge
 
 Weights = Literal["pairs", "x"]
 Align = Literal["none", "ridge"]
 
-MEMORY = 2**30  # bytes the solver may keep: 6,000 x with five y each fit, and a pass is then many times as fast
+MEMORY = 2**30  # bytes of scores the solver may keep; passes over kept scores are several times faster
 QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+PENALTIES = tuple(10 ** (k / 2) for k in range(-8, 7))
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Unit-norm features in one space, and the pairs that join them.
+class Alignment:
+    """x mapped into the space of y, (n_x, d_y); the penalty per sample; the explained share of the targets' variance."""
 
-    `x_number` (n_x,) gives the number in the file of each x that has a y, `x` (n_x, d) its features and `x_weight`
-    (n_x,) its weight; `y` (n_y, d), `y_weight` (n_y,), `x_of_y` (n_y,) into the rows of `x`. Weights have mean one.
+    x: Tensor
+    penalty: float
+    explained: float
+
+
+@dataclass(frozen=True)
+class WeightedPairs:
+    """Unit-norm features in one space, and how they are paired.
+
+    Attributes:
+        x: (n_x, d), features of the x that have a y.
+        y: (n_y, d).
+        x_row: (n_x,), the row of each x in the embedding file.
+        links: (n_y, 2), per pair the row of `x` and the row of `y`.
+        x_weight: (n_x,), of mean one.
+        y_weight: (n_y,), of mean one.
+        alignment: how x was mapped to the space of y, if it was.
+
     """
 
     x: Tensor
     y: Tensor
-    x_number: Tensor
-    x_of_y: Tensor
+    x_row: Tensor
+    links: Tensor
     x_weight: Tensor
     y_weight: Tensor
     alignment: Alignment | None
 
 
 @dataclass(frozen=True)
-class Side:
-    """Popularity of one side's samples.
+class SidePopularity:
+    """Popularity of the samples of one side.
 
-    `number` (n,) in the file; `zeta` (n,), tau log popularity, of weighted mean zero; `popularity` (n,), of weighted
-    mean one; `rank` (n,), 1 for the most popular; `weight` (n,), of mean one; and how the solver fared.
+    Attributes:
+        name: "x" or "y".
+        row: (n,), the row of each sample in the embedding file.
+        zeta: (n,), tau log popularity, of weighted mean zero.
+        popularity: (n,), of weighted mean one.
+        rank: (n,), 1 for the most popular.
+        weight: (n,), of mean one.
+        anchors: number of anchors.
+        iterations: passes of the solver.
+        residual: of the solution.
+        converged: whether the residual is below the tolerance.
+        seconds: time of the solver.
+
     """
 
     name: str
-    number: np.ndarray
+    row: np.ndarray
     zeta: np.ndarray
     popularity: np.ndarray
     rank: np.ndarray
@@ -64,16 +90,16 @@ class Side:
     seconds: float
 
     def order(self) -> np.ndarray:
-        """Rows from the most to the least popular."""
+        """Return the positions of the samples from the most to the least popular."""
         return np.argsort(self.rank)
 
     def effective_number(self) -> float:
-        """(sum q)^2 / sum q^2: n where all are equally popular, 1 where one takes it all."""
+        """Return (sum q)^2 / sum q^2: n if all are equally popular, 1 if one sample has all popularity."""
         share = self.weight / self.weight.sum()
         return float(len(share) / (share @ self.popularity**2))
 
     def summary(self) -> dict[str, Any]:
-        """What popularity.json tells of this side."""
+        """Return this side's entry of popularity.json."""
         return {
             "candidates": len(self.zeta),
             "anchors": self.anchors,
@@ -87,48 +113,55 @@ class Side:
         }
 
 
-def make_pairs(file: Embeddings, weights: Weights, align: Align) -> Pairs:
-    """Weigh the pairs and bring x and y into one space: their own if they share it, else through `align`."""
-    y = unit_rows(file.y, "y")
-    x_number, x_of_y, counts = torch.unique(file.y_to_x, return_inverse=True, return_counts=True)
-    y_weight = torch.ones(len(y), dtype=torch.float64) if weights == "pairs" else 1 / counts.double()[x_of_y]
-    x_weight = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, x_of_y, y_weight)
-    if len(x_number) < 2:
-        raise UserError(f"all pairs have one x, number {int(x_number[0])}; popularity needs at least two")
+def weigh_pairs(embeddings: Embeddings, weights: Weights, align: Align) -> WeightedPairs:
+    """Weight the pairs and bring x and y into one space; rows are scaled to unit norm.
+
+    Raises:
+        UserError: x and y have different widths and `align` is "none", or all pairs share one x.
+
+    """
+    y = unit_rows(embeddings.y, "y")
+    x_row, x_of_pair, counts = torch.unique(embeddings.y_to_x, return_inverse=True, return_counts=True)
+    y_weight = torch.ones(len(y), dtype=torch.float64) if weights == "pairs" else 1 / counts.double()[x_of_pair]
+    x_weight = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, x_of_pair, y_weight)
+    if len(x_row) < 2:
+        raise UserError(f"all pairs have the same x, row {int(x_row[0])}; popularity needs at least two")
     alignment = None
     if align == "ridge":
-        mean_y = torch.zeros(len(x_number), y.shape[1], dtype=torch.float64)
-        mean_y.index_add_(0, x_of_y, y.double() / counts.double()[x_of_y, None])
-        alignment = ridge(file.x[x_number], mean_y, x_weight)
+        mean_y = torch.zeros(len(x_row), y.shape[1], dtype=torch.float64)
+        mean_y.index_add_(0, x_of_pair, y.double() / counts.double()[x_of_pair, None])
+        alignment = align_ridge(embeddings.x[x_row], mean_y, x_weight)
         x = unit_rows(alignment.x, "x mapped to y")
-    elif file.x.shape[1] == y.shape[1]:
-        x = unit_rows(file.x, "x")[x_number]
+    elif embeddings.x.shape[1] == y.shape[1]:
+        x = unit_rows(embeddings.x, "x")[x_row]
     else:
         raise UserError(
-            f"x is {file.x.shape[1]} wide and y {y.shape[1]}, so they have no scores: embed both with one model,\n"
-            "or add --align ridge, which maps x to y by a ridge regression fitted on the pairs of this file"
+            f"x has width {embeddings.x.shape[1]} and y has width {y.shape[1]}: embed both with one model, or add\n"
+            "--align ridge, which maps x to y by a ridge regression fitted on the pairs of this file"
         )
-    return Pairs(
+    return WeightedPairs(
         x=x.to(y),
         y=y,
-        x_number=x_number,
-        x_of_y=x_of_y,
+        x_row=x_row,
+        links=torch.stack([x_of_pair, torch.arange(len(y))], dim=1),
         x_weight=x_weight / x_weight.mean(),
         y_weight=y_weight / y_weight.mean(),
         alignment=alignment,
     )
 
 
-def solve_sides(pairs: Pairs, temperature: float, device: str = "cpu", **options: Any) -> dict[str, Side]:
-    """Sides "y" and "x"; `options` go to `nuclr.popularity.solver`."""
+def solve_sides(
+    pairs: WeightedPairs, temperature: float, device: str = "cpu", **options: Any
+) -> dict[str, SidePopularity]:
+    """Return the popularity of sides "y" and "x"; `options` are passed to `nuclr.popularity.solve`."""
     try:
         x, y = pairs.x.to(device), pairs.y.to(device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from None
-    y_number = torch.arange(len(y))
+    y_row = torch.arange(len(y))
     return {
-        "y": _solve("y", (x, pairs.x_weight), (y, pairs.y_weight), y_number, temperature, options),
-        "x": _solve("x", (y, pairs.y_weight), (x, pairs.x_weight), pairs.x_number, temperature, options),
+        "y": _solve("y", (x, pairs.x_weight), (y, pairs.y_weight), y_row, temperature, options),
+        "x": _solve("x", (y, pairs.y_weight), (x, pairs.x_weight), pairs.x_row, temperature, options),
     }
 
 
@@ -136,13 +169,13 @@ def _solve(
     name: str,
     anchors: tuple[Tensor, Tensor],
     candidates: tuple[Tensor, Tensor],
-    number: Tensor,
+    row: Tensor,
     temperature: float,
     options: dict[str, Any],
-) -> Side:
+) -> SidePopularity:
     start = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # `converged` says it, and the command tells the user
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the command reports `converged` itself
         result = solve(
             x=anchors[0],
             y=candidates[0],
@@ -155,13 +188,12 @@ def _solve(
     weight = candidates[1].numpy()
     zeta = result.zeta.double().cpu().numpy()
     zeta = zeta - np.average(zeta, weights=weight)
-    top = zeta.max()
-    popularity = np.exp((zeta - top) / temperature)
+    popularity = np.exp((zeta - zeta.max()) / temperature)
     rank = np.empty(len(zeta), dtype=np.int64)
     rank[np.argsort(-zeta, kind="stable")] = np.arange(1, len(zeta) + 1)
-    return Side(
+    return SidePopularity(
         name=name,
-        number=number.numpy(),
+        row=row.numpy(),
         zeta=zeta,
         popularity=popularity / np.average(popularity, weights=weight),
         rank=rank,
@@ -172,3 +204,45 @@ def _solve(
         converged=result.converged,
         seconds=time.perf_counter() - start,
     )
+
+
+def align_ridge(x: Tensor, targets: Tensor, weight: Tensor) -> Alignment:
+    """Map x into the space of y by a ridge regression, leaving out each x for its own prediction.
+
+    Fitted values would make every pair look right, so each row is predicted by the fit on all other rows. This costs
+    nothing extra for a linear smoother (Allen's PRESS): with fitted values t_hat and leverages h, the prediction without
+    row i is t_i - (t_i - t_hat_i)/(1 - h_i). The penalty is the one in `PENALTIES` with the smallest error of this kind.
+    Columns of x are centered and scaled to unit variance first.
+
+    Args:
+        x: (n, d_x), one row per x.
+        targets: (n, d_y), the mean of the y of each x; this gives the same fit as one row per pair.
+        weight: (n,), positive.
+
+    """
+    x, targets = x.double(), targets.double()
+    weight = weight.double() * (len(x) / weight.double().sum())
+    mean = weight @ x / len(x)
+    scale = (weight @ (x - mean).square() / len(x)).sqrt()
+    x = ((x - mean) / scale)[:, scale > 0]
+    center = weight @ targets / len(x)
+    residual = targets - center
+
+    weighted = weight[:, None] * x
+    eigenvalues, basis = torch.linalg.eigh(weighted.T @ x / len(x))
+    eigenvalues = eigenvalues.clamp(min=0)  # negative only through rounding
+    x = x @ basis
+    moments = basis.T @ (weighted.T @ residual) / len(x)
+
+    best: tuple[float, float, Tensor] | None = None
+    for penalty in PENALTIES:
+        shrunk = 1 / (eigenvalues + penalty)
+        leverage = weight / len(x) * (x.square() @ shrunk + 1)
+        left_out = (residual - x @ (shrunk[:, None] * moments)) / (1 - leverage)[:, None]
+        error = (weight @ left_out.square()).sum().item()
+        if best is None or error < best[0]:
+            best = (error, penalty, left_out)
+    assert best is not None
+    error, penalty, left_out = best
+    explained = 1 - error / (weight @ residual.square()).sum().item()
+    return Alignment(x=targets - left_out, penalty=penalty, explained=explained)

@@ -1,0 +1,1 @@
+"""A run on disk: its settings, folder, checkpoints and components, and `Run`, which opens it for every command."""

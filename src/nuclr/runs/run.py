@@ -1,0 +1,188 @@
+"""`Run`: everything a run folder knows, opened the same way for every command.
+
+>>> run = Run.open("runs/demo")                                              # doctest: +SKIP
+>>> run.settings.objective.name, run.temperature, len(run.train.pairs)       # doctest: +SKIP
+('nuclr', 0.03, 12000)
+>>> features = run.features(run.val)                                         # doctest: +SKIP
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from nuclr.data import Loader, usable
+from nuclr.data.pairs import Pairs
+from nuclr.errors import UserError
+from nuclr.models import DualEncoder
+from nuclr.runs import checkpoint, components, config, folder
+from nuclr.runs.components import Loaders, Source
+from nuclr.runs.features import Encoding, PairFeatures, encode_pairs
+from nuclr.runs.launch import pick_device
+from nuclr.runs.settings import Settings
+
+
+class Run:
+    """A run folder: settings, model, pairs, features and the current temperature, exactly as training used them.
+
+    Nothing is read before it is asked for. Open a run with `Run.open`.
+    """
+
+    def __init__(
+        self, path: Path, settings: Settings, best: bool, device: torch.device, loaders: Loaders | None = None
+    ) -> None:
+        self.folder, self.settings, self.best, self.device = path, settings, best, device
+        self._loaders: Loaders = {} if loaders is None else loaders
+
+    @classmethod
+    def open(
+        cls, path: str | Path, best: bool = False, device: str = "auto", loaders: Loaders | None = None
+    ) -> "Run":
+        """Open a finished or unfinished run.
+
+        Args:
+            path: the folder that `nuclr train` wrote.
+            best: use the weights of the best checkpoint instead of the last ones.
+            device: where the model runs, such as "cpu" or "cuda"; "auto" takes an accelerator if there is one.
+            loaders: shared by several runs on the same pairs, so that images are decoded once.
+
+        Raises:
+            UserError: the folder does not hold a run, or its settings cannot be read.
+
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise UserError(f"{path}: no such folder; name a run folder that nuclr train wrote")
+        if not folder.is_run(path):
+            raise UserError(f"{path}: not a run folder (it has no {folder.CONFIG}); name one that nuclr train wrote")
+        return cls(path, read_settings(path), best, pick_device(device), loaders)
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else f"unfinished, step {self.step}"
+        return f"Run({str(self.folder)!r}, {self.settings.objective.name} on {self.settings.data.train}, {state})"
+
+    # -- what training wrote
+
+    @cached_property
+    def results(self) -> dict[str, Any] | None:
+        """Content of results.json; None for an unfinished run."""
+        return folder.read_results(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return folder.is_finished(self.folder)
+
+    @cached_property
+    def step(self) -> int:
+        """Number of steps done, from the newest checkpoint."""
+        saved = checkpoint.newest_first(self.folder / folder.CHECKPOINTS)
+        last = int((self.results or {}).get("steps", 0))
+        return max([last, *(int(path.stem.removeprefix("step_")) for path in saved)])
+
+    @cached_property
+    def _newest(self) -> dict[str, Any] | None:
+        return checkpoint.load_last(self.folder / folder.CHECKPOINTS, lambda _: None)
+
+    @property
+    def objective_state(self) -> dict[str, Tensor] | None:
+        """The objective's state in the newest checkpoint; None if there is no checkpoint."""
+        return None if self._newest is None else self._newest["objective"]
+
+    @cached_property
+    def temperature(self) -> float:
+        """Current temperature: the learnt value if the objective learns it."""
+        if self.results is not None:
+            return float(self.results["temperature"])
+        state = self.objective_state
+        objective = components.make_objective(self.settings.objective, len(self.train.pairs) if state else 2)
+        if state is not None:
+            objective.load_state_dict(state)
+        return float(objective.current_temperature)
+
+    # -- model and data
+
+    @cached_property
+    def model(self) -> DualEncoder:
+        """The model on the run's device, in eval mode: final, best, or that of an unfinished run's newest checkpoint."""
+        return self._load_model().to(self.device).eval()
+
+    def _load_model(self) -> DualEncoder:
+        saved = self.folder / folder.MODEL
+        model = DualEncoder.from_pretrained(saved) if self.finished and saved.is_dir() else None
+        if model is not None and not self.best:
+            return model
+        if self.best:
+            path = self.folder / folder.CHECKPOINTS / checkpoint.BEST
+            try:
+                state = checkpoint.load(path)
+            except checkpoint.BadCheckpoint as bad:
+                raise UserError(f"{path}: {bad}; leave out --best to use the last weights") from None
+        elif self._newest is None:
+            raise UserError(
+                f"{self.folder}: the run has no checkpoint yet; continue it with nuclr train {self.folder} --resume"
+            )
+        else:
+            state = self._newest
+        if model is None:
+            model = components.make_model(self.settings.model, self.train, self.settings.seed)
+        model.load_state_dict(state["model"])
+        return model
+
+    @cached_property
+    def train(self) -> Source:
+        """The training pairs as training read them; bad samples are those that training left out."""
+        source = components.open_train(self.settings.data, check=False)
+        bad = self._recorded_bad()
+        return Source(source.pairs, usable(source.pairs, bad, source.numbers), bad)
+
+    def _recorded_bad(self) -> dict[int, str]:
+        path = self.folder / folder.BAD
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return {int(entry["number"]): str(entry["reason"]) for entry in map(json.loads, lines)}
+
+    @cached_property
+    def val(self) -> Source | None:
+        """The held-out pairs as training read them; None if the run has none."""
+        return components.open_val(self.settings.data)
+
+    @cached_property
+    def classes(self) -> Any:
+        """The labeled images of `data.classes`; None if the run has none."""
+        return components.open_classes(self.settings.data, self.train.pairs)
+
+    def loader(self, pairs: Pairs) -> Loader:
+        """Return a loader that reads pairs as training did, without augmentation."""
+        return components.make_loader(self.settings.data, pairs, self.model, self._loaders)
+
+    @property
+    def encoding(self) -> Encoding:
+        """Batch size, device and precision of the run's evaluation."""
+        return Encoding(self.settings.evaluate.batch_size, self.device, self.settings.precision)
+
+    def features(
+        self, source: Source, numbers: np.ndarray | None = None, merge_y: bool = True, batch_size: int | None = None
+    ) -> PairFeatures:
+        """Return the features of pairs, all that are in use or those with these numbers."""
+        encoding = self.encoding if batch_size is None else self.encoding._replace(batch_size=batch_size)
+        chosen = source.numbers if numbers is None else numbers
+        return encode_pairs(self.model, self.loader(source.pairs), chosen, encoding, merge_y)
+
+
+def read_settings(path: Path) -> Settings:
+    """Return the settings in a run folder's config.yaml."""
+    file = path / folder.CONFIG
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise UserError("it does not hold keys and values")
+        settings = config.from_dict(content, str(file))
+        config.check(settings)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]})") from None
+    return settings
