@@ -9,7 +9,7 @@ import yaml
 
 from nuclr.errors import UserError
 from nuclr.runs import checkpoint, folder
-from nuclr.runs.environment import ENVIRONMENT
+from nuclr.runs.folder import ENVIRONMENT
 
 BASELINE_FOLDERS = ("sogclr",)
 

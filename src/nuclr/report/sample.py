@@ -18,8 +18,8 @@ from nuclr.models import DualEncoder
 from nuclr.report.logs import RunLog
 from nuclr.runs import checkpoint, folder
 from nuclr.runs import components as parts
-from nuclr.runs.features import encode_x, encode_y
 from nuclr.runs.config import from_dict
+from nuclr.runs.features import encode_x, encode_y
 from nuclr.runs.settings import Data
 
 BATCH = 256

@@ -17,9 +17,9 @@ from nuclr.report.pictures import Pictures, pictures_of
 from nuclr.report.retrieval import caption_of, retrieval
 from nuclr.runs import components as parts
 from nuclr.runs import folder
-from nuclr.runs.environment import machine, versions
-from nuclr.runs.launch import pick_device
 from nuclr.runs.config import from_dict
+from nuclr.runs.folder import machine, versions
+from nuclr.runs.launch import pick_device
 from nuclr.runs.settings import Data
 
 SAMPLES = 3000

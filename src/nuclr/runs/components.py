@@ -38,7 +38,7 @@ class Source:
     bad: dict[int, str]
 
 
-# -- data ---------------------------------------------------------------------------------------------------------------
+# -- data --------------------------------------------------------------------------------------------------------------
 
 
 def open_train(data: s.Data, check: bool = True) -> Source:
@@ -94,7 +94,7 @@ def check_compatible(train: Source, val: Source) -> None:
                 raise UserError(f"data.val has {side} of width {widths[1]}, but data.train has width {widths[0]}")
 
 
-# -- model --------------------------------------------------------------------------------------------------------------
+# -- model -------------------------------------------------------------------------------------------------------------
 
 
 def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
@@ -155,7 +155,7 @@ def _vectors(pairs: VectorPairs, numbers: np.ndarray, side: int) -> Iterator[Ten
         yield torch.from_numpy(pairs.rows(numbers[begin : begin + STANDARDIZE_BATCH])[side])
 
 
-# -- objective ----------------------------------------------------------------------------------------------------------
+# -- objective ---------------------------------------------------------------------------------------------------------
 
 
 def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objective:
@@ -166,11 +166,11 @@ def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objec
         raise UserError(f"objective.{error}") from None
 
 
-# -- resolved settings --------------------------------------------------------------------------------------------------
+# -- resolved settings -------------------------------------------------------------------------------------------------
 
 
 def resolve(
-    settings: s.Settings, out: Path, device: torch.device, source: Source, model: DualEncoder, classes: Any
+    settings: s.Settings, out: Path, device: torch.device, source: Source, model: DualEncoder
 ) -> s.Settings:
     """Return the settings with every default replaced by the value that is used."""
     data, sides = settings.data, settings.model

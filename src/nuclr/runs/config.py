@@ -1,4 +1,5 @@
-"""Settings from YAML and key=value: unknown keys and impossible values are refused, and the message names the right one.
+"""Settings from YAML and key=value: unknown keys and impossible values are refused, and the message names the right
+one.
 
 >>> settings = load(overrides=["data.train=pairs.csv", "objective.name=sogclr", "seed=1"])
 >>> settings.objective.name, settings.seed, settings.data.batch_size
@@ -79,7 +80,7 @@ def from_dict(values: Mapping[str, Any], source: str = "settings") -> Settings:
     return settings
 
 
-# -- reading ------------------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -161,7 +162,7 @@ def load_plugins(names: Sequence[str]) -> None:
             raise UserError(f"plugins: {name} cannot be imported ({type(error).__name__}: {error})") from None
 
 
-# -- values -------------------------------------------------------------------------------------------------------------
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 def fill(settings: Any, values: Any, source: str, prefix: str = "") -> Any:
@@ -278,7 +279,7 @@ def _describe(options: tuple[Any, ...], bounds: Any) -> str:
     return text
 
 
-# -- checks that involve several values ---------------------------------------------------------------------------------
+# -- checks that involve several values --------------------------------------------------------------------------------
 
 
 def check(settings: Settings, overridden: Sequence[str] = ()) -> None:

@@ -1,36 +1,40 @@
 """A run on disk: `config.yaml`, `metrics.jsonl`, `timing.jsonl`, `results.json`, `checkpoints/`, `model/`.
 
-Besides: `environment.json` (command, versions), `bad_samples.jsonl`, `report.html` once it is finished, and what the
-loggers keep (`tensorboard/`, `wandb/`, `wandb_id`).
+Also `environment.json` (command, versions, machine), `bad_samples.jsonl`, `report.html` after the end, and files of the
+loggers (`tensorboard/`, `wandb/`, `wandb_id`).
 
-metrics.jsonl holds what depends on the settings alone; on resuming it is cut back to where the checkpoint was, so that
-in the end it is the file of a run that never stopped. What a clock says goes to timing.jsonl.
+metrics.jsonl depends only on the settings. When a run resumes, it is truncated to the position of the checkpoint, so
+that in the end it equals the file of a run that never stopped. Measured times are written to timing.jsonl.
 """
 
 import fcntl
 import json
 import os
+import platform
+import shlex
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 import yaml
 
+from nuclr import files
 from nuclr.errors import UserError
+from nuclr.runs.settings import flatten
 
-CONFIG, METRICS, TIMING, RESULTS, BAD = (
-    "config.yaml",
-    "metrics.jsonl",
-    "timing.jsonl",
-    "results.json",
-    "bad_samples.jsonl",
-)
-CHECKPOINTS, MODEL, LOCK = "checkpoints", "model", ".lock"
+CONFIG, METRICS, TIMING, RESULTS = "config.yaml", "metrics.jsonl", "timing.jsonl", "results.json"
+BAD, ENVIRONMENT, CHECKPOINTS, MODEL, LOCK = "bad_samples.jsonl", "environment.json", "checkpoints", "model", ".lock"
+PACKAGES = ("nuclr", "torch", "transformers", "tokenizers", "kornia", "numpy", "pillow")
+# Settings of the machine, which a resumed run may change.
 FREE_ON_RESUME = {
     "out",
     "device",
     "threads",
     "checkpoint_every",
     "report",
+    "plugins",
     "data.root",
     "data.workers",
     "data.memory",
@@ -40,17 +44,31 @@ FREE_ON_RESUME = {
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was begun here."""
+    """Return whether a run was started in this folder."""
     return (folder / CONFIG).is_file()
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run here came to its end."""
+    """Return whether the run in this folder came to its end."""
     return (folder / RESULTS).is_file()
 
 
+def read_results(folder: Path) -> dict[str, Any] | None:
+    """Return the content of results.json; None if the run is not finished."""
+    if not is_finished(folder):
+        return None
+    path = folder / RESULTS
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); restore it, or train again with out=...") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: does not hold the results of a run; restore it, or train again with out=...")
+    return content
+
+
 class RunFolder:
-    """The folder of a run, locked against a second one; only the first process writes."""
+    """The folder of a run in training, locked against a second run; only the first process writes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,28 +77,29 @@ class RunFolder:
         self._files: dict[str, IO[bytes]] = {}
 
     def open(self, config: dict[str, Any], resume: bool) -> bool:
-        """Lock it and see that it is new, or the run to go on with; returns whether it is the latter."""
+        """Lock the folder and check that it is new, or holds the run to resume; return whether it is the latter."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            before = is_run(self.folder)
-            if before and not resume:
+            exists = is_run(self.folder)
+            if exists and not resume:
                 state = "a finished run" if is_finished(self.folder) else "a run"
-                hint = "" if is_finished(self.folder) else ", or add --resume to go on with it"
-                raise UserError(f"{self.folder} holds {state} already; name another folder with out=...{hint}")
-            if before:
+                hint = "" if is_finished(self.folder) else ", or add --resume to continue it"
+                raise UserError(f"{self.folder} already holds {state}; name another folder with out=...{hint}")
+            if exists:
                 self._check_same(config)
-            elif others := [p.name for p in self.folder.iterdir() if p.name not in (LOCK, f".{CONFIG}.tmp")]:
-                raise UserError(f"{self.folder} is not empty ({others[0]}) and holds no run; name another with out=...")
-            if not before:  # before all else: a run that is killed right here must be known as one
-                text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-                self._replace(CONFIG, text)
+            elif others := [p.name for p in self.folder.iterdir() if p.name != LOCK and not files.is_temporary(p)]:
+                raise UserError(
+                    f"{self.folder} is not empty (it has {others[0]}) and is not a run folder; name another with out=..."
+                )
+            if not exists:  # first of all, so that a run killed right after this is recognized as one
+                files.write_text(self.folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
             self.checkpoints.mkdir(exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise UserError(f"out={self.folder}: a file is in the way; name a folder") from None
+            raise UserError(f"out={self.folder}: there is a file with this name; name a folder") from None
         except OSError as error:
             raise UserError(f"out={self.folder}: cannot be written ({error.strerror}); name another folder") from None
-        return before
+        return exists
 
     def _take_lock(self) -> None:
         self._lock = (self.folder / LOCK).open("a+")
@@ -97,63 +116,83 @@ class RunFolder:
         self._lock.flush()
 
     def _check_same(self, config: dict[str, Any]) -> None:
-        before = dict(_flat(yaml.safe_load((self.folder / CONFIG).read_text(encoding="utf-8"))))
-        now = dict(_flat(config))
+        before = dict(flatten(yaml.safe_load((self.folder / CONFIG).read_text(encoding="utf-8"))))
+        now = dict(flatten(config))
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key) and key not in FREE_ON_RESUME:
                 raise UserError(
-                    f"{key} is {now.get(key)!r}, but the run in {self.folder} was begun with {before.get(key)!r}; "
-                    "resume it with its own settings, or begin another with out=..."
+                    f"{key} is {now.get(key)!r}, but the run in {self.folder} began with {before.get(key)!r}; "
+                    "resume it with its own settings, or start another run with out=..."
                 )
 
     def start_logs(self, metrics_bytes: int) -> None:
-        """Open the logs; metrics.jsonl is cut back to the position that the checkpoint knows."""
+        """Open the logs; metrics.jsonl is truncated to the length stored in the checkpoint."""
         with (self.folder / METRICS).open("ab") as file:
             file.truncate(metrics_bytes)
         self._files = {name: (self.folder / name).open("ab") for name in (METRICS, TIMING)}
 
     def log(self, name: str, values: dict[str, Any]) -> None:
-        """Add a line."""
+        """Append a line to a log."""
         self._files[name].write(json.dumps(values).encode() + b"\n")
         self._files[name].flush()
 
     def metrics_bytes(self) -> int:
-        """Length of metrics.jsonl, which is on the disk by then."""
+        """Flush metrics.jsonl to disk and return its length."""
         file = self._files[METRICS]
         file.flush()
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size
 
     def finish(self, results: dict[str, Any]) -> None:
-        """Write results.json, which marks the run as done."""
-        self._replace(RESULTS, json.dumps(results, indent=1) + "\n")
+        """Write results.json, which marks the run as finished."""
+        files.write_text(self.folder / RESULTS, json.dumps(results, indent=1) + "\n")
 
     def close(self) -> None:
-        """Let go of files and lock."""
+        """Close the logs and release the lock."""
         for file in [*self._files.values(), self._lock]:
             if file is not None:
                 file.close()
         self._files, self._lock = {}, None
 
-    def _replace(self, name: str, text: str) -> None:
-        temporary = self.folder / f".{name}.tmp"
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.folder / name)
+
+# -- environment -------------------------------------------------------------------------------------------------------
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        rows += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-    return rows
+def environment() -> dict[str, Any]:
+    """Return the command line, the versions that results depend on, and the machine."""
+    return {"command": _command(sys.argv), "versions": versions(), "machine": machine()}
 
 
-def read_results(folder: Path) -> dict[str, Any] | None:
-    """What results.json holds; None where the run is not finished."""
-    if not is_finished(folder):
-        return None
-    content: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    return content
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that are installed."""
+    numbers = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            numbers[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return numbers
+
+
+def machine() -> dict[str, Any]:
+    """Return system, number of processors and threads, and the accelerator."""
+    facts: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def write_environment(folder: Path) -> None:
+    """Write environment.json, unless the run that is resumed has one."""
+    path = folder / ENVIRONMENT
+    if not path.exists():
+        files.write_json(path, environment())
+
+
+def _command(arguments: list[str]) -> str:
+    program = Path(arguments[0]).name
+    return shlex.join(["nuclr" if program in ("nuclr", "__main__.py") else program, *arguments[1:]])

@@ -1,4 +1,4 @@
-"""Processes and devices: one process, or as many as torchrun started."""
+"""Processes and devices: a single process, or as many as torchrun started."""
 
 import contextlib
 import gc
@@ -15,24 +15,24 @@ from nuclr import distributed
 from nuclr.errors import UserError
 
 
-def pick_device(wanted: str) -> torch.device:
-    """For "auto" the accelerator if there is one, else the CPU; each process of torchrun has its own."""
+def pick_device(name: str) -> torch.device:
+    """Return the device; "auto" is an accelerator if there is one, else the CPU. Each torchrun process has its own."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(wanted)
+        device = torch.device(name)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", local)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device: {wanted!r} cannot be used here ({str(error).splitlines()[0][:80]})") from None
+        raise UserError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0][:80]})") from None
     return device
 
 
 @contextlib.contextmanager
 def processes(device: torch.device) -> Iterator[None]:
-    """Join the other processes of torchrun for the length of the block; nothing to do for a single one."""
+    """Join the other processes of torchrun for the length of the block; does nothing for a single process."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or (dist.is_available() and dist.is_initialized()):
         yield
         return
@@ -42,22 +42,22 @@ def processes(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        # Whoever still holds the group keeps its threads running into the interpreter's end, which aborts now and then.
+        # A group that is still referenced keeps its threads alive until the interpreter exits, which can then abort.
         gc.collect()
         dist.destroy_process_group()
 
 
 def is_first() -> bool:
-    """Whether this is the first process, also before and after the processes have joined."""
+    """Return whether this is the first process, also before the processes joined and after they left."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 class ElsewhereError(Exception):
-    """The first process could not go on, and has said why."""
+    """The first process failed and has reported why."""
 
 
 def on_first(function: Callable[[], Any]) -> Any:
-    """Call a function on the first process only, while the others wait; if it fails, all of them end."""
+    """Call a function on the first process while the others wait; if it fails, all processes stop."""
     problem: BaseException | None = None
     result = None
     if distributed.rank() == 0:
@@ -73,11 +73,11 @@ def on_first(function: Callable[[], Any]) -> Any:
     return result
 
 
-def free_folder(wanted: Path) -> Path:
-    """`wanted`, or where that is taken wanted-2, wanted-3, ...; the first process looks, and all agree."""
+def free_folder(preferred: Path) -> Path:
+    """Return `preferred`, or NAME-2, NAME-3, ... if it exists; the first process decides for all."""
 
     def named(number: int) -> Path:
-        return wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        return preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
 
     free = next(number for number in itertools.count(1) if not named(number).exists())
     return named(distributed.exchange([free])[0][0])

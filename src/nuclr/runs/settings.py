@@ -1,7 +1,7 @@
 """All settings of a run, with types, bounds and defaults.
 
-`nuclr.runs.config` fills them from YAML and key=value. The section `objective` is not fixed: its keys are the arguments of
-the registered objectives' constructors (`nuclr.objectives.registry`).
+`nuclr.runs.config` fills them from YAML and key=value. The section `objective` is not fixed: its keys are the
+arguments of the registered objectives' constructors (`nuclr.objectives.registry`).
 """
 
 import dataclasses
@@ -35,9 +35,10 @@ class Data:
     """The pairs. Names are relative to `root` if they exist there.
 
     train, val: see `nuclr.data.open_pairs`; val is optional. classes: a folder of labeled images for zero-shot
-    classification, or "builtin". keep: a list of pair numbers to train on. one_pair_per_x: an epoch contains every x once
-    instead of every pair. mask: pairs that share an x or a y are not used as negatives of each other. batch_size: summed
-    over all processes. fit: how an image is made square. memory: megabytes of decoded images to keep.
+    classification, or "builtin". keep: a list of pair numbers to train on. one_pair_per_x: an epoch contains every x
+    once instead of every pair. mask: pairs that share an x or a y are not used as negatives of each other.
+    batch_size: summed over all processes. fit: how an image is made square. memory: megabytes of decoded images to
+    keep.
     """
 
     train: str | None = None
@@ -102,8 +103,8 @@ class Model:
 class Objective:
     """The objective's name in the registry, and arguments of its constructor.
 
-    `options` may hold options of other objectives too, so that one file serves `nuclr compare`; `arguments` leaves those
-    out and fills in the defaults.
+    `options` may hold options of other objectives too, so that one file serves `nuclr compare`; `arguments` leaves
+    those out and fills in the defaults.
     """
 
     name: str = "nuclr"
@@ -131,9 +132,9 @@ class Schedule:
     """Everything that changes over time, see `nuclr.training.schedules`.
 
     The learning rate rises from lr_start over warmup_steps and falls to lr_end along a cosine. zeta is frozen for
-    zeta_frozen_epochs; after that its step size is constant or falls to 0 along a cosine. zeta_steps also divides it by 10
-    after half and by 100 after three quarters of the epochs. zeta_refresh: solve for zeta exactly on the current features
-    every so many epochs (0: never). gamma: constant, or a cosine from 1 down to objective.gamma.
+    zeta_frozen_epochs; after that its step size is constant or falls to 0 along a cosine. zeta_steps also divides it
+    by 10 after half and by 100 after three quarters of the epochs. zeta_refresh: solve for zeta exactly on the
+    current features every so many epochs (0: never). gamma: constant, or a cosine from 1 down to objective.gamma.
     """
 
     epochs: int = number(10, 1)
@@ -168,9 +169,9 @@ class Log:
 class Settings:
     """Settings of one run.
 
-    out: the run's folder, runs/NAME by default. checkpoint_every: steps between checkpoints, in addition to one at the end
-    of every epoch. report: write report.html at the end. plugins: Python files or modules to import first, which may
-    register objectives or report sections.
+    out: the run's folder, runs/NAME by default. checkpoint_every: steps between checkpoints, in addition to one at
+    the end of every epoch. report: write report.html at the end. plugins: Python files or modules to import first,
+    which may register objectives or report sections.
     """
 
     name: str = "run"

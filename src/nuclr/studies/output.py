@@ -12,7 +12,8 @@ from nuclr.errors import UserError
 def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str]) -> None:
     """Create `folder` and check that it can be written and that the files to write in it are not somebody else's.
 
-    An earlier run of the same command is recognized by the key "written_by" in its `summary`; its files may be replaced.
+    An earlier run of the same command is recognized by the key "written_by" in its `summary`; its files may be
+    replaced.
 
     Args:
         folder: the folder of `--out`.

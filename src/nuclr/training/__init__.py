@@ -1,6 +1,6 @@
-"""Training: pairs -> batches -> features -> objective, and never losing work.
+"""Training: pairs -> batches -> features -> objective, without ever losing work.
 
-A newcomer's way through: `settings` (all that can be set), `loop` (a run from beginning to end), and what it is made
-of: `parts` (data, model, objective from settings), `schedules` (the only owner of time), `optimizer`, `features`,
-`validate`, `checkpoint`, `folder` (a run on disk), `signals`, `progress`. `demo` is what `nuclr train` does by itself.
+Read `loop` first: it is a run from beginning to end. Its parts: `step` (one step), `schedules` (everything that changes
+over time), `optimizer`, `validation`, `logging` (metrics, progress, TensorBoard, W&B), `guards` (signals, NaN, changed
+data). `demo` is `nuclr train` without arguments, `dry_run` is `nuclr train --dry-run`.
 """

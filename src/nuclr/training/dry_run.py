@@ -1,4 +1,4 @@
-"""`--dry-run`: build everything, read one batch, take two steps, say what the run would cost, leave nothing behind."""
+"""`--dry-run`: build everything, read one batch, take two steps, estimate the cost of the run, leave nothing behind."""
 
 import resource
 import sys
@@ -9,31 +9,29 @@ import torch
 
 from nuclr import distributed
 from nuclr.data import batches, epoch_order, steps_per_epoch
-from nuclr.runs import components as parts
+from nuclr.runs import components
 from nuclr.runs.features import autocast
 from nuclr.runs.launch import pick_device, processes
 from nuclr.runs.settings import Settings
-from nuclr.training.build import build
 from nuclr.training.optimizer import make_optimizer
-from nuclr.training.step import inputs
+from nuclr.training.step import make_augment, prepare_inputs
+from nuclr.training.validation import build_parts
 
 MB = 2**20
 
 
 def dry_run(settings: Settings) -> dict[str, Any]:
-    """Memory in bytes and time in seconds, from the second of two steps; nothing is written."""
+    """Return memory in bytes and time in seconds, measured on the second of two steps; nothing is written."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = pick_device(settings.device)
     with processes(device):
-        source, validation, model = build(settings, device)
+        source, validation, model = build_parts(settings, device)
         pairs = source.pairs
-        objective = parts.make_objective(settings.objective, len(pairs)).to(device)
+        objective = components.make_objective(settings.objective, len(pairs)).to(device)
         optimizer = make_optimizer(model, objective, settings.optimizer.lr, settings.optimizer.weight_decay)
-        loader, augment = (
-            parts.make_loader(settings.data, pairs, model),
-            parts.make_augment(settings.augment, model, settings.seed),
-        )
+        loader = components.make_loader(settings.data, pairs, model)
+        augment = make_augment(settings.augment, model, settings.seed)
         order = epoch_order(pairs, settings.seed, 0, settings.data.one_pair_per_x, source.numbers)
         steps = steps_per_epoch(order, settings.data.batch_size)
         own = batches(order, settings.data.batch_size, distributed.rank(), distributed.world_size())
@@ -41,12 +39,12 @@ def dry_run(settings: Settings) -> dict[str, Any]:
         batch = next(iter(loader.load([next(own)])))
         reading = time.perf_counter() - begin
         step = 0.0
-        for _ in range(2):  # the first one also pays for what is set up once
+        for _ in range(2):  # the first step includes one-time set-up
             begin = time.perf_counter()
-            x, y = inputs(model, augment, batch, 0, 0, device)
+            x, y = prepare_inputs(model, augment, batch, 0, 0, device)
             with autocast(device, settings.precision):
-                fx, fy = model(x, y)
-            loss = objective(fx, fy, batch.numbers).loss
+                features_x, features_y = model(x, y)
+            loss = objective(features_x, features_y, batch.numbers).loss
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -81,16 +79,16 @@ def _peak(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def describe(found: dict[str, Any]) -> str:
-    """For a person to read."""
-    minutes = found["seconds"] / 60
+def describe(estimate: dict[str, Any]) -> str:
+    """Return the estimate as text for a person."""
+    minutes = estimate["seconds"] / 60
     return (
-        f"{found['pairs']:,} pairs ({found['bad_samples']} bad), {found['parameters']:,} parameters, "
-        f"{found['steps']:,} steps; {found['left_over_per_epoch']} samples left over in an epoch\n"
-        f"memory: model {found['bytes_model'] / MB:,.0f} MB, "
-        f"gradients and AdamW {found['bytes_optimizer'] / MB:,.0f} MB, "
-        f"objective's state {found['bytes_objective'] / MB:,.1f} MB, peak so far {found['bytes_peak'] / MB:,.0f} MB; "
-        f"a checkpoint takes {found['bytes_checkpoint'] / MB:,.0f} MB on disk\n"
-        f"time: about {found['seconds_step']:.3f} s a step, {minutes:,.1f} min in all without evaluation; "
-        f"loss of the batch {found['loss']:.4f}"
+        f"{estimate['pairs']:,} pairs ({estimate['bad_samples']} bad), {estimate['parameters']:,} parameters, "
+        f"{estimate['steps']:,} steps; {estimate['left_over_per_epoch']} samples left over per epoch\n"
+        f"memory: model {estimate['bytes_model'] / MB:,.0f} MB, "
+        f"gradients and AdamW {estimate['bytes_optimizer'] / MB:,.0f} MB, "
+        f"objective state {estimate['bytes_objective'] / MB:,.1f} MB, peak so far {estimate['bytes_peak'] / MB:,.0f} MB; "
+        f"a checkpoint takes {estimate['bytes_checkpoint'] / MB:,.0f} MB on disk\n"
+        f"time: about {estimate['seconds_step']:.3f} s per step, {minutes:,.1f} min in total without evaluation; "
+        f"loss of the batch {estimate['loss']:.4f}"
     )

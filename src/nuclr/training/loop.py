@@ -1,9 +1,9 @@
 """A run from its first to its last line.
 
-Everything random follows from (seed, epoch, step): the order of the samples, augmentation, dropout. So a run that is
-killed at any moment and resumed from its last checkpoint does the same steps again, and ends with the same weights,
-state and metrics as one that was never stopped. Position (epoch, k) means: k steps of this epoch are done; where k is
-all of them, the epoch's evaluation is still to come.
+Everything random depends only on (seed, epoch, step): the order of the samples, augmentation, dropout. A run that is
+killed at any moment and resumed from its last checkpoint therefore repeats the same steps, and ends with the same
+weights, state and metrics as one that was never stopped. Position (epoch, k) means that k steps of this epoch are done;
+if k is the number of steps per epoch, the epoch's evaluation is still to be done.
 """
 
 import contextlib
@@ -20,29 +20,41 @@ from torch.nn.parallel import DistributedDataParallel
 import nuclr
 from nuclr import distributed
 from nuclr.data import batches, epoch_order, steps_per_epoch, write_bad_samples
-from nuclr.objectives import NUCLR
-from nuclr.runs import checkpoint, environment, folder
-from nuclr.runs import components as parts
-from nuclr.runs.features import autocast
+from nuclr.runs import checkpoint, components, folder
+from nuclr.runs.features import Encoding, autocast
 from nuclr.runs.launch import on_first, pick_device, processes
 from nuclr.runs.settings import Settings, to_dict
-from nuclr.training import tables
-from nuclr.training.build import build
-from nuclr.training.guards import FiniteCheck, TrainingFailed
-from nuclr.training.lines import Window, line, short, timing
-from nuclr.training.logging import Loggers, check_installed
+from nuclr.training import logging
+from nuclr.training.guards import FiniteCheck, Interrupted, Signals, TrainingFailed, check_same_data, data_identity
 from nuclr.training.optimizer import make_optimizer
-from nuclr.training.progress import Clock, Progress
-from nuclr.training.refresh import refresh_zeta
-from nuclr.training.same_data import check_same, identity
-from nuclr.training.signals import Interrupted, Signals
-from nuclr.training.step import clip, collapsed_loss, contrast, inputs, seed_step
-from nuclr.training.timetable import Position, evaluation_due, refresh_due, set_schedules
-from nuclr.training.validation import PROTOCOL
+from nuclr.training.schedules import Position, evaluation_due, refresh_due, set_schedules
+from nuclr.training.step import (
+    apply_objective,
+    clip_gradient,
+    collapsed_loss,
+    make_augment,
+    prepare_inputs,
+    refresh_zeta,
+    seed_step,
+)
+from nuclr.training.validation import PROTOCOL, build_parts
 
 
-def train(settings: Settings, out: Path, resume: bool = False, loaders: parts.Loaders | None = None) -> dict[str, Any]:
-    """Train, and return what results.json holds; `loaders` are shared by several runs on the same pairs."""
+def train(settings: Settings, out: Path, resume: bool = False, loaders: components.Loaders | None = None) -> dict[str, Any]:
+    """Train and return the content of results.json.
+
+    Args:
+        settings: of the run.
+        out: the run's folder.
+        resume: continue the run in `out` if there is one.
+        loaders: shared by several runs on the same pairs, so that images are decoded once.
+
+    Raises:
+        UserError: a mistake in the settings or the data.
+        TrainingFailed: a NaN, a full disk.
+        Interrupted: SIGINT or SIGTERM, after a checkpoint was written.
+
+    """
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = pick_device(settings.device)
@@ -51,8 +63,8 @@ def train(settings: Settings, out: Path, resume: bool = False, loaders: parts.Lo
         try:
             return _train(settings, run, resume, device, signals, loaders)
         except OSError as error:
-            where = error.filename or out
-            raise TrainingFailed(f"{where}: {error.strerror or error}; the checkpoints so far are in {out}") from error
+            path = error.filename or out
+            raise TrainingFailed(f"{path}: {error.strerror or error}; the checkpoints so far are in {out}") from error
         finally:
             run.close()
 
@@ -63,56 +75,58 @@ def _train(
     resume: bool,
     device: torch.device,
     signals: Signals,
-    loaders: parts.Loaders | None,
+    loaders: components.Loaders | None,
 ) -> dict[str, Any]:
     rank, world, first = distributed.rank(), distributed.world_size(), distributed.rank() == 0
     batch_size, epochs, seed = settings.data.batch_size, settings.schedule.epochs, settings.seed
     begin = time.perf_counter()
-    check_installed(settings.log)
+    logging.check_installed(settings.log)
 
     # -- data, model, objective, optimizer -----------------------------------------------------------------------------
-    train_source, validation, model = build(settings, device, loaders)
-    pairs = train_source.pairs
-    objective = parts.make_objective(settings.objective, len(pairs)).to(device)
-    loader = parts.make_loader(settings.data, pairs, model, loaders)
-    augment = parts.make_augment(settings.augment, model, seed)
+    source, validation, model = build_parts(settings, device, loaders)
+    pairs = source.pairs
+    objective = components.make_objective(settings.objective, len(pairs)).to(device)
+    loader = components.make_loader(settings.data, pairs, model, loaders)
+    augment = make_augment(settings.augment, model, seed)
     o = settings.optimizer
     optimizer = make_optimizer(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    encoders = DistributedDataParallel(model) if world > 1 else model  # the objective gathers by itself, outside
+    encoders = DistributedDataParallel(model) if world > 1 else model  # the objective gathers features itself, outside DDP
 
     def order_of(epoch: int) -> np.ndarray:
-        return epoch_order(pairs, seed, epoch, settings.data.one_pair_per_x, train_source.numbers)
+        return epoch_order(pairs, seed, epoch, settings.data.one_pair_per_x, source.numbers)
 
     samples = len(order_of(0))
     steps = steps_per_epoch(order_of(0), batch_size)
-    next(batches(order_of(0), batch_size, rank, world))  # refuses a batch that cannot be shared
+    next(batches(order_of(0), batch_size, rank, world))  # raises if the batch cannot be divided among the processes
     chance = collapsed_loss(objective, batch_size // world, device)
 
-    # -- the folder, and where an earlier run stopped ------------------------------------------------------------------
+    # -- the folder, and the position of an earlier run ------------------------------------------------------------------
+    settings = components.resolve(settings, run.folder, device, source, model)
     resumed = on_first(lambda: run.open(to_dict(settings), resume))
-    progress = Progress(settings.name, epochs * steps, 0, chance, batch_size)
-    position, window, best, metrics_bytes = Position(), Window(), -math.inf, 0
-    found = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
-    if found is not None:
-        check_same(found, train_source, validation.source, run.folder)
-        model.load_state_dict(found["model"])
-        objective.load_state_dict(found["objective"])
-        optimizer.load_state_dict(found["optimizer"])
-        position = Position(**found["position"])
-        window = Window(found["window"]["sums"], found["window"]["count"])
-        best, metrics_bytes = found["best"], found["metrics_bytes"]
-        progress.say(f"{settings.name}: going on from step {position.total} of {epochs * steps}")
+    progress = logging.Progress(settings.name, epochs * steps, 0, chance, batch_size)
+    progress.say(logging.banner(settings, source, validation.source, model, steps, device))
+    position, window, best, metrics_bytes = Position(), logging.Window(), -math.inf, 0
+    saved = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
+    if saved is not None:
+        check_same_data(saved, source, validation.source, run.folder)
+        model.load_state_dict(saved["model"])
+        objective.load_state_dict(saved["objective"])
+        optimizer.load_state_dict(saved["optimizer"])
+        position = Position(**saved["position"])
+        window = logging.Window(saved["window"]["sums"], saved["window"]["count"])
+        best, metrics_bytes = saved["best"], saved["metrics_bytes"]
+        progress.say(f"{settings.name}: resuming from step {position.total} of {epochs * steps}")
     elif resumed or resume:
-        progress.say(f"{settings.name}: no checkpoint in {run.folder} yet; starting from the beginning")
+        progress.say(f"{settings.name}: there is no checkpoint in {run.folder} yet; starting from the beginning")
     progress.done = progress.begin_step = position.total
     if first:
         run.start_logs(metrics_bytes)
-        environment.write(run.folder)
-        write_bad_samples(run.folder / folder.BAD, pairs, train_source.bad)
-        if train_source.bad:
-            progress.say(f"{settings.name}: {len(train_source.bad)} bad samples are left out, see {folder.BAD}")
-    loggers = Loggers(settings, run.folder, position.total) if first else None
+        folder.write_environment(run.folder)
+        write_bad_samples(run.folder / folder.BAD, pairs, source.bad)
+        if source.bad:
+            progress.say(f"{settings.name}: {len(source.bad)} bad samples are left out, see {folder.BAD}")
+    loggers = logging.Loggers(settings, run.folder, position.total) if first else None
     finite = FiniteCheck(run.folder)
 
     def save() -> None:
@@ -128,26 +142,24 @@ def _train(
             "window": {"sums": window.sums, "count": window.count},
             "best": best,
             "metrics_bytes": run.metrics_bytes(),
-            "data": identity(train_source, validation.source),
+            "data": data_identity(source, validation.source),
         }
         checkpoint.save_step(run.checkpoints, position.total, content)
 
     def log(values: dict[str, Any]) -> None:
         if first:
             run.log(folder.METRICS, values)
-            cast(Loggers, loggers).write(values)
+            cast(logging.Loggers, loggers).write(values)
 
     # -- epochs --------------------------------------------------------------------------------------------------------
-    clock, spent = Clock(), Clock()
+    clock, spent = logging.Clock(), logging.Clock()
     last: dict[str, float] = {}
     with progress.shown(), loggers or contextlib.nullcontext():
         while position.epoch < epochs:
             epoch = position.epoch
             if position.step == 0 and refresh_due(settings, objective, epoch):
-                refresh_zeta(
-                    cast(NUCLR, objective), model, train_source, loader, settings.evaluate.batch_size, device,
-                    settings.precision,
-                )  # fmt: skip
+                encoding = Encoding(settings.evaluate.batch_size, device, settings.precision)
+                refresh_zeta(objective, model, source, loader, encoding)
             model.train()
             objective.train()
             numbers = batches(order_of(epoch), batch_size, rank, world, position.step)
@@ -157,16 +169,18 @@ def _train(
                     clock.lap("data")
                     seed_step(seed, position.total, rank, device)
                     set_schedules(settings, optimizer, objective, position, steps)
-                    x, y = inputs(model, augment, batch, epoch, position.step, device)
+                    x, y = prepare_inputs(model, augment, batch, epoch, position.step, device)
                     with autocast(device, settings.precision):
-                        fx, fy = encoders(x, y)
+                        features_x, features_y = encoders(x, y)
                     clock.lap("encoders")
-                    out = contrast(objective, fx, fy, batch, settings.data.mask, run.folder)
+                    out = apply_objective(
+                        objective, features_x, features_y, batch, settings.data.mask, run.folder
+                    )
                     clock.lap("objective")
                     for parameter in parameters:
                         parameter.grad = None
                     out.loss.backward()
-                    norm = clip(parameters, o.clip)
+                    norm = clip_gradient(parameters, o.clip)
                     finite.check(torch.isfinite(norm + out.loss.detach()), batch.numbers)
                     optimizer.step()
                     clock.lap("encoders")
@@ -176,15 +190,15 @@ def _train(
                     progress.step(position.total)
                     if position.total % settings.log.every == 0:
                         values = window.means()
-                        log(line(position, steps, optimizer, objective, values))
+                        log(logging.metrics_line(position, steps, optimizer, objective, values))
                         if first:
-                            run.log(folder.TIMING, timing(position, clock, batch_size * settings.log.every))
-                        progress.told(epoch, values["loss"], clock)
-                        spent.seconds = {key: spent.seconds[key] + clock.seconds[key] for key in clock.seconds}
-                        window = Window()
+                            run.log(folder.TIMING, logging.timing_line(position, clock, batch_size * settings.log.every))
+                        progress.report(epoch, values["loss"], clock)
+                        spent.add(clock)
+                        window = logging.Window()
                         clock.reset()
                     clock.lap("objective")  # state and logging
-                    stop = signals.wanted()
+                    stop = signals.pending()
                     if stop or (position.total % settings.checkpoint_every == 0 and position.step < steps):
                         save()
                         clock.lap("other")
@@ -194,26 +208,26 @@ def _train(
                     save()
 
             # -- held-out pairs
-            spread = tables.quantiles(objective, train_source.numbers) if first else {}
+            values = logging.state_quantiles(objective, source.numbers) if first else {}
             if evaluation_due(settings, epoch):
                 last = validation(model, device, settings.precision)
                 if last:
-                    progress.say(f"{settings.name}: epoch {epoch + 1}/{epochs}  {short(last)}")
+                    progress.say(f"{settings.name}: epoch {epoch + 1}/{epochs}  {logging.short_metrics(last)}")
                 score = last.get("mean_R@1", last.get("zero_shot_acc1", -math.inf))
                 if first and score > best:
                     checkpoint.mark_best(run.checkpoints, position.total)
                 best = max(best, score)
-                spread |= {f"val/{k}": v for k, v in last.items()}
-            if spread:
-                log({"step": position.total, "epoch": epoch + 1, **spread})
+                values |= {f"val/{k}": v for k, v in last.items()}
+            if values:
+                log({"step": position.total, "epoch": epoch + 1, **values})
             position = Position(epoch + 1, 0, position.total)
 
     # -- the end -------------------------------------------------------------------------------------------------------
-    spent.seconds = {key: spent.seconds[key] + clock.seconds[key] for key in clock.seconds}
+    spent.add(clock)
     results = {
         "name": settings.name,
         "objective": settings.objective.name,
-        "temperature": objective.temperature,
+        "temperature": objective.current_temperature,
         "steps": position.total,
         "epochs": epochs,
         "batch_size": batch_size,
@@ -221,7 +235,7 @@ def _train(
         "pairs": len(pairs),
         "samples_per_epoch": samples,
         "left_over_per_epoch": samples - steps * batch_size,
-        "bad_samples": len(train_source.bad),
+        "bad_samples": len(source.bad),
         "parameters": sum(parameter.numel() for parameter in parameters),
         "val": last,
         "best_mean_R@1": best if math.isfinite(best) else None,

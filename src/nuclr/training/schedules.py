@@ -1,27 +1,42 @@
-"""The only owner of time: what changes during a run, as pure functions of where it is.
+"""The only owner of time: everything that changes during a run, as functions of the position in it.
 
 t counts epochs with fractions: in step k of an epoch of S steps, t = epoch + k / S.
 """
 
 import math
+from dataclasses import dataclass
+
+import torch
+
+from nuclr.objectives import Objective
+from nuclr.runs.settings import Settings
+
+
+@dataclass
+class Position:
+    """Position in a run: `step` steps of `epoch` are done, `total` steps overall."""
+
+    epoch: int = 0
+    step: int = 0
+    total: int = 0
 
 
 def cosine(start: float, end: float, progress: float) -> float:
-    """From `start` at progress 0 to `end` at 1, and there it stays."""
+    """Return a value that falls along a cosine from `start` at progress 0 to `end` at progress 1 and stays there."""
     return end + (start - end) * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0))) / 2
 
 
 def learning_rate(step: int, steps: int, warmup: int, start: float, peak: float, end: float) -> float:
-    """In step 0, ..., steps - 1 of the run: linear from `start` to `peak` in `warmup` steps, then a cosine to `end`."""
+    """Return the learning rate in step 0, ..., steps - 1: linear from `start` to `peak`, then a cosine to `end`."""
     if step < warmup:
         return start + (peak - start) * step / warmup
     return cosine(peak, end, (step - warmup) / max(1, steps - warmup))
 
 
 def zeta_rate(t: float, epochs: int, peak: float, frozen: int, shape: str, steps: bool) -> float:
-    """Step of zeta: 0 for `frozen` epochs, then constant or a cosine to 0 at the end.
+    """Return the step size of zeta: 0 for `frozen` epochs, then constant or a cosine to 0 at the end.
 
-    `steps` divides it by 10 from half, and by 100 from three quarters of the epochs on, as the published code does.
+    `steps` divides it by 10 after half, and by 100 after three quarters of the epochs, as the published code does.
     """
     if t < frozen:
         return 0.0
@@ -32,5 +47,37 @@ def zeta_rate(t: float, epochs: int, peak: float, frozen: int, shape: str, steps
 
 
 def gamma(t: float, epochs: int, value: float, shape: str) -> float:
-    """Weight of the new batch in the running averages: constant, or a cosine from 1 down to `value`."""
+    """Return the weight of the new batch in the running averages: constant, or a cosine from 1 down to `value`."""
     return cosine(1.0, value, t / epochs) if shape == "cosine" else value
+
+
+def set_schedules(
+    settings: Settings, optimizer: torch.optim.Optimizer, objective: Objective, position: Position, steps: int
+) -> None:
+    """Set the learning rate, gamma and zeta's step size for the next step; objectives without the latter two are fine."""
+    plan, t = settings.schedule, position.epoch + position.step / steps
+    lr = learning_rate(
+        position.total, plan.epochs * steps, plan.warmup_steps, plan.lr_start, settings.optimizer.lr, plan.lr_end
+    )
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    peaks = settings.objective.arguments()
+    if "gamma" in peaks:
+        objective.gamma = gamma(t, plan.epochs, float(peaks["gamma"]), plan.gamma)
+    if "zeta_lr" in peaks:
+        objective.zeta_lr = zeta_rate(
+            t, plan.epochs, float(peaks["zeta_lr"]), plan.zeta_frozen_epochs, plan.zeta, plan.zeta_steps
+        )
+
+
+def refresh_due(settings: Settings, objective: Objective, epoch: int) -> bool:
+    """Return whether zeta is to be solved for before this epoch."""
+    every = settings.schedule.zeta_refresh
+    past = epoch - max(1, settings.schedule.zeta_frozen_epochs)
+    return hasattr(objective, "zeta_y") and every > 0 and past >= 0 and past % every == 0
+
+
+def evaluation_due(settings: Settings, epoch: int) -> bool:
+    """Return whether the held-out pairs are evaluated after this epoch."""
+    every = settings.evaluate.every
+    return epoch + 1 == settings.schedule.epochs or (every > 0 and (epoch + 1) % every == 0)

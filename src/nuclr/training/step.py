@@ -1,4 +1,4 @@
-"""What one step is made of: a seed, the encoders' inputs, the objective, the gradient's norm."""
+"""One training step: its random numbers, the encoders' inputs, the objective, the gradient norm, and zeta's refresh."""
 
 import math
 from pathlib import Path
@@ -9,59 +9,74 @@ import torch
 from torch import Tensor, nn
 
 from nuclr import distributed
-from nuclr.data.loader import Batch
+from nuclr.data import Batch, Loader
 from nuclr.data.modalities.augment import Augment
 from nuclr.models import DualEncoder
-from nuclr.objectives import Objective
-from nuclr.runs import components as parts
+from nuclr.objectives import Objective, ObjectiveOutput
+from nuclr.popularity import solve
+from nuclr.runs.components import Source, to_device
+from nuclr.runs.features import Encoding, encode_pairs
+from nuclr.runs.settings import Augmentation
 from nuclr.training.guards import not_finite
+
+REFRESH_TOLERANCE = 1e-3  # of the residual when zeta is solved for during training
 
 
 def seed_step(seed: int, total: int, rank: int, device: torch.device) -> None:
-    """Seed what torch draws in this step (dropout), with another number on each process."""
+    """Seed torch's random numbers of this step (dropout), differently on each process."""
     number = int(np.random.SeedSequence([seed, total, rank]).generate_state(1, np.uint64)[0] >> 1)
     if device.type == "cpu":
-        # torch.manual_seed also notes the seed for accelerators that are not there, each with a stack trace.
+        # torch.manual_seed would also record the seed for absent accelerators, each with a stack trace.
         torch.default_generator.manual_seed(number)
     else:
         torch.manual_seed(number)
 
 
-def inputs(
+def make_augment(augment: Augmentation, model: DualEncoder, seed: int) -> Augment | None:
+    """Return the augmentation of images; None if it is disabled or the model does not read images."""
+    if not augment.enabled or model.images is None:
+        return None
+    return Augment(model.images.size, seed, (augment.crop, 1.0), augment.flip, augment.operations, augment.magnitude)
+
+
+def prepare_inputs(
     model: DualEncoder, augment: Augment | None, batch: Batch, epoch: int, step: int, device: torch.device
 ) -> tuple[Any, Any]:
-    """What the two encoders take, from a batch as it was loaded."""
+    """Return the inputs of both encoders for a loaded batch."""
     x = batch.x.to(device, non_blocking=True)
     if model.images is not None:
         if augment is not None:
             x = augment(x, epoch, step, distributed.rank(), distributed.world_size())
         x = model.images.normalize(x)
     y = batch.y if isinstance(batch.y, Tensor) else model.prepare_texts(batch.y)
-    return x, parts.to_device(y, device)
+    return x, to_device(y, device)
 
 
-def contrast(objective: Objective, fx: Tensor, fy: Tensor, batch: Batch, mask: bool, run: Path) -> Any:
-    """The objective on this batch; features that are not finite end the run with the samples' numbers."""
+def apply_objective(
+    objective: Objective, x: Tensor, y: Tensor, batch: Batch, mask: bool, run: Path
+) -> ObjectiveOutput:
+    """Return the objective's output; features that are not finite stop the run and name the samples."""
     ids = {"x_id": batch.x_id, "y_id": batch.y_id} if mask else {}
     try:
-        return objective(fx, fy, batch.numbers, **ids)
+        output: ObjectiveOutput = objective(x, y, batch.numbers, **ids)
+        return output
     except ValueError:
-        bad = ~(fx.isfinite().all(dim=1) & fy.isfinite().all(dim=1))
+        bad = ~(x.isfinite().all(dim=1) & y.isfinite().all(dim=1))
         flags = distributed.all_gather(bad.to(torch.int64))
         if not flags.any():
             raise
         raise not_finite("features are", batch.numbers, flags.cpu().bool(), run) from None
 
 
-def clip(parameters: list[nn.Parameter], largest: float) -> Tensor:
-    """Norm of the whole gradient, which is scaled down to `largest`; 0: no limit, and the gradient is left alone."""
+def clip_gradient(parameters: list[nn.Parameter], largest: float) -> Tensor:
+    """Return the norm of the whole gradient and scale the gradient down to `largest`; 0 leaves it unchanged."""
     if largest > 0:
         return nn.utils.clip_grad_norm_(parameters, largest)
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 def collapsed_loss(objective: Objective, b: int, device: torch.device) -> float:
-    """The loss of a model that tells no pair from another: the chance level beside which the loss is shown."""
+    """Return the loss of a model whose features are all equal: the chance level shown next to the loss."""
     if b * distributed.world_size() < 2:
         return math.nan
     same = torch.zeros(b, 2, device=device)
@@ -69,3 +84,40 @@ def collapsed_loss(objective: Objective, b: int, device: torch.device) -> float:
     objective.eval()
     with torch.no_grad():
         return float(objective(same, same).loss)
+
+
+def refresh_zeta(
+    objective: Objective, model: DualEncoder, source: Source, loader: Loader, encoding: Encoding
+) -> None:
+    """Set zeta of both sides to the exact solution on the current features: the paper's subproblem during training.
+
+    The mean of each table, which the problem does not determine, is kept.
+    """
+    features = encode_pairs(model, loader, source.numbers, encoding)
+    x_row, y_row = features.links.unbind(1)
+    weights = {
+        "x": torch.bincount(x_row, minlength=len(features.x)).float(),
+        "y": torch.bincount(y_row, minlength=len(features.y)).float(),
+    }
+    numbers = torch.from_numpy(source.numbers)
+    for side, anchors, candidates, row in (
+        ("y", "x", (features.x, features.y), y_row),
+        ("x", "y", (features.y, features.x), x_row),
+    ):
+        zeta = solve(
+            *candidates,
+            temperature=objective.temperature,
+            tolerance=REFRESH_TOLERANCE,
+            x_weight=weights[anchors],
+            y_weight=weights[side],
+        ).zeta
+        _write_zeta(objective, side, numbers, zeta[row])
+
+
+def _write_zeta(objective: Objective, side: str, numbers: Tensor, zeta: Tensor) -> None:
+    table, xi = objective.get_buffer(f"zeta_{side}"), objective.get_buffer(f"xi_{side}")
+    rows = numbers.to(table.device)
+    new = (zeta - zeta.mean()).to(table) + table[rows].mean()
+    table[rows] = new
+    reached = (new.abs() if objective.xi_rule == "norm" else new).max()
+    torch.maximum(xi, reached.to(xi), out=xi)

@@ -1,7 +1,7 @@
 """The samples whose popularity is solved, and how people refer to them: from an embedding file or from a run.
 
-Caption lists are `.txt` (one caption per line), `.jsonl` or `.json` (entries `{"image": ..., "caption": ...}`; the caption
-may be a list, and the key may be "captions"). The j-th caption in the list belongs to y_j.
+Caption lists are `.txt` (one caption per line), `.jsonl` or `.json` (entries `{"image": ..., "caption": ...}`; the
+caption may be a list, and the key may be "captions"). The j-th caption in the list belongs to y_j.
 """
 
 import json
@@ -23,8 +23,8 @@ from nuclr.runs.run import Run
 class Names:
     """Captions of the y and image names of the x; a list is empty if it is not known.
 
-    y_to_x: the row of the x that each y belongs to. numbers: the numbers of the rows of "x" and "y" in the data; None if
-    they are the rows themselves.
+    y_to_x: the row of the x that each y belongs to. numbers: the numbers of the rows of "x" and "y" in the data; None
+    if they are the rows themselves.
     """
 
     captions: list[str]

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator
 import nuclr
 from nuclr import files
 from nuclr.popularity.false_negatives import false_negatives
-from nuclr.runs.environment import environment
+from nuclr.runs.folder import environment
 from nuclr.studies import output, style
 from nuclr.studies.popularity import keep
 from nuclr.studies.popularity.inputs import Names, PopularityInput

@@ -210,9 +210,9 @@ def align_ridge(x: Tensor, targets: Tensor, weight: Tensor) -> Alignment:
     """Map x into the space of y by a ridge regression, leaving out each x for its own prediction.
 
     Fitted values would make every pair look right, so each row is predicted by the fit on all other rows. This costs
-    nothing extra for a linear smoother (Allen's PRESS): with fitted values t_hat and leverages h, the prediction without
-    row i is t_i - (t_i - t_hat_i)/(1 - h_i). The penalty is the one in `PENALTIES` with the smallest error of this kind.
-    Columns of x are centered and scaled to unit variance first.
+    nothing extra for a linear smoother (Allen's PRESS): with fitted values t_hat and leverages h, the prediction
+    without row i is t_i - (t_i - t_hat_i)/(1 - h_i). The penalty is the one in `PENALTIES` with the smallest error of
+    this kind. Columns of x are centered and scaled to unit variance first.
 
     Args:
         x: (n, d_x), one row per x.
