@@ -14,7 +14,7 @@ def picture_run(tmp_path_factory):
         f"name: '{pages.HOSTILE}'\n"
         "data: {train: train.jsonl, val: train.jsonl, batch_size: 8}\n"
         "augment: {enabled: false}\n"
-        "model: {image_size: 16, width: 8}\n"
+        "model: {x: {image_size: 16}, width: 8}\n"
         "objective: {zeta_lr: 0.01}\n"
         "schedule: {epochs: 2}\n"
         "log: {every: 2}\n"

@@ -91,7 +91,7 @@ def photograph_settings(folder: Path, count: int = 60, **changes) -> list[str]:
     own = {
         "data.train": "train.jsonl",
         "data.root": folder / "photographs",
-        "model.image_size": 16,
+        "model.x.image_size": 16,
         "checkpoint_every": 1,
     }
     given = picture_settings(folder, **(own | changes))

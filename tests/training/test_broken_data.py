@@ -43,7 +43,7 @@ def damaged_tars(folder):
 
 
 def train(folder, source, out):
-    own = {"data.root": folder, "model.image_size": 16, "data.batch_size": BATCH, "schedule.epochs": 1}
+    own = {"data.root": folder, "model.x.image_size": 16, "data.batch_size": BATCH, "schedule.epochs": 1}
     settings = runs.picture_settings(out.parent, **{"data.train": source, **own})
     settings = [setting for setting in settings if not setting.startswith("data.val=")]
     [ended] = runs.finish(runs.start([out.parent / "empty.yaml", *settings, f"out={out}"]))

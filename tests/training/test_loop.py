@@ -43,7 +43,7 @@ def test_the_seed_decides(tmp_path):
 
 
 def test_one_caption_an_image(tmp_path):
-    results = train(runs.load(tmp_path, **{"data.one_caption_per_image": "true"}), tmp_path / "run")
+    results = train(runs.load(tmp_path, **{"data.one_pair_per_x": "true"}), tmp_path / "run")
     assert results["samples_per_epoch"] == 60
 
 
@@ -116,8 +116,8 @@ def test_bfloat16_and_clipping(tmp_path):
 
 
 def test_nothing_to_train(tmp_path):
-    changes = {"model.image_frozen": "true", "model.text_frozen": "true", "model.width": ""}
-    settings = runs.load(tmp_path, **changes, **{"model.image_head": "none", "model.text_head": "none"})
+    changes = {"model.x.frozen": "true", "model.y.frozen": "true", "model.width": ""}
+    settings = runs.load(tmp_path, **changes, **{"model.x.head": "none", "model.y.head": "none"})
     with pytest.raises(UserError):
         train(settings, tmp_path / "run")
 

@@ -10,7 +10,7 @@ from nuclr.training.dry_run import dry_run
 from tests.data import make
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("cc*.yaml"))
-TOWERS = ["model.image=tiny_resnet", "model.text=tiny_text", "model.image_size=32"]
+TOWERS = ["model.x.encoder=tiny_resnet", "model.y.encoder=tiny_text", "model.x.image_size=32"]
 MACHINE = ["data.batch_size=16", "data.workers=1", "threads=1"]
 
 

@@ -1,4 +1,4 @@
-"""`nuclr popularity`: which samples are popular, of an embedding file or of a run's training pairs."""
+"""`nuclr popularity`: which samples of an embedding file, or of a run's training pairs, are popular."""
 
 import enum
 import math
@@ -8,19 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from nuclr.cli import report
+from nuclr.cli.report import write_final_report
 from nuclr.errors import UserError
 
 
 class Weights(enum.StrEnum):
-    """What is uniform: the pairs, or the x."""
+    """What has equal weight: the pairs, or the x."""
 
     PAIRS = "pairs"
     X = "x"
 
 
 class Align(enum.StrEnum):
-    """How x gets into the space of y."""
+    """How x is mapped into the space of y."""
 
     NONE = "none"
     RIDGE = "ridge"
@@ -34,7 +34,7 @@ class KeepSide(enum.StrEnum):
     BOTH = "both"
 
 
-_NAMES, _KEEP, _SOLVER = "Names to join", "Keeping pairs in a band of popularity", "Solver"
+_NAMES, _KEEP, _SOLVER = "Names of the samples", "Keeping pairs in a band of popularity", "Solver"
 
 
 def popularity(
@@ -47,29 +47,29 @@ def popularity(
     ],
     temperature: Annotated[
         float | None,
-        typer.Option(help="Temperature tau; lower tells neighbors apart more sharply. Default: the run's."),
+        typer.Option(help="Temperature tau; a lower one distinguishes neighbors more sharply. Default: the run's."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the table, the summary and the histogram; what an earlier nuclr popularity wrote there is "
+            help="Folder for the table, the summary and the histogram; files of an earlier nuclr popularity are "
             "replaced. Default: RUN/popularity."
         ),
     ] = None,
     align: Annotated[
-        Align, typer.Option(help="ridge: map x to y by a ridge regression on the pairs (for x, y of unequal width).")
+        Align, typer.Option(help="ridge: map x to y by a ridge regression, if their widths differ.")
     ] = Align.NONE,
     weights: Annotated[
-        Weights, typer.Option(help="Where an x has several y: all pairs count the same, or all x do.")
+        Weights, typer.Option(help="If an x has several y: equal weight per pair, or per x.")
     ] = Weights.PAIRS,
     captions: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=_NAMES, help="Captions of the y, in their order: .jsonl, .json or .txt."),
+        typer.Option(rich_help_panel=_NAMES, help="Captions of the y, in order: .jsonl, .json or .txt."),
     ] = None,
     images: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=_NAMES, help="Folder of the images that --captions names, or .txt with a name for each x."
+            rich_help_panel=_NAMES, help="Folder of the images that --captions names, or .txt with one name per x."
         ),
     ] = None,
     keep: Annotated[
@@ -98,82 +98,83 @@ def popularity(
         float, typer.Option(rich_help_panel=_SOLVER, help="Residual at which the solver stops.")
     ] = 1e-4,
     max_iterations: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_SOLVER, help="Give up after so many passes.")
+        int | None, typer.Option(min=1, rich_help_panel=_SOLVER, help="Stop after this many passes.")
     ] = None,
     device: Annotated[
         str, typer.Option(rich_help_panel=_SOLVER, help="Where to compute: cpu, cuda, cuda:1, ...")
     ] = "cpu",
 ) -> None:
-    """Tell which samples of an embedding file, or of a run's training pairs, are popular (generic) and which are rare.
+    """Report which samples of an embedding file, or of a run's training pairs, are popular and which are rare.
 
-    Popularity is that under these embeddings at this temperature. Solved for both sides: of the y with the x as
-    anchors, and of the x with the y as anchors. Writes popularity.csv (and .parquet where pyarrow is installed),
-    popularity.json and a histogram.
+    The popularity of an item is how many queries would pick it, under these embeddings at this temperature. It is
+    solved for both sides: of the y with the x as anchors, and of the x with the y as anchors. Rows of embedding files
+    are scaled to unit norm first. Writes popularity.csv (and .parquet if pyarrow is installed), popularity.json and a
+    histogram.
     """
-    trained = file.is_dir()
-    if temperature is None and not trained:
-        raise UserError(f"--temperature is missing; {file} is no run, from which it would be known")
-    if out is None and not trained:
+    is_run = file.is_dir()
+    if temperature is None and not is_run:
+        raise UserError(f"--temperature is missing; {file} is not a run folder that could provide it")
+    if out is None and not is_run:
         raise UserError("--out is missing: the folder for the table, the summary and the histogram")
     if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
-        raise UserError(f"--temperature is {temperature:g}; needs a number above 0, such as 0.05")
+        raise UserError(f"--temperature is {temperature:g}; it needs a number above 0, such as 0.05")
     if not 0 < tolerance < 1:
-        raise UserError(f"--tolerance is {tolerance:g}; needs a number between 0 and 1")
+        raise UserError(f"--tolerance is {tolerance:g}; it needs a number between 0 and 1")
     limits = {
         "min_popularity": min_popularity,
         "max_popularity": max_popularity,
         "min_quantile": min_quantile,
         "max_quantile": max_quantile,
     }
-    given = {name: value for name, value in limits.items() if value is not None}
-    if given and keep is None:
-        raise UserError(f"--{next(iter(given)).replace('_', '-')} needs --keep FILE, where the kept pairs are written")
-    if keep is not None and not given:
+    band = {name: value for name, value in limits.items() if value is not None}
+    if band and keep is None:
+        raise UserError(f"--{next(iter(band)).replace('_', '-')} needs --keep FILE, where the kept pairs are written")
+    if keep is not None and not band:
         raise UserError("--keep needs a band: --min-popularity, --max-popularity, --min-quantile or --max-quantile")
 
-    from nuclr.studies.popularity import write as folder
-    from nuclr.studies.popularity.keep import Band, check_target
+    from nuclr.studies.popularity.inputs import input_from_file, input_from_run
+    from nuclr.studies.popularity.keep import Band, Keep, check_target
+    from nuclr.studies.popularity.popularity_files import write_popularity
 
-    kept = None if keep is None else folder.Keep(keep, Band(**given), keep_side.value)
-    numbers = run = None
-    if trained:
+    kept = None if keep is None else Keep(keep, Band(**band), keep_side.value)
+    if is_run:
         if captions is not None or images is not None:
-            raise UserError("--captions and --images go with an embedding file; a run knows its own")
-        from nuclr.studies.popularity import of_run
+            raise UserError("--captions and --images belong to an embedding file; a run has its own")
+        from nuclr.runs.run import Run
 
-        run, out = file, file / "popularity" if out is None else out
+        run = Run.open(file)
+        if not run.finished:
+            raise UserError(f"{file}: this run is not finished; continue it with nuclr train {file} --resume")
+        out = file / "popularity" if out is None else out
         if keep is not None:
             check_target(keep, out)  # before the samples are encoded, which takes long
-        found = of_run.prepare(file, out)
-        file, captions, numbers = found.embeddings, found.captions, found.numbers
-        temperature = found.temperature if temperature is None else temperature
+        samples = input_from_run(run)
+        temperature = run.temperature if temperature is None else temperature
+    else:
+        samples = input_from_file(file, captions, images)
     assert temperature is not None and out is not None
     options: dict[str, Any] = {"tolerance": tolerance, "progress": sys.stderr.isatty()}
     if max_iterations is not None:
         options["max_iterations"] = max_iterations
-    content = folder.write(
-        file,
+    content = write_popularity(
+        samples,
         out,
         temperature,
         weights=weights.value,
         align=align.value,
-        captions=captions,
-        images=images,
         kept=kept,
         top=top,
         device=device,
-        numbers=numbers,
-        run=run,
         **options,
     )
     _print_popularity(content)
     typer.echo(f"\nTable, summary and histogram are in {out}")
-    report.at_the_end(out)
+    write_final_report(out)
     unfinished = [name for name, side in content["sides"].items() if not side["converged"]]
     for name in unfinished:
         residual = content["sides"][name]["residual"]
         typer.echo(
-            f"nuclr: side {name} is not solved: residual {residual:.2g} is above {tolerance:g}; "
+            f"nuclr: side {name} did not converge: residual {residual:.2g} is above {tolerance:g}; "
             "raise --max-iterations, --tolerance or --temperature",
             err=True,
         )
@@ -184,7 +185,7 @@ def popularity(
 def _print_popularity(content: dict[str, Any]) -> None:
     if content["align"]["method"] == "ridge":
         explained = content["align"]["explained_variance"]
-        typer.echo(f"x was mapped to y by a ridge regression, each x left out in turn (explains {explained:.0%} of y)")
+        typer.echo(f"x was mapped to y by a leave-one-out ridge regression (it explains {explained:.0%} of y)")
     if content["x_without_y"]:
         typer.echo(f"{content['x_without_y']} x have no y and are left out")
     for name, side in content["sides"].items():

@@ -41,8 +41,8 @@ def report(
     typer.echo(f"The page: {write_report(run, out, Options(samples, gallery, pictures, model))}")
 
 
-def at_the_end(run: Path) -> None:
-    """The page of what has just been done; if it fails, the work is done nevertheless."""
+def write_final_report(run: Path) -> None:
+    """Write the page of a command that has just finished; a failure is reported and does not affect the results."""
     from nuclr.report.write import write_report
 
     try:

@@ -169,9 +169,7 @@ def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objec
 # -- resolved settings -------------------------------------------------------------------------------------------------
 
 
-def resolve(
-    settings: s.Settings, out: Path, device: torch.device, source: Source, model: DualEncoder
-) -> s.Settings:
+def resolve(settings: s.Settings, out: Path, device: torch.device, source: Source, model: DualEncoder) -> s.Settings:
     """Return the settings with every default replaced by the value that is used."""
     data, sides = settings.data, settings.model
     changes: dict[str, Any] = {

@@ -36,12 +36,15 @@ class ImageFolder:
         return len(self.files)
 
     def x(self, number: int) -> Image.Image:
+        """Return the image, not yet decoded."""
         return open_image(read_file(self.files[number]))
 
     def y(self, number: int) -> str:
+        """Return the file name."""
         return self.files[number].name
 
     def name(self, number: int) -> str:
+        """Return the path."""
         return str(self.files[number])
 
 

@@ -90,7 +90,7 @@ class RunFolder:
                 self._check_same(config)
             elif others := [p.name for p in self.folder.iterdir() if p.name != LOCK and not files.is_temporary(p)]:
                 raise UserError(
-                    f"{self.folder} is not empty (it has {others[0]}) and is not a run folder; name another with out=..."
+                    f"{self.folder} is not empty ({others[0]}) and is not a run folder; name another with out=..."
                 )
             if not exists:  # first of all, so that a run killed right after this is recognized as one
                 files.write_text(self.folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))

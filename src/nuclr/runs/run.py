@@ -40,9 +40,7 @@ class Run:
         self._loaders: Loaders = {} if loaders is None else loaders
 
     @classmethod
-    def open(
-        cls, path: str | Path, best: bool = False, device: str = "auto", loaders: Loaders | None = None
-    ) -> "Run":
+    def open(cls, path: str | Path, best: bool = False, device: str = "auto", loaders: Loaders | None = None) -> "Run":
         """Open a finished or unfinished run.
 
         Args:
@@ -109,7 +107,7 @@ class Run:
 
     @cached_property
     def model(self) -> DualEncoder:
-        """The model on the run's device, in eval mode: final, best, or that of an unfinished run's newest checkpoint."""
+        """The model in eval mode: final, best, or that of an unfinished run's newest checkpoint."""
         return self._load_model().to(self.device).eval()
 
     def _load_model(self) -> DualEncoder:

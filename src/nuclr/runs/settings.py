@@ -61,7 +61,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Image augmentation, see `nuclr.data.modalities.augment`; `crop` is the smallest share of the area that is kept."""
+    """Image augmentation, see `nuclr.data.modalities.augment`; `crop` is the smallest share of the area to keep."""
 
     enabled: bool = True
     crop: float = number(0.5, above=0, high=1)

@@ -35,9 +35,7 @@ def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str
         raise UserError(f"--out {folder}: cannot be written ({error.strerror}); name another folder") from None
     present = [name for name in names if (folder / name).exists()]
     if present and not _written_by(folder / summary, command):
-        raise UserError(
-            f"--out {folder}: {present[0]} exists and was not written by `{command}`; name another folder"
-        )
+        raise UserError(f"--out {folder}: {present[0]} exists and was not written by `{command}`; name another folder")
 
 
 def _written_by(summary: Path, command: str) -> bool:

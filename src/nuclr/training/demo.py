@@ -28,7 +28,7 @@ def is_demo(settings: Settings) -> bool:
 
 
 def demo(settings: Settings, out: Path, resume: bool = False) -> dict[str, Any]:
-    """Train both objectives, the baseline in a folder inside the first run's, and return the results of each by name."""
+    """Train both objectives, the baseline in a folder inside the first run's; return the results of each by name."""
     other = dataclasses.replace(settings.objective, name=BASELINE)
     runs = {
         "nuclr": (settings, out),

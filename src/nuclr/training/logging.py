@@ -1,4 +1,4 @@
-"""What a run reports: lines of metrics.jsonl and timing.jsonl, TensorBoard and W&B, the start banner, the progress bar."""
+"""What a run reports: metrics.jsonl and timing.jsonl, TensorBoard and W&B, the start banner, the progress bar."""
 
 import importlib
 import sys
@@ -132,8 +132,8 @@ def check_installed(log: Log) -> None:
 class Loggers:
     """Copies of the lines of metrics.jsonl after `step`; leaving the `with` block sends what is waiting.
 
-    A run that resumes from `step` logs the steps after it again, with the same values. TensorBoard drops the first copy;
-    W&B keeps it, since it continues the same W&B run.
+    A run that resumes from `step` logs the steps after it again, with the same values. TensorBoard drops the first
+    copy; W&B keeps it, since it continues the same W&B run.
     """
 
     def __init__(self, settings: Settings, folder: Path, step: int) -> None:
@@ -214,7 +214,7 @@ def banner(
         "objective": f"{objectives.entry(settings.objective.name).label}: {', '.join(options)}",
         "plan": f"{plan.epochs} epochs of {steps:,} steps, batch size {data.batch_size}, learning rate "
         f"{settings.optimizer.lr:g}, {settings.precision}",
-        "device": f"{device}, {processes} process{'es' if processes > 1 else ''} with {torch.get_num_threads()} threads",
+        "device": f"{device}, {processes} process{'es' if processes > 1 else ''}, {torch.get_num_threads()} threads",
         "output": str(settings.out),
     }
     return "\n".join([f"{settings.name}:", *(f"  {name:14} {value}" for name, value in rows.items())])

@@ -40,7 +40,9 @@ from nuclr.training.step import (
 from nuclr.training.validation import PROTOCOL, build_parts
 
 
-def train(settings: Settings, out: Path, resume: bool = False, loaders: components.Loaders | None = None) -> dict[str, Any]:
+def train(
+    settings: Settings, out: Path, resume: bool = False, loaders: components.Loaders | None = None
+) -> dict[str, Any]:
     """Train and return the content of results.json.
 
     Args:
@@ -91,7 +93,7 @@ def _train(
     o = settings.optimizer
     optimizer = make_optimizer(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    encoders = DistributedDataParallel(model) if world > 1 else model  # the objective gathers features itself, outside DDP
+    encoders = DistributedDataParallel(model) if world > 1 else model  # the objective gathers features itself
 
     def order_of(epoch: int) -> np.ndarray:
         return epoch_order(pairs, seed, epoch, settings.data.one_pair_per_x, source.numbers)
@@ -101,7 +103,7 @@ def _train(
     next(batches(order_of(0), batch_size, rank, world))  # raises if the batch cannot be divided among the processes
     chance = collapsed_loss(objective, batch_size // world, device)
 
-    # -- the folder, and the position of an earlier run ------------------------------------------------------------------
+    # -- the folder, and the position of an earlier run ----------------------------------------------------------------
     settings = components.resolve(settings, run.folder, device, source, model)
     resumed = on_first(lambda: run.open(to_dict(settings), resume))
     progress = logging.Progress(settings.name, epochs * steps, 0, chance, batch_size)
@@ -173,9 +175,7 @@ def _train(
                     with autocast(device, settings.precision):
                         features_x, features_y = encoders(x, y)
                     clock.lap("encoders")
-                    out = apply_objective(
-                        objective, features_x, features_y, batch, settings.data.mask, run.folder
-                    )
+                    out = apply_objective(objective, features_x, features_y, batch, settings.data.mask, run.folder)
                     clock.lap("objective")
                     for parameter in parameters:
                         parameter.grad = None
@@ -192,7 +192,9 @@ def _train(
                         values = window.means()
                         log(logging.metrics_line(position, steps, optimizer, objective, values))
                         if first:
-                            run.log(folder.TIMING, logging.timing_line(position, clock, batch_size * settings.log.every))
+                            run.log(
+                                folder.TIMING, logging.timing_line(position, clock, batch_size * settings.log.every)
+                            )
                         progress.report(epoch, values["loss"], clock)
                         spent.add(clock)
                         window = logging.Window()

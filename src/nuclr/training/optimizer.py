@@ -12,8 +12,8 @@ def parameter_groups(model: nn.Module, objective: nn.Module, weight_decay: float
     learnt = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     if not (trained or learnt):
         raise UserError(
-            "nothing to train: model.x.frozen and model.y.frozen are true and both heads are none; unfreeze one side or "
-            "give it a head"
+            "nothing to train: model.x.frozen and model.y.frozen are true and both heads are none; "
+            "unfreeze one side or give it a head"
         )
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},

@@ -54,7 +54,7 @@ def gamma(t: float, epochs: int, value: float, shape: str) -> float:
 def set_schedules(
     settings: Settings, optimizer: torch.optim.Optimizer, objective: Objective, position: Position, steps: int
 ) -> None:
-    """Set the learning rate, gamma and zeta's step size for the next step; objectives without the latter two are fine."""
+    """Set the learning rate, and gamma and zeta's step size if the objective has them, for the next step."""
     plan, t = settings.schedule, position.epoch + position.step / steps
     lr = learning_rate(
         position.total, plan.epochs * steps, plan.warmup_steps, plan.lr_start, settings.optimizer.lr, plan.lr_end

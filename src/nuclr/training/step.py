@@ -52,9 +52,7 @@ def prepare_inputs(
     return x, to_device(y, device)
 
 
-def apply_objective(
-    objective: Objective, x: Tensor, y: Tensor, batch: Batch, mask: bool, run: Path
-) -> ObjectiveOutput:
+def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, mask: bool, run: Path) -> ObjectiveOutput:
     """Return the objective's output; features that are not finite stop the run and name the samples."""
     ids = {"x_id": batch.x_id, "y_id": batch.y_id} if mask else {}
     try:
@@ -86,9 +84,7 @@ def collapsed_loss(objective: Objective, b: int, device: torch.device) -> float:
         return float(objective(same, same).loss)
 
 
-def refresh_zeta(
-    objective: Objective, model: DualEncoder, source: Source, loader: Loader, encoding: Encoding
-) -> None:
+def refresh_zeta(objective: Objective, model: DualEncoder, source: Source, loader: Loader, encoding: Encoding) -> None:
     """Set zeta of both sides to the exact solution on the current features: the paper's subproblem during training.
 
     The mean of each table, which the problem does not determine, is kept.

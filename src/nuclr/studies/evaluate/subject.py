@@ -1,48 +1,56 @@
-"""What is evaluated: a trained run, or encoders that are none."""
+"""The model that is evaluated, a trained run or other encoders, and its features of test sets."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from nuclr.data import Loader
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
-from nuclr.models import DualEncoder
+from nuclr.evaluation import class_features, with_copies
+from nuclr.models import DualEncoder, build_model
 from nuclr.models.towers import VectorTower
-from nuclr.runs import embed, folder
+from nuclr.runs import folder
+from nuclr.runs.components import make_loader
+from nuclr.runs.features import Encoding, PairFeatures, encode_pairs, encode_texts, encode_x, encode_y
+from nuclr.runs.launch import pick_device
+from nuclr.runs.run import Run
 from nuclr.runs.settings import Data
+from nuclr.studies.evaluate.tasks import ClassificationTask, VectorClasses
+
+# What is done with captions that occur more than once.
+DUPLICATES = {
+    "merge": "every distinct caption is in the gallery once and belongs to all images that have it",
+    "miss": "every caption of every image is in the gallery and belongs to that image only",
+    "hit": "every caption of every image is in the gallery, and copies of it belong to the same images",
+}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model on its device, and the data that it was trained on (None: encoders that are no run)."""
+    """A model with the settings of its data; `run` is None for encoders that do not come from a run."""
 
     path: Path
     model: DualEncoder
-    data: Data | None
-    batch_size: int
-    device: torch.device
-
-    @property
-    def options(self) -> tuple[int, torch.device, str]:
-        """How features are computed: batch, device, precision."""
-        return self.batch_size, self.device, "float32"
+    data: Data
+    encoding: Encoding
+    run: Run | None = None
 
     def loader(self, pairs: Pairs) -> Loader:
-        """Reads pictures as they were read in training, unaugmented."""
-        size = self.model.images.size if self.model.images is not None else 224
-        data = self.data or Data()
-        return Loader(pairs, size, data.fit, data.workers, memory=0)
+        """Return a loader that reads pairs as training did, without augmentation."""
+        return make_loader(self.data, pairs, self.model)
 
     def check_kinds(self, name: str, pairs: Pairs) -> None:
-        """Refuse pairs that the model does not take: pictures for vectors, vectors of another width."""
+        """Refuse pairs that the model does not take: images instead of vectors, vectors of another width."""
         model = self.model
         for side, kind, prepared in (("x", pairs.x_kind, model.images), ("y", pairs.y_kind, model.tokenizer)):
             if (kind == "vector") != (prepared is None):
-                wanted = "vectors" if prepared is None else {"x": "images", "y": "texts"}[side]
-                raise UserError(f"{name}: holds {kind}s on side {side}, but {self.path} takes {wanted}")
+                takes = "vectors" if prepared is None else {"x": "images", "y": "texts"}[side]
+                raise UserError(f"{name}: holds {kind}s on side {side}, but {self.path} takes {takes}")
         if pairs.x_kind == "vector":
             self.check_width(name, "x", len(pairs.x(0)))  # type: ignore[arg-type]
         if pairs.y_kind == "vector":
@@ -55,30 +63,87 @@ class Subject:
             raise UserError(f"{name}: {side} has {width} coordinates, but {self.path} takes {len(tower.mean)}")
 
     def describe(self) -> dict[str, Any]:
-        """For the file: how inputs become features."""
+        """Return how inputs become features, for the protocol."""
         images = self.model.images
-        fit = self.data.fit if self.data is not None else "crop"
         return {
             "path": str(self.path),
-            "kind": "run" if self.data is not None else "encoders",
+            "kind": "run" if self.run is not None else "encoders",
             "width": self.model.width,
             "images": None
             if images is None
-            else {"size": images.size, "mean": list(images.mean), "std": list(images.std), "fit": fit},
-            "precision": "float32",
+            else {"size": images.size, "mean": list(images.mean), "std": list(images.std), "fit": self.data.fit},
+            "precision": self.encoding.precision,
         }
 
 
-def open_subject(path: Path, best: bool, batch_size: int | None, device: torch.device) -> Subject:
+def subject_of_run(run: Run, batch_size: int | None = None) -> Subject:
+    """Return a run as a subject."""
+    encoding = run.encoding if batch_size is None else run.encoding._replace(batch_size=batch_size)
+    return Subject(run.folder, run.model, run.settings.data, encoding, run)
+
+
+def open_subject(path: Path, best: bool, batch_size: int | None, device: str) -> Subject:
     """Open a run, or a folder of encoders (nuclr's, a CLIP or SigLIP)."""
     if folder.is_run(path):
-        run = embed.open_run(path, best)
-        size = batch_size or int(run.config["evaluate"]["batch_size"])
-        return Subject(path, run.model.to(device).eval(), Data(**run.config["data"]), size, device)
+        run = Run.open(path, best, device)
+        if not run.finished:
+            raise UserError(f"{path}: this run is not finished; continue it with nuclr train {path} --resume")
+        return subject_of_run(run, batch_size)
     if best:
-        raise UserError(f"--best needs a run, and {path} is none")
+        raise UserError(f"--best needs a run folder; {path} is not one")
     if path.is_dir() and not (path / "config.json").is_file():
         raise UserError(
-            f"{path}: neither a run (no {folder.CONFIG}) nor encoders (no config.json); name what nuclr train wrote"
+            f"{path}: neither a run folder (no {folder.CONFIG}) nor encoders (no config.json); name a folder that "
+            "nuclr train wrote"
         )
-    return Subject(path, embed.open_encoders(str(path)).to(device).eval(), None, batch_size or 256, device)
+    where = pick_device(device)
+    model = build_model(pretrained=str(path)).to(where).eval()
+    return Subject(path, model, Data(), Encoding(batch_size or 256, where))
+
+
+# -- features ----------------------------------------------------------------------------------------------------------
+
+
+def pair_features(subject: Subject, pairs: Pairs, numbers: np.ndarray, duplicates: str) -> PairFeatures:
+    """Return the features of these pairs; `duplicates` is a key of DUPLICATES."""
+    loader = subject.loader(pairs)
+    features = encode_pairs(subject.model, loader, numbers, subject.encoding, merge_y=duplicates == "merge")
+    if duplicates != "hit":
+        return features
+    _, copies = np.unique(pairs.y_id[numbers], return_inverse=True)
+    links = with_copies(features.links, torch.from_numpy(copies))
+    return PairFeatures(
+        features.x, features.y, links, numbers[links[:, 1].numpy()], features.x_number, features.y_number
+    )
+
+
+def query_bank(subject: Subject, pairs: Pairs, numbers: np.ndarray, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the features of up to `size` distinct x and as many distinct y of these pairs, drawn at random."""
+    rng = np.random.default_rng(seed)
+    chosen = []
+    for ids in (pairs.x_id[numbers], pairs.y_id[numbers]):
+        _, first = np.unique(ids, return_index=True)
+        kept = first if len(first) <= size else rng.choice(first, size, replace=False)
+        chosen.append(numbers[np.sort(kept)])
+    x = encode_x(subject.model, subject.loader(pairs), chosen[0], *subject.encoding)
+    return x, encode_y(subject.model, pairs, chosen[1], *subject.encoding)
+
+
+def class_task_features(subject: Subject, task: ClassificationTask) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images x (n, d), classes (c, d) and labels (n,)."""
+    encoding, classes = subject.encoding, task.classes
+    if isinstance(classes, VectorClasses):
+        x = _encode_vectors(subject, classes.x)
+        texts = encode_texts(subject.model, list(classes.prompts.flatten(0, 1).numpy()), *encoding)
+        return x, class_features(list(texts.split(classes.prompts.shape[1]))), classes.labels
+    prompts = classes.prompts()
+    texts = encode_texts(subject.model, [text for group in prompts for text in group], *encoding)
+    x = encode_x(subject.model, subject.loader(cast(Pairs, classes)), task.numbers, *encoding)
+    labels = torch.from_numpy(np.asarray(classes.y_id)[task.numbers])
+    return x, class_features(list(texts.split([len(group) for group in prompts]))), labels
+
+
+@torch.no_grad()
+def _encode_vectors(subject: Subject, x: Tensor) -> Tensor:
+    batch_size, device, _ = subject.encoding
+    return torch.cat([subject.model.x(part.to(device)).float().cpu() for part in x.split(batch_size)])

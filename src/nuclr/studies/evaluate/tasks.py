@@ -1,11 +1,16 @@
-"""A name or a path -> a test set: any pairs, any labeled images, or one of the usual sets as it lies on disk."""
+"""Test sets by name or path: any pairs, any labeled images, vectors with labels, or one of the usual sets on disk."""
 
 import difflib
+import json
+import re
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from nuclr.data import check_samples, open_labeled, open_pairs, usable
 from nuclr.data.builtin import BuiltinLabeled
@@ -15,15 +20,28 @@ from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL, ClassificationSet, RetrievalSet
 from nuclr.files import read_text
-from nuclr.studies.evaluate.class_names import names_of
-from nuclr.studies.evaluate.vectors import VectorClasses, read_classes
+
+VECTOR_KEYS = ("x", "labels", "prompts")
+# Lists of WordNet numbers with names, as they come with ImageNet (the contest's and the project's) and ImageNet-R.
+NAME_LISTS = ("LOC_synset_mapping.txt", "words.txt", "README.txt")
+_NAME_LINE = re.compile(r"^\s*(n\d{8})\s+(\S.*?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class VectorClasses:
+    """Vectors with labels: `x` (n, d_x), `prompts` (c, m, d_y), float32 and finite; `labels` (n,), int64, in [0, c)."""
+
+    x: Tensor
+    labels: Tensor
+    prompts: Tensor
+
 
 Classes = LabeledImages | BuiltinLabeled | VectorClasses
 
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """Pairs to retrieve; `numbers` those in use, `bad` the others and why; `known`: one of the usual sets."""
+    """Pairs to retrieve: `numbers` in use, `bad` samples with reasons; `known` for one of the usual sets."""
 
     name: str
     path: str
@@ -35,13 +53,17 @@ class RetrievalTask:
 
     @property
     def duplicates(self) -> str:
+<<<<<<< HEAD
         """How captions that occur more than once count by default: "miss" for known sets, as others report them."""
+=======
+        """Default treatment of repeated captions: "miss" for the usual sets, as others report them, else "merge"."""
+>>>>>>> 0417690 (Command line: one file per command; evaluate and embed use Run; configs speak of sides)
         return "miss" if self.known else "merge"
 
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """Labeled images or vectors; `numbers` those of the test part; `templates` None where prompts are vectors."""
+    """Labeled images or vectors: `numbers` of the test part; `templates` is None if prompts are vectors."""
 
     name: str
     path: str
@@ -52,22 +74,22 @@ class ClassificationTask:
 
 
 def open_retrieval(text: str, root: str | None, split: str | None, max_bad_share: float) -> RetrievalTask:
-    """`text` is a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a usual set."""
-    found = _usual(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
-    if found is None:
+    """Open a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a usual set."""
+    usual = _usual(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
+    if usual is None:
         pairs = cast(Pairs, open_pairs(text, root, split=split))
         _refuse_unlinked(text, root)
         return _retrieval_task(text, text, split, pairs, max_bad_share, known=False)
-    name, folder = found
+    name, folder = usual
     known = RETRIEVAL[name]
     path, images = _find(known, folder)
     pairs = cast(Pairs, open_pairs(path, images, split=known.split))
     task = _retrieval_task(name, str(path), known.split, pairs, max_bad_share, known=True)
     sizes = len(np.unique(pairs.x_id)), len(pairs)
     if sizes != known.sizes:
-        wanted = "{:,} images and {:,} captions".format(*known.sizes)
+        expected = "{:,} images and {:,} captions".format(*known.sizes)
         raise UserError(
-            f"{path}: split {known.split!r} has {sizes[0]:,} images and {sizes[1]:,} captions; {wanted} expected"
+            f"{path}: split {known.split!r} has {sizes[0]:,} images and {sizes[1]:,} captions; it needs {expected}"
         )
     return task
 
@@ -86,12 +108,12 @@ def _retrieval_task(
 
 
 def _refuse_unlinked(text: str, root: str | None) -> None:
-    """An embedding file with an x that no y belongs to: as a query it has no right answer."""
+    """Refuse an embedding file with an x that has no y: as a query it has no right answer."""
     path = Path(root) / text if root is not None and (Path(root) / text).exists() else Path(text)
     if path.suffix not in SUFFIXES or not path.is_file():
         return
-    found = read_embeddings(path)
-    bare: np.ndarray = np.setdiff1d(np.arange(len(found.x)), found.y_to_x.numpy())
+    embeddings = read_embeddings(path)
+    bare: np.ndarray = np.setdiff1d(np.arange(len(embeddings.x)), embeddings.y_to_x.numpy())
     if len(bare):
         more = f" ({len(bare)} such rows)" if len(bare) > 1 else ""
         raise UserError(f"{path}: x row {bare[0]} has no caption: y_to_x never names it; add one or remove it{more}")
@@ -100,15 +122,15 @@ def _refuse_unlinked(text: str, root: str | None) -> None:
 def open_classification(
     text: str, classes: Path | None, templates: Path | None, max_bad_share: float, size: int = 32
 ) -> ClassificationTask:
-    """`text`: a folder of classes, `.npz` with x, labels, prompts, "builtin" (of this size), NAME:PATH (usual sets)."""
-    found = _usual(text, CLASSIFICATION, RETRIEVAL, "--classification", "--retrieval")
-    if found is not None:
-        return _usual_classification(*found, templates, max_bad_share)
+    """Open a folder of classes, `.npz` with x, labels, prompts, "builtin" (of this size), or NAME:PATH (usual sets)."""
+    usual = _usual(text, CLASSIFICATION, RETRIEVAL, "--classification", "--retrieval")
+    if usual is not None:
+        return _usual_classification(*usual, templates, max_bad_share)
     if text.partition(":")[0] == "builtin":
         opened: Any = BuiltinLabeled(size=size)
     elif Path(text).suffix == ".npz":
         if classes is not None or templates is not None:
-            raise UserError(f"{text}: holds prompts as vectors; --classes and --templates go with images")
+            raise UserError(f"{text}: holds prompts as vectors; --classes and --templates belong to images")
         vectors = read_classes(Path(text))
         return ClassificationTask(text, text, vectors, np.arange(len(vectors.labels)), {}, None)
     else:
@@ -120,8 +142,8 @@ def _usual_classification(name: str, folder: Path, templates: Path | None, max_b
     known = CLASSIFICATION[name]
     place = next((folder / below for below in known.folders if _class_folders(folder / below, known)), None)
     if place is None:
-        what = f"has no {known.classes} folders of classes" if folder.is_dir() else "is not there"
-        raise UserError(f"{known.title}: {folder} {what}; needs {known.layout}")
+        what = f"does not have {known.classes} class folders" if folder.is_dir() else "does not exist"
+        raise UserError(f"{known.title}: {folder} {what}; it needs {known.layout}")
     names = names_of(place, folder, _class_folders(place, known), known)
     prompts = list(known.templates) if templates is None else read_templates(templates)
     opened = LabeledImages(place, names, prompts)
@@ -134,50 +156,131 @@ def _usual_classification(name: str, folder: Path, templates: Path | None, max_b
 def classification_task(
     name: str, path: str, opened: Any, numbers: np.ndarray, max_bad_share: float
 ) -> ClassificationTask:
-    """Labeled images, looked through for bad ones."""
+    """Return a task on labeled images without bad samples."""
     bad = check_samples(opened, numbers, max_bad_share)
     return ClassificationTask(name, path, opened, usable(opened, bad, numbers), bad, getattr(opened, "templates", None))
 
 
 def _listed(opened: LabeledImages, path: Path, known: ClassificationSet) -> np.ndarray:
-    """Numbers of the pictures in the list."""
+    """Return the numbers of the images in the list."""
     if not path.is_file():
-        raise UserError(f"{path}: no such list of test pictures; needs {known.layout}")
-    wanted = {str(Path(line.strip()).with_suffix("")) for line in read_text(path).splitlines() if line.strip()}
+        raise UserError(f"{path}: no such list of test images; the set needs {known.layout}")
+    listed = {str(Path(line.strip()).with_suffix("")) for line in read_text(path).splitlines() if line.strip()}
     names = [str(Path(opened.name(number)).with_suffix("")) for number in range(len(opened))]
-    missing = wanted.difference(names)
+    missing = listed.difference(names)
     if missing:
-        raise UserError(f"{path}: names {len(missing)} pictures that are not there, such as {min(missing)}")
-    return np.flatnonzero([name in wanted for name in names])
+        raise UserError(f"{path}: names {len(missing)} images that do not exist, such as {min(missing)}")
+    return np.flatnonzero([name in listed for name in names])
 
 
 def _class_folders(folder: Path, known: ClassificationSet) -> list[str]:
-    """The folders in it, if they are as many as there are classes."""
-    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else []
-    return found if len(found) == known.classes else []
+    """Return the folders in `folder` if there are as many as classes, otherwise an empty list."""
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else []
+    return names if len(names) == known.classes else []
 
 
 def _find(known: RetrievalSet, folder: Path) -> tuple[Path, Path]:
-    """The list, and the folder that its names are relative to."""
+    """Return the list, and the folder that names in it are relative to."""
     path = next((folder / name for name in known.lists if (folder / name).is_file()), None)
     images = next((folder / below for below in known.images if (folder / below).is_dir()), None)
     if path is None or images is None:
-        what = "is not complete" if folder.is_dir() else "is not there"
-        raise UserError(f"{known.title}: {folder} {what}; needs {known.layout}")
+        what = "is not complete" if folder.is_dir() else "does not exist"
+        raise UserError(f"{known.title}: {folder} {what}; it needs {known.layout}")
     return path, images
 
 
 def _usual(text: str, known: Any, others: Any, option: str, other: str) -> tuple[str, Path] | None:
-    """(name, folder) of one of the usual sets; None for a path."""
+    """Return (name, folder) of one of the usual sets; None for a path."""
     name, colon, folder = text.partition(":")
     if name in known:
         if not folder:
-            raise UserError(f"{option} {text}: say where it is, as in {name}:FOLDER; needs {known[name].layout}")
+            raise UserError(f"{option} {text}: name its folder, as in {name}:FOLDER; it needs {known[name].layout}")
         return name, Path(folder)
     if name in others:
-        raise UserError(f"{option} {text}: {name} goes with {other}")
+        raise UserError(f"{option} {text}: {name} belongs to {other}")
     if colon and name != "builtin" and not Path(text).exists() and "/" not in name and "{" not in text:
         near = difflib.get_close_matches(name, known)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-        raise UserError(f"{option} {text}: no set is called {name!r}; {hint}")
+        raise UserError(f"{option} {text}: there is no set called {name!r}; {hint}")
     return None
+
+
+# -- vectors with labels -----------------------------------------------------------------------------------------------
+
+
+def read_classes(path: Path) -> VectorClasses:
+    """Read `.npz` with x (n, d_x), labels (n,) and prompts (c, d_y), or (c, m, d_y) for m prompts per class.
+
+    Raises:
+        UserError: names what is wrong.
+
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [key for key in VECTOR_KEYS if key not in archive.files]
+            if missing:
+                found = ", ".join(archive.files)
+                raise UserError(
+                    f"{path}: no array named {missing[0]!r}; it needs {', '.join(VECTOR_KEYS)} (found: {found})"
+                )
+            x, labels, prompts = (archive[key] for key in VECTOR_KEYS)
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read as .npz with numeric arrays ({error})") from None
+    prompts = prompts[:, None] if prompts.ndim == 2 else prompts
+    for key, array, ndim in (("x", x, 2), ("prompts", prompts, 3)):
+        if array.dtype.kind != "f" or array.ndim != ndim or not array.size:
+            raise UserError(f"{path}: {key} has shape {array.shape} of {array.dtype}; it needs one vector per row")
+        if not np.isfinite(array).all():
+            raise UserError(f"{path}: {key} holds a NaN or an infinity; fix or remove it")
+    if labels.shape != (len(x),) or labels.dtype.kind not in "iu":
+        raise UserError(f"{path}: labels has shape {labels.shape} of {labels.dtype}; it needs {len(x)} whole numbers")
+    if labels.min() < 0 or labels.max() >= len(prompts):
+        odd = int(labels.max() if labels.max() >= len(prompts) else labels.min())
+        raise UserError(f"{path}: label {odd}; allowed: 0 to {len(prompts) - 1}, the rows of prompts")
+    if len(prompts) < 2:
+        raise UserError(f"{path}: prompts of {len(prompts)} class; at least two classes are needed")
+    return VectorClasses(
+        *(torch.from_numpy(array.astype(kind)) for array, kind in ((x, "f4"), (labels, "i8"), (prompts, "f4")))
+    )
+
+
+# -- class names -------------------------------------------------------------------------------------------------------
+
+
+def names_of(place: Path, top: Path, folders: list[str], known: ClassificationSet) -> dict[str, str]:
+    """Return the name of every class by folder; `place` holds the folders, `top` the whole set."""
+    for folder in dict.fromkeys((place, top)):
+        if (folder / "classes.json").is_file():
+            return _from_json(folder / "classes.json", folders)
+    if not known.wordnet:
+        return {folder: folder.replace("_", " ") for folder in folders}
+    for path in (folder / name for folder in dict.fromkeys((place, top)) for name in NAME_LISTS):
+        if path.is_file():
+            listed = {number: _first(names) for number, names in _NAME_LINE.findall(read_text(path))}
+            if listed.keys() >= set(folders):
+                return {folder: listed[folder] for folder in folders}
+    raise UserError(
+        f"{place}: the folders are WordNet numbers ({folders[0]}, ...), which mean nothing to a model; "
+        f'add classes.json, {{"{folders[0]}": "name", ...}}, or {NAME_LISTS[0]} to it'
+    )
+
+
+def _from_json(path: Path, folders: list[str]) -> dict[str, str]:
+    try:
+        names = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    if isinstance(names, list) and len(names) == len(folders):
+        names = dict(zip(folders, names, strict=True))
+    if not isinstance(names, dict) or set(names) != set(folders):
+        raise UserError(f"{path}: needs a dict from folder to name for the {len(folders)} folders, or a list of names")
+    if odd := next((name for name in names.values() if not isinstance(name, str) or not name.strip()), None):
+        raise UserError(f"{path}: {odd!r} is not a class name")
+    return {folder: names[folder] for folder in folders}
+
+
+def _first(names: str) -> str:
+    """Return the first of several names of one class."""
+    return names.split(",")[0].replace("_", " ").strip()

@@ -162,7 +162,7 @@ def _images_of_x(path: Path, image_of_y: list[str], n_x: int, y_to_x: list[int])
     for y, (x, image) in enumerate(zip(y_to_x, image_of_y, strict=True)):
         if images[x] not in ("", image):
             raise UserError(
-                f"{path}: caption {y} belongs to image {image}, but in y_to_x it belongs to x {x}, which is {images[x]}; "
+                f"{path}: caption {y} belongs to image {image}, but y_to_x assigns it to x {x}, which is {images[x]}; "
                 "is this the list that the embeddings were made from?"
             )
         images[x] = image

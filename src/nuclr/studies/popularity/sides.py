@@ -27,7 +27,7 @@ PENALTIES = tuple(10 ** (k / 2) for k in range(-8, 7))
 
 @dataclass(frozen=True)
 class Alignment:
-    """x mapped into the space of y, (n_x, d_y); the penalty per sample; the explained share of the targets' variance."""
+    """x in the space of y, (n_x, d_y); the penalty per sample; the explained share of the targets' variance."""
 
     x: Tensor
     penalty: float

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from nuclr.studies.popularity.names import read_names
+from nuclr.studies.popularity.inputs import read_names
 
 from nuclr.errors import UserError
 

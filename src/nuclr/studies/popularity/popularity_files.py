@@ -111,9 +111,7 @@ def _distinct(side: SidePopularity, order: np.ndarray, names: Names, top: int) -
 def likely_false_negatives(pairs: WeightedPairs, side: SidePopularity, names: Names) -> dict[str, Any]:
     """Return the strongest likely false negatives, searched among at most ANCHORS random anchors."""
     anchors = torch.randperm(len(pairs.x), generator=torch.Generator().manual_seed(0))[:ANCHORS]
-    likely = false_negatives(
-        pairs.x, pairs.y, pairs.links, torch.from_numpy(side.popularity), FALSE_NEGATIVES, anchors
-    )
+    likely = false_negatives(pairs.x, pairs.y, pairs.links, torch.from_numpy(side.popularity), FALSE_NEGATIVES, anchors)
     rows = []
     columns = (likely.x, likely.y, likely.own, likely.score, likely.own_score)
     for x, y, own, score, own_score in zip(*(column.tolist() for column in columns), strict=True):

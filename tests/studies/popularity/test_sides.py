@@ -6,7 +6,7 @@ import torch
 
 from nuclr.data.formats.embeddings import Embeddings
 from nuclr.errors import UserError
-from nuclr.studies.popularity.sides import make_pairs, solve_sides
+from nuclr.studies.popularity.sides import weigh_pairs, solve_sides
 
 TAU = 0.2
 
@@ -36,7 +36,7 @@ def unit(rows):
 
 @pytest.mark.parametrize("weights", ["pairs", "x"])
 def test_sides_are_those_of_the_weighted_pairs(file, weights):
-    sides = solve_sides(make_pairs(file, weights, "none"), TAU, tolerance=1e-9, progress=False)
+    sides = solve_sides(weigh_pairs(file, weights, "none"), TAU, tolerance=1e-9, progress=False)
     x, y = unit(file.x)[file.y_to_x], unit(file.y)
     counts = file.y_to_x.bincount()
     weight = torch.ones(12, dtype=torch.float64) if weights == "pairs" else 1 / counts[file.y_to_x].double()
@@ -62,7 +62,7 @@ def test_sides_are_those_of_the_weighted_pairs(file, weights):
 def test_effective_number_of_equals_is_their_number():
     same = torch.eye(4, dtype=torch.float64)
     sides = solve_sides(
-        make_pairs(Embeddings(same, same, torch.arange(4)), "pairs", "none"), TAU, tolerance=1e-9, progress=False
+        weigh_pairs(Embeddings(same, same, torch.arange(4)), "pairs", "none"), TAU, tolerance=1e-9, progress=False
     )
     assert sides["y"].effective_number() == pytest.approx(4)
 
@@ -70,9 +70,9 @@ def test_effective_number_of_equals_is_their_number():
 def test_ridge_makes_a_common_space(file):
     wide = Embeddings(torch.cat([file.x, file.x[:, :2]], dim=1), file.y, file.y_to_x)
     with pytest.raises(UserError, match=r"(?s)x is 7 wide and y 5.*--align ridge") as refused:
-        make_pairs(wide, "pairs", "none")
+        weigh_pairs(wide, "pairs", "none")
     assert len(str(refused.value).splitlines()) <= 2
-    pairs = make_pairs(wide, "pairs", "ridge")
+    pairs = weigh_pairs(wide, "pairs", "ridge")
     assert pairs.x.shape == (6, 5)
     assert pairs.alignment is not None
     torch.testing.assert_close(pairs.x.norm(dim=1), torch.ones(6, dtype=torch.float64))
@@ -80,14 +80,14 @@ def test_ridge_makes_a_common_space(file):
 
 def test_refused(file):
     with pytest.raises(UserError, match="all pairs have one x, number 2"):
-        make_pairs(Embeddings(file.x, file.y, torch.full((12,), 2)), "pairs", "none")
+        weigh_pairs(Embeddings(file.x, file.y, torch.full((12,), 2)), "pairs", "none")
     with pytest.raises(UserError, match="y: row 4 is all zeros"):
         y = file.y.clone()
         y[4] = 0
-        make_pairs(Embeddings(file.x, y, file.y_to_x), "pairs", "none")
+        weigh_pairs(Embeddings(file.x, y, file.y_to_x), "pairs", "none")
     with pytest.raises(UserError, match="x: row 5 is all zeros"):  # its number in the file, though x[3] is left out
         x = file.x.clone()
         x[5] = 0
-        make_pairs(Embeddings(x, file.y, file.y_to_x), "pairs", "none")
+        weigh_pairs(Embeddings(x, file.y, file.y_to_x), "pairs", "none")
     with pytest.raises(UserError, match="--device nowhere"):
-        solve_sides(make_pairs(file, "pairs", "none"), TAU, device="nowhere")
+        solve_sides(weigh_pairs(file, "pairs", "none"), TAU, device="nowhere")

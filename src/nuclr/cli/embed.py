@@ -1,0 +1,78 @@
+"""`nuclr embed`: features of pairs, of images alone or of texts alone."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nuclr.cli.exit_status import training_errors
+from nuclr.errors import UserError
+
+
+def embed(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A trained run, or a folder of encoders (nuclr, CLIP, SigLIP).")
+    ],
+    out: Annotated[Path, typer.Option(help="Embedding file to write: .npz or .safetensors.")],
+    pairs: Annotated[
+        str | None, typer.Option(help="Pairs to embed, in any format that training takes. Default: the run's own.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="A folder of images. Their names are written to a .txt next to the output.")
+    ] = None,
+    texts: Annotated[Path | None, typer.Option(help="A file with one text per line.")] = None,
+    root: Annotated[str | None, typer.Option(help="Folder that names in the pairs are relative to.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split, if the pairs have several.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Use the best checkpoint's weights, not the last.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 256,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+) -> None:
+    """Write the features of pairs, of images alone or of texts alone; under torchrun the work is shared."""
+    if sum(option is not None for option in (pairs, images, texts)) > 1:
+        raise UserError("--pairs, --images and --texts exclude each other; use one of them")
+
+    from nuclr.models import build_model
+    from nuclr.runs import embed as embedding
+    from nuclr.runs import folder, launch
+    from nuclr.runs.components import make_loader
+    from nuclr.runs.features import Encoding
+    from nuclr.runs.run import Run
+    from nuclr.runs.settings import Data
+
+    embedding.check_target(out)
+    own = pairs is None and images is None and texts is None
+    with training_errors(), launch.processes(launch.pick_device(device)):
+        trained = None
+        if folder.is_run(run):
+            trained = Run.open(run, best, device)
+            if not trained.finished:
+                raise UserError(f"{run}: this run is not finished; continue it with nuclr train {run} --resume")
+            model, data = trained.model, trained.settings.data
+            encoding = trained.encoding._replace(batch_size=batch_size)
+        else:
+            if best:
+                raise UserError(f"--best needs a run folder; {run} is not one")
+            if own:
+                raise UserError(f"{run} is not a run folder, so --pairs, --images or --texts is needed")
+            where = launch.pick_device(device)
+            model, data = build_model(pretrained=str(run)).to(where).eval(), Data()
+            encoding = Encoding(batch_size, where)
+        bad, names = 0, None
+        if images is not None:
+            arrays, names = embedding.embed_images(model, images, encoding, data)
+        elif texts is not None:
+            arrays = embedding.embed_texts(model, texts, encoding)
+        else:
+            if own and trained is not None and root is None and split is None:
+                source = trained.train
+            else:
+                chosen = pairs if pairs is not None else str(data.train)
+                part = split if split is not None else data.split if own else None
+                source = embedding.open_source(model, chosen, root if root is not None else data.root, part, data)
+            bad = len(source.bad)
+            loader = make_loader(data, source.pairs, model)
+            arrays = embedding.embed_pairs(model, loader, source.numbers, encoding)
+        embedding.write_embeddings(out, arrays, names)
+    if launch.is_first():
+        shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
+        typer.echo(f"{out}: {shapes}" + (f"; {bad} bad samples left out" if bad else ""))

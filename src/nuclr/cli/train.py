@@ -1,0 +1,91 @@
+"""`nuclr train`: train a dual encoder on pairs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nuclr.cli.exit_status import training_errors
+from nuclr.cli.report import write_final_report
+from nuclr.errors import UserError
+
+EPILOG = """
+Examples:
+
+    nuclr train                                                  the demo, a few minutes on two CPU cores
+    nuclr train data.train=pairs.csv data.val=held_out.csv       your own pairs, default settings
+    nuclr train configs/flickr8k.yaml data.root=DATA seed=1      a config file, two keys changed
+    nuclr train runs/flickr8k --resume                           continue a run that was stopped
+    torchrun --nproc_per_node 2 -m nuclr train CONFIG            the same on two processes
+"""
+
+
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A YAML file or a run folder; then settings to change."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in its folder, if there is one.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build everything, try one batch, estimate memory and time, and stop.")
+    ] = False,
+) -> None:
+    """Train a dual encoder on pairs; without CONFIG and data.train, run the demo on built-in pairs.
+
+    The run is a folder: config.yaml, metrics.jsonl, results.json, checkpoints/, model/ and the page report.html
+    (report=false: no page). Ctrl-C writes a checkpoint and stops; a resumed run ends with the same weights and metrics
+    as one that was never stopped.
+    """
+    from nuclr.runs import config
+
+    overrides = list(arguments or [])
+    path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
+    if path is not None and path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"{path}: not a run folder (it has no config.yaml); name a YAML file or a run folder")
+        overrides.append(f"out={path}")
+        path = path / "config.yaml"
+    settings = config.load(path, overrides)
+
+    from nuclr.runs import launch
+    from nuclr.training import demo as demo_run
+    from nuclr.training import dry_run as trial
+    from nuclr.training import loop
+
+    with training_errors(), launch.processes(launch.pick_device(settings.device)):
+        if dry_run:
+            estimate = trial.dry_run(settings)
+            if launch.is_first():
+                typer.echo(trial.describe(estimate))
+            return
+        preferred = Path("runs") / settings.name
+        out = Path(settings.out) if settings.out else preferred if resume else launch.free_folder(preferred)
+        if path is None and demo_run.is_demo(settings):
+            results = demo_run.demo(settings, out, resume)
+            if launch.is_first():
+                typer.echo(demo_run.table(results, out))
+        else:
+            results = loop.train(settings, out, resume)
+            if launch.is_first():
+                _print_results(results, out)
+    if launch.is_first() and settings.report:
+        write_final_report(out)
+
+
+def _print_results(results: dict[str, Any], out: Path) -> None:
+    metrics = results["val"]
+    if "mean_R@1" in metrics:
+        typer.echo(f"{'':24}{'@1':>9}{'@5':>9}{'@10':>9}")
+        for key, label in (("image_to_text", "image to text"), ("text_to_image", "text to image"), ("mean", "mean")):
+            cells = "".join(f"{100 * metrics[f'{key}_R@{k}']:>7.1f} %" for k in (1, 5, 10))
+            typer.echo(f"{'recall, ' + label:24}{cells}")
+        cells = "".join(f"{100 * metrics[f'mean_chance@{k}']:>7.1f} %" for k in (1, 5, 10))
+        typer.echo(f"{'chance':24}{cells}")
+    if "zero_shot_acc1" in metrics:
+        accuracy, chance = (100 * metrics[key] for key in ("zero_shot_acc1", "zero_shot_chance"))
+        typer.echo(f"zero-shot accuracy {accuracy:.1f} % (chance {chance:.1f} %)")
+    timing = results["timing"]
+    typer.echo(
+        f"{results['steps']} steps in {timing['seconds']:.0f} s, {timing['samples_per_second']:,.0f} samples/s; "
+        f"objective, state and logging took {timing['share_objective']:.1%} of the time\nThe run is in {out}"
+    )
