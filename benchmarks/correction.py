@@ -35,8 +35,7 @@ from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores
 from nuclr.popularity.correction import Bank
 from nuclr.runs import components as parts
 from nuclr.studies.compare.measure import Features, halves
-from nuclr.studies.evaluate.subject import pair_features, query_bank
-from nuclr.studies.evaluate.subject import open_subject
+from nuclr.studies.evaluate.subject import open_subject, pair_features, query_bank
 
 TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
 FACTORS = (0.5, 0.75, 1.0, 1.25)

@@ -85,7 +85,10 @@ CASES = {
     "batch too large": ([*VECTORS, "data.batch_size=500"], "larger than the 120 samples"),
     "encoder for vectors": ([*VECTORS, "model.x.encoder=tiny_resnet"], "but the data holds vectors there"),
     "vectors for pictures": ([*PICTURES, "data.train=good.csv", "model.x.encoder=vectors"], "holds images there"),
-    "unknown encoder": ([*PICTURES, "data.train=good.csv", "model.x.encoder=tiny_resnett"], "did you mean 'tiny_resnet'"),
+    "unknown encoder": (
+        [*PICTURES, "data.train=good.csv", "model.x.encoder=tiny_resnett"],
+        "did you mean 'tiny_resnet'",
+    ),
     "classes for vectors": ([*VECTORS, "data.classes=builtin"], "data.classes needs images and texts"),
     "no such classes": ([*PICTURES, "data.train=good.csv", "data.classes=none"], "none: no such folder"),
     "CSV without header": (["empty.yaml", "data.train=no_header.csv"], "no_header.csv"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nuclr.cli.report import at_the_end
+from nuclr.cli.report import write_final_report
 from nuclr.errors import UserError
 
 EPILOG = """
@@ -83,10 +83,12 @@ def compare(
     Every run is a folder in OUT/cells. The command can be stopped at any moment; run it again to resume, and finished
     runs are not repeated. Writes compare.json, table.md, table.csv and figures.
     """
+    from nuclr.runs import config
+
     overrides = list(arguments or [])
     path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
     options = {key: _pop(overrides, key) for key in ("methods", "seeds")}
-    base = _base(path, overrides)
+    base = config.load(path, overrides, strict=False)
 
     from nuclr.objectives import entry, names
     from nuclr.studies.compare import measure, plan, results
@@ -139,7 +141,7 @@ def compare(
         results.write(out, request.kind, content)
         typer.echo(results.tables.terminal(content))
         typer.echo(f"Tables, figures and runs are in {out}")
-        at_the_end(out)
+        write_final_report(out)
     for name, error in study.failed.items():
         typer.echo(f"nuclr: {name} failed: {error}", err=True)
     if study.failed or content["missing"]:
@@ -153,19 +155,6 @@ def _pop(overrides: list[str], key: str) -> str | None:
     for text in matches:
         overrides.remove(text)
     return matches[-1].partition("=")[2] if matches else None
-
-
-def _base(path: Path | None, overrides: list[str]) -> Any:
-    """Return the settings of all cells. Unlike in `config.load`, an option may belong to any of the methods."""
-    from nuclr.runs import config
-    from nuclr.runs.settings import Settings
-
-    values, source = (config.DEMO, "the demo") if path is None else (config.read(path), str(path))
-    settings = config.fill(Settings(), values, source)
-    for key, value in map(config.split_override, overrides):
-        settings = config.fill(settings, config.nest(key, value), f"{key}={value}")
-    config.check(settings)
-    return settings
 
 
 def _without_clipping(base: Any, overrides: list[str]) -> Any:
@@ -211,13 +200,14 @@ def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int]:
 
     Returns the fingerprints of the training and held-out pairs, and the number of training pairs.
     """
-    from nuclr.runs import components as parts
+    from nuclr.runs import components
 
     data = base.data
     if data.val is None:
         raise UserError("data.val is missing; tuning needs held-out pairs: name them with data.val=...")
-    source = parts.open_source(data, data.train, data.split, data.keep, check=False)
-    held_out = parts.open_source(data, data.val, data.val_split or data.split, check=False)
+    source = components.open_train(data, check=False)
+    held_out = components.open_val(data, check=False)
+    assert held_out is not None
     images = len(set(held_out.pairs.x_id[held_out.numbers].tolist()))
     if halves and images < 4:
         raise UserError(f"--halves needs at least 4 images in data.val; {data.val} has {images}")
@@ -226,15 +216,15 @@ def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int]:
 
 def _check_models(rows: Any, base: Any) -> None:
     """Build the model and every objective once, to find settings that do not fit together."""
-    from nuclr.runs import components as parts
+    from nuclr.runs import components
     from nuclr.runs.launch import pick_device
-    from nuclr.training import loop
+    from nuclr.training.validation import build_parts
 
     first = next(row for row in rows if row.grid).grid[0]
-    loop.build(first.settings(base), pick_device(base.device))
+    build_parts(first.settings(base), pick_device(base.device))
     for row in rows:
         for cell in row.grid:
-            parts.make_objective(cell.settings(base).objective, 2)
+            components.make_objective(cell.settings(base).objective, 2)
 
 
 def _baseline(named: str | None, methods: list[str]) -> str:

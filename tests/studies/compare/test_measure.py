@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from nuclr.studies.evaluate.evaluate import evaluate
 
 from nuclr.errors import UserError
 from nuclr.evaluation.retrieval import retrieval_metrics
@@ -13,7 +14,6 @@ from nuclr.models import DualEncoder
 from nuclr.runs import config
 from nuclr.runs.settings import Data
 from nuclr.studies.compare import measure
-from nuclr.studies.evaluate.evaluate import evaluate
 from nuclr.studies.evaluate.subject import open_subject
 from nuclr.studies.evaluate.tasks import open_retrieval
 from nuclr.training.loop import train

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from nuclr.studies.popularity.inputs import read_names
 
 from nuclr.errors import UserError
+from nuclr.studies.popularity.inputs import read_names
 
 LINKS = [0, 0, 1]
 ENTRIES = [{"image": "a.jpg", "captions": ["a cat", "one cat"]}, {"image": "b.jpg", "captions": ["a dog"]}]

@@ -6,7 +6,7 @@ import torch
 
 from nuclr.data.formats.embeddings import Embeddings
 from nuclr.errors import UserError
-from nuclr.studies.popularity.sides import weigh_pairs, solve_sides
+from nuclr.studies.popularity.sides import solve_sides, weigh_pairs
 
 TAU = 0.2
 

@@ -10,25 +10,23 @@ Checkpoints are deleted once the state is saved; a grid of hundreds of runs woul
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.corrected import choose_correction
-from nuclr.models import DualEncoder
-from nuclr.popularity.correction import BANK_SIZE, Bank, Correction
+from nuclr import files
+from nuclr.evaluation.correction import BANK_SIZE, Bank, Correction, choose
 from nuclr.runs import checkpoint, folder
-from nuclr.runs import components as parts
-from nuclr.runs import settings as s
-from nuclr.runs.launch import pick_device
+from nuclr.runs.components import Loaders
+from nuclr.runs.features import PairFeatures
+from nuclr.runs.run import Run
+from nuclr.runs.settings import Settings
 from nuclr.studies.compare import measure
-from nuclr.studies.compare.measure import Features, Hits, TestSet
+from nuclr.studies.compare.measure import Hits, TestSet
 from nuclr.training import loop
 
 HITS, CORRECTED, STATE = "hits.npz", "corrected.npz", "state.npz"
@@ -37,21 +35,6 @@ BANKS = ("train", "queries")
 CORRECTION_TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
 Groups = dict[str, dict[str, np.ndarray]]
 SetFold = tuple[str, str]  # (set that settings were tuned on, set that is reported)
-
-
-def settings_from(values: dict[str, Any]) -> s.Settings:
-    """Return the settings of a dict made by `settings.to_dict`."""
-    sections = {
-        "data": s.Data,
-        "augment": s.Augmentation,
-        "model": s.Model,
-        "objective": s.Objective,
-        "optimizer": s.Optimizer,
-        "schedule": s.Schedule,
-        "evaluate": s.Evaluate,
-        "log": s.Log,
-    }
-    return s.Settings(**{key: sections[key](**value) if key in sections else value for key, value in values.items()})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -63,7 +46,7 @@ def is_done(cell: Path, needed: Iterable[str]) -> bool:
     return folder.is_finished(cell) and set(needed) <= group_names(cell / HITS)
 
 
-def run_cell(settings: s.Settings, cell: Path, tests: list[TestSet], needed: list[str], loaders: parts.Loaders) -> None:
+def run_cell(settings: Settings, cell: Path, tests: list[TestSet], needed: list[str], loaders: Loaders) -> None:
     """Train the cell or resume it, save the objective's state, delete checkpoints, and measure the missing sets.
 
     hits.npz is written last because it marks the cell as done; a process killed earlier leaves the rest to be redone.
@@ -76,13 +59,13 @@ def run_cell(settings: s.Settings, cell: Path, tests: list[TestSet], needed: lis
         shutil.rmtree(checkpoints)
     if is_done(cell, needed):
         return
-    model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
+    run = Run.open(cell, device=settings.device, loaders=loaders)
     missing = set(needed) - group_names(cell / HITS)
     hits: dict[str, Hits] = {}
     if missing & {measure.VAL, *measure.HALVES}:
-        hits |= measure.held_out_hits(measure.val_features(model, settings, loaders))
+        hits |= measure.held_out_hits(val_features(run))
     for test in (test for test in tests if test.key in missing):
-        hits[test.key] = measure.test_hits(model, settings, test)
+        hits[test.key] = measure.test_hits(run, test)
     write_groups(cell / HITS, read_groups(cell / HITS) | hits)
 
 
@@ -115,9 +98,7 @@ def is_corrected(cell: Path, folds: Iterable[SetFold]) -> bool:
     return all(corrected_name(fold, bank) in stored for fold in folds for bank in BANKS)
 
 
-def correct_cell(
-    settings: s.Settings, cell: Path, tests: list[TestSet], folds: list[SetFold], loaders: parts.Loaders
-) -> None:
+def correct_cell(settings: Settings, cell: Path, tests: list[TestSet], folds: list[SetFold], loaders: Loaders) -> None:
     """Add the missing folds to corrected.npz.
 
     Temperature and strength of the correction are chosen on the set that the method's settings were tuned on. There are
@@ -128,9 +109,9 @@ def correct_cell(
     missing = [fold for fold in folds if any(corrected_name(fold, bank) not in stored for bank in BANKS)]
     if not missing:
         return
-    model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
-    train = measure.train_features(model, settings, loaders)
-    features = _features(model, settings, tests, {key for fold in missing for key in fold}, loaders)
+    run = Run.open(cell, device=settings.device, loaders=loaders)
+    train = run.features(run.train)
+    features = _features(run, tests, {key for fold in missing for key in fold})
     banks = {
         "train": dict.fromkeys(features, Bank(_evenly_spaced(train.x), _evenly_spaced(train.y))),
         "queries": {key: Bank(own.x, own.y) for key, own in features.items()},
@@ -140,29 +121,31 @@ def correct_cell(
         for tuned, reported in missing:
             if tuned not in chosen:
                 at = features[tuned]
-                chosen[tuned] = choose_correction(
-                    at.x, at.y, at.links, bank[tuned], temperatures=CORRECTION_TEMPERATURES
-                )
+                chosen[tuned] = choose(at.x, at.y, at.links, bank[tuned], temperatures=CORRECTION_TEMPERATURES)
             stored[corrected_name((tuned, reported), name)] = _corrected_hits(
                 features[reported], bank[reported], chosen[tuned]
             )
     write_groups(cell / CORRECTED, stored)
 
 
-def _features(
-    model: DualEncoder, settings: s.Settings, tests: list[TestSet], keys: set[str], loaders: parts.Loaders
-) -> dict[str, Features]:
-    whole = measure.val_features(model, settings, loaders)
+def val_features(run: Run) -> PairFeatures:
+    """Return the features of the run's held-out pairs."""
+    assert run.val is not None, "a comparison has held-out pairs"
+    return run.features(run.val)
+
+
+def _features(run: Run, tests: list[TestSet], keys: set[str]) -> dict[str, PairFeatures]:
+    whole = val_features(run)
     features = {measure.VAL: whole}
     if keys & set(measure.HALVES):
         halves = measure.halves(len(whole.x))
         features |= {key: whole.of_x(rows) for key, rows in zip(measure.HALVES, halves, strict=True)}
     for test in (test for test in tests if test.key in keys):
-        features[test.key] = measure.test_features(model, settings, test)
+        features[test.key] = measure.test_features(run, test)
     return features
 
 
-def _corrected_hits(features: Features, bank: Bank, chosen: Correction) -> Hits:
+def _corrected_hits(features: PairFeatures, bank: Bank, chosen: Correction) -> Hits:
     hits = measure.retrieval_hits(features, *chosen.biases(bank, features.x, features.y))
     return {**hits, "correction": np.array([chosen.temperature, chosen.strength])}
 
@@ -200,12 +183,8 @@ def group_names(path: Path) -> set[str]:
 
 def write_groups(path: Path, groups: Groups) -> None:
     """Write the groups atomically."""
-    temporary = path.with_name(f".{path.name}.tmp")
     arrays = {
         f"{group}/{key}" if group else key: array for group, members in groups.items() for key, array in members.items()
     }
-    with temporary.open("wb") as file:
+    with files.write_atomically(path) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from nuclr.data.builtin import BuiltinPairs
-from nuclr.models import DualEncoder
 from nuclr.objectives import entry
-from nuclr.runs import components as parts
-from nuclr.runs import folder
+from nuclr.runs.components import Loaders
 from nuclr.runs.features import encode_x, encode_y
-from nuclr.runs.launch import pick_device
+from nuclr.runs.run import Run
 from nuclr.runs.settings import Settings
-from nuclr.studies.compare import cells, measure
+from nuclr.studies.compare import cells
 
 FILE = "false_negatives.npz"
 SAMPLE = 2000  # training pairs: a matrix of 4 million weights
@@ -52,25 +50,24 @@ def share(scores: Tensor, false: Tensor, excluded: Tensor, tau: Tensor | float, 
     return (logits[kept].softmax(dim=1) * false[kept]).sum(dim=1)
 
 
-def measure_cell(settings: Settings, cell: Path, loaders: parts.Loaders) -> None:
+def measure_cell(settings: Settings, cell: Path, loaders: Loaders) -> None:
     """Write false_negatives.npz: `weighted`, the mean share of each side, and `uniform`, the share at equal weights."""
     if (cell / FILE).is_file():
         return
     data = settings.data
-    source = parts.open_source(data, str(data.train), data.split, data.keep, check=False)
+    run = Run.open(cell, device=settings.device, loaders=loaders)
+    source = run.train
     pairs = source.pairs
     truth = cast(BuiltinPairs, pairs).truth
     numbers = source.numbers[:SAMPLE]
-    model = DualEncoder.from_pretrained(cell / folder.MODEL).to(pick_device(settings.device))
-    options = measure.encoding(settings)
-    x = encode_x(model, parts.make_loader(data, pairs, model, loaders), numbers, *options)
-    y = encode_y(model, pairs, numbers, *options)
+    x = encode_x(run.model, run.loader(pairs), numbers, *run.encoding)
+    y = encode_y(run.model, pairs, numbers, *run.encoding)
     false = torch.from_numpy(truth.false_negatives(numbers))
     captions = torch.from_numpy(pairs.y_id[numbers])
     excluded = captions[:, None] == captions if data.mask else torch.eye(len(numbers), dtype=torch.bool)
     false &= ~excluded
     state = cells.read_groups(cell / cells.STATE).get("", {})
-    tau = _tau(state, numbers, float((folder.read_results(cell) or {})["temperature"]))
+    tau = _tau(state, numbers, run.temperature)
     scores = x @ y.T
     sides = [
         share(scores, false, excluded, tau["x"], _rows(state, "zeta_y", numbers)),
@@ -82,11 +79,10 @@ def measure_cell(settings: Settings, cell: Path, loaders: parts.Loaders) -> None
 
 
 def _tau(state: dict[str, np.ndarray], numbers: np.ndarray, temperature: float) -> dict[str, Tensor | float]:
-    """Return the temperature of each side's anchors: individual ones, the learnt one, or the one of the settings."""
+    """Return the temperature of each side's anchors: individual ones, or the current one of the run."""
     if "tau_x" in state:
         return {side: torch.from_numpy(state[f"tau_{side}"][numbers])[:, None] for side in ("x", "y")}
-    learnt = float(np.exp(-state["log_scale"])) if "log_scale" in state else temperature
-    return {"x": learnt, "y": learnt}
+    return {"x": temperature, "y": temperature}
 
 
 def _rows(state: dict[str, np.ndarray], name: str, numbers: np.ndarray) -> Tensor | float:

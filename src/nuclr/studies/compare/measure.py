@@ -15,18 +15,15 @@ from torch import Tensor
 
 from nuclr.data.modalities.image import SUFFIXES as IMAGES
 from nuclr.errors import UserError
-from nuclr.evaluation.ranks import Ranks, query_ranks
-from nuclr.evaluation.retrieval import retrieval_ranks
+from nuclr.evaluation.ranks import Ranks, ranks
+from nuclr.evaluation.retrieval import both
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
-from nuclr.models import DualEncoder
 from nuclr.runs import components as parts
-from nuclr.runs.features import encode_x, encode_y
-from nuclr.runs.launch import pick_device
-from nuclr.runs.settings import Data, Settings
-from nuclr.studies.evaluate.features import class_task_features, pair_features
-from nuclr.studies.evaluate.subject import Subject
-from nuclr.studies.evaluate.tasks import ClassificationTask, open_classification, open_retrieval
-from nuclr.studies.evaluate.vectors import VectorClasses
+from nuclr.runs.features import PairFeatures
+from nuclr.runs.run import Run
+from nuclr.runs.settings import Data
+from nuclr.studies.evaluate.subject import class_task_features, pair_features, subject_of_run
+from nuclr.studies.evaluate.tasks import ClassificationTask, VectorClasses, open_classification, open_retrieval
 
 KS = (1, 5, 10)
 VAL, HALVES = "val", ("val_a", "val_b")
@@ -128,23 +125,6 @@ def _file_hash(path: Path) -> str:
 # Features
 
 
-@dataclass(frozen=True)
-class Features:
-    """Features of the distinct images x (n_x, d) and captions y (n_y, d), and links (n, 2): row of x, row of y."""
-
-    x: Tensor
-    y: Tensor
-    links: Tensor
-
-    def of_x(self, rows: Tensor) -> "Features":
-        """Return the features of the images with these rows, and of their captions."""
-        new_row = torch.full((len(self.x),), -1)
-        new_row[rows] = torch.arange(len(rows))
-        kept = self.links[new_row[self.links[:, 0]] >= 0]
-        captions, row = torch.unique(kept[:, 1], return_inverse=True)
-        return Features(self.x[rows], self.y[captions], torch.stack([new_row[kept[:, 0]], row], dim=1))
-
-
 def halves(images: int) -> tuple[Tensor, Tensor]:
     """Return the rows of the images in each half, in ascending order."""
     order = np.random.default_rng(HALVES_SEED).permutation(images)
@@ -152,53 +132,19 @@ def halves(images: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.sort(order[:cut])), torch.from_numpy(np.sort(order[cut:]))
 
 
-def val_features(model: DualEncoder, settings: Settings, loaders: parts.Loaders) -> Features:
-    """Return the features of the held-out pairs."""
-    data = settings.data
-    return _encode(model, settings, parts.open_source(data, str(data.val), data.val_split or data.split), loaders)
-
-
-def train_features(model: DualEncoder, settings: Settings, loaders: parts.Loaders) -> Features:
-    """Return the features of the training pairs."""
-    data = settings.data
-    source = parts.open_source(data, str(data.train), data.split, data.keep, check=False)
-    return _encode(model, settings, source, loaders)
-
-
-def _encode(model: DualEncoder, settings: Settings, source: parts.Source, loaders: parts.Loaders) -> Features:
-    pairs, numbers = source.pairs, source.numbers
-    options, loader = encoding(settings), parts.make_loader(settings.data, source.pairs, model, loaders)
-    _, first_x, x_row = np.unique(pairs.x_id[numbers], return_index=True, return_inverse=True)
-    _, first_y, y_row = np.unique(pairs.y_id[numbers], return_index=True, return_inverse=True)
-    x = encode_x(model, loader, numbers[first_x], *options)
-    y = encode_y(model, pairs, numbers[first_y], *options)
-    return Features(x, y, torch.from_numpy(np.stack([x_row, y_row], axis=1)))
-
-
-def test_features(model: DualEncoder, settings: Settings, test: TestSet) -> Features:
+def test_features(run: Run, test: TestSet) -> PairFeatures:
     """Return the features of a test set of pairs."""
-    data, subject = settings.data, _subject(model, settings)
+    data, subject = run.settings.data, subject_of_run(run)
     task = open_retrieval(test.path, data.root, None, data.max_bad_share)
     subject.check_kinds(test.name, task.pairs)
-    features = pair_features(subject, task.pairs, task.numbers, test.duplicates)
-    return Features(features.x, features.y, features.pairs)
-
-
-def _subject(model: DualEncoder, settings: Settings) -> Subject:
-    size, device, _ = encoding(settings)
-    return Subject(Path(settings.name), model, settings.data, size, device)
-
-
-def encoding(settings: Settings) -> tuple[int, torch.device, str]:
-    """Return how features are computed: batch size, device, precision."""
-    return settings.evaluate.batch_size, pick_device(settings.device), settings.precision
+    return pair_features(subject, task.pairs, task.numbers, test.duplicates)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Hits
 
 
-def retrieval_hits(features: Features, bias_x: Tensor | None = None, bias_y: Tensor | None = None) -> Hits:
+def retrieval_hits(features: PairFeatures, bias_x: Tensor | None = None, bias_y: Tensor | None = None) -> Hits:
     """Return the outcome of every query.
 
     Args:
@@ -211,7 +157,7 @@ def retrieval_hits(features: Features, bias_x: Tensor | None = None, bias_y: Ten
         `t2i_image`: row of the image that the query belongs to (the first one if a caption has several).
 
     """
-    of_x, of_y = retrieval_ranks(features.x, features.y, features.links, bias_x, bias_y)
+    of_x, of_y = both(features.x, features.y, features.links, bias_x, bias_y)
     owner = torch.full((len(features.y),), len(features.x))
     owner.scatter_reduce_(0, features.links[:, 1], features.links[:, 0], "amin")
     return {
@@ -226,7 +172,7 @@ def _hits(ranked: Ranks) -> np.ndarray:
     return np.asarray(torch.stack([ranked.hits(k) for k in KS], dim=1).float().numpy())
 
 
-def held_out_hits(features: Features) -> dict[str, Hits]:
+def held_out_hits(features: PairFeatures) -> dict[str, Hits]:
     """Return the outcome on all held-out pairs, and on each half if there are at least four images."""
     hits = {VAL: retrieval_hits(features)}
     if len(features.x) >= 4:
@@ -235,15 +181,15 @@ def held_out_hits(features: Features) -> dict[str, Hits]:
     return hits
 
 
-def test_hits(model: DualEncoder, settings: Settings, test: TestSet) -> Hits:
+def test_hits(run: Run, test: TestSet) -> Hits:
     """Return the outcome on a test set.
 
     Classes give `top` (n, 3): the probability that the right class is among the first 1, 5 and 10.
     """
     if test.kind == "pairs":
-        return retrieval_hits(test_features(model, settings, test))
-    size = model.images.size if model.images is not None else 32
-    task = _open_classes(test.path, settings.data, size)
-    x, classes, labels = class_task_features(_subject(model, settings), task)
-    ranked = query_ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
+        return retrieval_hits(test_features(run, test))
+    size = run.model.images.size if run.model.images is not None else 32
+    task = _open_classes(test.path, run.settings.data, size)
+    x, classes, labels = class_task_features(subject_of_run(run), task)
+    ranked = ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
     return {"top": _hits(ranked), "top_image": ranked.query.numpy()}

@@ -16,7 +16,8 @@ from typing import Any
 from nuclr.errors import UserError
 from nuclr.objectives import entry, names, options
 from nuclr.runs.folder import FREE_ON_RESUME
-from nuclr.runs.settings import Settings, to_dict
+from nuclr.runs.settings import Settings, flatten, to_dict
+from nuclr.runs.settings import change as change_setting
 
 TEMPERATURES = (0.01, 0.03, 0.05, 0.07)
 GAMMAS = (0.3, 0.8)
@@ -63,11 +64,8 @@ def change(settings: Settings, key: str, value: Any) -> Settings:
     """Return `settings` with one key ("section.key" or "key") changed; "lr_factor" multiplies the learning rate."""
     if key == LR_FACTOR:
         key, value = "optimizer.lr", settings.optimizer.lr * value
-    section, _, name = key.rpartition(".")
-    if not section:
-        return dataclasses.replace(settings, **{name: value})
-    inner = dataclasses.replace(getattr(settings, section), **{name: value})
-    return dataclasses.replace(settings, **{section: inner})
+    changed: Settings = change_setting(settings, key, value)
+    return changed
 
 
 def content(settings: Settings) -> dict[str, Any]:
@@ -86,10 +84,7 @@ def content_hash(settings: Settings) -> str:
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in to_dict(settings).items():
-        flat |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
-    return flat
+    return dict(flatten(to_dict(settings)))
 
 
 def _short(value: Any) -> str:

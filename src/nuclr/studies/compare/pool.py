@@ -66,10 +66,11 @@ def run_job(job: Job, shared: dict[Any, Any]) -> None:
         shared: Loaders kept between the jobs of a worker, so images are decoded once.
 
     """
+    from nuclr.runs import config
     from nuclr.studies.compare import cells, false_negatives
     from nuclr.studies.compare.measure import TestSet
 
-    settings, cell = cells.settings_from(job.settings), Path(job.cell)
+    settings, cell = config.from_dict(job.settings), Path(job.cell)
     tests = [TestSet(**test) for test in job.tests]
     if job.needed is not None:
         cells.run_cell(settings, cell, tests, job.needed, shared)

@@ -5,7 +5,6 @@ seeds, test sets, ablations and batch sizes may differ. Cells are named by conte
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import math
@@ -49,7 +48,7 @@ def opened(out: Path, request: Request) -> Iterator[None]:
 def common(request: Request) -> dict[str, Any]:
     """Return the settings that all cells share, and the hyperparameter that each method is tuned over."""
     base = {key: value for key, value in content_of(request.base).items() if not key.startswith("objective.")}
-    options = dataclasses.asdict(request.base.objective)
+    options = request.base.objective.options
     tuned = {"name", "temperature"} | {one.key.removeprefix("objective.") for one in request.tuned.values()}
     base |= {f"objective.{key}": value for key, value in options.items() if value is not None and key not in tuned}
     base |= {f"--tune for {method}": [one.key, *one.values] for method, one in request.tuned.items()}

@@ -53,11 +53,7 @@ class RetrievalTask:
 
     @property
     def duplicates(self) -> str:
-<<<<<<< HEAD
-        """How captions that occur more than once count by default: "miss" for known sets, as others report them."""
-=======
         """Default treatment of repeated captions: "miss" for the usual sets, as others report them, else "merge"."""
->>>>>>> 0417690 (Command line: one file per command; evaluate and embed use Run; configs speak of sides)
         return "miss" if self.known else "merge"
 
 
