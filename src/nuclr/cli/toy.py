@@ -24,13 +24,12 @@ def toy(
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from nuclr.studies.toy import study
-    from nuclr.studies.toy import write as folder
 
     sizes = tuple(n for n in study.SIZES if n <= max_n)
     columns = (TextColumn("toy study"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("toy", total=study.work(seeds, sizes))
-        content = folder.write(out, seeds, sizes, seed, lambda done: bar.advance(task, done))
+        task = bar.add_task("toy", total=study.total_work(seeds, sizes))
+        content = study.write_study(out, seeds, sizes, seed, lambda done: bar.advance(task, done))
     for tau in study.TEMPERATURES:
         typer.echo(f"\ntau = {tau}: |empirical risk - true risk|, mean of {seeds} or more samples")
         typer.echo(f"{'n':>8}" + "".join(f"{method:>12}" for method in study.METHODS))
@@ -40,5 +39,5 @@ def toy(
         records = [r for r in content["records"] if r["tau"] == tau and r["method"] == "nuclr"]
         correlations = ", ".join(f"{r['rank_correlation_mean']:.4f} (n = {r['n']})" for r in records)
         typer.echo(f"rank correlation of estimated and true popularity: {correlations}")
-    typer.echo(f"\nFigures and {folder.SUMMARY} are in {out} ({content['seconds']:.0f} s)")
+    typer.echo(f"\nFigures and {study.SUMMARY} are in {out} ({content['seconds']:.0f} s)")
     write_final_report(out)

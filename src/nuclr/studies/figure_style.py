@@ -1,4 +1,4 @@
-"""One look for all figures: colors that color-blind people can tell apart, quiet axes, PNG and SVG side by side."""
+"""Common style of all figures: colors that color-blind people can distinguish, plain axes, one PNG and one SVG each."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from nuclr.errors import UserError
 from nuclr.files import write_atomically
 
 # Okabe and Ito's palette.
@@ -38,23 +39,48 @@ _RC: dict[str, Any] = {
 }
 
 
-def style() -> Any:
-    """Context in which a figure is drawn and saved."""
+def house_style() -> Any:
+    """Return the context manager in which figures are drawn and saved."""
     return matplotlib.rc_context(_RC)  # type: ignore[arg-type]
 
 
 def panels(
     rows: int, columns: int, title: str, size: tuple[float, float], width_ratios: list[float] | None = None
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A titled figure with a grid of axes; `size` is that of one panel, in inches, before `width_ratios`."""
+    """Create a titled figure with a grid of axes.
+
+    Args:
+        rows: Number of rows of panels.
+        columns: Number of columns of panels.
+        title: Title of the figure.
+        size: Width and height of one panel in inches, before `width_ratios`.
+        width_ratios: Relative widths of the columns.
+
+    Returns:
+        The figure, and its axes row by row.
+
+    """
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
     return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=width_ratios).tolist()
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """Write `name`.png and `name`.svg; the same figure gives the same bytes."""
+    """Write `name`.png and `name`.svg; equal figures give equal bytes.
+
+    Args:
+        figure: The figure.
+        folder: Existing folder.
+        name: File name without suffix.
+
+    Raises:
+        UserError: If a file cannot be written.
+
+    """
     for kind in FORMATS:
-        metadata = {"Date": None} if kind == "svg" else None
-        with write_atomically(folder / f"{name}.{kind}") as file:
-            figure.savefig(file, format=kind, metadata=metadata)
+        path, metadata = folder / f"{name}.{kind}", {"Date": None} if kind == "svg" else None
+        try:
+            with write_atomically(path) as file:
+                figure.savefig(file, format=kind, metadata=metadata)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error

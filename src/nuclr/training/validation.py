@@ -8,7 +8,7 @@ import torch
 
 from nuclr.data import Loader
 from nuclr.errors import UserError
-from nuclr.evaluation import class_features, retrieval, zero_shot
+from nuclr.evaluation import class_features, retrieval_metrics, zero_shot_metrics
 from nuclr.models import DualEncoder
 from nuclr.runs import components
 from nuclr.runs.components import Loaders, Source
@@ -34,14 +34,14 @@ class Validation:
         encoding = Encoding(self.batch_size, device, precision)
         if self.source is not None and self.loader is not None:
             features = encode_pairs(model, self.loader, self.source.numbers, encoding)
-            metrics |= retrieval(features.x, features.y, features.links)
+            metrics |= retrieval_metrics(features.x, features.y, features.links)
         if self.classes is not None and self.class_loader is not None:
             prompts = self.classes.prompts()
             texts = encode_texts(model, [text for group in prompts for text in group], *encoding)
             x = encode_x(model, self.class_loader, np.arange(len(self.classes)), *encoding)
             labels = torch.from_numpy(np.asarray(self.classes.y_id))
             classes = class_features(list(texts.split([len(group) for group in prompts])))
-            metrics |= zero_shot(x, classes, labels)
+            metrics |= zero_shot_metrics(x, classes, labels)
         return metrics
 
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from nuclr import files
-from nuclr.evaluation.correction import BANK_SIZE, Bank, Correction, choose
+from nuclr.evaluation import choose_correction
+from nuclr.popularity.correction import BANK_SIZE, Bank, Correction
 from nuclr.runs import checkpoint, folder
 from nuclr.runs.components import Loaders
 from nuclr.runs.features import PairFeatures
@@ -121,7 +122,9 @@ def correct_cell(settings: Settings, cell: Path, tests: list[TestSet], folds: li
         for tuned, reported in missing:
             if tuned not in chosen:
                 at = features[tuned]
-                chosen[tuned] = choose(at.x, at.y, at.links, bank[tuned], temperatures=CORRECTION_TEMPERATURES)
+                chosen[tuned] = choose_correction(
+                    at.x, at.y, at.links, bank[tuned], temperatures=CORRECTION_TEMPERATURES
+                )
             stored[corrected_name((tuned, reported), name)] = _corrected_hits(
                 features[reported], bank[reported], chosen[tuned]
             )

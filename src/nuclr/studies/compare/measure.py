@@ -15,8 +15,8 @@ from torch import Tensor
 
 from nuclr.data.modalities.image import SUFFIXES as IMAGES
 from nuclr.errors import UserError
-from nuclr.evaluation.ranks import Ranks, ranks
-from nuclr.evaluation.retrieval import both
+from nuclr.evaluation.ranks import Ranks, query_ranks
+from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
 from nuclr.runs import components as parts
 from nuclr.runs.features import PairFeatures
@@ -157,7 +157,7 @@ def retrieval_hits(features: PairFeatures, bias_x: Tensor | None = None, bias_y:
         `t2i_image`: row of the image that the query belongs to (the first one if a caption has several).
 
     """
-    of_x, of_y = both(features.x, features.y, features.links, bias_x, bias_y)
+    of_x, of_y = retrieval_ranks(features.x, features.y, features.links, bias_x, bias_y)
     owner = torch.full((len(features.y),), len(features.x))
     owner.scatter_reduce_(0, features.links[:, 1], features.links[:, 0], "amin")
     return {
@@ -191,5 +191,5 @@ def test_hits(run: Run, test: TestSet) -> Hits:
     size = run.model.images.size if run.model.images is not None else 32
     task = _open_classes(test.path, run.settings.data, size)
     x, classes, labels = class_task_features(subject_of_run(run), task)
-    ranked = ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
+    ranked = query_ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
     return {"top": _hits(ranked), "top_image": ranked.query.numpy()}

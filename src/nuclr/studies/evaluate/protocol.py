@@ -9,9 +9,17 @@ import numpy as np
 from nuclr import __version__
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
-from nuclr.evaluation import Bank, Correction, choose, conventions, retrieval, summary, zero_shot
-from nuclr.evaluation.corrected import cross_chosen
-from nuclr.evaluation.correction import BANK_SIZE, DEFAULT_SPREAD, SPREADS, STRENGTHS
+from nuclr.evaluation import (
+    choose_correction,
+    cross_validated_ranks,
+    metrics_by_convention,
+    retrieval_metrics,
+    summarize_ranks,
+    zero_shot_metrics,
+)
+from nuclr.evaluation.corrected import STRENGTHS, TEMPERATURE_FACTORS
+from nuclr.popularity import Bank, Correction
+from nuclr.popularity.correction import BANK_SIZE, DEFAULT_TEMPERATURE_FACTOR
 from nuclr.runs.features import PairFeatures
 from nuclr.studies.evaluate.subject import DUPLICATES, Subject, class_task_features, pair_features, query_bank
 from nuclr.studies.evaluate.tasks import ClassificationTask, RetrievalTask, VectorClasses, classification_task
@@ -107,7 +115,7 @@ def _retrieval(
     features = pair_features(subject, task.pairs, task.numbers, way)
     if correctors and min(len(features.x), len(features.y)) < 2:
         raise UserError(f"{task.path}: --correct needs at least two images and two captions")
-    plain = retrieval(features.x, features.y, features.links)
+    plain = retrieval_metrics(features.x, features.y, features.links)
     # The pairs that the correction is chosen on: each half of the images is ranked with the choice of the other half.
     crossed = any(corrector.val == task.pairs.fingerprint for corrector in correctors)
     outcomes = {c.bank: c.crossed(features) if crossed else (c(features), None) for c in correctors}
@@ -124,13 +132,16 @@ def _retrieval(
         "corrections_of_halves": {bank: chosen for bank, (_, chosen) in outcomes.items() if chosen is not None},
         "plain": plain,
         "corrected": corrected,
-        "names": {"plain": conventions(plain), **{bank: conventions(values) for bank, values in corrected.items()}},
+        "names": {
+            "plain": metrics_by_convention(plain),
+            **{bank: metrics_by_convention(values) for bank, values in corrected.items()},
+        },
     }
 
 
 def _classification(subject: Subject, task: ClassificationTask) -> dict[str, Any]:
     x, classes, labels = class_task_features(subject, task)
-    plain = zero_shot(x, classes, labels)
+    plain = zero_shot_metrics(x, classes, labels)
     return {
         "path": task.path,
         "images": len(x),
@@ -140,7 +151,7 @@ def _classification(subject: Subject, task: ClassificationTask) -> dict[str, Any
         "bad_samples": len(task.bad),
         "smallest_class": int(np.bincount(labels.numpy(), minlength=len(classes)).min()),
         "plain": plain,
-        "names": {"plain": conventions(plain)},
+        "names": {"plain": metrics_by_convention(plain)},
     }
 
 
@@ -196,12 +207,12 @@ class Corrector:
     def __call__(self, features: PairFeatures) -> dict[str, float]:
         """Return the corrected metrics of a test set."""
         bias_x, bias_y = self.correction.biases(self._bank(features), features.x, features.y)
-        return retrieval(features.x, features.y, features.links, bias_x=bias_x, bias_y=bias_y)
+        return retrieval_metrics(features.x, features.y, features.links, bias_x=bias_x, bias_y=bias_y)
 
     def crossed(self, features: PairFeatures) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Return corrected metrics of the held-out pairs, each half with the other's choice, and the choices."""
-        ranked, chosen = cross_chosen(features.x, features.y, features.links, self._bank(features))
-        return summary(*ranked), [asdict(correction) for correction in chosen]
+        ranked, chosen = cross_validated_ranks(features.x, features.y, features.links, self._bank(features))
+        return summarize_ranks(*ranked), [asdict(correction) for correction in chosen]
 
     def _bank(self, features: PairFeatures) -> Bank:
         return Bank(features.x, features.y) if self.queries is None else self.queries
@@ -216,7 +227,7 @@ class Corrector:
         if self.queries is not None:
             facts |= {"bank_images": len(self.queries.x), "bank_captions": len(self.queries.y)}
         grid = {
-            "temperatures": f"{', '.join(map(str, SPREADS))} standard deviations of the scores",
+            "temperatures": f"{', '.join(map(str, TEMPERATURE_FACTORS))} standard deviations of the scores",
             "strengths": STRENGTHS,
         }
         return facts | asdict(self.correction) | {"chosen_on": self.chosen_on, "chosen_from": grid}
@@ -230,11 +241,11 @@ def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
             raise UserError(f"--correct bank=train needs a run folder; {subject.path} is not one, so use bank=queries")
         queries = Bank(*query_bank(subject, run.train.pairs, run.train.numbers, size))
     if run is None or run.val is None:
-        chosen_on = f"nothing (no held-out pairs): {DEFAULT_SPREAD} standard deviations"
+        chosen_on = f"nothing (no held-out pairs): {DEFAULT_TEMPERATURE_FACTOR} standard deviations"
         return Corrector(bank, None, queries, Correction(), chosen_on)
     features = pair_features(subject, run.val.pairs, run.val.numbers, "merge")
     own = Bank(features.x, features.y) if queries is None else queries
-    correction = choose(features.x, features.y, features.links, own)
+    correction = choose_correction(features.x, features.y, features.links, own)
     return Corrector(bank, run.val.pairs.fingerprint, queries, correction, f"data.val: {subject.data.val}")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from nuclr.data import Loader
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
-from nuclr.evaluation import class_features, with_copies
+from nuclr.evaluation import class_features, links_with_copies
 from nuclr.models import DualEncoder, build_model
 from nuclr.models.towers import VectorTower
 from nuclr.runs import folder
@@ -111,7 +111,7 @@ def pair_features(subject: Subject, pairs: Pairs, numbers: np.ndarray, duplicate
     if duplicates != "hit":
         return features
     _, copies = np.unique(pairs.y_id[numbers], return_inverse=True)
-    links = with_copies(features.links, torch.from_numpy(copies))
+    links = links_with_copies(features.links, torch.from_numpy(copies))
     return PairFeatures(
         features.x, features.y, links, numbers[links[:, 1].numpy()], features.x_number, features.y_number
     )

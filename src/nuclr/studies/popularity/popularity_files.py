@@ -14,7 +14,7 @@ import nuclr
 from nuclr import files
 from nuclr.popularity.false_negatives import false_negatives
 from nuclr.runs.folder import environment
-from nuclr.studies import output, style
+from nuclr.studies import figure_style, output
 from nuclr.studies.popularity import keep
 from nuclr.studies.popularity.inputs import Names, PopularityInput
 from nuclr.studies.popularity.sides import Align, SidePopularity, WeightedPairs, Weights, solve_sides, weigh_pairs
@@ -22,7 +22,7 @@ from nuclr.studies.popularity.sides import Align, SidePopularity, WeightedPairs,
 COMMAND = "nuclr popularity"
 SUMMARY, TABLE, PARQUET, HISTOGRAM = "popularity.json", "popularity.csv", "popularity.parquet", "histogram"
 FALSE_NEGATIVES, ANCHORS = 12, 2000  # likely false negatives to report, and anchors among which they are searched
-FILES = (SUMMARY, TABLE, PARQUET, *(f"{HISTOGRAM}.{kind}" for kind in style.FORMATS))
+FILES = (SUMMARY, TABLE, PARQUET, *(f"{HISTOGRAM}.{kind}" for kind in figure_style.FORMATS))
 
 
 def write_popularity(
@@ -175,16 +175,18 @@ def _write_table(folder: Path, sides: dict[str, SidePopularity], names: Names) -
 
 def _write_histogram(folder: Path, sides: dict[str, SidePopularity], temperature: float, name: str) -> None:
     anchors = {"y": "x", "x": "y"}
-    with style.style():
-        figure, [row] = style.panels(1, 2, f"Popularity under this model: {name}, τ = {temperature:g}", (5.2, 3.9))
+    with figure_style.house_style():
+        figure, [row] = figure_style.panels(
+            1, 2, f"Popularity under this model: {name}, τ = {temperature:g}", (5.2, 3.9)
+        )
         for axes, side in zip(row, sides.values(), strict=True):
             shown = np.maximum(side.popularity, 1e-30)  # at low temperatures the smallest values leave every axis
             logs = np.log10(shown)
             edges = np.linspace(logs.min(), max(logs.max(), logs.min() + 1e-6), 61)
-            axes.hist(shown, bins=(10**edges).tolist(), color=style.SKY)
+            axes.hist(shown, bins=(10**edges).tolist(), color=figure_style.SKY)
             median = float(np.median(side.popularity))
-            axes.axvline(1, color=style.ORANGE, label="mean 1")
-            axes.axvline(median, color=style.INK, linestyle="--", label=f"median {median:.2g}")
+            axes.axvline(1, color=figure_style.ORANGE, label="mean 1")
+            axes.axvline(median, color=figure_style.INK, linestyle="--", label=f"median {median:.2g}")
             axes.set(xscale="log", xlabel="popularity (1 = mean over the samples)", ylabel="number of samples")
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if np.ptp(logs) < 2.5 else (1,)))
             axes.xaxis.set_major_formatter("{x:g}")
@@ -192,4 +194,4 @@ def _write_histogram(folder: Path, sides: dict[str, SidePopularity], temperature
             counted = f"{len(logs):,} samples, effectively {side.effective_number():,.0f}"
             axes.set_title(f"{side.name} among anchors {anchors[side.name]}: {counted}")
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
-        style.save(figure, folder, HISTOGRAM)
+        figure_style.save(figure, folder, HISTOGRAM)
