@@ -206,7 +206,7 @@ def test_mistakes_with_pictures(refused, pictures, tmp_path):
             lines[1] = {"image": "b.png", "caption": None}
         (images / f"{number}.jsonl").write_text("\n".join(map(json.dumps, lines)))
         refused("image b.png has no caption; add one", pictures, "--retrieval", images / f"{number}.jsonl")
-    refused("no images of this class in it", pictures, "--classification", write_folders(tmp_path / "a", cat=1, dog=0))
+    refused("no images of this class", pictures, "--classification", write_folders(tmp_path / "a", cat=1, dog=0))
     folders = write_folders(tmp_path / "b", cat=1, dog=1)
     (tmp_path / "templates.json").write_text('["a photo"]')
     templates = ("--templates", tmp_path / "templates.json")

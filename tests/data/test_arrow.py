@@ -34,7 +34,9 @@ def test_splits_of_a_folder(tmp_path):
         write(tmp_path / "data" / f"{split}-0.parquet", image=[make.picture(1)], caption=[split])
     assert open_pairs(tmp_path, split="val").y(0) == "val"
     assert len(open_pairs(tmp_path)) == 2
-    with pytest.raises(UserError, match=r"no \.parquet file of split 'test'; found: train-0\.parquet, val-0\.parquet"):
+    with pytest.raises(
+        UserError, match=r"no \.parquet file of split 'test' \(data\.split\); found: train-0\.parquet, val-0\.parquet"
+    ):
         open_pairs(tmp_path, split="test")
 
 
@@ -44,7 +46,10 @@ def test_splits_of_a_dataset_dict(tmp_path):
     sets = {split: datasets.Dataset.from_dict(rows) for split in ("train", "val")}
     datasets.DatasetDict(sets).save_to_disk(tmp_path / "d")
     assert open_pairs(tmp_path / "d", split="val").y(0) == "one"
-    for split, message in ((None, "name a split; found: train, val"), ("test", "no split 'test'; found: train, val")):
+    for split, message in (
+        (None, "name a split with data.split; found: train, val"),
+        ("test", r"no split 'test' \(data\.split\); found: train, val"),
+    ):
         with pytest.raises(UserError, match=message):
             open_pairs(tmp_path / "d", split=split)
 

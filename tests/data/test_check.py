@@ -72,7 +72,7 @@ def test_all_that_is_left_can_be_loaded_and_keeps_its_order(tmp_path):
 def test_too_many_stop_the_run(tmp_path):
     pairs = open_pairs(damaged(tmp_path / "d"))
     with pytest.raises(
-        UserError, match=r"11 of 80 samples are bad, 13\.8%, more than the 5\.0% allowed \(max_bad_share\)"
+        UserError, match=r"11 of 80 samples are bad, 13\.8%, more than the 5\.0% allowed \(data\.max_bad_share\)"
     ):
         check_samples(pairs)
 
@@ -81,8 +81,8 @@ def test_kept_until_a_file_changes(tmp_path, monkeypatch):
     path = damaged(tmp_path / "d")
     check_samples(open_pairs(path), max_bad_share=0.2)
     looked = []
-    real = check_module._look
-    monkeypatch.setattr(check_module, "_look", lambda *args: looked.append(1) or real(*args))
+    real = check_module._check_all
+    monkeypatch.setattr(check_module, "_check_all", lambda *args: looked.append(1) or real(*args))
     assert_bad(check_samples(open_pairs(path), max_bad_share=0.2))
     assert not looked
     (tmp_path / "d" / "train" / "7.jpg").write_bytes(make.picture(7))

@@ -65,7 +65,9 @@ def test_evaluation_drops_nothing(world):
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match="batch size 200 is larger than the 105 samples of an epoch"):
+    with pytest.raises(UserError, match=r"data\.batch_size=200 is larger than the 105 samples of an epoch"):
         next(batches(epoch_order(PAIRS, 0, 0), 200))
-    with pytest.raises(UserError, match="batch size 9 cannot be divided among 2 processes"):
+    with pytest.raises(
+        UserError, match=r"data\.batch_size=9 cannot be divided among 2 processes; make it a multiple of 2"
+    ):
         next(batches(epoch_order(PAIRS, 0, 0), 9, 0, 2))

@@ -27,11 +27,11 @@ def test_npy_and_repeated_numbers(tmp_path):
     [
         ("k.txt", "1\n10\n11\n", "pair 10, and 1 more does not exist; the data has pairs 0 to 9"),
         ("k.txt", "-1\n", "pair -1 does not exist"),
-        ("k.txt", "1\nimage.jpg\n", r"k\.txt, line 2: 'image\.jpg' is no pair's number"),
-        ("k.txt", "# nothing\n", "keeps no pairs"),
-        ("k.npy", np.array([0.5]), r"holds float64 of shape \(1,\); needs one row of whole numbers"),
+        ("k.txt", "1\nimage.jpg\n", r"k\.txt, line 2: 'image\.jpg' is not a whole number; write one number per line"),
+        ("k.txt", "# nothing\n", "the file has no numbers"),
+        ("k.npy", np.array([0.5]), r"holds float64 of shape \(1,\); needs whole numbers of shape \(n,\)"),
         ("k.npy", "text", r"cannot be read as \.npy"),
-        ("gone.txt", None, r"no such file \(data\.keep\)"),
+        ("gone.txt", None, r"data\.keep=.*gone\.txt: no such file"),
     ],
 )
 def test_mistakes(tmp_path, name, content, message):

@@ -51,7 +51,7 @@ def test_templates(tmp_path):
         ("classes.json", ["cat", "dog", "cow"], r"classes\.json: 3 classes for 2 folders; they differ in cow"),
         ("classes.json", {"cat": "a", "cow": "b"}, "they differ in cow, dog"),
         ("classes.json", "cat", "needs a list of class names"),
-        ("templates.json", ["no place"], "templates must be a list of texts with {} in the class's place"),
+        ("templates.json", ["no place"], "templates must be a list of texts with {} for the class name"),
     ],
 )
 def test_mistakes(tmp_path, name, content, message):
@@ -63,8 +63,8 @@ def test_mistakes(tmp_path, name, content, message):
 def test_wrong_folders(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         open_labeled(tmp_path / "gone")
-    with pytest.raises(UserError, match="0 folders in it; needs one for each of at least two classes"):
+    with pytest.raises(UserError, match="has 0 folders; needs one for each of at least two classes"):
         open_labeled(tmp_path)
     folders(tmp_path, cat=1, dog=0)
-    with pytest.raises(UserError, match="dog: no images of this class in it"):
+    with pytest.raises(UserError, match="dog: no images of this class; add some"):
         open_labeled(tmp_path)

@@ -30,7 +30,7 @@ def test_split_of_karpathy(tmp_path):
     path.write_text(json.dumps(content))
     assert open_pairs(path, split="train").x_id.tolist() == [0, 0, 0, 1]
     assert len(open_pairs(path, split="train+restval")) == 5
-    with pytest.raises(UserError, match=r"no entry of split 'dev'; found: restval, test, train, val"):
+    with pytest.raises(UserError, match=r"no entry of split 'dev' \(data\.split\); found: restval, test, train, val"):
         open_pairs(path, split="dev")
 
 
@@ -83,7 +83,7 @@ def test_rows_of_a_table_with_other_numbers_of_cells_are_bad(tmp_path):
     pairs = open_pairs(
         written(tmp_path, "l.csv", 'filepath,title\na.jpg,one\nb.png\nc.jpg,two,three\n\nd.jpg,"four,\nfive"\n')
     )
-    assert pairs.known_bad == {1: "line 3 has 1 cells, the header 2", 2: "line 4 has 3 cells, the header 2"}
+    assert pairs.known_bad == {1: "line 3 has 1 cells, the header has 2", 2: "line 4 has 3 cells, the header has 2"}
     assert pairs.y(3) == "four, five"
 
 
@@ -105,7 +105,7 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path):
         ("l.csv", "", "empty file"),
         ("l.jsonl", "", "empty file"),
         ("l.jsonl", '{"image": "a.jpg", "caption": "x"}\n{"image": \n', r"l\.jsonl, line 2: not JSON"),
-        ("l.jsonl", '["a.jpg", "x"]\n', r"line 1: \[\"a\.jpg\", \"x\"\] is no \{\"image\""),
+        ("l.jsonl", '["a.jpg", "x"]\n', r"line 1: \[\"a\.jpg\", \"x\"\] is not an entry \{\"image\""),
         ("l.jsonl", '{"image": 3, "caption": "x"}\n', r"line 1: 'image' is 3; needs a text"),
         ("l.jsonl", '{"image": "a.jpg", "caption": {"en": "x"}}\n', r"line 1: 'caption' is \{.*needs a text"),
         ("l.jsonl", '{"image": "a.jpg", "label": "x"}\n', r"line 1: no column for the caption among 'image', 'label'"),
@@ -118,8 +118,8 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path):
         ("l.json", '{"images": [{"sentences": [{"tokens": []}]}]}', r"images\[0\]: needs \"filename\" and"),
         ("l.json", "[]", "holds no pairs"),
         ("l.json", '"text"', "is neither a list"),
-        ("l.jsonl", '{"image": "z.jpg", "caption": "x"}\n', r"none of its first images is there, such as .*z\.jpg"),
-        ("l.xlsx", "x", r"unknown kind of data; known: \.jsonl"),
+        ("l.jsonl", '{"image": "z.jpg", "caption": "x"}\n', r"none of its first images exists, for example .*z\.jpg"),
+        ("l.xlsx", "x", r"unknown format; known formats: \.jsonl"),
     ],
 )  # fmt: skip
 def test_mistakes(tmp_path, name, text, message):
@@ -140,9 +140,9 @@ def test_missing_path_names_the_nearest(tmp_path):
     make.jsonl(tmp_path)
     with pytest.raises(UserError, match=r"no such file or folder; did you mean train\.jsonl\?"):
         open_pairs(tmp_path / "train.json")
-    with pytest.raises(UserError, match=r"no such folder \(root of the data\)"):
+    with pytest.raises(UserError, match=r"data\.root=.*gone: no such folder"):
         open_pairs("train.jsonl", root=tmp_path / "gone")
-    with pytest.raises(UserError, match=r"a folder without tars, Parquet files or a dataset on disk"):
+    with pytest.raises(UserError, match=r"a folder without tars, Parquet files or a saved dataset"):
         open_pairs(tmp_path)
 
 
@@ -165,7 +165,7 @@ def test_builtin():
     pairs = open_pairs("builtin:n=50,seed=3", split="val")
     assert len(pairs) == 50 and pairs.split == "val" and pairs.seed == 3
     for options, message in (
-        ("size=x", "size='x' is no whole number"),
+        ("size=x", "size='x' is not a whole number"),
         ("m=3", "unknown option 'm'; allowed: n, seed"),
     ):
         with pytest.raises(UserError, match=message):

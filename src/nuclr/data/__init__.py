@@ -1,8 +1,9 @@
 """Pairs on disk -> numbered samples -> batches.
 
-A newcomer's way through: `pairs` (what every source looks like), one file a format (`caption_list`, `table`, `parquet`,
-`hf`, `tars`, `vectors`, and `builtin`), `open` (a path -> pairs), `check` and `keep` (which samples are used),
-`batches` (in which order), `loader` (pixels and texts), `transforms` (augmentation); `labeled` for classification.
+Reading order: `pairs` (the interface of every source), `formats/` (one file per format) and `builtin/` (generated
+pairs), `open` (a path -> pairs), `selection` (which samples are used), `epochs` (in which order), `loader` (batches of
+pixels and texts), `modalities/` (images and their augmentation), `labeled` (images with classes), `texts` (compact
+storage of many texts).
 """
 
 from nuclr.data.epochs import all_batches, batches, epoch_order, steps_per_epoch
@@ -10,7 +11,7 @@ from nuclr.data.labeled import open_labeled
 from nuclr.data.loader import Batch, Loader
 from nuclr.data.modalities.augment import Augment, normalize
 from nuclr.data.open import open_pairs
-from nuclr.data.pairs import BadSample, Pairs
+from nuclr.data.pairs import BadSample, Pairs, Sample
 from nuclr.data.selection import check_samples, read_keep, usable, write_bad_samples
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Batch",
     "Loader",
     "Pairs",
+    "Sample",
     "all_batches",
     "batches",
     "check_samples",

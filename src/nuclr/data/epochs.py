@@ -1,9 +1,10 @@
-"""Exact epochs: which pairs, in which order, in which batch, on which process.
+"""Epochs: which pairs are used, in which order, in which batch, on which process.
 
-An epoch is a permutation of the usable pairs, drawn from (seed, epoch) and nothing else. It is cut into global batches
-of B; the fewer than B left over are the end of the permutation, so others each time. Process r of K takes the r-th
-K-th of every global batch: K processes of b see the same global batches as one of K b. A run that stopped in mid-epoch
-goes on by drawing the same permutation and starting at its step.
+An epoch is a permutation of the usable pairs that depends only on (seed, epoch). It is cut into global batches of B.
+The fewer than B pairs that remain at the end of the permutation are not used, so each epoch skips different ones.
+Process r of K takes the r-th part of every global batch: K processes with b pairs each see the same global batches as
+one process with K b. A run that stopped within an epoch resumes by drawing the same permutation and starting at its
+step.
 """
 
 from collections.abc import Iterator
@@ -17,16 +18,31 @@ from nuclr.errors import UserError
 def epoch_order(
     pairs: Pairs, seed: int, epoch: int, one_pair_per_x: bool = False, numbers: np.ndarray | None = None
 ) -> np.ndarray:
-    """Numbers of the pairs of this epoch in its order, each at most once, int64.
+    """Return the numbers of the pairs of an epoch, in its order.
 
-    `numbers` are the usable pairs (see `check.usable`), by default all. Leaving some out does not change the order of
-    the others. With `one_pair_per_x` every image comes once, with a caption of its own drawn anew each epoch.
+    Args:
+        pairs: the source of pairs.
+        seed: seed of the run.
+        epoch: number of the epoch.
+        one_pair_per_x: use every x once per epoch, with one of its pairs drawn at random in each epoch. Otherwise every
+            pair is used once.
+        numbers: the usable pairs (see `usable`); by default all. Leaving out pairs does not change the order of the
+            others.
+
+    Returns:
+        Distinct numbers, int64.
+
+    Example:
+        >>> from nuclr.data import open_pairs
+        >>> epoch_order(open_pairs("builtin:n=8"), seed=0, epoch=0)
+        array([2, 4, 3, 6, 5, 0, 1, 7])
+
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(pairs))
     if numbers is not None:
-        wanted = np.zeros(len(pairs), bool)
-        wanted[numbers] = True
-        order = order[wanted[order]]
+        is_used = np.zeros(len(pairs), bool)
+        is_used[numbers] = True
+        order = order[is_used[order]]
     if one_pair_per_x:
         _, first = np.unique(pairs.x_id[order], return_index=True)
         order = order[np.sort(first)]
@@ -34,10 +50,23 @@ def epoch_order(
 
 
 def steps_per_epoch(order: np.ndarray, global_batch: int) -> int:
-    """Full global batches in an epoch; `len(order) % global_batch` pairs are left over."""
+    """Return the number of full global batches in an epoch.
+
+    Args:
+        order: the pairs of the epoch, from `epoch_order`.
+        global_batch: pairs per batch, over all processes.
+
+    Raises:
+        UserError: if the epoch has fewer pairs than one batch.
+
+    Example:
+        >>> steps_per_epoch(np.arange(100), 32)
+        3
+
+    """
     if len(order) < global_batch:
         raise UserError(
-            f"batch size {global_batch} is larger than the {len(order)} samples of an epoch; make it smaller"
+            f"data.batch_size={global_batch} is larger than the {len(order)} samples of an epoch; make it smaller"
         )
     return len(order) // global_batch
 
@@ -45,9 +74,30 @@ def steps_per_epoch(order: np.ndarray, global_batch: int) -> int:
 def batches(
     order: np.ndarray, global_batch: int, rank: int = 0, world: int = 1, start: int = 0
 ) -> Iterator[np.ndarray]:
-    """The slice (global_batch / world,) of this process of every full global batch, from step `start` on."""
+    """Yield this process's part of every full global batch.
+
+    Args:
+        order: the pairs of the epoch, from `epoch_order`.
+        global_batch: pairs per batch, over all processes.
+        rank: number of this process.
+        world: number of processes.
+        start: number of the first step to yield, greater than 0 to resume within an epoch.
+
+    Yields:
+        Numbers of pairs, (global_batch / world,).
+
+    Raises:
+        UserError: if the batch cannot be divided among the processes, or is larger than the epoch.
+
+    Example:
+        >>> list(batches(np.arange(5), global_batch=2))
+        [array([0, 1]), array([2, 3])]
+
+    """
     if global_batch % world:
-        raise UserError(f"batch size {global_batch} cannot be divided among {world} processes; make it a multiple")
+        raise UserError(
+            f"data.batch_size={global_batch} cannot be divided among {world} processes; make it a multiple of {world}"
+        )
     local = global_batch // world
     for step in range(start, steps_per_epoch(order, global_batch)):
         begin = step * global_batch + rank * local
@@ -55,6 +105,21 @@ def batches(
 
 
 def all_batches(numbers: np.ndarray, batch: int, rank: int = 0, world: int = 1) -> Iterator[np.ndarray]:
-    """Every number once, for evaluation and embedding: this process's consecutive share, the last batch smaller."""
+    """Yield every number once, for evaluation and embedding.
+
+    Args:
+        numbers: numbers of pairs.
+        batch: pairs per batch of this process.
+        rank: number of this process.
+        world: number of processes; each gets a consecutive share of `numbers`.
+
+    Yields:
+        Numbers of pairs, (batch,); the last batch may be smaller.
+
+    Example:
+        >>> list(all_batches(np.arange(5), batch=2))
+        [array([0, 1]), array([2, 3]), array([4])]
+
+    """
     share = np.array_split(numbers, world)[rank]
     return (share[begin : begin + batch] for begin in range(0, len(share), batch))

@@ -1,8 +1,9 @@
-"""Labeled images for zero-shot classification: one folder a class, names and prompt templates in JSON beside them.
+"""Labeled images for zero-shot classification: one folder per class, with class names and templates in JSON files.
 
-`classes.json` is a list of class names, in the order of the folders' names or naming the folders themselves, or a dict
-from folder to name; without it the folders' names are the classes. `templates.json` is a list of texts with {} in the
-class's place. One file may hold both: `classes.json` with `{"classes": ..., "templates": [...]}`.
+`classes.json` is a list of class names, or a dict from folder to name. The list may consist of the folders' names in
+any order, or have one name per folder in alphabetical order of the folders. Without this file, the folders' names are
+the class names. `templates.json` is a list of prompts in which {} stands for the class name. One file may hold both:
+`classes.json` with `{"classes": ..., "templates": [...]}`.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nuclr.data.formats.listed import ListedPairs
-from nuclr.data.modalities import image as images
+from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
 from nuclr.files import read_text
 
@@ -20,80 +21,134 @@ TEMPLATES = ("a photo of a {}.",)
 
 
 class LabeledImages(ListedPairs):
-    """Pairs of an image and its class's name; `y_id` (n,) is the number of the class in `classes`."""
+    """Pairs of an image and the name of its class.
+
+    Args:
+        folder: the folder with one folder per class.
+        classes: folder -> class name, in the order of the classes.
+        templates: prompts with {} for the class name.
+
+    Attributes:
+        classes: the names of the classes.
+        templates: the prompts.
+        y_id: (n,) int64, the position of each image's class in `classes`.
+
+    """
 
     def __init__(self, folder: Path, classes: dict[str, str], templates: list[str]) -> None:
         self.classes, self.templates = list(classes.values()), templates
         files = {
-            name: sorted(f for f in (folder / name).iterdir() if f.suffix.lower() in images.SUFFIXES)
+            name: sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
             for name in classes
         }
-        for name, found in files.items():
-            if not found:
-                raise UserError(f"{folder / name}: no images of this class in it")
+        for name, images in files.items():
+            if not images:
+                raise UserError(f"{folder / name}: no images of this class; add some or remove the folder")
         rows = ((f"{name}/{file.name}", classes[name], None) for name in classes for file in files[name])
         super().__init__(rows, folder, folder)
-        self.y_id = np.repeat(np.arange(len(classes)), [len(found) for found in files.values()])
+        self.y_id = np.repeat(np.arange(len(classes)), [len(images) for images in files.values()])
+
+    def __repr__(self) -> str:
+        return f"LabeledImages({self.label!r}, {len(self):,} images, {len(self.classes):,} classes)"
 
     def prompts(self) -> list[list[str]]:
-        """For each class, its name in every template."""
+        """Return, for each class, its name in every template."""
         return [[template.replace("{}", name) for template in self.templates] for name in self.classes]
 
 
 def open_labeled(folder: str | Path, classes: Path | None = None, templates: Path | None = None) -> LabeledImages:
-    """Read a folder of classes; `classes` and `templates` take the place of the JSON files in it."""
+    """Open a folder with one folder of images per class.
+
+    Args:
+        folder: the folder (setting `data.classes`).
+        classes: a JSON file to use instead of `classes.json` in the folder.
+        templates: a JSON file to use instead of `templates.json` in the folder.
+
+    Returns:
+        The labeled images.
+
+    Raises:
+        UserError: if a file or folder is missing, or class names and folders do not match.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("cat", "dog"):
+        ...         Path(folder, name).mkdir()
+        ...         Image.new("RGB", (8, 8)).save(Path(folder, name, "1.png"))
+        ...     open_labeled(folder).prompts()
+        [['a photo of a cat.'], ['a photo of a dog.']]
+
+    """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
+        raise UserError(f"{folder}: no such folder; needs one folder of images per class")
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(folders) < 2:
-        raise UserError(f"{folder}: {len(folders)} folders in it; needs one for each of at least two classes")
-    for given in filter(None, (classes, templates)):
-        if not given.is_file():
-            raise UserError(f"{given}: no such file")
+        raise UserError(f"{folder}: has {len(folders)} folders; needs one for each of at least two classes")
+    for file in filter(None, (classes, templates)):
+        if not file.is_file():
+            raise UserError(f"{file}: no such file")
     path = classes or folder / "classes.json"
-    names, words = _read(path), _read(templates or folder / "templates.json")
+    names, prompts = _read_json(path), _read_json(templates or folder / "templates.json")
     if isinstance(names, dict) and "classes" in names:
-        names, words = names["classes"], names.get("templates", words) if templates is None else words
-    words = list(TEMPLATES) if words is None else words
-    return LabeledImages(folder, _classes(path, folders, names), check_templates(templates or folder, words))
+        names, prompts = names["classes"], names.get("templates", prompts) if templates is None else prompts
+    prompts = list(TEMPLATES) if prompts is None else prompts
+    return LabeledImages(folder, _name_folders(path, folders, names), check_templates(templates or folder, prompts))
 
 
 def read_templates(path: Path) -> list[str]:
-    """A list of templates from a JSON file."""
+    """Read a list of templates from a JSON file.
+
+    Raises:
+        UserError: if the file is missing, or is not a list of templates.
+
+    """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    return check_templates(path, _read(path))
+    return check_templates(path, _read_json(path))
 
 
 def check_templates(path: Path, templates: Any) -> list[str]:
-    """The templates, if they are texts with {} in the class's place; else a UserError that names the first odd one."""
-    wanted = f"{path}: templates must be a list of texts with {{}} in the class's place"
+    """Return `templates` if all of them are texts with {} for the class name.
+
+    Args:
+        path: the file or folder, for messages.
+        templates: the content to check.
+
+    Raises:
+        UserError: if they are not; it names the first wrong one.
+
+    """
+    requirement = f"{path}: templates must be a list of texts with {{}} for the class name"
     if not isinstance(templates, list) or not templates:
-        raise UserError(wanted)
+        raise UserError(requirement)
     for template in templates:
         if not isinstance(template, str) or "{}" not in template:
-            raise UserError(f"{wanted}; {template!r} has none")
+            raise UserError(f"{requirement}; {template!r} does not have it")
     return templates
 
 
-def _classes(path: Path, folders: list[str], names: Any) -> dict[str, str]:
-    """Folder -> class name, in the order of the classes."""
+def _name_folders(path: Path, folders: list[str], names: Any) -> dict[str, str]:
+    """Return folder -> class name, in the order of the classes."""
     if names is None:
         return {name: name for name in folders}
     values = list(names.values()) if isinstance(names, dict) else names
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise UserError(f"{path}: needs a list of class names, or a dict from folder to name")
-    wanted = list(names) if isinstance(names, dict) else values
-    if set(wanted) == set(folders):
-        return dict(zip(wanted, values, strict=True))
+    named_folders = list(names) if isinstance(names, dict) else values
+    if set(named_folders) == set(folders):
+        return dict(zip(named_folders, values, strict=True))
     if isinstance(names, list) and len(names) == len(folders):
         return dict(zip(folders, values, strict=True))
-    odd = sorted(set(wanted) ^ set(folders))[:5]
-    raise UserError(f"{path}: {len(wanted)} classes for {len(folders)} folders; they differ in {', '.join(odd)}")
+    different = sorted(set(named_folders) ^ set(folders))[:5]
+    raise UserError(
+        f"{path}: {len(named_folders)} classes for {len(folders)} folders; they differ in {', '.join(different)}"
+    )
 
 
-def _read(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     try:

@@ -1,7 +1,8 @@
-"""Numbers of pairs -> batches of pixels (or vectors) and captions, decoded ahead of their use.
+"""Load batches: numbers of pairs -> pixels or vectors, and texts or vectors, decoded ahead of their use.
 
-Threads, not processes: decoding and resizing release the interpreter's lock, nothing is copied between processes, and
-a killed run leaves none behind. Batches come in the order asked for, whatever the workers' timing.
+The loader uses threads instead of processes. Decoding and resizing release Python's global lock, nothing is copied
+between processes, and a killed run leaves no workers behind. Batches arrive in the requested order, whatever the timing
+of the workers.
 """
 
 import math
@@ -22,14 +23,22 @@ from nuclr.data.modalities.image import Fit, fit_image
 from nuclr.data.pairs import BadSample, Pairs
 from nuclr.errors import UserError
 
-_CHUNK = 16  # samples a task: enough to make its cost small, few enough to share a batch among the workers
+_CHUNK = 16  # samples per task: enough to make overhead small, few enough to share a batch among the workers
+
+_Decoded = tuple[np.ndarray, list[str]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
-    """The b samples `numbers` (b,), with `x_id`, `y_id` (b,), all int64.
+    """A batch of b pairs.
 
-    `x` is (b, 3, size, size) uint8 or (b, d_x), `y` b texts or (b, d_y).
+    Attributes:
+        numbers: (b,) int64, the numbers of the pairs.
+        x_id: (b,) int64, equal for pairs that share their x.
+        y_id: (b,) int64, equal for pairs that share their y.
+        x: images (b, 3, size, size) uint8, or vectors (b, d_x).
+        y: b texts, or vectors (b, d_y).
+
     """
 
     numbers: Tensor
@@ -41,13 +50,34 @@ class Batch:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def __repr__(self) -> str:
+        x, y = (f"{len(side)} texts" if isinstance(side, list) else str(tuple(side.shape)) for side in (self.x, self.y))
+        return f"Batch({len(self)} pairs, x={x}, y={y})"
+
 
 class Loader:
-    """Reads `pairs` with `workers` threads, up to `ahead` batches before they are asked for.
+    """Read batches of `pairs` with threads, several batches ahead.
 
-    Images are cropped and resized to `size` while decoding, see `images.fit_image`; where all of them take no more
-    than `memory` bytes, they are kept and decoded only once. All samples must have been found good by
-    `check.check_samples`; one that is not any more stops the run.
+    Images are cropped or squashed to a square while they are decoded (see `modalities.image.fit_image`). If all of them
+    fit into `memory`, they are kept and each is decoded only once. All samples that are loaded must have passed
+    `check_samples`; a sample that can no longer be read stops the run.
+
+    Args:
+        pairs: the source of pairs.
+        size: height and width of the images.
+        fit: "crop" or "squash" (setting `data.fit`).
+        workers: number of threads.
+        ahead: number of batches to read ahead.
+        memory: bytes that decoded images may occupy.
+
+    Example:
+        >>> from nuclr.data import all_batches, open_pairs
+        >>> loader = Loader(open_pairs("builtin:n=100"), size=32)
+        >>> for batch in loader.load(all_batches(np.arange(100), batch=64)):
+        ...     print(batch)
+        Batch(64 pairs, x=(64, 3, 32, 32), y=64 texts)
+        Batch(36 pairs, x=(36, 3, 32, 32), y=36 texts)
+
     """
 
     def __init__(
@@ -66,57 +96,68 @@ class Loader:
             if math.prod(shape) <= memory:
                 self._pixels, self._decoded = np.empty(shape, np.uint8), np.zeros(shape[0], bool)
 
+    def __repr__(self) -> str:
+        return f"Loader({self.pairs!r}, size={self.size}, fit={self.fit!r}, workers={self.workers})"
+
     def load(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
-        """A Batch for each array of numbers, in their order."""
-        if isinstance(self.pairs, VectorPairs):  # nothing to decode, so nothing to do ahead
+        """Yield one Batch per array of numbers, in their order.
+
+        Args:
+            batches: numbers of pairs, from `batches` or `all_batches`.
+
+        Yields:
+            The batches, as CPU tensors.
+
+        Raises:
+            UserError: if a sample cannot be read.
+
+        """
+        if isinstance(self.pairs, VectorPairs):  # there is nothing to decode
             for numbers in batches:
                 x, y = self.pairs.rows(numbers)
                 yield self._batch(numbers, torch.from_numpy(x), torch.from_numpy(y))
             return
         source = iter(batches)
-        waiting: deque[tuple[np.ndarray, list[Future[_Read]]]] = deque()
+        waiting: deque[tuple[np.ndarray, list[Future[_Decoded]]]] = deque()
         pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
         try:
             while True:
                 for numbers in islice(source, self.ahead + 1 - len(waiting)):
                     chunks = (numbers[begin : begin + _CHUNK] for begin in range(0, len(numbers), _CHUNK))
-                    waiting.append((numbers, [pool.submit(self._read, chunk) for chunk in chunks]))
+                    waiting.append((numbers, [pool.submit(self._decode, chunk) for chunk in chunks]))
                 if not waiting:
                     return
                 numbers, tasks = waiting.popleft()
                 parts = [task.result() for task in tasks]
-                x = torch.from_numpy(np.concatenate([x for x, _ in parts]))
-                yield self._batch(numbers, x, [caption for _, captions in parts for caption in captions])
+                pixels = torch.from_numpy(np.concatenate([images for images, _ in parts]))
+                yield self._batch(numbers, pixels, [caption for _, captions in parts for caption in captions])
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, numbers: np.ndarray) -> "_Read":
-        """The pictures, stacked, and the captions of these numbers."""
+    def _decode(self, numbers: np.ndarray) -> _Decoded:
+        """Return the stacked images and the captions of these numbers."""
         x, y = [], []
         for number in numbers.tolist():
             try:
-                x.append(self._x(number))
+                x.append(self._image(number))
                 y.append(str(self.pairs.y(number)))
             except BadSample as bad:
                 raise UserError(
                     f"sample {number} ({self.pairs.name(number)}): {bad.reason}; it was good when the run began. "
-                    "Restore the file and go on with --resume"
+                    "Restore the file and continue with --resume"
                 ) from None
         return np.stack(x), y
 
-    def _x(self, number: int) -> np.ndarray:
-        image = int(self.pairs.x_id[number])
-        if self._pixels is not None and self._decoded[image]:
-            return np.asarray(self._pixels[image])
-        x = fit_image(cast(Image.Image, self.pairs.x(number)), self.size, self.fit)
+    def _image(self, number: int) -> np.ndarray:
+        x_id = int(self.pairs.x_id[number])
+        if self._pixels is not None and self._decoded[x_id]:
+            return np.asarray(self._pixels[x_id])
+        pixels = fit_image(cast(Image.Image, self.pairs.x(number)), self.size, self.fit)
         if self._pixels is not None:
-            self._pixels[image] = x
-            self._decoded[image] = True
-        return x
+            self._pixels[x_id] = pixels
+            self._decoded[x_id] = True
+        return pixels
 
     def _batch(self, numbers: np.ndarray, x: Tensor, y: list[str] | Tensor) -> Batch:
         x_id, y_id = torch.from_numpy(self.pairs.x_id[numbers]), torch.from_numpy(self.pairs.y_id[numbers])
         return Batch(torch.from_numpy(numbers), x_id, y_id, x, y)
-
-
-_Read = tuple[np.ndarray, list[str]]

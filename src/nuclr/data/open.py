@@ -1,14 +1,14 @@
-"""A path -> pairs, by what lies there.
+"""Open a path as pairs; the format is recognized from the path.
 
 | path | format | module |
 | --- | --- | --- |
-| `.jsonl`, `.json` | caption list: ours, ALBEF's, Karpathy's | `caption_list` |
-| `.csv`, `.tsv`, `.txt` | table with a header | `table` |
-| `.parquet`, or a folder of them | file names or images' bytes | `parquet` |
-| a folder from `save_to_disk` | Hugging Face dataset | `hf` |
-| `.tar`, a folder or a pattern of them, joined by `::` | img2dataset, webdataset | `tars` |
-| `.npz`, `.safetensors` | embedding file | `vectors` |
-| `builtin`, `builtin:n=20000,seed=0,split=train` | pictures made on the fly | `builtin` |
+| `.jsonl`, `.json` | caption list: ours, ALBEF's, Karpathy's | `formats.caption_list` |
+| `.csv`, `.tsv`, `.txt` | table with a header | `formats.table` |
+| `.parquet`, or a folder of them | file names or encoded images | `formats.arrow` |
+| a folder written by `save_to_disk` | Hugging Face dataset | `formats.arrow` |
+| `.tar`, a folder or a pattern of them, joined by `::` | img2dataset, webdataset | `formats.tars` |
+| `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
+| `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
 """
 
 import difflib
@@ -41,16 +41,33 @@ def open_pairs(
 ) -> AnyPairs:
     """Open pairs in any of the formats above.
 
-    `path` is a file, a folder, a pattern of tars (see `tars`), or "builtin" with options, as in
-    "builtin:n=20000,seed=0,split=train". `root` is the folder that `path` and the images' names are relative to.
-    `x_key` and `y_key` name columns where they are not the usual ones; `split` picks one where the source has
-    several.
+    Args:
+        path: a file, a folder, a pattern of tars such as `cc3m/{00000..00331}.tar`, or "builtin" with options, such as
+            "builtin:n=20000,seed=0,split=train".
+        root: the folder that `path` and the names of images are relative to (setting `data.root`).
+        x_key: the column or key of the image, if it does not have a usual name (setting `data.x.key`).
+        y_key: the column or key of the caption (setting `data.y.key`).
+        split: the split to read, if the source has several (setting `data.split`).
+
+    Returns:
+        The pairs, numbered from 0; see `nuclr.data.Pairs`.
+
+    Raises:
+        UserError: if there is nothing at `path`, its format is unknown, or its content is wrong.
+
+    Example:
+        >>> pairs = open_pairs("builtin:n=1000,seed=0", split="val")
+        >>> pairs
+        BuiltinPairs('seed=0,split=val', 1,000 pairs, image to text)
+        >>> pairs[0].y
+        'yellow shape in the middle'
+
     """
     name, folder = str(path), Path(root) if root is not None else None
     if name.partition(":")[0] == "builtin":
         return _builtin(name.partition(":")[2], split)
     if folder is not None and not folder.is_dir():
-        raise UserError(f"{folder}: no such folder (root of the data)")
+        raise UserError(f"data.root={folder}: no such folder")
     parts = [_below(folder, part) for part in name.split("::")]
     if len(parts) > 1 or "{" in name:
         return open_tars(expand("::".join(parts)), x_key, y_key)
@@ -59,10 +76,9 @@ def open_pairs(
 
 def _open_one(path: Path, root: Path | None, x_key: str | None, y_key: str | None, split: str | None) -> AnyPairs:
     if not path.exists():
-        near = difflib.get_close_matches(
-            path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        )
-        raise UserError(f"{path}: no such file or folder{f'; did you mean {near[0]}?' if near else ''}")
+        siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        nearest = difflib.get_close_matches(path.name, siblings)
+        raise UserError(f"{path}: no such file or folder{f'; did you mean {nearest[0]}?' if nearest else ''}")
     if path.is_dir():
         if is_hf(path):
             return open_hf(path, root, x_key, y_key, split)
@@ -70,7 +86,7 @@ def _open_one(path: Path, root: Path | None, x_key: str | None, y_key: str | Non
             return open_tars(expand(str(path)), x_key, y_key)
         if any(path.rglob("*.parquet")):
             return open_parquet(path, root, x_key, y_key, split)
-        raise UserError(f"{path}: a folder without tars, Parquet files or a dataset on disk; known: {_KNOWN}")
+        raise UserError(f"{path}: a folder without tars, Parquet files or a saved dataset; known formats: {_KNOWN}")
     suffix = path.suffix.lower()
     if path.stat().st_size == 0:
         raise UserError(f"{path}: empty file")
@@ -84,26 +100,26 @@ def _open_one(path: Path, root: Path | None, x_key: str | None, y_key: str | Non
         return open_tars([path], x_key, y_key)
     if suffix in embeddings.SUFFIXES:
         return VectorPairs(path)
-    raise UserError(f"{path}: unknown kind of data; known: {_KNOWN}")
+    raise UserError(f"{path}: unknown format; known formats: {_KNOWN}")
 
 
 def _below(folder: Path | None, part: str) -> str:
-    """`part` relative to the root, unless it is only there without it."""
+    """Return `part` relative to the root, unless it exists only without the root."""
     if folder is None or (Path(part).exists() and not (folder / part).exists()):
         return part
     return str(folder / part)
 
 
 def _builtin(options: str, split: str | None) -> BuiltinPairs:
-    """BuiltinPairs from "n=20000,seed=0,split=train"."""
-    kinds = {key: type(value.default) for key, value in inspect.signature(BuiltinPairs).parameters.items()}
-    found: dict[str, int | str] = {} if split is None else {"split": split}
+    """Return the pairs of "n=20000,seed=0,split=train"; `split` applies if the options do not name one."""
+    types = {key: type(value.default) for key, value in inspect.signature(BuiltinPairs).parameters.items()}
+    arguments: dict[str, int | str] = {} if split is None else {"split": split}
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
-        if key not in kinds:
-            raise UserError(f"builtin:{options}: unknown option {key!r}; allowed: {', '.join(kinds)}")
+        if key not in types:
+            raise UserError(f"builtin:{options}: unknown option {key!r}; allowed: {', '.join(types)}")
         try:
-            found[key] = kinds[key](value)
+            arguments[key] = types[key](value)
         except ValueError:
-            raise UserError(f"builtin:{options}: {key}={value!r} is no whole number") from None
-    return BuiltinPairs(**found)  # type: ignore[arg-type]
+            raise UserError(f"builtin:{options}: {key}={value!r} is not a whole number") from None
+    return BuiltinPairs(**arguments)  # type: ignore[arg-type]

@@ -1,33 +1,70 @@
-"""What every source of pairs looks like to the rest of the program.
+"""The interface that every source of pairs has: `Pairs`, its samples, and bad samples.
 
-n pairs, numbered 0 to n - 1 by their place in the source: an image with five captions is five pairs with consecutive
-numbers. A number belongs to its pair for good: reading in another order, resuming, another number of processes or a
-broken neighbor do not change it, so the objectives can keep one row of state for each.
+A source has n pairs, numbered 0 to n - 1 by their position in the source. An image with five captions gives five pairs
+with consecutive numbers. The number of a pair never changes: it does not depend on the reading order, on resuming, on
+the number of processes, or on broken samples next to it. The objectives can therefore keep one row of state per pair.
 """
 
+import operator
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 from PIL import Image
 
 
-class BadSample(Exception):  # noqa: N818 (a sample is bad; the program is not in error)
-    """A sample that cannot be used, and why: a broken or missing image, an empty caption, a truncated tar."""
+class BadSample(Exception):  # noqa: N818 (the sample is bad; the program is not in error)
+    """A sample that cannot be used: a broken or missing image, an empty caption, a truncated tar.
+
+    Args:
+        reason: why it cannot be used, in a few words.
+
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-class Pairs(Protocol):
-    """n numbered pairs with random access; safe to read from several threads.
+class Sample(NamedTuple):
+    """One pair, as `pairs[number]` returns it.
 
-    `x_id` (n,) int64 is the number of the image behind each pair, `y_id` (n,) int64 that of its distinct caption: pairs
-    that share one of the two are no negatives of each other. `fingerprint` is a hash of the list (not of the pixels),
-    by which a resumed run recognizes its data.
+    `x` is an RGB image or a vector (d_x,), `y` a text or a vector (d_y,). `x_id` and `y_id` are equal for pairs that
+    share their x or their y.
+    """
 
-    Sources that read images from files have what `Checkable` adds. In the others no sample can be bad.
+    x: Image.Image | np.ndarray
+    y: str | np.ndarray
+    number: int
+    x_id: int
+    y_id: int
+
+
+class Pairs(ABC):
+    """A source of n numbered pairs with random access, safe to read from several threads.
+
+    `len(pairs)` and `pairs[number]` make it a map-style dataset: `torch.utils.data.DataLoader(pairs, collate_fn=...)`
+    works. The program itself reads batches with `nuclr.data.Loader`.
+
+    Attributes:
+        x_kind: "image" or "vector".
+        y_kind: "text" or "vector".
+        x_id: (n,) int64, the number of the distinct x of each pair. Pairs that share an x are not negatives of each
+            other.
+        y_id: (n,) int64, the same for y.
+        fingerprint: a hash of the list of pairs (not of the pixels), by which a resumed run recognizes its data.
+        label: the source in a few characters, for `repr`.
+
+    Example:
+        >>> from nuclr.data import open_pairs
+        >>> pairs = open_pairs("builtin:n=100,seed=0")
+        >>> pairs
+        BuiltinPairs('seed=0,split=train', 100 pairs, image to text)
+        >>> sample = pairs[3]
+        >>> sample.x.size, sample.y, sample.number
+        ((32, 32), 'pink shape over water', 3)
+
     """
 
     x_kind: Literal["image", "vector"]
@@ -35,34 +72,77 @@ class Pairs(Protocol):
     x_id: np.ndarray
     y_id: np.ndarray
     fingerprint: str
+    label: str
 
+    @abstractmethod
     def __len__(self) -> int:
-        """The number of pairs, n."""
-        ...
+        """Return the number of pairs, n."""
 
+    @abstractmethod
     def x(self, number: int) -> Image.Image | np.ndarray:
-        """The image, opened but not yet decoded (so that a reader may ask for a smaller one), or the vector (d,)."""
-        ...
+        """Return the image or the vector (d_x,) of a pair.
 
+        An image is opened but not decoded yet, so that the caller can decode it at a smaller size.
+
+        Raises:
+            BadSample: if the x cannot be read.
+
+        """
+
+    @abstractmethod
     def y(self, number: int) -> str | np.ndarray:
-        """The caption or the vector (d,); raises BadSample, as `x` does."""
-        ...
+        """Return the text or the vector (d_y,) of a pair.
 
+        Raises:
+            BadSample: if the y cannot be read.
+
+        """
+
+    @abstractmethod
     def name(self, number: int) -> str:
-        """The file or key of the image, for messages and reports."""
-        ...
+        """Return the file or key of the x of a pair, for messages and reports."""
+
+    def __getitem__(self, number: SupportsIndex) -> Sample:
+        """Return one pair, its image decoded as upright RGB.
+
+        Args:
+            number: from 0 to n - 1.
+
+        Raises:
+            IndexError: if `number` is negative or too large.
+            TypeError: if `number` is not a whole number.
+            BadSample: if the sample is bad.
+
+        """
+        from nuclr.data.modalities.image import decode_image  # that module imports BadSample from this one
+
+        try:
+            position = operator.index(number)
+        except TypeError:
+            raise TypeError(f"pairs[number]: number is {number!r}; needs one whole number") from None
+        if not 0 <= position < len(self):
+            raise IndexError(f"pairs[{position}]: there is no such pair; allowed: 0 to {len(self) - 1}")
+        x = self.x(position)
+        if isinstance(x, Image.Image):
+            x = decode_image(x)
+        return Sample(x, self.y(position), position, int(self.x_id[position]), int(self.y_id[position]))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.label!r}, {len(self):,} pairs, {self.x_kind} to {self.y_kind})"
 
 
-@runtime_checkable
-class Checkable(Pairs, Protocol):
-    """Pairs whose samples can be bad: `known_bad` maps those that the list alone tells to their reasons.
+class Checkable(Pairs):
+    """Pairs read from files, whose samples can be bad. In other sources no sample is bad.
 
-    `folder` is where the data lies; `stamp()` changes when one of its files does.
+    Attributes:
+        known_bad: number -> reason, for samples that the list alone shows to be bad, such as empty captions.
+        folder: the folder that holds the data.
+
     """
 
     known_bad: dict[int, str]
     folder: Path
 
+    @abstractmethod
     def stamp(self) -> str:
-        """A hash of the sizes and times of all files behind the pairs."""
-        ...
+        """Return a hash of the sizes and modification times of all files behind the pairs."""

@@ -1,10 +1,10 @@
-"""Which samples are bad: found once, before the first epoch, by decoding every image.
+"""Select the samples to train on: find the bad ones, and read the list of samples to keep (`data.keep`).
 
-A sample cannot be dropped while an epoch runs without making the processes disagree about batches, or a resumed run
-about the past. So all samples are looked at beforehand, at the smallest scale that libjpeg can decode (an eighth), by
-all processes together, each its share; the outcome depends on the files alone, not on timing, and all have the same.
-It is kept in the cache folder until the list, or the size or time of a file, changes. Bad samples are then left out of
-every epoch (`usable`), with a line each in `bad_samples.jsonl`; the others keep their numbers and their order.
+A sample cannot be dropped during an epoch: processes would disagree about batches, and a resumed run about its past. So
+all images are decoded once before the first epoch, at the smallest scale of libjpeg (1/8), each process checking its
+share. The result depends only on the files and is the same on all processes. It is cached until the list, or the size
+or modification time of a file, changes. Every epoch leaves out the bad samples (`usable`), and `bad_samples.jsonl` has
+one line for each. The other samples keep their numbers and their order.
 """
 
 import contextlib
@@ -35,18 +35,37 @@ def check_samples(
     workers: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[int, str]:
-    """Number and reason of every bad sample among `numbers` (default: all), in order of the numbers.
+    """Find the bad samples, by decoding every image or from the cache.
 
-    More than `max_bad_share` of them bad is a UserError. `progress` is called with (images done, images in all).
-    Collective: under torch.distributed every process has to call it.
+    Under torch.distributed this is a collective call: every process has to make it.
+
+    Args:
+        pairs: the source of pairs.
+        numbers: the samples to check; by default all.
+        max_bad_share: the share of bad samples that is accepted (setting `data.max_bad_share`).
+        workers: number of threads.
+        progress: called with (images checked, images to check) from time to time.
+
+    Returns:
+        Number -> reason for every bad sample, in ascending order. Empty for sources that do not read files.
+
+    Raises:
+        UserError: if more than `max_bad_share` of the samples are bad.
+
+    Example:
+        >>> from nuclr.data import open_pairs
+        >>> check_samples(open_pairs("builtin:n=100"))
+        {}
+
     """
     if not isinstance(pairs, Checkable):
         return {}
     numbers = np.arange(len(pairs)) if numbers is None else np.unique(numbers)
     path = _cache_path(pairs, numbers)
     bad = _read_cache(path)
-    if not all(found for (found,) in distributed.exchange([int(bad is not None)])):
-        bad = _look(pairs, numbers, workers, progress)
+    # The check is collective: if one process has no cache, all of them check.
+    if not all(is_cached for (is_cached,) in distributed.exchange([int(bad is not None)])):
+        bad = _check_all(pairs, numbers, workers, progress)
         if distributed.rank() == 0:
             _write_cache(path, bad)
     bad = cast(dict[int, str], bad)
@@ -56,53 +75,101 @@ def check_samples(
 
 
 def usable(pairs: Pairs, bad: Iterable[int] = (), keep: np.ndarray | None = None) -> np.ndarray:
-    """Numbers, ascending, of the pairs to train on: all or those to `keep`, without the bad ones."""
-    wanted = np.arange(len(pairs)) if keep is None else np.unique(keep)
-    return np.setdiff1d(wanted, np.fromiter(bad, np.int64), assume_unique=True)
+    """Return the numbers of the pairs to train on.
+
+    Args:
+        pairs: the source of pairs.
+        bad: numbers of bad samples, from `check_samples`.
+        keep: numbers of the pairs to keep, from `read_keep`; by default all.
+
+    Returns:
+        Ascending numbers, int64.
+
+    Example:
+        >>> from nuclr.data import open_pairs
+        >>> usable(open_pairs("builtin:n=5"), bad=[1])
+        array([0, 2, 3, 4])
+
+    """
+    kept = np.arange(len(pairs)) if keep is None else np.unique(keep)
+    return np.setdiff1d(kept, np.fromiter(bad, np.int64), assume_unique=True)
 
 
 def read_keep(path: Path, n: int) -> np.ndarray:
-    """Numbers, ascending, of the pairs to keep out of n: a text with one a line (# begins a comment), or a `.npy`."""
+    r"""Read the numbers of the pairs to keep from a file (setting `data.keep`).
+
+    Args:
+        path: a text file with one number per line, where # starts a comment, or a `.npy` file with an array of whole
+            numbers.
+        n: the number of pairs in the data.
+
+    Returns:
+        Ascending, distinct numbers, int64.
+
+    Raises:
+        UserError: if the file cannot be read, is empty, or names a pair that does not exist.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "keep.txt")
+        ...     _ = path.write_text("3\n0  # the first pair\n")
+        ...     read_keep(path, n=5)
+        array([0, 3])
+
+    """
     if not path.is_file():
-        raise UserError(f"{path}: no such file (data.keep)")
-    numbers = _from_npy(path) if path.suffix == ".npy" else _from_text(path)
+        raise UserError(f"data.keep={path}: no such file")
+    numbers = _keep_from_npy(path) if path.suffix == ".npy" else _keep_from_text(path)
     outside = numbers[(numbers < 0) | (numbers >= n)]
     if len(outside):
         more = f", and {len(outside) - 1} more" if len(outside) > 1 else ""
-        raise UserError(f"{path}: pair {outside[0]}{more} does not exist; the data has pairs 0 to {n - 1}")
+        raise UserError(f"data.keep={path}: pair {outside[0]}{more} does not exist; the data has pairs 0 to {n - 1}")
     if not len(numbers):
-        raise UserError(f"{path}: keeps no pairs")
+        raise UserError(f"data.keep={path}: the file has no numbers; name at least one pair")
     return np.unique(numbers)
 
 
 def write_bad_samples(path: Path, pairs: Pairs, bad: dict[int, str]) -> None:
-    """One line `{"number", "name", "reason"}` for each."""
+    """Write one line `{"number", "name", "reason"}` per bad sample.
+
+    Args:
+        path: the file to write, usually `bad_samples.jsonl`.
+        pairs: the source of pairs, for the names.
+        bad: number -> reason, from `check_samples`.
+
+    """
     lines = [json.dumps({"number": n, "name": pairs.name(n), "reason": reason}) for n, reason in sorted(bad.items())]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _look(
+def _check_all(
     pairs: Checkable, numbers: np.ndarray, workers: int, progress: Callable[[int, int], None] | None
 ) -> dict[int, str]:
-    """Decode each image once, this process its share; then exchange what was found."""
+    """Decode each distinct image once, each process its share, and exchange the results."""
     listed = np.intersect1d(numbers, np.fromiter(pairs.known_bad, np.int64))
     known = {number: pairs.known_bad[number] for number in listed.tolist()}
     rest = np.setdiff1d(numbers, listed, assume_unique=True)
     _, first = np.unique(pairs.x_id[rest], return_index=True)
     share = rest[first][distributed.rank() :: distributed.world_size()]
     chunks = [share[begin : begin + _CHUNK] for begin in range(0, len(share), _CHUNK)]
-    found: list[int] = []
+    bad_of_share: list[int] = []
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        for done, broken in enumerate(pool.map(lambda chunk: [n for n in chunk.tolist() if _reason(pairs, n)], chunks)):
-            found += broken
+        results = pool.map(lambda chunk: [n for n in chunk.tolist() if _image_problem(pairs, n)], chunks)
+        for done, bad_of_chunk in enumerate(results):
+            bad_of_share += bad_of_chunk
             if progress is not None:
                 progress(min(len(share), (done + 1) * _CHUNK), len(share))
-    reasons = {int(pairs.x_id[number]): _reason(pairs, number) or "cannot be read" for number in _from_all(found)}
-    broken_rest = rest[np.isin(pairs.x_id[rest], np.fromiter(reasons, np.int64))].tolist() if reasons else []
-    return dict(sorted((known | {number: reasons[int(pairs.x_id[number])] for number in broken_rest}).items()))
+    # All processes open the few bad images again, to get the reasons without exchanging texts.
+    reasons = {
+        int(pairs.x_id[number]): _image_problem(pairs, number) or "cannot be read"
+        for number in _gather_numbers(bad_of_share)
+    }
+    bad_rest = rest[np.isin(pairs.x_id[rest], np.fromiter(reasons, np.int64))].tolist() if reasons else []
+    return dict(sorted((known | {number: reasons[int(pairs.x_id[number])] for number in bad_rest}).items()))
 
 
-def _reason(pairs: Pairs, number: int) -> str | None:
+def _image_problem(pairs: Pairs, number: int) -> str | None:
     try:
         check_image(cast(Image.Image, pairs.x(number)))
     except BadSample as bad:
@@ -110,8 +177,8 @@ def _reason(pairs: Pairs, number: int) -> str | None:
     return None
 
 
-def _from_all(numbers: list[int]) -> list[int]:
-    """The numbers of all processes, sorted; each holds a list of its own length."""
+def _gather_numbers(numbers: list[int]) -> list[int]:
+    """Return the sorted numbers of all processes, whose lists may differ in length."""
     longest = max(count for (count,) in distributed.exchange([len(numbers)]))
     if longest == 0:
         return []
@@ -119,13 +186,13 @@ def _from_all(numbers: list[int]) -> list[int]:
     return sorted(number for row in gathered for number in row if number >= 0)
 
 
-def _too_many(pairs: Pairs, bad: dict[int, str], total: int, share: float) -> str:
+def _too_many(pairs: Pairs, bad: dict[int, str], total: int, max_share: float) -> str:
     counts = Counter(reason.partition(" (")[0] for reason in bad.values())
     reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common(3))
     number = next(iter(bad))
     return (
-        f"{len(bad)} of {total} samples are bad, {len(bad) / total:.1%}, more than the {share:.1%} allowed "
-        f"(max_bad_share): {reasons}; the first is sample {number}, {pairs.name(number)}"
+        f"{len(bad)} of {total} samples are bad, {len(bad) / total:.1%}, more than the {max_share:.1%} allowed "
+        f"(data.max_bad_share): {reasons}; the first is sample {number}, {pairs.name(number)}"
     )
 
 
@@ -151,7 +218,7 @@ def _write_cache(path: Path | None, bad: dict[int, str]) -> None:
         file.write(json.dumps(bad).encode())
 
 
-def _from_text(path: Path) -> np.ndarray:
+def _keep_from_text(path: Path) -> np.ndarray:
     numbers = []
     for row, line in enumerate(read_text(path).splitlines(), start=1):
         text = line.partition("#")[0].strip()
@@ -159,16 +226,18 @@ def _from_text(path: Path) -> np.ndarray:
             numbers += [int(text)] if text else []
         except ValueError:
             raise UserError(
-                f"{path}, line {row}: {text[:40]!r} is no pair's number; needs one whole number a line"
+                f"data.keep={path}, line {row}: {text[:40]!r} is not a whole number; write one number per line"
             ) from None
     return np.array(numbers, np.int64)
 
 
-def _from_npy(path: Path) -> np.ndarray:
+def _keep_from_npy(path: Path) -> np.ndarray:
     try:
         numbers = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read as .npy ({error})") from None
+        raise UserError(f"data.keep={path}: cannot be read as .npy ({error})") from None
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
-        raise UserError(f"{path}: holds {numbers.dtype} of shape {numbers.shape}; needs one row of whole numbers")
+        raise UserError(
+            f"data.keep={path}: holds {numbers.dtype} of shape {numbers.shape}; needs whole numbers of shape (n,)"
+        )
     return np.asarray(numbers, np.int64)

@@ -1,7 +1,7 @@
-"""Millions of short texts in two arrays: one blob of UTF-8 and the places where each text begins.
+"""Store millions of short texts in two arrays: their UTF-8 bytes, and where each text begins.
 
-A list of Python strings costs about sixty bytes a text more than its letters, and each is an object for the
-collector to visit; this costs eight.
+A list of Python strings needs about sixty bytes per text in addition to its characters, and the garbage collector
+visits every string. These arrays need eight bytes per text.
 """
 
 import hashlib
@@ -12,7 +12,19 @@ import numpy as np
 
 
 class Texts:
-    """A sequence of strings that only grows; text i is `blob[starts[i] : starts[i + 1]]`."""
+    """A sequence of strings to which strings can be appended.
+
+    Text i is `blob[starts[i] : starts[i + 1]]`.
+
+    Args:
+        texts: the first texts.
+
+    Example:
+        >>> texts = Texts(["a cat", "a dog", "a cat"])
+        >>> texts[1], texts.ids()
+        ('a dog', array([0, 1, 0]))
+
+    """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._blob, self._starts = bytearray(), array("q", [0])
@@ -30,31 +42,43 @@ class Texts:
     def __getitem__(self, number: int) -> str:
         return self._bytes(number).decode("utf-8", "surrogatepass")
 
+    def __repr__(self) -> str:
+        return f"Texts({len(self):,} texts, {len(self._blob):,} bytes)"
+
     def _bytes(self, number: int) -> bytes:
         if not 0 <= number < len(self):
             raise IndexError(f"number {number}; allowed: 0 to {len(self) - 1}")
         return bytes(self._blob[self._starts[number] : self._starts[number + 1]])
 
     def ids(self) -> np.ndarray:
-        """The number of each distinct text, (n,) int64, counted in order of first appearance."""
+        """Return the number of each distinct text, (n,) int64, in order of first appearance."""
         return number_distinct(np.fromiter((digest(self._bytes(i)) for i in range(len(self))), np.uint64, len(self)))
 
     def fingerprint(self) -> str:
-        """A hash of all texts and their boundaries."""
+        """Return a hash of all texts and their boundaries."""
         hashed = hashlib.sha256(self._blob)
         hashed.update(self._starts)
         return hashed.hexdigest()
 
 
 def digest(text: bytes | memoryview) -> int:
-    """64 bits by which equal texts are recognized; among ten million texts a clash has probability 3e-6."""
+    """Return a 64-bit hash by which equal texts are recognized.
+
+    Among ten million different texts, two have the same hash with probability 3e-6.
+    """
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
 
 def number_distinct(keys: np.ndarray) -> np.ndarray:
-    """Equal entries of (n,) get equal numbers, counted in order of first appearance; (n,) int64."""
+    """Number the distinct entries of (n,) in order of first appearance; equal entries get equal numbers.
+
+    Example:
+        >>> number_distinct(np.array([7, 3, 7, 9]))
+        array([0, 1, 0, 2])
+
+    """
     order = np.argsort(keys, kind="stable")
-    begins = np.ones(len(keys), bool)  # of a run of equal keys, in sorted order
+    begins = np.ones(len(keys), bool)  # in sorted order, True at the start of each run of equal keys
     np.not_equal(keys[order[1:]], keys[order[:-1]], out=begins[1:])
     first = order[begins]
     number_of_run = np.empty(len(first), np.uint32)
@@ -65,5 +89,5 @@ def number_distinct(keys: np.ndarray) -> np.ndarray:
 
 
 def clean(caption: str) -> str:
-    """A caption as all formats give it: no line breaks, single spaces."""
+    """Return a caption without line breaks and with single spaces, the same in all formats."""
     return " ".join(caption.split())

@@ -1,7 +1,7 @@
-"""Built-in pairs with known truth: small pictures of shapes, and captions that leave details out at random.
+"""Built-in pairs with a known truth: small pictures of shapes, and captions that leave out details at random.
 
-In order: `grammar` (what a caption says of a scene, and with which probability), `scenes` (which scenes there are),
-`draw` (their pictures), `truth` (what follows for popularity and false negatives), `pairs` (numbered samples).
+Reading order: `grammar` (the words of a caption and their probabilities), `scenes` (which scenes and captions are
+drawn), `draw` (pictures of scenes), `truth` (the true popularity and false negatives), `pairs` (numbered samples).
 """
 
 from nuclr.data.builtin.pairs import BuiltinLabeled, BuiltinPairs

@@ -1,8 +1,8 @@
-"""Pictures of scenes: one to three shapes of a kind and color on a textured background.
+"""Draw pictures of scenes: one to three shapes of the same kind and color on a textured background.
 
-What is not in the scene (exact place, size, tilt and shade of the shapes, light and texture of the background) is drawn
-from the picture's own random words. Ranges of two levels never meet, so that the picture determines its scene.
-Coordinates run from 0 to 1, y downwards.
+Details that the scene does not fix (exact position, size, tilt and shade of the shapes, brightness and texture of the
+background) come from the picture's own random words. The ranges of different levels never overlap, so the picture
+determines its scene. Coordinates run from 0 to 1, y downwards.
 """
 
 import numpy as np
@@ -15,14 +15,14 @@ from nuclr.data.builtin.scenes import uniforms
 Points = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
-JITTERS = 20  # three for the light, three for the shade, four for each of at most three shapes, and two to spare
+JITTERS = 20  # three for the light, three for the shade, four for each of at most three shapes, two unused
 SUPERSAMPLE = 4
-OUTLINE = 0.55  # brightness of a shape's outline over that of its inside
+OUTLINE = 0.55  # brightness of a shape's outline relative to its inside
 COLORS = {
     "red": (222, 45, 48), "blue": (40, 90, 225), "yellow": (250, 215, 40), "green": (35, 160, 70),
     "orange": (245, 135, 25), "purple": (130, 55, 180), "pink": (250, 135, 190), "black": (40, 40, 45),
 }  # fmt: skip
-BACKGROUNDS = {  # color, contrast of the texture, and the rows and columns of its noise, None for one a pixel
+BACKGROUNDS = {  # color, contrast of the texture, rows and columns of its noise (None: one per pixel)
     "over sand": ((228, 205, 160), 46, (None, None)),
     "over grass": ((178, 212, 150), 60, (3, None)),
     "over water": ((160, 205, 230), 60, (12, 2)),
@@ -33,24 +33,24 @@ TOWARDS = {
     "in the middle": (0.0, 0.0), "on the left": (-1.0, 0.0), "on the right": (1.0, 0.0),
     "at the top": (0.0, -1.0), "at the bottom": (0.0, 1.0),
 }  # fmt: skip
-SHIFT = 0.27  # how far towards a side, where the radius permits
+SHIFT = 0.27  # how far towards a side, if the radius permits
 RADIUS = {"small": (0.13, 0.12, 0.105), "large": (0.25, 0.2, 0.145)}  # of one, of two and of three shapes
 
 
 def picture(scene: int, words: Words, size: int) -> Image.Image:
-    """The scene of this code in size x size pixels, RGB; `words` are `words_needed(size)` random ones."""
+    """Return a picture of the scene with this code, RGB, from `words_needed(size)` random words."""
     kind, color, extent, place, count, background = (
         slot.levels[i] for slot, i in zip(SLOTS, np.unravel_index(scene, LEVELS), strict=True)
     )
     number = 1 + ("a", "two", "three").index(count)
     jitters = 2 * uniforms(words[:JITTERS]) - 1
     canvas = _background(background, jitters[:3], words[JITTERS:].view(np.uint8), size)
-    shapes = _places(place, number, RADIUS[extent][number - 1], jitters[6:])
+    shapes = _positions(place, number, RADIUS[extent][number - 1], jitters[6:])
     return _with_shapes(canvas, kind, COLORS[color] + 14 * jitters[3:6], shapes)
 
 
 def words_needed(size: int) -> int:
-    """64-bit words for the jitters and a byte of texture for every pixel."""
+    """Return the number of random 64-bit words per picture: the jitters, and one byte of texture per pixel."""
     return JITTERS + -(-size * size // 8)
 
 
@@ -65,11 +65,11 @@ def _background(name: str, light: Points, noise: NDArray[np.uint8], size: int) -
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def _places(place: str, count: int, radius: float, jitters: Points) -> Points:
-    """(count, 4), x, y, radius and tilt of each shape: a row across the direction in which the place lies."""
+def _positions(place: str, count: int, radius: float, jitters: Points) -> Points:
+    """Return (count, 4): x, y, radius and tilt of each shape. Shapes are lined up across the direction of `place`."""
     towards = np.array(TOWARDS[place])
     across = np.array([1.0, 0.0]) if towards[0] == 0 else np.array([0.0, 1.0])
-    reach = 0.5 - 1.2 * radius  # how far from the middle a shape can be
+    reach = 0.5 - 1.2 * radius  # largest distance of a shape from the middle
     gap = min(2.4 * radius, 2 * reach / max(count - 1, 1))
     steps = (np.arange(count) - (count - 1) / 2) * gap
     own = jitters[: 4 * count].reshape(count, 4)
@@ -80,7 +80,7 @@ def _places(place: str, count: int, radius: float, jitters: Points) -> Points:
 def _with_shapes(canvas: Image.Image, kind: str, color: Points, shapes: Points) -> Image.Image:
     fill, edge = (tuple(c.clip(0, 255).astype(int).tolist()) for c in (color, OUTLINE * color))
     scale = SUPERSAMPLE * canvas.width
-    cover = Image.new("RGB", (scale, scale))  # red where there is a shape, yellow where there is its inside
+    cover = Image.new("RGB", (scale, scale))  # red on outlines, yellow inside
     draw = ImageDraw.Draw(cover)
     for x, y, radius, tilt in shapes:
         cos, sin = radius * np.cos(tilt), radius * np.sin(tilt)
@@ -96,7 +96,7 @@ def _with_shapes(canvas: Image.Image, kind: str, color: Points, shapes: Points) 
 
 
 def _polar(radius: Points | float, angle: Points) -> Points:
-    """Points at these angles, clockwise from the top."""
+    """Return points at these angles, clockwise from the top."""
     return np.stack([radius * np.sin(angle), -radius * np.cos(angle)], axis=-1)
 
 
@@ -106,7 +106,7 @@ def _heart() -> Points:
 
 
 def _moon() -> Points:
-    """The unit circle without another one to its right; both arcs run between the points where the two meet."""
+    """Return the unit circle minus another circle to its right; both arcs end where the circles intersect."""
     radius, away = 0.85, 0.5
     meet = (1 - radius**2 + away**2) / (2 * away)
     outer, inner = (np.arctan2(np.sqrt(1 - meet**2), x) for x in (meet, meet - away))
@@ -120,7 +120,7 @@ TURN = np.linspace(0, 2 * np.pi, 48)
 BAR = [(-1, -3), (1, -3), (1, -1), (3, -1), (3, 1), (1, 1), (1, 3), (-1, 3), (-1, 1), (-3, 1), (-3, -1), (-1, -1)]
 BOLT = [(0.25, -1.15), (-0.75, 0.2), (-0.1, 0.2), (-0.3, 1.15), (0.75, -0.3), (0.1, -0.3), (0.55, -1.15)]
 
-# Contours (points, 2) in about the unit circle, y downwards; a second contour is a hole.
+# Contours (points, 2), roughly within the unit circle, y downwards; a second contour is a hole.
 CONTOURS: dict[str, list[Points]] = {
     "circle": [_polar(0.95, TURN)],
     "square": [0.85 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)])],

@@ -1,14 +1,15 @@
-"""The language of the built-in pairs: a caption chooses one word, or none, for each of six details of the picture.
+"""The language of the built-in pairs: a caption names or omits each of six details of the picture.
 
-A picture shows a scene, one *level* for each slot of SLOTS: kind, color, size, place, count and background. Given the
-scene, each slot chooses its word independently, by the probabilities in its table T_a (levels, words). Hence, exactly,
+A picture shows a scene, which has one *level* for each slot of SLOTS: kind, color, size, place, count and background.
+Given the scene, each slot chooses its word independently, with the probabilities in its table T_a (levels, words).
+Hence, exactly,
 
     p(caption | picture) = prod_a T_a[level_a(picture), word_a(caption)].
 
-The word "" leaves the detail out, and "shape" does so for the kind. Different choices of words never give the same
-text, so this is the probability of the text. Every detail can be left out at every level: were there one that is always
-told, such as one shape or several, then no caption would fit both, and the popularity problem would fall apart into two
-with a gauge each.
+The word "" omits the detail; for the kind, "shape" does. Different choices of words never give the same text, so this
+is the probability of the text. Every detail can be omitted at every level. If captions always named a detail, such as
+the count, no caption would fit pictures with different counts, and the popularity problem would split into independent
+problems, each with its own undetermined constant.
 
 Scenes and captions are stored as *codes*, mixed-radix numbers over the slots (numpy's `ravel_multi_index`).
 """
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Slot:
-    """`table` (levels, words): the probability of each word at each level; rows sum to 1."""
+    """A detail of the picture. `table` (levels, words) has the probability of each word at each level."""
 
     name: str
     levels: tuple[str, ...]
@@ -36,7 +37,7 @@ def _slot(name: str, choices: dict[str, dict[str, float]]) -> Slot:
 
 
 def _named(*words: str, left_out: float, instead: str = "") -> dict[str, dict[str, float]]:
-    """Levels that are called by their names, except with probability `left_out`."""
+    """Return levels that are named, except with probability `left_out`."""
     return {word: {instead: left_out, word: 1 - left_out} for word in words}
 
 
@@ -51,7 +52,7 @@ SLOTS = (
         _named("in the middle", left_out=0.8)
         | _named("on the left", "on the right", "at the top", "at the bottom", left_out=0.65),
     ),
-    _slot("count", _named("a", left_out=0.6) | _named("two", "three", left_out=0.5)),  # "red star": one or several
+    _slot("count", _named("a", left_out=0.6) | _named("two", "three", left_out=0.5)),  # "red star": any count
     _slot("background", _named("over sand", "over grass", "over water", "over snow", "over slate", left_out=0.85)),
 )
 LEVELS = tuple(len(slot.levels) for slot in SLOTS)
@@ -59,7 +60,7 @@ WORDS = tuple(len(slot.words) for slot in SLOTS)
 
 
 def text(caption: int) -> str:
-    """The caption of this code, such as "two small red stars over sand"."""
+    """Return the caption with this code, such as "two small red stars over sand"."""
     kind, color, size, place, count, background = (
         slot.words[i] for slot, i in zip(SLOTS, np.unravel_index(caption, WORDS), strict=True)
     )
@@ -70,13 +71,19 @@ def text(caption: int) -> str:
 
 
 def encode(**words: str) -> int:
-    """The code of the caption with these words, such as kind="star", count="two"; the others are left out."""
+    """Return the code of the caption with these words; the other details are omitted.
+
+    Example:
+        >>> text(encode(kind="star", count="two"))
+        'two stars'
+
+    """
     words = {"kind": "shape"} | words
     return int(np.ravel_multi_index([slot.words.index(words.get(slot.name, "")) for slot in SLOTS], WORDS))
 
 
 def prompts(kind: str) -> list[str]:
-    """Captions that name this kind of shape, with every size and count, and no detail that is specific to a picture."""
+    """Return captions that name this kind of shape, with every size and count, and without other details."""
     sizes, counts = SLOTS[2].words, SLOTS[4].words
     return [text(encode(kind=kind, size=size, count=count)) for size in sizes for count in counts]
 

@@ -1,4 +1,4 @@
-"""Built-in pairs and labeled pictures, made from their numbers."""
+"""Built-in pairs and labeled pictures, generated from their numbers."""
 
 import hashlib
 from functools import cached_property
@@ -12,24 +12,35 @@ from nuclr.data.builtin.draw import picture, words_needed
 from nuclr.data.builtin.grammar import KINDS, prompts, text
 from nuclr.data.builtin.scenes import draw_scenes_and_captions
 from nuclr.data.builtin.truth import Truth
+from nuclr.data.pairs import Pairs
 from nuclr.data.texts import number_distinct
 from nuclr.errors import UserError
 
-VERSION = 1  # of the pictures and captions; raise it when either changes
+VERSION = 1  # raise it when pictures or captions change
 SPLITS = ("train", "val", "test")
 
 
-class BuiltinPairs:
-    """n pairs (see `nuclr.data.pairs.Pairs`), one caption a picture; `truth` knows p(caption | picture).
+class BuiltinPairs(Pairs):
+    """n generated pairs, one caption per picture; `truth` knows p(caption | picture).
 
-    Pair k is a function of (seed, split, k) alone, its picture also of the size: a larger n only adds pairs. The splits
-    have the same distribution and share no random numbers. Memory: 24 bytes a pair.
+    Pair k is a function of (seed, split, k) only, and its picture also of the size. A larger n only adds pairs. The
+    splits have the same distribution and share no random numbers. Memory: 24 bytes per pair.
 
     Args:
-        n: how many pairs, at least 2.
-        seed: of everything, in [0, 2^64).
+        n: number of pairs, at least 2.
+        seed: seed of all random numbers, in [0, 2^64).
         split: "train", "val" or "test".
         size: height and width of the pictures in pixels.
+
+    Raises:
+        UserError: if an argument is out of range.
+
+    Example:
+        >>> pairs = BuiltinPairs(n=100)
+        >>> pairs.y(0), pairs.x(0).size
+        ('a red circle', (32, 32))
+        >>> pairs.truth.popularity().shape
+        (100,)
 
     """
 
@@ -44,6 +55,7 @@ class BuiltinPairs:
             if not low <= value < high:
                 raise UserError(f"built-in pairs: {key}={value}; allowed: {low} to {high - 1}")
         self.seed, self.split, self.size = seed, split, size
+        self.label = f"seed={seed},split={split}"
         stream = 4 * SPLITS.index(split) + 2 * self._balanced
         self.truth = Truth(*draw_scenes_and_captions(n, seed, stream, self._balanced))
         self._picture_key = np.array([seed, stream + 1], np.uint64)
@@ -55,30 +67,31 @@ class BuiltinPairs:
         return len(self.x_id)
 
     @cached_property
-    def y_id(self) -> NDArray[np.int64]:
-        """(n,), the number of each pair's caption among the distinct ones, in the order of their first appearance."""
+    def y_id(self) -> NDArray[np.int64]:  # type: ignore[override]
+        """(n,) numbers of the distinct captions, in the order of their first appearance."""
         return number_distinct(self.truth.captions)
 
     def x(self, number: int) -> Image.Image:
-        """The picture, RGB."""
+        """Return the picture, RGB."""
         scene = int(self.truth.scenes[number])
         noise = np.random.Philox(key=self._picture_key, counter=np.array([0, number, 0, 0], np.uint64))
         return picture(scene, noise.random_raw(words_needed(self.size)), self.size)
 
     def y(self, number: int) -> str:
-        """The caption."""
+        """Return the caption."""
         return text(int(self.truth.captions[number]))
 
     def name(self, number: int) -> str:
-        """For messages: the split and the number."""
+        """Return the split and the number."""
         return f"builtin/{self.split}/{number}"
 
 
 class BuiltinLabeled(BuiltinPairs):
-    """n pictures with the kind of shape as their class (see `nuclr.data.labeled.LabeledImages`).
+    """n generated pictures labeled by kind of shape, for zero-shot classification.
 
-    `y_id` (n,) is the number of the class in `classes`, and `y` its name. The classes take turns, so that each has its
-    share and chance is 1 / 12; everything else is distributed as in BuiltinPairs, from random numbers of its own.
+    `y_id` (n,) is the number of the class in `classes`, and `y` the name of the class. The classes take turns, so all
+    are equally frequent and chance accuracy is 1 / 12. Everything else is distributed as in BuiltinPairs, with separate
+    random numbers.
     """
 
     classes: ClassVar[list[str]] = list(KINDS)
@@ -88,14 +101,14 @@ class BuiltinLabeled(BuiltinPairs):
         super().__init__(n, seed, split, size)
 
     @cached_property
-    def y_id(self) -> NDArray[np.int64]:
-        """(n,), the number of each picture's class."""
+    def y_id(self) -> NDArray[np.int64]:  # type: ignore[override]
+        """(n,) numbers of the pictures' classes."""
         return np.arange(len(self)) % len(self.classes)
 
     def y(self, number: int) -> str:
-        """The name of the class."""
+        """Return the name of the class."""
         return self.classes[self.y_id[number]]
 
     def prompts(self) -> list[list[str]]:
-        """For each class, captions that name it."""
+        """Return, for each class, captions that name it."""
         return [prompts(name) for name in self.classes]

@@ -1,7 +1,7 @@
-"""Which scenes and captions there are: drawn by number from a counter-based stream, with long-tailed frequencies.
+"""Draw scenes and captions by number from a counter-based random stream, with long-tailed frequencies.
 
-Sample k takes the 64-bit words 16 k, ..., 16 k + 15 of the Philox stream keyed by (seed, stream), one for each
-choice. So it depends on nothing but (seed, stream, k): not on how many samples there are, nor on who asks first.
+Sample k uses the 64-bit words 16 k, ..., 16 k + 15 of the Philox stream keyed by (seed, stream), one word per choice.
+It therefore depends only on (seed, stream, k), not on the number of samples or on the reading order.
 Reference: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 """
 
@@ -13,27 +13,27 @@ from nuclr.data.builtin.grammar import COLORS, KINDS, LEVELS, SLOTS, WORDS
 Codes = NDArray[np.int32]
 Uniforms = NDArray[np.float64]
 
-DRAWS = 16  # words of the stream a sample: six for its scene, six for its caption, and four to spare
+DRAWS = 16  # words per sample: six for its scene, six for its caption, four unused
 CHUNK = 2**16
-FAVOURITE = {
+FAVORITE = {
     "circle": "red", "square": "blue", "star": "yellow", "heart": "red", "triangle": "green", "moon": "yellow",
     "cross": "orange", "ring": "orange", "diamond": "blue", "arrow": "black", "flower": "pink", "bolt": "purple",
 }  # fmt: skip
 
 
 def zipf(levels: int, exponent: float) -> Uniforms:
-    """Probabilities proportional to 1 / rank^exponent."""
+    """Return probabilities (levels,) proportional to 1 / rank^exponent."""
     weights = np.arange(1, levels + 1) ** -exponent
     return weights / weights.sum()
 
 
 def _color_of_kind() -> Uniforms:
-    """(kinds, colors): each kind has its favorite, and the others follow in the order of COLORS."""
+    """Return p(color | kind), (kinds, colors): the favorite color first, then the others in the order of COLORS."""
     row = zipf(len(COLORS), 1.0)
-    return np.stack([np.roll(row, COLORS.index(FAVOURITE[kind])) for kind in KINDS])
+    return np.stack([np.roll(row, COLORS.index(FAVORITE[kind])) for kind in KINDS])
 
 
-# Their product is long-tailed: the most frequent scene is four thousand times as frequent as the rarest.
+# The product of these is long-tailed: the most frequent scene is 4,000 times as frequent as the rarest.
 KIND = zipf(len(KINDS), 1.0)
 COLOR_OF_KIND = _color_of_kind()
 SIZE_OF_COUNT = np.array([[0.4, 0.6], [0.5, 0.5], [0.6, 0.4]])
@@ -43,7 +43,18 @@ BACKGROUND = zipf(5, 0.7)
 
 
 def draw_scenes_and_captions(n: int, seed: int, stream: int, balanced: bool = False) -> tuple[Codes, Codes]:
-    """Codes of the scenes and of the captions of samples 0, ..., n - 1; balanced: all kinds equally often, in turn."""
+    """Draw the scenes and captions of samples 0, ..., n - 1.
+
+    Args:
+        n: number of samples.
+        seed: first half of the key of the random stream.
+        stream: second half of the key.
+        balanced: let the kinds of shape take turns, so that all are equally frequent.
+
+    Returns:
+        The codes of the scenes (n,) and of the captions (n,).
+
+    """
     scenes, captions = np.empty(n, np.int32), np.empty(n, np.int32)
     generator = np.random.Philox(key=np.array([seed, stream], np.uint64))
     for start in range(0, n, CHUNK):
@@ -58,14 +69,17 @@ def draw_scenes_and_captions(n: int, seed: int, stream: int, balanced: bool = Fa
 
 
 def uniforms(words: NDArray[np.uint64]) -> Uniforms:
-    """Numbers in [0, 1) from the upper 53 bits."""
+    """Convert 64-bit words to numbers in [0, 1), using their upper 53 bits."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def pick(probabilities: Uniforms, u: Uniforms) -> NDArray[np.intp]:
-    """For each row of probabilities (m, k), or one for all (k,), the choice in which u (m,) falls."""
+    """Return the choices (m,) that the uniform numbers `u` (m,) select.
+
+    `probabilities` is (m, k), or (k,) if all rows are the same.
+    """
     total = np.cumsum(probabilities, axis=-1)
-    return (u[:, None] >= total / total[..., -1:]).sum(axis=1)  # it ends in 1 exactly, so no choice of probability 0
+    return (u[:, None] >= total / total[..., -1:]).sum(axis=1)  # divided by its end, it ends in exactly 1
 
 
 def _levels(kind: NDArray[np.intp], u: Uniforms) -> dict[str, NDArray[np.intp]]:

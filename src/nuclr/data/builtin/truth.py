@@ -1,20 +1,20 @@
-"""What is true of the built-in pairs: p(caption | picture), every caption's popularity, every false negative.
+"""The truth about the built-in pairs: p(caption | picture), the popularity of every caption, all false negatives.
 
-With q(y) = sum over the n pictures of p(y | x_i), there are two popularities, of the same numbers:
+With q(y) = sum over the n pictures of p(y | x_i), popularity is defined in two ways:
 
-- of a *pair* j: q_j = q(y_j), the paper's q, one for each pair. Pairs with equal captions have equal q_j.
-- of a *distinct caption* y: q(y), once, however often y was drawn. How often it was drawn is its *count*, and q(y) is
-  the expectation of the count given the pictures.
+- of a *pair* j: q_j = q(y_j), the paper's q, one value per pair. Pairs with equal captions have equal q_j.
+- of a *distinct caption* y: q(y), one value per caption, however often it was drawn. The number of times it was drawn
+  is its *count*, and q(y) is the expectation of the count given the pictures.
 
-Fed with the scores s_ij = tau log p(y_j | x_i), the exact solver finds the q for which every picture gives away a mass
-of 1 and every pair's caption receives one. The true q does so up to the noise of which captions were drawn: its Z_i =
-sum_j p(y_j | x_i) / q_j are 1 on average. So the solver recovers q the better the more often captions repeat; the rank
-correlation over pairs is 0.97 to 0.98 at n = 1000, 0.995 at 4000 and 0.999 at 20,000. Over distinct
-captions it solves the same problem only with their counts as y_weight (`grouped`).
+Given the scores s_ij = tau log p(y_j | x_i), the exact solver finds the q for which every picture sends a mass of 1 and
+every pair's caption receives a mass of 1. The true q satisfies this up to the sampling noise of the captions: Z_i =
+sum_j p(y_j | x_i) / q_j is 1 on average. The solver recovers q better if captions repeat more often: the rank
+correlation over pairs is 0.97 to 0.98 at n = 1000, 0.995 at 4000 and 0.999 at 20,000. Over distinct captions it solves
+the same problem only if their counts are given as y_weight (see `grouped`).
 
-A pair whose caption fits no other picture of the data set is the solver's hard case: its column needs all of that
-picture's mass, so its q falls towards 0, where only the floor of impossible scores holds it. The true q is among the
-smallest there as well, so ranks hardly suffer; a Pearson correlation of log q does.
+A pair whose caption fits no other picture of the data set is hard for the solver: its column needs all of that
+picture's mass, so its q decreases towards 0 and is bounded only by the floor of impossible scores. The true q of such a
+pair is also among the smallest, so ranks hardly change; a Pearson correlation of log q changes a lot.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,16 @@ FLOOR = -30.0
 
 @dataclass(frozen=True)
 class Grouped:
-    """The same data set with equal scenes and equal captions taken together: m pairs, S scenes, C captions.
+    """A data set of m pairs with equal scenes and equal captions merged: S scenes, C captions.
 
-    `log_p` (S, C); `scene_count` (S,) and `caption_count` (C,), each summing to m; `caption` (m,), the column of each
-    pair's caption. solve(scores=tau log_p, x_weight=scene_count, y_weight=caption_count).zeta[caption] is the zeta of
-    the m pairs.
+    solve(scores=tau log_p, x_weight=scene_count, y_weight=caption_count).zeta[caption] is the zeta of the m pairs.
+
+    Attributes:
+        log_p: (S, C), log p(caption | scene).
+        scene_count: (S,), sums to m.
+        caption_count: (C,), sums to m.
+        caption: (m,), the column of each pair's caption.
+
     """
 
     log_p: NDArray[np.float64]
@@ -44,47 +49,69 @@ class Grouped:
     caption_count: NDArray[np.int64]
     caption: NDArray[np.int64]
 
+    def __repr__(self) -> str:
+        scenes, captions = self.log_p.shape
+        return f"Grouped({len(self.caption):,} pairs, {scenes:,} scenes, {captions:,} captions)"
+
 
 @dataclass(frozen=True)
 class Truth:
-    """`scenes` (n,) and `captions` (n,): the codes of every pair's picture and caption."""
+    """The true probabilities behind n pairs.
+
+    Attributes:
+        scenes: (n,), the code of each pair's scene.
+        captions: (n,), the code of each pair's caption.
+
+    """
 
     scenes: Codes
     captions: Codes
 
-    def log_p(self, pictures: Numbers, captions: Numbers, floor: float = -np.inf) -> NDArray[np.float64]:
-        """The matrix log p(caption | picture), (len(pictures), len(captions)), both given by pairs' numbers.
+    def __repr__(self) -> str:
+        return f"Truth({len(self.captions):,} pairs)"
 
-        A caption that does not fit has -inf, or `floor` for a solver that needs finite scores: FLOOR gives it a
-        probability of e^-30 = 1e-13, nothing beside the smallest that fits (2e-4) even when a million of them add up.
+    def log_p(self, pictures: Numbers, captions: Numbers, floor: float = -np.inf) -> NDArray[np.float64]:
+        """Return the matrix log p(caption | picture).
+
+        Args:
+            pictures: numbers of pairs, whose pictures are the rows.
+            captions: numbers of pairs, whose captions are the columns.
+            floor: the value for captions that do not fit. The default is exact; a solver that needs finite scores can
+                use FLOOR, a probability of e^-30 = 1e-13. Even a million of these add up to less than the smallest
+                probability of a caption that fits (2e-4).
+
+        Returns:
+            (len(pictures), len(captions)), float64.
+
         """
         return _log_p(self.scenes[pictures], self.captions[captions], floor)
 
     def popularity(self, numbers: Numbers | None = None) -> NDArray[np.float64]:
-        """q_j of each pair, over the data set of the pairs with these numbers; without numbers, of all n."""
+        """Return q_j of each pair, in the data set of the pairs with these numbers (default: all n)."""
         captions = self.captions if numbers is None else self.captions[numbers]
         return self.caption_popularity(numbers)[captions]
 
     def caption_popularity(self, numbers: Numbers | None = None) -> NDArray[np.float64]:
-        """q(y) of every caption of the language by its code, drawn or not; the sum is the number of pictures.
+        """Return q(y) of every caption of the language, indexed by its code, whether it was drawn or not.
 
-        As p is a product over the slots, the sum over pictures is a histogram of the scenes times one table a slot.
+        The values sum to the number of pictures. Because p is a product over the slots, the sum over pictures is a
+        histogram of the scenes multiplied by one table per slot.
         """
         scenes = self.scenes if numbers is None else self.scenes[numbers]
         q = np.bincount(scenes, minlength=int(np.prod(LEVELS))).reshape(LEVELS).astype(np.float64)
         for slot in SLOTS:
-            q = np.tensordot(q, slot.table, axes=(0, 0))  # the slot's levels leave in front, its words enter behind
+            q = np.tensordot(q, slot.table, axes=(0, 0))  # removes the first axis (levels), appends one (words)
         return q.reshape(-1)
 
     def grouped(self, numbers: Numbers | None = None, floor: float = -np.inf) -> Grouped:
-        """The data set of the pairs with these numbers (without: all n) by distinct scenes and captions."""
+        """Merge equal scenes and equal captions of the pairs with these numbers (default: all n)."""
         rows = slice(None) if numbers is None else numbers
         scenes, scene_count = np.unique(self.scenes[rows], return_counts=True)
         captions, caption, caption_count = np.unique(self.captions[rows], return_inverse=True, return_counts=True)
         return Grouped(_log_p(scenes, captions, floor), scene_count, caption_count, caption)
 
     def false_negatives(self, numbers: Numbers) -> NDArray[np.bool_]:
-        """(m, m), row i and column j: the caption of another pair j also fits the picture of i."""
+        """Return a matrix (m, m): True at (i, j) if j != i and the caption of pair j fits the picture of pair i."""
         fits = np.isfinite(self.log_p(numbers, numbers))
         np.fill_diagonal(fits, False)
         return fits

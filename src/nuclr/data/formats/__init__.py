@@ -1,1 +1,1 @@
-"""One file per format of pairs on disk."""
+"""One file per format of pairs on disk; `arrow` reads Parquet files and Hugging Face datasets."""

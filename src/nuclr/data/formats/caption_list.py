@@ -1,7 +1,7 @@
 """Caption lists in JSON.
 
-- `.jsonl`: one `{"image": ..., "caption": ...}` a line, or `"captions": [...]` for several;
-- `.json`: a list of the same entries (ALBEF's, where "caption" may be a list as well), or Karpathy's
+- `.jsonl`: one `{"image": ..., "caption": ...}` per line, or `"captions": [...]` for several captions;
+- `.json`: a list of the same entries (ALBEF's, in which "caption" may also be a list), or Karpathy's
   `{"images": [{"filename", "filepath", "split", "sentences": [{"raw": ...}]}]}`.
 """
 
@@ -24,7 +24,19 @@ def open_caption_list(
     y_key: str | None = None,
     split: str | None = None,
 ) -> ListedPairs:
-    """Read the list; `split` keeps the entries whose "split" it names, several joined by "+"."""
+    """Open a caption list.
+
+    Args:
+        path: the file.
+        root: the folder that image names are relative to.
+        x_key: the key of the image names.
+        y_key: the key of the captions.
+        split: keep only entries with this "split"; several are joined by "+", as in "train+restval".
+
+    Raises:
+        UserError: if the file is not a caption list; it names the line.
+
+    """
     rows = _rows(path, x_key, y_key, set(split.split("+")) if split else None)
     return ListedPairs(rows, path, root)
 
@@ -35,7 +47,7 @@ def _rows(path: Path, x_key: str | None, y_key: str | None, splits: set[str] | N
     kept = False
     for where, entry in _entries(path):
         if not isinstance(entry, dict):
-            raise UserError(f'{path}, {where}: {_short(entry)} is no {{"image": ..., "caption": ...}}')
+            raise UserError(f'{path}, {where}: {_short(entry)} is not an entry {{"image": ..., "caption": ...}}')
         if splits is not None:
             seen.add(str(entry.get("split")))
             if entry.get("split") not in splits:
@@ -45,19 +57,21 @@ def _rows(path: Path, x_key: str | None, y_key: str | None, splits: set[str] | N
             yield from _karpathy(path, where, entry)
             continue
         if chosen is None or not (chosen[0] in entry and chosen[1] in entry):
-            # Chosen anew where keys are missing, so that "caption" and "captions" may be mixed in one list.
-            place = Path(f"{path}, {where}")
+            # Keys are chosen again if they are missing, so one list may have both "caption" and "captions".
+            location = Path(f"{path}, {where}")
             chosen = (
-                choose_column(list(entry), "x", x_key, place),
-                choose_column(list(entry), "y", y_key, place),
+                choose_column(list(entry), "x", x_key, location),
+                choose_column(list(entry), "y", y_key, location),
             )
         name = _text(path, where, chosen[0], entry[chosen[0]])
         captions = entry[chosen[1]]
-        # No captions at all is one empty caption: the image is told of as bad, not dropped in silence.
+        # An empty list counts as one empty caption: the image is reported as bad, not dropped silently.
         for caption in (captions or [""]) if isinstance(captions, list) else [captions]:
             yield name, _text(path, where, chosen[1], caption), None
     if splits is not None and not kept:
-        raise UserError(f"{path}: no entry of split {'+'.join(sorted(splits))!r}; found: {', '.join(sorted(seen))}")
+        raise UserError(
+            f"{path}: no entry of split {'+'.join(sorted(splits))!r} (data.split); found: {', '.join(sorted(seen))}"
+        )
 
 
 def _karpathy(path: Path, where: str, entry: dict[str, Any]) -> Iterator[Row]:
@@ -71,7 +85,7 @@ def _karpathy(path: Path, where: str, entry: dict[str, Any]) -> Iterator[Row]:
 
 
 def _text(path: Path, where: str, key: str, value: Any) -> str:
-    """A string; nothing at all is an empty one, which makes a bad sample and not a bad list."""
+    """Return a string; null gives an empty one, which makes the sample bad but not the list."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -80,7 +94,7 @@ def _text(path: Path, where: str, key: str, value: Any) -> str:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """(where, entry) one at a time: a list of millions never stands in memory as Python objects."""
+    """Yield (where, entry) one at a time, so that millions of entries are never in memory as Python objects."""
     if path.suffix == ".jsonl":
         with path.open(encoding="utf-8-sig") as file:
             number = 0

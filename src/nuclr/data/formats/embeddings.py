@@ -1,7 +1,10 @@
-"""Embedding files: pairs that some encoders have already turned into vectors.
+"""Embedding files: pairs of vectors that encoders have already computed.
 
-A `.npz` or `.safetensors` file with `x` (N_x, d_x), `y` (N_y, d_y) and optionally `y_to_x` (N_y,), the number of the x
-that each y belongs to; without it y_j belongs to x_j. Pair number j is (x[y_to_x[j]], y[j]).
+A `.npz` or `.safetensors` file with `x` (n_x, d_x), `y` (n_y, d_y) and optionally `y_to_x` (n_y,), the row of x that
+each row of y belongs to. Without it, row j of y belongs to row j of x. Pair number j is (x[y_to_x[j]], y[j]).
+
+Vectors may have any norm: files are read as they are, and `unit_rows` scales rows to unit norm for code that needs it,
+such as objectives and the popularity solver.
 """
 
 import hashlib
@@ -13,48 +16,91 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 
 SUFFIXES = (".npz", ".safetensors")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Embeddings:
-    """`x` (N_x, d_x) and `y` (N_y, d_y), finite, float32 or float64; `y_to_x` (N_y,), int64, in [0, N_x)."""
+    """The content of an embedding file.
+
+    Attributes:
+        x: (n_x, d_x), finite, float32 or float64, of any norm.
+        y: (n_y, d_y), the same.
+        y_to_x: (n_y,) int64, in [0, n_x): the row of x that each row of y belongs to.
+
+    """
 
     x: Tensor
     y: Tensor
     y_to_x: Tensor
 
+    def __repr__(self) -> str:
+        x, y = (f"{tuple(side.shape)} {_dtype(side)}" for side in (self.x, self.y))
+        return f"Embeddings(x={x}, y={y})"
+
 
 def read_embeddings(path: Path) -> Embeddings:
-    """Read and check an embedding file; UserError names what is wrong and where."""
+    """Read and check an embedding file.
+
+    Norms are not changed; see `unit_rows`. float16 and bfloat16 become float32.
+
+    Args:
+        path: a `.npz` or `.safetensors` file with `x`, `y` and optionally `y_to_x`.
+
+    Returns:
+        The arrays, as CPU tensors.
+
+    Raises:
+        UserError: if the file cannot be read or an array is missing, has a wrong type or shape, or is not finite.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "pairs.npz")
+        ...     np.savez(path, x=np.eye(2), y=np.eye(3), y_to_x=[0, 0, 1])
+        ...     read_embeddings(path)
+        Embeddings(x=(2, 2) float64, y=(3, 3) float64)
+
+    """
     arrays = _load(path)
     for key in ("x", "y"):
         if key not in arrays:
-            found = ", ".join(sorted(arrays)) or "nothing"
-            raise UserError(f"{path}: no array named {key!r}; needs x and y, and optionally y_to_x (found: {found})")
+            names = ", ".join(sorted(arrays)) or "nothing"
+            raise UserError(f"{path}: no array named {key!r}; needs x and y, and optionally y_to_x (found: {names})")
     x, y = (_features(path, key, arrays[key]) for key in ("x", "y"))
     if "y_to_x" in arrays:
-        y_to_x = _links(path, arrays["y_to_x"], len(x), len(y))
+        y_to_x = _check_y_to_x(path, arrays["y_to_x"], len(x), len(y))
     elif len(x) == len(y):
         y_to_x = torch.arange(len(y))
     else:
-        raise UserError(f"{path}: x has {len(x)} rows and y {len(y)}; add y_to_x, the number of the x of each y")
+        raise UserError(f"{path}: x has {len(x)} rows and y {len(y)}; add y_to_x, the row of x for each row of y")
     return Embeddings(x=x, y=y, y_to_x=y_to_x)
 
 
-class VectorPairs:
-    """Pair j is (x[y_to_x[j]], y[j]); y_id is j itself: equal vectors do not tell whether the captions were."""
+class VectorPairs(Pairs):
+    """Pairs of an embedding file: pair j is (x[y_to_x[j]], y[j]).
+
+    `y_id` is j: equal vectors do not imply equal texts.
+
+    Args:
+        path: the embedding file.
+
+    Raises:
+        UserError: as `read_embeddings`.
+
+    """
 
     x_kind = "vector"
     y_kind = "vector"
 
     def __init__(self, path: Path) -> None:
-        found = read_embeddings(path)
-        self._x, self._y, self.x_id = found.x.numpy(), found.y.numpy(), found.y_to_x.numpy()
+        embeddings = read_embeddings(path)
+        self._x, self._y, self.x_id = embeddings.x.numpy(), embeddings.y.numpy(), embeddings.y_to_x.numpy()
         self.y_id = np.arange(len(self._y))
-        self._name = path.name
+        self.label = path.name
         hashed = hashlib.sha256()
         for array in (self._x, self._y, self.x_id):
             hashed.update(str(array.shape).encode())
@@ -65,24 +111,46 @@ class VectorPairs:
         return len(self._y)
 
     def x(self, number: int) -> np.ndarray:
-        """The row of x that belongs to this pair, (d_x,)."""
+        """Return the row of x of this pair, (d_x,)."""
         return np.asarray(self._x[self.x_id[number]])
 
     def y(self, number: int) -> np.ndarray:
-        """Row `number` of y, (d_y,)."""
+        """Return row `number` of y, (d_y,)."""
         return np.asarray(self._y[number])
 
     def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """All x (b, d_x) and y (b, d_y) of these pairs at once."""
+        """Return the x (b, d_x) and y (b, d_y) of several pairs."""
         return self._x[self.x_id[numbers]], self._y[numbers]
 
     def name(self, number: int) -> str:
-        """The file and the row of x."""
-        return f"{self._name}, x row {self.x_id[number]}"
+        """Return the file and the row of x."""
+        return f"{self.label}, x row {self.x_id[number]}"
 
 
-def unit_rows(features: Tensor, name: str) -> Tensor:
-    """Rows scaled to unit norm; a row of zeros has no direction and is refused."""
+def unit_rows(features: Tensor | np.ndarray, name: str) -> Tensor:
+    """Scale every row to unit norm.
+
+    Embedding files may hold vectors of any norm, but scores are cosine similarities: objectives, the popularity solver
+    and corrections need unit-norm features.
+
+    Args:
+        features: (n, d).
+        name: the file or array, for messages.
+
+    Returns:
+        (n, d), each row divided by its Euclidean norm.
+
+    Raises:
+        UserError: if `features` is not (n, d), or a row is all zeros and therefore has no direction.
+
+    Example:
+        >>> unit_rows(torch.tensor([[3.0, 4.0]]), "x")
+        tensor([[0.6000, 0.8000]])
+
+    """
+    features = torch.as_tensor(features)
+    if features.ndim != 2 or not features.is_floating_point():
+        raise UserError(f"{name}: {_dtype(features)} of shape {tuple(features.shape)}; needs floats of shape (n, d)")
     norms: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     _refuse_rows(f"{name}: row", norms.squeeze(1) == 0, "is all zeros and has no direction; remove it")
     return features / norms
@@ -92,14 +160,14 @@ def _load(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
     if path.suffix not in SUFFIXES:
-        raise UserError(f"{path}: unknown kind of embedding file; allowed: {', '.join(SUFFIXES)}")
+        raise UserError(f"{path}: not an embedding file; allowed: {', '.join(SUFFIXES)}")
     return _load_npz(path) if path.suffix == ".npz" else _load_safetensors(path)
 
 
 def _load_npz(path: Path) -> dict[str, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            # Other arrays may be of any kind, text among them: only ours are read.
+            # Other arrays may hold text or objects, and are not read.
             arrays = {key: archive[key] if key in ("x", "y", "y_to_x") else np.empty(0) for key in archive.files}
         return {key: torch.from_numpy(array) for key, array in arrays.items()}
     except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
@@ -125,21 +193,21 @@ def _features(path: Path, key: str, array: Tensor) -> Tensor:
     if array.ndim != 2 or shape[0] < 2 or shape[1] < 1:
         raise UserError(f"{path}: {key} has shape {shape}; needs (samples, width) with at least two samples")
     features = array if array.dtype == torch.float64 else array.float()
-    _refuse_rows(f"{path}: {key} row", ~features.isfinite().all(dim=1), "holds a NaN or an infinity; mend or remove it")
+    _refuse_rows(f"{path}: {key} row", ~features.isfinite().all(dim=1), "holds a NaN or an infinity; fix or remove it")
     return features
 
 
-def _links(path: Path, y_to_x: Tensor, n_x: int, n_y: int) -> Tensor:
+def _check_y_to_x(path: Path, y_to_x: Tensor, n_x: int, n_y: int) -> Tensor:
     if y_to_x.is_floating_point() or y_to_x.is_complex() or y_to_x.dtype == torch.bool:
         raise UserError(f"{path}: y_to_x holds {_dtype(y_to_x)}; needs whole numbers")
     if tuple(y_to_x.shape) != (n_y,):
-        raise UserError(f"{path}: y_to_x has shape {tuple(y_to_x.shape)}; needs ({n_y},), one number for each y")
-    links = y_to_x.long()
-    outside = ((links < 0) | (links >= n_x)).nonzero().flatten()
+        raise UserError(f"{path}: y_to_x has shape {tuple(y_to_x.shape)}; needs ({n_y},), one number per row of y")
+    rows = y_to_x.long()
+    outside = ((rows < 0) | (rows >= n_x)).nonzero().flatten()
     if len(outside):
-        row = int(outside[0])
-        raise UserError(f"{path}: y_to_x[{row}] is {int(links[row])}; allowed: 0 to {n_x - 1}, the numbers of x")
-    return links
+        j = int(outside[0])
+        raise UserError(f"{path}: y_to_x[{j}] is {int(rows[j])}; allowed: 0 to {n_x - 1}, the rows of x")
+    return rows
 
 
 def _refuse_rows(name: str, bad: Tensor, why: str) -> None:

@@ -1,4 +1,4 @@
-"""Pairs whose list names image files: what caption lists and tables have in common."""
+"""Pairs whose list names image files: the common part of caption lists, tables and Parquet files with names."""
 
 import difflib
 import hashlib
@@ -11,21 +11,31 @@ import numpy as np
 from PIL import Image
 
 from nuclr.data.modalities.image import open_image, read_file
-from nuclr.data.pairs import BadSample
+from nuclr.data.pairs import BadSample, Checkable
 from nuclr.data.texts import Texts, clean
 from nuclr.errors import UserError
 
 X_COLUMNS = ("image", "filepath", "image_path", "file_name", "filename", "path", "jpg", "png")
 Y_COLUMNS = ("caption", "captions", "title", "text", "sentence", "txt")
 
-_LOOKED_AT = 100  # images by which the folder is recognized
+_PROBED = 100  # images by which the folder is recognized
 
 
-class ListedPairs:
-    """`rows` are (image name, caption, reason or None), one a pair, in the order of the list `path`.
+class ListedPairs(Checkable):
+    """Pairs of image files and captions.
 
-    Names are relative to `root`, or to a folder within it that is called as the list is (`train/` for `train.jsonl`)
-    or `images`; then to the same beside the list. A reason marks a row that is bad already.
+    Names of images are relative to `root`, or to a folder in it that has the name of the list (`train/` for
+    `train.jsonl`) or the name `images`. After these, the same folders next to the list are tried.
+
+    Args:
+        rows: (image name, caption, reason) per pair, in the order of the list. The reason is None unless the row is
+            already known to be bad.
+        path: the list.
+        root: the folder that the names are relative to (setting `data.root`); by default that of the list.
+
+    Raises:
+        UserError: if there are no rows, or none of the first images exists.
+
     """
 
     x_kind = "image"
@@ -33,6 +43,7 @@ class ListedPairs:
 
     def __init__(self, rows: Iterable[tuple[str, str, str | None]], path: Path, root: Path | None = None) -> None:
         self.known_bad: dict[int, str] = {}
+        self.label = path.name or str(path)
         self._names, self._captions = Texts(), Texts()
         for number, (name, caption, reason) in enumerate(rows):
             self._names.append(name)
@@ -51,46 +62,46 @@ class ListedPairs:
         return len(self._names)
 
     def x(self, number: int) -> Image.Image:
-        """The image of the file."""
+        """Return the image of the file, not decoded yet."""
         name = self._names[number]
         if not name:
             raise BadSample("no image named")
         return open_image(read_file(self.folder / name))
 
     def y(self, number: int) -> str:
-        """The caption."""
+        """Return the caption."""
         if number in self.known_bad:
             raise BadSample(self.known_bad[number])
         return self._captions[number]
 
     def name(self, number: int) -> str:
-        """The file's name as the list has it."""
+        """Return the name of the file, as written in the list."""
         return self._names[number]
 
     def stamp(self) -> str:
-        """Changes when the size or the time of any image file does."""
+        """Return a hash that changes when the size or modification time of an image file does."""
         hashed = hashlib.sha256(str(self.folder.absolute()).encode())
         _, first = np.unique(self.x_id, return_index=True)
         for number in first:
             try:
-                status = os.stat(self.folder / self._names[number])  # noqa: PTH116 (millions of them)
+                status = os.stat(self.folder / self._names[number])  # noqa: PTH116 (faster, for millions of files)
                 hashed.update(b"%d,%d;" % (status.st_size, status.st_mtime_ns))
             except (OSError, ValueError):
                 hashed.update(b"missing;")
         return hashed.hexdigest()
 
     def _find_folder(self, path: Path, root: Path | None) -> Path:
-        """The first folder that holds most of the first images; none of them anywhere is a mistake of the user's."""
+        """Return the folder that holds most of the first images; a tie goes to the first folder."""
         tops = [path.parent] if root is None else [root, path.parent]
         folders = [folder for top in tops for folder in (top, top / path.stem, top / "images")]
-        some = [name for name in (self._names[i] for i in range(min(len(self), _LOOKED_AT))) if name]
-        found = [sum((folder / name).is_file() for name in some) for folder in folders]
-        if some and not any(found):
+        names = [name for name in (self._names[i] for i in range(min(len(self), _PROBED))) if name]
+        counts = [sum((folder / name).is_file() for name in names) for folder in folders]
+        if names and not any(counts):
             raise UserError(
-                f"{path}: none of its first images is there, such as {folders[0] / some[0]}; "
-                "give the folder that their names are relative to"
+                f"{path}: none of its first images exists, for example {folders[0] / names[0]}; "
+                "set data.root to the folder that their names are relative to"
             )
-        return folders[found.index(max(found))]
+        return folders[counts.index(max(counts))]
 
 
 def choose_column(columns: Sequence[str], side: Literal["x", "y"], key: str | None, path: Path) -> str:
@@ -106,7 +117,8 @@ def choose_column(columns: Sequence[str], side: Literal["x", "y"], key: str | No
         UserError: if there is no such column.
 
     """
-    setting, usual, content = f"data.{side}.key", *((X_COLUMNS, "image") if side == "x" else (Y_COLUMNS, "caption"))
+    setting, content = f"data.{side}.key", "image" if side == "x" else "caption"
+    usual = X_COLUMNS if side == "x" else Y_COLUMNS
     available = ", ".join(repr(column) for column in columns[:20])
     if key is None:
         for name in usual:

@@ -1,7 +1,7 @@
 """Pairs in a CSV or TSV file with a header: open_clip's `filepath` and `title`, or columns named by the user.
 
-The separator is found from the header, whatever the file's suffix. One caption a row; rows of the same image are pairs
-of the same image wherever they stand.
+The separator is found from the header, whatever the file's suffix. Each row has one caption. Rows with the same image
+name are pairs of one image, wherever they are in the file.
 """
 
 import csv
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nuclr.data.formats.listed import X_COLUMNS, Y_COLUMNS, ListedPairs, choose_column
-from nuclr.data.modalities import image as images
+from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
 
 SEPARATORS = ("\t", ",", ";", "|")
@@ -17,7 +17,20 @@ Row = tuple[str, str, str | None]
 
 
 def open_table(path: Path, root: Path | None = None, x_key: str | None = None, y_key: str | None = None) -> ListedPairs:
-    """Read the table; a row with too few or too many cells is a bad sample, no reason to stop."""
+    """Open a table.
+
+    A row with too few or too many cells is a bad sample.
+
+    Args:
+        path: the file.
+        root: the folder that image names are relative to.
+        x_key: the column of the image names.
+        y_key: the column of the captions.
+
+    Raises:
+        UserError: if the file is not a table with these columns.
+
+    """
     return ListedPairs(_rows(path, x_key, y_key), path, root)
 
 
@@ -29,7 +42,7 @@ def _rows(path: Path, x_key: str | None, y_key: str | None) -> Iterator[Row]:
             file.seek(0)
             reader = csv.reader(file, delimiter=separator)
             header = next(reader, [])
-            _refuse_data(path, header)
+            _check_header(path, header)
             image = header.index(choose_column(header, "x", x_key, path))
             caption = header.index(choose_column(header, "y", y_key, path))
             for cells in reader:
@@ -37,7 +50,7 @@ def _rows(path: Path, x_key: str | None, y_key: str | None) -> Iterator[Row]:
                     yield cells[image], cells[caption], None
                 elif cells:
                     name = cells[image] if image < len(cells) else ""
-                    yield name, "", f"line {reader.line_num} has {len(cells)} cells, the header {len(header)}"
+                    yield name, "", f"line {reader.line_num} has {len(cells)} cells, the header has {len(header)}"
     except csv.Error as error:
         line = reader.line_num if reader is not None else 1
         raise UserError(f"{path}, line {line}: cannot be read as a table ({error})") from None
@@ -46,20 +59,20 @@ def _rows(path: Path, x_key: str | None, y_key: str | None) -> Iterator[Row]:
         raise UserError(f"{path}, after line {line}: not UTF-8 text") from None
 
 
-def _separator(header: str, asked: tuple[str | None, str | None]) -> str:
-    """The one that yields most of the columns we look for, then the one that yields most columns."""
-    wanted = {name for name in asked if name} or {*X_COLUMNS, *Y_COLUMNS}
+def _separator(header: str, keys: tuple[str | None, str | None]) -> str:
+    """Return the separator that gives most of the expected columns, then the most columns."""
+    expected = {key for key in keys if key} or {*X_COLUMNS, *Y_COLUMNS}
 
     def quality(separator: str) -> tuple[int, int]:
         cells = next(csv.reader([header], delimiter=separator), [])
-        return len(wanted & set(cells)), len(cells)
+        return len(expected & set(cells)), len(cells)
 
     return max(SEPARATORS, key=quality)
 
 
-def _refuse_data(path: Path, header: list[str]) -> None:
+def _check_header(path: Path, header: list[str]) -> None:
     if not header:
-        raise UserError(f"{path}: empty; needs a header such as filepath,title and one pair a line")
-    names = [cell for cell in header if cell.lower().endswith(images.SUFFIXES)]
+        raise UserError(f"{path}: empty; needs a header such as filepath,title and one pair per line")
+    names = [cell for cell in header if cell.lower().endswith(SUFFIXES)]
     if names:
         raise UserError(f"{path}: line 1 names an image ({names[0]}); put a header such as filepath,title before it")

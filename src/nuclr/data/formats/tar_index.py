@@ -1,9 +1,9 @@
-"""One pass over the headers of a tar: where its samples' images and captions lie.
+"""Index one tar: find the positions of its samples' images and captions in one pass over the headers.
 
-A sample is a run of members with the same key, the path up to the first dot of the file name, as webdataset and
-img2dataset write them: `000012.jpg`, `000012.txt`, `000012.json`. The caption is the `.txt`; without one, the entry
-"caption" or "captions" (a text or a list) of the `.json`. `x_key` asks for an image with that suffix, `y_key`
-for that entry of the `.json`. Images are skipped over, captions are read.
+A sample is a run of members with the same key, which is the path up to the first dot of the file name, as webdataset
+and img2dataset write them: `000012.jpg`, `000012.txt`, `000012.json`. The caption is the `.txt`; without one, the entry
+"caption" or "captions" (a text or a list) of the `.json`. `x_key` selects the image with that suffix, `y_key` that
+entry of the `.json`. Captions are read; images are skipped.
 """
 
 import json
@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from nuclr.data.formats.listed import Y_COLUMNS
-from nuclr.data.modalities import image as images
+from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.texts import clean, digest
 from nuclr.errors import UserError
 
-BLOCK = 512  # everything in a tar begins at a multiple of it
-TXT = -1  # `which` of a caption that is a member of its own
+BLOCK = 512  # bytes; every header and member of a tar starts at a multiple of it
+TXT = -1  # `which` of a caption in a .txt member
 
-# Places are in blocks, 0 for "not there"; `which` is TXT or the caption's place in the JSON's list.
-# `first` marks the first pair of an image; `digest` tells equal captions, of which `y_id` is the number.
+# One row per pair. `image` and `text` are positions in blocks, 0 if missing. `which` is TXT, or the position of the
+# caption in the JSON's list. `first` marks the first pair of an image. Equal captions have equal `digest` and `y_id`.
 ROW = np.dtype(
     {
         "names": ["image", "image_size", "text", "text_size", "which", "first", "digest", "y_id"],
@@ -34,7 +34,15 @@ ROW = np.dtype(
 
 @dataclass(frozen=True)
 class Scan:
-    """`rows` (pairs of this tar,) of dtype ROW; `bad` reasons by row; `suffixes` seen; whether it was `truncated`."""
+    """The index of one tar.
+
+    Attributes:
+        rows: (pairs of this tar,), of dtype ROW.
+        bad: row -> reason, for bad samples.
+        suffixes: all suffixes of members.
+        truncated: whether the tar has lost its end.
+
+    """
 
     rows: np.ndarray
     bad: dict[int, str]
@@ -42,12 +50,24 @@ class Scan:
     truncated: bool
 
 
-class _Truncated(Exception):  # noqa: N818 (a finding, not an error)
-    """With the name of the file that is cut off, where it is known."""
+class _Truncated(Exception):  # noqa: N818 (the tar is truncated; the program is not in error)
+    """The tar ends too early. Its argument is the name of the truncated member, if known."""
 
 
 def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
-    """Find all samples; one that misses a part is there and bad, and so is the end of a truncated tar."""
+    """Find all samples of a tar.
+
+    A sample that lacks an image or a caption is a bad sample, and so is the last one of a truncated tar.
+
+    Args:
+        path: the tar.
+        x_key: the suffix of the image, by default that of any image.
+        y_key: the entry of the `.json` that holds the caption, or "txt".
+
+    Raises:
+        UserError: if the file is not a tar.
+
+    """
     rows: list[tuple[int, ...]] = []
     bad: dict[int, str] = {}
     suffixes: set[str] = set()
@@ -58,17 +78,17 @@ def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
         def close(parts: dict[str, tuple[int, int]]) -> None:
             image = _image(parts, x_key)
             captions = _captions(descriptor, parts, y_key)
-            for row, (place, which, caption, reason) in enumerate(captions):
+            for row, (text, which, caption, reason) in enumerate(captions):
                 reason = reason or ("no image" if image == (0, 0) else None if caption else "empty caption")
-                if image == (0, 0) and place == (0, 0):
-                    return  # neither: no sample, some other file
+                if image == (0, 0) and text == (0, 0):
+                    return  # neither image nor caption: not a sample
                 if reason:
                     bad[len(rows)] = reason
-                rows.append((*image, *place, which, row == 0, digest(caption.encode("utf-8", "replace")), 0))
+                rows.append((*image, *text, which, row == 0, digest(caption.encode("utf-8", "replace")), 0))
 
         key, parts = "", dict[str, tuple[int, int]]()
         try:
-            for name, place in _members(descriptor, path):
+            for name, extent in _members(descriptor, path):
                 sample, suffix = _split(name)
                 if not suffix:
                     continue
@@ -76,11 +96,11 @@ def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
                     close(parts)
                     key, parts = sample, {}
                 suffixes.add(suffix.lower())
-                parts.setdefault(suffix.lower(), place)
+                parts.setdefault(suffix.lower(), extent)
             close(parts)
         except _Truncated as cut:
             truncated = True
-            if cut.args and _split(cut.args[0])[0] != key:  # the end is in the next sample: this one is whole
+            if cut.args and _split(cut.args[0])[0] != key:  # the next sample is truncated; this one is complete
                 close(parts)
                 parts = {}
             before = len(rows)
@@ -92,29 +112,29 @@ def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A sample's key and the suffix, empty where the file belongs to no sample."""
+    """Return a sample's key and the suffix, which is empty if the file does not belong to a sample."""
     folder, _, base = name.rpartition("/")
     stem, _, suffix = base.partition(".")
     return f"{folder}/{stem}", suffix if stem else ""
 
 
 def read_at(descriptor: int, block: int, size: int) -> bytes:
-    """The bytes of one member; fewer where the file ends before."""
+    """Return the bytes of one member; fewer if the file ends before."""
     return os.pread(descriptor, size, block * BLOCK)
 
 
 def caption_of(data: bytes, which: int, y_key: str | None) -> str:
-    """The caption in a `.txt` (which = TXT) or number `which` of a `.json`."""
+    """Return the caption in a `.txt` (which = TXT), or caption number `which` of a `.json`."""
     return clean(data.decode("utf-8")) if which == TXT else _from_json(data, y_key)[which]
 
 
 def member_name(descriptor: int, block: int) -> str:
-    """The name in the header before the member at `block`."""
+    """Return the name of the member at `block`, from the header before it."""
     return _name(read_at(descriptor, block - 1, BLOCK))
 
 
 def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(name, (block, size)) of the files; a header that is none, or an end before its time, raises _Truncated."""
+    """Yield (name, (block, size)) of the files; raise _Truncated at an invalid header or an early end of file."""
     size, position, long_name = os.fstat(descriptor).st_size, 0, None
     while True:
         header = os.pread(descriptor, BLOCK, position)
@@ -145,7 +165,7 @@ def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]
 def _is_header(header: bytes) -> bool:
     if header[257:262] == b"ustar":
         return True
-    try:  # tars from before 1988 have no mark, only the sum of the header with blanks in the sum's place
+    try:  # tars from before 1988 have no magic, only a checksum, computed with blanks in its field
         return int(header[148:156].rstrip(b" \0") or b"x", 8) == sum(header) - sum(header[148:156]) + 8 * 32
     except ValueError:
         return False
@@ -168,7 +188,7 @@ def _name(header: bytes) -> str:
 
 
 def _pax_path(records: bytes) -> str | None:
-    """The `path` of a PAX header, made of records "LENGTH key=value" and a line feed."""
+    """Return the `path` of a PAX header, which consists of records "LENGTH key=value" with a line feed."""
     while records:
         length = int(records.split(b" ", 1)[0] or b"0")
         key, _, value = records[:length].partition(b" ")[2].partition(b"=")
@@ -181,14 +201,13 @@ def _pax_path(records: bytes) -> str | None:
 def _image(parts: dict[str, tuple[int, int]], x_key: str | None) -> tuple[int, int]:
     if x_key is not None:
         return parts.get(x_key.lower(), (0, 0))
-    found = (place for suffix, place in parts.items() if f".{suffix}".endswith(images.SUFFIXES))
-    return next(found, (0, 0))
+    return next((extent for suffix, extent in parts.items() if f".{suffix}".endswith(SUFFIXES)), (0, 0))
 
 
 def _captions(
     descriptor: int, parts: dict[str, tuple[int, int]], y_key: str | None
 ) -> list[tuple[tuple[int, int], int, str, str | None]]:
-    """(place, which, caption, reason) of each caption of a sample; one with a reason where there is none."""
+    """Return (extent, which, caption, reason) per caption of a sample; a sample without captions has one reason."""
     if "txt" in parts and y_key in (None, "txt"):
         try:
             return [(parts["txt"], TXT, caption_of(read_at(descriptor, *parts["txt"]), TXT, None), None)]
@@ -206,5 +225,5 @@ def _captions(
 def _from_json(data: bytes, y_key: str | None) -> list[str]:
     content = json.loads(data)
     key = y_key or next(name for name in Y_COLUMNS if name in content)
-    found = content[key]
-    return [clean(caption or "") for caption in (found if isinstance(found, list) else [found])]
+    value = content[key]
+    return [clean(caption or "") for caption in (value if isinstance(value, list) else [value])]

@@ -1,12 +1,12 @@
-"""Pairs in img2dataset or webdataset tars, read at random through an index of where each sample lies.
+"""Pairs in img2dataset or webdataset tars, with random access through an index of the samples' positions.
 
-Tars are numbered through in the order given: a path, a folder (its tars by name), a brace pattern such as
-`cc3m/{00000..00331}.tar`, several of these joined by `::`. The index has thirty bytes a pair in one memory-mapped file,
-and no Python object for any: ten million samples fit. It is kept in the cache folder and made anew, for the tars
-concerned, when the size or the time of a tar changes.
+Samples are numbered through all tars, in the order of the tars: a path, a folder (its tars by name), a brace pattern
+such as `cc3m/{00000..00331}.tar`, or several of these joined by `::`. The index has about thirty bytes per pair in one
+memory-mapped file and no Python objects, so ten million samples fit into memory. It is stored in the cache folder. If
+the size or modification time of a tar changes, that tar is indexed again.
 
-A truncated tar keeps the numbers of what it has lost, so that those of the tars after it stay: as many as a former
-index, img2dataset's `00000_stats.json` or else the longest of the other tars tells. All of these are bad samples.
+Samples lost from a truncated tar keep their numbers (marked bad), so later tars are not renumbered. How many were lost
+is taken from the previous index, from img2dataset's `00000_stats.json`, or else from the largest of the other tars.
 """
 
 import hashlib
@@ -23,17 +23,25 @@ from PIL import Image
 
 from nuclr.data.formats.tar_index import BLOCK, ROW, TXT, Scan, caption_of, member_name, read_at, scan_tar
 from nuclr.data.modalities.image import open_image
-from nuclr.data.pairs import BadSample
+from nuclr.data.pairs import BadSample, Checkable
 from nuclr.data.texts import digest, number_distinct
 from nuclr.errors import UserError
 from nuclr.files import file_stamp, find_cache_folder, write_atomically
 
 _VERSION = 1
-_OPEN_FILES = 512  # below the usual limit of 1024; the tars beyond are opened for each read
+_OPEN_FILES = 512  # tars kept open, below the usual limit of 1024; the others are opened for each read
 
 
-class TarPairs:
-    """Random access to all samples of `tars`, through `rows` (n,) of dtype ROW and `meta` as `_index` makes them."""
+class TarPairs(Checkable):
+    """Pairs in tars, with random access.
+
+    Args:
+        tars: the files, in the order of their samples' numbers.
+        rows: the index, (n,) of dtype ROW, from `_index`.
+        meta: counts, bad samples and fingerprint, from `_index`.
+        y_key: the entry of the `.json` files that holds the captions, or None for the usual ones.
+
+    """
 
     x_kind = "image"
     y_kind = "text"
@@ -45,21 +53,25 @@ class TarPairs:
         self.known_bad = {int(number): reason for number, reason in meta["bad"].items()}
         self.fingerprint: str = meta["fingerprint"]
         self.folder = tars[0].parent
+        self.label = tars[0].name if len(tars) == 1 else f"{tars[0].name} to {tars[-1].name}"
         self.x_id = np.cumsum(rows["first"], dtype=np.int64) - 1
         self.y_id = rows["y_id"].astype(np.int64)
 
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_descriptors": {}}  # open files cannot be sent to another process
+
     def x(self, number: int) -> Image.Image:
-        """The image of the sample."""
+        """Return the image, not decoded yet."""
         row = self._rows[number]
         if row["image"] == 0:
             raise BadSample(self.known_bad.get(number, "no image"))
         return open_image(self._member(number, int(row["image"]), int(row["image_size"])))
 
     def y(self, number: int) -> str:
-        """The caption of the sample."""
+        """Return the caption."""
         if number in self.known_bad:
             raise BadSample(self.known_bad[number])
         row = self._rows[number]
@@ -70,16 +82,14 @@ class TarPairs:
             raise BadSample("caption cannot be read") from None
 
     def name(self, number: int) -> str:
-        """Tar and member, or the place in the tar where there is no such member (any more)."""
+        """Return the tar and the member, or the row within the tar if the member is lost."""
         tar, row = self._tar(number), self._rows[number]
         block = int(row["image"] or row["text"])
-        found = member_name(self._descriptor(tar), block) if block else ""
-        return (
-            f"{self._tars[tar].name}/{found}" if found else f"{self._tars[tar].name}, row {number - self._starts[tar]}"
-        )
+        member = member_name(self._descriptor(tar), block) if block else ""
+        return self._tars[tar].name + (f"/{member}" if member else f", row {number - self._starts[tar]}")
 
     def stamp(self) -> str:
-        """Changes when the size or the time of a tar does."""
+        """Return a hash that changes when the size or modification time of a tar does."""
         return hashlib.sha256(json.dumps([file_stamp(tar) for tar in self._tars]).encode()).hexdigest()
 
     def _tar(self, number: int) -> int:
@@ -99,14 +109,24 @@ class TarPairs:
         return data
 
     def _descriptor(self, tar: int) -> int:
-        # Two threads may open the same tar at once; one of the two descriptors is then left to the process's end.
+        # Two threads may open the same tar at once. One of the two descriptors then stays open until the process ends.
         if tar not in self._descriptors:
             self._descriptors[tar] = os.open(self._tars[tar], os.O_RDONLY)
         return self._descriptors[tar]
 
 
 def open_tars(tars: Sequence[Path], x_key: str | None = None, y_key: str | None = None) -> TarPairs:
-    """Index the tars, or take the index from the cache."""
+    """Open tars through their index, which is read from the cache or made.
+
+    Args:
+        tars: the files, in the order of their samples' numbers.
+        x_key: the suffix of the images, by default that of any image.
+        y_key: the entry of the `.json` files that holds the captions.
+
+    Raises:
+        UserError: if a file is not a tar, or no sample has an image and a caption.
+
+    """
     folder = find_cache_folder(tars[0].parent)
     stem = f"tars-{_hash([_VERSION, [str(tar.absolute()) for tar in tars], x_key, y_key])}"
     stamps = [file_stamp(tar) for tar in tars]
@@ -116,13 +136,21 @@ def open_tars(tars: Sequence[Path], x_key: str | None = None, y_key: str | None 
 
 
 def expand(pattern: str) -> list[Path]:
-    """Tars of a pattern: parts joined by `::`, each a path, a folder, or with `{00000..00012}` or `{a,b}` in it."""
+    """Return the tars of a pattern.
+
+    Args:
+        pattern: parts joined by `::`. Each is a path or a folder, and may contain `{00000..00012}` or `{a,b}`.
+
+    Raises:
+        UserError: if a tar is missing or a folder has no tar.
+
+    """
     tars = []
     for part in pattern.split("::"):
         for path in map(Path, _braces(part)):
             inside = sorted(path.glob("*.tar")) if path.is_dir() else [path]
             if not inside:
-                raise UserError(f"{path}: no .tar file in it")
+                raise UserError(f"{path}: has no .tar file")
             tars += inside
     missing = [tar for tar in tars if not tar.is_file()]
     if missing:
@@ -146,12 +174,18 @@ def _braces(pattern: str) -> list[str]:
 def _index(
     tars: Sequence[Path], stamps: list[list[int]], x_key: str | None, y_key: str | None, target: Path | None
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Rows of all tars, one tar after the other in one file, and what goes with them; written to the cache."""
-    former = _former(target)
+    """Index all tars and write the index to the cache.
+
+    Returns:
+        The rows of all tars, one tar after the other, and their metadata.
+
+    """
+    previous = _load_previous(target)
+    # Rows are collected in a temporary file, because those of millions of samples may not fit into memory.
     with tempfile.TemporaryFile(dir=target.parent if target else None) as file:
         counts, bad, cut, suffixes = [], [], [], set()
         for number, (tar, stamp) in enumerate(zip(tars, stamps, strict=True)):
-            scan = _scan(tar, stamp, x_key, y_key, former and _part(*former, number))
+            scan = _scan(tar, stamp, x_key, y_key, previous and _part_of_tar(*previous, number))
             file.write(scan.rows.tobytes())
             counts.append(len(scan.rows))
             bad.append(scan.bad)
@@ -159,7 +193,7 @@ def _index(
             suffixes |= scan.suffixes
         rows = _mapped(file, sum(counts))
         rows, counts, bad = _pad(tars, rows, counts, bad, cut)
-        _refuse_useless(tars, rows, suffixes)
+        _check_usable(tars, rows, suffixes)
         rows["y_id"] = number_distinct(rows["digest"])
     starts = np.cumsum([0, *counts])
     meta = {
@@ -174,29 +208,29 @@ def _index(
     return (_load(target) if target else None) or (rows, meta)
 
 
-def _scan(tar: Path, stamp: list[int], x_key: str | None, y_key: str | None, former: Any) -> Scan:
-    """What the tar holds now; where it lost its end since it was last indexed, what it held then."""
-    if former and former["stamp"] == stamp:
-        return Scan(former["rows"], former["bad"], set(), former["truncated"])
+def _scan(tar: Path, stamp: list[int], x_key: str | None, y_key: str | None, previous: Any) -> Scan:
+    """Return the content of the tar; if it has been truncated since the previous index, its content at that time."""
+    if previous and previous["stamp"] == stamp:
+        return Scan(previous["rows"], previous["bad"], set(), previous["truncated"])
     scan = scan_tar(tar, x_key, y_key)
-    whole = len(scan.rows) - 1
-    if not (scan.truncated and former and len(former["rows"]) > whole):
+    complete = len(scan.rows) - 1
+    if not (scan.truncated and previous and len(previous["rows"]) > complete):
         return scan
-    rows = former["rows"]
-    if not np.array_equal(rows["digest"][:whole], scan.rows["digest"][:whole]):
+    rows = previous["rows"]
+    if not np.array_equal(rows["digest"][:complete], scan.rows["digest"][:complete]):
         return scan
-    ends = [(rows[place].astype(np.int64) * BLOCK + rows[f"{place}_size"]) for place in ("image", "text")]
+    ends = [(rows[part].astype(np.int64) * BLOCK + rows[f"{part}_size"]) for part in ("image", "text")]
     lost = np.flatnonzero(np.maximum(*ends) > stamp[0]).tolist()
-    return Scan(rows, former["bad"] | dict.fromkeys(lost, "truncated tar"), set(), True)
+    return Scan(rows, previous["bad"] | dict.fromkeys(lost, "truncated tar"), set(), True)
 
 
 def _pad(
     tars: Sequence[Path], rows: np.ndarray, counts: list[int], bad: list[dict[int, str]], truncated: list[bool]
 ) -> tuple[np.ndarray, list[int], list[dict[int, str]]]:
-    """Numbers for what truncated tars have lost, so that those of the tars after them stay."""
+    """Add bad rows for the samples that truncated tars have lost, so that later tars are not renumbered."""
     longest = max((count for count, cut in zip(counts, truncated, strict=True) if not cut), default=0)
     expected = [
-        max(count, _stated(tar) or (longest if number + 1 < len(tars) else 0)) if cut else count
+        max(count, _count_by_img2dataset(tar) or (longest if number + 1 < len(tars) else 0)) if cut else count
         for number, (tar, count, cut) in enumerate(zip(tars, counts, truncated, strict=True))
     ]
     if expected == counts:
@@ -205,27 +239,27 @@ def _pad(
     parts = np.split(rows, np.cumsum(counts)[:-1])
     padded = [[part, lost.repeat(more - len(part))] for part, more in zip(parts, expected, strict=True)]
     reasons = [
-        found | dict.fromkeys(range(count, more), "truncated tar")
-        for found, count, more in zip(bad, counts, expected, strict=True)
+        known | dict.fromkeys(range(count, more), "truncated tar")
+        for known, count, more in zip(bad, counts, expected, strict=True)
     ]
     return np.concatenate([part for pair in padded for part in pair]), expected, reasons
 
 
-def _stated(tar: Path) -> int | None:
-    """The number of samples by img2dataset's own account."""
+def _count_by_img2dataset(tar: Path) -> int | None:
+    """Return the number of samples in img2dataset's statistics file, or None without one."""
     try:
         return int(json.loads(tar.with_name(f"{tar.stem}_stats.json").read_text(encoding="utf-8"))["successes"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _refuse_useless(tars: Sequence[Path], rows: np.ndarray, suffixes: set[str]) -> None:
+def _check_usable(tars: Sequence[Path], rows: np.ndarray, suffixes: set[str]) -> None:
     where = f"{tars[0]}{f' and {len(tars) - 1} more' if len(tars) > 1 else ''}"
-    found = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
+    present = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
     if not len(rows) or not rows["image"].any():
-        raise UserError(f"{where}: no sample with an image (found: {found})")
+        raise UserError(f"{where}: no sample with an image (found: {present})")
     if not rows["text"].any():
-        raise UserError(f"{where}: no sample with a caption; needs .txt, or .json with y_key (found: {found})")
+        raise UserError(f"{where}: no sample with a caption; needs .txt, or .json with data.y.key (found: {present})")
 
 
 def _mapped(file: IO[bytes], count: int) -> np.ndarray:
@@ -234,16 +268,16 @@ def _mapped(file: IO[bytes], count: int) -> np.ndarray:
 
 
 def _store(target: Path, rows: np.ndarray, meta: dict[str, Any]) -> None:
-    """Rows first: the JSON, written last and under its final name, says that all is there."""
+    """Write the rows, then the JSON, whose presence shows that the rows are complete; remove older indexes."""
     try:
-        former = set(target.parent.glob(f"{_stem(target)}-*.[jr]*"))
+        older = set(target.parent.glob(f"{_stem(target)}-*.[jr]*"))
         for path, content in ((target.with_suffix(".rows"), rows.data), (target, json.dumps(meta).encode())):
             with write_atomically(path, sync=False) as file:
                 file.write(content)
-        for path in former - {target, target.with_suffix(".rows")}:
+        for path in older - {target, target.with_suffix(".rows")}:
             path.unlink(missing_ok=True)
     except OSError:
-        return  # no room for the index: it is made again next time
+        return  # for example a full disk: the index is made again next time
 
 
 def _load(path: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
@@ -255,13 +289,13 @@ def _load(path: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
     return (rows, meta) if len(rows) == sum(meta["counts"]) else None
 
 
-def _former(target: Path | None) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """The index of the same tars as they were before one of them changed."""
-    found = sorted(target.parent.glob(f"{_stem(target)}-*.json")) if target else []
-    return _load(found[-1]) if found else None
+def _load_previous(target: Path | None) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """Return the index of the same tars before one of them changed."""
+    paths = sorted(target.parent.glob(f"{_stem(target)}-*.json")) if target else []
+    return _load(paths[-1]) if paths else None
 
 
-def _part(rows: np.ndarray, meta: dict[str, Any], tar: int) -> dict[str, Any]:
+def _part_of_tar(rows: np.ndarray, meta: dict[str, Any], tar: int) -> dict[str, Any]:
     begin = sum(meta["counts"][:tar])
     end = begin + meta["counts"][tar]
     bad = {int(n) - begin: reason for n, reason in meta["bad"].items() if begin <= int(n) < end}

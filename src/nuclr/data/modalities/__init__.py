@@ -1,1 +1,1 @@
-"""How samples of each modality are read and augmented."""
+"""Kinds of data on a side of a pair: how they are read, prepared and augmented."""

@@ -1,11 +1,13 @@
-"""Batched augmentation on tensors: random resized crop, flip, and a policy like RandAugment.
+"""Batched image augmentation on tensors: random resized crop, flip, and a policy like RandAugment.
 
-All that is random is drawn for the whole global batch from (seed, epoch, step), and each process takes its slice: K
-processes of b augment as one of K b does, and a resumed run as one that never stopped.
+All random numbers are drawn for the whole global batch from (seed, epoch, step), and each process takes its slice.
+K processes with b images each therefore augment exactly as one process with K b images, and a resumed run augments
+exactly as an uninterrupted one.
 
-The crop, the flip and the policy's shears, shifts and rotations are one affine map, so the image is sampled once. The
-policy is that of ALBEF's code, on which the paper's rests: two operations an image, each of ten (identity,
-autocontrast, equalise, brightness, sharpness, shear and shift along x and y, rotation) applied with probability 1/2.
+The crop, the flip and the policy's shears, shifts and rotations are combined into one affine map, so each image is
+resampled once. The policy is that of ALBEF's code, which the paper's code uses: two operations per image, each one of
+ten (identity, autocontrast, equalise, brightness, sharpness, shear and shift along x and y, rotation), applied with
+probability 1/2.
 """
 
 import math
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)  # of the pixels that CLIP was trained on
+MEAN = (0.48145466, 0.4578275, 0.40821073)  # of the pixels in CLIP's training set
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 COLOR = ("autocontrast", "equalise", "brightness", "sharpness")
@@ -27,32 +29,39 @@ OPERATIONS = ("identity", *COLOR, *GEOMETRY)
 
 @dataclass(frozen=True)
 class Draw:
-    """What was drawn for b images.
+    """The random choices for b images.
 
-    `theta` (b, 2, 3) maps places in the output to places in the input, both in [-1, 1]; `operations` (b, k) are
-    numbers of OPERATIONS, 0 where none is applied.
+    Attributes:
+        theta: (b, 2, 3), maps positions in the output to positions in the input, both in [-1, 1].
+        operations: (b, k), positions in OPERATIONS; 0 is the identity.
+
     """
 
     theta: Tensor
     operations: Tensor
 
     def part(self, rank: int, world: int) -> "Draw":
-        """The slice of one process."""
+        """Return the slice of process `rank` of `world`."""
         local = len(self.theta) // world
         return Draw(*(getattr(self, field.name)[rank * local : (rank + 1) * local] for field in fields(self)))
 
 
 @dataclass(frozen=True)
 class Augment:
-    """uint8 or float images (b, 3, h, w) -> float images (b, 3, size, size) in [0, 1], augmented.
+    """Augment uint8 or float images (b, 3, h, w) to float images (b, 3, size, size) in [0, 1].
 
     Args:
         size: height and width of the output.
-        seed: of the run.
-        scale: smallest and largest share of the image's area that a crop keeps; (1, 1) crops nothing.
-        flip: probability of a mirror image.
-        operations: of the policy, an image; 0 switches it off.
-        magnitude: of the operations, from 0 to 10.
+        seed: seed of the run.
+        scale: smallest and largest share of the image's area that a crop keeps; (1, 1) does not crop.
+        flip: probability of a horizontal flip.
+        operations: number of policy operations per image; 0 switches the policy off.
+        magnitude: strength of the operations, from 0 to 10.
+
+    Example:
+        >>> augment = Augment(size=16, operations=0)
+        >>> augment(torch.zeros(4, 3, 20, 20, dtype=torch.uint8), epoch=0, step=0).shape
+        torch.Size([4, 3, 16, 16])
 
     """
 
@@ -64,14 +73,26 @@ class Augment:
     magnitude: float = 7.0
 
     def __call__(self, images: Tensor, epoch: int, step: int, rank: int = 0, world: int = 1) -> Tensor:
-        """Augment this process's part of the global batch of `step`, which has the same size on every process."""
+        """Augment this process's part of a global batch.
+
+        Args:
+            images: (b, 3, h, w), with the same b on every process.
+            epoch: number of the epoch.
+            step: number of the step within the epoch.
+            rank: number of this process.
+            world: number of processes.
+
+        Returns:
+            (b, 3, size, size), float32 in [0, 1].
+
+        """
         return self.apply(images, self.draw(len(images) * world, epoch, step).part(rank, world))
 
     def draw(self, b: int, epoch: int, step: int) -> Draw:
-        """Everything random, for a global batch of b."""
+        """Draw all random choices for a global batch of b images."""
         random = np.random.default_rng([self.seed, epoch, step])
         share = random.uniform(*self.scale, b)
-        stretch = np.exp(random.uniform(-1, 1, b) * math.log(4 / 3) / 2)  # square root of the crop's proportions
+        stretch = np.exp(random.uniform(-1, 1, b) * math.log(4 / 3) / 2)  # square root of the crop's aspect ratio
         stretch = np.where(share < 1, stretch, 1.0)
         width, height = (np.minimum(np.sqrt(share) * factor, 1.0) for factor in (stretch, 1 / stretch))
         left, top = ((1 - side) * random.uniform(-1, 1, b) for side in (width, height))
@@ -86,7 +107,7 @@ class Augment:
         return Draw(torch.from_numpy(theta[:, :2]).float(), torch.from_numpy(operations))
 
     def _geometry(self, operation: np.ndarray, level: np.ndarray) -> np.ndarray:
-        """(b, 3, 3) of one geometric operation an image; the identity for the others. `level` is in [-1, 1]."""
+        """Return the maps (b, 3, 3) of one operation per image: identity unless geometric. `level` is in [-1, 1]."""
 
         def only(name: str, value: np.ndarray) -> np.ndarray:
             return np.where(operation == OPERATIONS.index(name), value, 0.0)
@@ -100,13 +121,13 @@ class Augment:
         )
 
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
-        """The images after what was drawn; what comes from outside the image is black."""
+        """Apply the drawn choices to the images; pixels from outside an image are black."""
         images = to_float(images)
         grid = _grid(draw.theta.to(images.device, non_blocking=True), self.size)
         images = grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         for operations in draw.operations.T:
             for name in COLOR:
-                rows = (operations == OPERATIONS.index(name)).nonzero().flatten()  # on the host: no synchronisation
+                rows = (operations == OPERATIONS.index(name)).nonzero().flatten()  # on the CPU, without a device sync
                 if len(rows):
                     rows = rows.to(images.device)
                     images[rows] = _color(name, images[rows], self.magnitude / 10)
@@ -114,25 +135,39 @@ class Augment:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Pixels in [0, 1]."""
+    """Convert uint8 images to floats in [0, 1]; return float images unchanged."""
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 def normalize(images: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
-    """(images - mean) / std by channel, of images in uint8 or in [0, 1]."""
+    """Return (images - mean) / std per channel.
+
+    Args:
+        images: (b, 3, h, w), uint8, or float in [0, 1].
+        mean: mean of each channel; CLIP's by default.
+        std: standard deviation of each channel; CLIP's by default.
+
+    Returns:
+        A float tensor of the same shape.
+
+    Example:
+        >>> normalize(torch.full((1, 3, 2, 2), 0.5), mean=(0.5,) * 3, std=(0.1,) * 3).abs().max()
+        tensor(0.)
+
+    """
     shift, scale = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (mean, std))
     return (to_float(images) - shift) / scale
 
 
 def _grid(theta: Tensor, size: int) -> Tensor:
-    """Where each pixel of the output comes from, (b, size, size, 2): torch's `affine_grid`, but faster."""
+    """Return the input position of each output pixel, (b, size, size, 2): a faster `affine_grid`."""
     middle = (torch.arange(size, device=theta.device) + 0.5) * (2 / size) - 1
     along_x, along_y, shift = theta[:, None, None, :, 0], theta[:, None, None, :, 1], theta[:, None, None, :, 2]
     return middle[:, None] * along_x + (middle[:, None, None] * along_y + shift)
 
 
 def _affine(b: int, rows: list[list[Any]]) -> np.ndarray:
-    """(b, 3, 3) from the first two rows, whose entries are numbers or (b,)."""
+    """Return matrices (b, 3, 3) with the given first two rows, whose entries are numbers or arrays (b,)."""
     matrix = np.zeros((b, 3, 3))
     matrix[:, 2, 2] = 1
     for i, row in enumerate(rows):
@@ -142,7 +177,7 @@ def _affine(b: int, rows: list[list[Any]]) -> np.ndarray:
 
 
 def _color(name: str, images: Tensor, level: float) -> Tensor:
-    from kornia import enhance  # a second to import, and only training needs it
+    from kornia import enhance  # takes a second to import, and only training needs it
 
     if name == "autocontrast":
         return enhance.normalize_min_max(images)

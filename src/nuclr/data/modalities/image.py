@@ -1,7 +1,7 @@
-"""Image files -> pixels: opening what may be broken, and crop-and-resize while decoding.
+"""Images: open files that may be broken, decode them, crop and resize to a fixed size.
 
-JPEGs are decoded at the smallest of libjpeg's scales (1, 1/2, 1/4, 1/8) that still covers the size asked for, which
-is several times faster for photographs and the same on every machine with the same libjpeg.
+A JPEG is decoded at the smallest of libjpeg's scales (1, 1/2, 1/4, 1/8) that still covers the requested size. This is
+several times faster for photographs, and gives the same pixels on every machine with the same libjpeg.
 """
 
 import struct
@@ -17,14 +17,19 @@ from nuclr.data.pairs import BadSample
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".ppm", ".tif", ".tiff")
 Fit = Literal["crop", "squash"]
 
-_ORIENTATION = 0x0112  # EXIF
+_ORIENTATION = 0x0112  # EXIF tag
 # What Pillow raises on damaged files.
 _BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError)
 _BROKEN += (ArithmeticError, struct.error, MemoryError, Image.DecompressionBombError)
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of an image file; BadSample where there are none."""
+    """Return the bytes of an image file.
+
+    Raises:
+        BadSample: if the file is missing, empty or cannot be read.
+
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -37,7 +42,12 @@ def read_file(path: Path) -> bytes:
 
 
 def open_image(data: bytes) -> Image.Image:
-    """The image in `data`, its pixels not yet decoded; BadSample where there is none."""
+    """Open the image in `data` without decoding its pixels.
+
+    Raises:
+        BadSample: if `data` is not an image.
+
+    """
     try:
         return Image.open(BytesIO(data))
     except UnidentifiedImageError:
@@ -47,13 +57,45 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def check_image(image: Image.Image) -> None:
-    """Decode as cheaply as possible, all of the file nevertheless; BadSample if it cannot be."""
-    _decode(image, 1)
+    """Decode the whole file at the smallest scale, to see whether it can be decoded.
+
+    Raises:
+        BadSample: if it cannot be decoded.
+
+    """
+    _decode_at_least(image, 1)
+
+
+def decode_image(image: Image.Image) -> Image.Image:
+    """Return the image at its full size, as upright RGB.
+
+    Raises:
+        BadSample: if it cannot be decoded.
+
+    """
+    return _decode_at_least(image, max(image.size))
 
 
 def fit_image(image: Image.Image, size: int, fit: Fit = "crop") -> np.ndarray:
-    """Pixels (3, size, size), uint8: "crop" keeps the proportions and the middle, "squash" keeps all of the image."""
-    image = _decode(image, size)
+    """Decode an image and resize it to a square.
+
+    Args:
+        image: an opened image.
+        size: height and width of the result.
+        fit: "crop" keeps the proportions and the middle of the image; "squash" keeps the whole image.
+
+    Returns:
+        Pixels (3, size, size), uint8.
+
+    Raises:
+        BadSample: if it cannot be decoded.
+
+    Example:
+        >>> fit_image(Image.new("RGB", (40, 20), "red"), size=8).shape
+        (3, 8, 8)
+
+    """
+    image = _decode_at_least(image, size)
     box = None
     if fit == "crop":
         width, height = image.size
@@ -65,8 +107,8 @@ def fit_image(image: Image.Image, size: int, fit: Fit = "crop") -> np.ndarray:
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def _decode(image: Image.Image, size: int) -> Image.Image:
-    """RGB, upright, at least `size` on its shorter side unless the file is smaller."""
+def _decode_at_least(image: Image.Image, size: int) -> Image.Image:
+    """Return upright RGB whose shorter side has at least `size` pixels, unless the file is smaller."""
     try:
         image.draft("RGB", (size, size))
         image.load()
