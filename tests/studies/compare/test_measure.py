@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 import torch
-from nuclr.studies.evaluate.evaluate import evaluate
 
 from nuclr.errors import UserError
 from nuclr.evaluation.retrieval import retrieval_metrics
 from nuclr.evaluation.test_sets import RETRIEVAL, RetrievalSet
-from nuclr.models import DualEncoder
 from nuclr.runs import config
+from nuclr.runs.features import PairFeatures
+from nuclr.runs.run import Run
 from nuclr.runs.settings import Data
 from nuclr.studies.compare import measure
+from nuclr.studies.evaluate.protocol import evaluate_subject
 from nuclr.studies.evaluate.subject import open_subject
 from nuclr.studies.evaluate.tasks import open_retrieval
 from nuclr.training.loop import train
@@ -21,11 +22,12 @@ from tests.data import make
 from tests.training import runs
 
 
-def features(images: int = 9, captions: int = 2) -> measure.Features:
+def features(images: int = 9, captions: int = 2) -> PairFeatures:
     torch.manual_seed(0)
     x, y = torch.randn(images, 4), torch.randn(images * captions, 4)
     links = torch.stack([torch.arange(images).repeat_interleave(captions), torch.arange(images * captions)], dim=1)
-    return measure.Features(x, y, links)
+    numbers = np.arange(images * captions)
+    return PairFeatures(x, y, links, numbers, np.arange(images) * captions, numbers)
 
 
 def assert_hits_equal_metrics(hits, metrics):
@@ -82,10 +84,9 @@ def test_duplicate_captions_count_as_in_evaluate(trained, tmp_path, monkeypatch,
     path = f"flickr30k:{tmp_path}" if name == "flickr30k" else str(pairs)
 
     parsed = measure.parse_test(f"test={path}" if name == "pairs" else path, settings.data)
-    model = DualEncoder.from_pretrained(run / "model").eval()
-    hits = measure.test_hits(model, settings, parsed)
-    subject = open_subject(run, best=False, batch_size=None, device=torch.device("cpu"))
-    content = evaluate(subject, [open_retrieval(path, None, None, 0.0)], [])["retrieval"]
+    hits = measure.test_hits(Run.open(run), parsed)
+    subject = open_subject(run, best=False, batch_size=None, device="cpu")
+    content = evaluate_subject(subject, [open_retrieval(path, None, None, 0.0)], [])["retrieval"]
     (evaluated,) = content.values()
     assert evaluated["duplicates"]["way"] == parsed.duplicates == duplicates
     assert len(hits["t2i"]) == evaluated["captions"] == captions

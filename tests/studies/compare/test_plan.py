@@ -77,6 +77,7 @@ def test_a_registered_objective_has_a_grid_comparisons_and_ablations():
         assert (own.label, own.to) == ("Own", ("clip", "siglip"))
         assert [cell.changes["objective.sharpness"] for cell in own.grid] == [1.0, 2.0]
         assert "own" in plan.ablated()
+        assert "blunt" in [row.name for row in plan.ablation_rows(rows, BASE)]
     finally:
         unregister("own")
 

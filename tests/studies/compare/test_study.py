@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nuclr.evaluation.retrieval import retrieval_metrics
-from nuclr.models import DualEncoder
+from nuclr.runs.run import Run
 from nuclr.studies.compare import cells, measure, outcome, plan, pool, results, study, tables
 from tests.studies.compare import tiny
 
@@ -48,8 +48,7 @@ def test_halves_are_tuned_on_one_and_reported_on_the_other(tmp_path):
     assert content["rows"]["nuclr"]["curve"]["epochs"] == [1, 2]
 
     cell = done.outcomes.path(done.finals(row)["val_a"][0])
-    model = DualEncoder.from_pretrained(cell / "model")
-    features = measure.val_features(model, settings, {})
+    features = measure.val_features(Run.open(cell))
     expected = retrieval_metrics(features.x, features.y, features.links)["mean_R@1"]
     assert done.outcomes.score(done.finals(row)["val_a"][0], "val") == pytest.approx(expected, abs=1e-6)
     assert not (cell / "checkpoints").exists()

@@ -21,9 +21,9 @@ from torch import Tensor
 from nuclr import files
 from nuclr.evaluation import choose_correction
 from nuclr.popularity.correction import BANK_SIZE, Bank, Correction
-from nuclr.runs import checkpoint, folder
-from nuclr.runs.components import Loaders
+from nuclr.runs import components, folder
 from nuclr.runs.features import PairFeatures
+from nuclr.runs.launch import pick_device
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Settings
 from nuclr.studies.compare import measure
@@ -38,6 +38,14 @@ Groups = dict[str, dict[str, np.ndarray]]
 SetFold = tuple[str, str]  # (set that settings were tuned on, set that is reported)
 
 
+def open_cell(cell: Path, settings: Settings, loaders: components.Loaders) -> Run:
+    """Return the cell as a run.
+
+    The settings are those of the comparison, not those in config.yaml: `data.root` may have moved in the meantime.
+    """
+    return Run(cell, settings, best=False, device=pick_device(settings.device), loaders=loaders)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Training and measuring
 
@@ -47,35 +55,35 @@ def is_done(cell: Path, needed: Iterable[str]) -> bool:
     return folder.is_finished(cell) and set(needed) <= group_names(cell / HITS)
 
 
-def run_cell(settings: Settings, cell: Path, tests: list[TestSet], needed: list[str], loaders: Loaders) -> None:
+def run_cell(run: Run, tests: list[TestSet], needed: list[str], loaders: components.Loaders) -> None:
     """Train the cell or resume it, save the objective's state, delete checkpoints, and measure the missing sets.
 
     hits.npz is written last because it marks the cell as done; a process killed earlier leaves the rest to be redone.
     """
-    if not folder.is_finished(cell):
-        loop.train(settings, cell, resume=True, loaders=loaders)
+    cell = run.folder
+    if not run.finished:
+        loop.train(run.settings, cell, resume=True, loaders=loaders)
     checkpoints = cell / folder.CHECKPOINTS
     if checkpoints.is_dir():
-        _keep_state(cell)
+        _keep_state(run)
         shutil.rmtree(checkpoints)
     if is_done(cell, needed):
         return
-    run = Run.open(cell, device=settings.device, loaders=loaders)
     missing = set(needed) - group_names(cell / HITS)
     hits: dict[str, Hits] = {}
     if missing & {measure.VAL, *measure.HALVES}:
-        hits |= measure.held_out_hits(val_features(run))
+        hits |= measure.held_out_hits(measure.val_features(run))
     for test in (test for test in tests if test.key in missing):
         hits[test.key] = measure.test_hits(run, test)
     write_groups(cell / HITS, read_groups(cell / HITS) | hits)
 
 
-def _keep_state(cell: Path) -> None:
-    if (cell / STATE).is_file():
+def _keep_state(run: Run) -> None:
+    if (run.folder / STATE).is_file():
         return
-    last = checkpoint.load_last(cell / folder.CHECKPOINTS, lambda _: None)
-    state = {} if last is None else last["objective"]
-    write_groups(cell / STATE, {"": {name: state[name].float().numpy() for name in KEPT_STATE if name in state}})
+    state = run.objective_state or {}
+    arrays = {name: state[name].float().numpy() for name in KEPT_STATE if name in state}
+    write_groups(run.folder / STATE, {"": arrays})
 
 
 def curve(cell: Path) -> list[tuple[int, float]]:
@@ -99,18 +107,17 @@ def is_corrected(cell: Path, folds: Iterable[SetFold]) -> bool:
     return all(corrected_name(fold, bank) in stored for fold in folds for bank in BANKS)
 
 
-def correct_cell(settings: Settings, cell: Path, tests: list[TestSet], folds: list[SetFold], loaders: Loaders) -> None:
+def correct_cell(run: Run, tests: list[TestSet], folds: list[SetFold]) -> None:
     """Add the missing folds to corrected.npz.
 
     Temperature and strength of the correction are chosen on the set that the method's settings were tuned on. There are
     two banks: "train" holds training pairs, which carry no information about the test set; "queries" holds the set's
     own queries (transductive).
     """
-    stored = read_groups(cell / CORRECTED)
+    stored = read_groups(run.folder / CORRECTED)
     missing = [fold for fold in folds if any(corrected_name(fold, bank) not in stored for bank in BANKS)]
     if not missing:
         return
-    run = Run.open(cell, device=settings.device, loaders=loaders)
     train = run.features(run.train)
     features = _features(run, tests, {key for fold in missing for key in fold})
     banks = {
@@ -128,17 +135,11 @@ def correct_cell(settings: Settings, cell: Path, tests: list[TestSet], folds: li
             stored[corrected_name((tuned, reported), name)] = _corrected_hits(
                 features[reported], bank[reported], chosen[tuned]
             )
-    write_groups(cell / CORRECTED, stored)
-
-
-def val_features(run: Run) -> PairFeatures:
-    """Return the features of the run's held-out pairs."""
-    assert run.val is not None, "a comparison has held-out pairs"
-    return run.features(run.val)
+    write_groups(run.folder / CORRECTED, stored)
 
 
 def _features(run: Run, tests: list[TestSet], keys: set[str]) -> dict[str, PairFeatures]:
-    whole = val_features(run)
+    whole = measure.val_features(run)
     features = {measure.VAL: whole}
     if keys & set(measure.HALVES):
         halves = measure.halves(len(whole.x))

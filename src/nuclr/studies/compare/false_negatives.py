@@ -6,7 +6,6 @@ paper's argument for NUCLR is that popular captions, which are more often false 
 therefore less weight.
 """
 
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.objectives import entry
-from nuclr.runs.components import Loaders
 from nuclr.runs.features import encode_x, encode_y
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Settings
@@ -50,21 +48,18 @@ def share(scores: Tensor, false: Tensor, excluded: Tensor, tau: Tensor | float, 
     return (logits[kept].softmax(dim=1) * false[kept]).sum(dim=1)
 
 
-def measure_cell(settings: Settings, cell: Path, loaders: Loaders) -> None:
+def measure_cell(run: Run) -> None:
     """Write false_negatives.npz: `weighted`, the mean share of each side, and `uniform`, the share at equal weights."""
+    cell = run.folder
     if (cell / FILE).is_file():
         return
-    data = settings.data
-    run = Run.open(cell, device=settings.device, loaders=loaders)
-    source = run.train
-    pairs = source.pairs
+    pairs, numbers = run.train.pairs, run.train.numbers[:SAMPLE]
     truth = cast(BuiltinPairs, pairs).truth
-    numbers = source.numbers[:SAMPLE]
     x = encode_x(run.model, run.loader(pairs), numbers, *run.encoding)
     y = encode_y(run.model, pairs, numbers, *run.encoding)
     false = torch.from_numpy(truth.false_negatives(numbers))
     captions = torch.from_numpy(pairs.y_id[numbers])
-    excluded = captions[:, None] == captions if data.mask else torch.eye(len(numbers), dtype=torch.bool)
+    excluded = captions[:, None] == captions if run.settings.data.mask else torch.eye(len(numbers), dtype=torch.bool)
     false &= ~excluded
     state = cells.read_groups(cell / cells.STATE).get("", {})
     tau = _tau(state, numbers, run.temperature)
@@ -79,10 +74,11 @@ def measure_cell(settings: Settings, cell: Path, loaders: Loaders) -> None:
 
 
 def _tau(state: dict[str, np.ndarray], numbers: np.ndarray, temperature: float) -> dict[str, Tensor | float]:
-    """Return the temperature of each side's anchors: individual ones, or the current one of the run."""
+    """Return the temperature of each side's anchors: individual ones, the learnt one, or the one of the settings."""
     if "tau_x" in state:
         return {side: torch.from_numpy(state[f"tau_{side}"][numbers])[:, None] for side in ("x", "y")}
-    return {"x": temperature, "y": temperature}
+    learnt = float(np.exp(-state["log_scale"])) if "log_scale" in state else temperature
+    return {"x": learnt, "y": learnt}
 
 
 def _rows(state: dict[str, np.ndarray], name: str, numbers: np.ndarray) -> Tensor | float:

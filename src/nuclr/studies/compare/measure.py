@@ -18,7 +18,7 @@ from nuclr.errors import UserError
 from nuclr.evaluation.ranks import Ranks, query_ranks
 from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
-from nuclr.runs import components as parts
+from nuclr.runs.components import below
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Data
@@ -89,7 +89,7 @@ def parse_test(text: str, data: Data) -> TestSet:
         else:
             classes = _open_classes(path, data, 32).classes
             vectors = isinstance(classes, VectorClasses)
-            fingerprint = _file_hash(parts.below(data.root, path)) if vectors else getattr(classes, "fingerprint", "")
+            fingerprint = _file_hash(below(data.root, path)) if vectors else getattr(classes, "fingerprint", "")
     except UserError as error:
         raise UserError(f"--test {text}: {error}") from None
     stem, set_name = Path(path), path.partition(":")[0]
@@ -98,7 +98,7 @@ def parse_test(text: str, data: Data) -> TestSet:
 
 
 def _is_classes(path: str, data: Data) -> bool:
-    set_name, where = path.partition(":")[0], parts.below(data.root, path)
+    set_name, where = path.partition(":")[0], below(data.root, path)
     if set_name in RETRIEVAL or set_name == "builtin":
         return False
     if set_name in CLASSIFICATION or set_name == BUILTIN_CLASSES:
@@ -114,7 +114,7 @@ def _open_classes(path: str, data: Data, size: int) -> ClassificationTask:
     if path == BUILTIN_CLASSES:
         return open_classification("builtin", None, None, data.max_bad_share, size)
     named = path.partition(":")[0] in CLASSIFICATION
-    return open_classification(path if named else str(parts.below(data.root, path)), None, None, data.max_bad_share)
+    return open_classification(path if named else str(below(data.root, path)), None, None, data.max_bad_share)
 
 
 def _file_hash(path: Path) -> str:
@@ -130,6 +130,12 @@ def halves(images: int) -> tuple[Tensor, Tensor]:
     order = np.random.default_rng(HALVES_SEED).permutation(images)
     cut = images // 2
     return torch.from_numpy(np.sort(order[:cut])), torch.from_numpy(np.sort(order[cut:]))
+
+
+def val_features(run: Run) -> PairFeatures:
+    """Return the features of the held-out pairs."""
+    assert run.val is not None  # the command refuses settings without data.val
+    return run.features(run.val)
 
 
 def test_features(run: Run, test: TestSet) -> PairFeatures:

@@ -15,9 +15,9 @@ from typing import Any
 
 from nuclr.errors import UserError
 from nuclr.objectives import entry, names, options
+from nuclr.runs import settings as s
 from nuclr.runs.folder import FREE_ON_RESUME
-from nuclr.runs.settings import Settings, flatten, to_dict
-from nuclr.runs.settings import change as change_setting
+from nuclr.runs.settings import Objective, Settings
 
 TEMPERATURES = (0.01, 0.03, 0.05, 0.07)
 GAMMAS = (0.3, 0.8)
@@ -64,7 +64,7 @@ def change(settings: Settings, key: str, value: Any) -> Settings:
     """Return `settings` with one key ("section.key" or "key") changed; "lr_factor" multiplies the learning rate."""
     if key == LR_FACTOR:
         key, value = "optimizer.lr", settings.optimizer.lr * value
-    changed: Settings = change_setting(settings, key, value)
+    changed: Settings = s.change(settings, key, value)
     return changed
 
 
@@ -73,7 +73,7 @@ def content(settings: Settings) -> dict[str, Any]:
 
     Values equal to the default are left out, so a setting added by a later version does not change any name.
     """
-    defaults = _flat(Settings()) | {f"objective.{key}": v for key, v in options(settings.objective.name).items()}
+    defaults = _flat(Settings(objective=Objective(settings.objective.name))) | {"objective.name": Objective().name}
     free = FREE_ON_RESUME | {"name", "seed"}
     return {key: value for key, value in _flat(settings).items() if key not in free and defaults.get(key) != value}
 
@@ -84,7 +84,7 @@ def content_hash(settings: Settings) -> str:
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
-    return dict(flatten(to_dict(settings)))
+    return dict(s.flatten(s.to_dict(settings)))
 
 
 def _short(value: Any) -> str:
@@ -229,19 +229,13 @@ def ablation_rows(methods: Sequence[Row], base: Settings) -> tuple[Row, ...]:
         raise UserError(f"--ablations: none of the methods has ablations; add one of them to methods=...: {known}")
     rows = [dataclasses.replace(row, to=() if row.name in parents else tuple(parents)) for row in methods]
     for parent in parents:
-        unchanged = _with_defaults(Cell(parent, parent).settings(base))
+        unchanged = content(Cell(parent, parent).settings(base))
         for label, changes in entry(parent).ablations.items():
-            if _with_defaults(Cell(label, parent, dict(changes)).settings(base)) == unchanged:
+            if content(Cell(label, parent, dict(changes)).settings(base)) == unchanged:
                 continue
             name = label if len(parents) == 1 else f"{entry(parent).label}, {label}"
             rows.append(Row(name, parent, name, parent=parent, changes=changes, to=(parent,)))
     return tuple(rows)
-
-
-def _with_defaults(settings: Settings) -> dict[str, Any]:
-    """Return `content` with the defaults of the objective filled in."""
-    defaults = options(settings.objective.name)
-    return {f"objective.{key}": value for key, value in defaults.items()} | content(settings)
 
 
 def batch_rows(methods: Sequence[Row], sizes: Sequence[int]) -> tuple[Row, ...]:

@@ -70,14 +70,15 @@ def run_job(job: Job, shared: dict[Any, Any]) -> None:
     from nuclr.studies.compare import cells, false_negatives
     from nuclr.studies.compare.measure import TestSet
 
-    settings, cell = config.from_dict(job.settings), Path(job.cell)
+    settings = config.from_dict(job.settings)  # imports the plugins, which may register the objective
+    run = cells.open_cell(Path(job.cell), settings, shared)
     tests = [TestSet(**test) for test in job.tests]
     if job.needed is not None:
-        cells.run_cell(settings, cell, tests, job.needed, shared)
+        cells.run_cell(run, tests, job.needed, shared)
         return
-    cells.correct_cell(settings, cell, tests, [(tuned, reported) for tuned, reported in job.folds], shared)
+    cells.correct_cell(run, tests, [(tuned, reported) for tuned, reported in job.folds])
     if false_negatives.applies(settings):
-        false_negatives.measure_cell(settings, cell, shared)
+        false_negatives.measure_cell(run)
 
 
 class Stop(BaseException):
@@ -230,8 +231,7 @@ def main() -> None:
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin, jobs), daemon=True).start()
 
-    from nuclr.training.loop import TrainingFailed
-    from nuclr.training.signals import Interrupted
+    from nuclr.training.guards import Interrupted, TrainingFailed
 
     shared: dict[Any, Any] = {}
     while True:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import nuclr
+from nuclr import files
 from nuclr.errors import UserError
 from nuclr.popularity.correction import BANK_SIZE
 from nuclr.studies import output
@@ -50,7 +51,7 @@ def common(request: Request) -> dict[str, Any]:
     base = {key: value for key, value in content_of(request.base).items() if not key.startswith("objective.")}
     options = request.base.objective.options
     tuned = {"name", "temperature"} | {one.key.removeprefix("objective.") for one in request.tuned.values()}
-    base |= {f"objective.{key}": value for key, value in options.items() if value is not None and key not in tuned}
+    base |= {f"objective.{key}": value for key, value in options.items() if key not in tuned}
     base |= {f"--tune for {method}": [one.key, *one.values] for method, one in request.tuned.items()}
     base["data"] = list(request.data)
     base["halves"] = request.halves
@@ -78,7 +79,8 @@ def _check_plan(out: Path, now: dict[str, Any]) -> None:
             raise UserError(
                 f"{problem} in {out}; use the same settings to resume it, or name another folder with --out"
             )
-    output.write_json(path, {"written_by": COMMAND, "version": nuclr.__version__, "settings": before | now})
+    with output.user_errors(path):
+        files.write_json(path, {"written_by": COMMAND, "version": nuclr.__version__, "settings": before | now})
 
 
 def protocol(request: Request) -> list[str]:
@@ -174,7 +176,8 @@ def summarize(study: Study, command: str) -> dict[str, Any]:
 def write(out: Path, kind: str, content: dict[str, Any]) -> None:
     """Write the JSON, the tables and the figures."""
     summary, table = FILES[kind]
-    output.write_json(out / f"{summary}.json", content)
-    output.write_text(out / f"{table}.md", tables.markdown(content))
-    output.write_text(out / f"{table}.csv", tables.comma_separated(content))
-    figures.write(content, out, kind)
+    with output.user_errors(out):
+        files.write_json(out / f"{summary}.json", content)
+        files.write_text(out / f"{table}.md", tables.markdown(content))
+        files.write_text(out / f"{table}.csv", tables.comma_separated(content))
+        figures.write(content, out, kind)
