@@ -1,13 +1,13 @@
-"""Time and memory of the objectives, forward and backward, against plain InfoNCE and the floor, in one run.
+"""Measure time and memory of one step of each objective, next to plain InfoNCE and a lower bound, in one run.
 
     python benchmarks/objectives.py [--repeats 10] [--out benchmarks/results/objectives.json]
 
-"infonce" is the leanest plain form, two cross-entropies of one matrix of scores; "two products" is the common one that
-multiplies the features once for each side. The floor is what no implementation can do without: three B x B x d matrix
-products and one exponential of B x B. All contestants of one size take turns, so that a busy machine slows all of them,
-in an order that changes, because whoever follows its like finds the caches warm; every turn visits other pairs. The
-best of the repeats counts; the median is told besides, because fresh memory's page faults, which the best one escapes,
-are paid in training. Peak memory is that of a fresh process, above the features, for one step.
+"infonce" is the fastest plain form: two cross-entropies of one score matrix. "two products" is the common form, which
+multiplies the features once per side. "floor" is what every implementation needs: three B x B x d matrix products and
+one exponential of a B x B matrix. All contestants of one size take turns, so that a busy machine slows all of them. The
+order of turns is shuffled, because a contestant is faster after a similar one, and every turn uses other pairs. The
+ratios are of the fastest of all repeats. The median is printed as well: it includes page faults of new memory, which
+training pays for. Peak memory is that of one step in a new process, above the features.
 """
 
 import argparse
@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from nuclr.objectives import build
+from nuclr.objectives import build, entry, names
 
 PAIRS, WIDTH = 3_000_000, 256
 SIZES, TEMPERATURES = (512, 1024, 2048, 4096), (0.05, 0.01)
-NAMES = ("clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr")
 RIVALS = ("infonce", "two products", "floor", "sogclr")
 MEMORY_SIZE = 16384
 
@@ -79,11 +78,11 @@ def contestants(size: int, temperature: float) -> dict[str, Callable[[], object]
         "two products": partial(infonce, True),
         "floor": floor,
     }
-    return plain | {name: step(name) for name in NAMES}
+    return plain | {name: step(name) for name in names()}
 
 
 def take_turns(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of `repeats` turns of each, after two to warm up."""
+    """Return the seconds of `repeats` turns of each contestant, after two turns of warm-up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     order, shuffle = list(runs), random.Random(0).shuffle
     for _ in range(repeats + 2):
@@ -96,7 +95,7 @@ def take_turns(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str,
 
 
 def peak_memory(name: str, size: int) -> float:
-    """MiB above the features of one step, in a process of its own."""
+    """Return the peak memory of one step above the features in MiB, measured in a new process."""
     done = subprocess.run(
         [sys.executable, __file__, "--measure", name, "--size", str(size)], capture_output=True, text=True, check=True
     )
@@ -104,24 +103,27 @@ def peak_memory(name: str, size: int) -> float:
 
 
 def measure(name: str, size: int) -> None:
-    """Print by how much one step lifts this process's memory, in MiB."""
+    """Print by how much one step increases the peak memory of this process, in MiB."""
     kind, _, masked = name.partition(" ")
     objective = None if kind == "infonce" else build(kind, num_samples=PAIRS)
-    for x, y, numbers in (make_features(512), make_features(size)):  # first a small one: libraries set up their buffers
+    for x, y, numbers in (
+        make_features(512),
+        make_features(size),
+    ):  # a small one first: libraries allocate their buffers
         index = numbers[: len(x)]
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed must not hide what the step takes
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory must not hide what the step allocates
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         before = resident("VmRSS")
         if objective is None:
             infonce_step(x, y, 0.05)
         else:
-            ids = index // 5 if masked else None  # five captions an image
+            ids = index // 5 if masked else None  # five captions per image
             objective(x, y, index, x_id=ids).loss.backward()
     print(resident("VmHWM") - before)
 
 
 def resident(kind: str) -> float:
-    """MiB of this process now (VmRSS) or at the peak (VmHWM)."""
+    """Return the memory of this process in MiB, now (VmRSS) or at its peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
@@ -165,12 +167,13 @@ def main() -> None:
     }
     for name, mebibytes in memory.items():
         print(f"{name:>12} {mebibytes:8.0f} MiB")
+    stateful = [name for name in names() if entry(name).needs_num_samples]
     tables = {
-        name: sum(buffer.nbytes for buffer in build(name, num_samples=PAIRS).buffers()) / PAIRS for name in NAMES[4:]
+        name: sum(buffer.nbytes for buffer in build(name, num_samples=PAIRS).buffers()) / PAIRS for name in stateful
     }
-    print("\nstate, bytes a pair: " + ", ".join(f"{name} {size:.0f}" for name, size in tables.items()))
+    print("\nstate, bytes per pair: " + ", ".join(f"{name} {size:.0f}" for name, size in tables.items()))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"times": rows, "peak_mib": memory, "bytes_a_pair": tables}, indent=1))
+    arguments.out.write_text(json.dumps({"times": rows, "peak_mib": memory, "bytes_per_pair": tables}, indent=1))
     return None
 
 

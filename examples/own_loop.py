@@ -1,10 +1,10 @@
-"""The loss in a training loop of one's own: two towers, any sampler, any optimizer.
+"""Use an objective in your own training loop: two towers, any sampler, any optimizer.
 
     python examples/own_loop.py
     torchrun --nproc_per_node 2 examples/own_loop.py
 
-Three things differ from a loop around a plain InfoNCE: the batch carries the pairs' numbers, the objective stays
-outside DDP (its state is the same on all processes by itself), and its state_dict goes into the checkpoint.
+Three things differ from a loop with a plain InfoNCE loss: the batch includes the indices of its pairs, the objective
+stays outside DDP (it keeps its state equal on all processes), and the checkpoint includes its state_dict.
 """
 
 import os
@@ -21,14 +21,14 @@ PAIRS, BATCH, EPOCHS = 2_000, 64, 5
 
 
 class Towers(nn.Module):
-    """Any two encoders with outputs of one width, normalized."""
+    """Two encoders with normalized outputs of the same width."""
 
     def __init__(self) -> None:
         super().__init__()
         self.x, self.y = nn.Linear(32, 16), nn.Linear(24, 16)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit-norm features of both sides."""
+        """Return unit-norm features of both sides."""
         return normalize(self.x(x), dim=1), normalize(self.y(y), dim=1)
 
 
@@ -48,7 +48,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *objective.parameters()], lr=1e-2)
 
     for epoch in range(EPOCHS):
-        order = torch.randperm(PAIRS)  # the same on every process: they share the seed
+        order = torch.randperm(PAIRS)  # the same on every process, because they use the same seed
         for step in range(PAIRS // (BATCH * world)):
             index = order[(step * world + rank) * BATCH :][:BATCH]
             out = objective(*model(data_x[index], data_y[index]), index)

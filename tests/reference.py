@@ -1,15 +1,16 @@
-"""The seven objectives as float64 loops, retyped from the formulas, to judge the package by.
+"""The seven objectives as float64 loops, written from the formulas, to test the package against.
 
-Nothing here is fast and nothing is shared with the package. Symbols are the paper's: s_ij = <x_i, y_j>, tau the
-temperature, B the batch, n the data set. Side x has anchors x and candidates y, side y the other way round.
+The code is slow on purpose and shares nothing with the package. Symbols are the paper's: s_ij = <x_i, y_j>, tau the
+temperature, B the batch size, n the size of the data set. Side x has anchors x and candidates y; side y has them
+exchanged.
 
-The *stateless* four (clip, siglip, dcl, cyclip) return a scalar built in loops from torch float64 tensors, so autograd
-differentiates the loops. The *stateful* three (sogclr, isogclr, nuclr) take a state, a dict of float64 arrays named as
-the buffers are, and return a `Step`. Their gradient is not the value's: it is that of
+The four objectives without state (clip, siglip, dcl, cyclip) return a scalar built in loops from float64 tensors, and
+autograd differentiates the loops. The three with state (sogclr, isogclr, nuclr) take a state, a dict of float64 arrays
+with the names of the buffers, and return a `Step`. Its gradient is not that of the value, but that of
 
     (1/B) sum_i sum_{j != i} w_ij (s_ij - s_ii),   w held fixed,
 
-summed over both sides; the value is the estimate of the objective.
+summed over both sides. The value is the estimate of the objective.
 """
 
 import math
@@ -30,7 +31,7 @@ State = dict[str, np.ndarray]
 
 
 def kept_pairs(batch: int, x_id: Sequence[int] | None = None, y_id: Sequence[int] | None = None) -> list[list[int]]:
-    """The negatives of each i: every j != i that shares neither x_id nor y_id with i. c_i is the length of row i."""
+    """Return the negatives of each i: every j != i with another x_id and another y_id. Row i has length c_i."""
     rows = []
     for i in range(batch):
         row = []
@@ -73,7 +74,7 @@ def clip_to(value: float, low: float, high: float) -> float:
 
 @dataclass
 class Step:
-    """What one call gives: value (and each side's share), gradients (B, d), the state afterwards."""
+    """The result of one call: the value of each side, gradients (B, d), and the state afterwards."""
 
     value_x: float
     value_y: float
@@ -87,7 +88,7 @@ class Step:
 
 
 def log_phi(s: Matrix, kept: list[list[int]], zeta: list[float], tau: list[float], n: int) -> list[float]:
-    """log phi_i = log((n-1)/c_i) + logsumexp_{j kept} (s_ij - s_ii - zeta_j)/tau_i; -inf where c_i = 0."""
+    """Return log phi_i = log((n-1)/c_i) + logsumexp_{j kept} (s_ij - s_ii - zeta_j)/tau_i; -inf if c_i = 0."""
     result = []
     for i, negatives in enumerate(kept):
         if not negatives:
@@ -99,7 +100,7 @@ def log_phi(s: Matrix, kept: list[list[int]], zeta: list[float], tau: list[float
 
 
 def running_average(old: float, phi: float, gamma: float) -> float:
-    """log((1-gamma) u + gamma phi); the first visit, log u = -inf, takes phi."""
+    """Return log((1-gamma) u + gamma phi), or log phi on the first visit, log u = -inf."""
     if old == -math.inf:
         return phi
     return logaddexp(log(1 - gamma) + old, math.log(gamma) + phi)
@@ -108,7 +109,7 @@ def running_average(old: float, phi: float, gamma: float) -> float:
 def new_log_u(
     stored: list[float] | None, phi: list[float], kept: list[list[int]], gamma: float, training: bool
 ) -> list[float]:
-    """u of each anchor: averaged in training; in evaluation the stored one where there is one, else phi."""
+    """Return log u per anchor: averaged in training; in eval mode the stored value, or phi if there is none."""
     result = []
     for i, negatives in enumerate(kept):
         old = -math.inf if stored is None else stored[i]
@@ -141,7 +142,7 @@ def weights(
 
 
 def surrogate_gradient(anchors: np.ndarray, candidates: np.ndarray, w: Matrix) -> tuple[np.ndarray, np.ndarray]:
-    """Of (1/B) sum_i sum_j w_ij (<a_i, c_j> - <a_i, c_i>) with respect to the anchors and to the candidates."""
+    """Return the gradients of (1/B) sum_i sum_j w_ij (<a_i, c_j> - <a_i, c_i>) for anchors and for candidates."""
     batch = len(anchors)
     grad_a, grad_c = np.zeros_like(anchors), np.zeros_like(candidates)
     for i in range(batch):
@@ -157,7 +158,7 @@ def rows(table: np.ndarray, index: Sequence[int] | None) -> list[float] | None:
 
 
 def write(table: np.ndarray, index: Sequence[int], values: list[float], kept: list[list[int]]) -> None:
-    """Write the batch's rows; an anchor without negatives changes nothing."""
+    """Write the rows of the batch; an anchor without negatives changes nothing."""
     for i, k in enumerate(index):
         if kept[i]:
             table[int(k)] = values[i]
@@ -225,7 +226,7 @@ def isogclr(
     y_id: Sequence[int] | None = None,
     training: bool = True,
 ) -> Step:
-    """SogCLR at each anchor's own tau_i, which then takes a step; the value has + rho tau_i."""
+    """SogCLR with one tau_i per anchor, which then takes a step; the value includes rho tau_i."""
     state = {name: table.copy() for name, table in state.items()}
     n, batch = len(state["log_u_x"]), len(x)
     kept = kept_pairs(batch, x_id, y_id)
@@ -278,7 +279,7 @@ def zeta_gradient(
     estimator: str,
     n: int,
 ) -> list[float]:
-    """n G_j = 1 - a p_jj - b (n-1)/c_j sum_{i kept with j} p_ij; not used, and given as 0, where c_j = 0."""
+    """Return n G_j = 1 - a p_jj - b (n-1)/c_j sum_{i kept with j} p_ij, or 0, which is not used, if c_j = 0."""
     batch = len(s)
     result = []
     for j in range(batch):
@@ -294,7 +295,7 @@ def zeta_gradient(
         on_sum = {
             "unbiased": (n - 1) / len(kept[j]),
             "paper": n / batch * (n - 1) / len(kept[j]),
-            "reference": n / batch,  # b (n-1)/(B-1) with b = (n/B) (B-1)/(n-1); masking leaves it alone
+            "reference": n / batch,  # b (n-1)/(B-1) with b = (n/B) (B-1)/(n-1); masking does not change it
         }[estimator]
         result.append(1.0 - on_positive * p_jj - on_sum * total)
     return result
@@ -321,7 +322,7 @@ def nuclr(
 ) -> Step:
     """Both steps use zeta_t, xi_t and the new u. On side x, zeta and xi are those of the candidates, zeta_y and xi_y.
 
-    Without an index no row of zeta is known, and zeta_init, what a row never visited holds, stands in.
+    Without an index, zeta_init is used, the value of rows that were never visited.
     """
     state = {name: table.copy() for name, table in state.items()}
     n, batch, tau = len(state["log_u_x"]), len(x), temperature
@@ -435,11 +436,11 @@ def dcl(
     """-log(e^{s_ii/tau} / (e^{s_ii/tau} + Ng_i)), with Ng_i the debiased sum over negatives, N = c_i of them.
 
     Ng_i = max((sum_j e^{s_ij/tau} - tau_plus N e^{s_ii/tau}) / (1 - tau_plus), N e^{-1/tau}). The two sums are
-    taken relative to e^{top/tau}, top the row's largest score, so that small temperatures neither over- nor underflow.
+    computed relative to e^{top/tau}, with top the largest score of the row, to avoid overflow at small temperatures.
     """
     batch, kept = len(x), kept_pairs(len(x), x_id, y_id)
     s = score_scalars(x, y)
-    total = 0 * s[0][0]  # differentiable even where no row has a negative
+    total = 0 * s[0][0]  # differentiable even if no row has a negative
     for side in (s, transposed(s)):
         for i in range(batch):
             count = len(kept[i])
@@ -468,7 +469,7 @@ def cyclip(
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
 ) -> Tensor:
-    """CLIP, masked, plus a quarter of each consistency of the scores, over all pairs."""
+    """CLIP with masking, plus a quarter of each consistency term over all pairs of samples."""
     batch = len(x)
     s, s_xx, s_yy = score_scalars(x, y), score_scalars(x, x), score_scalars(y, y)
     total = clip(x, y, temperature=temperature, x_id=x_id, y_id=y_id)

@@ -11,17 +11,17 @@ from torch.nn.functional import normalize
 from nuclr.objectives import build
 from tests import reference
 
-# (n-1)/(B-1), n/B and their logarithms are no float32 numbers: a constant rounded to float32 on its way shows.
+# float32 cannot represent (n-1)/(B-1), n/B or their logarithms: a constant that was rounded to float32 shows.
 SAMPLES, BATCH, DIM, STEPS = 24, 7, 5, 5
 TOLERANCE = 1e-9
 
 MASKS = {
     "no ids": (None, None),
     # Pairs 0-2 are captions of one image, 3-4 of another.
-    "several captions an image": ([0, 0, 0, 1, 1, 2, 3], None),
+    "several captions per image": ([0, 0, 0, 1, 1, 2, 3], None),
     "repeated captions": (None, [0, 1, 2, 2, 3, 4, 0]),
     "both": ([0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 3, 0]),
-    # Pair 0 shares its image with pairs 1-3 and its caption with pairs 4-6: no negative is left, c_0 = 0.
+    # Pair 0 shares its image with pairs 1-3 and its caption with pairs 4-6: it has no negatives, c_0 = 0.
     "a row without negatives": ([0, 0, 0, 0, 4, 5, 6], [0, 1, 2, 3, 0, 0, 0]),
     "no negatives at all": ([0] * BATCH, None),
 }
@@ -33,7 +33,7 @@ def features(generator: torch.Generator) -> Tensor:
 
 
 def batches(seed: int = 0, steps: int = STEPS):
-    """(x, y, index) with new features each time; the second batch is the first one's samples, then random draws."""
+    """Yield (x, y, index) with new features each time; the second batch revisits the samples of the first."""
     generator = torch.Generator().manual_seed(seed)
     index = torch.randperm(SAMPLES, generator=generator)[:BATCH]
     for step in range(steps):
@@ -44,7 +44,7 @@ def batches(seed: int = 0, steps: int = STEPS):
 
 
 def call(objective, x: Tensor, y: Tensor, index: Tensor | None, mask=(None, None)):
-    """One call as users make it; gives the output and the gradients with respect to the features."""
+    """Call the objective as users do; return the output and the gradients with respect to the features."""
     x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
     ids = {name: torch.tensor(id_) for name, id_ in zip(("x_id", "y_id"), mask, strict=True) if id_ is not None}
     objective.zero_grad()
@@ -79,7 +79,7 @@ def assert_same_step(out, grad_x: Tensor, grad_y: Tensor, step: reference.Step) 
 
 
 class Stateful:
-    """An objective of the package next to its reference, both fed the same batches."""
+    """An objective and its reference, which get the same batches."""
 
     def __init__(self, name: str, **options) -> None:
         self.name, self.options = name, options
@@ -87,7 +87,7 @@ class Stateful:
         starting = {"sogclr": (), "isogclr": ("temperature",), "nuclr": ("zeta_init", "xi_init", "xi_rule")}[name]
         starting_options = {key: options[key] for key in starting if key in options}
         start = getattr(reference, f"{name}_state")(SAMPLES, **starting_options)
-        # Tables are made in float32, where 0.1 is another number; from there on both sides compute in float64.
+        # Tables start in float32, which rounds 0.1; after that both compute in float64.
         self.state = {key: np.float64(np.float32(table)) for key, table in start.items()}
         assert_same_state(self.objective, self.state, "at the start")
 
@@ -133,7 +133,7 @@ def test_sogclr(gamma, mask) -> None:
 def test_isogclr(gamma, mask) -> None:
     pair = run("isogclr", mask, temperature=0.1, gamma=gamma, tau_lr=2e-3)
     if mask[0] != [0] * BATCH:
-        assert pair.state["tau_x"].std() > 1e-3, "the temperatures must have moved for this test to mean anything"
+        assert pair.state["tau_x"].std() > 1e-3, "this test needs temperatures that have moved"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ xi_rules = pytest.mark.parametrize("xi_rule", ["norm", "max"])
 def test_nuclr(estimator, xi_rule, use_xi, mask) -> None:
     pair = run("nuclr", mask, **NUCLR, zeta_estimator=estimator, xi_rule=xi_rule, use_xi=use_xi)
     if mask[0] != [0] * BATCH:
-        assert np.abs(pair.state["zeta_y"]).max() > 1e-3, "zeta must have moved for this test to mean anything"
+        assert np.abs(pair.state["zeta_y"]).max() > 1e-3, "this test needs a zeta that has moved"
         assert pair.state["xi_y"] > 0 or xi_rule == "max"
 
 
@@ -190,7 +190,7 @@ def test_nuclr_options(estimator, xi_rule, gamma, mask, options) -> None:
     run("nuclr", mask, **(NUCLR | options | {"gamma": gamma}), zeta_estimator=estimator, xi_rule=xi_rule)
 
 
-def test_defaults_are_those_of_the_promised_signature() -> None:
+def test_defaults_are_the_documented_ones() -> None:
     defaults = {
         "temperature": 0.03,
         "gamma": 0.8,
@@ -212,7 +212,7 @@ def test_defaults_are_those_of_the_promised_signature() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @estimators
 def test_zeta_lr_set_between_steps(momentum, estimator) -> None:
-    """While zeta_lr is 0, zeta, its velocity and xi rest; u moves on. gamma and temperature may be set as well."""
+    """While zeta_lr is 0, zeta, its velocity and xi are frozen, but u is updated; gamma and temperature change too."""
     pair = Stateful("nuclr", temperature=0.1, gamma=0.8, zeta_lr=0.0, zeta_momentum=momentum, zeta_estimator=estimator)
     schedule = [
         {"zeta_lr": 0.0},
@@ -247,7 +247,7 @@ STATEFUL = [
 @pytest.mark.parametrize("with_index", [True, False])
 @pytest.mark.parametrize(("name", "options"), STATEFUL, ids=lambda value: str(value))
 def test_eval_leaves_state_untouched(name, options, with_index, mask) -> None:
-    """With an index, rows seen use the stored u and rows unseen the batch's phi; without one, all use phi."""
+    """With an index, seen rows use the stored u and unseen rows the batch's phi; without one, all use phi."""
     pair = Stateful(name, **options)
     for batch in batches(steps=2):
         pair.check(*batch)
@@ -272,7 +272,7 @@ def test_eval_leaves_state_untouched(name, options, with_index, mask) -> None:
 
 
 def check_stateless(objective, loops, mask) -> None:
-    """loops(x, y, parameters, x_id, y_id) is the reference; parameters are the objective's, by name."""
+    """Compare with loops(x, y, parameters, x_id, y_id), where parameters maps names to the objective's parameters."""
     objective = objective.double()
     for x, y, index in batches():
         out, grad_x, grad_y = call(objective, x, y, index, mask)
@@ -338,7 +338,7 @@ def test_siglip(options, mask) -> None:
 @masked
 @pytest.mark.parametrize(
     "options",
-    # The last one's debiased sums are negative, below their floor, and above it.
+    # With the last options, debiased sums are negative, below the lower bound, and above it.
     [{"temperature": 0.1}, {"temperature": 1.0, "tau_plus": 0.01}, {"temperature": 1.0, "tau_plus": 0.5}],
     ids=str,
 )
@@ -359,8 +359,8 @@ def test_cyclip(tau, mask) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_reference_gradient_is_the_surrogates() -> None:
-    """Against central differences of (1/B) sum w_ij (s_ij - s_ii), at fixed w."""
+def test_reference_gradient_is_that_of_the_surrogate() -> None:
+    """Compare with central differences of (1/B) sum w_ij (s_ij - s_ii), at fixed w."""
     generator = torch.Generator().manual_seed(3)
     anchors, candidates = features(generator).numpy(), features(generator).numpy()
     w = torch.rand(BATCH, BATCH, dtype=torch.float64, generator=generator).tolist()
@@ -380,8 +380,8 @@ def test_reference_gradient_is_the_surrogates() -> None:
 
 
 @pytest.mark.parametrize("tau", [0.03, 0.1, 1.0])
-def test_reference_zeta_gradient_is_the_convex_problems(tau) -> None:
-    """With the whole data set as the batch and u exact, n G_j is n times the derivative of the convex problem."""
+def test_reference_zeta_gradient_is_that_of_the_convex_problem(tau) -> None:
+    """If the batch is the whole data set and u is exact, n G_j is n times the derivative of the convex problem."""
     generator = torch.Generator().manual_seed(4)
     x, y = features(generator), features(generator)
     zeta = (0.2 * torch.randn(BATCH, dtype=torch.float64, generator=generator)).requires_grad_()
@@ -390,13 +390,13 @@ def test_reference_zeta_gradient_is_the_convex_problems(tau) -> None:
 
     s, kept, values = reference.scores(x.numpy(), y.numpy()), reference.kept_pairs(BATCH), zeta.tolist()
     log_u = reference.log_phi(s, kept, values, [tau] * BATCH, BATCH)
-    for estimator in ("unbiased", "paper", "reference"):  # they agree where B = n
+    for estimator in ("unbiased", "paper", "reference"):  # they agree if B = n
         gradient = reference.zeta_gradient(s, kept, values, tau, log_u, estimator, BATCH)
         assert_close(gradient, BATCH * zeta.grad, estimator)
 
 
 def test_reference_relations() -> None:
-    """Frozen zeta = 0 without the positive term is SogCLR; iSogCLR whose temperatures rest is SogCLR plus rho tau."""
+    """NUCLR with frozen zeta = 0 and without the positive term is SogCLR; iSogCLR with tau_lr = 0 adds rho tau."""
     nuclr, isogclr = reference.nuclr_state(SAMPLES, xi_init=math.inf), reference.isogclr_state(SAMPLES, 0.1)
     sogclr = reference.sogclr_state(SAMPLES)
     for x, y, index in batches():

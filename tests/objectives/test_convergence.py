@@ -1,4 +1,4 @@
-"""The unbiased estimator finds the popularity: with features held fixed, zeta converges to the exact solution."""
+"""The unbiased estimator finds the popularity: with fixed features, zeta converges to the exact solution."""
 
 import math
 
@@ -14,7 +14,7 @@ EPOCHS, STEP, GAMMA = 200, 0.01, 0.3
 
 
 def long_tailed_pairs() -> tuple[Tensor, Tensor]:
-    """2,000 pairs on 100 topics, the k-th with a share of 1/k: a pair on a common topic is popular."""
+    """Return 2,000 pairs on 100 topics, the k-th with a share of 1/k: pairs on a common topic are popular."""
     generator = torch.Generator().manual_seed(0)
     share = 1 / torch.arange(1, TOPICS + 1, dtype=torch.float64)
     topic = torch.multinomial(share, SAMPLES, replacement=True, generator=generator)
@@ -25,7 +25,7 @@ def long_tailed_pairs() -> tuple[Tensor, Tensor]:
 
 
 def sinkhorn(scores: Tensor) -> Tensor:
-    """zeta of the columns, mean zero: log q_j <- logsumexp_i (s_ij/tau - log sum_k exp(s_ik/tau)/q_k)."""
+    """Return zeta of the columns with mean zero: log q_j <- logsumexp_i (s_ij/tau - log sum_k exp(s_ik/tau)/q_k)."""
     zeta = torch.zeros(scores.shape[1], dtype=torch.float64)
     for _ in range(2000):
         log_z = torch.logsumexp((scores - zeta) / TAU, dim=1, keepdim=True)
@@ -57,16 +57,16 @@ def test_unbiased_zeta_converges_to_the_exact_solution() -> None:
     )
     x, y = x.float(), y.float()
     generator = torch.Generator().manual_seed(1)
-    steps_an_epoch = SAMPLES // BATCH
-    for step in range(EPOCHS * steps_an_epoch):
-        if step % steps_an_epoch == 0:
+    steps_per_epoch = SAMPLES // BATCH
+    for step in range(EPOCHS * steps_per_epoch):
+        if step % steps_per_epoch == 0:
             order = torch.randperm(SAMPLES, generator=generator)
-        index = order[step % steps_an_epoch * BATCH :][:BATCH]
-        objective.zeta_lr = STEP * 0.5 * (1 + math.cos(math.pi * step / (EPOCHS * steps_an_epoch)))
+        index = order[step % steps_per_epoch * BATCH :][:BATCH]
+        objective.zeta_lr = STEP * 0.5 * (1 + math.cos(math.pi * step / (EPOCHS * steps_per_epoch)))
         objective(x[index], y[index], index)
 
     for side, zeta in (("x", objective.zeta_x), ("y", objective.zeta_y)):
         assert correlation(zeta, exact[side]) >= 0.95
-        # Not only the shape: the size as well. Only the constant is free.
+        # Not only the correlation but also the size must agree. Only the constant is free.
         centered = zeta.double() - zeta.double().mean()
         assert (centered - exact[side]).square().mean().sqrt() < 0.3 * exact[side].std()

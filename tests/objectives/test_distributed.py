@@ -1,4 +1,4 @@
-"""K real processes of b pairs each give what one process of K b gives: weights, state, losses, and refusals."""
+"""K real processes of b pairs each give the weights, state, losses and refusals of one process of K b pairs."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 def run_on(processes: int, folder: Path) -> list[dict]:
-    """What each process wrote."""
+    """Return what each process wrote."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -41,8 +41,8 @@ def test_same_as_one_process(case: str, variant: str, one: dict, several: list[d
     for rank, result in enumerate(several):
         for name, value in result["trained"][case, variant].items():
             expected = one["trained"][case, variant][name]
-            # float64 shows that they are the same; float32 has its roundings, and zeta's velocity is a difference of
-            # numbers of the size of its largest entries
+            # float64 shows that they are equal; float32 rounds, and the velocity of zeta is a difference of numbers as
+            # large as its largest entries
             size = max(1.0, float(expected.nan_to_num(neginf=0.0).abs().max()))
             torch.testing.assert_close(
                 value,
@@ -69,6 +69,8 @@ def test_state_is_identical_on_all_processes(case: str, several: list[dict]) -> 
         ("unequal batches", "same number of pairs", "same number of pairs"),
         ("unequal widths", "width", "width"),
         ("not finite", "nan or inf in rows", "nan or inf in rows"),
+        ("not unit norm", "x must have unit norm, but row", "x must have unit norm, but row"),
+        ("wrong type", "refused its input", "TypeError: y must be a tensor or a numpy array"),
         ("repeated", "more than once", "more than once"),
         ("out of range", r"index must be in [0, 40), but holds 40", r"index must be in [0, 40), but holds 40"),
         ("bad gamma", "refused its input", "gamma must be in (0, 1], but is 2.0"),
@@ -76,8 +78,8 @@ def test_state_is_identical_on_all_processes(case: str, several: list[dict]) -> 
 )
 def test_all_processes_refuse_together(case: str, everyone: str, the_last: str, several: list[dict]) -> None:
     for result in several[:-1]:
-        assert everyone in result["told"][case]
-    assert the_last in several[-1]["told"][case]
+        assert everyone in result["messages"][case]
+    assert the_last in several[-1]["messages"][case]
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Wrong input is refused with a ValueError that names the argument, its value and what is allowed."""
+"""Wrong input is refused with a ValueError that names the argument, its value and what is allowed.
+
+Wrong types and norms are in test_inputs.py.
+"""
 
 import math
 
@@ -6,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from nuclr.objectives import build
+from nuclr.objectives import build, entry, names
 
-ALL = ("clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr")
-STATEFUL = ALL[4:]
+ALL = names()
+STATEFUL = tuple(name for name in ALL if entry(name).needs_num_samples)
 N = 10
 
 
@@ -42,12 +45,12 @@ def test_shapes(name: str, x: torch.Tensor, y: torch.Tensor, message: str) -> No
 @pytest.mark.parametrize("alone", [False, True])
 def test_features_that_are_not_finite(name: str, value: float, side: str, rows: int, alone: bool) -> None:
     objective = build(name, num_samples=rows)
-    given = {"x": features(rows), "y": features(rows)}
-    given[side][rows - 2, 1] = value
+    both = {"x": features(rows), "y": features(rows)}
+    both[side][rows - 2, 1] = value
     ids = torch.zeros(rows, dtype=torch.int64) if alone else None
     with pytest.raises(ValueError, match=f"{side} must be finite, but holds nan or inf in rows {rows - 2} of"):
-        objective(given["x"], given["y"], torch.arange(rows), x_id=ids)
-    assert name not in STATEFUL or objective.log_u_x.isneginf().all(), "refused input must leave the state alone"
+        objective(both["x"], both["y"], torch.arange(rows), x_id=ids)
+    assert name not in STATEFUL or objective.log_u_x.isneginf().all(), "refused input must not change the state"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -75,7 +78,7 @@ def test_index(name: str, index: list | None, message: str) -> None:
     objective = build(name, num_samples=N)
     with pytest.raises(ValueError, match=message):
         objective(features(), features(), None if index is None else torch.tensor(index))
-    assert objective.log_u_x.isneginf().all(), "refused input must leave the state alone"
+    assert objective.log_u_x.isneginf().all(), "refused input must not change the state"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -131,6 +134,6 @@ def test_options(name: str, options: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_num_samples_is_asked_for(name: str) -> None:
+def test_num_samples_is_required(name: str) -> None:
     with pytest.raises(ValueError, match="num_samples"):
         build(name)

@@ -1,4 +1,4 @@
-"""State that survives: round trips, eval(), dtypes, devices; and the relations between the objectives."""
+"""State: round trips, eval(), dtypes and devices; gradients; and the relations between the objectives."""
 
 import copy
 import math
@@ -56,7 +56,7 @@ def test_round_trip_continues_bit_for_bit(name: str, dtype: torch.dtype, tmp_pat
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_another_size_is_refused_and_nothing_is_loaded(name: str) -> None:
+def test_state_of_another_size_is_refused_and_nothing_is_loaded(name: str) -> None:
     small, large = build(name, num_samples=N), build(name, num_samples=N + 1)
     small(*batches(1)[0])
     before = copy.deepcopy(large.state_dict())
@@ -120,7 +120,7 @@ def test_state_device_keeps_tables_while_the_module_moves(name: str) -> None:
     objective.to("cpu")(*batches(1)[0])
 
 
-def test_settings_may_change_between_steps() -> None:
+def test_settings_can_change_between_steps() -> None:
     objective = build("nuclr", num_samples=N, zeta_lr=0.0)
     first, second, third = batches(3)
     objective(*first)
@@ -179,7 +179,7 @@ def test_metrics_are_detached_numbers() -> None:
 
 
 def loss_and_its_gradient(name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """x, a loss of it, and the gradient that another call of the same objective gave."""
+    """Return x, a loss of x, and the gradient that an equal objective computed."""
     x, y, index = batches(1)[0]
     expected = gradients(build(name, num_samples=N), x, y, index)[1]
     x = x.requires_grad_()
@@ -187,17 +187,17 @@ def loss_and_its_gradient(name: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_one_forward_serves_many_backwards(name: str) -> None:
+def test_several_backward_passes_of_one_forward_pass(name: str) -> None:
     x, loss, expected = loss_and_its_gradient(name)
     loss.backward(retain_graph=True)
-    x.grad.mul_(7)  # as clipping and optimizers do
+    x.grad.mul_(7)  # in place, as gradient clipping and optimizers do
     (2 * loss).backward(retain_graph=True)
     torch.testing.assert_close(x.grad, 9 * expected)
     torch.testing.assert_close(torch.autograd.grad(loss + x.sum() * 0, x)[0], expected)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_the_gradient_is_a_function_of_a_learnt_weight(name: str) -> None:
+def test_the_gradient_can_be_differentiated_with_respect_to_a_loss_weight(name: str) -> None:
     x, loss, expected = loss_and_its_gradient(name)
     weight = torch.ones((), requires_grad=True)
     (gradient,) = torch.autograd.grad(weight * loss, x, create_graph=True)
@@ -206,13 +206,13 @@ def test_the_gradient_is_a_function_of_a_learnt_weight(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_gradients_in_batches(name: str) -> None:
+def test_batched_gradients(name: str) -> None:
     x, loss, expected = loss_and_its_gradient(name)
     (both,) = torch.autograd.grad(loss, x, torch.tensor([1.0, 3.0]), is_grads_batched=True)
     torch.testing.assert_close(both, torch.stack([expected, 3 * expected]))
 
 
-def test_gradients_in_eval_where_the_average_is_far_below_the_batch() -> None:
+def test_gradients_in_eval_mode_if_the_stored_average_is_far_below_the_batch() -> None:
     x = normalize(torch.tensor([[1.0, 0.02 * i] for i in range(B)]), dim=1)
     expected = []
     for dtype in (torch.float32, torch.float64):
@@ -224,18 +224,18 @@ def test_gradients_in_eval_where_the_average_is_far_below_the_batch() -> None:
     torch.testing.assert_close(expected[0], expected[1], rtol=0, atol=1e-3 * expected[1].abs().max().item())
 
 
-def test_zeta_above_its_guard_stays_finite() -> None:
+def test_state_stays_finite_if_zeta_exceeds_xi() -> None:
     x, y, index = batches(1)[0]
     objective = build("nuclr", num_samples=N, temperature=0.01, zeta_lr=1e-3)
-    for side, value in (("x", 1.0), ("y", -1.0)):  # too far apart for one exponential
+    for side, value in (("x", 1.0), ("y", -1.0)):  # too far apart for SharedKernel
         objective.get_buffer(f"zeta_{side}").fill_(value)
     gradients(objective, x, y, index)
     assert all(table[index].isfinite().all() for table in objective.buffers() if table.ndim)
 
 
-def test_a_copy_leaves_pending_checks_behind() -> None:
+def test_a_copy_has_no_pending_checks() -> None:
     checks = DeferredCheck()
-    checks._pending = [(torch.ones(1), iter(()), [])]  # an event cannot be copied either
+    checks._pending = [(torch.ones(1), iter(()), [])]  # an iterator cannot be copied, as an event cannot
     assert copy.deepcopy(checks)._pending == []
 
 
@@ -251,7 +251,7 @@ def test_losses_of_two_batches_keep_their_own_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_training_goes_on_after_inference_mode(name: str) -> None:
+def test_training_after_inference_mode(name: str) -> None:
     objective = build(name, num_samples=N)
     with torch.inference_mode():
         objective.eval()(*batches(1)[0])

@@ -1,7 +1,7 @@
-"""Run by torchrun in test_distributed.py: train small two-tower models, and give wrong input on one process.
+"""Run by torchrun in test_distributed.py: train small two-tower models, and pass wrong input on one process.
 
 Usage: torchrun --nproc_per_node K tests/objectives/worker.py OUT
-Every process writes OUT/{rank}.pt with its final weights, state, losses and the messages of refused input.
+Every process writes OUT/{rank}.pt with its final weights, state and losses, and the messages of refused input.
 """
 
 import sys
@@ -43,7 +43,7 @@ class Towers(nn.Module):
 
 
 class TrainStep(nn.Module):
-    """Towers and objective in one module, for those who wrap both in DDP."""
+    """Towers and objective in one module, to wrap both in DDP."""
 
     def __init__(self, towers: nn.Module, objective: nn.Module) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ def train(name: str, options: dict, variant: str) -> dict[str, Tensor]:
 
 
 def refusals() -> dict[str, str]:
-    """One process is given something wrong; all must refuse."""
+    """Pass wrong input on one process; return the message of this process per case."""
     world, rank = dist.get_world_size(), dist.get_rank()
     last = rank == world - 1
-    told = {}
+    messages = {}
 
     def attempt(case: str, rows: int = 3, width: int = WIDTH, value: float = 1.0, **settings: float) -> None:
         objective = build("nuclr", num_samples=PAIRS)
@@ -96,24 +96,27 @@ def refusals() -> dict[str, str]:
         index = torch.arange(rows) + (0 if case == "repeated" else rank * rows)
         if case == "out of range" and last:
             index[0] = PAIRS
+        y = x.tolist() if case == "wrong type" and last else x
         try:
-            objective(x, x, index)
-            told[case] = "accepted"
-        except ValueError as error:
-            told[case] = str(error)
+            objective(x, y, index)
+            messages[case] = "accepted"
+        except (TypeError, ValueError) as error:
+            messages[case] = f"{type(error).__name__}: {error}"
         assert objective.log_u_x.isneginf().all()
 
     attempt("unequal batches", rows=2 if last else 3)
     attempt("unequal widths", width=WIDTH + 1 if last else WIDTH)
     attempt("not finite", value=float("nan") if last else 1.0)
+    attempt("not unit norm", value=2.0 if last else 1.0)
+    attempt("wrong type")
     attempt("repeated")
     attempt("out of range")
     attempt("bad gamma", gamma=2.0 if last else 0.5)
-    return told
+    return messages
 
 
 def untouched_by_ddp() -> dict[str, float]:
-    """A mark in a row that no batch visits, on the last process only, survives where DDP does not broadcast tables."""
+    """Return a value that only the last process stores, in a row that no batch visits: DDP must not overwrite it."""
     last = dist.get_rank() == dist.get_world_size() - 1
     marks = {}
     for where in ("outside", "inside"):
@@ -135,6 +138,10 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     out = {(case, variant): train(*CASES[case], variant) for case in CASES for variant in VARIANTS}
     several = dist.get_world_size() > 1
-    results = {"trained": out, "told": refusals() if several else {}, "marks": untouched_by_ddp() if several else {}}
+    results = {
+        "trained": out,
+        "messages": refusals() if several else {},
+        "marks": untouched_by_ddp() if several else {},
+    }
     torch.save(results, Path(sys.argv[1]) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
