@@ -126,7 +126,20 @@ class TestRefusals:
         self.refused("model.x.encoder", "model.pretrained=", x=tmp_path / "nuclr")
         self.refused("model.pretrained", "model.x.image_size", pretrained=tmp_path / "nuclr", image_size=64)
 
+    def test_settings_that_pretrained_replaces(self, joint, text_folder):
+        for key, argument, value in (
+            ("model.x.encoder", "x", "tiny_vit"),
+            ("model.y.encoder", "y", text_folder),
+            ("model.x.head", "x_head", "mlp"),
+            ("model.y.head", "y_head", "none"),
+            ("model.y.tokenizer", "tokenizer", text_folder),
+        ):
+            self.refused(key, "model.pretrained", pretrained=joint[0], **{argument: value})
+
     def test_folder_of_a_run(self, tmp_path):
+        (tmp_path / "unfinished").mkdir()
+        (tmp_path / "unfinished" / "config.yaml").write_text("")
+        self.refused("model.pretrained", "not finished", pretrained=tmp_path / "unfinished")
         build_model(texts=CAPTIONS).save_pretrained(tmp_path / "run" / "model")
         (tmp_path / "run" / "config.yaml").write_text("")
         self.refused("model.pretrained", f"use {tmp_path / 'run' / 'model'}", pretrained=tmp_path / "run")

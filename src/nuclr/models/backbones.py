@@ -168,9 +168,11 @@ def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) 
 
 
 def no_model_in(folder: Path) -> str:
-    """Return the message for a folder without a config.json; if it is the folder of a run, suggest its model."""
+    """Return the message for a folder without config.json. For the folder of a run, it suggests the run's model."""
     if (folder / "model" / "config.json").is_file():
         return f"{folder} is the folder of a run, not of a model; use {folder / 'model'}"
+    if (folder / "config.yaml").is_file():
+        return f"{folder} is the folder of a run that is not finished: it has no model yet"
     return f"{folder} has no config.json; needs a folder written by save_pretrained"
 
 

@@ -32,19 +32,20 @@ from nuclr.models.tokenizer import MAX_LENGTH, Tokenizer, load_tokenizer, tokeni
 from nuclr.models.towers import ImageTower, TextTower, VectorTower
 
 WIDTH = 256
+IMAGE_ENCODER, TEXT_ENCODER, HEAD = "tiny_resnet", "tiny_text", "linear"
 VECTORS = "vectors"
 Name = str | os.PathLike[str]
 EncoderSource = Name | nn.Module
 
 
 def build_model(
-    x: EncoderSource = "tiny_resnet",
-    y: EncoderSource = "tiny_text",
+    x: EncoderSource = IMAGE_ENCODER,
+    y: EncoderSource = TEXT_ENCODER,
     *,
     pretrained: Name | None = None,
     width: int | None = None,
-    x_head: str = "linear",
-    y_head: str = "linear",
+    x_head: str = HEAD,
+    y_head: str = HEAD,
     x_frozen: bool = False,
     y_frozen: bool = False,
     image_size: int | None = None,
@@ -60,8 +61,8 @@ def build_model(
         x: the encoder of side x: an image preset (`IMAGE_PRESETS`), a folder or hub name of a transformers model,
             "vectors" (inputs are embeddings already), or any module from a batch of inputs to (b, d).
         y: the encoder of side y: a text preset (`TEXT_PRESETS`), or any of the others.
-        pretrained: a CLIP, a SigLIP or a dual encoder saved by nuclr, as a folder or hub name. It replaces `x`, `y`,
-            the heads and the tokenizer.
+        pretrained: a CLIP, a SigLIP or a dual encoder saved by nuclr, as a folder or hub name. It has its own
+            encoders, heads and tokenizer, so `x`, `y`, `x_head`, `y_head` and `tokenizer` cannot be set with it.
         width: number of features in the shared space. Default: 256, or the width of `pretrained`.
         x_head: what maps the tower's features to `width`: "linear", "mlp" or "none".
         y_head: the same for side y.
@@ -94,6 +95,14 @@ def build_model(
         if value is not None and value < 1:
             raise UserError(f"{key}: {value} is not allowed; needs a positive number")
     if pretrained is not None:
+        replaced = {"model.x.encoder": x != IMAGE_ENCODER, "model.y.encoder": y != TEXT_ENCODER}
+        replaced |= {"model.x.head": x_head != HEAD, "model.y.head": y_head != HEAD}
+        replaced |= {"model.y.tokenizer": tokenizer is not None}
+        for key, is_set in replaced.items():
+            if is_set:
+                raise UserError(
+                    f"{key}: cannot be set together with model.pretrained ({pretrained}), which has its own"
+                )
         model = _open_pretrained(pretrained, x_frozen, y_frozen, image_size, max_length)
         if width is not None and width != model.width:
             raise UserError(f"model.width: {width}, but {pretrained} has {model.width} features; leave model.width out")

@@ -33,7 +33,7 @@ class DualEncoder(nn.Module):
         y: the same for side y.
         images: how images are prepared for side x; None if side x does not take images.
         tokenizer: how texts are prepared for side y; None if side y does not take texts.
-        joint: the rest of a CLIP or SigLIP whose towers x and y are.
+        joint: if x and y are the towers of a CLIP or SigLIP, its other parts.
 
     Example:
         >>> model = DualEncoder(nn.Linear(5, 4), nn.Linear(7, 4))

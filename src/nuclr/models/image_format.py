@@ -90,7 +90,7 @@ def image_batch(images: ImageLike | Iterable[ImageLike]) -> Sequence[ImageLike] 
         A list, an array or a tensor. A single image becomes a batch of one.
 
     Raises:
-        UserError: if `images` is none of these. Files are not opened.
+        UserError: if `images` has another type or shape. Files are not opened yet.
 
     """
     if isinstance(images, str | os.PathLike | Image.Image):
@@ -157,7 +157,7 @@ def _read_square(path: Path, size: int) -> np.ndarray:
 def _decode(image: Image.Image, size: int, name: str) -> np.ndarray:
     try:
         return central_square(image, size)
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:  # damaged files
+    except Exception as error:  # Pillow raises many types on damaged files
         raise UserError(f"{name} cannot be decoded ({first_line(error)})") from None
 
 

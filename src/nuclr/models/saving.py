@@ -95,7 +95,10 @@ def _write_parts(model: DualEncoder, folder: Path) -> dict[str, Any]:
 
 
 def _move_files(source: Path, folder: Path) -> None:
-    """Move all files of `source` to the same place in `folder`. The old config.json goes first, to mark a mixture."""
+    """Move all files of `source` to `folder`, under the same relative paths.
+
+    The old config.json is removed first: without it, a mixture of old and new files is not loaded.
+    """
     files = [path for path in source.rglob("*") if path.is_file()]
     for path in files:
         with path.open("rb") as file:
