@@ -10,7 +10,7 @@ import pytest
 from nuclr.errors import UserError
 from nuclr.runs import checkpoint, config
 from nuclr.runs.folder import RunFolder
-from nuclr.training import progress
+from nuclr.training import logging
 from nuclr.training.loop import train
 from tests.training import runs
 
@@ -21,14 +21,14 @@ class KilledError(Exception):
 
 def killed_at(monkeypatch, step: int) -> None:
     """Let the run end abruptly in the middle of this step's bookkeeping."""
-    before = progress.Progress.step
+    before = logging.Progress.step
 
     def die(self, done: int) -> None:
         if done == step:
             raise KilledError
         before(self, done)
 
-    monkeypatch.setattr(progress.Progress, "step", die)
+    monkeypatch.setattr(logging.Progress, "step", die)
 
 
 @pytest.mark.parametrize("objective", ["nuclr", "isogclr", "siglip"])
