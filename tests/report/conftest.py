@@ -2,16 +2,16 @@ import pytest
 
 from nuclr.runs import config
 from nuclr.training.loop import train
-from tests.report import pages
+from tests.report import folders
 
 
 @pytest.fixture(scope="session")
 def picture_run(tmp_path_factory):
     """A finished run on pictures with hostile captions and names."""
     folder = tmp_path_factory.mktemp("pictures")
-    pages.write_captions(folder)
+    folders.write_captions(folder)
     (folder / "run.yaml").write_text(
-        f"name: '{pages.HOSTILE}'\n"
+        f"name: '{folders.HOSTILE}'\n"
         "data: {train: train.jsonl, val: train.jsonl, batch_size: 8}\n"
         "augment: {enabled: false}\n"
         "model: {x: {image_size: 16}, width: 8}\n"

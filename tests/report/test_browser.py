@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from nuclr.report.training import Options
+from nuclr.report.render import Options
 from nuclr.report.write import write_report
-from tests.report import browser, pages
+from tests.report import browser, folders
 
 pytestmark = [
     pytest.mark.browser,
@@ -39,8 +39,8 @@ def choose(tab, control: str, value: str) -> None:
 
 
 def test_pages_fit_and_ask_for_nothing(chromium, page, tmp_path):
-    pages.write_json(tmp_path / "c" / "compare.json", pages.comparison())
-    pages.write_json(tmp_path / "t" / "toy.json", pages.toy())
+    folders.write_json(tmp_path / "c" / "compare.json", folders.comparison())
+    folders.write_json(tmp_path / "t" / "toy.json", folders.toy())
     for file in (page, write_report(tmp_path / "c"), write_report(tmp_path / "t")):
         for width in (1280, 390):
             for dark in (False, True):
@@ -52,14 +52,14 @@ def test_pages_fit_and_ask_for_nothing(chromium, page, tmp_path):
 
 def test_data_stays_text(chromium, page):
     chromium.open(page)
-    assert chromium.run("document.querySelector('h1').textContent") == pages.HOSTILE
+    assert chromium.run("document.querySelector('h1').textContent") == folders.HOSTILE
     choose(chromium, "g-side", "")
     choose(chromium, "g-text", "alert(1)")
     captions = chromium.run("[...document.querySelectorAll('.card:not([hidden]) .caption')].map(c => c.textContent)")
-    assert captions and set(captions) == {pages.HOSTILE}
+    assert captions and set(captions) == {folders.HOSTILE}
     choose(chromium, "g-side", "images")
     choose(chromium, "g-text", '"7"')
-    assert chromium.run("document.querySelector('.card:not([hidden]) .file').textContent") == pages.QUOTED
+    assert chromium.run("document.querySelector('.card:not([hidden]) .file').textContent") == folders.QUOTED
     assert chromium.run("document.querySelectorAll('.card b b, .caption script').length") == 0
     assert chromium.complaints() == []
 

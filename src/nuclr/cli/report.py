@@ -1,4 +1,4 @@
-"""`nuclr report`, and the page that other commands leave at their end."""
+"""`nuclr report`, and the page that other commands write when they end."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,32 +20,34 @@ def report(
         int | None,
         typer.Option(
             min=10,
-            help="Training pairs, drawn at random, on which popularity is solved. Default: 3000, or "
-            "fewer where the model is slow.",
+            help="Number of random training pairs on which popularity is solved. Default: 3000, or fewer if the model "
+            "is slow.",
         ),
     ] = None,
-    gallery: Annotated[int, typer.Option(min=3, max=500, help="Samples of each side in the popularity gallery.")] = 30,
+    gallery: Annotated[int, typer.Option(min=3, max=500, help="Samples per side in the popularity gallery.")] = 30,
     pictures: Annotated[bool, typer.Option(help="Put small pictures into the page.")] = True,
     model: Annotated[
-        bool, typer.Option(help="Encode samples with the trained model; without, the page has numbers and curves only.")
+        bool,
+        typer.Option(help="Encode samples with the trained model. Without it, the page has only numbers and curves."),
     ] = True,
 ) -> None:
-    """Write one self-contained page about a run: what was learned, and which data is popular.
+    """Write one self-contained HTML page about a run: what was learned, and which data is popular.
 
-    It needs no server and no network. What is missing (no held-out pairs, no pictures, a run that was stopped) is said
-    on the page.
+    It needs no server and no network. The run may be unfinished. The page lists what is missing, such as held-out pairs
+    or pictures.
     """
-    from nuclr.report.training import Options
-    from nuclr.report.write import write_report
+    from nuclr.report import Options, write_report
 
-    typer.echo(f"The page: {write_report(run, out, Options(samples, gallery, pictures, model))}")
+    typer.echo(f"Report page: {write_report(run, out, Options(samples, gallery, pictures, model))}")
 
 
 def write_final_report(run: Path) -> None:
-    """Write the page of a command that has just finished; a failure is reported and does not affect the results."""
-    from nuclr.report.write import write_report
+    """Write the page of a command that has just ended. If that fails, print a message; the command has succeeded."""
+    from nuclr.report import write_report
 
     try:
-        typer.echo(f"The page: {write_report(run)}")
+        typer.echo(f"Report page: {write_report(run)}")
     except Exception as error:
-        typer.echo(f"nuclr: no report page ({error}); try again with nuclr report {run}", err=True)
+        typer.echo(
+            f"nuclr: the report page could not be written ({error}); try again with nuclr report {run}", err=True
+        )

@@ -1,26 +1,26 @@
-"""How numbers are written on the page: the same everywhere, with a true minus and narrow spaces."""
+"""How pages write numbers: everywhere in the same way, with a true minus sign and narrow spaces."""
 
 import math
 
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 MISSING = "\u2013"
-TIMES, SPACE = "\u00d7", "\u202f"  # a narrow space at which no line is broken
+TIMES, SPACE = "\u00d7", "\u202f"  # the space is narrow and does not break a line
 
 
 def count(value: float) -> str:
-    """A whole number with separators: 12,000."""
+    """Write a whole number with separators: 12,000."""
     return f"{round(value):,}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A fraction as percent: 0.249 is 24.9 %."""
+    """Write a fraction as percent: 0.249 is 24.9 %."""
     if value is None or not math.isfinite(value):
         return MISSING
     return _minus(f"{100 * value:.{digits}f}") + f"{SPACE}%"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Significant digits, powers of ten where it is very large or small: 0.0123, 4,210, 1.2 x 10⁻⁵."""
+    """Write significant digits, with powers of ten if very large or small: 0.0123, 4,210, 1.2 x 10⁻⁵."""
     if value is None or not math.isfinite(value):
         return MISSING
     if value == 0:
@@ -37,7 +37,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def times(value: float | None) -> str:
-    """A popularity, of which 1 is the mean: 12.3, 1.30 or 0.0048 with a sign of multiplication."""
+    """Write a popularity as a multiple of the mean: 12.3, 1.30 or 0.0048 with a multiplication sign."""
     if value is None or not math.isfinite(value):
         return MISSING
     if value < 0.095:
@@ -46,17 +46,17 @@ def times(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference in points: +1.25."""
+    """Write a difference in points: +1.25."""
     return _minus(f"{value:+.2f}") if math.isfinite(value) else MISSING
 
 
 def score(value: float) -> str:
-    """A cosine or a correlation: three decimals."""
+    """Write a cosine or a correlation with three decimals."""
     return _minus(f"{value:.3f}") if math.isfinite(value) else MISSING
 
 
 def duration(seconds: float) -> str:
-    """8.2 s, 1 min 42 s or 3 h 05 min."""
+    """Write a duration: 8.2 s, 1 min 42 s or 3 h 05 min."""
     if seconds < 59.95:
         return f"{seconds:.1f}{SPACE}s"
     minutes, rest = divmod(round(seconds), 60)

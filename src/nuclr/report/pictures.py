@@ -1,48 +1,80 @@
-"""Images -> small pictures within the page."""
+"""Images as small pictures inside the page: those of a run's pairs, or of the files that popularity.csv names."""
 
 import base64
 from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
+from nuclr.data.modalities.image import open_image, read_file
 from nuclr.data.pairs import BadSample, Pairs
 
 SIDE = 144  # pixels; shown at up to 150
-_BROKEN = (OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, Image.DecompressionBombError)
+SMALL = 64  # pixels up to which a picture is stored in higher quality
+_BROKEN = (BadSample, OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, Image.DecompressionBombError)
 
-Pictures = Callable[[int], str | None]
+Label = Callable[[int], str | None]  # from a number to a name or a caption
+Pictures = Callable[[int], str | None]  # from a number to a data URI
+SidePictures = Callable[[str, int], str | None]  # from a side, "x" or "y", and a number
+LabelRows = dict[str, dict[int, dict[str, str]]]  # rows of popularity.csv by side and number
 
 
 def data_uri(image: Image.Image, side: int = SIDE) -> str:
-    """A data URI of the picture, its longer side at most `side`; small pictures keep their size and their detail."""
-    small = max(image.size) <= 64
+    """Return the picture as a JPEG in a data URI, its longer side at most `side` pixels."""
+    quality = 88 if max(image.size) <= SMALL else 74
     image.draft("RGB", (side, side))
     picture = image.convert("RGB")
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     target = BytesIO()
-    picture.save(target, "JPEG", quality=88 if small else 74, optimize=True)
+    picture.save(target, "JPEG", quality=quality, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(target.getvalue()).decode("ascii")
 
 
 def pictures_of(pairs: Pairs) -> Pictures:
-    """From a pair's number to its picture; None where there is none or it cannot be read. Each is made once."""
+    """Return a function from the number of a pair to its picture, or to None if it has none that can be read.
+
+    Every picture is made once.
+    """
     made: dict[int, str | None] = {}
 
     def picture(number: int) -> str | None:
         image = int(pairs.x_id[number])
         if image not in made:
-            made[image] = _read(pairs, number)
+            made[image] = _make(lambda: pairs.x(number)) if pairs.x_kind == "image" else None
         return made[image]
 
     return picture
 
 
-def _read(pairs: Pairs, number: int) -> str | None:
-    if pairs.x_kind != "image":
+def pictures_of_sides(pairs: Pairs) -> SidePictures:
+    """Return the pictures of a run's pairs by side: x is counted by images, y by pairs."""
+    by_number = pictures_of(pairs)
+    images, first = np.unique(pairs.x_id, return_index=True)
+    pair_of = dict(zip(images.tolist(), first.tolist(), strict=True))
+    return lambda side, number: by_number(pair_of[number] if side == "x" else number)
+
+
+def pictures_of_files(rows: LabelRows) -> SidePictures | None:
+    """Return the pictures of the files in the column "image", or None if those files are not there."""
+    named = [row["image"] for row in next(iter(rows.values()), {}).values() if row.get("image")]
+    if not any(Path(file).is_file() for file in named[:100]):
         return None
+    made: dict[str, str | None] = {}
+
+    def picture(side: str, number: int) -> str | None:
+        file = rows[side].get(number, {}).get("image", "")
+        if file not in made:
+            made[file] = _make(lambda: open_image(read_file(Path(file))))
+        return made[file]
+
+    return picture
+
+
+def _make(read: Callable[[], object]) -> str | None:
     try:
-        found = pairs.x(number)
-        return data_uri(found) if isinstance(found, Image.Image) else None
-    except (BadSample, *_BROKEN):
+        image = read()
+        return data_uri(image) if isinstance(image, Image.Image) else None
+    except _BROKEN:
         return None

@@ -1,67 +1,116 @@
-"""Which page a folder gets, by what lies in it."""
+"""Which page a folder gets, and writing it. Sections of your own are added with `register_section`."""
 
 from pathlib import Path
-from typing import Any
 
+from nuclr import files
 from nuclr.errors import UserError
-from nuclr.report import comparison, popularity_folder, toy
-from nuclr.report import page as html
-from nuclr.report.training import Options, TrainingPage, training_page
-from nuclr.runs import folder
+from nuclr.report.pages import comparison, popularity, toy, training
+from nuclr.report.render import Options, Page, Section, render_page
 
 REPORT = "report.html"
-CSV_COLUMNS = (
-    *("side", "group", "number", "name", "caption", "popularity", "rank", "of", "copies"),
-    *("zeta", "zeta_rank", "truth", "truth_rank"),
-)
+PAGES: dict[str, Page] = {
+    "training": training.PAGE,
+    "comparison": comparison.PAGE,
+    "popularity": popularity.PAGE,
+    "toy": toy.PAGE,
+}
+
+
+def register_section(page: str, section: Section, before: str | None = None) -> None:
+    """Add a section to all pages of one kind.
+
+    Args:
+        page: "training", "comparison", "popularity" or "toy".
+        section: the record. Registering the same record again changes nothing.
+        before: the key of the section that it is put in front of. By default it is the last one.
+
+    Raises:
+        ValueError: if there is no such page or no such section, or another section has this key.
+
+    Example:
+        >>> from nuclr.report import Section, register_section
+        >>> def count_notes(context):
+        ...     return len(context.notes)
+        >>> section = Section("notes", "Notes", "<p>{{ content }} notes</p>", count_notes)
+        >>> register_section("toy", section, before="repeat")
+        >>> unregister_section("toy", "notes")
+
+    """
+    sections = _sections(page)
+    known = {other.key: other for other in sections}
+    if known.get(section.key) == section:
+        return
+    if section.key in known:
+        raise ValueError(f"key {section.key!r} is already a section of the {page} page; choose another key")
+    if before is not None and before not in known:
+        raise ValueError(f"before is {before!r}, but the {page} page has the sections {', '.join(known)}")
+    sections.insert(len(sections) if before is None else list(known).index(before), section)
+
+
+def unregister_section(page: str, key: str) -> None:
+    """Remove a section from all pages of one kind, as tests of plugins do.
+
+    Args:
+        page: as for `register_section`.
+        key: the key of the section.
+
+    Raises:
+        ValueError: if there is no such page or no such section.
+
+    """
+    sections = _sections(page)
+    keys = [section.key for section in sections]
+    if key not in keys:
+        raise ValueError(f"key is {key!r}, but the {page} page has the sections {', '.join(keys)}")
+    del sections[keys.index(key)]
+
+
+def _sections(page: str) -> list[Section]:
+    if page not in PAGES:
+        raise ValueError(f"page is {page!r}; allowed: {', '.join(PAGES)}")
+    return PAGES[page].sections
 
 
 def write_report(path: Path, out: Path | None = None, options: Options | None = None) -> Path:
-    """Make the page of the run in `path`; returns where it is, by default report.html beside the run's files."""
+    """Write the page of a folder.
+
+    Args:
+        path: a folder that `nuclr train`, `compare`, `popularity` or `toy` wrote.
+        out: the file to write, by default report.html in the folder.
+        options: what the page contains.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        UserError: if the folder is not one of these, or the file cannot be written.
+
+    """
     target = out or path / REPORT
     if target.is_dir():
         raise UserError(f"{target} is a folder; name a file with --out")
-    html.write(target, make_page(path, options or Options()))
+    text = make_page(path, options or Options())
+    try:
+        files.write_text(target, text)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror}); name another file with --out") from None
     return target
 
 
 def make_page(path: Path, options: Options) -> str:
-    """The page as text."""
+    """Return the page of a folder as HTML.
+
+    Args:
+        path: a folder that `nuclr train`, `compare`, `popularity` or `toy` wrote.
+        options: what the page contains.
+
+    Raises:
+        UserError: if the folder is not one of these.
+
+    """
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; name the folder that a nuclr command wrote")
-    if folder.is_run(path):
-        run = training_page(path, options)
-        cards = csv_rows(run.popularity["cards"] if run.popularity else [])
-        return html.render("training.html", page=run, kind="training run", sections=_sections(run), cards_data=cards)
-    if comparison.is_comparison(path):
-        found = comparison.comparison_page(path)
-        sections = [("summary", "Summary"), *((s.key, s.title) for s in found.studies), ("repeat", "Settings")]
-        return html.render("comparison.html", page=found, kind="comparison", sections=sections)
-    if (path / popularity_folder.SUMMARY).is_file():
-        solved = popularity_folder.popularity_page(path, options)
-        sections = [
-            ("summary", "Summary"),
-            ("gallery", "Gallery"),
-            ("details", "What to look at"),
-            ("repeat", "Solver"),
-        ]
-        cards = csv_rows(solved.popularity["cards"])
-        return html.render("popularity.html", page=solved, kind="popularity", sections=sections, cards_data=cards)
-    if (path / toy.SUMMARY).is_file():
-        sections = [("summary", "Summary"), ("error", "Error"), ("popularity", "Popularity")]
-        sections += [("theory", "Theory"), ("repeat", "Repeat")]
-        return html.render("toy.html", page=toy.toy_page(path), kind="toy study", sections=sections)
-    raise UserError(f"{path}: no run there; name the folder that nuclr train, compare, popularity or toy wrote")
-
-
-def _sections(run: TrainingPage) -> list[tuple[str, str]]:
-    found = [("summary", "Summary"), ("curves", "Curves")]
-    found += [("examples", "Examples")] if run.retrieval else []
-    found += [("zero-shot", "Zero-shot")] if run.confusion else []
-    found += [("popularity", "Popularity")] if run.popularity else []
-    return [*found, ("time", "Time"), ("repeat", "Repeat")]
-
-
-def csv_rows(cards: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the page's script sorts, filters and downloads: the cards without their pictures."""
-    return [{key: card[key] for key in CSV_COLUMNS if key in card} for card in cards]
+    for page in PAGES.values():
+        if page.accepts(path):
+            return render_page(page, page.open(path, options))
+    raise UserError(f"{path} is not a run folder; name the folder that nuclr train, compare, popularity or toy wrote")

@@ -178,7 +178,7 @@ def read_settings(path: Path) -> Settings:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise UserError("it does not hold keys and values")
+            raise UserError(f"{file}: does not hold the settings of a run; restore the file")
         settings = config.from_dict(content, str(file))
         config.check(settings)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -3,7 +3,7 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (selector, root = document) => root.querySelector(selector);
 
-  // Legends hide and show curves of all charts in their scope.
+  // A click on a legend entry hides or shows its curve in the same figure.
   for (const key of all("button.key")) {
     key.addEventListener("click", () => {
       const shown = key.getAttribute("aria-pressed") !== "true";
@@ -15,7 +15,7 @@
     });
   }
 
-  // Pointer or arrow keys on a chart read the values at one place.
+  // The pointer or the arrow keys on a chart show the values at one x.
   const short = (v, percent) => {
     if (v === null) return "–";
     const text = percent ? (100 * v).toFixed(1) + " %" : String(Number(v.toPrecision(4)));
@@ -33,18 +33,18 @@
     let at = -1;
     const read = (k) => {
       at = Math.max(0, Math.min(stops.length - 1, k));
-      const x = stops[at], px = pixel(x), told = [];
+      const x = stops[at], px = pixel(x), values = [];
       for (const s of data.series) {
         const curve = all("[data-series]", svg).find((c) => c.dataset.series === s.name);
         if (curve && curve.hasAttribute("hidden")) continue;
         let best = 0;
         for (let i = 1; i < s.x.length; i++) if (Math.abs(s.x[i] - x) < Math.abs(s.x[best] - x)) best = i;
-        told.push(`${s.name} ${short(s.y[best], data.percent)}`);
+        values.push(`${s.name} ${short(s.y[best], data.percent)}`);
       }
       cursor.setAttribute("x1", px);
       cursor.setAttribute("x2", px);
       cursor.removeAttribute("hidden");
-      readout.textContent = `${data.label} ${short(x)}: ${told.join(" · ")}`;
+      readout.textContent = `${data.label} ${short(x)}: ${values.join(" · ")}`;
     };
     const clear = () => { cursor.setAttribute("hidden", ""); readout.textContent = ""; at = -1; };
     svg.addEventListener("pointermove", (event) => {
@@ -63,7 +63,7 @@
     });
   }
 
-  // The gallery: choose, order, find, and take away as CSV what is shown.
+  // The gallery: filter, sort, search, and download the shown cards as CSV.
   const source = one("#g-data");
   if (source) {
     const data = JSON.parse(source.textContent), list = one(".cards");
@@ -78,9 +78,9 @@
       return sign * (typeof x === "string" ? x.localeCompare(y) : x - y);
     };
     const update = () => {
-      const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const terms = words.value.toLowerCase().split(/\s+/).filter(Boolean);
       const fits = (d) => (!side.value || d.side === side.value) && (!group.value || d.group === group.value)
-        && wanted.every((w) => `${d.caption ?? ""} ${d.name ?? ""} ${d.number}`.toLowerCase().includes(w));
+        && terms.every((w) => `${d.caption ?? ""} ${d.name ?? ""} ${d.number}`.toLowerCase().includes(w));
       shown = data.map((_, i) => i).filter((i) => fits(data[i])).sort(order);
       const visible = new Set(shown);
       cards.forEach((card, i) => card.toggleAttribute("hidden", !visible.has(i)));

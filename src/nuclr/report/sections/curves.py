@@ -1,0 +1,166 @@
+"""The section "curves" of a training page: what was logged, over epochs, next to the baseline if there is one."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from nuclr.report import numbers
+from nuclr.report.charts.lines import Chart, Color, Series, line_chart
+from nuclr.report.render import LeaveOut
+from nuclr.report.training_run import RunLog, TrainingRun, curve
+
+DIRECTIONS = (("image_to_text", "image to text", 1), ("text_to_image", "text to image", 3))
+SIDES = (("y", "captions", 1), ("x", "images", 3))
+BASELINE_COLOR = 8  # of a baseline with the run's own objective
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Content of the section; `temperature` says what it is if it is fixed."""
+
+    charts: list[Chart]
+    temperature: str
+
+
+def training_curves(context: TrainingRun) -> Curves:
+    """Return a chart of everything that was logged, all over the same epochs."""
+    log = context.log
+    charts = [
+        _loss(context),
+        _recall(context),
+        _recall_at(log),
+        _zero_shot(context),
+        *_zeta(log),
+        _temperature(log),
+        _learning_rates(log),
+        _gamma(log),
+        _gradient(log),
+        _speed(log),
+    ]
+    drawn = [chart for chart in charts if chart is not None]
+    if not drawn:
+        raise LeaveOut("Nothing was logged yet, so there are no curves.")
+    varies = any("train/scale" in line or "state/tau_x_q50" in line for line in log.metrics)
+    fixed = "" if varies else f"The temperature is fixed at {numbers.number(context.temperature())}."
+    return Curves(drawn, fixed)
+
+
+def _colored(context: TrainingRun) -> list[tuple[RunLog, Color]]:
+    """Return run and baseline with their colors."""
+    colors: list[Color] = [log.color for log in context.logs]
+    if len(colors) > 1 and colors[1] == colors[0]:
+        colors[1] = BASELINE_COLOR
+    return list(zip(context.logs, colors, strict=True))
+
+
+def _of_all_runs(context: TrainingRun, key: str) -> list[Series]:
+    return [Series(log.method, *curve(log.metrics, key), color) for log, color in _colored(context)]
+
+
+def _loss(context: TrainingRun) -> Chart | None:
+    series = _of_all_runs(context, "train/loss")
+    if not series[0].x:
+        return None
+    note = "Methods have different objectives: compare the shapes, not the heights." if len(series) > 1 else ""
+    return _over_epochs(context.log, "Objective, estimated", series, note=note)
+
+
+def _recall(context: TrainingRun) -> Chart | None:
+    log = context.log
+    if context.baseline is None:
+        series = [Series(name, *curve(log.metrics, f"val/{key}_R@1"), color) for key, name, color in DIRECTIONS]
+    else:
+        series = _of_all_runs(context, "val/mean_R@1")
+    if not series[0].x:
+        return None
+    chance = log.last_evaluation().get("mean_chance@1")
+    title = "Recall@1, mean of both directions" if context.baseline else "Recall@1 on held-out pairs"
+    reference = None if chance is None else (chance, f"chance {numbers.percent(chance, 2)}")
+    return _over_epochs(log, title, series, percent=True, zero=True, reference=reference)
+
+
+def _recall_at(log: RunLog) -> Chart | None:
+    series = [Series(f"@{k}", *curve(log.metrics, f"val/mean_R@{k}"), color) for k, color in ((10, 6), (5, 4), (1, 1))]
+    if not series[0].x:
+        return None
+    return _over_epochs(log, f"Recall of {log.method}, mean of directions", series, percent=True, zero=True)
+
+
+def _zero_shot(context: TrainingRun) -> Chart | None:
+    series = _of_all_runs(context, "val/zero_shot_acc1")
+    if not series[0].x:
+        return None
+    chance = context.log.last_evaluation().get("zero_shot_chance")
+    reference = None if chance is None else (chance, f"chance {numbers.percent(chance)}")
+    return _over_epochs(context.log, "Zero-shot accuracy", series, percent=True, zero=True, reference=reference)
+
+
+def _zeta(log: RunLog) -> list[Chart]:
+    charts = []
+    for side, name, color in SIDES:
+        x, median = curve(log.metrics, f"state/zeta_{side}_q50")
+        if not x:
+            continue
+        quantile = {q: curve(log.metrics, f"state/zeta_{side}_q{q:02d}")[1] for q in (5, 25, 75, 95)}
+        series = [
+            Series("5 to 95\u202f%", x, median, color, band=(quantile[5], quantile[95])),
+            Series("25 to 75\u202f%", x, median, color, band=(quantile[25], quantile[75])),
+        ]
+        charts.append(_over_epochs(log, f"Zeta of the {name}, quantiles", series))
+    if not charts:
+        series = [Series(name, *curve(log.metrics, f"train/zeta_{side}"), color) for side, name, color in SIDES]
+        if series[0].x:
+            charts.append(_over_epochs(log, "Zeta, mean over the batch", series, note="Quantiles were not logged."))
+    return charts
+
+
+def _temperature(log: RunLog) -> Chart | None:
+    x, scale = curve(log.metrics, "train/scale")
+    if x:
+        return _over_epochs(log, "Temperature, learned", [Series("temperature", x, [1 / v for v in scale], 6)])
+    series = []
+    for side, name, color in (("x", "anchors: images", 1), ("y", "anchors: captions", 3)):
+        x, median = curve(log.metrics, f"state/tau_{side}_q50")
+        if x:
+            low, high = (curve(log.metrics, f"state/tau_{side}_q{q}")[1] for q in ("05", "95"))
+            series.append(Series(name, x, median, color, band=(low, high)))
+    return _over_epochs(log, "Temperatures: median, 5 to 95\u202f%", series) if series else None
+
+
+def _learning_rates(log: RunLog) -> Chart | None:
+    series = [
+        Series("encoders", *curve(log.metrics, "train/lr"), 1),
+        Series("zeta", *curve(log.metrics, "train/zeta_lr"), 2, dashed=True),
+    ]
+    series = [s for s in series if s.x and max(s.y) > 0]
+    return _over_epochs(log, "Learning rates", series, zero=True) if series else None
+
+
+def _gamma(log: RunLog) -> Chart | None:
+    x, y = curve(log.metrics, "train/gamma")
+    if not x or max(y) - min(y) < 1e-9:
+        return None
+    return _over_epochs(log, "Gamma, the weight of the new batch", [Series("gamma", x, y, 5)], zero=True)
+
+
+def _gradient(log: RunLog) -> Chart | None:
+    x, y = curve(log.metrics, "train/grad_norm")
+    if not x:
+        return None
+    logarithmic = min(y) > 0 and max(y) / min(y) > 50
+    series = [Series("norm", x, y, 8)]
+    return _over_epochs(log, "Norm of the gradient", series, log_y=logarithmic, zero=not logarithmic)
+
+
+def _speed(log: RunLog) -> Chart | None:
+    lines = [line for line in log.timing if "step" in line]
+    if len(lines) < 2:
+        return None
+    steps = [float(line["step"]) for line in lines]
+    rates = [float(line.get("samples_per_second", math.nan)) for line in lines]
+    return line_chart("Samples per second", [Series("speed", steps, rates, 8)], "step", zero=True)
+
+
+def _over_epochs(log: RunLog, title: str, series: list[Series], **options: Any) -> Chart:
+    epochs = (0.0, float(log.settings.schedule.epochs))
+    return line_chart(title, series, "epoch", x_range=epochs, whole_x=True, **options)

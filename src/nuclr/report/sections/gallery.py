@@ -1,0 +1,182 @@
+"""The popularity of one side as the page shows it: charts of its distribution, and a gallery of cards.
+
+The training page and the page of `nuclr popularity` both show them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nuclr.evaluation import rank_correlation
+from nuclr.report import numbers
+from nuclr.report.charts import spreads
+from nuclr.report.charts.lines import Chart
+from nuclr.report.pictures import Label, Pictures
+
+FLOOR = 1e-6  # the smallest popularity on an axis
+MOST_POINTS = 600  # of a scatter plot
+
+
+@dataclass(frozen=True)
+class SidePopularity:
+    """Popularity of the n samples of one side.
+
+    Args:
+        name: "captions" or "images".
+        number: (n,) numbers in the data.
+        popularity: (n,), with weighted mean one.
+        weight: (n,), how often each sample occurs.
+        anchors: number of samples of the other side.
+        residual: largest relative error of the solution.
+        converged: whether the residual is below the tolerance.
+        zeta: (n,) at the end of training, if the objective has it.
+        truth: (n,) true popularity, if it is known.
+
+    """
+
+    name: str
+    number: np.ndarray
+    popularity: np.ndarray
+    weight: np.ndarray
+    anchors: int
+    residual: float
+    converged: bool
+    zeta: np.ndarray | None = None
+    truth: np.ndarray | None = None
+
+    def effective_number(self) -> float:
+        """Return (sum q)^2 / sum q^2: n if all samples are equally popular, 1 if one has all popularity."""
+        share = self.weight / self.weight.sum()
+        return float(len(share) / (share @ self.popularity**2))
+
+    def agreement(self, other: np.ndarray) -> float:
+        """Return the rank correlation with other values (n,), each sample counted as often as it occurs."""
+        times = np.maximum(1, np.round(self.weight)).astype(np.int64)
+        return rank_correlation(np.repeat(self.popularity, times), np.repeat(other, times))
+
+    def top_share(self, part: float = 0.01) -> float:
+        """Return the share of all popularity that the most popular `part` of the samples has."""
+        mass = np.sort(self.popularity * self.weight)[::-1]
+        return float(mass[: max(1, round(part * len(mass)))].sum() / mass.sum())
+
+
+@dataclass(frozen=True)
+class Card:
+    """One sample in the gallery. `position` and `mean` are positions on the card's logarithmic scale, 0 to 1."""
+
+    side: str
+    group: str
+    number: int
+    name: str | None
+    caption: str | None
+    picture: str | None
+    popularity: float
+    position: float
+    mean: float
+    rank: int
+    of: int
+    copies: int
+    zeta: float | None = None
+    zeta_rank: int | None = None
+    truth: float | None = None
+    truth_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Cards of both sides."""
+
+    sides: list[SidePopularity]
+    cards: list[Card]
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return what the page's script sorts, filters and downloads: the cards without pictures."""
+        columns = ("side", "group", "number", "name", "caption", "popularity", "rank", "of", "copies")
+        optional = ("zeta", "zeta_rank", "truth", "truth_rank")
+        return [
+            {key: getattr(card, key) for key in columns}
+            | {key: getattr(card, key) for key in optional if getattr(card, key) is not None}
+            for card in self.cards
+        ]
+
+
+def rank_values(values: np.ndarray) -> np.ndarray:
+    """Return the ranks (n,) of values, 1 for the largest."""
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(-values, kind="stable")] = np.arange(1, len(values) + 1)
+    return ranks
+
+
+def choose_cards(popularity: np.ndarray, count: int) -> list[tuple[int, str]]:
+    """Return about `count` rows with their group: two fifths "most", two fifths "least", the rest "middle"."""
+    order = np.argsort(-popularity, kind="stable").tolist()
+    if len(order) <= count:
+        third, rest = math.ceil(len(order) / 3), len(order) - math.ceil(len(order) / 3)
+        return [(r, "most" if k < third else "least" if k >= rest else "middle") for k, r in enumerate(order)]
+    ends = (2 * count) // 5
+    middle = count - 2 * ends
+    begin = (len(order) - middle) // 2
+    groups = (("most", order[:ends]), ("middle", order[begin : begin + middle]), ("least", order[len(order) - ends :]))
+    return [(row, group) for group, rows in groups for row in rows]
+
+
+def make_cards(side: SidePopularity, count: int, caption: Label, name: Label, picture: Pictures) -> list[Card]:
+    """Return about `count` cards of one side; the functions give caption, name and picture of a number."""
+    rank = rank_values(side.popularity)
+    zeta_rank = None if side.zeta is None else rank_values(side.zeta)
+    truth_rank = None if side.truth is None else rank_values(side.truth)
+    low, high = (math.log10(max(float(v), FLOOR)) for v in (side.popularity.min(), side.popularity.max()))
+    span = (high - low) or 1
+    cards = []
+    for row, group in choose_cards(side.popularity, count):
+        number, popularity = int(side.number[row]), float(side.popularity[row])
+        cards.append(
+            Card(
+                side=side.name,
+                group=group,
+                number=number,
+                name=name(number),
+                caption=caption(number),
+                picture=picture(number),
+                popularity=popularity,
+                position=round((math.log10(max(popularity, FLOOR)) - low) / span, 4),
+                mean=round(min(max(-low / span, 0), 1), 4),
+                rank=int(rank[row]),
+                of=len(rank),
+                copies=round(float(side.weight[row])),
+                zeta=None if side.zeta is None else float(side.zeta[row]),
+                zeta_rank=None if zeta_rank is None else int(zeta_rank[row]),
+                truth=None if side.truth is None else float(side.truth[row]),
+                truth_rank=None if truth_rank is None else int(truth_rank[row]),
+            )
+        )
+    return cards
+
+
+def popularity_charts(side: SidePopularity) -> list[Chart]:
+    """Return a histogram, and scatter plots against the truth and against the zeta of training if they are known."""
+    median = float(np.median(side.popularity))
+    markers = [
+        spreads.Marker(1.0, f"mean {numbers.times(1)}", 2),
+        spreads.Marker(max(median, FLOOR), f"median {numbers.times(median)}", 8),
+    ]
+    title = f"Popularity of the {side.name}"
+    charts = [spreads.log_histogram(title, side.popularity.tolist(), "popularity, logarithmic", markers, floor=FLOOR)]
+    shown = np.random.default_rng(0).permutation(len(side.popularity))[:MOST_POINTS]
+    exact = np.maximum(side.popularity[shown], FLOOR).tolist()
+    drawn = ""
+    if len(shown) < len(side.popularity):
+        drawn = f"{numbers.count(len(shown))} of {numbers.count(len(side.popularity))} drawn at random. "
+    if side.truth is not None:
+        note = f"{drawn}Rank correlation {numbers.score(side.agreement(side.truth))}."
+        truth = np.maximum(side.truth[shown], FLOOR).tolist()
+        labels = (f"Exact against true, {side.name}", exact, truth, "exact popularity under this model")
+        charts.append(spreads.scatter(*labels, "true popularity", log_x=True, log_y=True, color=3, note=note))
+    if side.zeta is not None and np.ptp(side.zeta) > 0:
+        note = f"{drawn}Rank correlation {numbers.score(side.agreement(side.zeta))}."
+        zeta = side.zeta[shown].tolist()
+        labels = (f"Exact against zeta of training, {side.name}", exact, zeta, "exact popularity under this model")
+        charts.append(spreads.scatter(*labels, "zeta at the end of training", log_x=True, color=4, note=note))
+    return charts

@@ -1,0 +1,347 @@
+"""The section "popularity" of a training page, and its parts that the page of `nuclr popularity` shows as well.
+
+The popularity of an item is how many queries would pick it, relative to the mean: 1 is the mean of all items. It is
+solved on a sample of the training pairs within seconds. The parts: charts and a gallery of cards (`gallery`), likely
+false negatives, and near-duplicate captions.
+"""
+
+import math
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from nuclr.data.builtin import BuiltinPairs
+from nuclr.popularity import ConvergenceWarning, Result, solve
+from nuclr.popularity.false_negatives import FalseNegatives, false_negatives
+from nuclr.report import numbers
+from nuclr.report.charts.lines import Chart
+from nuclr.report.pictures import Label, Pictures
+from nuclr.report.render import Table
+from nuclr.report.sections.examples import caption_of
+from nuclr.report.sections.gallery import Gallery, SidePopularity, make_cards, popularity_charts
+from nuclr.report.training_run import SAMPLES, Sample, TrainingRun
+
+TOLERANCE = 1e-3  # relative error of a popularity, far below what a page shows
+PASSES = 150
+SHOWN = 12  # false negatives and groups of duplicates
+DEMO_ROWS = (
+    ("solver_on_true_scores", "solver, from the true scores"),
+    ("solver_on_features", "solver, from the trained features"),
+    ("training_zeta", "zeta at the end of training"),
+)
+SMALL_WORDS = frozenset(("a", "an", "the", "is", "are", "of", "in", "on", "at", "to", "and", "with", "by", "its"))
+FEWEST_WORDS = 3  # captions with fewer words are similar by chance if they share all words but one
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class FalseNegative:
+    """A caption that may belong to an image that it is not paired with, next to the image's own caption.
+
+    `fits` says whether it does, if the truth is known.
+    """
+
+    picture: str | None
+    image: int
+    caption: str
+    own: str
+    score: float
+    own_score: float
+    popularity: float
+    fits: bool | None = None
+
+
+@dataclass(frozen=True)
+class FalseNegativeList:
+    """The likeliest false negatives.
+
+    `share` of the `anchors` images have one. If the truth is known: `fitting` of the rows fit, and the share
+    `base_rate` of all negatives.
+    """
+
+    share: float
+    anchors: int
+    rows: list[FalseNegative]
+    fitting: int | None = None
+    base_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class SharedCaption:
+    """One caption of a group of near-duplicates."""
+
+    caption: str
+    popularity: float
+    copies: int
+
+
+@dataclass(frozen=True)
+class DuplicateGroup:
+    """Captions that say the same, the first four of them; `more` is the number of the others."""
+
+    rows: list[SharedCaption]
+    more: int = 0
+
+
+@dataclass(frozen=True)
+class DuplicateList:
+    """Near-duplicate captions: how many captions occur in several pairs, and groups with similar words."""
+
+    repeated: int
+    repeated_pairs: int
+    groups: int
+    same: list[DuplicateGroup]
+    near: list[DuplicateGroup]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What to look at in the data; None if it could not be computed."""
+
+    negatives: FalseNegativeList | None
+    duplicates: DuplicateList | None
+
+
+@dataclass(frozen=True)
+class Popularity:
+    """Content of the section. `truth` compares with the true popularity, if the demo measured it."""
+
+    pairs: int
+    total: int
+    temperature: float
+    charts: list[Chart]
+    gallery: Gallery
+    findings: Findings
+    truth: Table | None
+
+
+def training_popularity(context: TrainingRun) -> Popularity:
+    """Solve the popularity of a sample of the training pairs."""
+    _ = context.model
+    source = context.train
+    sample = context.sample(source, context.options.samples or context.affordable(source, SAMPLES))
+    pairs, temperature = sample.pairs, context.temperature()
+    sides = solve_sample(sample, temperature, context.run.objective_state)
+    caption, picture = caption_of(pairs), context.pictures(pairs)
+    captions = sides.get("captions")
+    texts = None
+    if pairs.y_kind == "text":
+        texts = [str(pairs.y(int(number))) for number in sample.features.y_number]
+    else:
+        context.note("The data has no captions: samples are named by numbers, and near-duplicates are not searched.")
+    cards = [
+        card
+        for side in sides.values()
+        for card in make_cards(side, context.options.gallery, caption, pairs.name, picture)
+    ]
+    return Popularity(
+        pairs=len(sample.features.numbers),
+        total=sample.total,
+        temperature=temperature,
+        charts=[chart for side in sides.values() for chart in popularity_charts(side)],
+        gallery=Gallery(list(sides.values()), cards),
+        findings=Findings(
+            negatives=find_false_negatives(sample, captions, caption, picture) if captions else None,
+            duplicates=list_duplicates(texts, captions) if captions and texts else None,
+        ),
+        truth=_demo_table(context),
+    )
+
+
+def _demo_table(context: TrainingRun) -> Table | None:
+    """Return the rank correlations with the true popularity that the demo measured."""
+    demo = context.demo or {}
+    measured = [part["popularity"] for part in demo.values() if isinstance(part, dict) and "popularity" in part]
+    if not measured:
+        return None
+    rows = [[label, *(numbers.score(part.get(key, math.nan)) for part in measured)] for key, label in DEMO_ROWS]
+    return Table(["", *(log.method for log in context.logs[: len(measured)])], rows)
+
+
+# Solving
+
+
+def solve_sample(sample: Sample, temperature: float, state: dict[str, Any] | None) -> dict[str, SidePopularity]:
+    """Solve the popularity of both sides of a sample.
+
+    Args:
+        sample: pairs with features.
+        temperature: of the scores.
+        state: the objective's state, for the zeta of training.
+
+    Returns:
+        The sides "captions" and "images", without those that have fewer than two samples.
+
+    """
+    features = sample.features
+    row_x, row_y = features.links[:, 0].numpy(), features.links[:, 1].numpy()
+    weight_x, weight_y = np.bincount(row_x), np.bincount(row_y)
+    truth = None
+    if isinstance(sample.pairs, BuiltinPairs):
+        q = sample.pairs.truth.popularity(features.numbers)
+        truth = _mean_by(row_y, q / q.mean(), weight_y)
+    sides = {}
+    for name, letter, anchors, candidates, anchor_weight, weight, row, number in (
+        ("captions", "y", features.x, features.y, weight_x, weight_y, row_y, features.y_number),
+        ("images", "x", features.y, features.x, weight_y, weight_x, row_x, features.x_number),
+    ):
+        if len(anchors) < 2 or len(candidates) < 2:
+            continue
+        result = _solve(anchors, candidates, temperature, anchor_weight, weight)
+        popularity = result.popularity.double().numpy()
+        table = (state or {}).get(f"zeta_{letter}")
+        sides[name] = SidePopularity(
+            name=name,
+            number=number,
+            popularity=popularity / np.average(popularity, weights=weight),
+            weight=weight,
+            anchors=len(anchors),
+            residual=result.residual,
+            converged=result.converged,
+            zeta=None if table is None else _mean_by(row, table.numpy()[features.numbers], weight),
+            truth=truth if name == "captions" else None,
+        )
+    return sides
+
+
+def _solve(anchors: Any, candidates: Any, temperature: float, anchor_weight: Any, weight: Any) -> Result:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the page shows the residual
+        return solve(
+            anchors,
+            candidates,
+            temperature=temperature,
+            tolerance=TOLERANCE,
+            max_iterations=PASSES,
+            x_weight=torch.from_numpy(anchor_weight).float(),
+            y_weight=torch.from_numpy(weight).float(),
+        )
+
+
+def _mean_by(row: np.ndarray, values: np.ndarray, count: np.ndarray) -> np.ndarray:
+    return np.bincount(row, weights=values.astype(np.float64), minlength=len(count)) / count
+
+
+# False negatives
+
+
+def find_false_negatives(sample: Sample, side: SidePopularity, caption: Label, picture: Pictures) -> FalseNegativeList:
+    """Return likely false negatives of a sample; for the built-in pairs, with the truth."""
+    features = sample.features
+    likely = false_negatives(features.x, features.y, features.links, torch.from_numpy(side.popularity), SHOWN)
+    fits = None
+    if isinstance(sample.pairs, BuiltinPairs):
+        truth = sample.pairs.truth
+        images, texts = features.x_number[likely.x.numpy()], features.y_number[likely.y.numpy()]
+        fits = [bool(np.isfinite(truth.log_p(images[[k]], texts[[k]])[0, 0])) for k in range(len(images))]
+    return FalseNegativeList(
+        share=likely.share,
+        anchors=likely.anchors,
+        rows=_false_negative_rows(likely, side, sample, caption, picture, fits),
+        fitting=None if fits is None else sum(fits),
+        base_rate=None if fits is None else _base_rate(sample),
+    )
+
+
+def _false_negative_rows(
+    likely: FalseNegatives,
+    side: SidePopularity,
+    sample: Sample,
+    caption: Label,
+    picture: Pictures,
+    fits: list[bool] | None,
+) -> list[FalseNegative]:
+    rows = []
+    columns = (likely.x, likely.y, likely.own, likely.score, likely.own_score)
+    for k, (x, y, own, score, own_score) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        image, text, own_text = (
+            int(number) for number in (sample.features.x_number[x], *sample.features.y_number[[y, own]])
+        )
+        rows.append(
+            FalseNegative(
+                picture=picture(image),
+                image=image,
+                caption=caption(text) or f"caption {text}",
+                own=caption(own_text) or f"caption {own_text}",
+                score=score,
+                own_score=own_score,
+                popularity=float(side.popularity[y]),
+                fits=None if fits is None else fits[k],
+            )
+        )
+    return rows
+
+
+def _base_rate(sample: Sample) -> float:
+    """Return the share of all negatives of the sample that truly fit."""
+    assert isinstance(sample.pairs, BuiltinPairs)
+    features = sample.features
+    fits = np.isfinite(sample.pairs.truth.log_p(features.x_number, features.y_number))
+    fits[features.links[:, 0].numpy(), features.links[:, 1].numpy()] = False
+    return float(fits.sum() / (fits.size - len(features.links)))
+
+
+# Near-duplicate captions
+
+
+def find_duplicates(captions: Iterable[str], most: int = 20) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """Find captions that have the same words, ignoring case, punctuation, articles and order, or all words but one.
+
+    The time is linear in the number of captions: each is looked up by its set of words, and by this set without each
+    of its words.
+
+    Args:
+        captions: the texts.
+        most: the largest number of pairs that differ in one word.
+
+    Returns:
+        Groups of rows with the same words, the largest first; and pairs of rows that differ in one word, long captions
+        first, no caption twice.
+
+    """
+    by_words: dict[frozenset[str], list[int]] = defaultdict(list)
+    for row, caption in enumerate(captions):
+        words = frozenset(_WORD.findall(caption.casefold()))
+        by_words[words - SMALL_WORDS or words].append(row)
+    same = sorted((rows for rows in by_words.values() if len(rows) > 1), key=lambda rows: (-len(rows), rows[0]))
+    without: dict[frozenset[str], list[frozenset[str]]] = defaultdict(list)
+    for words in by_words:
+        if len(words) >= FEWEST_WORDS:
+            for word in words:
+                without[words - {word}].append(words)
+    near: list[tuple[int, int]] = []
+    taken: set[frozenset[str]] = set()
+    for _, group in sorted(without.items(), key=lambda item: (-len(item[0]), by_words[item[1][0]][0])):
+        free = [words for words in group if words not in taken]
+        if len(free) > 1 and len(near) < most:
+            taken |= {free[0], free[1]}
+            near.append((by_words[free[0]][0], by_words[free[1]][0]))
+    return same, near
+
+
+def list_duplicates(captions: list[str], side: SidePopularity) -> DuplicateList:
+    """Return near-duplicates of the captions with their popularity."""
+    same, near = find_duplicates(captions, SHOWN)
+
+    def group(rows: Iterable[int]) -> DuplicateGroup:
+        listed = list(rows)
+        shown = [
+            SharedCaption(captions[row], float(side.popularity[row]), round(float(side.weight[row])))
+            for row in listed[:4]
+        ]
+        return DuplicateGroup(shown, max(0, len(listed) - 4))
+
+    repeated = side.weight > 1
+    return DuplicateList(
+        repeated=int(repeated.sum()),
+        repeated_pairs=round(float(side.weight[repeated].sum())),
+        groups=len(same),
+        same=[group(rows) for rows in same[:SHOWN]],
+        near=[group(rows) for rows in near],
+    )

@@ -1,0 +1,113 @@
+"""The section "summary" of a training page: headline numbers next to chance and baseline, and the facts of the run."""
+
+from dataclasses import dataclass
+
+from nuclr.report import numbers
+from nuclr.report.render import Table, Tile
+from nuclr.report.training_run import RunLog, TrainingRun
+
+RECALLS = tuple(
+    (f"{key}_R@{k}", f"{key}_chance@{k}", f"recall@{k}, {name}")
+    for key, name in (("image_to_text", "image to text"), ("text_to_image", "text to image"))
+    for k in (1, 5, 10)
+)
+ZERO_SHOT = ("zero_shot_acc1", "zero_shot_chance", "zero-shot accuracy")
+HEADLINES = (
+    ("image_to_text_R@1", "image_to_text_chance@1", "Image to text, recall@1"),
+    ("text_to_image_R@1", "text_to_image_chance@1", "Text to image, recall@1"),
+    ("zero_shot_acc1", "zero_shot_chance", "Zero-shot accuracy"),
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Content of the section. `table` is None if nothing was evaluated; `protocol` says how it was."""
+
+    tiles: list[Tile]
+    table: Table | None
+    facts: list[tuple[str, str]]
+    protocol: str
+
+
+def run_summary(context: TrainingRun) -> Summary:
+    """Return the summary; what the run does not have is noted."""
+    if context.log.settings.data.val is None:
+        context.note("This run has no held-out pairs (data.val), so there is no recall on pairs it has not seen.")
+    return Summary(
+        tiles=headline(context),
+        table=recall_table(context),
+        facts=facts(context),
+        protocol=str((context.log.results or {}).get("protocol", "")).removesuffix("; fractions, not percent"),
+    )
+
+
+def describe_run(log: RunLog) -> str:
+    """Return one sentence with method, data, encoders and length of the training."""
+    settings, results = log.settings, log.results or {}
+    pairs = f"{numbers.count(results['pairs'])} pairs" if "pairs" in results else "pairs"
+    model = settings.model
+    towers = model.pretrained or " and ".join(str(side.encoder or "default") for side in (model.x, model.y))
+    vectors = str(settings.data.train).endswith((".npz", ".safetensors"))
+    encoders = "linear heads on vectors" if vectors else f"encoders {towers}"
+    length = f"{settings.schedule.epochs} epochs in batches of {settings.data.batch_size}"
+    return f"{log.method} on {pairs} of {settings.data.train}; {encoders}; {length}."
+
+
+def headline(context: TrainingRun) -> list[Tile]:
+    """Return recall@1 in both directions, zero-shot accuracy, and the training time."""
+    values = context.log.last_evaluation()
+    baseline = context.baseline
+    other = baseline.last_evaluation() if baseline else {}
+    tiles = []
+    for key, chance, label in HEADLINES:
+        if key in values:
+            details = [f"chance {_chance(values.get(chance))}"]
+            if baseline and key in other:
+                details.append(f"{baseline.method} {numbers.percent(other[key])}")
+            tiles.append(Tile(label, numbers.percent(values[key]), " · ".join(details)))
+    if context.log.results:
+        speed = f"{numbers.count(context.log.results['timing']['samples_per_second'])} pairs per second"
+        tiles.append(Tile("Training time", numbers.duration(context.log.seconds()), speed))
+    return tiles
+
+
+def _chance(level: float | None) -> str:
+    return numbers.percent(level, 2)
+
+
+def recall_table(context: TrainingRun) -> Table | None:
+    """Return all metrics of the last evaluation next to chance, the better of run and baseline in bold."""
+    evaluations = [log.last_evaluation() for log in context.logs]
+    rows: list[list[str]] = []
+    best: set[tuple[int, int]] = set()
+    for key, chance, label in (*RECALLS, ZERO_SHOT):
+        if key not in evaluations[0]:
+            continue
+        values = [evaluation.get(key) for evaluation in evaluations]
+        rows.append([label, _chance(evaluations[0].get(chance)), *(numbers.percent(v) for v in values)])
+        known = [v for v in values if v is not None]
+        if len(known) > 1 and max(known) > min(known):
+            best.add((len(rows) - 1, 2 + values.index(max(known))))
+    columns = ["", "chance", *(log.method for log in context.logs)]
+    return Table(columns, rows, frozenset(best)) if rows else None
+
+
+def facts(context: TrainingRun) -> list[tuple[str, str]]:
+    """Return names and values of what one looks up about a run."""
+    log = context.log
+    results, settings = log.results or {}, log.settings
+    rows = [
+        ("Method", log.method),
+        ("Training pairs", numbers.count(results["pairs"]) if "pairs" in results else numbers.MISSING),
+        ("Training data", str(settings.data.train)),
+        ("Held-out data", str(settings.data.val or "none")),
+        ("Batch size", numbers.count(settings.data.batch_size)),
+        ("Epochs", numbers.count(settings.schedule.epochs)),
+        ("Steps", numbers.count(context.step())),
+        ("Temperature", numbers.number(context.temperature())),
+        ("Trained parameters", numbers.count(results["parameters"]) if "parameters" in results else numbers.MISSING),
+        ("Seed", str(settings.seed)),
+        ("Processes", str(results.get("processes", numbers.MISSING))),
+        ("Bad samples left out", numbers.count(len(log.bad))),
+    ]
+    return [(name, value) for name, value in rows if value != numbers.MISSING]

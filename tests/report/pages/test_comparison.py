@@ -1,0 +1,35 @@
+"""The page of a comparison."""
+
+import pytest
+
+from nuclr.errors import UserError
+from nuclr.report.render import Options
+from nuclr.report.write import make_page
+from tests.report import folders
+
+
+def test_comparison(tmp_path):
+    folders.write_json(tmp_path / "compare.json", folders.comparison(label=folders.HOSTILE))
+    page = make_page(tmp_path, Options())
+    assert "A run failed: clip 1: killed" in page and "+1.25" in page and folders.HOSTILE not in page
+    assert page.count('<button type="button" class="key own"') == 2
+    assert "--own:#0072B2" in page and "--own:#D55E00" in page
+    assert 'id="methods"' in page and "blations" not in page.partition("</style>")[2]
+
+
+def test_one_damaged_study_is_a_note(tmp_path):
+    folders.write_json(tmp_path / "compare.json", folders.comparison())
+    (tmp_path / "ablations.json").write_text("{")
+    content = folders.comparison()
+    del content["rows"]["nuclr"]["metrics"]
+    folders.write_json(tmp_path / "batch_sizes.json", content)
+    context, contents = folders.open_page("comparison", tmp_path)
+    assert list(contents) == ["summary", "methods", "repeat"]
+    assert any("ablations.json was not written by nuclr compare, or is damaged" in note for note in context.notes)
+    assert "Batch sizes is left out: KeyError: 'metrics'" in context.notes
+
+
+def test_a_damaged_comparison_is_an_error(tmp_path):
+    (tmp_path / "compare.json").write_text('{"rows": {}}')
+    with pytest.raises(UserError, match="is damaged"):
+        make_page(tmp_path, Options())

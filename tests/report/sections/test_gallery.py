@@ -1,0 +1,42 @@
+"""The gallery: which samples it shows, and their numbers."""
+
+import json
+
+import numpy as np
+import pytest
+
+from nuclr.report.sections.gallery import Gallery, SidePopularity, choose_cards, make_cards, popularity_charts
+
+POPULARITY = np.arange(1.0, 101)[::-1] / 50.5
+
+
+@pytest.fixture
+def side():
+    return SidePopularity("captions", np.arange(100), POPULARITY, np.ones(100), 7, 0.0, True, truth=POPULARITY)
+
+
+def test_gallery_shows_both_ends_and_the_middle():
+    chosen = choose_cards(POPULARITY, 10)
+    assert [row for row, group in chosen if group == "most"] == [0, 1, 2, 3]
+    assert [row for row, group in chosen if group == "least"] == [96, 97, 98, 99]
+    assert [row for row, group in chosen if group == "middle"] == [49, 50]
+    assert len(choose_cards(POPULARITY[:5], 30)) == 5
+
+
+def test_cards_have_ranks_and_positions(side):
+    cards = make_cards(side, 10, lambda k: f"caption {k}", lambda k: None, lambda k: None)
+    assert cards[0].rank == 1 and cards[-1].rank == 100 and cards[0].truth_rank == 1
+    assert (cards[0].position, cards[-1].position) == (1, 0)
+    data = Gallery([side], cards).data()
+    assert json.loads(json.dumps(data))[0]["caption"] == "caption 0"
+    assert "truth" in data[0] and "zeta" not in data[0] and "picture" not in data[0]
+
+
+def test_statistics_of_a_side(side):
+    assert side.agreement(-POPULARITY) == pytest.approx(-1)
+    assert 1 < side.effective_number() < 100
+    assert side.top_share(0.5) == pytest.approx(POPULARITY[:50].sum() / 101 * 50.5 / 50)
+    assert [chart.title for chart in popularity_charts(side)] == [
+        "Popularity of the captions",
+        "Exact against true, captions",
+    ]
