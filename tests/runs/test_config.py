@@ -103,9 +103,9 @@ def test_the_nearest_file(tmp_path):
 
 
 def test_every_option_of_every_objective_can_be_set():
-    from nuclr.objectives import OBJECTIVES
+    from nuclr.objectives import names
     from nuclr.runs.settings import Objective, objective_keys
 
     fields = {field.name for field in dataclasses.fields(Objective)}
-    for name in OBJECTIVES:
+    for name in names():
         assert set(objective_keys(name)) <= fields

@@ -7,7 +7,7 @@ Example:
 
 """
 
-from nuclr.objectives.base import Objective, ObjectiveOutput
+from nuclr.objectives.base import AutogradObjective, Objective, ObjectiveOutput, Scores
 from nuclr.objectives.clip import CLIP
 from nuclr.objectives.cyclip import CyCLIP
 from nuclr.objectives.dcl import DCL
@@ -18,17 +18,17 @@ from nuclr.objectives.siglip import SigLIP
 from nuclr.objectives.sogclr import SogCLR
 from nuclr.objectives.stateful import StatefulObjective
 
-OBJECTIVES: dict[str, type[Objective]] = {name: entry(name).cls for name in names()}
-
 __all__ = [
     "CLIP",
     "DCL",
     "NUCLR",
+    "AutogradObjective",
     "CyCLIP",
     "Entry",
     "ISogCLR",
     "Objective",
     "ObjectiveOutput",
+    "Scores",
     "SigLIP",
     "SogCLR",
     "StatefulObjective",
