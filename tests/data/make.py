@@ -44,6 +44,14 @@ def write_lines(path: Path, *entries: object) -> Path:
     return path
 
 
+def write_list(folder: Path, name: str, text: str | bytes) -> Path:
+    """Write the images and a list with this content next to them."""
+    write_images(folder)
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
 def jsonl(folder: Path) -> Path:
     write_images(folder / "train")
     return write_lines(
@@ -159,7 +167,7 @@ def sample(key: str, number: int, caption: str = "a caption") -> dict[str, bytes
 
 
 def tars(folder: Path) -> Path:
-    """Several captions an image: in the JSON. Two tars."""
+    """Two tars; the JSON files hold several captions per image."""
     names = list(CAPTIONS)
     for part, chosen in enumerate((names[:2], names[2:])):
         members: dict[str, bytes] = {}

@@ -45,56 +45,56 @@ def _rows(path: Path, x_key: str | None, y_key: str | None, splits: set[str] | N
     chosen: tuple[str, str] | None = None
     seen: set[str] = set()
     kept = False
-    for where, entry in _entries(path):
+    for location, entry in _entries(path):
         if not isinstance(entry, dict):
-            raise UserError(f'{path}, {where}: {_short(entry)} is not an entry {{"image": ..., "caption": ...}}')
+            raise UserError(f'{path}, {location}: {_short(entry)} is not an entry {{"image": ..., "caption": ...}}')
         if splits is not None:
             seen.add(str(entry.get("split")))
             if entry.get("split") not in splits:
                 continue
         kept = True
         if "sentences" in entry and y_key is None:
-            yield from _karpathy(path, where, entry)
+            yield from _karpathy(path, location, entry)
             continue
         if chosen is None or not (chosen[0] in entry and chosen[1] in entry):
             # Keys are chosen again if they are missing, so one list may have both "caption" and "captions".
-            location = Path(f"{path}, {where}")
+            entry_path = Path(f"{path}, {location}")
             chosen = (
-                choose_column(list(entry), "x", x_key, location),
-                choose_column(list(entry), "y", y_key, location),
+                choose_column(list(entry), "x", x_key, entry_path),
+                choose_column(list(entry), "y", y_key, entry_path),
             )
-        name = _text(path, where, chosen[0], entry[chosen[0]])
+        name = _text(path, location, chosen[0], entry[chosen[0]])
         captions = entry[chosen[1]]
         # An empty list counts as one empty caption: the image is reported as bad, not dropped silently.
         for caption in (captions or [""]) if isinstance(captions, list) else [captions]:
-            yield name, _text(path, where, chosen[1], caption), None
+            yield name, _text(path, location, chosen[1], caption), None
     if splits is not None and not kept:
         raise UserError(
             f"{path}: no entry of split {'+'.join(sorted(splits))!r} (data.split); found: {', '.join(sorted(seen))}"
         )
 
 
-def _karpathy(path: Path, where: str, entry: dict[str, Any]) -> Iterator[Row]:
+def _karpathy(path: Path, location: str, entry: dict[str, Any]) -> Iterator[Row]:
     try:
         name = str(Path(entry.get("filepath", "")) / entry["filename"])
         captions = [sentence["raw"] for sentence in entry["sentences"]]
     except (KeyError, TypeError):
-        raise UserError(f'{path}, {where}: needs "filename" and "sentences": [{{"raw": ...}}, ...]') from None
+        raise UserError(f'{path}, {location}: needs "filename" and "sentences": [{{"raw": ...}}, ...]') from None
     for caption in captions or [""]:
-        yield name, _text(path, where, "raw", caption), None
+        yield name, _text(path, location, "raw", caption), None
 
 
-def _text(path: Path, where: str, key: str, value: Any) -> str:
+def _text(path: Path, location: str, key: str, value: Any) -> str:
     """Return a string; null gives an empty one, which makes the sample bad but not the list."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{path}, {where}: {key!r} is {_short(value)}; needs a text")
+        raise UserError(f"{path}, {location}: {key!r} is {_short(value)}; needs a text")
     return value
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (where, entry) one at a time, so that millions of entries are never in memory as Python objects."""
+    """Yield (location, entry) one at a time, so that millions of entries are never in memory as Python objects."""
     if path.suffix == ".jsonl":
         with path.open(encoding="utf-8-sig") as file:
             number = 0

@@ -254,12 +254,12 @@ def _count_by_img2dataset(tar: Path) -> int | None:
 
 
 def _check_usable(tars: Sequence[Path], rows: np.ndarray, suffixes: set[str]) -> None:
-    where = f"{tars[0]}{f' and {len(tars) - 1} more' if len(tars) > 1 else ''}"
+    source = f"{tars[0]}{f' and {len(tars) - 1} more' if len(tars) > 1 else ''}"
     present = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
     if not len(rows) or not rows["image"].any():
-        raise UserError(f"{where}: no sample with an image (found: {present})")
+        raise UserError(f"{source}: no sample with an image (found: {present})")
     if not rows["text"].any():
-        raise UserError(f"{where}: no sample with a caption; needs .txt, or .json with data.y.key (found: {present})")
+        raise UserError(f"{source}: no sample with a caption; needs .txt, or .json with data.y.key (found: {present})")
 
 
 def _mapped(file: IO[bytes], count: int) -> np.ndarray:

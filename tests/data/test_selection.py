@@ -1,4 +1,4 @@
-"""Bad samples: found beforehand, named, left out, the same on every process; too many of them stop the run."""
+"""Bad samples are found before training, the same on every process, and left out; `data.keep` selects pairs."""
 
 import json
 import os
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch.multiprocessing
 
-from nuclr.data import Loader, check_samples, epoch_order, open_pairs, usable, write_bad_samples
-from nuclr.data import selection as check_module
+from nuclr.data import Loader, check_samples, epoch_order, open_pairs, read_keep, selection, usable, write_bad_samples
 from nuclr.errors import UserError
+from nuclr.studies.popularity.keep import write_list
 from tests.data import make
 
 
 def damaged(folder: Path, n: int = 40) -> Path:
-    """n images with two captions each; what is wrong with which: see BAD."""
+    """Write n images with two captions each; BAD lists the bad ones."""
     (folder / "train").mkdir(parents=True)
     entries = []
     for number in range(n):
@@ -38,13 +38,13 @@ BAD |= {
 }
 
 
-def assert_bad(found: dict[int, str]) -> None:
-    assert list(found) == list(BAD)
+def assert_bad(bad: dict[int, str]) -> None:
+    assert list(bad) == list(BAD)
     for number, reason in BAD.items():
-        assert found[number].startswith((reason, "broken image") if number in (24, 25) else reason)
+        assert bad[number].startswith((reason, "broken image") if number in (24, 25) else reason)
 
 
-def test_found_and_written(tmp_path):
+def test_bad_samples_are_found_and_written(tmp_path):
     pairs = open_pairs(damaged(tmp_path / "d"))
     seen = []
     bad = check_samples(pairs, max_bad_share=0.2, progress=lambda done, total: seen.append((done, total)))
@@ -56,7 +56,7 @@ def test_found_and_written(tmp_path):
     assert lines[1] == {"number": 10, "name": "5.jpg", "reason": bad[10]}
 
 
-def test_all_that_is_left_can_be_loaded_and_keeps_its_order(tmp_path):
+def test_usable_samples_can_be_loaded_and_keep_their_order(tmp_path):
     pairs = open_pairs(damaged(tmp_path / "d"))
     bad = check_samples(pairs, max_bad_share=0.2)
     numbers = usable(pairs, bad)
@@ -69,7 +69,7 @@ def test_all_that_is_left_can_be_loaded_and_keeps_its_order(tmp_path):
     assert batch.y[0] == pairs.y(int(order[0]))
 
 
-def test_too_many_stop_the_run(tmp_path):
+def test_too_many_bad_samples_are_refused(tmp_path):
     pairs = open_pairs(damaged(tmp_path / "d"))
     with pytest.raises(
         UserError, match=r"11 of 80 samples are bad, 13\.8%, more than the 5\.0% allowed \(data\.max_bad_share\)"
@@ -77,27 +77,27 @@ def test_too_many_stop_the_run(tmp_path):
         check_samples(pairs)
 
 
-def test_kept_until_a_file_changes(tmp_path, monkeypatch):
+def test_the_result_is_cached_until_a_file_changes(tmp_path, monkeypatch):
     path = damaged(tmp_path / "d")
     check_samples(open_pairs(path), max_bad_share=0.2)
-    looked = []
-    real = check_module._check_all
-    monkeypatch.setattr(check_module, "_check_all", lambda *args: looked.append(1) or real(*args))
+    checks = []
+    real = selection._check_all
+    monkeypatch.setattr(selection, "_check_all", lambda *args: checks.append(1) or real(*args))
     assert_bad(check_samples(open_pairs(path), max_bad_share=0.2))
-    assert not looked
+    assert not checks
     (tmp_path / "d" / "train" / "7.jpg").write_bytes(make.picture(7))
     assert 14 not in check_samples(open_pairs(path), max_bad_share=0.2)
-    assert len(looked) == 1
+    assert len(checks) == 1
 
 
-def test_some_numbers_only(tmp_path):
+def test_only_the_requested_samples_are_checked(tmp_path):
     pairs = open_pairs(damaged(tmp_path / "d"))
     assert check_samples(pairs, numbers=np.array([20, 21, 0])) == {}
     assert list(check_samples(pairs, numbers=np.array([14, 6, 7]), max_bad_share=1)) == [7, 14]
 
 
 def shards(folder: Path, broken: int) -> Path:
-    """Four tars of 100 samples; the first `broken` of each have a broken image or no caption, in turn."""
+    """Four tars of 100 samples; the first `broken` of each have alternately a broken image or an empty caption."""
     for tar in range(4):
         members: dict[str, bytes] = {}
         for number in range(100):
@@ -110,7 +110,7 @@ def shards(folder: Path, broken: int) -> Path:
     return folder
 
 
-def test_a_few_bad_samples_and_a_truncated_tar_do_not_matter(tmp_path):
+def test_bad_samples_and_a_truncated_tar_do_not_renumber_the_others(tmp_path):
     folder = shards(tmp_path / "t", broken=1)
     clean = open_pairs(shards(tmp_path / "clean", broken=0))
     os.truncate(folder / "00002.tar", (folder / "00002.tar").stat().st_size - 22_000)
@@ -124,12 +124,12 @@ def test_a_few_bad_samples_and_a_truncated_tar_do_not_matter(tmp_path):
         assert pairs.y(number) == clean.y(number) and pairs.name(number) == clean.name(number)
 
 
-def test_many_bad_samples_in_tars_stop_the_run(tmp_path):
+def test_too_many_bad_samples_in_tars_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"120 of 400 samples are bad, 30\.0%, .*60 x broken image, 60 x empty caption"):
         check_samples(open_pairs(shards(tmp_path / "t", broken=30)))
 
 
-def test_broken_after_the_check(tmp_path):
+def test_a_file_that_breaks_after_the_check_stops_loading(tmp_path):
     pairs = open_pairs(make.jsonl(tmp_path))
     check_samples(pairs)
     (tmp_path / "train" / "c.jpg").write_bytes(b"")
@@ -137,7 +137,7 @@ def test_broken_after_the_check(tmp_path):
         list(Loader(pairs, size=8).load([np.arange(8)]))
 
 
-def test_embedding_and_builtin_pairs_have_nothing_to_check():
+def test_sources_without_files_have_no_bad_samples():
     assert check_samples(open_pairs("builtin:n=5")) == {}
 
 
@@ -145,16 +145,52 @@ def _process(rank: int, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": "2"}
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     pairs = open_pairs(Path(folder) / "d" / "train.jsonl")
-    if rank == 1:  # whatever one process finds in its cache, all do the same
-        check_module._read_cache = lambda path: None
-    found = [check_samples(pairs, max_bad_share=0.2) for _ in range(2)]
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    if rank == 1:  # this process has no cache, so both have to check again
+        selection._read_cache = lambda path: None
+    results = [check_samples(pairs, max_bad_share=0.2) for _ in range(2)]
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes_find_the_same(tmp_path):
+def test_two_processes_find_the_same_bad_samples(tmp_path):
     damaged(tmp_path / "d")
     torch.multiprocessing.spawn(_process, (str(tmp_path),), nprocs=2)
     for rank in range(2):
-        for found in json.loads((tmp_path / f"{rank}.json").read_text()):
-            assert_bad({int(number): reason for number, reason in found.items()})
+        for result in json.loads((tmp_path / f"{rank}.json").read_text()):
+            assert_bad({int(number): reason for number, reason in result.items()})
+
+
+def test_the_list_written_by_nuclr_popularity_is_read(tmp_path):
+    write_list(tmp_path / "keep.txt", np.array([7, 2, 5]), 10)
+    kept = read_keep(tmp_path / "keep.txt", 10)
+    assert kept.tolist() == [2, 5, 7]
+    pairs = open_pairs("builtin:n=10")
+    assert usable(pairs, bad=[5, 9], keep=kept).tolist() == [2, 7]
+    assert sorted(epoch_order(pairs, 0, 0, numbers=kept)) == [2, 5, 7]
+
+
+def test_a_npy_file_with_repeated_numbers_is_read(tmp_path):
+    np.save(tmp_path / "keep.npy", np.array([3, 1, 3], np.uint8))
+    assert read_keep(tmp_path / "keep.npy", 4).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("k.txt", "1\n10\n11\n", "pair 10, and 1 more does not exist; the data has pairs 0 to 9"),
+        ("k.txt", "-1\n", "pair -1 does not exist"),
+        ("k.txt", "1\nimage.jpg\n", r"k\.txt, line 2: 'image\.jpg' is not a whole number; write one number per line"),
+        ("k.txt", "# nothing\n", "the file has no numbers"),
+        ("k.npy", np.array([0.5]), r"holds float64 of shape \(1,\); needs whole numbers of shape \(n,\)"),
+        ("k.npy", "text", r"cannot be read as \.npy"),
+        ("gone.txt", None, r"data\.keep=.*gone\.txt: no such file"),
+    ],
+)
+def test_a_wrong_list_of_pairs_to_keep_is_refused(tmp_path, name, content, message):
+    path = tmp_path / name
+    if isinstance(content, np.ndarray):
+        np.save(path, content)
+    elif content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_keep(path, 10)

@@ -1,4 +1,4 @@
-"""Parquet files and datasets on disk: splits, several files, and mistakes."""
+"""Parquet files and Hugging Face datasets on disk: splits, several files, bad rows, and wrong files."""
 
 import os
 
@@ -19,7 +19,7 @@ def write(path, **columns):
     return path
 
 
-def test_copy_of_a_parquet_file_is_kept_until_it_changes(tmp_path):
+def test_the_copy_of_a_parquet_file_is_cached_until_the_file_changes(tmp_path):
     path = write(tmp_path / "p.parquet", image=[make.picture(1)], caption=["one"])
     assert open_pairs(path).y(0) == open_pairs(path).y(0) == "one"
     copies = list((tmp_path / ".nuclr").glob("*.arrow"))
@@ -29,7 +29,7 @@ def test_copy_of_a_parquet_file_is_kept_until_it_changes(tmp_path):
     assert [open_pairs(path).y(number) for number in (0, 1)] == ["two", "three"]
 
 
-def test_splits_of_a_folder(tmp_path):
+def test_a_split_of_a_folder_of_parquet_files_is_read(tmp_path):
     for split in ("train", "val"):
         write(tmp_path / "data" / f"{split}-0.parquet", image=[make.picture(1)], caption=[split])
     assert open_pairs(tmp_path, split="val").y(0) == "val"
@@ -40,7 +40,7 @@ def test_splits_of_a_folder(tmp_path):
         open_pairs(tmp_path, split="test")
 
 
-def test_splits_of_a_dataset_dict(tmp_path):
+def test_a_split_of_a_dataset_dict_is_read(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = {"image": [make.picture(1)], "text": ["one"]}
     sets = {split: datasets.Dataset.from_dict(rows) for split in ("train", "val")}
@@ -54,7 +54,7 @@ def test_splits_of_a_dataset_dict(tmp_path):
             open_pairs(tmp_path / "d", split=split)
 
 
-def test_selected_rows_are_those_that_were_saved(tmp_path):
+def test_only_the_selected_rows_of_a_dataset_are_read(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = {"image": [make.picture(i) for i in range(4)], "text": list("abcd")}
     datasets.Dataset.from_dict(rows).select([2, 0]).save_to_disk(tmp_path / "d")
@@ -62,7 +62,7 @@ def test_selected_rows_are_those_that_were_saved(tmp_path):
     assert [pairs.y(number) for number in range(len(pairs))] == ["c", "a"]
 
 
-def test_bad_rows(tmp_path):
+def test_rows_without_image_or_caption_are_bad_samples(tmp_path):
     images = [
         {"bytes": make.picture(0), "path": "0.jpg"},
         {"bytes": None, "path": None},
@@ -91,12 +91,12 @@ def test_bad_rows(tmp_path):
         ),
     ],
 )
-def test_mistakes(tmp_path, columns, message):
+def test_wrong_columns_are_refused_with_a_message(tmp_path, columns, message):
     with pytest.raises(UserError, match=message):
         open_pairs(write(tmp_path / "p.parquet", **columns))
 
 
-def test_broken_files(tmp_path):
+def test_broken_files_are_refused(tmp_path):
     (tmp_path / "p.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(UserError, match="cannot be read as Parquet"):
         open_pairs(tmp_path / "p.parquet")
@@ -113,7 +113,7 @@ def test_broken_files(tmp_path):
 @pytest.mark.parametrize("as_struct", [False, True])
 def test_rows_with_the_same_bytes_are_one_image(tmp_path, as_struct):
     a, b = make.picture(1), make.picture(2)
-    other = bytes([a[0] ^ 1]) + a[1:]  # of one length and end with a, yet another
+    other = bytes([a[0] ^ 1]) + a[1:]  # same length and end as a, but a different image
     content = [a, b, a, None, other, b, None, None]
     paths = ["1", "2", "3", "gone.jpg", "5", "6", "gone.jpg", None]
     images = (
@@ -121,5 +121,4 @@ def test_rows_with_the_same_bytes_are_one_image(tmp_path, as_struct):
     )
     captions = [f"caption {row}" for row in range(len(images))]
     path = write(tmp_path / "p.parquet", image=images, caption=captions)
-    found = open_pairs(path).x_id.tolist()
-    assert found == ([0, 1, 0, 2, 3, 1, 2, 4] if as_struct else [0, 1, 0, 2, 3, 1, 4, 5])
+    assert open_pairs(path).x_id.tolist() == ([0, 1, 0, 2, 3, 1, 2, 4] if as_struct else [0, 1, 0, 2, 3, 1, 4, 5])

@@ -1,10 +1,7 @@
-"""Tars: what a sample is, the index and its cache, truncated files."""
+"""Tars: patterns of paths, the cached index, and truncated files."""
 
-import json
 import os
-import tarfile
 
-import numpy as np
 import pytest
 
 from nuclr.data import check_samples, open_pairs
@@ -16,7 +13,7 @@ from tests.data import make
 
 
 def three_tars(folder, samples=4):
-    """Keys as img2dataset counts them; captions name tar and sample."""
+    """Write tars with keys as in img2dataset and captions that name tar and sample."""
     for tar in range(3):
         members = {}
         for number in range(samples):
@@ -48,54 +45,20 @@ ALL = [f"tar {tar} sample {number}" for tar in range(3) for number in range(4)]
         "{f}/0000{{0..1}}.tar::{f}/00002.tar",
     ],
 )
-def test_ways_to_name_them(tmp_path, pattern):
+def test_tars_can_be_named_by_folder_pattern_and_list(tmp_path, pattern):
     assert captions(open_pairs(pattern.format(f=three_tars(tmp_path / "t")))) == ALL
 
 
-def test_relative_to_root(tmp_path):
+def test_patterns_are_relative_to_the_root(tmp_path):
     three_tars(tmp_path / "t")
     assert captions(open_pairs("t/{00000..00001}.tar::t/00002.tar", root=tmp_path)) == ALL
 
 
-def test_braces_keep_their_zeros():
+def test_braces_keep_leading_zeros():
     assert tars_module._braces("a/{08..11}{x,y}.tar")[:3] == ["a/08x.tar", "a/08y.tar", "a/09x.tar"]
 
 
-def test_a_sample_that_misses_a_part_is_there_and_bad(tmp_path):
-    members = (
-        make.sample("0", 0)
-        | make.sample("1", 1)
-        | make.sample("2", 2, "  ")
-        | make.sample("3", 3)
-        | make.sample("4", 4)
-    )
-    del members["1.txt"], members["1.json"], members["3.jpg"]
-    members["4.txt"] = b"\xff\xfe"
-    pairs = open_pairs(make.write_tar(tmp_path / "t.tar", members))
-    assert pairs.known_bad == {1: "no caption", 2: "empty caption", 3: "no image", 4: "caption is not UTF-8 text"}
-    assert pairs.y(0) == "a caption" and pairs.name(3) == "t.tar/3.txt"
-
-
-def test_members_in_folders_with_long_names_and_others_between(tmp_path):
-    folder = "a" * 90 + "/" + "b" * 60
-    members = (
-        {"README": b"hello", "._x.jpg": b"junk"}
-        | make.sample(f"{folder}/1", 1, "one")
-        | make.sample("other/1", 2, "two")
-    )
-    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT):
-        path = make.write_tar(tmp_path / f"{form}.tar", members, form)
-        assert captions(open_pairs(path)) == ["one", "two"]
-
-
-def test_captions_from_a_key_of_the_json(tmp_path):
-    members = make.sample("1", 1) | {"1.json": json.dumps({"alt": "other", "caption": "c"}).encode()}
-    path = make.write_tar(tmp_path / "t.tar", members)
-    assert captions(open_pairs(path, y_key="alt")) == ["other"]
-    assert captions(open_pairs(path)) == ["a caption"]
-
-
-def test_index_is_kept_and_only_changed_tars_are_read_again(tmp_path, monkeypatch):
+def test_the_index_is_cached_and_only_changed_tars_are_indexed_again(tmp_path, monkeypatch):
     folder = three_tars(tmp_path / "t")
     first = open_pairs(folder)
     scanned = []
@@ -111,25 +74,25 @@ def test_index_is_kept_and_only_changed_tars_are_read_again(tmp_path, monkeypatc
     assert len(list((folder / ".nuclr").glob("*.rows"))) == 1
 
 
-def test_index_goes_elsewhere_where_the_folder_is_read_only(tmp_path, monkeypatch):
+def test_the_index_is_written_to_the_chosen_cache_folder(tmp_path, monkeypatch):
     folder = three_tars(tmp_path / "t")
     monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "cache"))
     assert captions(open_pairs(folder)) == ALL
     assert list((tmp_path / "cache").glob("*.rows")) and not (folder / ".nuclr").exists()
 
 
-def test_without_any_place_for_the_index(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars_module, "find_cache_folder", lambda beside: None)
+def test_tars_can_be_read_without_a_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars_module, "find_cache_folder", lambda data_folder: None)
     assert captions(open_pairs(three_tars(tmp_path / "t"))) == ALL
 
 
 def cut(path, size):
-    """Truncate, with another time, as a broken copy has."""
+    """Truncate a file and change its modification time."""
     os.truncate(path, size)
     os.utime(path, ns=(1, 1))
 
 
-def test_truncated_since_it_was_indexed(tmp_path):
+def test_a_tar_truncated_after_indexing_keeps_all_numbers(tmp_path):
     folder = three_tars(tmp_path / "t")
     before = open_pairs(folder)
     cut(folder / "00001.tar", int(before._rows["image"][6]) * 512 + 100)
@@ -144,30 +107,29 @@ def test_truncated_since_it_was_indexed(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 300, 512 * 3, 512 * 8 + 5])
-def test_truncated_before_it_was_indexed(tmp_path, size):
-    """The numbers of the tar after it are as if nothing were lost."""
+def test_a_tar_truncated_before_indexing_does_not_renumber_later_tars(tmp_path, size):
     folder = three_tars(tmp_path / "t")
     cut(folder / "00001.tar", size)
     pairs = open_pairs(folder)
     assert len(pairs) == 12 and pairs.x_id.tolist() == list(range(12))
-    found = captions(pairs)
-    good = found.index("truncated tar", 4)
-    assert found == ALL[:good] + ["truncated tar"] * (8 - good) + ALL[8:]
+    texts = captions(pairs)
+    good = texts.index("truncated tar", 4)
+    assert texts == ALL[:good] + ["truncated tar"] * (8 - good) + ALL[8:]
     assert sorted(check_samples(pairs, max_bad_share=0.5)) == list(range(good, 8))
     assert all(pairs.name(number).startswith("00001.tar") for number in range(4, 8))
 
 
-def test_truncated_last_tar_and_what_img2dataset_tells(tmp_path):
+def test_the_length_of_a_truncated_last_tar_comes_from_img2dataset(tmp_path):
     folder = three_tars(tmp_path / "t")
     cut(folder / "00002.tar", 700)
-    assert len(open_pairs(folder)) == 9  # nothing comes after it: only its broken end counts
+    assert len(open_pairs(folder)) == 9  # no tar follows: only its broken last sample counts
     (folder / "00002_stats.json").write_text('{"successes": 4}')
     cut(folder / "00002.tar", 600)
     pairs = open_pairs(folder)
     assert len(pairs) == 12 and sorted(pairs.known_bad) == [8, 9, 10, 11]
 
 
-def test_repaired_it_is_as_before(tmp_path):
+def test_a_repaired_tar_is_read_as_before(tmp_path):
     folder = three_tars(tmp_path / "t")
     whole = (folder / "00001.tar").read_bytes()
     fingerprint = open_pairs(folder).fingerprint
@@ -178,7 +140,7 @@ def test_repaired_it_is_as_before(tmp_path):
     assert captions(pairs) == ALL and pairs.known_bad == {} and pairs.fingerprint == fingerprint
 
 
-def test_shrunk_while_in_use(tmp_path):
+def test_a_tar_truncated_while_open_gives_bad_samples(tmp_path):
     folder = three_tars(tmp_path / "t")
     pairs = open_pairs(folder)
     cut(folder / "00000.tar", 0)
@@ -194,26 +156,12 @@ def test_shrunk_while_in_use(tmp_path):
         ({}, "no sample with an image"),
     ],
 )
-def test_useless_tars(tmp_path, members, message):
+def test_tars_without_images_or_captions_are_refused(tmp_path, members, message):
     with pytest.raises(UserError, match=message):
         open_pairs(make.write_tar(tmp_path / "t.tar", members))
 
 
-def test_not_a_tar(tmp_path):
-    (tmp_path / "a.tar").write_bytes(b"\x1f\x8b" + bytes(1000))
-    with pytest.raises(UserError, match="compressed; unpack it first"):
-        open_pairs(tmp_path / "a.tar")
-    (tmp_path / "b.tar").write_bytes(b"text" * 1000)
-    with pytest.raises(UserError, match="not a tar file"):
-        open_pairs(tmp_path / "b.tar")
-
-
-def test_missing_tars(tmp_path):
+def test_missing_tars_are_refused(tmp_path):
     three_tars(tmp_path / "t")
     with pytest.raises(UserError, match=r"00003\.tar: no such file \(2 of the 4 tars are missing\)"):
         expand(str(tmp_path / "t" / "{00001..00004}.tar"))
-
-
-def test_rows_are_small():
-    assert tars_module.ROW.itemsize <= 32
-    assert np.dtype(tars_module.ROW).hasobject is False

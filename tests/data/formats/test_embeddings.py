@@ -1,4 +1,4 @@
-"""Embedding files: what is read, and what is refused in words that help."""
+"""Embedding files: what is read, and the messages for wrong files."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from nuclr.data import check_samples, open_pairs
 from nuclr.data.formats.embeddings import read_embeddings, unit_rows
 from nuclr.errors import UserError
 
@@ -23,28 +24,30 @@ def npz(tmp_path: Path, **arrays) -> Path:
 @pytest.mark.parametrize(
     ("stored", "read"), [("float16", torch.float32), ("float32", torch.float32), ("float64", torch.float64)]
 )
-def test_reads_npz(tmp_path, stored, read):
+def test_an_npz_file_is_read(tmp_path, stored, read):
     x, y = features(3, 5, stored), features(4, 2, stored)
-    found = read_embeddings(npz(tmp_path, x=x, y=y, y_to_x=np.array([0, 2, 2, 1], dtype=np.int32)))
-    assert found.x.dtype == found.y.dtype == read
-    np.testing.assert_array_equal(found.x.numpy(), x)
-    np.testing.assert_array_equal(found.y.numpy(), y)
-    assert found.y_to_x.tolist() == [0, 2, 2, 1]
+    embeddings = read_embeddings(npz(tmp_path, x=x, y=y, y_to_x=np.array([0, 2, 2, 1], dtype=np.int32)))
+    assert embeddings.x.dtype == embeddings.y.dtype == read
+    np.testing.assert_array_equal(embeddings.x.numpy(), x)
+    np.testing.assert_array_equal(embeddings.y.numpy(), y)
+    assert embeddings.y_to_x.tolist() == [0, 2, 2, 1]
 
 
-def test_without_links_pairs_go_by_number(tmp_path):
-    found = read_embeddings(npz(tmp_path, x=features(3), y=features(3), names=np.array(["a", "b", "c"], dtype=object)))
-    assert found.y_to_x.tolist() == [0, 1, 2]
+def test_without_y_to_x_rows_belong_together_by_position(tmp_path):
+    embeddings = read_embeddings(
+        npz(tmp_path, x=features(3), y=features(3), names=np.array(["a", "b", "c"], dtype=object))
+    )
+    assert embeddings.y_to_x.tolist() == [0, 1, 2]
 
 
-def test_reads_safetensors(tmp_path):
+def test_a_safetensors_file_is_read(tmp_path):
     torch_files = pytest.importorskip("safetensors.torch")
     x, y = torch.randn(3, 5).bfloat16(), torch.randn(3, 2)
     torch_files.save_file({"x": x, "y": y}, tmp_path / "pairs.safetensors")
-    found = read_embeddings(tmp_path / "pairs.safetensors")
-    assert found.x.dtype == torch.float32
-    torch.testing.assert_close(found.x, x.float())
-    torch.testing.assert_close(found.y, y)
+    embeddings = read_embeddings(tmp_path / "pairs.safetensors")
+    assert embeddings.x.dtype == torch.float32
+    torch.testing.assert_close(embeddings.x, x.float())
+    torch.testing.assert_close(embeddings.y, y)
 
 
 def broken_rows() -> np.ndarray:
@@ -72,35 +75,35 @@ def broken_rows() -> np.ndarray:
         ({"x": features(3), "y": features(4), "y_to_x": np.array([0, 1, 2, -1])}, r"y_to_x\[3\] is -1"),
     ],
 )
-def test_refuses(tmp_path, arrays, message):
+def test_wrong_arrays_are_refused_with_a_message(tmp_path, arrays, message):
     with pytest.raises(UserError, match=message):
         read_embeddings(npz(tmp_path, **arrays))
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"not an archive"])
-def test_refuses_what_is_no_archive(tmp_path, suffix, content):
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path, suffix, content):
     path = tmp_path / f"pairs{suffix}"
     path.write_bytes(content)
     with pytest.raises(UserError, match="cannot be read"):
         read_embeddings(path)
 
 
-def test_refuses_a_truncated_archive(tmp_path):
+def test_a_truncated_archive_is_refused(tmp_path):
     path = npz(tmp_path, x=features(300), y=features(300))
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(UserError, match="cannot be read"):
         read_embeddings(path)
 
 
-def test_refuses_a_bare_array(tmp_path):
+def test_a_single_array_is_refused(tmp_path):
     with (tmp_path / "pairs.npz").open("wb") as file:
         np.save(file, features(3))
     with pytest.raises(UserError, match="cannot be read"):
         read_embeddings(tmp_path / "pairs.npz")
 
 
-def test_refuses_files_that_are_not_there_or_unknown(tmp_path):
+def test_missing_files_and_unknown_suffixes_are_refused(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         read_embeddings(tmp_path / "none.npz")
     with pytest.raises(UserError, match="a folder"):
@@ -110,8 +113,36 @@ def test_refuses_files_that_are_not_there_or_unknown(tmp_path):
         read_embeddings(tmp_path / "pairs.csv")
 
 
-def test_unit_rows():
+def test_unit_rows_scales_rows_and_refuses_zeros_and_wrong_shapes():
     rows = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
     torch.testing.assert_close(unit_rows(rows, "x"), torch.tensor([[0.6, 0.8], [0.0, 1.0]]))
     with pytest.raises(UserError, match="x: row 1 is all zeros"):
         unit_rows(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "x")
+    with pytest.raises(UserError, match=r"x: float32 of shape \(2,\); needs floats of shape \(n, d\)"):
+        unit_rows(np.ones(2, np.float32), "x")
+    with pytest.raises(UserError, match="x: int64 of shape"):
+        unit_rows(np.ones((2, 2), np.int64), "x")
+
+
+def test_unit_rows_accepts_numpy_arrays():
+    torch.testing.assert_close(unit_rows(np.array([[3.0, 4.0]]), "x"), torch.tensor([[0.6, 0.8]], dtype=torch.float64))
+
+
+def test_norms_are_read_as_they_are(tmp_path):
+    x = 10 * features(3)
+    np.testing.assert_array_equal(read_embeddings(npz(tmp_path, x=x, y=x)).x.numpy(), x)
+
+
+def test_pairs_of_an_embedding_file(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3, 4)).astype("f4"), rng.normal(size=(5, 2)).astype("f4")
+    np.savez(tmp_path / "e.npz", x=x, y=y, y_to_x=[0, 0, 2, 1, 1])
+    pairs = open_pairs("e.npz", root=tmp_path)
+    assert (pairs.x_kind, pairs.y_kind, len(pairs)) == ("vector", "vector", 5)
+    assert pairs.x_id.tolist() == [0, 0, 2, 1, 1] and pairs.y_id.tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(pairs.x(2), x[2])
+    np.testing.assert_array_equal(pairs.y(4), y[4])
+    assert check_samples(pairs) == {} and pairs.name(3) == "e.npz, x row 1"
+    np.savez(tmp_path / "e.npz", x=x, y=y)
+    with pytest.raises(UserError, match="x has 3 rows and y 5; add y_to_x"):
+        open_pairs(tmp_path / "e.npz")

@@ -1,0 +1,59 @@
+"""Caption lists in JSON: splits, keys, and the messages for wrong lists."""
+
+import json
+
+import pytest
+
+from nuclr.data import open_pairs
+from nuclr.errors import UserError
+from tests.data import make
+
+
+def captions(pairs):
+    return [pairs.y(number) for number in range(len(pairs))]
+
+
+def test_a_karpathy_list_is_read_by_split(tmp_path):
+    path = make.karpathy(tmp_path)
+    content = json.loads(path.read_text())
+    for entry, split in zip(content["images"], ["train", "val", "restval", "test", "train"], strict=True):
+        entry["split"] = split
+    path.write_text(json.dumps(content))
+    assert open_pairs(path, split="train").x_id.tolist() == [0, 0, 0, 1]
+    assert len(open_pairs(path, split="train+restval")) == 5
+    with pytest.raises(UserError, match=r"no entry of split 'dev' \(data\.split\); found: restval, test, train, val"):
+        open_pairs(path, split="dev")
+
+
+def test_x_key_and_y_key_choose_the_keys(tmp_path):
+    make.write_images(tmp_path)
+    path = make.write_lines(
+        tmp_path / "l.jsonl", {"image": "b.png", "photo": "a.jpg", "caption": "one", "alt": ["two", "three"]}
+    )
+    pairs = open_pairs(path, x_key="photo", y_key="alt")
+    assert captions(pairs) == ["two", "three"] and pairs.name(0) == "a.jpg"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("l.jsonl", '{"image": "a.jpg", "caption": "x"}\n{"image": \n', r"l\.jsonl, line 2: not JSON"),
+        ("l.jsonl", '["a.jpg", "x"]\n', r"line 1: \[\"a\.jpg\", \"x\"\] is not an entry \{\"image\""),
+        ("l.jsonl", '{"image": 3, "caption": "x"}\n', r"line 1: 'image' is 3; needs a text"),
+        ("l.jsonl", '{"image": "a.jpg", "caption": {"en": "x"}}\n', r"line 1: 'caption' is \{.*needs a text"),
+        ("l.jsonl", '{"image": "a.jpg", "label": "x"}\n', r"line 1: no column for the caption among 'image', 'label'"),
+        ("l.jsonl", b'{"image": "a.jpg", "caption": "caf\xe9"}\n', "not UTF-8 text"),
+        ("l.json", '[{"image": "a.jpg",\n "caption": "x"},\n {"image" "b.png"}]', r"l\.json, line 3: not JSON"),
+        ("l.json", '[{"image": "a.jpg", "caption": "x"}\n {}]', r"line 2: not JSON \(',' or '\]' expected"),
+        ("l.json", '[{"image": "a.jpg", "caption": "x"},\n', r"line 2: not JSON"),
+        ("l.json", '{"a.jpg": "x"}', r"is neither a list of .* nor a Karpathy split"),
+        ("l.json", '{"images": [{"id": 3}]}', r"images\[0\]: has no \"sentences\"; is this a Karpathy split"),
+        ("l.json", '{"images": [{"sentences": [{"tokens": []}]}]}', r"images\[0\]: needs \"filename\" and"),
+        ("l.json", "[]", "holds no pairs"),
+        ("l.json", '"text"', "is neither a list"),
+    ],
+)  # fmt: skip
+def test_a_wrong_list_is_refused_with_a_message_that_names_the_line(tmp_path, name, text, message):
+    with pytest.raises(UserError, match=message) as caught:
+        open_pairs(make.write_list(tmp_path, name, text))
+    assert str(caught.value).count("\n") == 0

@@ -1,0 +1,46 @@
+"""CSV and TSV tables: bad rows, encodings, and the messages for wrong tables."""
+
+import pytest
+
+from nuclr.data import open_pairs
+from nuclr.errors import UserError
+from tests.data import make
+
+
+def test_rows_with_too_few_or_too_many_cells_are_bad_samples(tmp_path):
+    pairs = open_pairs(
+        make.write_list(tmp_path, "l.csv", 'filepath,title\na.jpg,one\nb.png\nc.jpg,two,three\n\nd.jpg,"four,\nfive"\n')
+    )
+    assert pairs.known_bad == {1: "line 3 has 1 cells, the header has 2", 2: "line 4 has 3 cells, the header has 2"}
+    assert pairs.y(3) == "four, five"
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path):
+    pairs = open_pairs(make.write_list(tmp_path, "l.csv", b"\xef\xbb\xbfimage;caption\r\na.jpg;one\r\nb.png;two\r\n"))
+    assert [pairs.y(number) for number in range(2)] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("l.csv", "a.jpg,one\nb.png,two\n", r"line 1 names an image \(a\.jpg\); put a header such as filepath,title"),
+        ("l.csv", "file,words\na.jpg,one\n", r"no column for the image among 'file', 'words'; name it with data.x.key"),
+        ("l.csv", "image,words\na.jpg,one\n", r"no column for the caption among 'image', 'words'; name it with data.y"),
+        ("l.csv", "image caption\na.jpg one\n", r"no column for the image among 'image caption'"),
+        ("l.csv", "image,caption\n", "holds no pairs"),
+        ("l.csv", "\n\n", "empty; needs a header"),
+        ("l.csv", b"image,caption\na.jpg,caf\xe9\n", "not UTF-8 text"),
+    ],
+)  # fmt: skip
+def test_a_wrong_table_is_refused_with_a_message(tmp_path, name, text, message):
+    with pytest.raises(UserError, match=message) as caught:
+        open_pairs(make.write_list(tmp_path, name, text))
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_misspelled_column_is_refused_with_the_nearest_name(tmp_path):
+    path = make.table(tmp_path)
+    with pytest.raises(
+        UserError, match=r"no column 'tittle' \(data\.y\.key\); found: 'filepath', 'title'; nearest: 'title'"
+    ):
+        open_pairs(path, y_key="tittle")
