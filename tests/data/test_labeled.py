@@ -1,4 +1,4 @@
-"""Labeled images: folders, class names, templates."""
+"""Labeled images: folders, class names and templates."""
 
 import json
 
@@ -28,19 +28,19 @@ def folders(tmp_path, **counts):
         ({"classes": ["dog", "cat"], "templates": ["{}!"]}, ["dog", "cat"], [0, 0, 0, 1, 1]),
     ],
 )
-def test_classes(tmp_path, classes, names, labels):
+def test_class_names_come_from_folders_or_json(tmp_path, classes, names, labels):
     folders(tmp_path, cat=2, dog=3)
     if classes is not None:
         (tmp_path / "classes.json").write_text(json.dumps(classes))
-    found = open_labeled(tmp_path)
-    assert found.classes == names and found.y_id.tolist() == labels and found.x_id.tolist() == [0, 1, 2, 3, 4]
-    assert [found.y(number) for number in range(5)] == [names[label] for label in labels]
+    labeled = open_labeled(tmp_path)
+    assert labeled.classes == names and labeled.y_id.tolist() == labels and labeled.x_id.tolist() == [0, 1, 2, 3, 4]
+    assert [labeled.y(number) for number in range(5)] == [names[label] for label in labels]
     template = "{}!" if isinstance(classes, dict) and "templates" in classes else "a photo of a {}."
-    assert found.prompts() == [[template.replace("{}", name)] for name in names]
-    assert found.x(4).size == (24, 20)
+    assert labeled.prompts() == [[template.replace("{}", name)] for name in names]
+    assert labeled.x(4).size == (24, 20)
 
 
-def test_templates(tmp_path):
+def test_templates_make_the_prompts(tmp_path):
     (folders(tmp_path, cat=1, dog=1) / "templates.json").write_text('["a {}", "one {} more"]')
     assert open_labeled(tmp_path).prompts() == [["a cat", "one cat more"], ["a dog", "one dog more"]]
 
@@ -54,13 +54,13 @@ def test_templates(tmp_path):
         ("templates.json", ["no place"], "templates must be a list of texts with {} for the class name"),
     ],
 )
-def test_mistakes(tmp_path, name, content, message):
+def test_wrong_class_names_and_templates_are_refused(tmp_path, name, content, message):
     (folders(tmp_path, cat=1, dog=1) / name).write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         open_labeled(tmp_path)
 
 
-def test_wrong_folders(tmp_path):
+def test_wrong_folders_are_refused(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         open_labeled(tmp_path / "gone")
     with pytest.raises(UserError, match="has 0 folders; needs one for each of at least two classes"):
@@ -68,3 +68,8 @@ def test_wrong_folders(tmp_path):
     folders(tmp_path, cat=1, dog=0)
     with pytest.raises(UserError, match="dog: no images of this class; add some"):
         open_labeled(tmp_path)
+
+
+def test_the_repr_shows_images_and_classes(tmp_path):
+    folder = folders(tmp_path, cat=2, dog=3)
+    assert repr(open_labeled(folder)) == f"LabeledImages({folder.name!r}, 5 images, 2 classes)"

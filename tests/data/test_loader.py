@@ -1,4 +1,4 @@
-"""The loader: order, memory, vectors, and an end without threads left behind."""
+"""The loader: order and content of batches, memory, vectors, and threads that end."""
 
 import threading
 
@@ -13,14 +13,14 @@ from tests.data import make
 
 @pytest.mark.parametrize("memory", [0, 2**20])
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_order_and_contents(tmp_path, workers, memory):
+def test_batches_have_the_requested_order_and_content(tmp_path, workers, memory):
     pairs = open_pairs(make.jsonl(tmp_path))
     loader = Loader(pairs, size=12, workers=workers, ahead=2, memory=memory)
-    wanted = [np.array(numbers) for numbers in ([3, 1], [0, 7, 2], [5], [1, 4], [6, 3])]
+    requested = [np.array(numbers) for numbers in ([3, 1], [0, 7, 2], [5], [1, 4], [6, 3])]
     for _ in range(2):
-        found = list(loader.load(iter(wanted)))
-        assert [batch.numbers.tolist() for batch in found] == [numbers.tolist() for numbers in wanted]
-        for batch in found:
+        loaded = list(loader.load(iter(requested)))
+        assert [batch.numbers.tolist() for batch in loaded] == [numbers.tolist() for numbers in requested]
+        for batch in loaded:
             assert batch.x.dtype == torch.uint8 and batch.x.shape == (len(batch), 3, 12, 12)
             assert batch.x.is_contiguous()
             for number, x, y in zip(batch.numbers.tolist(), batch.x, batch.y, strict=True):
@@ -30,7 +30,7 @@ def test_order_and_contents(tmp_path, workers, memory):
             assert batch.y_id.tolist() == pairs.y_id[batch.numbers.numpy()].tolist()
 
 
-def test_images_that_fit_into_memory_are_decoded_once(tmp_path, monkeypatch):
+def test_images_that_fit_into_memory_are_decoded_only_once(tmp_path, monkeypatch):
     pairs = open_pairs(make.jsonl(tmp_path))
     opened = []
     real = pairs.x
@@ -41,7 +41,7 @@ def test_images_that_fit_into_memory_are_decoded_once(tmp_path, monkeypatch):
     assert len(opened) == 5
 
 
-def test_vectors(tmp_path):
+def test_batches_of_vectors(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(2, 6, 3)).astype("f4")
     np.savez(tmp_path / "e.npz", x=x, y=y, y_to_x=[5, 4, 3, 2, 1, 0])
     (batch,) = Loader(open_pairs(tmp_path / "e.npz")).load([np.array([4, 0])])
@@ -49,7 +49,7 @@ def test_vectors(tmp_path):
     torch.testing.assert_close(batch.y, torch.from_numpy(y[[4, 0]]))
 
 
-def test_leaving_early_ends_the_threads(tmp_path):
+def test_closing_the_stream_early_ends_the_threads(tmp_path):
     pairs = open_pairs(make.jsonl(tmp_path))
     stream = Loader(pairs, size=12, workers=3).load(all_batches(np.tile(np.arange(8), 50), 2))
     next(stream)
@@ -57,5 +57,5 @@ def test_leaving_early_ends_the_threads(tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("nuclr-loader")]
 
 
-def test_nothing_to_load(tmp_path):
+def test_without_batches_nothing_is_loaded(tmp_path):
     assert list(Loader(open_pairs(make.jsonl(tmp_path))).load([])) == []

@@ -1,4 +1,4 @@
-"""Augmentation: drawn for the whole global batch, the same for any number of processes; geometry as it should be."""
+"""Augmentation: the same for any number of processes, and each operation does what its name says."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ QUIET = {"scale": (1.0, 1.0), "flip": 0.0, "operations": 0}
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_each_process_has_its_slice(world):
+def test_each_process_augments_its_slice_of_the_global_batch(world):
     augment = Augment(16, seed=1)
     whole = augment(IMAGES, epoch=2, step=7)
     parts = [augment(part, 2, 7, rank, world) for rank, part in enumerate(IMAGES.chunk(world))]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-6)
 
 
-def test_drawn_from_seed_epoch_and_step_alone():
+def test_choices_depend_only_on_seed_epoch_and_step():
     first = Augment(16, seed=1)(IMAGES, 2, 7)
     torch.manual_seed(5)
     torch.testing.assert_close(Augment(16, seed=1)(IMAGES, 2, 7), first, rtol=0, atol=0)
@@ -27,26 +27,28 @@ def test_drawn_from_seed_epoch_and_step_alone():
     assert first.shape == (8, 3, 16, 16) and first.min() >= 0 and first.max() <= 1
 
 
-def test_nothing_asked_for_changes_nothing():
+def test_without_any_operation_images_do_not_change():
     torch.testing.assert_close(Augment(20, **QUIET)(IMAGES, 0, 0), IMAGES / 255, rtol=0, atol=1e-5)
 
 
-def test_flip():
+def test_flip_mirrors_images():
     flipped = Augment(20, **(QUIET | {"flip": 1.0}))(IMAGES, 0, 0)
     torch.testing.assert_close(flipped, IMAGES.flip(-1) / 255, rtol=0, atol=1e-5)
 
 
-def test_crops_lie_within_the_image_and_have_the_asked_area():
+def test_crops_are_within_the_image_and_have_the_requested_area():
     theta = Augment(16, scale=(0.3, 0.9), operations=0).draw(2000, 0, 0).theta
     width, height, shift = theta[:, 0, 0].abs(), theta[:, 1, 1], theta[:, :, 2].abs()
     assert (width + shift[:, 0]).max() <= 1 + 1e-6 and (height + shift[:, 1]).max() <= 1 + 1e-6
     area = width * height
-    assert area.max() <= 0.9 + 1e-6 and (area < 0.3).float().mean() < 0.02  # a few are wider than the image
+    assert (
+        area.max() <= 0.9 + 1e-6 and (area < 0.3).float().mean() < 0.02
+    )  # the widest are clipped
     assert 0.45 < (theta[:, 0, 0] < 0).float().mean() < 0.55
     assert ((width / height) < 4 / 3 + 1e-6).all() and ((width / height) > 3 / 4 - 1e-6).all()
 
 
-def test_every_operation_is_drawn_and_does_something():
+def test_every_operation_is_drawn_and_changes_the_image():
     operations = Augment(16).draw(4000, 0, 0).operations
     counts = operations.flatten().bincount(minlength=len(OPERATIONS)) / operations.numel()
     assert abs(counts[0] - 0.55) < 0.03 and (counts[1:] - 0.05).abs().max() < 0.01
@@ -59,7 +61,7 @@ def test_every_operation_is_drawn_and_does_something():
     assert set(OPERATIONS) == {"identity", *COLOR, *GEOMETRY}
 
 
-def test_rotation_keeps_the_middle_and_turns_the_rest():
+def test_rotation_turns_by_the_magnitude():
     augment = Augment(21, scale=(1.0, 1.0), flip=0.0, operations=1, magnitude=10.0)
     draw = augment.draw(400, 0, 0)
     turned = (draw.operations[:, 0] == OPERATIONS.index("rotate")).nonzero().flatten()
@@ -68,7 +70,7 @@ def test_rotation_keeps_the_middle_and_turns_the_rest():
     assert set(torch.rad2deg(torch.asin(thetas[:, 1, 0])).round().tolist()) == {-30.0, 30.0}
 
 
-def test_normalize():
+def test_normalize_uses_the_mean_and_deviation_per_channel():
     expected = (IMAGES / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     torch.testing.assert_close(normalize(IMAGES), expected)
     torch.testing.assert_close(normalize(IMAGES / 255), expected)
