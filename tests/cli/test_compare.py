@@ -1,5 +1,6 @@
 """`nuclr compare` on the command line: killed and resumed, and with wrong input."""
 
+import json
 import os
 import signal
 import subprocess
@@ -74,6 +75,40 @@ def test_after_sigkill_it_resumes_and_leaves_finished_cells_unchanged(tmp_path):
     )
     assert other.returncode == 2
     assert "optimizer.lr is 0.1, but 0.03 in the comparison in" in other.stderr
+
+
+PLUGIN = """
+from nuclr.objectives import SogCLR, register
+
+class Own(SogCLR):
+    def __init__(self, num_samples: int, temperature: float = 0.05, gamma: float = 0.8, offset: float = 0.0) -> None:
+        super().__init__(num_samples, temperature + offset, gamma)
+
+register(
+    "own", Own, label="Own objective", color="#112233", tune=("offset", (0.0, 0.01)), compare_to=("sogclr",),
+    ablations={"large offset": {"objective.offset": 0.1}},
+)
+"""
+
+
+@pytest.mark.slow
+def test_workers_load_the_plugins_of_the_settings(tmp_path):
+    """An objective of one file outside the package is tuned, trained in workers, compared, ablated and drawn."""
+    config, out = tiny.write_config(tmp_path), tmp_path / "out"
+    (tmp_path / "own.py").write_text(PLUGIN)
+    start = [sys.executable, "-m", "nuclr", "compare", str(config), f"plugins={tmp_path / 'own.py'}", "seeds=1"]
+    end = ["schedule.epochs=1", "--temperatures", "0.03", "--out", str(out), "--workers", "1"]
+    for study, line in ([], "Own objective - CLIP"), (["--ablations"], "large offset - Own objective"):
+        arguments = [*start, "methods=clip,sogclr,own", *end, *study]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=400, check=False)
+        assert done.returncode == 0, done.stderr
+        assert line in done.stdout
+    content = json.loads((out / "compare.json").read_text())
+    assert [(d["row"], d["to"]) for d in content["differences"]] == [
+        ("sogclr", "clip"), ("own", "clip"), ("own", "sogclr")
+    ]  # fmt: skip
+    assert [tried["changes"]["objective.offset"] for tried in content["rows"]["own"]["tuning"]["tried"]] == [0.0, 0.01]
+    assert (out / "curves_own_sogclr.png").is_file()
 
 
 @pytest.mark.parametrize(

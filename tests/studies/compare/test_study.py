@@ -93,7 +93,7 @@ def test_ablations_change_one_thing_in_the_chosen_setting(tmp_path):
     assert (tmp_path / "out/ablations.md").is_file()
 
 
-def test_share_of_false_negatives_where_the_truth_is_known(tmp_path):
+def test_share_of_false_negatives_of_builtin_pairs(tmp_path):
     from nuclr.runs import config
 
     keys = ["data.train=builtin:n=64", "data.val=builtin:n=20,split=val", "data.batch_size=16", "model.width=8"]

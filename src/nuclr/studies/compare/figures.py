@@ -71,14 +71,14 @@ def _main_set(content: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _bars(content: dict[str, Any], folder: Path) -> list[str]:
-    where, metric, heading = _main_set(content)
+    set_name, metric, heading = _main_set(content)
     rows = list(content["rows"].values())
     if not rows:
         return []
     title = f"{heading}\n{_bands(content)}"
     figure, [[axes]] = figure_style.panels(1, 1, title, (7.0, 1.2 + 0.36 * len(rows)))
     for height, row in enumerate(rows):
-        value = row["metrics"][where][metric]
+        value = row["metrics"][set_name][metric]
         color = entry(row["method"]).color
         axes.errorbar(value["mean"], height, xerr=value["std"], color=color, marker="o", capsize=3)
         axes.scatter(value["per_seed"], [height] * len(value["per_seed"]), s=10, color=color, alpha=0.35, linewidths=0)
@@ -90,7 +90,7 @@ def _bars(content: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _sizes(content: dict[str, Any], folder: Path) -> list[str]:
-    where, metric, heading = _main_set(content)
+    set_name, metric, heading = _main_set(content)
     by_method: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for name, row in content["rows"].items():
         by_method.setdefault(row["method"], []).append((int(name.rpartition("=")[2]), row))
@@ -100,7 +100,7 @@ def _sizes(content: dict[str, Any], folder: Path) -> list[str]:
     figure, [[axes]] = figure_style.panels(1, 1, title, (6.6, 4.6))
     for rows in by_method.values():
         rows.sort(key=lambda pair: pair[0])
-        values = np.array([row["metrics"][where][metric]["per_seed"] for _, row in rows]).T
+        values = np.array([row["metrics"][set_name][metric]["per_seed"] for _, row in rows]).T
         _band(axes, [float(size) for size, _ in rows], values, rows[0][1], rows[0][1]["label"].partition(",")[0])
     sizes = sorted({size for rows in by_method.values() for size, _ in rows})
     axes.set(xscale="log", xlabel="batch size")

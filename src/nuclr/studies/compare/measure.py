@@ -98,16 +98,16 @@ def parse_test(text: str, data: Data) -> TestSet:
 
 
 def _is_classes(path: str, data: Data) -> bool:
-    set_name, where = path.partition(":")[0], below(data.root, path)
+    set_name, file = path.partition(":")[0], below(data.root, path)
     if set_name in RETRIEVAL or set_name == "builtin":
         return False
     if set_name in CLASSIFICATION or set_name == BUILTIN_CLASSES:
         return True
-    if where.suffix == ".npz" and zipfile.is_zipfile(where):
-        with zipfile.ZipFile(where) as archive:
+    if file.suffix == ".npz" and zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
             return "labels.npy" in archive.namelist()
-    folders = [inner for inner in where.iterdir() if inner.is_dir()] if where.is_dir() else []
-    return len(folders) > 1 and any(file.suffix.lower() in IMAGES for file in folders[0].iterdir())
+    folders = [inner for inner in file.iterdir() if inner.is_dir()] if file.is_dir() else []
+    return len(folders) > 1 and any(image.suffix.lower() in IMAGES for image in folders[0].iterdir())
 
 
 def _open_classes(path: str, data: Data, size: int) -> ClassificationTask:

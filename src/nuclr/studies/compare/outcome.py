@@ -18,12 +18,14 @@ def folds_of(study: Study, row: Row, reported: ReportedSet, k: int = 1, ranking:
     """Return the outcome of a row on a set, ranked by plain scores or corrected with a bank."""
     finals = study.finals(row)
 
-    def hits(cell: Cell, tuned: str, where: str) -> Hits:
+    def hits(cell: Cell, tuned: str, set_name: str) -> Hits:
         if ranking == PLAIN:
-            return study.outcomes.hits(cell)[where]
-        return study.outcomes.corrected(cell)[cells.corrected_name((tuned, where), ranking)]
+            return study.outcomes.hits(cell)[set_name]
+        return study.outcomes.corrected(cell)[cells.corrected_name((tuned, set_name), ranking)]
 
-    return [fold(where, [hits(cell, tuned, where) for cell in finals[tuned]], k) for tuned, where in reported.folds]
+    return [
+        fold(set_name, [hits(cell, tuned, set_name) for cell in finals[tuned]], k) for tuned, set_name in reported.folds
+    ]
 
 
 def main_sets(study: Study) -> list[ReportedSet]:

@@ -210,9 +210,9 @@ class Study:
         retrieval = [reported for reported in self.request.reported_sets() if reported.kind == "pairs"]
         for row in self.shown():
             finals = self.finals(row)
-            for tuned, where in (fold for reported in retrieval for fold in reported.folds):
+            for tuned, set_name in (fold for reported in retrieval for fold in reported.folds):
                 for cell in finals[tuned]:
-                    requested.setdefault(self.outcomes.path(cell).name, (cell, []))[1].append((tuned, where))
+                    requested.setdefault(self.outcomes.path(cell).name, (cell, []))[1].append((tuned, set_name))
         self._pool = Pool(workers, self.out / "logs", self._on_examined)
         for cell, repeated in requested.values():
             folds, path, settings = list(dict.fromkeys(repeated)), self.outcomes.path(cell), self._settings(cell)

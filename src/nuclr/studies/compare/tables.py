@@ -51,7 +51,7 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 def _metrics(content: dict[str, Any]) -> str:
     shown = columns(content)
     rows = [
-        [row["label"]] + [_cell(row["metrics"][where][metric]) for where, metric, _ in shown]
+        [row["label"]] + [_cell(row["metrics"][set_name][metric]) for set_name, metric, _ in shown]
         for row in content["rows"].values()
     ]
     seeds = len(content["seeds"])
@@ -89,13 +89,13 @@ def _corrected(content: dict[str, Any]) -> str:
     rows = []
     main = {reported["name"] for reported in content["sets"] if reported["main"]}
     for row in content["rows"].values():
-        for where, banks in ((where, banks) for where, banks in row["corrected"].items() if where in main):
-            cells = [_cell(row["metrics"][where]["mean_R@1"])]
+        for set_name, banks in ((set_name, banks) for set_name, banks in row["corrected"].items() if set_name in main):
+            cells = [_cell(row["metrics"][set_name]["mean_R@1"])]
             for bank in ("train", "queries"):
                 gain = banks[bank]["gain"] if bank in banks else None
                 difference = f"{gain['difference']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}]" if gain else ""
                 cells += [_cell(banks[bank]["mean_R@1"]) if gain else "", difference]
-            rows.append([row["label"], where, *cells])
+            rows.append([row["label"], set_name, *cells])
     if not rows:
         return ""
     title = "## Popularity-corrected retrieval, recall@1 (mean of both directions)\n\n"
@@ -115,9 +115,9 @@ def _false_negatives(content: dict[str, Any]) -> str:
 def _chosen(content: dict[str, Any]) -> str:
     rows = []
     for row in content["rows"].values():
-        for where, changes in row["tuning"]["chosen"].items():
+        for set_name, changes in row["tuning"]["chosen"].items():
             setting = ", ".join(f"{key.removeprefix('objective.')} {value}" for key, value in changes.items())
-            rows.append([row["label"], where, setting])
+            rows.append([row["label"], set_name, setting])
     return "## Settings chosen by tuning\n\n" + _table(["", "tuned on", "setting"], rows) + _at_an_end(content)
 
 
@@ -142,13 +142,13 @@ def comma_separated(content: dict[str, Any]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "set", "metric", "mean", "std", *(f"seed_{seed}" for seed in content["seeds"])])
     for name, row in content["rows"].items():
-        for where, metrics in row["metrics"].items():
+        for set_name, metrics in row["metrics"].items():
             for metric, value in metrics.items():
-                writer.writerow([name, where, metric, *_values(value)])
-        for where, banks in row["corrected"].items():
+                writer.writerow([name, set_name, metric, *_values(value)])
+        for set_name, banks in row["corrected"].items():
             for bank, metrics in banks.items():
                 for metric in (metric for metric in metrics if metric != "gain"):
-                    writer.writerow([name, where, f"corrected_{bank}_{metric}", *_values(metrics[metric])])
+                    writer.writerow([name, set_name, f"corrected_{bank}_{metric}", *_values(metrics[metric])])
     return text.getvalue()
 
 
