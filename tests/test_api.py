@@ -1,0 +1,149 @@
+"""The public API as a user meets it: lazy import, docstrings, one-line reprs, numpy arrays as welcome as tensors."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import nuclr
+from nuclr import evaluation, objectives, popularity
+from nuclr.data import open_pairs
+
+PACKAGES = ("objectives", "popularity", "evaluation", "data", "models")
+
+
+def public_names() -> list[str]:
+    return [
+        f"nuclr.{package}.{name}"
+        for package in PACKAGES
+        for name in importlib.import_module(f"nuclr.{package}").__all__
+        if callable(getattr(importlib.import_module(f"nuclr.{package}"), name))
+    ]
+
+
+def resolve(name: str) -> object:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+# Lazy import
+
+
+def test_importing_nuclr_imports_neither_torch_nor_numpy():
+    code = "import nuclr, sys; print([name for name in ('torch', 'numpy', 'typer') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_dir_shows_the_packages_and_both_functions():
+    assert {*PACKAGES, "build", "solve", "__version__"} <= set(dir(nuclr))
+
+
+@pytest.mark.parametrize("name", nuclr.__all__)
+def test_every_listed_name_can_be_reached(name):
+    assert getattr(nuclr, name) is not None
+
+
+def test_the_shortcuts_are_the_functions_of_the_packages():
+    assert nuclr.build is objectives.build
+    assert nuclr.solve is popularity.solve
+
+
+def test_an_unknown_attribute_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'optimise'"):
+        nuclr.optimise  # noqa: B018
+
+
+# Names and docstrings
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_public_name_hides_a_module(package):
+    module = importlib.import_module(f"nuclr.{package}")
+    hidden = [name for name in module.__all__ if importlib.util.find_spec(f"nuclr.{package}.{name}") is not None]
+    assert not hidden
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_public_names_are_documented(name):
+    thing = resolve(name)
+    text = inspect.getdoc(thing)
+    assert text, f"{name} has no docstring"
+    if inspect.isfunction(thing):
+        if inspect.signature(thing).parameters:
+            assert "\nArgs:\n" in text, f"{name}: the docstring has no Args section"
+        if inspect.signature(thing).return_annotation not in (None, "None"):
+            assert "\nReturns:\n" in text, f"{name}: the docstring has no Returns section"
+
+
+# One-line reprs
+
+
+@pytest.mark.parametrize("name", objectives.names())
+def test_repr_of_an_objective_shows_its_settings(name):
+    text = repr(nuclr.build(name, num_samples=10, temperature=0.25))
+    assert "\n" not in text
+    assert "0.25" in text
+    assert text.startswith(type(nuclr.build(name, num_samples=10)).__name__ + "(")
+
+
+def test_reprs_of_results_and_pairs_are_one_line():
+    scores = torch.eye(4)
+    result = popularity.solve(scores=scores, temperature=0.5)
+    ranks = evaluation.query_ranks_from_scores(scores, torch.arange(4).repeat(2, 1).T)
+    for thing in (result, ranks, open_pairs("builtin:n=20")):
+        text = repr(thing)
+        assert "\n" not in text
+        assert len(text) < 200
+        assert " object at 0x" not in text
+
+
+# numpy arrays give the same as tensors
+
+X, Y = normalize(torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=-1)
+LINKS = torch.stack([torch.arange(6), torch.arange(6)], dim=1)
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+CALLS = {
+    "solve": lambda x, y, links, labels: popularity.solve(x=x, y=y, temperature=0.2).zeta,
+    "solve scores": lambda x, y, links, labels: popularity.solve(scores=x, temperature=0.2).zeta,
+    "extend": lambda x, y, links, labels: popularity.solve(x=x, y=y, temperature=0.2).extend(y),
+    "gallery_bias": lambda x, y, links, labels: popularity.gallery_bias(x, y, temperature=0.2),
+    "bias_from_scores": lambda x, y, links, labels: popularity.bias_from_scores(x, temperature=0.2),
+    "append_bias": lambda x, y, links, labels: popularity.append_bias(x, y[:, 0]),
+    "append_one": lambda x, y, links, labels: popularity.append_one(x),
+    "query_ranks": lambda x, y, links, labels: evaluation.query_ranks(x, y, links).expected(),
+    "query_ranks_from_scores": lambda x, y, links, labels: evaluation.query_ranks_from_scores(
+        x[:4], links[:4]
+    ).expected(),
+    "retrieval_metrics": lambda x, y, links, labels: evaluation.retrieval_metrics(x, y, links)["mean_R@1"],
+    "zero_shot_metrics": lambda x, y, links, labels: evaluation.zero_shot_metrics(x, y[:3], labels)["acc1"],
+    "class_features": lambda x, y, links, labels: evaluation.class_features([x, y]),
+    "rank_correlation": lambda x, y, links, labels: evaluation.rank_correlation(x[:, 0], y[:, 0]),
+    **{
+        f"objective {name}": lambda x, y, links, labels, name=name: (
+            nuclr.build(name, num_samples=9)(x, y, links[:, 0]).loss
+        )
+        for name in objectives.names()
+    },
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_numpy_arrays_give_the_same_as_tensors(name):
+    tensors = (X, Y, LINKS, LABELS)
+    expected = CALLS[name](*tensors)
+    outcome = CALLS[name](*(tensor.numpy() for tensor in tensors))
+    assert isinstance(outcome, type(expected))
+    np.testing.assert_array_equal(np.asarray(outcome), np.asarray(expected))
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "rank_correlation"])
+def test_a_wrong_type_is_refused_and_not_misread(name):
+    with pytest.raises((TypeError, ValueError)):
+        CALLS[name]("features", "features", LINKS, LABELS)
