@@ -1,0 +1,46 @@
+"""Optional packages: a missing one is named together with the command that installs it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from nuclr.errors import EXTRAS, UserError, missing_extra, require
+
+
+def test_the_message_names_the_package_and_its_extra():
+    assert str(missing_extra("wandb")) == "wandb is not installed; pip install 'nuclr[logging]'"
+
+
+def test_require_returns_the_module_itself():
+    assert require("json.decoder").__name__ == "json.decoder"
+
+
+def test_require_names_what_needs_a_missing_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    with pytest.raises(UserError, match=r"^a\.parquet: pyarrow is not installed; pip install 'nuclr\[hf\]'$"):
+        require("pyarrow.parquet", purpose="a.parquet")
+
+
+def test_a_package_that_is_installed_but_broken_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "broken_package.py").write_text("import a_dependency_of_its_own\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_dependency_of_its_own"):
+        require("broken_package", extra="hf")
+
+
+@pytest.mark.parametrize("package", ["typer", "yaml"])
+def test_the_command_line_without_an_extra_says_so_in_one_line(package):
+    code = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['nuclr', 'train', 'device=cpu', 'out=/nowhere']\n"
+    code += "from nuclr.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"nuclr: {package} is not installed; pip install 'nuclr[{EXTRAS[package]}]'\n"
+    assert done.stdout == ""
+
+
+def test_other_missing_modules_are_bugs_and_keep_their_traceback():
+    code = "import sys; sys.modules['nuclr.cli.app'] = None\nfrom nuclr.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
