@@ -34,15 +34,15 @@ def solve_and_metrics() -> None:
     x, y = torch.nn.functional.normalize(torch.randn(2, 40, 8, dtype=torch.float64), dim=-1)
     result = nuclr.solve(x=x, y=y, temperature=0.1)
     check(result.converged and len(result.zeta) == 40, f"solve did not converge: {result}")
-    metrics = nuclr.evaluation.retrieval(x, x, torch.arange(40).repeat(2, 1).T)
+    metrics = nuclr.evaluation.retrieval_metrics(x, x, torch.arange(40).repeat(2, 1).T)
     check(metrics["image_to_text_R@1"] == 1, f"identical features must be found: {metrics}")
 
 
 def command_line() -> None:
-    done = subprocess.run([sys.executable, "-m", "nuclr", "train"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "nuclr", "--help"], capture_output=True, text=True)
     lines = done.stderr.splitlines()
-    check(done.returncode == 2, f"nuclr train: status {done.returncode}, not 2\n{done.stderr}")
-    check(len(lines) == 1 and "pip install 'nuclr[train]'" in lines[0], f"nuclr train: {done.stderr}")
+    check(done.returncode == 2, f"nuclr --help: status {done.returncode}, not 2\n{done.stderr}")
+    check(len(lines) == 1 and "pip install 'nuclr[train]'" in lines[0], f"nuclr --help: {done.stderr}")
 
 
 for package in nuclr.errors.EXTRAS:
