@@ -78,7 +78,8 @@ def test_public_names_are_documented(name):
         if inspect.signature(thing).parameters:
             assert "\nArgs:\n" in text, f"{name}: the docstring has no Args section"
         if inspect.signature(thing).return_annotation not in (None, "None"):
-            assert "\nReturns:\n" in text, f"{name}: the docstring has no Returns section"
+            says = text.startswith(("Return ", "Yield ")) or "\nReturns:\n" in text or "\nYields:\n" in text
+            assert says, f"{name}: the docstring does not say what it returns"
 
 
 # One-line reprs
@@ -122,7 +123,7 @@ CALLS = {
         x[:4], links[:4]
     ).expected(),
     "retrieval_metrics": lambda x, y, links, labels: evaluation.retrieval_metrics(x, y, links)["mean_R@1"],
-    "zero_shot_metrics": lambda x, y, links, labels: evaluation.zero_shot_metrics(x, y[:3], labels)["acc1"],
+    "zero_shot_metrics": lambda x, y, links, labels: evaluation.zero_shot_metrics(x, y[:3], labels)["zero_shot_acc1"],
     "class_features": lambda x, y, links, labels: evaluation.class_features([x, y]),
     "rank_correlation": lambda x, y, links, labels: evaluation.rank_correlation(x[:, 0], y[:, 0]),
     **{
