@@ -59,3 +59,27 @@ def test_closing_the_stream_early_ends_the_threads(tmp_path):
 
 def test_without_batches_nothing_is_loaded(tmp_path):
     assert list(Loader(open_pairs(make.jsonl(tmp_path))).load([])) == []
+
+
+def test_numbers_may_be_arrays_tensors_or_lists():
+    loader = Loader(open_pairs("builtin:n=9"), size=16)
+    batches = loader.load([np.array([3, 1], np.uint8), torch.tensor([3, 1]), [3, 1]])
+    assert [batch.numbers.tolist() for batch in batches] == [[3, 1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("numbers", "error", "message"),
+    [
+        ([0, 9], IndexError, "batches: numbers from 0 to 9; allowed: 0 to 8"),
+        ([-1, 2], IndexError, "batches: numbers from -1 to 2; allowed: 0 to 8"),
+        ([0.0, 1.0], TypeError, "batches: float64 of shape"),
+        ([True, False], TypeError, "batches: bool of shape"),
+        (3, TypeError, "needs whole numbers of shape"),
+        ([], TypeError, "needs whole numbers of shape"),
+    ],
+)
+def test_wrong_numbers_are_refused(tmp_path, numbers, error, message):
+    np.savez(tmp_path / "e.npz", x=np.eye(9), y=np.eye(9))
+    for pairs in (open_pairs("builtin:n=9"), open_pairs(tmp_path / "e.npz")):
+        with pytest.raises(error, match=message):
+            list(Loader(pairs, size=16).load([numbers]))

@@ -98,7 +98,7 @@ def batches(
         raise UserError(
             f"data.batch_size={global_batch} cannot be divided among {world} processes; make it a multiple of {world}"
         )
-    local = global_batch // world
+    order, local = np.asarray(order), global_batch // world
     for step in range(start, steps_per_epoch(order, global_batch)):
         begin = step * global_batch + rank * local
         yield order[begin : begin + local]

@@ -15,6 +15,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor
 
@@ -99,25 +100,27 @@ class Loader:
     def __repr__(self) -> str:
         return f"Loader({self.pairs!r}, size={self.size}, fit={self.fit!r}, workers={self.workers})"
 
-    def load(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+    def load(self, batches: Iterable[ArrayLike]) -> Iterator[Batch]:
         """Yield one Batch per array of numbers, in their order.
 
         Args:
-            batches: numbers of pairs, from `batches` or `all_batches`.
+            batches: arrays, tensors or lists of numbers of pairs, usually from `batches` or `all_batches`.
 
         Yields:
             The batches, as CPU tensors.
 
         Raises:
             UserError: if a sample cannot be read.
+            IndexError: if there is no pair with a number.
+            TypeError: if the numbers are not whole numbers.
 
         """
+        source = (self._check_numbers(numbers) for numbers in batches)
         if isinstance(self.pairs, VectorPairs):  # there is nothing to decode
-            for numbers in batches:
+            for numbers in source:
                 x, y = self.pairs.rows(numbers)
                 yield self._batch(numbers, torch.from_numpy(x), torch.from_numpy(y))
             return
-        source = iter(batches)
         waiting: deque[tuple[np.ndarray, list[Future[_Decoded]]]] = deque()
         pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
         try:
@@ -133,6 +136,16 @@ class Loader:
                 yield self._batch(numbers, pixels, [caption for _, captions in parts for caption in captions])
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _check_numbers(self, numbers: ArrayLike) -> np.ndarray:
+        array = np.asarray(numbers)
+        if array.ndim != 1 or not len(array) or not np.issubdtype(array.dtype, np.integer):
+            raise TypeError(f"batches: {array.dtype} of shape {array.shape}; needs whole numbers of shape (b,), b > 0")
+        if array.min() < 0 or array.max() >= len(self.pairs):
+            raise IndexError(
+                f"batches: numbers from {array.min()} to {array.max()}; allowed: 0 to {len(self.pairs) - 1}"
+            )
+        return array.astype(np.int64, copy=False)
 
     def _decode(self, numbers: np.ndarray) -> _Decoded:
         """Return the stacked images and the captions of these numbers."""

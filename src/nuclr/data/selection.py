@@ -23,7 +23,7 @@ from nuclr import distributed
 from nuclr.data.modalities.image import check_image
 from nuclr.data.pairs import BadSample, Checkable, Pairs
 from nuclr.errors import UserError
-from nuclr.files import find_cache_folder, read_text, write_atomically
+from nuclr.files import find_cache_folder, read_text, write_atomically, write_text
 
 _CHUNK = 256
 
@@ -95,7 +95,7 @@ def usable(pairs: Pairs, bad: Iterable[int] = (), keep: np.ndarray | None = None
     return np.setdiff1d(kept, np.fromiter(bad, np.int64), assume_unique=True)
 
 
-def read_keep(path: Path, n: int) -> np.ndarray:
+def read_keep(path: str | Path, n: int) -> np.ndarray:
     r"""Read the numbers of the pairs to keep from a file (setting `data.keep`).
 
     Args:
@@ -118,6 +118,7 @@ def read_keep(path: Path, n: int) -> np.ndarray:
         array([0, 3])
 
     """
+    path = Path(path)
     if not path.is_file():
         raise UserError(f"data.keep={path}: no such file")
     numbers = _keep_from_npy(path) if path.suffix == ".npy" else _keep_from_text(path)
@@ -140,7 +141,7 @@ def write_bad_samples(path: Path, pairs: Pairs, bad: dict[int, str]) -> None:
 
     """
     lines = [json.dumps({"number": n, "name": pairs.name(n), "reason": reason}) for n, reason in sorted(bad.items())]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def _check_all(

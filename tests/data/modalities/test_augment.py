@@ -41,9 +41,7 @@ def test_crops_are_within_the_image_and_have_the_requested_area():
     width, height, shift = theta[:, 0, 0].abs(), theta[:, 1, 1], theta[:, :, 2].abs()
     assert (width + shift[:, 0]).max() <= 1 + 1e-6 and (height + shift[:, 1]).max() <= 1 + 1e-6
     area = width * height
-    assert (
-        area.max() <= 0.9 + 1e-6 and (area < 0.3).float().mean() < 0.02
-    )  # the widest are clipped
+    assert area.max() <= 0.9 + 1e-6 and (area < 0.3).float().mean() < 0.02  # the widest are clipped
     assert 0.45 < (theta[:, 0, 0] < 0).float().mean() < 0.55
     assert ((width / height) < 4 / 3 + 1e-6).all() and ((width / height) > 3 / 4 - 1e-6).all()
 

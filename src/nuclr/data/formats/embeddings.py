@@ -42,7 +42,7 @@ class Embeddings:
         return f"Embeddings(x={x}, y={y})"
 
 
-def read_embeddings(path: Path) -> Embeddings:
+def read_embeddings(path: str | Path) -> Embeddings:
     """Read and check an embedding file.
 
     Norms are not changed; see `unit_rows`. float16 and bfloat16 become float32.
@@ -65,6 +65,7 @@ def read_embeddings(path: Path) -> Embeddings:
         Embeddings(x=(2, 2) float64, y=(3, 3) float64)
 
     """
+    path = Path(path)
     arrays = _load(path)
     for key in ("x", "y"):
         if key not in arrays:
