@@ -128,7 +128,7 @@ CALLS = {
     "rank_correlation": lambda x, y, links, labels: evaluation.rank_correlation(x[:, 0], y[:, 0]),
     **{
         f"objective {name}": lambda x, y, links, labels, name=name: (
-            nuclr.build(name, num_samples=9)(x, y, links[:, 0]).loss
+            nuclr.build(name, num_samples=9)(x, y, links[:, 0]).loss.detach()
         )
         for name in objectives.names()
     },

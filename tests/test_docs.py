@@ -1,6 +1,7 @@
 """The documentation agrees with the code: examples run, names exist, the version is stated once."""
 
 import ast
+import dataclasses
 import doctest
 import importlib
 import re
@@ -8,10 +9,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 import nuclr
+from nuclr.cli.app import app
 from nuclr.errors import EXTRAS
+from nuclr.runs.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nuclr"
@@ -89,3 +93,47 @@ def test_the_core_needs_three_packages_and_every_extra_is_known():
         for need in project["optional-dependencies"][extra]:
             package = re.split("[><=]", need)[0]
             assert EXTRAS[imported_as.get(package, package)] == extra
+
+
+def settings_keys(kind: type, prefix: str = "") -> set[str]:
+    keys = set()
+    for field in dataclasses.fields(kind):
+        nested = field.default_factory if dataclasses.is_dataclass(field.default_factory) else None
+        keys |= settings_keys(nested, f"{prefix}{field.name}.") if nested else {f"{prefix}{field.name}"}
+    return keys
+
+
+def test_the_table_of_settings_lists_every_setting_and_no_other():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    documented, section = set(), ""
+    for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
+        for key in re.findall(r"`([^`]+)`", row):
+            documented.add(section + key if key.startswith(".") else key)
+            section = section if key.startswith(".") else key.rpartition(".")[0]
+    existing = {key for key in settings_keys(Settings) if not key.startswith("objective.options")}
+    objective = {
+        f"objective.{option}" for name in nuclr.objectives.names() for option in nuclr.objectives.options(name)
+    }
+    assert not documented - existing - objective, "documented, but not a setting"
+
+    def of_either_side(keys: set[str]) -> set[str]:
+        return {re.sub(r"\.[xy]\.", ".side.", key) for key in keys}
+
+    assert not of_either_side(existing) - of_either_side(documented), "a setting that is not documented"
+
+
+def documented_commands() -> list[tuple[str, str]]:
+    """Return (page, command) for every `nuclr COMMAND ...` on the pages."""
+    pattern = re.compile(r"(?:^ {4}|`)(?:torchrun [^`\n]*-m )?(nuclr [a-z](?:[^`\n#\\]|\\\n)*)", re.MULTILINE)
+    return [(path.name, command) for path in PAGES for command in pattern.findall(path.read_text(encoding="utf-8"))]
+
+
+def test_commands_on_the_pages_exist_with_their_options():
+    commands = typer.main.get_command(app).commands
+    seen = documented_commands()
+    assert len(seen) > 20
+    for page, line in seen:
+        name, options = line.split()[1], re.findall(r"(?<!\S)--[a-z][a-z-]*", line)
+        assert name in commands, f"{page}: {line}"
+        known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
+        assert set(options) <= known, f"{page}: {line}"
