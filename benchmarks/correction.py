@@ -28,14 +28,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores
 from nuclr.popularity.correction import Bank
-from nuclr.runs import components as parts
-from nuclr.studies.compare.measure import Features, halves
-from nuclr.studies.evaluate.subject import open_subject, pair_features, query_bank
+from nuclr.runs.features import PairFeatures
+from nuclr.runs.run import Run
+from nuclr.studies.compare.measure import halves
+from nuclr.studies.evaluate.subject import query_bank, subject_of_run
 
 TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
 FACTORS = (0.5, 0.75, 1.0, 1.25)
@@ -49,7 +49,7 @@ Biases = Iterator[tuple[dict[str, float], Tensor]]
 Outcomes = dict[str, np.ndarray]
 
 
-def ours(bank: Bank, half: Features, side: int) -> Biases:
+def ours(bank: Bank, half: PairFeatures, side: int) -> Biases:
     """The popularity problem's zeta of the images (side 0) or captions (1) of a half."""
     for temperature in TEMPERATURES:
         zeta = bank.biases(half.x, half.y, temperature)[side]
@@ -71,7 +71,7 @@ def nnn(bank: Tensor, gallery: Tensor) -> Biases:
         yield from (({"neighbors": k, "factor": c}, c * nearest[:k].mean(dim=0)) for c in FACTORS)
 
 
-def by_method(half: Features, pairs: Bank, side: int) -> Iterator[tuple[str, str, Ranks]]:
+def by_method(half: PairFeatures, pairs: Bank, side: int) -> Iterator[tuple[str, str, Ranks]]:
     """(method, setting, ranks) of all methods and settings with the images (side 0) or captions (1) as the gallery."""
     queries, gallery, bank = (half.x, half.y, pairs.x) if side else (half.y, half.x, pairs.y)
     links = half.links if side else half.links.flip(1)
@@ -93,7 +93,7 @@ def by_method(half: Features, pairs: Bank, side: int) -> Iterator[tuple[str, str
         yield "QB-Norm", json.dumps(setting), query_ranks_from_scores(torch.where(touched, plain - bias, plain), links)
 
 
-def half_outcomes(half: Features, bank: Bank) -> dict[str, Outcomes]:
+def half_outcomes(half: PairFeatures, bank: Bank) -> dict[str, Outcomes]:
     """Method -> outcomes of every setting on one half."""
     links, n_x = half.links, len(half.x)
     owner = torch.empty(len(half.y), dtype=torch.long)
@@ -126,17 +126,12 @@ def tuned(halves_: list[dict[str, Outcomes]]) -> dict[str, tuple[np.ndarray, lis
 
 def measure(run: Path, bank_size: int) -> tuple[str, list[dict[str, Outcomes]]]:
     """A run's objective, and all outcomes on both halves of its validation pairs."""
-    subject = open_subject(run, False, None, torch.device("cpu"))
-    data = subject.data
-    if data is None or data.train is None or data.val is None:
-        raise SystemExit(f"{run}: needs a run with training and validation pairs")
-    val = parts.open_source(data, data.val, data.val_split)
-    train = parts.open_source(data, data.train, data.split, data.keep)
-    features = pair_features(subject, val.pairs, val.numbers, "merge")
-    bank = Bank(*query_bank(subject, train.pairs, train.numbers, bank_size))
-    whole = Features(features.x, features.y, features.pairs)
-    name = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["objective"]["name"]
-    return name, [half_outcomes(whole.of_x(rows), bank) for rows in halves(len(whole.x))]
+    opened = Run.open(run, device="cpu")
+    if opened.val is None:
+        raise SystemExit(f"{run}: needs a run with held-out pairs (data.val)")
+    bank = Bank(*query_bank(subject_of_run(opened), opened.train.pairs, opened.train.numbers, bank_size))
+    whole = opened.features(opened.val)
+    return opened.settings.objective.name, [half_outcomes(whole.of_x(rows), bank) for rows in halves(len(whole.x))]
 
 
 def summarize(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, dict[str, Any]]:

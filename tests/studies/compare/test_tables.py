@@ -7,12 +7,12 @@ import pytest
 
 from nuclr.studies.compare import tables
 from nuclr.studies.compare.statistics import interval
-from tests.report import pages
+from tests.report import folders
 
 
 def content(low: float, high: float) -> dict:
     """Return a comparison of two methods whose difference has this interval."""
-    comparison = pages.comparison()
+    comparison = folders.comparison()
     (difference,) = comparison["differences"]
     difference |= interval((low + high) / 2, np.array([low, high])) | {"low": low, "high": high}
     comparison["settings"]["temperatures"] = [0.03]
