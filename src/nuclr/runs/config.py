@@ -59,16 +59,16 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: 
     """
     changes = [split_override(text) for text in overrides]
     if path is not None:
-        values, source = read(Path(path)), str(path)
+        values, origin = read(Path(path)), f"{path}: "
     elif any(key == "data.train" for key, _ in changes):
-        values, source = {}, "the defaults"
+        values, origin = {}, ""
     else:
-        values, source = DEMO, "the demo"
+        values, origin = DEMO, ""
     for names in [values.get("plugins"), *(value for key, value in changes if key == "plugins")]:
         load_plugins(_texts(names) or ())
-    settings = fill(Settings(), values, source)
+    settings = fill(Settings(), values, origin)
     for key, value in changes:
-        settings = fill(settings, nest(key, value), f"{key}={value}")
+        settings = fill(settings, nest(key, value))
     check(settings, [key for key, _ in changes] if strict else [])
     return settings
 
@@ -76,7 +76,7 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: 
 def from_dict(values: Mapping[str, Any], source: str = "settings") -> Settings:
     """Return the settings that `to_dict` turned into `values`; plugins are imported first."""
     load_plugins(_texts(values.get("plugins")) or ())
-    settings: Settings = fill(Settings(), values, source)
+    settings: Settings = fill(Settings(), values, f"{source}: ")
     return settings
 
 
@@ -165,43 +165,51 @@ def load_plugins(names: Sequence[str]) -> None:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def fill(settings: Any, values: Any, source: str, prefix: str = "") -> Any:
-    """Return `settings` with `values` filled in."""
+def fill(settings: Any, values: Any, origin: str = "", prefix: str = "") -> Any:
+    """Return `settings` with `values` filled in.
+
+    Args:
+        settings: a dataclass of settings.
+        values: its new values, nested dicts for sections.
+        origin: put in front of error messages, such as "my.yaml: ". Overrides do not need one.
+        prefix: of the keys in error messages, such as "data.".
+
+    """
     kinds = typing.get_type_hints(type(settings))
     changes = {}
     for key, value in values.items():
         full = f"{prefix}{key}"
         if key not in kinds:
-            raise UserError(f"{source}: unknown key {full!r}; {_nearest(full)}")
+            raise UserError(f"{origin}unknown key {full!r}; {_nearest(full)}")
         if dataclasses.is_dataclass(kinds[key]):
             if value is None:
                 continue
             if not isinstance(value, dict):
                 keys = ", ".join(_keys_of(kinds[key]))
-                raise UserError(f"{source}: {full} is a section, not a value; its keys are {keys}")
+                raise UserError(f"{origin}{full} is a section, not a value; its keys are {keys}")
             section = getattr(settings, key)
             into = _fill_objective if isinstance(section, Objective) else fill
-            changes[key] = into(section, value, source, f"{full}.")
+            changes[key] = into(section, value, origin, f"{full}.")
         else:
             bounds = next(f.metadata for f in dataclasses.fields(settings) if f.name == key)
-            changes[key] = convert(value, kinds[key], bounds, full, source)
+            changes[key] = convert(value, kinds[key], bounds, full, origin)
     return dataclasses.replace(settings, **changes)
 
 
-def _fill_objective(section: Objective, values: dict[str, Any], source: str, prefix: str) -> Objective:
+def _fill_objective(section: Objective, values: dict[str, Any], origin: str, prefix: str) -> Objective:
     kinds = _objective_kinds()
     options = dict(section.options)
     for key, value in values.items():
         full = f"{prefix}{key}"
         if key == "name":
-            name = convert(value, Literal[objectives.names()], {}, full, source)  # type: ignore[valid-type]
+            name = convert(value, Literal[objectives.names()], {}, full, origin)  # type: ignore[valid-type]
             section = dataclasses.replace(section, name=name)
         elif key not in kinds:
-            raise UserError(f"{source}: unknown key {full!r}; {_nearest(full)}")
+            raise UserError(f"{origin}unknown key {full!r}; {_nearest(full)}")
         elif value is None:
             options.pop(key, None)
         else:
-            options[key] = convert(value, kinds[key], {}, full, source)
+            options[key] = convert(value, kinds[key], {}, full, origin)
     return dataclasses.replace(section, options=options)
 
 
@@ -215,16 +223,16 @@ def _objective_kinds() -> dict[str, Any]:
     return kinds
 
 
-def convert(value: Any, kind: Any, bounds: Any, key: str, source: str) -> Any:
+def convert(value: Any, kind: Any, bounds: Any, key: str, origin: str) -> Any:
     """Return a value as its type and within its bounds; numbers may be texts, since YAML reads 1e-3 as text."""
     is_union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
     options = typing.get_args(kind) if is_union else (kind,)
     if value is None:
         if type(None) in options:
             return None
-        raise UserError(f"{source}: {key} has no value; it needs {_describe(options, bounds)}")
+        raise UserError(f"{origin}{key} has no value; it needs {_describe(options, bounds)}")
     target = next(option for option in options if option is not type(None))
-    failed = UserError(f"{source}: {key} is {value!r}; it needs {_describe(options, bounds)}")
+    failed = UserError(f"{origin}{key} is {value!r}; it needs {_describe(options, bounds)}")
     if typing.get_origin(target) is Literal:
         choices = typing.get_args(target)
         if value not in choices:

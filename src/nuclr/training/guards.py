@@ -119,7 +119,7 @@ def not_finite(what: str, numbers: Tensor, flags: Tensor | None, run: Path) -> T
 # The order of an epoch depends on which pairs are in use. If a file became unreadable, or was repaired, while a run was
 # stopped, the order would change in the middle of it, and a sample could be seen twice in an epoch or not at all.
 
-_WAY_OUT = "restore it, or start another run with out=..."
+_FIX = "restore the data, or start another run with out=..."
 
 
 def data_identity(train: Source, held_out: Source | None) -> dict[str, dict[str, str]]:
@@ -136,12 +136,10 @@ def check_same_data(saved: dict[str, Any], train: Source, held_out: Source | Non
     now = data_identity(train, held_out)
     for key, before in saved.get("data", {}).items():
         if before["pairs"] != now[key]["pairs"]:
-            raise UserError(
-                f"{key}: the pairs are not those of the run in {run}, so numbers may refer to other pairs; {_WAY_OUT}"
-            )
+            raise UserError(f"{key}: these are not the pairs that the run in {run} began with; {_FIX}")
         if before["numbers"] != now[key]["numbers"]:
-            reason = _changed(train, run) if key == "data.train" else "other samples are bad than when the run began"
-            raise UserError(f"{key}: {reason}; {_WAY_OUT}")
+            changed = f"data.val: other samples are bad than when the run in {run} began"
+            raise UserError(f"{_changed(train, run) if key == 'data.train' else changed}; {_FIX}")
 
 
 def _changed(train: Source, run: Path) -> str:
@@ -151,7 +149,7 @@ def _changed(train: Source, run: Path) -> str:
     if not changed:
         return f"data.keep names other pairs than when the run in {run} began"
     number, more = changed[0], f", and {len(changed) - 1} more like it" if len(changed) > 1 else ""
-    sample, began = f"sample {number} ({train.pairs.name(number)})", f"when the run in {run} began"
+    sample, began = f"data.train: sample {number} ({train.pairs.name(number)})", f"when the run in {run} began"
     if number in before:
         return f"{sample} was bad {began} ({before[number]}) and is good now{more}"
     return f"{sample} was good {began} and is bad now: {train.bad[number]}{more}"

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import nuclr
+from nuclr import files
 from nuclr.evaluation import rank_correlation
 from nuclr.popularity import importance_sampling as sampling
 from nuclr.studies import figure_style, output
@@ -70,7 +71,8 @@ def write_study(
         **result,
         "figures": pictures,
     }
-    output.write_json(folder / SUMMARY, content)
+    with output.user_errors(folder):
+        files.write_json(folder / SUMMARY, content)
     return content
 
 
