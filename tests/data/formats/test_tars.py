@@ -165,3 +165,20 @@ def test_missing_tars_are_refused(tmp_path):
     three_tars(tmp_path / "t")
     with pytest.raises(UserError, match=r"00003\.tar: no such file \(2 of the 4 tars are missing\)"):
         expand(str(tmp_path / "t" / "{00001..00004}.tar"))
+
+
+def test_only_a_limited_number_of_tars_stays_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars_module, "_OPEN_FILES", 1)
+    pairs = open_pairs(three_tars(tmp_path / "t"))
+    assert captions(pairs) == ALL
+    assert pairs.name(11) == "00002.tar/000020003.jpg" and pairs.x(11).size == (24, 20)
+    assert list(pairs._descriptors) == [0]
+
+
+def test_a_tar_that_was_removed_gives_bad_samples(tmp_path):
+    folder = three_tars(tmp_path / "t")
+    pairs = open_pairs(folder)
+    (folder / "00001.tar").unlink()
+    with pytest.raises(BadSample, match=r"cannot be read \(No such file"):
+        pairs.x(4)
+    assert pairs.name(4) == "00001.tar, row 0" and pairs.y(8) == ALL[8]

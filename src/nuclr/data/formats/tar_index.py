@@ -128,11 +128,6 @@ def caption_of(data: bytes, which: int, y_key: str | None) -> str:
     return clean(data.decode("utf-8")) if which == TXT else _from_json(data, y_key)[which]
 
 
-def member_name(descriptor: int, block: int) -> str:
-    """Return the name of the member at `block`, from the header before it."""
-    return _name(read_at(descriptor, block - 1, BLOCK))
-
-
 def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield (name, (block, size)) of the files; raise _Truncated at an invalid header or an early end of file."""
     size, position, long_name = os.fstat(descriptor).st_size, 0, None
@@ -150,13 +145,13 @@ def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]
         length, kind, begin = _size(header), header[156:157], position + BLOCK
         position = begin + -(-length // BLOCK) * BLOCK
         if begin + length > size:
-            raise _Truncated(*([long_name or _name(header)] if kind in (b"0", b"\0") else []))
+            raise _Truncated(*([long_name or member_name(header)] if kind in (b"0", b"\0") else []))
         if kind == b"L":
             long_name = os.pread(descriptor, length, begin).rstrip(b"\0").decode("utf-8", "replace")
         elif kind == b"x":
             long_name = _pax_path(os.pread(descriptor, length, begin)) or long_name
         elif kind in (b"0", b"\0"):
-            yield long_name or _name(header), (begin // BLOCK, length)
+            yield long_name or member_name(header), (begin // BLOCK, length)
             long_name = None
         else:
             long_name = long_name if kind in (b"g", b"K") else None
@@ -181,7 +176,8 @@ def _size(header: bytes) -> int:
         raise _Truncated from None
 
 
-def _name(header: bytes) -> str:
+def member_name(header: bytes) -> str:
+    """Return the name in a header, the block before a member; "" if the header is empty."""
     name, prefix = header[:100].split(b"\0", 1)[0], header[345:500].split(b"\0", 1)[0]
     ustar = header[257:263] == b"ustar\0"
     return (prefix + b"/" + name if ustar and prefix else name).decode("utf-8", "replace")

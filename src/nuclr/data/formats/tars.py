@@ -85,7 +85,10 @@ class TarPairs(Checkable):
         """Return the tar and the member, or the row within the tar if the member is lost."""
         tar, row = self._tar(number), self._rows[number]
         block = int(row["image"] or row["text"])
-        member = member_name(self._descriptor(tar), block) if block else ""
+        try:
+            member = member_name(self._read(tar, block - 1, BLOCK)) if block else ""
+        except OSError:
+            member = ""
         return self._tars[tar].name + (f"/{member}" if member else f", row {number - self._starts[tar]}")
 
     def stamp(self) -> str:
@@ -98,21 +101,22 @@ class TarPairs(Checkable):
         return int(np.searchsorted(self._starts, number, side="right")) - 1
 
     def _member(self, number: int, block: int, size: int) -> bytes:
-        tar = self._tar(number)
-        if tar < _OPEN_FILES:
-            data = read_at(self._descriptor(tar), block, size)
-        else:
-            with self._tars[tar].open("rb") as file:
-                data = read_at(file.fileno(), block, size)
+        try:
+            data = self._read(self._tar(number), block, size)
+        except OSError as error:
+            raise BadSample(f"cannot be read ({error.strerror})") from None
         if len(data) < size:
             raise BadSample("truncated tar")
         return data
 
-    def _descriptor(self, tar: int) -> int:
+    def _read(self, tar: int, block: int, size: int) -> bytes:
+        if tar >= _OPEN_FILES:
+            with self._tars[tar].open("rb") as file:
+                return read_at(file.fileno(), block, size)
         # Two threads may open the same tar at once. One of the two descriptors then stays open until the process ends.
         if tar not in self._descriptors:
             self._descriptors[tar] = os.open(self._tars[tar], os.O_RDONLY)
-        return self._descriptors[tar]
+        return read_at(self._descriptors[tar], block, size)
 
 
 def open_tars(tars: Sequence[Path], x_key: str | None = None, y_key: str | None = None) -> TarPairs:
