@@ -1,31 +1,52 @@
+"""Likely false negatives against loops."""
+
+import pytest
 import torch
 
 from nuclr.popularity.false_negatives import false_negatives
 
 
-def test_agrees_with_loops():
+def test_false_negatives_agree_with_loops():
     torch.manual_seed(0)
     x, y = (torch.nn.functional.normalize(torch.randn(n, 5), dim=1) for n in (15, 40))
     links = torch.stack([torch.randint(0, 14, (40,)), torch.randperm(40)], dim=1)  # x 14 has no y
     popularity = torch.rand(40) * 2
-    found = false_negatives(x, y, links, popularity, 6)
+    pairs = false_negatives(x, y, links, popularity, 6)
     best = []
-    having = 0
+    anchors_with_any = 0
     for i in torch.unique(links[:, 0]).tolist():
         own = links[links[:, 0] == i, 1].tolist()
         level = max(float(x[i] @ y[j]) for j in own)
         above = [j for j in range(40) if j not in own and float(x[i] @ y[j]) > level + 1e-5]
-        having += bool(above)
+        anchors_with_any += bool(above)
         strength = [(float(x[i] @ y[j]) * float(popularity[j]), j) for j in above if x[i] @ y[j] > 0]
         if strength:
             best.append((*max(strength), i))
-    wanted, taken = [], set()
+    expected, used = [], set()
     for _, j, i in sorted(best, reverse=True):
-        if j not in taken:
-            taken.add(j)
-            wanted.append((i, j))
-    assert list(zip(found.x.tolist(), found.y.tolist(), strict=True)) == wanted[:6]
-    assert found.share == having / found.anchors
-    assert torch.all(found.score > found.own_score)
+        if j not in used:
+            used.add(j)
+            expected.append((i, j))
+    assert list(zip(pairs.x.tolist(), pairs.y.tolist(), strict=True)) == expected[:6]
+    assert pairs.share == anchors_with_any / pairs.anchors
+    assert torch.all(pairs.score > pairs.own_score)
     fewer = false_negatives(x, y, links, popularity, 6, anchors=torch.tensor([1, 2]))
     assert fewer.anchors == 2 and set(fewer.x.tolist()) <= {1, 2}
+
+
+def test_numpy_arrays_and_lists_are_accepted():
+    torch.manual_seed(0)
+    x, y = (torch.nn.functional.normalize(torch.randn(n, 5), dim=1) for n in (10, 20))
+    links, popularity = torch.stack([torch.arange(20) % 10, torch.arange(20)], dim=1), torch.rand(20)
+    tensors = false_negatives(x, y, links, popularity, 6, anchors=torch.tensor([1, 2, 3]))
+    arrays = false_negatives(x.numpy(), y.numpy(), links.tolist(), popularity.numpy(), 6, anchors=[1, 2, 3])
+    assert torch.equal(arrays.x, tensors.x) and torch.equal(arrays.y, tensors.y)
+    assert (
+        repr(arrays)
+        == repr(tensors)
+        == f"FalseNegatives(listed={len(tensors.x)}, share={tensors.share:.4g}, anchors=3)"
+    )
+    with pytest.raises(ValueError, match=r"links has shape \(20,\)"):
+        false_negatives(x, y, torch.arange(20), popularity, 6)
+    with pytest.raises(ValueError, match=r"popularity has shape \(19,\); it must be \(20,\)"):
+        false_negatives(x, y, links, popularity[:19], 6)

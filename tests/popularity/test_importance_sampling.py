@@ -174,3 +174,49 @@ def test_bound_term_bounds_the_change_of_the_partition_function():
         change = sampling.log_partition_from_popularity(scores, other, TAU)
         change -= sampling.log_partition_from_popularity(scores, log_q, TAU)
         assert change.abs().max() <= bound
+
+
+def test_numpy_arrays_give_the_same_tensors():
+    generator = stream(16)
+    scores, log_q, true = (torch.randn(*s, dtype=torch.float64, generator=generator) for s in ((5, 5), (5,), (5,)))
+    for function, arguments in (
+        (sampling.log_weights, (scores, "balance")),
+        (sampling.log_partition, (scores, scores, scores)),
+        (sampling.variance, (log_q, scores, scores, log_q)),
+        (sampling.log_partition_from_popularity, (scores, log_q, 0.3)),
+        (sampling.empirical_risk, (log_q, true, 0.3)),
+        (sampling.empirical_risk_from_popularity, (scores, log_q, 0.3)),
+        (sampling.uniform_log_popularity, (scores,)),
+        (sampling.scale_to_area, (log_q,)),
+        (sampling.scale_to_maximum, (log_q, true)),
+        (sampling.bound_term, (log_q, true)),
+    ):
+        arrays = [value.numpy() if isinstance(value, torch.Tensor) else value for value in arguments]
+        assert torch.equal(function(*arrays), function(*arguments)), function.__name__
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (sampling.log_weights, ([0.5], "balance"), "log_density is list"),
+        (sampling.log_weights, (torch.zeros(3, dtype=torch.int64), "balance"), r"log_density is int64 of shape \(3,\)"),
+        (sampling.log_partition, (torch.zeros(2, 3, 1), torch.zeros(2, 1), torch.zeros(3, 1)), "log_density has shape"),
+        (sampling.log_partition_from_popularity, (torch.zeros(2, 3), torch.zeros(2), 0.1), r"log_q has shape \(2,\)"),
+        (sampling.log_partition_from_popularity, (torch.zeros(2, 3), torch.zeros(3), 0.0), "temperature=0.0"),
+        (
+            sampling.empirical_risk,
+            (torch.zeros(3), torch.zeros(2), 0.1),
+            r"positives has shape \(3,\) and log_z \(2,\)",
+        ),
+        (
+            sampling.empirical_risk_from_popularity,
+            (torch.zeros(2, 3), torch.zeros(3), 0.1),
+            r"scores has shape \(2, 3\)",
+        ),
+        (sampling.uniform_log_popularity, (torch.full((2, 2), math.nan),), r"scores\[0, 0\]=nan"),
+        (sampling.scale_to_area, (torch.zeros(3), -1.0), "area=-1.0"),
+    ],
+)
+def test_wrong_arguments_are_named(function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(*arguments)

@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.ranks import Indices, Ranks, as_links
+from nuclr.evaluation.ranks import Ranks, as_links
 from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.popularity.correction import Bank, Correction, score_std
-from nuclr.popularity.problem import Array
+from nuclr.popularity.problem import Array, Indices
 
 # Temperatures in units of the scores' standard deviation, so that they suit any model: CLIP's scores spread less.
 TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)

@@ -9,17 +9,15 @@ gives all candidates the same score, therefore gets the chance level and not 100
 Scores are computed tile by tile: a 100,000 x 100,000 matrix is never held in memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import Array, as_tensor, as_vector
+from nuclr.popularity.problem import Array, Indices, as_tensor, as_vector
 
 TILE = 2**22  # scores per tile; larger tiles no longer fit into the caches and are slower
-
-Indices = Array | Sequence[int] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,24 +136,24 @@ def query_ranks_from_scores(scores: Array, links: Indices, bias: Array | None = 
 def _ranks(
     scores_of: Callable[[Tensor], Tensor], n_queries: int, n_gallery: int, links: Indices, bias: Array | None
 ) -> Ranks:
-    links = as_links(links, n_queries, n_gallery, ("queries", "gallery"))
-    bias = None if bias is None else as_vector("bias", bias, n_gallery)
-    links = torch.unique(links, dim=0)  # sorted by query, so the links of a tile are consecutive
-    query, partners = torch.unique_consecutive(links[:, 0], return_counts=True)
+    subtracted = None if bias is None else as_vector("bias", bias, n_gallery)
+    # Sorted by query, so that the links of a tile are consecutive.
+    sorted_links = torch.unique(as_links(links, n_queries, n_gallery, ("queries", "gallery")), dim=0)
+    query, partners = torch.unique_consecutive(sorted_links[:, 0], return_counts=True)
     rows_per_tile = max(1, TILE // n_gallery)
     # Allocated before the loop: small results allocated per tile would fragment the heap, which then grows by a tile.
-    counts = links.new_empty(3, len(query))
+    counts = sorted_links.new_empty(3, len(query))
     for rows, partner_counts, right, out in zip(
         query.split(rows_per_tile),
         partners.split(rows_per_tile),
-        links[:, 1].split([int(part.sum()) for part in partners.split(rows_per_tile)]),
+        sorted_links[:, 1].split([int(part.sum()) for part in partners.split(rows_per_tile)]),
         counts.split(rows_per_tile, dim=1),
         strict=True,
     ):
         scores = scores_of(rows)
-        if bias is not None:
-            scores -= bias.to(scores)  # in place: indexing by `rows` has made a copy
-        row = torch.repeat_interleave(torch.arange(len(rows), device=links.device), partner_counts)
+        if subtracted is not None:
+            scores -= subtracted.to(scores)  # in place: indexing by `rows` has made a copy
+        row = torch.repeat_interleave(torch.arange(len(rows), device=sorted_links.device), partner_counts)
         partner = scores[row, right]
         best = partner.new_full((len(rows),), -torch.inf).scatter_reduce(0, row, partner, "amax")
         above = (scores > best[:, None]).sum(dim=1, dtype=torch.int32).long()  # int32 is twice as fast as int64

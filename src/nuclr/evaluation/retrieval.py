@@ -7,8 +7,8 @@ average (see `ranks`, which also gives the result of each query). Values are fra
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.ranks import Indices, Ranks, as_links, query_ranks
-from nuclr.popularity.problem import Array, as_tensor
+from nuclr.evaluation.ranks import Ranks, as_links, query_ranks
+from nuclr.popularity.problem import Array, Indices, as_tensor
 
 KS = (1, 5, 10)
 DIRECTIONS = ("image_to_text", "text_to_image")

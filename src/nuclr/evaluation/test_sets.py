@@ -1,7 +1,8 @@
-"""The usual test sets: how each lies on disk, which part of it is the test, what its classes are called.
+"""Standard test sets: their layout on disk, which part is the test split, and the names of their classes.
 
-Nothing is downloaded, and no list of class names is copied here: names come from the folders, from a list that the data
-set itself brings, or from a `classes.json` that the user puts beside them. Templates are our own wording.
+Nothing is downloaded, and no list of class names is copied into this file. Class names come from the folders, from a
+list that is part of the data set, or from a `classes.json` that the user puts next to the folders. The templates are
+our own wording.
 """
 
 from dataclasses import dataclass
@@ -9,14 +10,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """Pictures with several captions each, in Karpathy's split.
+    """Images with several captions each, in Karpathy's split.
 
-    title   for people
-    lists   names that the JSON may have
-    images  folders, below the set's own, that the names in it may be relative to
-    split   which part is the test
-    sizes   images and captions of that part, to tell an incomplete copy
-    layout  what to put where
+    Attributes:
+        title: Name to show.
+        lists: Possible names of the JSON file.
+        images: Subfolders that the file names in the JSON may be relative to.
+        split: Which part is the test split.
+        sizes: Number of images and captions of the test split, to detect an incomplete copy.
+        layout: Which files to put where, for messages.
+
     """
 
     title: str
@@ -29,15 +32,17 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class ClassificationSet:
-    """Labeled pictures, one folder a class.
+    """Labeled images, one folder per class.
 
-    title      for people
-    folders    where the folders of the classes may be, below the set's own
-    classes    how many there are
-    wordnet    whether the folders are called by WordNet numbers (n01440764), which need names
-    listed     file that lists the test pictures as CLASS/PICTURE, with or without suffix; None: all are the test
-    templates  prompts, with {} in the class's place
-    layout     what to put where
+    Attributes:
+        title: Name to show.
+        folders: Subfolders that may hold the class folders.
+        classes: Number of classes.
+        wordnet: Whether the class folders are named by WordNet IDs (n01440764), which need class names.
+        listed: File that lists the test images as CLASS/IMAGE, with or without suffix. None: all images are the test.
+        templates: Prompts, with {} for the class name.
+        layout: Which files to put where, for messages.
+
     """
 
     title: str
@@ -56,7 +61,7 @@ RETRIEVAL = {
         images=(".", "images"),
         split="test",
         sizes=(5000, 25010),
-        layout="dataset_coco.json (Karpathy's split) and the folder val2014/ with the pictures of COCO 2014",
+        layout="dataset_coco.json (Karpathy's split) and the folder val2014/ with the images of COCO 2014",
     ),
     "flickr30k": RetrievalSet(
         title="Flickr30k",
@@ -64,7 +69,7 @@ RETRIEVAL = {
         images=("flickr30k-images", "flickr30k_images", "images", "."),
         split="test",
         sizes=(1000, 5000),
-        layout="dataset_flickr30k.json (Karpathy's split) and the folder flickr30k-images/ with the pictures",
+        layout="dataset_flickr30k.json (Karpathy's split) and the folder flickr30k-images/ with the images",
     ),
 }
 
@@ -99,7 +104,7 @@ CLASSIFICATION = {
         wordnet=False,
         listed=None,
         templates=_OBJECTS,
-        layout="the test pictures as PNG, one folder a class: test/apple/*.png, test/aquarium_fish/*.png, ...",
+        layout="the test images as PNG, one folder per class: test/apple/*.png, test/aquarium_fish/*.png, ...",
     ),
     "imagenet1k": ClassificationSet(
         title="ImageNet-1k",
@@ -108,7 +113,7 @@ CLASSIFICATION = {
         wordnet=True,
         listed=None,
         templates=_OBJECTS,
-        layout="the validation pictures, one folder a class: val/n01440764/*.JPEG, ...; and LOC_synset_mapping.txt "
+        layout="the validation images, one folder per class: val/n01440764/*.JPEG, ...; and LOC_synset_mapping.txt "
         "or classes.json, a dict from folder to name",
     ),
     "imagenet-r": ClassificationSet(

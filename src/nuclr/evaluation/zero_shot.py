@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nuclr.evaluation.ranks import Indices, query_ranks
-from nuclr.popularity.problem import Array, as_tensor
+from nuclr.evaluation.ranks import query_ranks
+from nuclr.popularity.problem import Array, Indices, as_tensor
 
 
 def class_features(prompts: Sequence[Array]) -> Tensor:

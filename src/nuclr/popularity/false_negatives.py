@@ -1,9 +1,10 @@
-"""Likely false negatives: pairs (x_i, y_j) that are not in the data, yet score above x_i's own.
+"""Likely false negatives: pairs (x_i, y_j) that are not in the data but score higher than x_i's own pair.
 
-Such a y_j probably fits x_i as well, and training pushes the two apart. A popular y_j is near to many anchors and so
-the likelier to fit one more, as the paper argues when it weakens popular negatives: they are ordered by score times
-popularity. On 3,000 built-in pairs, whose truth is known, 45 % of the first 100 so found are false negatives, 37 % of
-those ordered by the margin over the own pair, 19 % of all that score above it, and 2 % of all negatives (one demo run).
+Such a y_j probably fits x_i as well, and training pushes the two apart. A popular y_j is near to many anchors and
+therefore more likely to fit one more, as the paper argues when it reduces the weight of popular negatives. So they are
+ordered by score times popularity. On 3,000 built-in pairs with known truth, 45 % of the first 100 in this order are
+false negatives, 37 % if ordered by the margin over the own pair, 19 % of all that score above it, and 2 % of all
+negatives (one demo run).
 """
 
 from dataclasses import dataclass
@@ -11,15 +12,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TILE = 2**24  # scores at a time
-ROUNDING = 1e-5  # a copy of the own caption may come out so much above it
+from nuclr.popularity.problem import Array, Indices, Vector, as_matrix, as_tensor, as_vector
+
+TILE = 2**24  # scores per tile
+ROUNDING = 1e-5  # rounding may give a copy of the own caption a score higher by this much
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FalseNegatives:
-    """Rows `x` and `y` of each pair found, the strongest first, with scores; `own` is the anchor's best own y.
+    """Likely false negatives, the strongest first.
 
-    `share`: of the anchors looked at, how many have any; `anchors`: how many were.
+    Attributes:
+        x: Row of the anchor, (k,).
+        y: Row of the candidate, (k,).
+        own: Row of the anchor's best own candidate, (k,).
+        score: Score of (x, y), (k,).
+        own_score: Score of (x, own), (k,).
+        share: Share of the examined anchors that have a false negative.
+        anchors: Number of anchors examined.
+
     """
 
     x: Tensor
@@ -30,51 +41,70 @@ class FalseNegatives:
     share: float
     anchors: int
 
+    def __repr__(self) -> str:
+        """Return one line with the counts."""
+        return f"FalseNegatives(listed={len(self.x)}, share={self.share:.4g}, anchors={self.anchors})"
+
 
 def false_negatives(
-    x: Tensor, y: Tensor, links: Tensor, popularity: Tensor, count: int, anchors: Tensor | None = None
+    x: Array, y: Array, links: Indices, popularity: Vector, count: int, anchors: Indices | None = None
 ) -> FalseNegatives:
-    """The `count` strongest, each anchor and each candidate at most once.
+    """Find the strongest likely false negatives; each anchor and each candidate occurs at most once.
 
     Args:
-        x: (n_x, d), features of the anchors.
-        y: (n_y, d), features of the candidates.
-        links: (n, 2), which x belongs to which y, by rows.
-        popularity: (n_y,), of mean one.
-        count: how many to return.
-        anchors: rows of x to look at, all by default.
+        x: Features of the anchors, (n_x, d).
+        y: Features of the candidates, (n_y, d).
+        links: Which x belongs to which y: rows (row of x, row of y), (n, 2).
+        popularity: Popularity of the candidates, (n_y,), of mean one.
+        count: Largest number to return.
+        anchors: Rows of x to examine. None: all that have a candidate.
+
+    Returns:
+        At most `count` false negatives.
+
+    Raises:
+        ValueError: If an argument has a wrong type or shape.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> y = torch.tensor([[0.6, 0.8], [0.8, 0.6]])  # each caption fits the other image better
+        >>> pairs = false_negatives(x, y, torch.tensor([[0, 0], [1, 1]]), torch.ones(2), count=5)
+        >>> pairs.x.tolist(), pairs.y.tolist()
+        ([0, 1], [1, 0])
 
     """
-    own_of = links[torch.argsort(links[:, 0], stable=True)]
-    rows = torch.unique(own_of[:, 0]) if anchors is None else torch.unique(anchors)
-    starts = torch.searchsorted(own_of[:, 0].contiguous(), torch.arange(len(x) + 1))
-    found: list[tuple[Tensor, ...]] = []
-    having = 0
+    x, y, own_pairs = as_matrix("x", x), as_matrix("y", y), as_tensor("links", links, lists=True)
+    if own_pairs.ndim != 2 or own_pairs.shape[1] != 2 or not len(own_pairs):
+        raise ValueError(f"links has shape {tuple(own_pairs.shape)}; needs (n, 2), rows (row of x, row of y)")
+    weight = as_vector("popularity", popularity, len(y))
+    own_pairs = own_pairs[torch.argsort(own_pairs[:, 0], stable=True)]
+    rows = torch.unique(own_pairs[:, 0] if anchors is None else as_tensor("anchors", anchors, lists=True))
+    starts = torch.searchsorted(own_pairs[:, 0].contiguous(), torch.arange(len(x) + 1))
+    parts: list[tuple[Tensor, ...]] = []
+    anchors_with_any = 0
     for tile in rows.split(max(1, TILE // len(y))):
         scores = x[tile].float() @ y.T.float()
         counts = starts[tile + 1] - starts[tile]
         row = torch.repeat_interleave(torch.arange(len(tile)), counts)
         first = torch.repeat_interleave(starts[tile] - (counts.cumsum(0) - counts), counts)
-        partner = own_of[first + torch.arange(len(row)), 1]
+        partner = own_pairs[first + torch.arange(len(row)), 1]
         own = torch.full_like(scores, -torch.inf)
         own[row, partner] = scores[row, partner]
         best, best_y = own.max(dim=1)
         margin = (scores - best[:, None]).masked_fill(own > -torch.inf, -torch.inf)
         margin = margin.masked_fill(~torch.isfinite(best)[:, None], -torch.inf)
-        having += int((margin > ROUNDING).any(dim=1).sum())
-        strength = scores.clamp(min=0) * popularity.to(scores)
+        anchors_with_any += int((margin > ROUNDING).any(dim=1).sum())
+        strength = scores.clamp(min=0) * weight.to(scores)
         strength, chosen = strength.masked_fill(margin <= ROUNDING, 0).max(dim=1)
-        here = torch.arange(len(tile))
-        found.append((strength, tile, chosen, best_y, scores[here, chosen], best))
-    strength, anchor, candidate, own_y, score, own_score = (torch.cat(part) for part in zip(*found, strict=True))
+        parts.append((strength, tile, chosen, best_y, scores[torch.arange(len(tile)), chosen], best))
+    strength, anchor, candidate, own_y, score, own_score = (torch.cat(part) for part in zip(*parts, strict=True))
     kept: list[int] = []
-    taken: set[int] = set()
+    used: set[int] = set()
     for k in torch.argsort(strength, descending=True, stable=True).tolist():
         if len(kept) == count or strength[k] <= 0:
             break
-        if int(candidate[k]) not in taken:
-            taken.add(int(candidate[k]))
+        if int(candidate[k]) not in used:
+            used.add(int(candidate[k]))
             kept.append(k)
-    return FalseNegatives(
-        anchor[kept], candidate[kept], own_y[kept], score[kept], own_score[kept], having / max(1, len(rows)), len(rows)
-    )
+    share = anchors_with_any / max(1, len(rows))
+    return FalseNegatives(anchor[kept], candidate[kept], own_y[kept], score[kept], own_score[kept], share, len(rows))

@@ -1,10 +1,10 @@
 """One pass over the scores: from zeta to the column sums c and the anchors' log Z.
 
-The scores are gone through in tiles of rows, and each tile in blocks of columns. A block is exponentiated relative to
-its rows' largest entries and summed along its rows; once the tile's rows are complete their Z is known, and the blocks
-are summed down their columns. Sums within a block and over a row's blocks are taken in the precision of the scores,
-those over the tiles in float64.
-Under torch.distributed each process passes over its own rows, and one sum over the processes joins them.
+The scores are processed in tiles of rows, and each tile in blocks of columns. A block is exponentiated relative to the
+largest entry of each row and summed along its rows. Once all blocks of a tile are done, Z of its rows is known, and the
+blocks are summed along their columns. Sums within a block and over the blocks of a row use the precision of the scores;
+sums over tiles use float64. Under torch.distributed each process handles its own rows, and one all-reduce adds the
+results.
 """
 
 import math
@@ -17,21 +17,24 @@ from torch import Tensor
 from nuclr import distributed
 from nuclr.popularity.problem import Problem
 
-CPU_BLOCK, GPU_BLOCK = (256, 8192), (4096, 32768)  # rows and columns that stay in a CPU's cache, or fill a GPU
+CPU_BLOCK, GPU_BLOCK = (256, 8192), (4096, 32768)  # rows, columns: fit into a CPU cache or fill a GPU
 LEAST_HEIGHT = 16
 LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
 class State:
-    """What a pass at zeta tells.
+    """Result of a pass at zeta.
 
-    log_c      (n_y,)
-    log_z      (n_x,), of this process's anchors
-    curvature  (n_y,), the diagonal of the objective's Hessian times tau n_y / (b_j c_j), which is
-               1 - b_j sum_i a_i A_ij^2 / c_j with A_ij = exp((s_ij - zeta_j)/tau) / Z_i: near 0 for a candidate
-               that some anchor has almost to itself
-    objective  the value to be minimized
+    Attributes:
+        zeta: (n_y,).
+        log_c: Log of the column sums, (n_y,).
+        log_z: Log of the partition functions of this process's anchors, (n_x,).
+        curvature: Diagonal of the objective's Hessian times tau n_y / (b_j c_j), (n_y,). This is
+            1 - b_j sum_i a_i A_ij^2 / c_j with A_ij = exp((s_ij - zeta_j)/tau) / Z_i. It is near 0 if the
+            anchors that choose candidate j choose almost nothing else.
+        objective: The value to be minimized.
+
     """
 
     zeta: Tensor
@@ -47,14 +50,22 @@ class State:
 
 
 class Kernel:
-    """The pass zeta -> State, over the matrix exp((s_ij - r_j) / tau) at a reference r.
+    """Compute State from zeta, with the matrix exp((s_ij - r_j) / tau) at a reference r.
 
-    Where the matrix fits into memory it is kept. At another zeta its columns need only be scaled by
-    v_j = exp((r_j - zeta_j) / tau), so a pass is two matrix-vector products and no exponential. Once v strays by more
-    than exp(DRIFT) the reference moves to the current zeta, so that no entry that matters under- or overflows
-    (Schmitzer, "Stabilized sparse scaling algorithms for entropy regularized transport problems", 2019). Where it does
-    not fit, zeta is its own reference, and one tile is held at a time. The curvature needs a product with the squared
-    entries; it is renewed while zeta still moves by more than a temperature, over a kept matrix at every third pass.
+    If the matrix fits into memory, it is kept. At another zeta its columns only need scaling by
+    v_j = exp((r_j - zeta_j) / tau), so a pass consists of two matrix-vector products without an exponential. When the
+    range of v exceeds exp(DRIFT), the reference moves to the current zeta, so that no relevant entry under- or
+    overflows (Schmitzer, "Stabilized sparse scaling algorithms for entropy regularized transport problems", 2019).
+
+    If the matrix does not fit, zeta is its own reference, and one tile is held at a time.
+
+    The curvature needs a product with the squared entries. It is updated while zeta still moves by more than one
+    temperature; with a kept matrix, only at every third pass.
+
+    Args:
+        problem: The problem.
+        memory: Bytes that the matrix may take.
+
     """
 
     DRIFT = 40.0
@@ -65,7 +76,7 @@ class Kernel:
         n_x, n_y = len(problem.a), len(problem.b)
         self.problem = problem.part(own_rows(n_x))
         self.tiles, self.blocks = tiling(self.problem, memory)
-        share = -(-n_x // distributed.world_size())  # the same on all processes, so that they decide alike
+        share = -(-n_x // distributed.world_size())  # equal on all processes, so that all take the same decision
         self.keep = share * n_y * problem.dtype.itemsize <= memory
         block = [max((s.stop - s.start for s in slices), default=0) for slices in (self.tiles, self.blocks)]
         count = len(self.tiles) if self.keep else 1
@@ -77,7 +88,7 @@ class Kernel:
         self.curvature, self.curved_at = torch.ones_like(problem.b), torch.full_like(problem.b, math.inf)
 
     def __call__(self, zeta: Tensor) -> State:
-        """One pass over the scores."""
+        """Pass over the scores once and return the state at zeta."""
         p = self.problem
         drift = (self.reference - zeta) / p.temperature
         fresh = self.age < 0 or not self.keep or float(drift.amax() - drift.amin()) > self.DRIFT
@@ -108,11 +119,11 @@ class Kernel:
         return self._state(zeta, v, sums, self.top.to(zeta) + z.to(zeta).log())
 
     def _fill(self, tile: list[Tensor], rows: slice, shift: Tensor) -> None:
-        """Exponentials relative to the largest of their row within the block, and its own relative to all the row's."""
+        """Fill each block with exp(logit - block row maximum); `scale` holds exp(block row maximum - row maximum)."""
         for block, columns, top in zip(tile, self.blocks, self.scale, strict=True):
             self.problem.logits(rows, columns, shift, out=block)
             top[rows] = largest = block.amax(dim=1)
-            block.sub_(largest[:, None]).mul_(LOG2_E).exp2_()  # on a CPU three times as fast as exp_
+            block.sub_(largest[:, None]).mul_(LOG2_E).exp2_()  # exp2_ is three times as fast as exp_ on CPU
         self.top[rows] = self.scale[:, rows].amax(dim=0)
         self.scale[:, rows] = (self.scale[:, rows] - self.top[rows]).exp()
 
@@ -121,7 +132,7 @@ class Kernel:
         total = distributed.sum_over_processes(torch.cat([sums.flatten(), (p.a @ log_z)[None]]))
         c = total[: len(v)] * v
         log_c = c.log()
-        if not bool(log_c.amin() > self.SMALLEST_LOG_C):  # a candidate that no anchor reaches: once more, in logs
+        if not bool(log_c.amin() > self.SMALLEST_LOG_C):  # c underflows: use logs
             log_c = distributed.all_gather(log_column_sums(p, zeta, log_z)[None]).logsumexp(dim=0)
         if len(sums) == 2:
             self.curvature = (1 - p.b * v.square() * total[len(v) : -1] / c).nan_to_num(nan=1.0)
@@ -130,7 +141,7 @@ class Kernel:
 
 
 def tiling(problem: Problem, memory: float = math.inf) -> tuple[list[slice], list[slice]]:
-    """Slices of the rows, as many as fit into memory, and of the columns, in widths that suit a matrix product."""
+    """Return slices of the rows (as high as fits into memory) and of the columns (multiples of 64 wide)."""
     height, width = CPU_BLOCK if problem.b.device.type == "cpu" else GPU_BLOCK
     fitting = memory / (len(problem.b) * problem.dtype.itemsize)
     tiles = _slices(len(problem.a), int(min(height, max(LEAST_HEIGHT, fitting))))
@@ -143,20 +154,20 @@ def _slices(size: int, step: int) -> list[slice]:
 
 
 def own_rows(n_x: int) -> slice:
-    """The share of the anchors that this process passes over."""
+    """Return the slice of the anchors that this process handles."""
     rank, world = distributed.rank(), distributed.world_size()
     return slice(n_x * rank // world, n_x * (rank + 1) // world)
 
 
 def gather_rows(own: Tensor, n_x: int) -> Tensor:
-    """What all processes found for their anchors, (n_x,)."""
+    """Gather a value per anchor from all processes, (n_x,)."""
     everyone = own.new_zeros(n_x)
     everyone[own_rows(n_x)] = own
     return distributed.sum_over_processes(everyone)
 
 
 def log_column_sums(problem: Problem, zeta: Tensor, log_z: Tensor) -> Tensor:
-    """Log c, (n_y,), at any zeta, however far from the solution: slower than a pass, but all in logs."""
+    """Return log c, (n_y,), computed in logs: slower than a pass, but safe at any distance from the solution."""
     log_c = torch.full_like(zeta, -math.inf)
     shift = (zeta / -problem.temperature).to(problem.dtype)
     tiles, blocks = tiling(problem)

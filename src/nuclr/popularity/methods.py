@@ -1,6 +1,6 @@
-"""Ways to step from one pass over the scores to the next zeta.
+"""Methods that choose the next zeta after a pass over the scores.
 
-gradient    zeta + step (c - 1), the paper's descent, with a step that shrinks where the objective would rise
+gradient    zeta + step (c - 1), the paper's gradient descent; the step is halved if the objective would rise
 sinkhorn    zeta + tau log c: never raises the objective, converges linearly, slowly at low temperature
 anderson    Sinkhorn's map extrapolated from its last steps (Walker and Ni, "Anderson acceleration for fixed-point
             iterations", 2011)
@@ -16,32 +16,32 @@ from nuclr.popularity.kernel import State
 
 
 class Method(Protocol):
-    """Proposes a zeta and judges what was found there; if it declines, it is asked again at the old state."""
+    """Proposes the next zeta and accepts or rejects the state there; after a rejection the old state is kept."""
 
     def propose(self, state: State) -> Tensor:
-        """The next zeta to look at."""
+        """Return the next zeta to evaluate."""
 
     def accepts(self, state: State, proposal: State) -> bool:
-        """Whether to go on from the proposal."""
+        """Return whether to continue from the proposal."""
 
 
 def improves(state: State, proposal: State) -> bool:
-    """Nearer to the solution by the objective or, where rounding hides its differences, by log c."""
+    """Return whether the objective is smaller or, if rounding hides the difference, the norm of log c."""
     return proposal.objective < state.objective or bool(proposal.log_c.norm() < state.log_c.norm())
 
 
 class Gradient:
-    """Descent along 1 - c, which is n_y times the objective's gradient."""
+    """Gradient descent along 1 - c, which is n_y times the objective's gradient."""
 
     def __init__(self, temperature: float) -> None:
         self.step = temperature
 
     def propose(self, state: State) -> Tensor:
-        """One step down the gradient."""
+        """Return zeta after one gradient step."""
         return state.zeta + self.step * torch.expm1(state.log_c)
 
     def accepts(self, state: State, proposal: State) -> bool:
-        """Where it went down; the step grows a little, or is halved."""
+        """Accept an improvement and lengthen the step a little; otherwise halve the step."""
         good = improves(state, proposal)
         self.step *= 1.1 if good else 0.5
         return good
@@ -54,21 +54,23 @@ class Sinkhorn:
         self.temperature = temperature
 
     def propose(self, state: State) -> Tensor:
-        """One iteration."""
+        """Return zeta after one iteration."""
         return state.zeta + self.temperature * state.log_c
 
     def accepts(self, state: State, proposal: State) -> bool:  # noqa: ARG002
-        """Always."""
+        """Accept always."""
         return True
 
 
 class Anderson:
-    """Sinkhorn's steps over the curvature, extrapolated from the last points to where log c would be smallest.
+    """Anderson acceleration of Sinkhorn's steps divided by the curvature, extrapolated to the smallest log c.
 
-    Near a solution Sinkhorn's is a lazy random walk among the candidates, the lazier the more a candidate has an
-    anchor to itself; dividing by the curvature takes the laziness out. No step leaves the range of Sinkhorn's own or
-    of REACH temperatures. A point that is no better than the last one is dropped, the past forgotten, one step of
-    Sinkhorn's taken, which cannot raise the objective, and small curvatures are trusted less for a while.
+    Near a solution Sinkhorn's map is a lazy random walk among the candidates: the more the anchors of a candidate
+    choose only this candidate, the more slowly the walk leaves it. Dividing by the curvature removes the laziness. No
+    step is longer than Sinkhorn's own or than REACH temperatures.
+
+    If a point does not improve on the last one, it is dropped and the history is cleared. Then one Sinkhorn step is
+    taken, which cannot raise the objective, and small curvatures are trusted less for a while.
     """
 
     MEMORY = 20
@@ -84,7 +86,7 @@ class Anderson:
         self.floor = self.LEAST_CURVATURE
 
     def propose(self, state: State) -> Tensor:
-        """The extrapolated point."""
+        """Return the extrapolated point, or one Sinkhorn step after a rejection."""
         if self.fall_back:
             return state.zeta + self.temperature * state.log_c
         self.past = [*self.past, state][-self.MEMORY - 1 :]
@@ -98,7 +100,7 @@ class Anderson:
         return state.zeta + (self.temperature * rest - mix @ d_zeta).clamp(-reach, reach)
 
     def accepts(self, state: State, proposal: State) -> bool:
-        """Sinkhorn's own steps always, extrapolated ones where they improve."""
+        """Accept Sinkhorn steps always, extrapolated steps if they improve."""
         good = self.fall_back or improves(state, proposal)
         self.past = self.past if good else []
         self.floor = max(self.floor * self.SHRINK, self.LEAST_CURVATURE) if good else min(self.GROW * self.floor, 1.0)
@@ -115,7 +117,19 @@ METHODS: dict[str, Callable[[float], Method]] = {
 
 
 def make_method(name: str, temperature: float) -> Method:
-    """The method of this name; "auto" is the fastest."""
+    """Create a method by name.
+
+    Args:
+        name: "auto" (the fastest: Anderson), "anderson", "sinkhorn" or "gradient".
+        temperature: tau.
+
+    Returns:
+        A new method without history.
+
+    Raises:
+        ValueError: If the name is unknown.
+
+    """
     if name not in METHODS:
         raise ValueError(f"method={name!r}; give one of {', '.join(METHODS)}")
     return METHODS[name](temperature)

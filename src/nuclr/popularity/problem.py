@@ -26,6 +26,7 @@ from torch import Tensor
 
 Array = Tensor | npt.NDArray[Any]
 Vector = Array | Sequence[float]
+Indices = Array | Sequence[int] | Sequence[Sequence[int]]
 Norms = Literal["unit", "normalize", "any"]
 
 NORM_TOLERANCE = 1e-2  # bfloat16 rounding passes, a forgotten normalization does not
@@ -129,7 +130,7 @@ def make_problem(
         Problem(features of 3 dimensions, anchors=3, candidates=3, temperature=0.5, float32)
 
     """
-    temperature = _positive("temperature", temperature)
+    temperature = as_positive("temperature", temperature)
     arguments = {name: t for name, t in (("x", x), ("y", y), ("scores", scores)) if t is not None}
     if arguments.keys() not in ({"x", "y"}, {"scores"}):
         names = " and ".join(arguments) or "neither features nor scores"
@@ -300,7 +301,8 @@ def as_vector(name: str, value: Vector, size: int) -> Tensor:
     return vector
 
 
-def _positive(name: str, value: Any) -> float:
+def as_positive(name: str, value: Any) -> float:
+    """Return `value` as a finite number above 0, or raise a ValueError that names the argument."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -18,7 +18,7 @@ from torch import Tensor
 from nuclr import distributed
 from nuclr.popularity.kernel import Kernel, State, gather_rows
 from nuclr.popularity.methods import make_method
-from nuclr.popularity.problem import Array, Problem, Vector, as_vector, make_problem
+from nuclr.popularity.problem import Array, Norms, Problem, Vector, as_vector, make_problem
 from nuclr.popularity.result import Result
 
 PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before the solver gives up
@@ -81,7 +81,7 @@ def solve(
         (True, [1, 2])
 
     """
-    norms = "normalize" if normalize else "unit"
+    norms: Norms = "normalize" if normalize else "unit"
     problem = make_problem(x, y, scores, temperature=temperature, x_weight=x_weight, y_weight=y_weight, norms=norms)
     return Solver(method, tolerance, max_iterations, progress, memory)(problem, init)
 
