@@ -5,6 +5,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy
 import torch
@@ -38,6 +39,13 @@ def solve_and_metrics() -> None:
     check(metrics["image_to_text_R@1"] == 1, f"identical features must be found: {metrics}")
 
 
+def package_data() -> None:
+    source, installed = Path(__file__).parents[1] / "src" / "nuclr", Path(nuclr.__file__).parent
+    files = {path.relative_to(source) for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    missing = sorted(str(path) for path in files if not (installed / path).is_file())
+    check(not missing, f"not installed: {missing}")
+
+
 def command_line() -> None:
     done = subprocess.run([sys.executable, "-m", "nuclr", "--help"], capture_output=True, text=True)
     lines = done.stderr.splitlines()
@@ -51,6 +59,7 @@ for package in nuclr.errors.EXTRAS:
     check(package not in sys.modules, f"{package} was imported by the core")
 objective_step()
 solve_and_metrics()
+package_data()
 command_line()
 sys.stdout.write(
     f"core only: objectives, popularity and metrics work (torch {torch.__version__}, numpy {numpy.__version__})\n"
