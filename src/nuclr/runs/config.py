@@ -69,7 +69,7 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: 
     settings = fill(Settings(), values, origin)
     for key, value in changes:
         settings = fill(settings, nest(key, value))
-    check(settings, [key for key, _ in changes] if strict else [])
+    check(settings, [key for key, value in changes if value is not None] if strict else [])
     return settings
 
 
