@@ -53,7 +53,7 @@ def plugin(tmp_path):
 def test_train_report_and_popularity(tmp_path, plugin, nuclr):
     file, run = write_config(tmp_path), tmp_path / "run"
     options = [f"plugins={plugin}", "objective.name=margin-nce", "objective.margin=0.15", f"out={run}", "report=false"]
-    status, out, err = nuclr("train", file, *options)
+    status, _, err = nuclr("train", file, *options)
     assert status == 0, err
     assert "MarginNCE: temperature 0.05" in err, "the start banner shows the label"
     saved = yaml.safe_load((run / "config.yaml").read_text())
