@@ -210,6 +210,6 @@ def test_mistakes_with_pictures(refused, pictures, tmp_path):
     folders = write_folders(tmp_path / "b", cat=1, dog=1)
     (tmp_path / "templates.json").write_text('["a photo"]')
     templates = ("--templates", tmp_path / "templates.json")
-    refused("'a photo' has none", pictures, "--classification", folders, *templates)
+    refused("'a photo' does not have it", pictures, "--classification", folders, *templates)
     refused("no such file", pictures, "--classification", folders, "--classes", tmp_path / "nothing.json")
     refused("holds vectors, but", pictures, "--classification", write_classes(tmp_path / "classes.npz"))
