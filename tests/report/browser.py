@@ -1,4 +1,4 @@
-"""A headless Chromium to look at pages with: the DevTools protocol over a pipe, no driver and no network."""
+"""A headless Chromium, controlled by the DevTools protocol over a pipe, without a driver or a network."""
 
 import base64
 import contextlib
@@ -22,11 +22,11 @@ PATIENCE = 60
 
 
 def find_chromium() -> str | None:
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One tab. `events` are those that came in: console messages, errors, requests."""
+    """One tab. `events` has what the browser reported: console messages, errors, requests."""
 
     def __init__(self, profile: Path) -> None:
         to_it, from_us = os.pipe()
@@ -55,18 +55,18 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """A command of the protocol; returns its result."""
+        """Send a command of the protocol and return its result."""
         self._number += 1
-        message = {"id": self._number, "method": method, "params": params}
+        command = {"id": self._number, "method": method, "params": params}
         if self._session and not method.startswith(("Target.", "Browser.")):
-            message["sessionId"] = self._session
-        os.write(self._write, json.dumps(message).encode() + b"\0")
+            command["sessionId"] = self._session
+        os.write(self._write, json.dumps(command).encode() + b"\0")
         while True:
-            found = self._receive()
-            if found.get("id") == self._number:
-                assert "error" not in found, (method, found["error"])
-                return found["result"]
-            self.events.append(found)
+            message = self._receive()
+            if message.get("id") == self._number:
+                assert "error" not in message, (method, message["error"])
+                return message["result"]
+            self.events.append(message)
 
     def _receive(self) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE
@@ -79,15 +79,15 @@ class Browser:
         return json.loads(message)
 
     def wait(self, method: str) -> dict[str, Any]:
-        """The next event of this name."""
+        """Return the next event of this name."""
         while True:
-            found = self._receive()
-            self.events.append(found)
-            if found.get("method") == method:
-                return found["params"]
+            message = self._receive()
+            self.events.append(message)
+            if message.get("method") == method:
+                return message["params"]
 
     def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Load a file at this size."""
+        """Load a file in a window of this size."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                   mobile=width < 600)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -96,10 +96,10 @@ class Browser:
         self.wait("Page.loadEventFired")
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page; a promise is waited for."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        """Return the value of an expression in the page; wait for a promise."""
+        outcome = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in outcome, outcome["exceptionDetails"]
+        return outcome["result"].get("value")
 
     def screenshot(self, path: Path, whole: bool = True) -> None:
         clip: dict[str, Any] = {}
@@ -111,22 +111,22 @@ class Browser:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **clip)["data"]))
 
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console, and what the page asked for beyond itself."""
-        found = []
+        """Return errors and warnings of the console, and requests for anything but the page."""
+        complaints = []
         for event in self.events:
             method, params = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown":
-                found.append(f"error: {params['exceptionDetails'].get('text')}")
+                complaints.append(f"error: {params['exceptionDetails'].get('text')}")
             elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-                found.append(f"console: {params['args']}")
+                complaints.append(f"console: {params['args']}")
             elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-                found.append(f"log: {params['entry']['text']}")
+                complaints.append(f"log: {params['entry']['text']}")
             elif method == "Network.requestWillBeSent":
                 url = params["request"]["url"]
                 itself = url.startswith("file:") and params.get("type") == "Document"
                 if not itself and not url.startswith(("data:", "blob:")):
-                    found.append(f"request: {url[:200]}")
-        return found
+                    complaints.append(f"request: {url[:200]}")
+        return complaints
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -141,8 +141,8 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    found = Browser(profile)
+    opened = Browser(profile)
     try:
-        yield found
+        yield opened
     finally:
-        found.close()
+        opened.close()

@@ -1,4 +1,4 @@
-"""The page in a real browser, from its file: nothing leaves it, nothing overflows, and what can be clicked works."""
+"""Pages in a real browser: they request nothing, nothing overflows, and the controls work."""
 
 import csv
 import io
@@ -12,14 +12,14 @@ from tests.report import browser, folders
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(browser.find_chromium() is None, reason="no Chromium here"),
+    pytest.mark.skipif(browser.find_chromium() is None, reason="Chromium is not installed"),
 ]
 
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
-    with browser.browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with browser.browser(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def page(picture_run, tmp_path_factory):
 
 
 def shown(tab) -> list[int]:
-    """Places in the data of the cards that are seen, in their order."""
+    """Return the indices of the visible cards in their order."""
     return tab.run("[...document.querySelectorAll('.card:not([hidden])')].map(c => Number(c.dataset.card))")
 
 
@@ -38,7 +38,7 @@ def choose(tab, control: str, value: str) -> None:
             f" c.dispatchEvent(new Event('{event}', {{bubbles: true}})); }})()")  # fmt: skip
 
 
-def test_pages_fit_and_ask_for_nothing(chromium, page, tmp_path):
+def test_pages_fit_and_request_nothing(chromium, page, tmp_path):
     folders.write_json(tmp_path / "c" / "compare.json", folders.comparison())
     folders.write_json(tmp_path / "t" / "toy.json", folders.toy())
     for file in (page, write_report(tmp_path / "c"), write_report(tmp_path / "t")):
@@ -74,10 +74,11 @@ def test_sort_filter_and_download(chromium, page, tmp_path):
     assert shown(chromium) == sorted(first, key=lambda k: (-data[k]["zeta"], k))
     choose(chromium, "g-group", "least")
     choose(chromium, "g-text", "THING")
-    wanted = [k for k in first if data[k]["group"] == "least" and "thing" in data[k]["caption"]]
-    assert set(shown(chromium)) == set(wanted) and 0 < len(wanted) < len(first)
+    expected = [k for k in first if data[k]["group"] == "least" and "thing" in data[k]["caption"]]
+    assert set(shown(chromium)) == set(expected) and 0 < len(expected) < len(first)
     assert (
-        chromium.run("document.getElementById('g-count').textContent") == f"{len(wanted)} of {len(data)} samples shown"
+        chromium.run("document.getElementById('g-count').textContent")
+        == f"{len(expected)} of {len(data)} samples shown"
     )
 
     chromium.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
@@ -96,7 +97,7 @@ def test_sort_filter_and_download(chromium, page, tmp_path):
     assert chromium.complaints() == []
 
 
-def test_curves_are_toggled_and_read_by_keys(chromium, page):
+def test_legend_and_arrow_keys(chromium, page):
     chromium.open(page)
     chart = "[...document.querySelectorAll('.chart')].find(c => c.querySelector('button.key'))"
     hidden = f"{chart}.querySelectorAll('[data-series][hidden]').length"
@@ -107,9 +108,9 @@ def test_curves_are_toggled_and_read_by_keys(chromium, page):
     chromium.run(f"{chart}.querySelector('svg').focus()")
     for kind in ("keyDown", "keyUp"):
         chromium.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight")
-    told = chromium.run(f"{chart}.querySelector('.readout').textContent")
+    readout = chromium.run(f"{chart}.querySelector('.readout').textContent")
     name = chromium.run(f"{chart}.querySelector('button.key').dataset.key")
-    assert told.startswith("epoch ") and name not in told
+    assert readout.startswith("epoch ") and name not in readout
     chromium.run(f"{chart}.querySelector('button.key').click()")
     assert chromium.run(hidden) == 0
     assert chromium.complaints() == []

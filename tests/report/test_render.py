@@ -22,7 +22,7 @@ def fail(error):
 
 
 def page_of(*sections):
-    return render_page(Page("test", lambda _: True, lambda *_: None, list(sections)), Context("Title", "Sentence."))
+    return render_page(Page("test", (), lambda *_: None, list(sections)), Context("Title", "Sentence."))
 
 
 SUMMARY = Section("summary", "Summary", "{{ parts.notes(notes) }}", lambda _: Words(""), heading=False)

@@ -87,7 +87,7 @@ def test_wrong_registrations():
 def test_refusals(nuclr, vector_run, tmp_path):
     for arguments, message in (
         ([tmp_path / "nowhere"], "no such folder"),
-        ([tmp_path], "is not a run folder"),
+        ([tmp_path], "it has none of the files config.yaml, compare.json"),
         ([vector_run, "--out", tmp_path], "is a folder"),
         ([vector_run, "--no-model", "--out", tmp_path / "no" / "page.html"], "cannot be written"),
     ):

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -128,16 +129,20 @@ class Page:
 
     Args:
         kind: what the page is about, printed above its heading.
-        accepts: whether a folder gets a page of this kind.
+        files: a folder with one of these files gets a page of this kind.
         open: reads the folder. Raises `UserError` if there is nothing to make a page from.
         sections: in the order of the page.
 
     """
 
     kind: str
-    accepts: Callable[[Path], bool]
+    files: tuple[str, ...]
     open: Callable[[Path, Options], Context]
     sections: list[Section]
+
+    def accepts(self, path: Path) -> bool:
+        """Return whether a folder gets a page of this kind."""
+        return any((path / name).is_file() for name in self.files)
 
 
 def render_page(page: Page, context: Context) -> str:
@@ -207,6 +212,7 @@ def to_json(data: object) -> Markup:
     return Markup(dumped)
 
 
+@cache
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("nuclr.report"),

@@ -5,7 +5,7 @@ from pathlib import Path
 from nuclr import files
 from nuclr.errors import UserError
 from nuclr.report.pages import comparison, popularity, toy, training
-from nuclr.report.render import Options, Page, Section, render_page
+from nuclr.report.render import Options, Page, Section, describe, render_page
 
 REPORT = "report.html"
 PAGES: dict[str, Page] = {
@@ -105,12 +105,22 @@ def make_page(path: Path, options: Options) -> str:
         options: what the page contains.
 
     Raises:
-        UserError: if the folder is not one of these.
+        UserError: if the folder is not one of these, or its files are damaged.
 
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; name the folder that a nuclr command wrote")
-    for page in PAGES.values():
-        if page.accepts(path):
-            return render_page(page, page.open(path, options))
-    raise UserError(f"{path} is not a run folder; name the folder that nuclr train, compare, popularity or toy wrote")
+    page = next((page for page in PAGES.values() if page.accepts(path)), None)
+    if page is None:
+        expected = ", ".join(name for page in PAGES.values() for name in page.files)
+        raise UserError(
+            f"{path} is not a run folder: it has none of the files {expected}; "
+            "name the folder that nuclr train, compare, popularity or toy wrote"
+        )
+    try:
+        context = page.open(path, options)
+    except (AttributeError, LookupError, TypeError, ValueError, OSError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: the files of this {page.kind} are damaged ({describe(error)})") from None
+    return render_page(page, context)

@@ -29,6 +29,20 @@ def test_one_damaged_study_is_a_note(tmp_path):
     assert "Batch sizes is left out: KeyError: 'metrics'" in context.notes
 
 
+def test_wrong_values_are_notes_or_errors(tmp_path):
+    complete = folders.comparison()
+    wrong = [complete | {key: value} for key in complete for value in (None, 3, "x", [])]
+    wrong += [{name: value for name, value in complete.items() if name != key} for key in complete]
+    for content in wrong:
+        folders.write_json(tmp_path / "compare.json", content)
+        try:
+            page = make_page(tmp_path, Options())
+        except UserError as error:
+            assert "damaged" in str(error)
+        else:
+            assert "<main" in page
+
+
 def test_a_damaged_comparison_is_an_error(tmp_path):
     (tmp_path / "compare.json").write_text('{"rows": {}}')
     with pytest.raises(UserError, match="is damaged"):

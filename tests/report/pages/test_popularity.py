@@ -31,7 +31,7 @@ def test_many_pictures(nuclr, tmp_path):
     with pytest.raises(UserError, match=r"popularity\.csv was not written by nuclr popularity, or is damaged"):
         make_page(tmp_path / "out", Options())
     (tmp_path / "out" / "popularity.csv").write_text("side,number,x\ny,1,1\n")
-    with pytest.raises(UserError, match="do not fit together"):
+    with pytest.raises(UserError, match="the files of this popularity are damaged"):
         make_page(tmp_path / "out", Options())
     (tmp_path / "out" / "popularity.json").write_text("{}")
     with pytest.raises(UserError, match="align is missing"):

@@ -69,10 +69,6 @@ class CommonSettings:
     versions: str
 
 
-def _accepts(path: Path) -> bool:
-    return any((path / name).is_file() for name in FILES.values())
-
-
 def _open(path: Path, _: Options) -> Comparison:
     """Read the studies; one that cannot be read is a note, unless it is the only one."""
     studies, notes, problems = {}, [], []
@@ -309,7 +305,7 @@ def _difference_charts(study: Results) -> list[Chart]:
 STUDY_TEMPLATE = "sections/comparison_study.html"
 PAGE = Page(
     kind="comparison",
-    accepts=_accepts,
+    files=tuple(FILES.values()),
     open=_open,
     sections=[
         Section("summary", "Summary", "sections/tiles.html", comparison_summary, heading=False),

@@ -64,10 +64,7 @@ def _open(path: Path, options: Options) -> PopularityFolder:
     labels = {side: {int(row["number"]): row for row in own} for side, own in rows.items() if own}
     notes: list[str] = []
     run, pairs = _open_run(content, notes)
-    try:
-        sides = {side: read_side(side, rows, content) for side in labels}
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: {SUMMARY} and {TABLE} do not fit together ({describe(error)})") from None
+    sides = {side: read_side(side, rows, content) for side in labels}
     if run is not None and pairs is not None and "y" in sides:
         sides["y"] = _with_training(sides["y"], run, pairs)
     origin = content.get("run") or content["file"]
@@ -286,7 +283,7 @@ def solver_table(context: PopularityFolder) -> Solver:
 
 PAGE = Page(
     kind="popularity",
-    accepts=lambda path: (path / SUMMARY).is_file(),
+    files=(SUMMARY,),
     open=_open,
     sections=[
         Section("summary", "Summary", "sections/popularity_summary.html", popularity_summary, heading=False),

@@ -203,7 +203,7 @@ def toy_repeat(context: ToyStudy) -> ToyRepeat:
 
 PAGE = Page(
     kind="toy study",
-    accepts=lambda path: (path / SUMMARY).is_file(),
+    files=(SUMMARY,),
     open=_open,
     sections=[
         Section("summary", "Summary", "sections/tiles.html", toy_summary, heading=False),

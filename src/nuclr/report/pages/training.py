@@ -24,7 +24,7 @@ def _open(path: Path, options: Options) -> TrainingRun:
 
 PAGE = Page(
     kind="training run",
-    accepts=folder.is_run,
+    files=(folder.CONFIG,),
     open=_open,
     sections=[
         Section("summary", "Summary", "sections/summary.html", run_summary, heading=False),
