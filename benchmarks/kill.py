@@ -1,13 +1,13 @@
-"""SIGKILL at random moments, on one process and on two: does the resumed run end as one that was never stopped?
+"""SIGKILL at random moments, on one process and on two: is the resumed run identical to one that was never stopped?
 
     python benchmarks/kill.py [--kills 10] [--seed 0]
 
-A small run of 280 steps (NUCLR, 40 epochs on vectors, an evaluation an epoch, a checkpoint every five steps and after
-every epoch) is trained once to its end, by the command that a person would type: `nuclr train`, or `torchrun
---nproc_per_node 2 -m nuclr train` over gloo. Then once more: at each of `--kills` random moments all its processes get
-SIGKILL, and `--resume` goes on. A moment is a step drawn at random and up to 30 ms more, so that steps, log lines,
-checkpoints in writing and evaluations are all hit. In the end weights, optimizer, the objective's state, metrics.jsonl,
-results.json (but for the clock) and the saved model have to be the same to the last bit. Needs Linux's /proc.
+A small run of 280 steps (NUCLR, 40 epochs on vectors, one evaluation per epoch, a checkpoint every five steps and
+after every epoch) is first trained without interruption, by the command that a user would type: `nuclr train`, or
+`torchrun --nproc_per_node 2 -m nuclr train` over gloo. Then it is trained again: at each of `--kills` random moments all its
+processes get SIGKILL, and `--resume` continues. A moment is a random step plus up to 30 ms, so kills hit steps, log
+lines, evaluations and checkpoints that are being written. In the end weights, optimizer, objective state,
+metrics.jsonl, results.json (except for timings) and the saved model must be bit-identical. Needs Linux (/proc).
 """
 
 import argparse
@@ -45,7 +45,7 @@ LAUNCH = {1: [], 2: ["-m", "torch.distributed.run", "--standalone", "--nproc_per
 
 
 def write_pairs(path: Path, images: int, seed: int) -> None:
-    """Vectors of 12 and, for each, two of 8 that follow from it but for noise."""
+    """Write vectors of width 12 and, per vector, two of width 8 that are a linear function of it plus noise."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(images, 12)).astype("float32")
     y_to_x = np.repeat(np.arange(images), 2)
@@ -54,7 +54,7 @@ def write_pairs(path: Path, images: int, seed: int) -> None:
 
 
 def start(folder: Path, name: str, world: int) -> subprocess.Popen[str]:
-    """The run."""
+    """Start the run, or resume it."""
     train = ["-m", "nuclr", "train", "kill.yaml", f"out={name}", "--resume"]
     return subprocess.Popen(
         [sys.executable, *LAUNCH[world], *train],
@@ -67,15 +67,15 @@ def start(folder: Path, name: str, world: int) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for a good end; what was told on stderr."""
-    _, told = process.communicate()
+    """Wait for the run to end without an error, and return its stderr."""
+    _, stderr = process.communicate()
     if process.returncode != 0:
-        sys.exit(f"the run ended with status {process.returncode}:\n{told}")
-    return told
+        sys.exit(f"the run ended with status {process.returncode}:\n{stderr}")
+    return stderr
 
 
 def last_step(run: Path) -> int:
-    """The step of the last whole line of timing.jsonl, which is never cut back."""
+    """Return the step of the last complete line of timing.jsonl, which is never truncated."""
     try:
         lines = (run / "timing.jsonl").read_bytes().split(b"\n")[:-1]
     except OSError:
@@ -84,7 +84,7 @@ def last_step(run: Path) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one has started."""
+    """Return the ids of the processes that this one has started."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -92,7 +92,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill_at(process: subprocess.Popen[str], run: Path, step: int, pause: float, before: int) -> tuple[int, str]:
-    """SIGKILL to all processes once this step is reached; the step it was in, and what it had told."""
+    """Send SIGKILL to all processes once this step is reached; return the step that was hit, and stderr."""
     lines = before
     while process.poll() is None:
         lines = _lines(run)
@@ -103,8 +103,8 @@ def kill_at(process: subprocess.Popen[str], run: Path, step: int, pause: float, 
     for pid in [*children(process.pid), process.pid]:  # torchrun's workers have sessions of their own
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    _, told = process.communicate()
-    return last_step(run), told
+    _, stderr = process.communicate()
+    return last_step(run), stderr
 
 
 def _lines(run: Path) -> int:
@@ -113,7 +113,7 @@ def _lines(run: Path) -> int:
 
 
 def differences(a: Any, b: Any, where: str) -> list[str]:
-    """Names of what is not the same to the last bit, through nested dicts and lists."""
+    """Return the names of the values that are not bit-identical, through nested dicts and lists."""
     if type(a) is not type(b):
         return [where]
     if isinstance(a, dict):
@@ -129,18 +129,18 @@ def differences(a: Any, b: Any, where: str) -> list[str]:
 
 
 def compare(a: Path, b: Path) -> list[str]:
-    """What differs between two finished runs."""
+    """Return what differs between two finished runs."""
     states = [checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0]) for run in (a, b)]
     results = [json.loads((run / "results.json").read_text()) for run in (a, b)]
     for content in results:
         content.pop("timing")
-    found = differences(*states, "checkpoint") + differences(*results, "results.json")
+    different = differences(*states, "checkpoint") + differences(*results, "results.json")
     files = ["metrics.jsonl", *sorted(str(path.relative_to(a)) for path in (a / "model").rglob("*") if path.is_file())]
-    return found + [name for name in files if (a / name).read_bytes() != (b / name).read_bytes()]
+    return different + [name for name in files if (a / name).read_bytes() != (b / name).read_bytes()]
 
 
 def main() -> None:
-    """Print a line a kill and the outcome; write JSON."""
+    """Print one line per kill and the outcome; write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
@@ -157,15 +157,17 @@ def main() -> None:
             finish(start(folder, "whole", world))
             run, kills = folder / "run", []
             for step in sorted(chance.sample(range(1, EPOCHS * STEPS), arguments.kills)):
-                killed, told = kill_at(
+                killed, stderr = kill_at(
                     start(folder, "run", world), run, step, pause := chance.random() * 0.03, _lines(run)
                 )
-                going_on = told.partition("going on from step ")[2].split(" ")[0]
-                kills.append({"wanted": step, "pause": pause, "killed_in": killed, "began_at": int(going_on or 0)})
-                print(f"{world} process{'es' * (world > 1)}: from step {going_on or 0}, killed in {killed}", flush=True)
+                resumed_at = stderr.partition("resuming from step ")[2].split(" ")[0]
+                kills.append({"target": step, "pause": pause, "killed_in": killed, "resumed_at": int(resumed_at or 0)})
+                print(
+                    f"{world} process{'es' * (world > 1)}: from step {resumed_at or 0}, killed in {killed}", flush=True
+                )
             finish(start(folder, "run", world))
             different = compare(folder / "whole", run)
-        print(f"{world} process{'es' * (world > 1)}: {', '.join(different) or 'the same to the last bit'}", flush=True)
+        print(f"{world} process{'es' * (world > 1)}: {', '.join(different) or 'bit-identical'}", flush=True)
         report[f"{world} process"] = {"kills": kills, "differs": different}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -11,7 +11,7 @@ float64: POT, which stops by another norm, runs for exactly the iterations that 
 its own formula. `from features` adds to each the making of its scores or costs; ours is the median of three runs. POT's
 sinkhorn_log and sinkhorn_stabilized have the same iterates as sinkhorn_knopp, are timed over three of them and
 multiplied (~). greenkhorn and geomloss cannot be asked for a residual: greenkhorn gets 20,000 iterations, geomloss two
-lengths of its annealing, and the table tells what they reached. The paper's gradient descent gets 1,000 passes. --full
+lengths of its annealing, and the table shows what they reached. The paper's gradient descent gets 1,000 passes. --full
 adds n = 30,000 with its peak memory and n = 100,000.
 """
 
@@ -252,9 +252,9 @@ def main() -> None:
         results["large"] = []
         for values in (("30000", "0.03", "1e-3"), ("100000", "0.05", "1e-2")):
             command = [sys.executable, __file__, "--data", str(arguments.data), "--large", *values]
-            told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-            print(told)
-            results["large"].append(told)
+            outcome = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            print(outcome)
+            results["large"].append(outcome)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(results, indent=1))
     return None

@@ -127,9 +127,9 @@ CALLS = {
     "class_features": lambda x, y, links, labels: evaluation.class_features([x, y]),
     "rank_correlation": lambda x, y, links, labels: evaluation.rank_correlation(x[:, 0], y[:, 0]),
     **{
-        f"objective {name}": lambda x, y, links, labels, name=name: (
-            nuclr.build(name, num_samples=9)(x, y, links[:, 0]).loss.detach()
-        )
+        f"objective {name}": lambda x, y, links, labels, name=name: nuclr.build(name, num_samples=9)(
+            x, y, links[:, 0]
+        ).loss.detach()
         for name in objectives.names()
     },
 }
