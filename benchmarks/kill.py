@@ -4,9 +4,9 @@
 
 A small run of 280 steps (NUCLR, 40 epochs on vectors, one evaluation per epoch, a checkpoint every five steps and
 after every epoch) is first trained without interruption, by the command that a user would type: `nuclr train`, or
-`torchrun --nproc_per_node 2 -m nuclr train` over gloo. Then it is trained again: at each of `--kills` random moments all its
-processes get SIGKILL, and `--resume` continues. A moment is a random step plus up to 30 ms, so kills hit steps, log
-lines, evaluations and checkpoints that are being written. In the end weights, optimizer, objective state,
+`torchrun --nproc_per_node 2 -m nuclr train` over gloo. Then it is trained again: at each of `--kills` random moments
+all its processes get SIGKILL, and `--resume` continues. A moment is a random step plus up to 30 ms, so kills hit steps,
+log lines, evaluations and checkpoints that are being written. In the end weights, optimizer, objective state,
 metrics.jsonl, results.json (except for timings) and the saved model must be bit-identical. Needs Linux (/proc).
 """
 

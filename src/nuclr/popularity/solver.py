@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
+from nuclr.errors import require
 from nuclr.popularity.kernel import Kernel, State, gather_rows
 from nuclr.popularity.methods import make_method
 from nuclr.popularity.problem import Array, Norms, Problem, Vector, as_vector, make_problem
@@ -184,11 +185,10 @@ def progress_bar(shown: bool, tolerance: float, max_iterations: int) -> Iterator
     if not shown:
         yield lambda history: None  # noqa: ARG005
         return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-    except ImportError:
-        raise ImportError("progress=True needs the rich package: pip install 'nuclr[train]'") from None
+    require("rich", purpose="progress=True")
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("popularity"),
         BarColumn(),

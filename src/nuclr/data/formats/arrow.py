@@ -22,7 +22,7 @@ from nuclr.data.formats.listed import ListedPairs, choose_column
 from nuclr.data.modalities.image import open_image, read_file
 from nuclr.data.pairs import BadSample, Checkable
 from nuclr.data.texts import Texts, clean, digest, number_distinct
-from nuclr.errors import UserError
+from nuclr.errors import UserError, require
 from nuclr.files import file_stamp, find_cache_folder, write_atomically
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them
@@ -185,14 +185,9 @@ def _fields(kind: Any) -> list[str]:
 
 def load_pyarrow(path: Path) -> Any:
     """Return the pyarrow package, which is imported only when a format needs it."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-        import pyarrow.types
-    except ImportError:
-        raise UserError(f"{path}: reading it needs the pyarrow package (pip install 'nuclr[hf]')") from None
-    return pyarrow
+    for module in ("pyarrow.ipc", "pyarrow.parquet", "pyarrow.types"):
+        require(module, purpose=str(path))
+    return require("pyarrow")
 
 
 def first_line(error: Exception) -> str:

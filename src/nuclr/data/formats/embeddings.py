@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import safetensors
 import torch
 from torch import Tensor
 
@@ -176,10 +177,6 @@ def _load_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _load_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        import safetensors
-    except ImportError:
-        raise UserError(f"{path}: reading it needs the safetensors package (pip install safetensors)") from None
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is not a mapping)
