@@ -17,7 +17,8 @@ def test_require_returns_the_module_itself():
 
 
 def test_require_names_what_needs_a_missing_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    for module in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(UserError, match=r"^a\.parquet: pyarrow is not installed; pip install 'nuclr\[hf\]'$"):
         require("pyarrow.parquet", purpose="a.parquet")
 
