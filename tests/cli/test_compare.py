@@ -85,28 +85,22 @@ class Own(SogCLR):
         super().__init__(num_samples, temperature + offset, gamma)
 
 register(
-    "own", Own, label="Own objective", color="#112233", tune=("offset", (0.0, 0.01)), compare_to=("sogclr",),
-    ablations={"large offset": {"objective.offset": 0.1}},
+    "own", Own, label="Own objective", color="#112233", tune=("offset", (0.0, 0.01)), compare_to=("sogclr",)
 )
 """
 
 
 @pytest.mark.slow
 def test_workers_load_the_plugins_of_the_settings(tmp_path):
-    """An objective of one file outside the package is tuned, trained in workers, compared, ablated and drawn."""
+    """An objective of one file outside the package is tuned, trained in workers, compared and drawn."""
     config, out = tiny.write_config(tmp_path), tmp_path / "out"
     (tmp_path / "own.py").write_text(PLUGIN)
-    start = [sys.executable, "-m", "nuclr", "compare", str(config), f"plugins={tmp_path / 'own.py'}", "seeds=1"]
-    end = ["schedule.epochs=1", "--temperatures", "0.03", "--out", str(out), "--workers", "1"]
-    for study, line in ([], "Own objective - CLIP"), (["--ablations"], "large offset - Own objective"):
-        arguments = [*start, "methods=clip,sogclr,own", *end, *study]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=400, check=False)
-        assert done.returncode == 0, done.stderr
-        assert line in done.stdout
+    arguments = [sys.executable, "-m", "nuclr", "compare", str(config), f"plugins={tmp_path / 'own.py'}"]
+    arguments += ["methods=sogclr,own", "seeds=1", "schedule.epochs=1", "--temperatures", "0.03", "--out", str(out)]
+    done = subprocess.run([*arguments, "--workers", "1"], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Own objective - SogCLR" in done.stdout
     content = json.loads((out / "compare.json").read_text())
-    assert [(d["row"], d["to"]) for d in content["differences"]] == [
-        ("sogclr", "clip"), ("own", "clip"), ("own", "sogclr")
-    ]  # fmt: skip
     assert [tried["changes"]["objective.offset"] for tried in content["rows"]["own"]["tuning"]["tried"]] == [0.0, 0.01]
     assert (out / "curves_own_sogclr.png").is_file()
 
