@@ -1,12 +1,13 @@
-"""Popularity-corrected retrieval against plain ranking and against its peers, on pairs that were not trained on.
+"""Popularity-corrected retrieval compared with plain ranking and with its peers, on held-out pairs.
 
     python benchmarks/correction.py RUN... [--out FILE.json]
 
-For each run: the images of its validation pairs are split in two halves, each a gallery of its own; every method is
-tuned on one half (best mean reciprocal rank, which is less noisy than recall@1) and reported on the other, and the
-reverse, averaged. Recall@1, mean of both directions, in percent, and averaged over the runs of one objective.
-The bank are training queries; `transductive` takes the queries of the half instead. All have the same bank, and as many
-settings to choose from (SETTINGS). Scores s_ij of query i and candidate j, s_bj of query b of the bank:
+For each run, the images of its validation pairs are split into two halves, each with its own gallery. Every method is
+tuned on one half (best mean reciprocal rank, which is less noisy than recall@1) and reported on the other, then the
+other way round, and both are averaged. The table shows recall@1 in percent, the mean of both directions, averaged over
+the runs of one objective. The bank consists of training queries; `transductive` uses the queries of the half instead.
+All methods have the same bank and the same number of settings to choose from (SETTINGS). With scores s_ij of query i
+and candidate j, and s_bj of query b of the bank:
 
 - ours:              s_ij - c zeta_j, zeta solved at temperature t on the bank's queries and the training candidates
                      that they choose from, and extended to the gallery
@@ -39,25 +40,25 @@ from nuclr.studies.evaluate.subject import query_bank, subject_of_run
 
 TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
 FACTORS = (0.5, 0.75, 1.0, 1.25)
-NEIGHBOURS = (32, 64, 128, 256)
+NEIGHBORS = (32, 64, 128, 256)
 SETTINGS = len(TEMPERATURES) * len(FACTORS)
 BOOTSTRAPS = 2000
 
 # For a bank (m, d) and a gallery (n, d): every setting with its bias (n,).
 Biases = Iterator[tuple[dict[str, float], Tensor]]
-# Setting -> one row an image: hit of the image, hits of its captions, and the reciprocal ranks of both, (n, 4).
+# Setting -> one row per image: hit of the image, hits of its captions, and the reciprocal ranks of both, (n, 4).
 Outcomes = dict[str, np.ndarray]
 
 
 def ours(bank: Bank, half: PairFeatures, side: int) -> Biases:
-    """The popularity problem's zeta of the images (side 0) or captions (1) of a half."""
+    """Yield zeta of the images (side 0) or captions (side 1) of a half."""
     for temperature in TEMPERATURES:
         zeta = bank.biases(half.x, half.y, temperature)[side]
         yield from (({"temperature": temperature, "factor": c}, c * zeta) for c in FACTORS)
 
 
 def inverted_softmax(bank: Tensor, gallery: Tensor) -> Biases:
-    """Log-sum-exp over the bank."""
+    """Yield the log-sum-exp over the bank."""
     scores = bank @ gallery.T
     for temperature in TEMPERATURES:
         bias = temperature * torch.logsumexp(scores / temperature, dim=0)
@@ -65,14 +66,14 @@ def inverted_softmax(bank: Tensor, gallery: Tensor) -> Biases:
 
 
 def nnn(bank: Tensor, gallery: Tensor) -> Biases:
-    """Mean of the nearest queries of the bank."""
-    nearest = (bank @ gallery.T).topk(max(NEIGHBOURS), dim=0).values
-    for k in NEIGHBOURS:
+    """Yield the mean score of the nearest queries of the bank."""
+    nearest = (bank @ gallery.T).topk(max(NEIGHBORS), dim=0).values
+    for k in NEIGHBORS:
         yield from (({"neighbors": k, "factor": c}, c * nearest[:k].mean(dim=0)) for c in FACTORS)
 
 
 def by_method(half: PairFeatures, pairs: Bank, side: int) -> Iterator[tuple[str, str, Ranks]]:
-    """(method, setting, ranks) of all methods and settings with the images (side 0) or captions (1) as the gallery."""
+    """Yield (method, setting, ranks) of all methods with the images (side 0) or captions (side 1) as the gallery."""
     queries, gallery, bank = (half.x, half.y, pairs.x) if side else (half.y, half.x, pairs.y)
     links = half.links if side else half.links.flip(1)
     yield "plain", "", query_ranks(queries, gallery, links)
@@ -94,38 +95,38 @@ def by_method(half: PairFeatures, pairs: Bank, side: int) -> Iterator[tuple[str,
 
 
 def half_outcomes(half: PairFeatures, bank: Bank) -> dict[str, Outcomes]:
-    """Method -> outcomes of every setting on one half."""
+    """Return, per method, the outcomes of every setting on one half."""
     links, n_x = half.links, len(half.x)
     owner = torch.empty(len(half.y), dtype=torch.long)
     owner[links[:, 1]] = links[:, 0]
 
     def per_image(values: Tensor) -> Tensor:
-        # Their mean is that over the captions, however many an image has.
+        # The mean over images equals the mean over captions, for any number of captions per image.
         return torch.zeros(n_x, dtype=torch.float64).index_add(0, owner, values) * n_x / len(owner)
 
-    found: dict[str, Outcomes] = {}
+    outcomes: dict[str, Outcomes] = {}
     for (method, setting, of_x), (*same, of_y) in zip(by_method(half, bank, 1), by_method(half, bank, 0), strict=True):
         assert same == [method, setting]
         columns = [of_x.hits(1), per_image(of_y.hits(1)), 1 / of_x.expected(), per_image(1 / of_y.expected())]
-        found.setdefault(method, {})[setting] = torch.stack(columns, dim=1).numpy()
-    return found
+        outcomes.setdefault(method, {})[setting] = torch.stack(columns, dim=1).numpy()
+    return outcomes
 
 
 def tuned(halves_: list[dict[str, Outcomes]]) -> dict[str, tuple[np.ndarray, list[str]]]:
-    """Method -> hits of every image of both halves, (n, 2), and the settings, each chosen on the other half."""
-    found = {}
+    """Return, per method, the hits of every image of both halves, (n, 2), and the settings chosen on the other half."""
+    best = {}
     for method in halves_[0]:
         hits, chosen = [], []
         for tuning, reporting in (halves_, halves_[::-1]):
             settings = tuning[method]
             chosen.append(max(settings, key=lambda setting: settings[setting][:, 2:].mean()))
             hits.append(reporting[method][chosen[-1]][:, :2])
-        found[method] = np.concatenate(hits), chosen
-    return found
+        best[method] = np.concatenate(hits), chosen
+    return best
 
 
 def measure(run: Path, bank_size: int) -> tuple[str, list[dict[str, Outcomes]]]:
-    """A run's objective, and all outcomes on both halves of its validation pairs."""
+    """Return the run's objective and all outcomes on both halves of its validation pairs."""
     opened = Run.open(run, device="cpu")
     if opened.val is None:
         raise SystemExit(f"{run}: needs a run with held-out pairs (data.val)")
@@ -135,7 +136,7 @@ def measure(run: Path, bank_size: int) -> tuple[str, list[dict[str, Outcomes]]]:
 
 
 def summarize(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, dict[str, Any]]:
-    """Method -> figures over the runs of one objective."""
+    """Return, per method, the metrics over the runs of one objective."""
     hits = {method: np.stack([run[method][0] for run in runs]) for method in runs[0]}  # (runs, n, 2)
     rng = np.random.default_rng(0)
     count, images, _ = hits["plain"].shape
@@ -157,7 +158,7 @@ def summarize(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, 
 
 
 def show(name: str, runs: int, table: dict[str, dict[str, Any]]) -> None:
-    """A table for people."""
+    """Print a table."""
     print(f"\n{name}, {runs} run{'s' * (runs > 1)}: recall@1 in percent, {SETTINGS} settings, tuned on the other half")
     print(f"{'':18}{'mean':>8}{'i2t':>8}{'t2i':>8}{'gain':>8}{'95 %':>16}{'ours minus it':>16}{'95 %':>16}")
     for method, row in table.items():
@@ -177,20 +178,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "correction.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    found: dict[str, list[Any]] = {}
+    by_objective: dict[str, list[Any]] = {}
     for run in options.runs:
         name, outcomes = measure(run, options.bank_size)
-        found.setdefault(name, []).append(tuned(outcomes))
+        by_objective.setdefault(name, []).append(tuned(outcomes))
         print(f"{run} done", file=sys.stderr, flush=True)
-    tables = {name: summarize(runs) for name, runs in found.items()}
+    tables = {name: summarize(runs) for name, runs in by_objective.items()}
     for name, table in tables.items():
-        show(name, len(found[name]), table)
-    everything = [run for runs in found.values() for run in runs]
+        show(name, len(by_objective[name]), table)
+    everything = [run for runs in by_objective.values() for run in runs]
     if len(tables) > 1:
         tables["all"] = summarize(everything)
         show("all", len(everything), tables["all"])
     options.out.parent.mkdir(exist_ok=True)
-    content = {"settings": SETTINGS, "runs": {name: len(runs) for name, runs in found.items()}, "tables": tables}
+    content = {"settings": SETTINGS, "runs": {name: len(runs) for name, runs in by_objective.items()}, "tables": tables}
     options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

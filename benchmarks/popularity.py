@@ -2,17 +2,18 @@
 
     python benchmarks/popularity.py [--full] [--heads correlated] [--data ../shared/data/flickr8k/embeddings]
 
-The problem: 6,000 images of Flickr8k and the first caption of each, linear heads to 256, unit norm. The heads are drawn
-at random, or trained for three epochs of InfoNCE, or those of regularised canonical correlation analysis, or those of a
-run: --heads FILE with what `nuclr embed RUN --out FILE` wrote. Without the data, features made up of the same size.
+The problem: 6,000 images of Flickr8k and the first caption of each, linear heads to 256 dimensions, unit norm. The
+heads are random, trained for three epochs of InfoNCE, computed by regularized canonical correlation analysis, or taken
+from a run: --heads FILE reads the output of `nuclr embed RUN --out FILE`. Without the data, random features of the same
+size are used.
 
-All are stopped at the true residual max_j |(n_y/n_x) sum_i P_ij - 1| <= 1e-3 of their own iterate, judged here in
-float64: POT, which stops by another norm, runs for exactly the iterations that it needs, counted before by a loop of
-its own formula. `from features` adds to each the making of its scores or costs; ours is the median of three runs. POT's
-sinkhorn_log and sinkhorn_stabilized have the same iterates as sinkhorn_knopp, are timed over three of them and
-multiplied (~). greenkhorn and geomloss cannot be asked for a residual: greenkhorn gets 20,000 iterations, geomloss two
-lengths of its annealing, and the table shows what they reached. The paper's gradient descent gets 1,000 passes. --full
-adds n = 30,000 with its peak memory and n = 100,000.
+All solvers stop at the true residual max_j |(n_y/n_x) sum_i P_ij - 1| <= 1e-3 of their own iterate, computed by this
+script in float64. POT uses another stopping norm, so it runs for exactly the iterations that it needs, counted before
+by a loop of its formula. `from features` includes computing the scores or costs. Ours is the median of three runs.
+POT's sinkhorn_log and sinkhorn_stabilized have the same iterates as sinkhorn_knopp: three iterations are timed and
+extrapolated (~). greenkhorn and geomloss cannot stop at a residual: greenkhorn gets 20,000 iterations and geomloss two
+lengths of its annealing, and the table shows the residual that they reached. The paper's gradient descent gets 1,000
+passes. --full adds n = 30,000 with its peak memory and n = 100,000.
 """
 
 import argparse
@@ -37,12 +38,12 @@ from nuclr.popularity import Result, solve
 from objectives import resident
 
 RESIDUAL, WIDTH = 1e-3, 256
-FEW, GREEDY = 3, 20_000  # iterations of the methods that are too slow to wait for
+FEW, GREEDY = 3, 20_000  # iterations of methods that are too slow to finish
 DATA = Path(__file__).parents[2] / "shared" / "data" / "flickr8k" / "embeddings"
 
 
 def load(folder: Path) -> tuple[Tensor, Tensor, Tensor, str]:
-    """x (N_x, d_x) standardized, y (N_y, d_y), y_to_x (N_y,), and what they are."""
+    """Return x (N_x, d_x) standardized, y (N_y, d_y), y_to_x (N_y,), and a name of the data."""
     if not (folder / "train.npz").is_file():
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(6000, 64, generator=generator)
@@ -56,13 +57,13 @@ def load(folder: Path) -> tuple[Tensor, Tensor, Tensor, str]:
 
 
 def random_heads(x: Tensor, y: Tensor, y_to_x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    """Unit-norm features of heads drawn at random: an easy problem, for nothing stands out."""
+    """Return unit-norm features of random heads: an easy problem, because no candidate stands out."""
     generator = torch.Generator().manual_seed(0)
     return tuple(normalize(t @ torch.randn(t.shape[1], WIDTH, generator=generator), dim=1) for t in (x, y))
 
 
 def trained_heads(x: Tensor, y: Tensor, y_to_x: Tensor, epochs: int = 3) -> tuple[Tensor, Tensor]:
-    """Unit-norm features of linear heads after a few epochs of InfoNCE."""
+    """Return unit-norm features of linear heads after a few epochs of InfoNCE."""
     torch.manual_seed(0)
     head_x, head_y = (torch.nn.Linear(t.shape[1], WIDTH, bias=False) for t in (x, y))
     optimizer = torch.optim.AdamW([*head_x.parameters(), *head_y.parameters()], lr=1e-3)
@@ -78,7 +79,7 @@ def trained_heads(x: Tensor, y: Tensor, y_to_x: Tensor, epochs: int = 3) -> tupl
 
 
 def correlated_heads(x: Tensor, y: Tensor, y_to_x: Tensor, ridge: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Unit-norm features of regularised canonical correlation analysis, the trained heads that have a closed form."""
+    """Return unit-norm features of regularized canonical correlation analysis: trained heads in closed form."""
     y = (y - y.mean(dim=0)) / y.std()
     whiten = []
     for t in (x, y):
@@ -93,7 +94,7 @@ def correlated_heads(x: Tensor, y: Tensor, y_to_x: Tensor, ridge: float = 0.1) -
 
 
 def heads_of_run(file: Path) -> tuple[Tensor, Tensor]:
-    """Features of a trained run."""
+    """Return the features of a trained run."""
     with np.load(file) as arrays:
         return tuple(torch.from_numpy(arrays[name].astype(np.float32)) for name in ("x", "y"))
 
@@ -102,19 +103,19 @@ HEADS = {"random": random_heads, "trained": trained_heads, "correlated": correla
 
 
 def true_residual(x: Tensor, y: Tensor, zeta: Tensor, temperature: float) -> float:
-    """Written again here, dense and in float64, to judge all contestants alike."""
+    """Compute the residual densely in float64, independently of all solvers."""
     probabilities = torch.softmax((x.double() @ y.double().T - zeta.double()) / temperature, dim=1)
     return float((probabilities.sum(dim=0) * len(y) / len(x) - 1).abs().max())
 
 
 def timed(run: Callable[[], object]) -> tuple[float, object]:
     start = time.perf_counter()
-    found = run()
-    return time.perf_counter() - start, found
+    result = run()
+    return time.perf_counter() - start, result
 
 
 def pot_iterations(cost: np.ndarray, temperature: float, most: int) -> int:
-    """Iterations of Sinkhorn and Knopp's, in POT's order, until the true residual is reached."""
+    """Count the Sinkhorn-Knopp iterations, in POT's order, until the true residual is reached."""
     n = len(cost)
     kernel, u = np.exp(cost / -temperature), np.full(n, 1 / n)
     v = u
@@ -128,7 +129,7 @@ def pot_iterations(cost: np.ndarray, temperature: float, most: int) -> int:
 
 
 def contest(x: Tensor, y: Tensor, temperature: float) -> list[dict[str, object]]:
-    """Every contestant's seconds, from scores and from features, and the true residual of what it returned."""
+    """Return the seconds of every solver, from scores and from features, and the true residual of its result."""
     n = len(x)
     rows: list[dict[str, object]] = []
 
@@ -144,8 +145,8 @@ def contest(x: Tensor, y: Tensor, temperature: float) -> list[dict[str, object]]
         runs = [timed(lambda: solve(**arguments, temperature=temperature, tolerance=RESIDUAL)) for _ in range(3)]
         return sorted(runs, key=lambda run: run[0])[1]
 
-    seconds, found = ours(scores=x @ y.T)
-    add("nuclr", seconds, ours(x=x, y=y)[0] - seconds, found.iterations, found.zeta)
+    seconds, result = ours(scores=x @ y.T)
+    add("nuclr", seconds, ours(x=x, y=y)[0] - seconds, result.iterations, result.zeta)
 
     making, cost = timed(lambda: 1 - x.double().numpy() @ y.double().numpy().T)
     marginal, count = np.full(n, 1 / n), pot_iterations(cost, temperature, 5000)
@@ -163,7 +164,10 @@ def contest(x: Tensor, y: Tensor, temperature: float) -> list[dict[str, object]]
 
     seconds, (_, log) = timed(lambda: ot.bregman.greenkhorn(*problem, numItermax=GREEDY, **exact))
     add("POT greenkhorn", seconds, making, GREEDY, -temperature * torch.from_numpy(np.log(log["v"])))
-    for method in (ot.bregman.sinkhorn_stabilized, ot.bregman.sinkhorn_log):  # knopp's iterates, so as many of them
+    for method in (
+        ot.bregman.sinkhorn_stabilized,
+        ot.bregman.sinkhorn_log,
+    ):  # same iterates as sinkhorn_knopp, so the same number of them
         seconds, _ = timed(lambda m=method: m(*problem, numItermax=FEW, **exact))
         add(f"POT {method.__name__}", seconds * count / FEW, making, count, None, estimated=True)
 
@@ -176,12 +180,12 @@ def contest(x: Tensor, y: Tensor, temperature: float) -> list[dict[str, object]]
         add(f"geomloss, scaling {scaling}", seconds, 0.0, 0, -potential.flatten())
 
     for method, name in (("sinkhorn", "nuclr, plain sinkhorn"), ("gradient", "the paper's gradient descent")):
-        seconds, found = timed(
+        seconds, result = timed(
             lambda m=method: solve(
                 scores=x @ y.T, temperature=temperature, tolerance=RESIDUAL, method=m, max_iterations=1000
             )
         )
-        add(name, seconds, making_32, found.iterations, found.zeta)
+        add(name, seconds, making_32, result.iterations, result.zeta)
     return rows
 
 
@@ -202,15 +206,15 @@ def large(folder: Path, size: int, temperature: float, tolerance: float) -> None
     generator = torch.Generator().manual_seed(0)
     rows = torch.arange(size) % len(y)
     x, y = x[y_to_x[rows]], y[rows]
-    if size > len(y_to_x):  # no two samples alike
+    if size > len(y_to_x):  # make all samples different
         x, y = (normalize(t + 0.02 * torch.randn(t.shape, generator=generator), dim=1) for t in (x, y))
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed must not hide what the solver takes
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory must not hide what the solver allocates
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
-    seconds, found = timed(lambda: solve(x, y, temperature=temperature, tolerance=tolerance, progress=True))
+    seconds, result = timed(lambda: solve(x, y, temperature=temperature, tolerance=tolerance, progress=True))
     print(json.dumps({
-        "n": size, "temperature": temperature, "seconds": seconds, "passes": found.iterations,
-        "residual": found.residual, "peak_mib": resident("VmHWM") - before,
+        "n": size, "temperature": temperature, "seconds": seconds, "passes": result.iterations,
+        "residual": result.residual, "peak_mib": resident("VmHWM") - before,
     }))  # fmt: skip
 
 
@@ -244,17 +248,17 @@ def main() -> None:
     for size in (750, 1500, 3000, 6000, 12000):
         rows = torch.arange(size) * (len(y) // 12000)
         problem = features_x[y_to_x[rows]], features_y[rows]
-        seconds, found = timed(lambda p=problem: solve(*p, temperature=0.03, tolerance=RESIDUAL))
-        growth.append({"n": size, "seconds": seconds, "passes": found.iterations})
-        print(f"{size:7} {seconds:8.2f} {found.iterations:7}")
+        seconds, result = timed(lambda p=problem: solve(*p, temperature=0.03, tolerance=RESIDUAL))
+        growth.append({"n": size, "seconds": seconds, "passes": result.iterations})
+        print(f"{size:7} {seconds:8.2f} {result.iterations:7}")
     results["growth"] = growth
     if arguments.full:
         results["large"] = []
         for values in (("30000", "0.03", "1e-3"), ("100000", "0.05", "1e-2")):
             command = [sys.executable, __file__, "--data", str(arguments.data), "--large", *values]
-            outcome = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-            print(outcome)
-            results["large"].append(outcome)
+            measured = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            print(measured)
+            results["large"].append(measured)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(results, indent=1))
     return None

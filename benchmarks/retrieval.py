@@ -1,8 +1,8 @@
-"""Memory and time of a retrieval evaluation from features: n images against n captions, both directions.
+"""Memory and time of retrieval metrics from features: n images and n captions, both directions.
 
     python benchmarks/retrieval.py [--n 100000] [--width 256] [--out FILE.json]
 
-Peak memory is the process's, above what it had once the features were made.
+Peak memory is that of the process, minus its memory after creating the features.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from nuclr.evaluation import retrieval_metrics
 
 
 def peak() -> int:
-    """Most memory that the process has had so far, in bytes."""
+    """Return the peak memory of the process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -35,9 +35,9 @@ def main() -> None:
     y = normalize(y, dim=1)
     links = torch.arange(options.n)[:, None].expand(-1, 2)
     bias = torch.randn(options.n).mul_(0.01)
-    retrieval_metrics(x[:500], y[:500], links[:500])  # libraries take their own memory on the first call
+    retrieval_metrics(x[:500], y[:500], links[:500])  # libraries allocate their own memory on the first call
     before, begin = peak(), time.perf_counter()
-    found = retrieval_metrics(x, y, links, bias_x=bias, bias_y=bias)
+    metrics = retrieval_metrics(x, y, links, bias_x=bias, bias_y=bias)
     content = {
         "n": options.n,
         "width": options.width,
@@ -45,7 +45,7 @@ def main() -> None:
         "features": 2 * options.n * options.width * 4,
         "score_matrix": options.n**2 * 4,
         "seconds": time.perf_counter() - begin,
-        "mean_R@1": found["mean_R@1"],
+        "mean_R@1": metrics["mean_R@1"],
     }
     print(
         f"{options.n:,} x {options.n:,}, width {options.width}: "

@@ -1,4 +1,4 @@
-"""The popularity problem in a few dense float64 lines, and POT as an independent judge of its solution."""
+"""The popularity problem in a few dense float64 lines, and POT as an independent solver to compare with."""
 
 import math
 
@@ -13,7 +13,7 @@ def unit(n: int, d: int, seed: int) -> Tensor:
 
 
 def paired(n_x: int, n_y: int, d: int = 16, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Unit features where y_j leans towards x_{j mod n_x}, as those of a trained model do."""
+    """Return unit-norm features in which y_j is near to x_{j mod n_x}, as in a trained model."""
     x = unit(n_x, d, seed)
     y = torch.nn.functional.normalize(x[torch.arange(n_y) % n_x] + 0.7 * unit(n_y, d, seed + 1), dim=1)
     return x, y
@@ -31,7 +31,7 @@ def residual(scores: Tensor, zeta: Tensor, tau: float) -> float:
 
 def pot_zeta(scores: Tensor, tau: float, a: Tensor | None = None, b: Tensor | None = None) -> Tensor:
     """POT's Sinkhorn in logs on the cost -s. Its plan is a_i b_j exp((s_ij - zeta_j)/tau) / Z_i up to rounding."""
-    import ot  # slow to import, and the workers of the two-process test do without
+    import ot  # slow to import, and not needed by the workers of the two-process test
 
     n_x, n_y = scores.shape
     a = torch.full((n_x,), 1 / n_x).double() if a is None else a.double() / a.sum()

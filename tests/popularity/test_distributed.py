@@ -1,4 +1,4 @@
-"""One and two real processes find the same popularity."""
+"""One and several real processes compute the same popularity."""
 
 import warnings
 from pathlib import Path
@@ -16,7 +16,7 @@ CASES = [
     {"temperature": 0.05, "tolerance": 1e-11, "memory": 0},
     {"temperature": 0.05, "tolerance": 1e-11, "method": "sinkhorn"},
     {"temperature": 0.1, "tolerance": 1e-11, "x_weight": torch.arange(1, 52), "y_weight": torch.arange(1, 71)},
-    {"temperature": 0.001, "max_iterations": 40},  # some candidates are out of reach at first
+    {"temperature": 0.001, "max_iterations": 40},  # at first no anchor chooses some of the candidates
 ]
 UNCONVERGED = 4
 
@@ -24,17 +24,17 @@ UNCONVERGED = 4
 def solve_all() -> list[dict]:
     torch.set_num_threads(1)
     x, y = paired(51, 70)  # an odd number of anchors: unequal shares
-    found = []
+    results = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number, case in enumerate(CASES):
             scores = {"scores": x @ y.T} if number % 2 else {"x": x, "y": y}
             result = solve(**scores, **case)
             kept = {name: getattr(result, name) for name in ("zeta", "log_z", "residual", "iterations", "converged")}
-            found.append(kept | {"extended": result.extend((x @ y.T)[:, :5] if number % 2 else y[:5])})
+            results.append(kept | {"extended": result.extend((x @ y.T)[:, :5] if number % 2 else y[:5])})
     few_x, few_y = paired(2, 5)  # fewer anchors than processes
-    found.append({"zeta": solve(few_x, few_y, temperature=0.1, tolerance=1e-11).zeta})
-    return found
+    results.append({"zeta": solve(few_x, few_y, temperature=0.1, tolerance=1e-11).zeta})
+    return results
 
 
 def worker(rank: int, world: int, folder: str) -> None:

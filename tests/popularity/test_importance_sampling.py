@@ -1,4 +1,4 @@
-"""The sampling theory, checked on the toy problem (exact integrals) and against loops written from the formulas."""
+"""Importance sampling on the toy problem, whose integrals are exact, and against loops written from the formulas."""
 
 import math
 
@@ -21,8 +21,8 @@ def proposals() -> torch.Tensor:
 
 
 def estimates(x, target, heuristic, m, repeats, seed):
-    """`repeats` independent Z_hat(target) / Z(target)."""
-    generator, found = stream(seed), []
+    """Return `repeats` independent values of Z_hat(target) / Z(target)."""
+    generator, ratios = stream(seed), []
     for _ in range(repeats):
         y = spaces.sample_y(x, TAU, generator, m)
         flat = y.flatten(0, 1)
@@ -32,8 +32,8 @@ def estimates(x, target, heuristic, m, repeats, seed):
         log_z = sampling.log_partition(
             (target @ flat.T / TAU).unflatten(0, (len(x), m)), log_density[own, :, own], log_weight[own, :, own]
         )
-        found.append((log_z - spaces.log_partition(target[None], TAU)[0]).exp())
-    return torch.stack(found)
+        ratios.append((log_z - spaces.log_partition(target[None], TAU)[0]).exp())
+    return torch.stack(ratios)
 
 
 def test_log_partition_is_the_sum_of_the_definition(proposals):
@@ -49,8 +49,8 @@ def test_log_partition_is_the_sum_of_the_definition(proposals):
     log_density = spaces.log_density(x, y.flatten(0, 1), TAU).T.unflatten(0, (len(x), m))
     log_weight = sampling.log_weights(log_density, "balance")
     own = torch.arange(len(x))
-    found = sampling.log_partition((y @ target) / TAU, log_density[own, :, own], log_weight[own, :, own])
-    assert found.item() == pytest.approx(math.log(expected), abs=1e-12)
+    estimate = sampling.log_partition((y @ target) / TAU, log_density[own, :, own], log_weight[own, :, own])
+    assert estimate.item() == pytest.approx(math.log(expected), abs=1e-12)
 
 
 @pytest.mark.parametrize("heuristic", ["balance", "uniform", "single"])
@@ -69,15 +69,15 @@ def test_unknown_heuristic_is_refused():
 @pytest.mark.parametrize("m", [1, 4])
 def test_estimate_is_unbiased_and_has_the_variance_of_the_quadrature(heuristic, m, proposals):
     target = torch.tensor([0.2, 0.7], dtype=torch.float64)
-    found = estimates(proposals, target, heuristic, m, repeats=4000, seed=3)
-    assert abs(found.mean() - 1) < 4 * found.std() / math.sqrt(len(found))
+    ratios = estimates(proposals, target, heuristic, m, repeats=4000, seed=3)
+    assert abs(ratios.mean() - 1) < 4 * ratios.std() / math.sqrt(len(ratios))
 
     nodes, measure = spaces.square_nodes(32)
     log_density = spaces.log_density(proposals, nodes, TAU).T
     log_weight = sampling.log_weights(log_density, heuristic, proposal=2)
     exact = sampling.variance(spaces.log_density(target[None], nodes, TAU)[0], log_density, log_weight, measure, m)
-    spread = (found - 1).square().std() / math.sqrt(len(found))  # standard error of the empirical variance
-    assert abs(found.var() - exact) < 5 * spread
+    standard_error = (ratios - 1).square().std() / math.sqrt(len(ratios))  # of the empirical variance
+    assert abs(ratios.var() - exact) < 5 * standard_error
 
 
 def test_balance_heuristic_has_the_smallest_second_moment(proposals):
@@ -124,11 +124,11 @@ def test_popularity_form_equals_the_balance_heuristic(proposals):
     expected = sampling.log_partition(
         (scores / TAU).unsqueeze(-1), log_density.diagonal()[:, None], log_weight.diagonal()[:, None]
     )
-    found = sampling.log_partition_from_popularity(scores, spaces.log_popularity(proposals, y, TAU), TAU)
-    torch.testing.assert_close(found, expected)
+    estimate = sampling.log_partition_from_popularity(scores, spaces.log_popularity(proposals, y, TAU), TAU)
+    torch.testing.assert_close(estimate, expected)
 
 
-def test_risks_are_those_of_loops_written_from_the_formula():
+def test_risks_agree_with_loops_written_from_the_formula():
     n, tau = 7, 0.5
     x = spaces.sample_x(n, stream(8))
     y = spaces.sample_y(x, tau, stream(9)).squeeze(1)
@@ -149,7 +149,7 @@ def test_risks_are_those_of_loops_written_from_the_formula():
     assert uniform.item() == pytest.approx(tau * (cross_entropy.item() - math.log(n)), abs=1e-12)
 
 
-def test_scales():
+def test_scaling_changes_only_the_constant():
     log_q = torch.randn(50, dtype=torch.float64, generator=stream(11))
     true = torch.randn(50, dtype=torch.float64, generator=stream(12))
     assert (-sampling.scale_to_area(log_q, area=2.5)).exp().sum().item() == pytest.approx(2.5)

@@ -1,4 +1,4 @@
-"""One pass over the scores against dense float64, however it is cut, kept or scaled."""
+"""One pass over the scores against dense float64, for all tilings, with and without a kept matrix."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.popularity.reference import paired
 
 
 def dense(problem: Problem, zeta: Tensor) -> State:
-    """The definitions of State, one by one."""
+    """Compute State densely from its definition."""
     assert problem.x is not None and problem.y is not None
     tau, a, b = problem.temperature, problem.a, problem.b
     logits = (problem.x.double() @ problem.y.double().T - zeta) / tau
@@ -30,7 +30,9 @@ def weighted_problem(dtype: torch.dtype, tau: float = 0.05) -> Problem:
 @pytest.mark.parametrize("memory", [0, 2**29])
 @pytest.mark.parametrize("block", [(64, 64), (128, 192), (4096, 4096)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_pass_is_what_it_says(monkeypatch: pytest.MonkeyPatch, memory: int, block: tuple, dtype: torch.dtype) -> None:
+def test_a_pass_agrees_with_the_dense_definition(
+    monkeypatch: pytest.MonkeyPatch, memory: int, block: tuple, dtype: torch.dtype
+) -> None:
     monkeypatch.setattr(module, "CPU_BLOCK", block)
     problem = weighted_problem(dtype)
     kernel = Kernel(problem, memory)
@@ -48,7 +50,7 @@ def test_a_pass_is_what_it_says(monkeypatch: pytest.MonkeyPatch, memory: int, bl
     assert kernel.age == (6 if kernel.keep else 0)
 
 
-def test_the_gradient_and_the_curvature_are_the_objectives() -> None:
+def test_gradient_and_curvature_agree_with_autograd() -> None:
     problem = weighted_problem(torch.float64)
     zeta = (0.05 * torch.randn(210, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).requires_grad_()
     logits = (problem.x @ problem.y.T - zeta) / problem.temperature
@@ -63,7 +65,7 @@ def test_the_gradient_and_the_curvature_are_the_objectives() -> None:
         torch.testing.assert_close(diagonal, expected)
 
 
-def test_the_reference_moves_when_zeta_has_gone_far() -> None:
+def test_the_reference_moves_when_zeta_drifts_far() -> None:
     problem = weighted_problem(torch.float32, tau=0.01)
     kernel = Kernel(problem, 2**29)
     ages = []
@@ -76,7 +78,7 @@ def test_the_reference_moves_when_zeta_has_gone_far() -> None:
 
 
 @pytest.mark.parametrize("memory", [0, 2**29])
-def test_a_candidate_out_of_reach_is_summed_in_logs(memory: int) -> None:
+def test_a_candidate_that_no_anchor_chooses_is_summed_in_logs(memory: int) -> None:
     problem = weighted_problem(torch.float32)
     zeta = torch.zeros(210, dtype=torch.float64)
     zeta[3] = 50.0  # exp(-1000)
@@ -86,7 +88,7 @@ def test_a_candidate_out_of_reach_is_summed_in_logs(memory: int) -> None:
 
 
 def test_sums_over_many_columns_keep_six_digits() -> None:
-    """MKL's float32 product of a row of 100,000 numbers is 2e-5 off; a block's is not."""
+    """MKL's float32 product over a row of 100,000 numbers has an error of 2e-5; that over a block does not."""
     x = torch.nn.functional.normalize(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     y = torch.nn.functional.normalize(torch.randn(100_000, 4, generator=torch.Generator().manual_seed(1)), dim=1)
     problem = make_problem(x, y, temperature=0.5)

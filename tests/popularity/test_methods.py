@@ -1,4 +1,4 @@
-"""The methods' steps, looked at one by one."""
+"""Single steps of the methods."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_sinkhorn_never_raises_the_objective(kernel: Kernel) -> None:
         state = after
 
 
-def test_gradient_is_that_of_the_paper_and_halves_a_step_too_long(kernel: Kernel) -> None:
+def test_gradient_step_is_the_papers_and_is_halved_if_too_long(kernel: Kernel) -> None:
     state, method = start(kernel), Gradient(TAU)
     torch.testing.assert_close(method.propose(state), TAU * (state.log_c.exp() - 1))
     worse = kernel(state.zeta - 10 * TAU * state.log_c)
@@ -50,7 +50,7 @@ def test_a_bad_extrapolation_is_followed_by_a_sinkhorn_step(kernel: Kernel) -> N
     assert method.past == []
 
 
-def test_anderson_is_bounded_and_survives_a_past_of_equal_points(kernel: Kernel) -> None:
+def test_anderson_is_bounded_and_stable_with_a_history_of_equal_points(kernel: Kernel) -> None:
     state, method = start(kernel), Anderson(TAU)
     reach = TAU * state.log_c.abs().clamp_min(Anderson.REACH)
     for _ in range(4):
@@ -60,14 +60,14 @@ def test_anderson_is_bounded_and_survives_a_past_of_equal_points(kernel: Kernel)
     assert len(method.past) == 4
 
 
-def test_the_past_is_finite(kernel: Kernel) -> None:
+def test_the_history_is_bounded(kernel: Kernel) -> None:
     state, method = start(kernel), Anderson(TAU)
     for _ in range(30):
         state = kernel(method.propose(state))
     assert len(method.past) == Anderson.MEMORY + 1
 
 
-def test_names() -> None:
+def test_unknown_methods_are_refused() -> None:
     assert isinstance(make_method("auto", 1.0), Anderson)
     with pytest.raises(ValueError, match="method='newton'; give one of auto, anderson, sinkhorn, gradient"):
         make_method("newton", 1.0)

@@ -11,7 +11,7 @@ from tests.popularity.reference import paired, unit
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("tau", [0.2, 0.02])
-def test_the_candidates_themselves_get_their_zeta_back(weighted: bool, tau: float) -> None:
+def test_extension_to_the_candidates_themselves_gives_their_zeta(weighted: bool, tau: float) -> None:
     x, y = unit(60, 8, seed=0), unit(50, 8, seed=1)
     weights = {"x_weight": torch.arange(1, 61), "y_weight": torch.arange(1, 51)} if weighted else {}
     result = solve(x, y, temperature=tau, tolerance=1e-10, **weights)
@@ -20,7 +20,7 @@ def test_the_candidates_themselves_get_their_zeta_back(weighted: bool, tau: floa
     torch.testing.assert_close(dense.extend(x @ y.T), dense.zeta, atol=1e-10, rtol=0)
 
 
-def test_extension_is_its_formula() -> None:
+def test_extension_agrees_with_its_formula() -> None:
     x, y, new = unit(30, 8, seed=0), unit(20, 8, seed=1), unit(7, 8, seed=2)
     tau = 0.1
     result = solve(x, y, temperature=tau, tolerance=1e-10)

@@ -1,4 +1,4 @@
-"""The toy problem's closed forms against quadrature and against each other."""
+"""Closed forms of the toy problem against quadrature and against each other."""
 
 import math
 

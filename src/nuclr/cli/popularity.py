@@ -42,7 +42,8 @@ def popularity(
         Path,
         typer.Argument(
             metavar="FILE|RUN",
-            help="Embeddings (.npz or .safetensors with x, y and optionally y_to_x), or a trained run.",
+            help="Embeddings (.npz or .safetensors with x, y and optionally y_to_x; rows are scaled to unit norm), "
+            "or a trained run.",
         ),
     ],
     temperature: Annotated[

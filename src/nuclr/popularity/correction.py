@@ -154,7 +154,7 @@ class Bank:
     Args:
         x: Features of the images, (n_x, d), unit norm.
         y: Features of the captions, (n_y, d), unit norm.
-        normalize: Scale all features to unit norm, also those given to `biases`.
+        normalize: Scale all features to unit norm, including those passed to `biases`.
 
     Raises:
         ValueError: If features have a wrong type or shape, are not finite, or do not have unit norm.

@@ -2,8 +2,8 @@
 
     minimize over zeta  (sum_i a_i tau log Z_i + sum_j b_j zeta_j) / n_y,    Z_i = sum_j b_j exp((s_ij - zeta_j)/tau)
 
-with i over n_x anchors and j over n_y candidates. The scores s_ij are <x_i, y_j> or given. The masses a_i = n_y / n_x
-and b_j = 1 (uniform marginals) may be replaced by any with the same total n_y. With the *column sums*
+with i over n_x anchors and j over n_y candidates. The scores s_ij are <x_i, y_j>, or any matrix. The masses a_i = n_y /
+n_x and b_j = 1 (uniform marginals) may be replaced by any with the same total n_y. With the *column sums*
 
     c_j = sum_i a_i exp((s_ij - zeta_j)/tau) / Z_i
 
@@ -61,9 +61,9 @@ class Problem:
 
     def __repr__(self) -> str:
         """Return one line with the sizes."""
-        given = "scores" if self.y is None else f"features of {self.y.shape[1]} dimensions"
+        source = "scores" if self.y is None else f"features of {self.y.shape[1]} dimensions"
         sizes = f"anchors={len(self.a)}, candidates={len(self.b)}"
-        return f"Problem({given}, {sizes}, temperature={self.temperature:g}, {str(self.dtype).removeprefix('torch.')})"
+        return f"Problem({source}, {sizes}, temperature={self.temperature:g}, {str(self.dtype).removeprefix('torch.')})"
 
     def to(self, dtype: torch.dtype) -> "Problem":
         """Return the same problem computed in another precision; scores are converted when they are used."""

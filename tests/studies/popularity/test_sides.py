@@ -6,6 +6,7 @@ import torch
 
 from nuclr.data.formats.embeddings import Embeddings
 from nuclr.errors import UserError
+from nuclr.popularity import solve
 from nuclr.studies.popularity.sides import solve_sides, weigh_pairs
 
 TAU = 0.2
@@ -91,3 +92,13 @@ def test_refused(file):
         weigh_pairs(Embeddings(x, file.y, file.y_to_x), "pairs", "none")
     with pytest.raises(UserError, match="--device nowhere"):
         solve_sides(weigh_pairs(file, "pairs", "none"), TAU, device="nowhere")
+
+
+def test_python_and_the_command_line_agree_on_features_of_any_norm(file):
+    """The command scales the rows of a file to unit norm; `solve` does the same with `normalize=True`."""
+    pairs = Embeddings(x=3 * file.x, y=file.y[:7], y_to_x=torch.arange(7))
+    sides = solve_sides(weigh_pairs(pairs, "pairs", "none"), TAU, tolerance=1e-10)
+    result = solve(pairs.x, pairs.y, temperature=TAU, tolerance=1e-10, normalize=True)
+    assert np.allclose(sides["y"].zeta, result.zeta.numpy(), atol=1e-8)
+    with pytest.raises(ValueError, match="normalize=True"):
+        solve(pairs.x, pairs.y, temperature=TAU)
