@@ -118,7 +118,7 @@ class TrainingRun(Context):
 
     @property
     def model(self) -> DualEncoder:
-        """The trained model. Raises `LeaveOut` if there is none."""
+        """The trained model. Raises `LeaveOut` if it cannot be loaded."""
         if not self.options.model:
             raise LeaveOut("This page was made without the model (--no-model): it has no examples and no popularity.")
         return self._once("The model", lambda: self.run.model)

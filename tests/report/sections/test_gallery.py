@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from nuclr.report.sections.gallery import Gallery, SidePopularity, choose_cards, make_cards, popularity_charts
+from nuclr.report.sections.gallery import Gallery, GallerySide, choose_cards, make_cards, popularity_charts
 
 POPULARITY = np.arange(1.0, 101)[::-1] / 50.5
 
 
 @pytest.fixture
 def side():
-    return SidePopularity("captions", np.arange(100), POPULARITY, np.ones(100), 7, 0.0, True, truth=POPULARITY)
+    return GallerySide("captions", np.arange(100), POPULARITY, np.ones(100), 7, 0.0, True, truth=POPULARITY)
 
 
 def test_gallery_shows_both_ends_and_the_middle():

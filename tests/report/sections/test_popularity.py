@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nuclr.report.sections.gallery import SidePopularity
+from nuclr.report.sections.gallery import GallerySide
 from nuclr.report.sections.popularity import find_duplicates, list_duplicates
 
 CAPTIONS = ["A dog runs.", "a dog, runs", "the red dog runs fast", "The red dog runs slow", "other words here"]
@@ -15,7 +15,7 @@ def test_duplicates():
 
 
 def test_duplicates_come_with_their_popularity():
-    side = SidePopularity("captions", np.arange(5), np.arange(5) / 2, np.array([1, 3, 1, 2, 1]), 5, 0.0, True)
+    side = GallerySide("captions", np.arange(5), np.arange(5) / 2, np.array([1, 3, 1, 2, 1]), 5, 0.0, True)
     listed = list_duplicates(CAPTIONS, side)
     assert (listed.repeated, listed.repeated_pairs, listed.groups) == (2, 5, 1)
     assert [(row.caption, row.popularity, row.copies) for row in listed.near[0].rows] == [

@@ -15,7 +15,7 @@ from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart
 from nuclr.report.pictures import LabelRows, SidePictures, pictures_of_files, pictures_of_sides
 from nuclr.report.render import Context, LeaveOut, Options, Page, Section, Table, Tile, describe
-from nuclr.report.sections.gallery import Gallery, SidePopularity, make_cards, popularity_charts
+from nuclr.report.sections.gallery import Gallery, GallerySide, make_cards, popularity_charts
 from nuclr.report.sections.popularity import FalseNegative, FalseNegativeList, Findings, list_duplicates
 from nuclr.runs import folder as run_folder
 from nuclr.runs.run import Run
@@ -30,7 +30,7 @@ class PopularityFolder(Context):
     """What `nuclr popularity` wrote: the summary, both sides, and the rows of the table by side and number."""
 
     content: dict[str, Any] = field(kw_only=True)
-    sides: dict[str, SidePopularity] = field(kw_only=True)
+    sides: dict[str, GallerySide] = field(kw_only=True)
     labels: LabelRows = field(kw_only=True)
     picture: SidePictures = field(kw_only=True)
     options: Options = field(kw_only=True)
@@ -120,7 +120,7 @@ def _open_run(content: dict[str, Any], notes: list[str]) -> tuple[Run | None, Pa
         return None, None
 
 
-def _with_training(side: SidePopularity, run: Run, pairs: Pairs) -> SidePopularity:
+def _with_training(side: GallerySide, run: Run, pairs: Pairs) -> GallerySide:
     """Add the zeta at the end of training and, for the built-in pairs, the true popularity."""
     table = (run.objective_state or {}).get("zeta_y")
     if table is not None and len(table) == len(pairs):
@@ -164,7 +164,7 @@ def _add_notes(context: PopularityFolder) -> None:
         context.note(f"{numbers.count(content['x_without_y'])} images have no caption and are left out.")
 
 
-def read_side(name: str, rows: dict[str, list[dict[str, str]]], content: dict[str, Any]) -> SidePopularity:
+def read_side(name: str, rows: dict[str, list[dict[str, str]]], content: dict[str, Any]) -> GallerySide:
     """Return one side of the table. Captions that occur several times are merged."""
     x_of_y = np.array([int(row["x"]) for row in rows["y"]])
     y_per_x = dict(zip(*(part.tolist() for part in np.unique(x_of_y, return_counts=True)), strict=True))
@@ -187,7 +187,7 @@ def read_side(name: str, rows: dict[str, list[dict[str, str]]], content: dict[st
             kept.append(row)
             total.append(weight)
     solved = content["sides"][name]
-    return SidePopularity(
+    return GallerySide(
         name=NAMES[name],
         number=np.array([int(row["number"]) for row in kept]),
         popularity=np.array([float(row["popularity"]) for row in kept]),

@@ -20,7 +20,7 @@ MOST_POINTS = 600  # of a scatter plot
 
 
 @dataclass(frozen=True)
-class SidePopularity:
+class GallerySide:
     """Popularity of the n samples of one side.
 
     Args:
@@ -88,7 +88,7 @@ class Card:
 class Gallery:
     """Cards of both sides."""
 
-    sides: list[SidePopularity]
+    sides: list[GallerySide]
     cards: list[Card]
 
     def data(self) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ def choose_cards(popularity: np.ndarray, count: int) -> list[tuple[int, str]]:
     return [(row, group) for group, rows in groups for row in rows]
 
 
-def make_cards(side: SidePopularity, count: int, caption: Label, name: Label, picture: Pictures) -> list[Card]:
+def make_cards(side: GallerySide, count: int, caption: Label, name: Label, picture: Pictures) -> list[Card]:
     """Return about `count` cards of one side; the functions give caption, name and picture of a number."""
     rank = rank_values(side.popularity)
     zeta_rank = None if side.zeta is None else rank_values(side.zeta)
@@ -155,7 +155,7 @@ def make_cards(side: SidePopularity, count: int, caption: Label, name: Label, pi
     return cards
 
 
-def popularity_charts(side: SidePopularity) -> list[Chart]:
+def popularity_charts(side: GallerySide) -> list[Chart]:
     """Return a histogram, and scatter plots against the truth and against the zeta of training if they are known."""
     median = float(np.median(side.popularity))
     markers = [

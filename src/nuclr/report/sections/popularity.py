@@ -24,7 +24,7 @@ from nuclr.report.charts.lines import Chart
 from nuclr.report.pictures import Label, Pictures
 from nuclr.report.render import Table
 from nuclr.report.sections.examples import caption_of
-from nuclr.report.sections.gallery import Gallery, SidePopularity, make_cards, popularity_charts
+from nuclr.report.sections.gallery import Gallery, GallerySide, make_cards, popularity_charts
 from nuclr.report.training_run import SAMPLES, Sample, TrainingRun
 
 TOLERANCE = 1e-3  # relative error of a popularity, far below what a page shows
@@ -167,7 +167,7 @@ def _demo_table(context: TrainingRun) -> Table | None:
 # Solving
 
 
-def solve_sample(sample: Sample, temperature: float, state: dict[str, Any] | None) -> dict[str, SidePopularity]:
+def solve_sample(sample: Sample, temperature: float, state: dict[str, Any] | None) -> dict[str, GallerySide]:
     """Solve the popularity of both sides of a sample.
 
     Args:
@@ -196,7 +196,7 @@ def solve_sample(sample: Sample, temperature: float, state: dict[str, Any] | Non
         result = _solve(anchors, candidates, temperature, anchor_weight, weight)
         popularity = result.popularity.double().numpy()
         table = (state or {}).get(f"zeta_{letter}")
-        sides[name] = SidePopularity(
+        sides[name] = GallerySide(
             name=name,
             number=number,
             popularity=popularity / np.average(popularity, weights=weight),
@@ -231,7 +231,7 @@ def _mean_by(row: np.ndarray, values: np.ndarray, count: np.ndarray) -> np.ndarr
 # False negatives
 
 
-def find_false_negatives(sample: Sample, side: SidePopularity, caption: Label, picture: Pictures) -> FalseNegativeList:
+def find_false_negatives(sample: Sample, side: GallerySide, caption: Label, picture: Pictures) -> FalseNegativeList:
     """Return likely false negatives of a sample; for the built-in pairs, with the truth."""
     features = sample.features
     likely = false_negatives(features.x, features.y, features.links, torch.from_numpy(side.popularity), SHOWN)
@@ -251,7 +251,7 @@ def find_false_negatives(sample: Sample, side: SidePopularity, caption: Label, p
 
 def _false_negative_rows(
     likely: FalseNegatives,
-    side: SidePopularity,
+    side: GallerySide,
     sample: Sample,
     caption: Label,
     picture: Pictures,
@@ -325,7 +325,7 @@ def find_duplicates(captions: Iterable[str], most: int = 20) -> tuple[list[list[
     return same, near
 
 
-def list_duplicates(captions: list[str], side: SidePopularity) -> DuplicateList:
+def list_duplicates(captions: list[str], side: GallerySide) -> DuplicateList:
     """Return near-duplicates of the captions with their popularity."""
     same, near = find_duplicates(captions, SHOWN)
 
