@@ -123,6 +123,10 @@ class TrainingRun(Context):
             raise LeaveOut("This page was made without the model (--no-model): it has no examples and no popularity.")
         return self._once("The model", lambda: self.run.model)
 
+    def require_model(self) -> None:
+        """Raise `LeaveOut` if there is no model to encode pairs with. Sections that need one call this first."""
+        _ = self.model
+
     @property
     def train(self) -> Source:
         """The training pairs. Raises `LeaveOut` if they cannot be opened."""
@@ -149,7 +153,7 @@ class TrainingRun(Context):
             return float(self.log.settings.objective.options.get("temperature", math.nan))
 
     def sample(self, source: Source, most: int) -> Sample:
-        """Encode at most `most` pairs of a source, or fewer if the model is slow.
+        """Encode about `most` pairs of a source, drawn at random.
 
         Raises:
             UserError: if fewer than two pairs can be read.

@@ -144,7 +144,7 @@ class RetrievalExamples:
 
 def retrieval_examples(context: TrainingRun) -> RetrievalExamples:
     """Return examples from the held-out pairs, or from the training pairs if the run has no others."""
-    _ = context.model
+    context.require_model()
     if not context.run.finished:
         context.note(f"Examples and popularity are those of the model after step {numbers.count(context.run.step)}.")
     held_out = context.val

@@ -123,7 +123,7 @@ class Popularity:
 
 def training_popularity(context: TrainingRun) -> Popularity:
     """Solve the popularity of a sample of the training pairs."""
-    _ = context.model
+    context.require_model()
     source = context.train
     sample = context.sample(source, context.options.samples or context.affordable(source, SAMPLES))
     pairs, temperature = sample.pairs, context.temperature()

@@ -77,7 +77,7 @@ def zero_shot_confusion(context: TrainingRun) -> Confusion:
     """Classify the labeled images of the run, or some of them if there are many."""
     if context.log.settings.data.classes is None:
         raise LeaveOut("No labeled images were named (data.classes), so there is no zero-shot classification.")
-    _ = context.model
+    context.require_model()
     return classify(context.run, context.run.classes, context.affordable(context.train, MOST_IMAGES))
 
 
