@@ -8,7 +8,7 @@ import typer
 
 from nuclr import __version__
 from nuclr.cli import compare, embed, evaluate, popularity, report, toy, train
-from nuclr.cli.exit_status import Stopped
+from nuclr.cli.train import Stopped
 from nuclr.errors import UserError
 
 app = typer.Typer(

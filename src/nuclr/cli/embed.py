@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nuclr.cli.exit_status import training_errors
+from nuclr.cli.train import training_errors
 from nuclr.errors import UserError
 
 

@@ -1,11 +1,13 @@
 """`nuclr train`: train a dual encoder on pairs."""
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from nuclr.cli.exit_status import training_errors
 from nuclr.cli.report import write_final_report
 from nuclr.errors import UserError
 
@@ -89,3 +91,27 @@ def _print_results(results: dict[str, Any], out: Path) -> None:
         f"{results['steps']} steps in {timing['seconds']:.0f} s, {timing['samples_per_second']:,.0f} samples/s; "
         f"objective, state and logging took {timing['share_objective']:.1%} of the time\nThe run is in {out}"
     )
+
+
+class Stopped(Exception):  # noqa: N818 (not an error in the program)
+    """A command that ended early, with the exit status for the shell."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@contextlib.contextmanager
+def training_errors() -> Iterator[None]:
+    """Turn an interrupted or failed run into `Stopped`."""
+    from nuclr.runs import launch
+    from nuclr.training import guards
+
+    try:
+        yield
+    except guards.Interrupted as stop:
+        raise Stopped(f"{stop}; resume with --resume", stop.status) from None
+    except guards.TrainingFailed as failed:
+        raise Stopped(str(failed), 1) from None
+    except launch.ElsewhereError:
+        sys.exit(2)  # the first process reports the reason

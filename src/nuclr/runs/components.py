@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ def open_val(data: s.Data, check: bool = True) -> Source | None:
 
 
 def _open_source(data: s.Data, path: str, split: str | None, keep: str | None, check: bool) -> Source:
-    pairs = cast(Pairs, open_pairs(path, data.root, data.x.key, data.y.key, split))
+    pairs = open_pairs(path, data.root, data.x.key, data.y.key, split)
     kept = None if keep is None else read_keep(below(data.root, keep), len(pairs))
     bad = check_samples(pairs, kept, data.max_bad_share, data.workers) if check else {}
     return Source(pairs, usable(pairs, bad, kept), bad)

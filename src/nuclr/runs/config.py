@@ -202,7 +202,7 @@ def _fill_objective(section: Objective, values: dict[str, Any], origin: str, pre
     for key, value in values.items():
         full = f"{prefix}{key}"
         if key == "name":
-            name = convert(value, Literal[objectives.names()], {}, full, origin)  # type: ignore[valid-type]
+            name = convert(value, Literal[objectives.names()], {}, full, origin)
             section = dataclasses.replace(section, name=name)
         elif key not in kinds:
             raise UserError(f"{origin}unknown key {full!r}; {_nearest(full)}")
@@ -311,6 +311,12 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
         )
     if settings.model.pretrained and (settings.model.x.encoder or settings.model.y.encoder):
         raise UserError("model.pretrained is a whole dual encoder; leave out model.x.encoder and model.y.encoder")
+    if settings.model.pretrained:
+        for side in ("x", "y"):
+            options = getattr(settings.model, side)
+            for key, default in (("head", "linear"), ("tokenizer", None)):
+                if getattr(options, key) != default:
+                    raise UserError(f"model.pretrained has its own heads and tokenizer; leave out model.{side}.{key}")
 
 
 def _keys_of(kind: Any) -> list[str]:

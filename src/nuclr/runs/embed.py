@@ -1,7 +1,7 @@
 """Features as an embedding file: of pairs, of images alone, or of texts alone. Under torchrun the work is shared."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from nuclr import distributed, files
 from nuclr.data import Loader, check_samples, open_pairs, usable
 from nuclr.data.modalities.image import SUFFIXES, open_image, read_file
-from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
 from nuclr.runs.components import Source, make_loader
@@ -60,7 +59,7 @@ def check_target(out: Path) -> None:
 
 def open_source(model: DualEncoder, pairs: str, root: str | None, split: str | None, data: Data) -> Source:
     """Open pairs that are not a run's own, with the columns that `data` names, and check that the model takes them."""
-    source = cast(Pairs, open_pairs(pairs, root, data.x.key, data.y.key, split))
+    source = open_pairs(pairs, root, data.x.key, data.y.key, split)
     for side, kind, takes in (("x", source.x_kind, model.images), ("y", source.y_kind, model.tokenizer)):
         if (kind == "vector") != (takes is None):
             raise UserError(f"--pairs {pairs}: side {side} holds {kind}s, which this model does not take")

@@ -63,11 +63,12 @@ def set_schedules(
         group["lr"] = lr
     peaks = settings.objective.arguments()
     if "gamma" in peaks:
-        objective.gamma = gamma(t, plan.epochs, float(peaks["gamma"]), plan.gamma)
+        setattr(objective, "gamma", gamma(t, plan.epochs, float(peaks["gamma"]), plan.gamma))  # noqa: B010
     if "zeta_lr" in peaks:
-        objective.zeta_lr = zeta_rate(
+        step_size = zeta_rate(
             t, plan.epochs, float(peaks["zeta_lr"]), plan.zeta_frozen_epochs, plan.zeta, plan.zeta_steps
         )
+        setattr(objective, "zeta_lr", step_size)  # noqa: B010 (Module's annotations allow only tensors and modules)
 
 
 def refresh_due(settings: Settings, objective: Objective, epoch: int) -> bool:

@@ -6,7 +6,7 @@ import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,13 +73,13 @@ def open_retrieval(text: str, root: str | None, split: str | None, max_bad_share
     """Open a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a usual set."""
     usual = _usual(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
     if usual is None:
-        pairs = cast(Pairs, open_pairs(text, root, split=split))
+        pairs = open_pairs(text, root, split=split)
         _refuse_unlinked(text, root)
         return _retrieval_task(text, text, split, pairs, max_bad_share, known=False)
     name, folder = usual
     known = RETRIEVAL[name]
     path, images = _find(known, folder)
-    pairs = cast(Pairs, open_pairs(path, images, split=known.split))
+    pairs = open_pairs(path, images, split=known.split)
     task = _retrieval_task(name, str(path), known.split, pairs, max_bad_share, known=True)
     sizes = len(np.unique(pairs.x_id)), len(pairs)
     if sizes != known.sizes:
