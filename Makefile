@@ -21,7 +21,7 @@ test-slow: $(STAMP)
 
 coverage: $(STAMP)
 	$(BIN)/coverage report --format=total | sed 's/^/coverage in percent: /'
-	$(BIN)/coverage report --sort=cover --skip-covered --skip-empty | head -n 12
+	$(BIN)/coverage report --sort=cover --skip-covered --skip-empty | sed -n 1,12p
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
