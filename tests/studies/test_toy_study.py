@@ -1,11 +1,13 @@
 """A small toy study: its values confirm the paper's claims, and its folder is complete."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from nuclr.popularity import importance_sampling as sampling
+from nuclr.popularity import solve
 from nuclr.studies.toy import figures, spaces, study, variance
 
 
@@ -38,9 +40,28 @@ def test_folder_is_complete(written):
     out, content = written
     assert json.loads((out / "toy.json").read_text()) == content
     for name in content["figures"]:
-        assert (out / name).stat().st_size > 5_000
+        data = (out / name).read_bytes()
+        if name.endswith(".png"):
+            assert data.startswith(b"\x89PNG") and data.endswith(b"IEND\xaeB`\x82")
+        else:
+            assert ElementTree.fromstring(data).tag.endswith("svg")
     assert {path.name for path in out.iterdir()} == {"toy.json", *content["figures"]}
     assert len(content["records"]) == 2 * 2 * len(study.METHODS)
+
+
+def test_figures_show_every_method_at_both_temperatures(written):
+    out, _ = written
+    svg = (out / "error.svg").read_text()  # matplotlib writes each text as a comment before its outlines
+    for text in ("GCL: uniform popularity", "NUCLR: estimated, scale from the area of Y", "τ = 0.2", "τ = 1.0"):
+        assert f"<!-- {text} -->" in svg
+
+
+def test_a_draw_is_solved_with_its_inner_products_as_scores():
+    """Neither x nor y has unit norm, so nothing may be normalized."""
+    sample = spaces.draw(80, 0.2, spaces.generator(5))
+    assert sample.residual <= 1e-6
+    zeta = solve(scores=sample.scores, temperature=0.2, tolerance=1e-9).zeta
+    torch.testing.assert_close(0.2 * sample.log_q, zeta, atol=1e-6, rtol=0)
 
 
 def test_the_same_seed_gives_the_same_values():

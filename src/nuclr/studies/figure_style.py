@@ -7,8 +7,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nuclr.errors import UserError
 from nuclr.files import write_atomically
+from nuclr.studies import output
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -78,9 +78,6 @@ def save(figure: Figure, folder: Path, name: str) -> None:
 
     """
     for kind in FORMATS:
-        path, metadata = folder / f"{name}.{kind}", {"Date": None} if kind == "svg" else None
-        try:
-            with write_atomically(path) as file:
-                figure.savefig(file, format=kind, metadata=metadata)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+        metadata = {"Date": None} if kind == "svg" else None
+        with output.user_errors(folder), write_atomically(folder / f"{name}.{kind}") as file:
+            figure.savefig(file, format=kind, metadata=metadata)
