@@ -1,3 +1,5 @@
+"""Checkpoints are complete or absent, and damage is detected."""
+
 import pickle
 
 import pytest
@@ -14,14 +16,14 @@ CONTENT = {
 }
 
 
-def test_round_trip(tmp_path):
+def test_loading_returns_what_was_saved(tmp_path):
     checkpoint.save(tmp_path / "a.pt", CONTENT)
     assert_identical(checkpoint.load(tmp_path / "a.pt"), CONTENT)
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 
 @pytest.mark.parametrize("length", [0, 10, -1, -47, -200])
-def test_truncated(tmp_path, length):
+def test_a_truncated_file_is_detected(tmp_path, length):
     path = tmp_path / "a.pt"
     checkpoint.save(path, CONTENT)
     path.write_bytes(path.read_bytes()[:length])
@@ -29,7 +31,7 @@ def test_truncated(tmp_path, length):
         checkpoint.load(path)
 
 
-def test_damaged(tmp_path):
+def test_a_changed_bit_is_detected(tmp_path):
     path = tmp_path / "a.pt"
     checkpoint.save(path, CONTENT)
     content = bytearray(path.read_bytes())
@@ -44,7 +46,7 @@ class Evil:
         return (pytest.fail, ("unpickled",))
 
 
-def test_no_code_is_unpickled(tmp_path):
+def test_code_is_never_unpickled(tmp_path):
     checkpoint.save(tmp_path / "a.pt", {"evil": Evil()})
     with pytest.raises(pickle.UnpicklingError):
         checkpoint.load(tmp_path / "a.pt")
@@ -59,18 +61,18 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
     assert checkpoint.load(tmp_path / "best.pt") == {"step": 10}
 
 
-def test_the_newest_whole_one_is_used(tmp_path):
-    said = []
+def test_the_newest_complete_checkpoint_is_used(tmp_path):
+    messages = []
     for step in (1, 2):
         checkpoint.save_step(tmp_path, step, {"step": step})
     (tmp_path / "step_000000002.pt").write_bytes(b"")
-    assert checkpoint.load_last(tmp_path, said.append) == {"step": 1}
-    assert said == [f"{tmp_path / 'step_000000002.pt'}: truncated; going back to the checkpoint before it"]
+    assert checkpoint.load_last(tmp_path, messages.append) == {"step": 1}
+    assert messages == [f"{tmp_path / 'step_000000002.pt'}: truncated; using the checkpoint before it"]
     (tmp_path / "step_000000001.pt").write_bytes(b"")
-    assert checkpoint.load_last(tmp_path, said.append) is None
+    assert checkpoint.load_last(tmp_path, messages.append) is None
 
 
-def test_a_failed_write_leaves_the_one_before(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
     checkpoint.save(tmp_path / "a.pt", {"step": 1})
 
     def full(*args, **kwargs):

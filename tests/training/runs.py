@@ -1,4 +1,4 @@
-"""Tiny runs for the tests: vectors (a second) or built-in pictures, in this process or in others."""
+"""Tiny runs for the tests, on vectors (they take a second) or on built-in pictures, in this process or in others."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from nuclr.runs import checkpoint, config
 
 
 def write_vectors(path: Path, images: int = 60, captions: int = 2, seed: int = 0) -> Path:
+    """Write an embedding file whose y are noisy linear functions of their x."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(images, 12)).astype("float32")
     y_to_x = np.repeat(np.arange(images), captions)
@@ -25,7 +26,7 @@ def write_vectors(path: Path, images: int = 60, captions: int = 2, seed: int = 0
 
 
 def vector_settings(folder: Path, **changes):
-    """A run of 4 epochs of 7 steps on 120 pairs."""
+    """Return overrides for 4 epochs of 7 steps on 120 pairs of vectors, and write the data."""
     write_vectors(folder / "train.npz")
     write_vectors(folder / "val.npz", images=20, seed=1)
     base = {
@@ -49,11 +50,12 @@ def vector_settings(folder: Path, **changes):
 
 
 def load(folder: Path, **changes):
+    """Return the settings of a tiny run on vectors."""
     return config.load(folder / "empty.yaml", vector_settings(folder, **changes))
 
 
 def picture_settings(folder: Path, **changes) -> list[str]:
-    """Six steps an epoch on 100 built-in pictures, augmented."""
+    """Return overrides for two epochs of six steps on 100 built-in pictures, with augmentation."""
     base = {
         "data.train": "builtin:n=100",
         "data.val": "builtin:n=30,split=val",
@@ -71,20 +73,20 @@ def picture_settings(folder: Path, **changes) -> list[str]:
 
 
 def write_photographs(folder: Path, count: int) -> list[bytes]:
-    """JPEGs `0.jpg`, `1.jpg`, ... that differ."""
+    """Write different JPEGs `0.jpg`, `1.jpg`, ... and return their contents."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    found = []
+    contents = []
     for number in range(count):
         Image.fromarray(rng.integers(256, size=(3, 3, 3), dtype=np.uint8)).resize((24, 24)).save(
             folder / f"{number}.jpg"
         )
-        found.append((folder / f"{number}.jpg").read_bytes())
-    return found
+        contents.append((folder / f"{number}.jpg").read_bytes())
+    return contents
 
 
 def photograph_settings(folder: Path, count: int = 60, **changes) -> list[str]:
-    """Two epochs on JPEGs with a caption each."""
+    """Return overrides for two epochs on JPEGs with one caption each, and write the data."""
     write_photographs(folder / "photographs", count)
     entries = [{"image": f"{number}.jpg", "caption": f"photograph {number}"} for number in range(count)]
     (folder / "photographs" / "train.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
@@ -94,12 +96,12 @@ def photograph_settings(folder: Path, count: int = 60, **changes) -> list[str]:
         "model.x.image_size": 16,
         "checkpoint_every": 1,
     }
-    given = picture_settings(folder, **(own | changes))
-    return [setting for setting in given if not setting.startswith("data.val=")]
+    settings = picture_settings(folder, **(own | changes))
+    return [setting for setting in settings if not setting.startswith("data.val=")]
 
 
 def outcome(run: Path) -> tuple[dict, bytes, dict]:
-    """State in the last checkpoint, metrics.jsonl, results.json without the clock."""
+    """Return the state in the last checkpoint, metrics.jsonl, and results.json without the timing."""
     state = checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0])
     results = json.loads((run / "results.json").read_text())
     results.pop("timing")
@@ -107,7 +109,7 @@ def outcome(run: Path) -> tuple[dict, bytes, dict]:
 
 
 def assert_identical(a, b, where: str = "") -> None:
-    """To the last bit, through nested dicts and lists."""
+    """Assert that nested dicts and lists are equal to the last bit."""
     assert type(a) is type(b), where
     if isinstance(a, dict):
         assert a.keys() == b.keys(), where
@@ -124,6 +126,7 @@ def assert_identical(a, b, where: str = "") -> None:
 
 
 def assert_same_outcome(a: Path, b: Path) -> None:
+    """Assert that two runs ended with the same state, metrics and results."""
     (state_a, metrics_a, results_a), (state_b, metrics_b, results_b) = outcome(a), outcome(b)
     assert metrics_a == metrics_b
     assert_identical(results_a, results_b)
@@ -131,7 +134,7 @@ def assert_same_outcome(a: Path, b: Path) -> None:
 
 
 def start(arguments: list, world: int = 1) -> list[subprocess.Popen]:
-    """`nuclr train` in `world` processes, as torchrun would start them."""
+    """Start `nuclr train` in `world` processes, as torchrun would."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -147,6 +150,6 @@ def start(arguments: list, world: int = 1) -> list[subprocess.Popen]:
 
 
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
-    """Status, stdout and stderr of each."""
-    told = [process.communicate(timeout=300) for process in processes]
-    return [(process.returncode, *texts) for process, texts in zip(processes, told, strict=True)]
+    """Wait for the processes; return status, stdout and stderr of each."""
+    texts = [process.communicate(timeout=300) for process in processes]
+    return [(process.returncode, *both) for process, both in zip(processes, texts, strict=True)]

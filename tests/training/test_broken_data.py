@@ -9,11 +9,11 @@ import pytest
 from tests.data import make
 from tests.training import runs
 
-COUNT, BATCH = 200, 32  # 8 bad ones leave 192: six batches, so that one epoch sees every good pair
+COUNT, BATCH = 200, 32  # without 8 bad samples, 192 are left: six batches, so one epoch contains every good pair
 
 
 def damaged_files(folder):
-    """Photographs, of which two are cut off, two are no pictures, two are missing, and two have no caption."""
+    """Write photographs: two truncated, two that are not images, two missing, and two without a caption."""
     photographs = runs.write_photographs(folder, COUNT)
     for number in (3, 50):
         (folder / f"{number}.jpg").write_bytes(photographs[number][:-60])
@@ -28,7 +28,7 @@ def damaged_files(folder):
 
 
 def damaged_tars(folder):
-    """Four tars of 50: a broken picture, an empty caption, and a tar that ends within its 45th sample."""
+    """Write four tars of 50 samples: a broken image, an empty caption, and a tar that ends within its 45th sample."""
     for tar in range(4):
         samples = [make.sample(f"{50 * tar + k:06d}", 50 * tar + k, f"photograph {50 * tar + k}") for k in range(50)]
         if tar == 0:
@@ -46,13 +46,13 @@ def train(folder, source, out):
     own = {"data.root": folder, "model.x.image_size": 16, "data.batch_size": BATCH, "schedule.epochs": 1}
     settings = runs.picture_settings(out.parent, **{"data.train": source, **own})
     settings = [setting for setting in settings if not setting.startswith("data.val=")]
-    [ended] = runs.finish(runs.start([out.parent / "empty.yaml", *settings, f"out={out}"]))
-    return ended
+    [outcome] = runs.finish(runs.start([out.parent / "empty.yaml", *settings, f"out={out}"]))
+    return outcome
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [damaged_files, damaged_tars])
-def test_a_few_bad_samples(tmp_path, damage):
+def test_a_few_bad_samples_are_left_out_and_reported(tmp_path, damage):
     source, bad = damage(tmp_path / "data")
     status, _, err = train(tmp_path / "data", source, tmp_path / "run")
     assert status == 0, err
@@ -62,11 +62,11 @@ def test_a_few_bad_samples(tmp_path, damage):
     assert all(line["reason"] and line["name"] for line in lines)
     state, _, results = runs.outcome(tmp_path / "run")
     assert (results["pairs"], results["samples_per_epoch"], results["bad_samples"]) == (COUNT, COUNT - 8, 8)
-    for side in ("x", "y"):  # every pair's state is in the row of its own number, and only the bad were never seen
+    for side in ("x", "y"):  # state is stored by pair number, so exactly the rows of the bad samples stay unset
         assert set(state["objective"][f"log_u_{side}"].isneginf().nonzero().flatten().tolist()) == bad
 
 
-def test_nearly_a_third_bad(tmp_path):
+def test_too_many_bad_samples_stop_the_run(tmp_path):
     source, bad = damaged_files(tmp_path / "data")
     for number in range(100, 100 + COUNT * 3 // 10 - len(bad) + 1):  # 120 is bad already
         (tmp_path / "data" / f"{number}.jpg").write_bytes(b"")

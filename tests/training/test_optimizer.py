@@ -1,3 +1,5 @@
+"""Weight decay applies to matrices only; a step is a step of torch's AdamW."""
+
 import torch
 from torch import nn
 
@@ -5,18 +7,18 @@ from nuclr.objectives import build
 from nuclr.training.optimizer import make_optimizer, parameter_groups
 
 
-def test_what_decays():
+def test_only_trained_matrices_decay():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     model[2].weight.requires_grad_(False)
     objective = build("siglip")
-    decaying, resting = parameter_groups(model, objective, 0.02)
+    decaying, others = parameter_groups(model, objective, 0.02)
     assert [p is model[0].weight for p in decaying["params"]] == [True]
-    assert decaying["weight_decay"] == 0.02 and resting["weight_decay"] == 0
+    assert decaying["weight_decay"] == 0.02 and others["weight_decay"] == 0
     expected = {id(p) for p in (model[0].bias, *model[1].parameters(), model[2].bias, *objective.parameters())}
-    assert {id(p) for p in resting["params"]} == expected
+    assert {id(p) for p in others["params"]} == expected
 
 
-def test_one_step_is_adamw():
+def test_one_step_equals_torch_adamw():
     torch.manual_seed(0)
     model, twin = nn.Linear(3, 2), nn.Linear(3, 2)
     twin.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""The paper's configs on data of the layout that they name, with small towers for ResNet-50 and DistilBERT."""
+"""The paper's configs on data in the layout that they name, with small encoders instead of ResNet-50 and DistilBERT."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ MACHINE = ["data.batch_size=16", "data.workers=1", "threads=1"]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """CC3M and CC12M as img2dataset leaves them, a sample a tar; COCO as ALBEF lists it."""
+    """Write CC3M and CC12M as img2dataset does, with one sample per tar, and COCO with ALBEF's list."""
     folder = tmp_path_factory.mktemp("data")
     for name, tars in (("cc3m", 332), ("cc12m", 1243)):
         for tar in range(tars):
@@ -33,12 +33,12 @@ def root(tmp_path_factory):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_dry_run(root, path):
-    found = dry_run(config.load(path, [f"data.root={root}", *TOWERS, *MACHINE]))
-    assert found["pairs"] == (1243 if path.stem.startswith("cc12m") else 332)
-    assert found["bad_samples"] == 0 and found["evaluation_pairs"] == 20
-    assert found["steps"] == 30 * (found["pairs"] // 16)
+def test_every_config_passes_a_dry_run(root, path):
+    estimate = dry_run(config.load(path, [f"data.root={root}", *TOWERS, *MACHINE]))
+    assert estimate["pairs"] == (1243 if path.stem.startswith("cc12m") else 332)
+    assert estimate["bad_samples"] == 0 and estimate["evaluation_pairs"] == 20
+    assert estimate["steps"] == 30 * (estimate["pairs"] // 16)
 
 
-def test_all_are_there():
+def test_there_are_eight_configs():
     assert len(CONFIGS) == 8

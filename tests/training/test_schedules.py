@@ -1,3 +1,5 @@
+"""Learning rate, step size of zeta and gamma at known points of a run."""
+
 import math
 
 import pytest
@@ -5,7 +7,7 @@ import pytest
 from nuclr.training import schedules
 
 
-def test_learning_rate():
+def test_learning_rate_warms_up_and_falls_along_a_cosine():
     rates = [schedules.learning_rate(step, 100, 10, 1e-5, 2e-4, 1e-6) for step in range(101)]
     assert rates[0] == 1e-5
     assert rates[5] == pytest.approx((1e-5 + 2e-4) / 2)
@@ -15,11 +17,11 @@ def test_learning_rate():
     assert schedules.learning_rate(0, 1, 0, 1e-5, 1e-3, 0.0) == 1e-3
 
 
-def test_warmup_longer_than_the_run():
+def test_warmup_may_be_longer_than_the_run():
     assert schedules.learning_rate(5, 6, 10, 0.0, 1.0, 0.0) == 0.5
 
 
-def test_zeta_rate():
+def test_zeta_rate_is_zero_while_frozen_and_then_falls():
     def rate(t, shape="cosine", steps=False):
         return schedules.zeta_rate(t, 30, 1.0, 5, shape, steps)
 
@@ -34,12 +36,12 @@ def test_zeta_rate():
     assert rate(22.5, "cosine", True) == pytest.approx(rate(22.5) / 100)
 
 
-def test_frozen_to_the_end():
-    assert schedules.zeta_rate(2.5, 3, 1.0, 3, "cosine", False) == 0  # no division by zero either
+def test_zeta_frozen_to_the_end_of_the_run():
+    assert schedules.zeta_rate(2.5, 3, 1.0, 3, "cosine", False) == 0, "no division by zero"
     assert math.isfinite(schedules.zeta_rate(3, 3, 1.0, 3, "cosine", False))
 
 
-def test_gamma():
+def test_gamma_is_constant_or_falls_from_one():
     assert schedules.gamma(7, 10, 0.3, "constant") == 0.3
     assert schedules.gamma(0, 10, 0.2, "cosine") == 1
     assert schedules.gamma(5, 10, 0.2, "cosine") == pytest.approx(0.6)

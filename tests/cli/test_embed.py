@@ -1,0 +1,91 @@
+"""`nuclr embed` on tiny trained runs."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nuclr.data import open_pairs
+from nuclr.data.formats.embeddings import read_embeddings
+from nuclr.models import DualEncoder
+from nuclr.runs import config
+from nuclr.training.loop import train
+from tests.training import runs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    settings = runs.picture_settings(folder, **{"schedule.epochs": 1, "data.train": "builtin:n=60"})
+    train(config.load(folder / "empty.yaml", settings), folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_features_of_pairs_equal_those_of_the_model(nuclr, trained, tmp_path, suffix):
+    out = tmp_path / f"features.{suffix}"
+    status, printed, err = nuclr("embed", trained, "--out", out, "--batch-size", 7)
+    assert status == 0, err
+    assert "x (60, 8)" in printed
+    embeddings = read_embeddings(out)
+    pairs, model = open_pairs("builtin:n=60"), DualEncoder.from_pretrained(trained / "model")
+    torch.testing.assert_close(embeddings.x, model.encode_images([pairs.x(i) for i in range(60)]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(embeddings.y, model.encode_texts([pairs.y(i) for i in range(60)]), atol=1e-5, rtol=0)
+    assert embeddings.y_to_x.tolist() == list(range(60))
+
+
+def test_an_x_with_several_y_is_encoded_once(nuclr, tmp_path):
+    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 1})
+    train(config.load(tmp_path / "empty.yaml", settings), tmp_path / "run")
+    assert nuclr("embed", tmp_path / "run", "--out", tmp_path / "f.npz", "--best")[0] == 0
+    arrays = np.load(tmp_path / "f.npz")
+    assert arrays["x"].shape == (60, 8) and arrays["y"].shape == (120, 8)
+    assert arrays["y_to_x"].tolist() == [i // 2 for i in range(120)]
+    assert arrays["number"].tolist() == list(range(120))
+
+
+def test_images_alone_and_texts_alone(nuclr, trained, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    for i in range(3):
+        Image.new("RGB", (20, 30), (80 * i, 0, 0)).save(tmp_path / "pictures" / f"{i}.png")
+    (tmp_path / "texts.txt").write_text("a red circle\ntwo stars\n")
+    assert nuclr("embed", trained, "--images", tmp_path / "pictures", "--out", tmp_path / "i.npz")[0] == 0
+    assert nuclr("embed", trained / "model", "--texts", tmp_path / "texts.txt", "--out", tmp_path / "t.npz")[0] == 0
+    assert np.load(tmp_path / "i.npz")["x"].shape == (3, 8)
+    assert (tmp_path / "i.txt").read_text().split() == ["0.png", "1.png", "2.png"]
+    assert np.load(tmp_path / "t.npz")["y"].shape == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "a.csv"], "unknown kind of embedding file"),
+        (["--out", "no/a.npz"], "does not exist"),
+        (["--out", "here.npz"], "here.npz: the file exists; remove it or name another one"),
+        (["--out", "a.npz", "--texts", "gone.txt"], "gone.txt: no such file"),
+        (["--out", "a.npz", "--images", "gone"], "gone: no such folder"),
+        (["--out", "a.npz", "--texts", "t", "--images", "i"], "--pairs, --images and --texts exclude each other"),
+        (
+            ["--out", "a.npz", "--pairs", "vectors.npz"],
+            "--pairs vectors.npz: side x holds vectors, which this model does not take",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(nuclr, trained, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.npz").write_text("mine")
+    runs.write_vectors(tmp_path / "vectors.npz")
+    status, _, err = nuclr("embed", trained, *arguments)
+    assert status == 2
+    assert message in err and len(err.strip().splitlines()) <= 2
+    assert (tmp_path / "here.npz").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--images", "takes vectors on side x, not images"), ("--texts", "takes vectors on side y, not texts")],
+)
+def test_a_model_of_vectors_refuses_images_and_texts(nuclr, tmp_path, option, message):
+    train(runs.load(tmp_path, **{"schedule.epochs": 1}), tmp_path / "run")
+    status, _, err = nuclr("embed", tmp_path / "run", option, tmp_path, "--out", tmp_path / "a.npz")
+    assert status == 2 and message in err and not (tmp_path / "a.npz").exists()
