@@ -1,4 +1,4 @@
-"""`nuclr evaluate` on tiny trained runs: figures, names, corrections, usual sets, and mistakes in a line."""
+"""`nuclr evaluate` on tiny trained runs: metrics, their names, corrections, usual test sets, and wrong input."""
 
 import json
 
@@ -36,11 +36,11 @@ def nuclr(nuclr):
 
 @pytest.fixture
 def refused(nuclr):
-    def run(told, *arguments):
+    def run(message, *arguments):
         status, out, err = nuclr(*arguments)
         assert (status, out) == (2, "")
         line = err.strip().splitlines()[-1]
-        assert told in line and "Traceback" not in err, err
+        assert message in line and "Traceback" not in err, err
 
     return run
 
@@ -60,32 +60,33 @@ def write_folders(path, **counts):
     return path
 
 
-def test_own_validation_pairs_as_training_saw_them(nuclr, vectors, tmp_path):
-    out = tmp_path / "figures.json"
+def test_the_runs_own_held_out_pairs_give_the_metrics_of_training(nuclr, vectors, tmp_path):
+    out = tmp_path / "metrics.json"
     status, printed, err = nuclr(
         vectors / "run", "--out", out, "--correct", "bank=train", "--correct", "bank=queries", "--bank-size", 50
     )
     assert status == 0, err
-    assert "corrected  transductive" in printed and "the correction of each half of the images" in printed
+    assert "corrected  transductive" in printed
+    assert "each half of the images is corrected with the choice of the other half" in printed
     content = json.loads(out.read_text())
-    found = content["retrieval"]["val"]
-    assert found["plain"] == pytest.approx(run_folder.read_results(vectors / "run")["val"])
-    assert (found["images"], found["captions"]) == (20, 40)
+    task = content["retrieval"]["val"]
+    assert task["plain"] == pytest.approx(run_folder.read_results(vectors / "run")["val"])
+    assert (task["images"], task["captions"]) == (20, 40)
     train_bank, queries = content["corrections"]["train"], content["corrections"]["queries"]
     assert (train_bank["transductive"], queries["transductive"]) == (False, True)
     assert (train_bank["bank_images"], train_bank["bank_captions"]) == (50, 50)
     assert train_bank["chosen_on"] == "data.val: val.npz" and train_bank["temperature"] > 0
-    assert found["correction_crossed"] and set(found["corrected"]["train"]) == set(found["plain"])
-    assert [len(chosen) for chosen in found["corrections_of_halves"].values()] == [2, 2]
-    for column, values in (("plain", found["plain"]), ("train", found["corrected"]["train"])):
-        named = found["names"][column]
+    assert task["correction_crossed"] and set(task["corrected"]["train"]) == set(task["plain"])
+    assert [len(chosen) for chosen in task["corrections_of_halves"].values()] == [2, 2]
+    for column, values in (("plain", task["plain"]), ("train", task["corrected"]["train"])):
+        named = task["names"][column]
         assert named["paper"]["r1"] == pytest.approx(100 * values["mean_R@1"])
         assert named["clip_benchmark"]["image_retrieval_recall@5"] == named["open_clip"]["text_to_image_R@5"]
-    assert content["protocol"]["ties"] and found["duplicates"]["way"] == "merge"
+    assert content["protocol"]["ties"] and task["duplicates"]["way"] == "merge"
 
 
-def test_several_sets_of_vectors(nuclr, vectors, tmp_path):
-    classes, out = write_classes(tmp_path / "classes.npz"), tmp_path / "figures.json"
+def test_several_test_sets_of_vectors(nuclr, vectors, tmp_path):
+    classes, out = write_classes(tmp_path / "classes.npz"), tmp_path / "metrics.json"
     val = vectors / "val.npz"
     status, printed, err = nuclr(
         vectors / "run", "--retrieval", val, "--retrieval", val, "--classification", classes, "--out", out
@@ -93,19 +94,19 @@ def test_several_sets_of_vectors(nuclr, vectors, tmp_path):
     assert status == 0, err
     content = json.loads(out.read_text())
     assert list(content["retrieval"]) == [str(val), f"{val} (2)"]
-    found = content["classification"][str(classes)]
-    assert (found["images"], found["classes"], found["templates"]) == (10, 3, None)
-    assert found["plain"]["zero_shot_acc1"] == found["names"]["plain"]["open_clip"]["zeroshot-val-top1"]
+    labeled = content["classification"][str(classes)]
+    assert (labeled["images"], labeled["classes"], labeled["templates"]) == (10, 3, None)
+    assert labeled["plain"]["zero_shot_acc1"] == labeled["names"]["plain"]["open_clip"]["zeroshot-val-top1"]
     assert "top-1" in printed and content["corrections"] == {}
 
 
-def test_pictures(nuclr, pictures, tmp_path):
-    """A run of pictures: labeled folders with templates from elsewhere, a caption list, normalization as it was."""
+def test_a_run_on_images(nuclr, pictures, tmp_path):
+    """Labeled folders with templates from another file, a caption list, and each treatment of duplicates."""
     images = make.write_images(tmp_path / "pairs")
     lines = [json.dumps({"image": name, "captions": captions}) for name, captions in make.CAPTIONS.items()]
     (images / "list.jsonl").write_text("\n".join(lines))
     (tmp_path / "templates.json").write_text('["a {}", "{}!"]')
-    found = {}
+    tasks = {}
     for way in ("merge", "miss", "hit"):
         status, _, err = nuclr(
             pictures, "--retrieval", images / "list.jsonl", "--duplicates", way, "--out", tmp_path / f"{way}.json",
@@ -113,32 +114,32 @@ def test_pictures(nuclr, pictures, tmp_path):
         )  # fmt: skip
         assert status == 0, err
         content = json.loads((tmp_path / f"{way}.json").read_text())
-        found[way] = next(iter(content["retrieval"].values()))
-    assert [found[way]["captions"] for way in found] == [7, 8, 8]  # one caption occurs twice
-    assert found["hit"]["plain"]["mean_R@1"] >= found["miss"]["plain"]["mean_R@1"]
+        tasks[way] = next(iter(content["retrieval"].values()))
+    assert [tasks[way]["captions"] for way in tasks] == [7, 8, 8], "one caption occurs twice"
+    assert tasks["hit"]["plain"]["mean_R@1"] >= tasks["miss"]["plain"]["mean_R@1"]
     classes = next(iter(content["classification"].values()))
     assert (classes["class_names"], classes["templates"]) == (["cat", "dog"], ["a {}", "{}!"])
     assert set(content["subject"]["images"]) == {"size", "mean", "std", "fit"}
 
 
-def test_encoders_that_are_no_run(nuclr, refused, vectors):
+def test_encoders_that_are_not_a_run(nuclr, refused, vectors):
     model = vectors / "run" / "model"
     status, printed, err = nuclr(model, "--retrieval", vectors / "val.npz", "--correct", "bank=queries")
     assert status == 0, err
-    assert "chosen on nothing (no validation pairs): 0.6 deviations" in printed
-    refused("bank=train needs a run", model, "--retrieval", vectors / "val.npz", "--correct", "bank=train")
-    refused("is no run, so there is nothing to evaluate on", model)
+    assert "chosen on nothing (no held-out pairs): 0.6 standard deviations" in printed
+    refused("bank=train needs a run folder", model, "--retrieval", vectors / "val.npz", "--correct", "bank=train")
+    refused("is not a run folder, so there is nothing to evaluate on", model)
 
 
-def test_usual_sets(nuclr, refused, pictures, tmp_path, monkeypatch):
-    """Small copies of two usual sets: Karpathy's split with its folder, WordNet numbers with a list of the test."""
+def test_usual_test_sets(nuclr, refused, pictures, tmp_path, monkeypatch):
+    """Small copies of two usual sets: Karpathy's split with images, and WordNet numbers with a list of test images."""
     small = RetrievalSet("Small", ("dataset.json",), ("flickr-images",), "test", (2, 5), "dataset.json and pictures")
     monkeypatch.setitem(RETRIEVAL, "small", small)
     known = ClassificationSet("Tiny", ("images",), 2, True, "test.txt", ("a {}.",), "images/ and test.txt")
     monkeypatch.setitem(CLASSIFICATION, "tiny", known)
-    refused(f"Small: {tmp_path} is not complete; needs dataset.json", pictures, "--retrieval", f"small:{tmp_path}")
-    refused("Small: /no/where is not there", pictures, "--retrieval", "small:/no/where")
-    refused("say where it is, as in small:FOLDER", pictures, "--retrieval", "small")
+    refused(f"Small: {tmp_path} is not complete; it needs dataset.json", pictures, "--retrieval", f"small:{tmp_path}")
+    refused("Small: /no/where does not exist; it needs dataset.json", pictures, "--retrieval", "small:/no/where")
+    refused("name its folder, as in small:FOLDER", pictures, "--retrieval", "small")
     make.write_images(tmp_path / "flickr-images")
     entries = [
         {"filename": name, "split": "test" if name in ("a.jpg", "b.png") else "train",
@@ -147,42 +148,44 @@ def test_usual_sets(nuclr, refused, pictures, tmp_path, monkeypatch):
     ]  # fmt: skip
     (tmp_path / "dataset.json").write_text(json.dumps({"images": entries}))
 
-    refused("Tiny: /no/where is not there; needs images/", pictures, "--classification", "tiny:/no/where")
-    refused("goes with --classification", pictures, "--retrieval", f"tiny:{tmp_path}")
+    refused("Tiny: /no/where does not exist; it needs images/", pictures, "--classification", "tiny:/no/where")
+    refused("tiny belongs to --classification", pictures, "--retrieval", f"tiny:{tmp_path}")
     write_folders(tmp_path / "images", n00000001=3, n00000002=2)
     refused("WordNet numbers (n00000001, ...)", pictures, "--classification", f"tiny:{tmp_path}")
     (tmp_path / "LOC_synset_mapping.txt").write_text("n00000001 great_cat, Felis\nn00000002 dog\n")
-    refused("no such list of test pictures", pictures, "--classification", f"tiny:{tmp_path}")
+    refused("no such list of test images", pictures, "--classification", f"tiny:{tmp_path}")
     (tmp_path / "test.txt").write_text("n00000001/0\nn00000001/2\nn00000002/1.png\n")
 
-    out = tmp_path / "figures.json"
+    out = tmp_path / "metrics.json"
     status, _, err = nuclr(
         pictures, "--retrieval", f"small:{tmp_path}", "--classification", f"tiny:{tmp_path}", "--out", out
     )
     assert status == 0, err
     content = json.loads(out.read_text())
-    found = content["retrieval"]["small"]
-    assert (found["images"], found["captions"], found["duplicates"]["way"], found["split"]) == (2, 5, "miss", "test")
+    task = content["retrieval"]["small"]
+    assert (task["images"], task["captions"], task["duplicates"]["way"], task["split"]) == (2, 5, "miss", "test")
     classes = content["classification"]["tiny"]
     assert (classes["images"], classes["class_names"]) == (3, ["great cat", "dog"])
     monkeypatch.setitem(
         RETRIEVAL, "small", RetrievalSet("S", ("dataset.json",), ("flickr-images",), "test", (9, 9), "")
     )
-    refused("9 images and 9 captions expected", pictures, "--retrieval", f"small:{tmp_path}")
+    refused(
+        "has 2 images and 5 captions; it needs 9 images and 9 captions", pictures, "--retrieval", f"small:{tmp_path}"
+    )
 
 
-def test_mistakes_with_vectors(refused, vectors, tmp_path):
+def test_wrong_input_for_a_run_on_vectors_is_refused(refused, vectors, tmp_path):
     run = vectors / "run"
     refused("no such folder", tmp_path / "nothing")
-    refused("neither a run (no config.yaml) nor encoders", tmp_path)
+    refused("neither a run folder (no config.yaml) nor encoders", tmp_path)
     refused("--correct bank=test: unknown; allowed: bank=train or bank=queries", run, "--correct", "bank=test")
-    refused("no set is called 'flickr30'; did you mean flickr30k?", run, "--retrieval", "flickr30:/data")
+    refused("there is no set called 'flickr30'; did you mean flickr30k?", run, "--retrieval", "flickr30:/data")
     refused("no such file", run, "--retrieval", tmp_path / "nothing.npz")
     refused("holds images on side x", run, "--retrieval", "builtin:n=20")
     (tmp_path / "there.json").write_text("{}")
-    refused("exists; remove it", run, "--out", tmp_path / "there.json")
-    refused("ends in .json", run, "--out", tmp_path / "figures.txt")
-    refused("does not exist", run, "--out", tmp_path / "no" / "figures.json")
+    refused("the file exists; remove it", run, "--out", tmp_path / "there.json")
+    refused("ends in .json", run, "--out", tmp_path / "metrics.txt")
+    refused("does not exist", run, "--out", tmp_path / "no" / "metrics.json")
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "wide.npz", x=rng.normal(size=(4, 13)), y=rng.normal(size=(4, 8)))
     refused("x has 13 coordinates, but", run, "--retrieval", tmp_path / "wide.npz")
@@ -193,12 +196,10 @@ def test_mistakes_with_vectors(refused, vectors, tmp_path):
     refused("no array named 'prompts'", run, option, write_classes(tmp_path / "b.npz", prompts=None))
     refused("label 3; allowed: 0 to 2", run, option, write_classes(tmp_path / "c.npz", labels=np.arange(10) % 4))
     refused("needs 10 whole numbers", run, option, write_classes(tmp_path / "d.npz", labels=np.arange(9)))
-    refused(
-        "--correct goes with --retrieval", run, option, write_classes(tmp_path / "e.npz"), "--correct", "bank=train"
-    )
+    refused("--correct needs --retrieval", run, option, write_classes(tmp_path / "e.npz"), "--correct", "bank=train")
 
 
-def test_mistakes_with_pictures(refused, pictures, tmp_path):
+def test_wrong_input_for_a_run_on_images_is_refused(refused, pictures, tmp_path):
     images = make.write_images(tmp_path / "pairs")
     for number, empty in enumerate(([], [""], None)):
         lines = [{"image": "a.jpg", "captions": ["one"]}, {"image": "b.png", "captions": empty}]

@@ -1,9 +1,10 @@
-"""Folders are checked first; files are whole or absent; nothing of the user's is overwritten."""
+"""Output folders are checked before the work, and files of the user are never overwritten."""
 
 import json
 
 import pytest
 
+from nuclr import files
 from nuclr.errors import UserError
 from nuclr.studies import output
 
@@ -14,23 +15,23 @@ def prepare(folder):
     output.prepare_folder(folder, "nuclr test", "summary.json", NAMES)
 
 
-def test_makes_the_folder(tmp_path):
+def test_the_folder_is_created(tmp_path):
     prepare(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     assert not list((tmp_path / "a" / "b").iterdir())
 
 
-def test_own_files_may_be_replaced_and_others_stay(tmp_path):
+def test_files_of_an_earlier_run_may_be_replaced_and_others_are_kept(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     prepare(tmp_path)
-    output.write_json(tmp_path / "summary.json", {"written_by": "nuclr test"})
-    output.write_text(tmp_path / "table.csv", "1")
+    files.write_json(tmp_path / "summary.json", {"written_by": "nuclr test"})
+    files.write_text(tmp_path / "table.csv", "1")
     prepare(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("summary", [None, "not JSON", "[]", json.dumps({"written_by": "somebody"})])
-def test_foreign_files_are_not_replaced(tmp_path, summary):
+def test_files_of_another_program_are_not_replaced(tmp_path, summary):
     (tmp_path / "table.csv").write_text("mine")
     if summary is not None:
         (tmp_path / "summary.json").write_text(summary)
@@ -38,32 +39,26 @@ def test_foreign_files_are_not_replaced(tmp_path, summary):
         prepare(tmp_path)
 
 
-def test_a_file_in_the_way(tmp_path):
+def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "out").write_text("mine")
     for folder in (tmp_path / "out", tmp_path / "out" / "deeper"):
-        with pytest.raises(UserError, match="a file is in the way"):
+        with pytest.raises(UserError, match="there is a file with this name; name a folder"):
             prepare(folder)
 
 
-def test_unwritable_folder(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(output.tempfile, "TemporaryFile", refuse)  # root may write anywhere, so chmod shows nothing
+    monkeypatch.setattr(output.tempfile, "TemporaryFile", refuse)  # chmod has no effect on root
     with pytest.raises(UserError, match=r"cannot be written.*Permission denied"):
         prepare(tmp_path)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text("old")
-    with pytest.raises(UserError, match="No space left"), output.replacing(path) as temporary:
-        temporary.write_text("half")
+def test_a_full_disk_is_a_user_error_that_names_the_file(tmp_path):
+    full = pytest.raises(UserError, match=r"table\.csv: cannot be written \(No space left on device\)")
+    with full, output.user_errors(tmp_path), files.write_atomically(tmp_path / "table.csv"):
         raise OSError(28, "No space left on device")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_json_has_no_nan(tmp_path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        output.write_json(tmp_path / "summary.json", {"value": float("nan")})
+    failed = pytest.raises(UserError, match=rf"^{tmp_path}: cannot be written \(Input/output error\)")
+    with failed, output.user_errors(tmp_path):
+        raise OSError(5, "Input/output error")

@@ -1,4 +1,4 @@
-"""Joining numbers to captions and images."""
+"""Captions and image names of the rows of an embedding file."""
 
 import json
 
@@ -18,7 +18,7 @@ def jsonl(tmp_path):
     return path
 
 
-def test_caption_lists(tmp_path, jsonl):
+def test_caption_lists_of_all_formats(tmp_path, jsonl):
     (tmp_path / "captions.json").write_text(
         json.dumps([{"image": i, "caption": c} for i, c in zip("aab", ["a cat", "one cat", "a dog"], strict=True)])
     )
@@ -37,7 +37,7 @@ def test_caption_lists(tmp_path, jsonl):
     assert read_names(None, None, 2, LINKS).of("y", 2) == {}
 
 
-def test_images(tmp_path, jsonl):
+def test_image_names_from_a_folder_or_a_list(tmp_path, jsonl):
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).touch()
     assert read_names(jsonl, tmp_path, 2, LINKS).images == [str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg")]
@@ -45,7 +45,7 @@ def test_images(tmp_path, jsonl):
     assert read_names(None, tmp_path / "files.txt", 2, LINKS).images == ["one.png", "two.png"]
 
 
-def test_refused(tmp_path, jsonl):
+def test_lists_that_do_not_match_are_refused(tmp_path, jsonl):
     empty = tmp_path / "empty"
     empty.mkdir()
     text = tmp_path / "captions.txt"
@@ -58,13 +58,13 @@ def test_refused(tmp_path, jsonl):
     binary.write_bytes(b"\xff\xfe\x00")
     for captions, images, links, message in (
         (jsonl, None, [0, 0, 1, 1], "3 captions, but the embedding file has 4 y"),
-        (jsonl, None, [0, 1, 1], "caption 2 is of image b.jpg, but by y_to_x it belongs to x 1, which is a.jpg"),
+        (jsonl, None, [0, 1, 1], "caption 2 belongs to image b.jpg, but y_to_x assigns it to x 1, which is a.jpg"),
         (broken, None, LINKS, "line 2 is not JSON"),
         (bare, None, LINKS, "line 1 has no caption"),
         (binary, None, LINKS, "not UTF-8"),
         (tmp_path / "none.txt", None, LINKS, "No such file"),
         (tmp_path / "captions.doc", None, LINKS, "allowed: .jsonl, .json, .txt"),
-        (jsonl, empty, LINKS, "holds none of the images"),
+        (jsonl, empty, LINKS, "none of the images in .* is there"),
         (text, empty, LINKS, "a folder needs --captions"),
         (None, text, LINKS, "3 image names, but the embedding file has 2 x"),
     ):

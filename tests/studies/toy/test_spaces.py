@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from nuclr.popularity import solve
 from nuclr.studies.toy import spaces
 
 ANCHORS = torch.tensor([[0.3, 0.4], [-0.8, 0.1], [0.0, 1.0], [0.6, 0.0], [-1e-12, 0.5]], dtype=torch.float64)
@@ -51,3 +52,23 @@ def test_true_risk_agrees_with_quadrature(tau):
     mean_y = 1 / (1 - torch.exp(-a)) - 1 / a
     losses = tau * spaces.log_partition(x, tau) - (x * mean_y).sum(dim=1)
     assert risk == pytest.approx((torch.from_numpy(weight.ravel()) * losses).sum().item(), abs=5e-5)
+
+
+def test_true_popularity_has_the_area_as_its_scale():
+    """The mean of sum_j 1/q(y_j) is one, which scale_to_area relies on."""
+    stream = spaces.generator(7)
+    sums = []
+    for _ in range(200):
+        x = spaces.sample_x(50, stream)
+        y = spaces.sample_y(x, 0.2, stream).squeeze(1)
+        sums.append((-spaces.log_popularity(x, y, 0.2)).exp().sum())
+    totals = torch.stack(sums)
+    assert abs(totals.mean() - spaces.AREA_OF_Y) < 4 * totals.std() / 200**0.5
+
+
+def test_a_draw_is_solved_with_its_inner_products_as_scores():
+    """Neither x nor y has unit norm, so nothing may be normalized."""
+    sample = spaces.draw(80, 0.2, spaces.generator(5))
+    assert sample.residual <= 1e-6
+    zeta = solve(scores=sample.scores, temperature=0.2, tolerance=1e-9).zeta
+    torch.testing.assert_close(0.2 * sample.log_q, zeta, atol=1e-6, rtol=0)
