@@ -96,7 +96,7 @@ def test_bfloat16_and_clipping(tmp_path):
 def test_a_model_without_trained_parameters_is_refused(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "same.npz", **{side: rng.normal(size=(40, 8)).astype("float32") for side in ("x", "y")})
-    changes = {"data.train": "same.npz", "data.val": "", "model.width": ""}
+    changes = {"data.train": "same.npz", "data.val": "", "model.width": 8}
     for side in ("x", "y"):
         changes |= {f"model.{side}.frozen": "true", f"model.{side}.head": "none"}
     with pytest.raises(UserError, match=r"nothing to train: model\.x\.frozen and model\.y\.frozen are true"):
