@@ -115,8 +115,8 @@ def _tiny_text(vocabulary: int, max_length: int) -> "PreTrainedConfig":
 
 IMAGE_PRESETS = {
     "resnet50": ImagePreset(256, _resnet50),
-    "tiny_resnet": ImagePreset(32, _tiny_resnet),
-    "tiny_vit": ImagePreset(32, _tiny_vit),
+    "tiny_resnet": ImagePreset(64, _tiny_resnet),
+    "tiny_vit": ImagePreset(64, _tiny_vit),
 }
 TEXT_PRESETS = {
     "distilbert": TextPreset(30522, 64, _distilbert),
