@@ -113,6 +113,7 @@ def test_embed_finds_the_columns_that_training_used(tmp_path, nuclr):
         tmp_path, **{"data.train": "pairs.csv", "data.x.key": "picture", "data.y.key": "words", "data.mask": "false"}
     )
     train(settings, tmp_path / "run")
+    assert Run.open(tmp_path / "run").settings.data.y.key == "words"
     status, _, err = nuclr("embed", tmp_path / "run", "--out", tmp_path / "f.npz")
     assert status == 0, err
     assert len(np.unique(np.load(tmp_path / "f.npz")["y"], axis=0)) == 16
@@ -172,8 +173,9 @@ def test_run_of_an_unfinished_run_and_repr(tmp_path):
 def test_config_holds_every_value_as_used(tmp_path):
     """No nulls, and loading it again gives the same settings."""
     write_images(tmp_path, 16)
-    write_jsonl(tmp_path / "train.jsonl", range(16))
-    train(settings_of(tmp_path, **{"data.train": "train.jsonl", "data.val": "train.jsonl"}), tmp_path / "run")
+    rows = [f"{n}.png,image number {n}" for n in range(16)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["filepath,title", *rows]) + "\n")
+    train(settings_of(tmp_path, **{"data.train": "pairs.csv", "data.val": "pairs.csv"}), tmp_path / "run")
     text = (tmp_path / "run" / "config.yaml").read_text()
     assert "null" not in text
     settings = Run.open(tmp_path / "run").settings
@@ -182,4 +184,5 @@ def test_config_holds_every_value_as_used(tmp_path):
     assert settings.model.width == 8 and settings.device == "cpu" and settings.threads == 1
     assert settings.objective.options["xi_rule"] == "norm" and settings.objective.options["temperature"] == 0.03
     assert settings.out == str(tmp_path / "run")
+    assert (settings.data.x.key, settings.data.y.key) == ("filepath", "title")
     assert config.to_yaml(settings) == text

@@ -73,6 +73,8 @@ class Pairs(ABC):
     y_id: np.ndarray
     fingerprint: str
     label: str
+    x_key: str | None = None  # the column that holds x, if the source has columns
+    y_key: str | None = None
 
     @abstractmethod
     def __len__(self) -> int:

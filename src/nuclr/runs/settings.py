@@ -205,7 +205,8 @@ def to_dict(settings: Settings) -> dict[str, Any]:
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
+    kept = {k: _without_none(v) if isinstance(v, dict) else v for k, v in values.items()}
+    return {key: value for key, value in kept.items() if value is not None and value != {}}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

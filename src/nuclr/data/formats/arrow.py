@@ -137,11 +137,15 @@ def open_arrow(
         root: the folder that image names are relative to.
 
     """
-    if not holds_names(table.schema.field(image).type):
-        return ArrowPairs(path, files, table[image], table[caption], root or path.parent)
-    names = table[image]
-    rows = ((names[row].as_py() or "", text, None) for row, text in _rows_and_captions(table[caption]))
-    return ListedPairs(rows, path, root)
+    pairs: ListedPairs | ArrowPairs
+    if holds_names(table.schema.field(image).type):
+        names = table[image]
+        rows = ((names[row].as_py() or "", text, None) for row, text in _rows_and_captions(table[caption]))
+        pairs = ListedPairs(rows, path, root)
+    else:
+        pairs = ArrowPairs(path, files, table[image], table[caption], root or path.parent)
+    pairs.x_key, pairs.y_key = image, caption
+    return pairs
 
 
 def _rows_and_captions(captions: Any) -> Iterator[tuple[int, str]]:

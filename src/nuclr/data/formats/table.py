@@ -31,10 +31,14 @@ def open_table(path: Path, root: Path | None = None, x_key: str | None = None, y
         UserError: if the file is not a table with these columns.
 
     """
-    return ListedPairs(_rows(path, x_key, y_key), path, root)
+    columns: dict[str, str] = {}
+    pairs = ListedPairs(_rows(path, x_key, y_key, columns), path, root)
+    pairs.x_key, pairs.y_key = columns.get("x"), columns.get("y")
+    return pairs
 
 
-def _rows(path: Path, x_key: str | None, y_key: str | None) -> Iterator[Row]:
+def _rows(path: Path, x_key: str | None, y_key: str | None, columns: dict[str, str]) -> Iterator[Row]:
+    """Yield image, caption and what is wrong with the row; `columns` receives the names of both columns."""
     reader = None
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -43,8 +47,9 @@ def _rows(path: Path, x_key: str | None, y_key: str | None) -> Iterator[Row]:
             reader = csv.reader(file, delimiter=separator)
             header = next(reader, [])
             _check_header(path, header)
-            image = header.index(choose_column(header, "x", x_key, path))
-            caption = header.index(choose_column(header, "y", y_key, path))
+            columns["x"] = choose_column(header, "x", x_key, path)
+            columns["y"] = choose_column(header, "y", y_key, path)
+            image, caption = header.index(columns["x"]), header.index(columns["y"])
             for cells in reader:
                 if len(cells) == len(header):
                     yield cells[image], cells[caption], None
