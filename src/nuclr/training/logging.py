@@ -212,8 +212,8 @@ def banner(
         "side y": _describe_side("y", settings, train, model),
         "model": f"{parameters:,} parameters, {trained:,} trained; shared space of width {model.width}",
         "objective": f"{objectives.entry(settings.objective.name).label}: {', '.join(options)}",
-        "plan": f"{plan.epochs} epoch{'s' if plan.epochs > 1 else ''} of {steps:,} steps, batch size {data.batch_size}, "
-        f"learning rate {settings.optimizer.lr:g}, {settings.precision}",
+        "plan": f"{plan.epochs} epoch{'s' if plan.epochs > 1 else ''} of {steps:,} steps, "
+        f"batch size {data.batch_size}, learning rate {settings.optimizer.lr:g}, {settings.precision}",
         "device": f"{device}, {processes} process{'es' if processes > 1 else ''}, {torch.get_num_threads()} threads",
         "output": str(settings.out),
     }
