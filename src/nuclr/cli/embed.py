@@ -32,14 +32,12 @@ def embed(
         raise UserError("--pairs, --images and --texts exclude each other; use one of them")
 
     from nuclr.models import build_model
-    from nuclr.runs import embed as embedding
-    from nuclr.runs import folder, launch
+    from nuclr.runs import features, folder, launch
     from nuclr.runs.components import make_loader
-    from nuclr.runs.features import Encoding
     from nuclr.runs.run import Run
     from nuclr.runs.settings import Data
 
-    embedding.check_target(out)
+    features.check_target(out)
     own = pairs is None and images is None and texts is None
     with training_errors(), launch.processes(launch.pick_device(device)):
         trained = None
@@ -56,23 +54,23 @@ def embed(
                 raise UserError(f"{run} is not a run folder, so --pairs, --images or --texts is needed")
             where = launch.pick_device(device)
             model, data = build_model(pretrained=str(run)).to(where).eval(), Data()
-            encoding = Encoding(batch_size, where)
+            encoding = features.Encoding(batch_size, where)
         bad, names = 0, None
         if images is not None:
-            arrays, names = embedding.embed_images(model, images, encoding, data)
+            arrays, names = features.embed_images(model, images, encoding, data)
         elif texts is not None:
-            arrays = embedding.embed_texts(model, texts, encoding)
+            arrays = features.embed_texts(model, texts, encoding)
         else:
             if own and trained is not None and root is None and split is None:
                 source = trained.train
             else:
                 chosen = pairs if pairs is not None else str(data.train)
                 part = split if split is not None else data.split if own else None
-                source = embedding.open_source(model, chosen, root if root is not None else data.root, part, data)
+                source = features.open_source(model, chosen, root if root is not None else data.root, part, data)
             bad = len(source.bad)
             loader = make_loader(data, source.pairs, model)
-            arrays = embedding.embed_pairs(model, loader, source.numbers, encoding)
-        embedding.write_embeddings(out, arrays, names)
+            arrays = features.embed_pairs(model, loader, source.numbers, encoding)
+        features.write_embeddings(out, arrays, names)
     if launch.is_first():
         shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
         typer.echo(f"{out}: {shapes}" + (f"; {bad} bad samples left out" if bad else ""))

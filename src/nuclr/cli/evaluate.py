@@ -92,7 +92,6 @@ def evaluate(
     from nuclr.runs import launch
     from nuclr.studies.evaluate import protocol, tasks
     from nuclr.studies.evaluate.subject import open_subject
-    from nuclr.studies.output import user_errors
 
     banks = list(dict.fromkeys(protocol.parse_bank(text) for text in correct or []))
     if not run.exists():
@@ -115,7 +114,7 @@ def evaluate(
     if launch.is_first():
         typer.echo(protocol.table(content).rstrip())
         if out is not None:
-            with user_errors(out):
+            with files.user_errors(out):
                 files.write_json(out, content)
             typer.echo(f"\nMetrics, names and protocol are in {out}")
 

@@ -7,8 +7,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nuclr.files import write_atomically
-from nuclr.studies import output
+from nuclr import files
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -79,5 +78,5 @@ def save(figure: Figure, folder: Path, name: str) -> None:
     """
     for kind in FORMATS:
         metadata = {"Date": None} if kind == "svg" else None
-        with output.user_errors(folder), write_atomically(folder / f"{name}.{kind}") as file:
+        with files.user_errors(folder), files.write_atomically(folder / f"{name}.{kind}") as file:
             figure.savefig(file, format=kind, metadata=metadata)

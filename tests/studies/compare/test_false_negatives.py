@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nuclr.runs.settings import Data, Objective, Settings
-from nuclr.studies.compare import false_negatives
+from nuclr.studies.compare import cells
 
 
 def test_share_of_false_negatives_equals_loops():
@@ -13,7 +13,7 @@ def test_share_of_false_negatives_equals_loops():
     false, excluded = torch.rand(5, 6) < 0.3, torch.rand(5, 6) < 0.3
     excluded[4] = True  # an anchor without negatives has no share
     false &= ~excluded
-    shares = false_negatives.share(scores, false, excluded, 0.5, zeta)
+    shares = cells.false_negative_share(scores, false, excluded, 0.5, zeta)
     for i in range(4):
         weights = [0.0 if excluded[i, j] else float(((scores[i, j] - zeta[j]) / 0.5).exp()) for j in range(6)]
         expected = sum(w for j, w in enumerate(weights) if false[i, j]) / sum(weights)
@@ -23,7 +23,7 @@ def test_share_of_false_negatives_equals_loops():
 
 def test_it_applies_to_builtin_pairs_and_softmax_weights_only():
     def applies(train: str, name: str) -> bool:
-        return false_negatives.applies(Settings(data=Data(train=train), objective=Objective(name=name)))
+        return cells.has_false_negatives(Settings(data=Data(train=train), objective=Objective(name=name)))
 
     assert applies("builtin:n=10", "nuclr")
     assert not applies("builtin:n=10", "siglip")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from nuclr.studies.compare import cells, false_negatives
+from nuclr.studies.compare import cells
 from nuclr.studies.compare.measure import KS, Hits
 from nuclr.studies.compare.plan import Cell, Row
 from nuclr.studies.compare.statistics import DIRECTIONS, Bootstrap, Fold, fold, interval, per_seed
@@ -92,7 +92,7 @@ def corrections(study: Study, row: Row) -> dict[str, Any]:
 def false_negative_share(study: Study, row: Row) -> dict[str, Any] | None:
     """Return the share of the negatives' weight on false negatives, in percent; None if the truth is not known."""
     group = next(iter(study.finals(row).values()))
-    stored = [cells.read_groups(study.outcomes.path(cell) / false_negatives.FILE).get("") for cell in group]
+    stored = [cells.read_groups(study.outcomes.path(cell) / cells.FALSE_NEGATIVES).get("") for cell in group]
     known = [arrays for arrays in stored if arrays is not None]
     if len(known) < len(stored):
         return None

@@ -67,7 +67,7 @@ def run_job(job: Job, shared: dict[Any, Any]) -> None:
 
     """
     from nuclr.runs import config
-    from nuclr.studies.compare import cells, false_negatives
+    from nuclr.studies.compare import cells
     from nuclr.studies.compare.measure import TestSet
 
     settings = config.from_dict(job.settings)  # imports the plugins, which may register the objective
@@ -77,8 +77,8 @@ def run_job(job: Job, shared: dict[Any, Any]) -> None:
         cells.run_cell(run, tests, job.needed, shared)
         return
     cells.correct_cell(run, tests, [(tuned, reported) for tuned, reported in job.folds])
-    if false_negatives.applies(settings):
-        false_negatives.measure_cell(run)
+    if cells.has_false_negatives(settings):
+        cells.measure_false_negatives(run)
 
 
 class Stop(BaseException):

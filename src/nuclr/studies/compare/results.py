@@ -20,7 +20,6 @@ import nuclr
 from nuclr import files
 from nuclr.errors import UserError
 from nuclr.popularity.correction import BANK_SIZE
-from nuclr.studies import output
 from nuclr.studies.compare import figures, outcome, tables
 from nuclr.studies.compare.plan import content as content_of
 from nuclr.studies.compare.statistics import LEVEL, RESAMPLES
@@ -34,7 +33,7 @@ FILES = {"methods": ("compare", "table"), "ablations": ("ablations",) * 2, "batc
 @contextlib.contextmanager
 def opened(out: Path, request: Request) -> Iterator[None]:
     """Lock the folder of a comparison, after a check that it is new or has the same settings."""
-    output.prepare_folder(out, COMMAND, PLAN, [PLAN, "cells", *(f"{name}.json" for name, _ in FILES.values())])
+    files.prepare_folder(out, COMMAND, PLAN, [PLAN, "cells", *(f"{name}.json" for name, _ in FILES.values())])
     with (out / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +78,7 @@ def _check_plan(out: Path, now: dict[str, Any]) -> None:
             raise UserError(
                 f"{problem} in {out}; use the same settings to resume it, or name another folder with --out"
             )
-    with output.user_errors(path):
+    with files.user_errors(path):
         files.write_json(path, {"written_by": COMMAND, "version": nuclr.__version__, "settings": before | now})
 
 
@@ -176,7 +175,7 @@ def summarize(study: Study, command: str) -> dict[str, Any]:
 def write(out: Path, kind: str, content: dict[str, Any]) -> None:
     """Write the JSON, the tables and the figures."""
     summary, table = FILES[kind]
-    with output.user_errors(out):
+    with files.user_errors(out):
         files.write_json(out / f"{summary}.json", content)
         files.write_text(out / f"{table}.md", tables.markdown(content))
         files.write_text(out / f"{table}.csv", tables.comma_separated(content))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from nuclr.runs.settings import Settings, to_dict
-from nuclr.studies.compare import cells, false_negatives
+from nuclr.studies.compare import cells
 from nuclr.studies.compare.measure import HALVES, VAL, Hits, TestSet
 from nuclr.studies.compare.plan import Cell, Hyperparameter, Row, change
 from nuclr.studies.compare.pool import Job, Pool
@@ -216,7 +216,7 @@ class Study:
         self._pool = Pool(workers, self.out / "logs", self._on_examined)
         for cell, repeated in requested.values():
             folds, path, settings = list(dict.fromkeys(repeated)), self.outcomes.path(cell), self._settings(cell)
-            measured = not false_negatives.applies(settings) or (path / false_negatives.FILE).is_file()
+            measured = not cells.has_false_negatives(settings) or (path / cells.FALSE_NEGATIVES).is_file()
             if not (measured and cells.is_corrected(path, folds)):
                 self._pool.add(dataclasses.replace(self._job(cell), folds=folds))
         self._to_examine = len(self._pool.waiting)

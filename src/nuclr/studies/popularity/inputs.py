@@ -15,7 +15,7 @@ import numpy as np
 
 from nuclr.data.formats.embeddings import Embeddings, read_embeddings
 from nuclr.errors import UserError
-from nuclr.runs.embed import embed_pairs
+from nuclr.runs.features import embed_pairs
 from nuclr.runs.run import Run
 
 

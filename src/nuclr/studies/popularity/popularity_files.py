@@ -14,7 +14,7 @@ import nuclr
 from nuclr import files
 from nuclr.popularity.false_negatives import false_negatives
 from nuclr.runs.folder import environment
-from nuclr.studies import figure_style, output
+from nuclr.studies import figure_style
 from nuclr.studies.popularity import keep
 from nuclr.studies.popularity.inputs import Names, PopularityInput
 from nuclr.studies.popularity.sides import Align, SidePopularity, WeightedPairs, Weights, solve_sides, weigh_pairs
@@ -57,7 +57,7 @@ def write_popularity(
     if kept is not None:
         keep.check_target(kept.path, folder)
     pairs = weigh_pairs(embeddings, weights, align)
-    output.prepare_folder(folder, COMMAND, SUMMARY, FILES)
+    files.prepare_folder(folder, COMMAND, SUMMARY, FILES)
     sides = solve_sides(pairs, temperature, device, **solver)
 
     content: dict[str, Any] = {
@@ -75,7 +75,7 @@ def write_popularity(
         "sides": {side.name: {**side.summary(), **extremes(side, names, top)} for side in sides.values()},
     }
     content["false_negatives"] = likely_false_negatives(pairs, sides["y"], names)
-    with output.user_errors(folder):
+    with files.user_errors(folder):
         if kept is not None:
             content["keep"] = _write_kept(kept, pairs, sides, names)
         _write_table(folder, sides, names)

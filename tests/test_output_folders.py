@@ -6,13 +6,12 @@ import pytest
 
 from nuclr import files
 from nuclr.errors import UserError
-from nuclr.studies import output
 
 NAMES = ("summary.json", "table.csv")
 
 
 def prepare(folder):
-    output.prepare_folder(folder, "nuclr test", "summary.json", NAMES)
+    files.prepare_folder(folder, "nuclr test", "summary.json", NAMES)
 
 
 def test_the_folder_is_created(tmp_path):
@@ -50,15 +49,15 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(output.tempfile, "TemporaryFile", refuse)  # chmod has no effect on root
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)  # chmod has no effect on root
     with pytest.raises(UserError, match=r"cannot be written.*Permission denied"):
         prepare(tmp_path)
 
 
 def test_a_full_disk_is_a_user_error_that_names_the_file(tmp_path):
     full = pytest.raises(UserError, match=r"table\.csv: cannot be written \(No space left on device\)")
-    with full, output.user_errors(tmp_path), files.write_atomically(tmp_path / "table.csv"):
+    with full, files.user_errors(tmp_path), files.write_atomically(tmp_path / "table.csv"):
         raise OSError(28, "No space left on device")
     failed = pytest.raises(UserError, match=rf"^{tmp_path}: cannot be written \(Input/output error\)")
-    with failed, output.user_errors(tmp_path):
+    with failed, files.user_errors(tmp_path):
         raise OSError(5, "Input/output error")
