@@ -35,6 +35,41 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON from an untrusted file: whatever is wrong with it is a JSONDecodeError.
+
+    `json.loads` raises a RecursionError for brackets nested thousands deep, a ValueError for numbers of more than 4,300
+    digits and a UnicodeDecodeError for bytes that are not UTF-8.
+
+    Args:
+        text: the whole document.
+
+    Returns:
+        Its content.
+
+    Raises:
+        json.JSONDecodeError: if it cannot be parsed. It is a ValueError with `msg`, `lineno` and `colno`.
+
+    Example:
+        >>> parse_json('{"a": [1, 2]}')
+        {'a': [1, 2]}
+        >>> parse_json("[" * 100_000)
+        Traceback (most recent call last):
+        json.decoder.JSONDecodeError: brackets nested too deep: line 1 column 1 (char 0)
+
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except UnicodeDecodeError:
+        raise json.JSONDecodeError("not UTF-8 text", "", 0) from None
+    except RecursionError:
+        raise json.JSONDecodeError("brackets nested too deep", "", 0) from None
+    except ValueError:
+        raise json.JSONDecodeError("a number with thousands of digits", "", 0) from None
+
+
 @contextlib.contextmanager
 def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a binary file that replaces `path` only after it has been written completely.
@@ -85,14 +120,14 @@ def write_text(path: Path, text: str) -> None:
 
     Args:
         path: the file to create or replace.
-        text: its content.
+        text: its content. Lone surrogates, which UTF-8 cannot represent, are written as "?".
 
     Raises:
         OSError: if the file cannot be written.
 
     """
     with write_atomically(path) as file:
-        file.write(text.encode())
+        file.write(text.encode("utf-8", "replace"))
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+MAX_CAPTION = 100_000  # characters
+
 
 class Texts:
     """A sequence of strings to which strings can be appended.
@@ -89,5 +91,32 @@ def number_distinct(keys: np.ndarray) -> np.ndarray:
 
 
 def clean(caption: str) -> str:
-    """Return a caption without line breaks and with single spaces, the same in all formats."""
-    return " ".join(caption.split())
+    r"""Return a caption without line breaks and with single spaces, the same in all formats.
+
+    Lone surrogates, which JSON can escape but UTF-8 cannot represent, become U+FFFD.
+
+    Example:
+        >>> clean(" a \n cat \ud800")
+        'a cat �'
+
+    """
+    return replace_surrogates(" ".join(caption.split()))
+
+
+def replace_surrogates(text: str) -> str:
+    """Return a text that UTF-8 can represent: lone surrogates become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def caption_problem(caption: str) -> str | None:
+    """Return why a caption makes its sample a bad one, or None if it does not.
+
+    A caption of megabytes is an error in the list. It would be copied to pages and tables.
+    """
+    if len(caption) > MAX_CAPTION:
+        return f"caption of {len(caption):,} characters; at most {MAX_CAPTION:,} are allowed"
+    return None if caption.strip() else "empty caption"

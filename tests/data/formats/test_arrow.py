@@ -1,7 +1,11 @@
 """Parquet files and Hugging Face datasets on disk: splits, several files, bad rows, and wrong files."""
 
+import json
 import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 from nuclr.data import check_samples, open_pairs
@@ -122,3 +126,124 @@ def test_rows_with_the_same_bytes_are_one_image(tmp_path, as_struct):
     captions = [f"caption {row}" for row in range(len(images))]
     path = write(tmp_path / "p.parquet", image=images, caption=captions)
     assert open_pairs(path).x_id.tolist() == ([0, 1, 0, 2, 3, 1, 2, 4] if as_struct else [0, 1, 0, 2, 3, 1, 4, 5])
+
+
+# Damaged files. Reading beyond a mapped file would end the interpreter, so these tests open files in another process.
+
+OPEN = """
+import sys
+from pathlib import Path
+from nuclr.data import open_pairs
+from nuclr.data.pairs import BadSample
+from nuclr.errors import UserError
+try:
+    pairs = open_pairs(Path(sys.argv[1]))
+    for number in range(len(pairs)):
+        try:
+            pairs.name(number), pairs.x(number), pairs.y(number)
+        except BadSample:
+            pass
+    print("opened")
+except UserError as error:
+    print("refused:", error)
+"""
+
+
+def open_elsewhere(path):
+    return subprocess.run([sys.executable, "-c", OPEN, str(path)], capture_output=True, text=True, check=False)
+
+
+def write_stream(folder, table):
+    """Write a data set on disk as `save_to_disk` does, without the datasets package."""
+    folder.mkdir()
+    with pyarrow.OSFile(str(folder / "data-0.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as out:
+        out.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
+    return folder
+
+
+def damage(path, before, after):
+    content = path.read_bytes()
+    assert content.count(before) == 1
+    path.write_bytes(content.replace(before, after))
+
+
+def offsets(*values):
+    return np.array(values, np.int32).tobytes()
+
+
+@pytest.mark.parametrize("column", ["caption", "image", "captions"])
+def test_offsets_outside_of_a_mapped_file_are_refused_without_a_crash(tmp_path, column):
+    captions = {"captions": [["one"], ["three", "four"]]} if column == "captions" else {"caption": ["one", "three"]}
+    table = pyarrow.table({"image": [b"12345678901", b"1234567890123"], **captions})
+    folder = write_stream(tmp_path / "d", table)
+    before = {"caption": (0, 3, 8), "image": (0, 11, 24), "captions": (0, 1, 3)}[column]
+    damage(folder / "data-0.arrow", offsets(*before), offsets(0, 2**30, 2**31 - 8))
+    process = open_elsewhere(folder)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith(f"refused: {folder}: the file is damaged"), process.stdout
+
+
+def test_a_damaged_copy_of_a_parquet_file_is_written_again(tmp_path):
+    path = write(tmp_path / "p.parquet", image=[b"12345678901", b"1234567890123"], caption=["one", "three"])
+    assert len(open_pairs(path)) == 2
+    (copy,) = (tmp_path / ".nuclr").glob("*.arrow")
+    damage(copy, offsets(0, 3, 8), offsets(0, 2**30, 2**31 - 8))
+    process = open_elsewhere(path)
+    assert (process.returncode, process.stdout) == (0, "opened\n"), process.stdout + process.stderr
+
+
+@pytest.mark.parametrize("kind", ["bytes", "struct", "names", "lists"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_text_that_is_not_utf8_is_a_bad_sample(tmp_path, kind, mapped):
+    def texts(*values):
+        return pyarrow.array(values, pyarrow.binary()).view(pyarrow.string())
+
+    picture, bad = make.picture(1), b"\xff\xfe"
+    (tmp_path / "a.jpg").write_bytes(picture)
+    captions = texts(b"one", bad, b"three")
+    if kind == "lists":
+        captions = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, 2, 3], pyarrow.int32()), captions)
+    images = pyarrow.array([picture] * 3)
+    if kind == "names":
+        images = texts(b"a.jpg", b"a.jpg", bad)
+    elif kind == "struct":
+        empty = pyarrow.array([picture, picture, None], pyarrow.binary())
+        images = pyarrow.StructArray.from_arrays([empty, texts(b"a.jpg", b"a.jpg", bad)], ["bytes", "path"])
+    table = pyarrow.table({"image": images, "caption": captions})
+    if mapped:
+        path = write_stream(tmp_path / "d", table)
+    else:
+        path = tmp_path / "p.parquet"
+        parquet.write_table(table, path)
+    pairs = open_pairs(path, root=tmp_path)
+    expected = {1: "caption is not UTF-8 text"}
+    if kind in ("names", "struct"):
+        expected[2] = "image name is not UTF-8 text"
+    assert check_samples(pairs, max_bad_share=1) == expected
+    assert pairs.y(0) == "one"
+    assert all(pairs.name(number).isprintable() for number in range(3))
+
+
+def test_a_column_whose_name_is_not_utf8_is_refused(tmp_path):
+    folder = write_stream(tmp_path / "d", pyarrow.table({"image": ["a"], "caption": ["b"], "qqqqqqq": ["c"]}))
+    content = (folder / "data-0.arrow").read_bytes()
+    (folder / "data-0.arrow").write_bytes(content.replace(b"qqqqqqq", b"qqq\xff\xfeqq"))
+    with pytest.raises(UserError, match="cannot be read as a dataset on disk"):
+        open_pairs(folder)
+
+
+@pytest.mark.parametrize("name", ["../outside.arrow", "/etc/passwd", "", ".", "a\0b", 3, None])
+def test_data_files_outside_of_the_folder_are_refused(tmp_path, name):
+    folder = write_stream(tmp_path / "d", pyarrow.table({"image": ["a"], "caption": ["b"]}))
+    (folder / "data-0.arrow").rename(tmp_path / "outside.arrow")
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    with pytest.raises(UserError, match=r"d: cannot be read as a dataset on disk \(state\.json"):
+        open_pairs(folder)
+
+
+@pytest.mark.parametrize("state", ["[" * 100_000, "[]", '{"_data_files": 1}', "null"])
+def test_a_damaged_state_json_is_refused(tmp_path, state):
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(UserError, match="cannot be read as a dataset on disk"):
+        open_pairs(tmp_path)
