@@ -242,16 +242,23 @@ def read_log(path: Path, settings: Settings, notes: list[str]) -> RunLog:
     return RunLog(
         folder=path,
         settings=settings,
-        results=_read_json(path / folder.RESULTS, notes),
+        results=_read_results(path / folder.RESULTS, notes),
         metrics=[line for line in read_lines(path / folder.METRICS, notes) if "step" in line],
-        timing=read_lines(path / folder.TIMING, notes),
+        timing=read_lines(path / folder.TIMING, notes, numeric=True),
         bad=read_lines(path / folder.BAD, notes),
         environment=_read_json(path / ENVIRONMENT, notes) or {},
     )
 
 
-def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return the objects of a .jsonl file. Broken lines, as a killed process may leave, are skipped with a note."""
+def read_lines(path: Path, notes: list[str], numeric: bool = False) -> list[dict[str, Any]]:
+    """Return the objects of a .jsonl file. Broken lines, as a killed process may leave, are skipped with a note.
+
+    Args:
+        path: the file; if it does not exist, there are no lines.
+        notes: where the note is added.
+        numeric: whether a line with a value that is not a number counts as broken.
+
+    """
     objects, broken = [], 0
     try:
         content = path.read_text(encoding="utf-8", errors="replace")
@@ -262,13 +269,31 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
             value = json.loads(line)
         except ValueError:
             value = None
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (not numeric or all(_is_number(v) for v in value.values())):
             objects.append(value)
         else:
             broken += bool(line.strip())
     if broken:
         notes.append(f"{path.name}: {broken} lines could not be read and were left out.")
     return objects
+
+
+def _read_results(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    """Return the content of results.json if it has the numbers that the page shows."""
+    results = _read_json(path, notes)
+    if results is None:
+        return None
+    timing = results.get("timing")
+    shown = [results.get(key) for key in ("pairs", "parameters", "temperature")]
+    shown += [timing.get(key) for key in ("seconds", "samples_per_second")] if isinstance(timing, dict) else [None]
+    if not all(_is_number(value) for value in shown):
+        notes.append(f"{path.name} does not hold the results of a run.")
+        return None
+    return results
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _read_json(path: Path, notes: list[str]) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from nuclr.data import Loader, usable
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
+from nuclr.files import read_text
 from nuclr.models import DualEncoder
 from nuclr.runs import checkpoint, components, config, folder
 from nuclr.runs.components import Loaders, Source
@@ -141,8 +142,11 @@ class Run:
 
     def _recorded_bad(self) -> dict[int, str]:
         path = self.folder / folder.BAD
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return {int(entry["number"]): str(entry["reason"]) for entry in map(json.loads, lines)}
+        lines = read_text(path).splitlines() if path.is_file() else []
+        try:
+            return {int(entry["number"]): str(entry["reason"]) for entry in map(json.loads, lines)}
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}: damaged; without it, the samples that training left out are unknown") from None
 
     @cached_property
     def val(self) -> Source | None:

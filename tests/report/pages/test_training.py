@@ -112,28 +112,30 @@ def test_data_that_was_moved(vector_run, copied_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "note", "lost"),
     [
-        ("results.json", "{"),
-        ("results.json", "[]"),
-        ("results.json", "{}"),
-        ("results.json", '{"timing": 3, "pairs": "many", "temperature": []}'),
-        ("metrics.jsonl", '{"step": 1}\n{"step": "x", "epoch": "y", "train/loss": {}}\nnot json\n'),
-        ("timing.jsonl", '{"step": [], "seconds": "long"}\n'),
-        ("bad_samples.jsonl", "{broken\n"),
-        ("environment.json", "3"),
-        ("demo.json", '{"nuclr": {"popularity": 5}}'),
-        ("model/config.json", "{"),
-        ("sogclr/config.yaml", "["),
+        ("results.json", "{", "results.json could not be read", set()),
+        ("results.json", "[]", "results.json could not be read", set()),
+        ("results.json", "{}", "results.json does not hold the results of a run", set()),
+        ("results.json", '{"timing": 3, "pairs": "many"}', "results.json does not hold the results of a run", set()),
+        ("metrics.jsonl", '{"step": "x", "epoch": "y", "train/loss": {}}\nnot json\n', "metrics.jsonl: 1 lines", set()),
+        ("timing.jsonl", '{"step": [], "seconds": "long"}\n', "timing.jsonl: 1 lines", set()),
+        ("bad_samples.jsonl", "{broken\n", "bad_samples.jsonl: damaged", {"popularity"}),
+        ("environment.json", "3", "environment.json could not be read", set()),
+        ("demo.json", '{"nuclr": {"popularity": 5}}', "demo.json does not hold", set()),
+        ("model/config.json", "{", "The model is missing: ", {"examples", "popularity"}),
+        ("sogclr/config.yaml", "[", "The baseline is missing: ", set()),
     ],
 )
-def test_a_damaged_file_is_a_note(copied_run, name, content):
+def test_a_damaged_file_is_a_note(copied_run, name, content, note, lost):
+    complete = {"summary", "curves", "examples", "popularity", "time", "repeat"}
+    context, contents = open_page("training", copied_run, Options(samples=40))
+    assert contents.keys() == complete and not any(note in text for text in context.notes)
     (copied_run / name).parent.mkdir(exist_ok=True)
     (copied_run / name).write_text(content)
-    page = make_page(copied_run, Options())
-    assert 'class="notes"' in page and 'id="repeat"' in page
-    context, contents = open_page("training", copied_run)
-    assert context.notes and len(contents) >= 3
+    context, contents = open_page("training", copied_run, Options(samples=40))
+    assert sum(note in text for text in context.notes) == 1
+    assert complete - contents.keys() == lost
 
 
 def test_a_damaged_checkpoint_is_not_needed(copied_run):

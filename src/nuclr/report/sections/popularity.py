@@ -160,6 +160,9 @@ def _demo_table(context: TrainingRun) -> Table | None:
     measured = [part["popularity"] for part in demo.values() if isinstance(part, dict) and "popularity" in part]
     if not measured:
         return None
+    if not all(isinstance(part, dict) for part in measured):
+        context.note("demo.json does not hold the results of the demo.")
+        return None
     rows = [[label, *(numbers.score(part.get(key, math.nan)) for part in measured)] for key, label in DEMO_ROWS]
     return Table(["", *(log.method for log in context.logs[: len(measured)])], rows)
 
