@@ -12,6 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# DistributedDataParallel imports this module, whose functions have the default argument `group=group.WORLD`. If a group
+# exists by then, they keep it and its threads alive after destroy_process_group, and a thread that is alive when the
+# interpreter exits can abort the process. Imported before any group exists, the default is None.
+if dist.is_available():
+    import torch.distributed.nn.functional
+
 
 def world_size() -> int:
     """Return the number of processes, which is 1 if torch.distributed is not initialized."""

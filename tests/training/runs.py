@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -133,16 +134,21 @@ def assert_same_outcome(a: Path, b: Path) -> None:
     assert_identical(state_a, state_b)
 
 
-def start(arguments: list, world: int = 1) -> list[subprocess.Popen]:
-    """Start `nuclr train` in `world` processes, as torchrun would."""
+def start(arguments: list, world: int = 1, ranks: Sequence[int] | None = None) -> list[subprocess.Popen]:
+    """Start `nuclr train` in `world` processes, as torchrun does, or only in those with the given ranks."""
+    return start_python(["-m", "nuclr", "train", *map(str, arguments)], world, ranks)
+
+
+def start_python(arguments: list[str], world: int, ranks: Sequence[int] | None = None) -> list[subprocess.Popen]:
+    """Start Python in `world` processes, with the variables that torchrun sets."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "nuclr", "train", *map(str, arguments)]
     processes = []
-    for rank in range(world):
+    for rank in range(world) if ranks is None else ranks:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)} if world > 1 else {}
+        command = [sys.executable, *arguments]
         processes.append(
             subprocess.Popen(command, env=environment | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nuclr.cli.train import training_errors
 from nuclr.errors import UserError
 
 EPILOG = """
@@ -96,7 +97,7 @@ def evaluate(
     banks = list(dict.fromkeys(protocol.parse_bank(text) for text in correct or []))
     if not run.exists():
         raise UserError(f"{run}: no such folder; name a run that nuclr train wrote, or a folder of encoders")
-    with launch.processes(launch.pick_device(device)):
+    with training_errors(), launch.processes(launch.pick_device(device)):
         subject = open_subject(run, best, batch_size, device)
         share = subject.data.max_bad_share
         retrievals = [tasks.open_retrieval(text, root, split, share) for text in retrieval or []]

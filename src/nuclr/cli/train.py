@@ -111,7 +111,7 @@ def training_errors() -> Iterator[None]:
         yield
     except guards.Interrupted as stop:
         raise Stopped(f"{stop}; resume with --resume", stop.status) from None
-    except guards.TrainingFailed as failed:
+    except (guards.TrainingFailed, launch.LostProcess) as failed:
         raise Stopped(str(failed), 1) from None
     except launch.ElsewhereError:
         sys.exit(2)  # the first process reports the reason

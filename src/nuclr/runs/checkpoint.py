@@ -32,26 +32,34 @@ class _Hashing(io.RawIOBase):
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.length, self.digest = file, 0, hashlib.sha256()
+        self.error: OSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        written = self.file.write(data)
+        try:
+            written = self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
         self.length += written
         return written
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint; an OSError leaves the file that was at `path` before."""
-    try:
-        with files.write_atomically(path) as file:
-            sink = _Hashing(file)
+    with files.write_atomically(path) as file:
+        sink = _Hashing(file)
+        try:
             torch.save(content, sink)  # type: ignore[arg-type]
-            file.write(TRAILER.pack(sink.length, sink.digest.digest(), MAGIC))
-    except RuntimeError as error:  # torch reports a full disk this way
-        raise OSError(f"{path}: {str(error).splitlines()[0]}") from None
+        except RuntimeError:
+            if sink.error is None:
+                raise
+            # torch replaces the error of a full disk by "unexpected pos".
+            raise OSError(sink.error.errno, sink.error.strerror, str(path)) from None
+        file.write(TRAILER.pack(sink.length, sink.digest.digest(), MAGIC))
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -111,5 +119,7 @@ def mark_best(folder: Path, step: int) -> None:
     try:
         os.link(step_path(folder, step), temporary)
     except OSError:  # a file system without hard links
-        save(temporary, load(step_path(folder, step)))
-    temporary.replace(folder / BEST)
+        with files.write_atomically(folder / BEST) as file:
+            file.write(step_path(folder, step).read_bytes())
+    else:
+        temporary.replace(folder / BEST)

@@ -7,6 +7,7 @@ metrics.jsonl depends only on the settings. When a run resumes, it is truncated 
 that in the end it equals the file of a run that never stopped. Measured times are written to timing.jsonl.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -95,6 +96,7 @@ class RunFolder:
             if not exists:  # first of all, so that a run killed right after this is recognized as one
                 files.write_text(self.folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
             self.checkpoints.mkdir(exist_ok=True)
+            self._remove_temporary()
         except (FileExistsError, NotADirectoryError):
             raise UserError(f"out={self.folder}: there is a file with this name; name a folder") from None
         except OSError as error:
@@ -114,6 +116,12 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(f"{os.getpid()}\n")
         self._lock.flush()
+
+    def _remove_temporary(self) -> None:
+        """Remove what killed processes left while writing. A process that is alive may be writing a report."""
+        for path in [*self.folder.iterdir(), *self.checkpoints.iterdir()]:
+            if files.is_temporary(path) and not _is_other_process(int(path.name.split(".")[-2])):
+                path.unlink(missing_ok=True)
 
     def _check_same(self, config: dict[str, Any]) -> None:
         before = dict(flatten(yaml.safe_load((self.folder / CONFIG).read_text(encoding="utf-8"))))
@@ -150,9 +158,23 @@ class RunFolder:
     def close(self) -> None:
         """Close the logs and release the lock."""
         for file in [*self._files.values(), self._lock]:
-            if file is not None:
-                file.close()
+            # Every line was flushed when it was written. If that failed, closing fails again, for the same reason.
+            with contextlib.suppress(OSError):
+                if file is not None:
+                    file.close()
         self._files, self._lock = {}, None
+
+
+def _is_other_process(pid: int) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 # -- environment -------------------------------------------------------------------------------------------------------

@@ -1,9 +1,18 @@
-"""Processes and devices: a single process, or as many as torchrun started."""
+"""Processes and devices: a single process, or as many as torchrun started.
+
+A process that waits for another one gives up after a while. `NUCLR_TIMEOUT` sets the number of seconds; the default is
+300 for processes that have not joined yet, and 1800 for an answer during the run, because another process may be busy
+for minutes. The end of another process is noticed in the next exchange with it, without waiting.
+"""
 
 import contextlib
+import datetime
 import gc
 import itertools
 import os
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +22,9 @@ import torch.distributed as dist
 
 from nuclr import distributed
 from nuclr.errors import UserError
+
+JOIN_SECONDS, ANSWER_SECONDS = 300.0, 1800.0
+NOTE_SECONDS = 5.0  # a process that waits longer than this for the others to join says so
 
 
 def pick_device(name: str) -> torch.device:
@@ -30,21 +42,102 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+class LostProcess(RuntimeError):  # noqa: N818 (the name says what happened)
+    """Another process of the run has ended, did not join, or did not answer in time."""
+
+
 @contextlib.contextmanager
 def processes(device: torch.device) -> Iterator[None]:
-    """Join the other processes of torchrun for the length of the block; does nothing for a single process."""
+    """Join the other processes of torchrun for the length of the block; does nothing for a single process.
+
+    Raises:
+        LostProcess: if the others do not join, or one of them ends or does not answer during the block.
+        UserError: if `NUCLR_TIMEOUT` or a variable that torchrun sets is wrong.
+
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or (dist.is_available() and dist.is_initialized()):
         yield
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    _join("nccl" if device.type == "cuda" else "gloo")
     try:
         yield
+    except BaseException as error:
+        lost = _lost(error)
+        _clear_frames(error)
+        if lost is not None:
+            raise lost from None
+        raise
     finally:
         # A group that is still referenced keeps its threads alive until the interpreter exits, which can then abort.
         gc.collect()
         dist.destroy_process_group()
+
+
+def _join(backend: str) -> None:
+    world, timeout = int(os.environ["WORLD_SIZE"]), _timeout()
+    join_seconds = min(JOIN_SECONDS, timeout or JOIN_SECONDS)
+    note = threading.Timer(NOTE_SECONDS, _say_waiting, (world, join_seconds))
+    note.daemon = True
+    note.start()
+    try:
+        # In two steps, because joining has a shorter timeout than an exchange.
+        rendezvous = dist.rendezvous("env://", timeout=datetime.timedelta(seconds=join_seconds))
+        store, own_rank, world = next(rendezvous)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=own_rank,
+            world_size=world,
+            timeout=datetime.timedelta(seconds=timeout or ANSWER_SECONDS),
+        )
+    except ValueError as error:  # a variable of torchrun is missing
+        raise UserError(f"WORLD_SIZE is {world}, but the processes cannot join ({error}); use torchrun") from None
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        late = "timed out" in reason.lower() or "timeout" in reason.lower()
+        within = f" within {join_seconds:g} s (NUCLR_TIMEOUT)" if late else ""
+        raise LostProcess(f"the {world} processes of this run did not all join{within}: {reason[:200]}") from None
+    finally:
+        note.cancel()
+
+
+def _say_waiting(world: int, seconds: float) -> None:
+    rank = os.environ.get("RANK", "0")
+    sys.stderr.write(f"nuclr: process {rank} waits for all {world} processes to join, for at most {seconds:g} s\n")
+    sys.stderr.flush()
+
+
+def _timeout() -> float | None:
+    text = os.environ.get("NUCLR_TIMEOUT", "")
+    try:
+        seconds = float(text) if text else None
+    except ValueError:
+        seconds = 0.0
+    if seconds is not None and not 1 <= seconds <= 1e6:
+        raise UserError(f"NUCLR_TIMEOUT is {text!r}; it needs a number of seconds from 1 to 1000000")
+    return seconds
+
+
+def _lost(error: BaseException) -> LostProcess | None:
+    """Return the error to report if `error` says that communication with another process failed, otherwise None."""
+    message = str(error)
+    if not isinstance(error, RuntimeError) or not (isinstance(error, dist.DistError) or "/gloo/" in message):
+        return None
+    world, rank = dist.get_world_size(), dist.get_rank()
+    other = f"process {1 - rank}" if world == 2 else "another process"
+    if "timed out" in message.lower():
+        seconds = _timeout() or ANSWER_SECONDS
+        return LostProcess(f"process {rank}: {other} did not answer within {seconds:g} s (NUCLR_TIMEOUT)")
+    return LostProcess(f"process {rank} lost {other}, which has ended; the run can be continued with --resume")
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Delete the local variables of the calls that failed, since they may refer to the group of processes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def is_first() -> bool:

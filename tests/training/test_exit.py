@@ -1,0 +1,237 @@
+"""How a run ends when something outside it fails: another process, or the disk."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nuclr.errors import UserError
+from nuclr.runs import checkpoint, folder
+from nuclr.training.guards import TrainingFailed
+from nuclr.training.loop import train
+from tests.training import runs
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+OWN_LOOP = """
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import nuclr.distributed
+from torch.nn.parallel import DistributedDataParallel
+
+
+def gloo_threads():
+    return [name for task in Path("/proc/self/task").glob("*/comm") if (name := task.read_text()).startswith("pt_gloo")]
+
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(3, 2)).sum().backward()
+assert gloo_threads()
+del model
+dist.destroy_process_group()
+sys.exit(len(gloo_threads()))
+"""
+
+AFTER_AN_ERROR = """
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from nuclr.runs import launch
+
+
+def fail():
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    raise KeyError(type(model))
+
+
+try:
+    with launch.processes(torch.device("cpu")):
+        fail()
+except KeyError as error:
+    kept = error
+sys.exit(sum(task.read_text().startswith("pt_gloo") for task in Path("/proc/self/task").glob("*/comm")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+@pytest.mark.parametrize("script", [OWN_LOOP, AFTER_AN_ERROR], ids=["own loop", "after an error"])
+def test_no_thread_of_gloo_is_left_when_the_group_is_destroyed(script):
+    ended = runs.finish(runs.start_python(["-c", script], 2))
+    assert [status for status, _, _ in ended] == [0, 0], ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_loses_the_other_ends_with_one_line(tmp_path, killed):
+    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 4000, "checkpoint_every": 5})
+    run = tmp_path / "run"
+    processes = runs.start([tmp_path / "empty.yaml", *settings, f"out={run}"], 2)
+    _wait_until(lambda: checkpoint.newest_first(run / "checkpoints"))
+    processes[killed].kill()
+    begin = time.monotonic()
+    other = processes[1 - killed]
+    _, stderr = other.communicate(timeout=60)
+    seconds = time.monotonic() - begin
+    runs.finish([processes[killed]])
+    assert seconds < 10
+    assert other.returncode == 1
+    [line] = [line for line in stderr.splitlines() if line.startswith("nuclr: ")]
+    assert line.startswith(f"nuclr: process {1 - killed} lost process {killed}, which has ended") and "--resume" in line
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_process_whose_peer_never_joins_says_so_and_stops(tmp_path, monkeypatch, alone):
+    monkeypatch.setenv("NUCLR_TIMEOUT", "8")
+    settings = runs.vector_settings(tmp_path)
+    [process] = runs.start([tmp_path / "empty.yaml", *settings, f"out={tmp_path / 'run'}"], 2, ranks=[alone])
+    [(status, _, stderr)] = runs.finish([process])
+    assert status == 1
+    assert f"nuclr: process {alone} waits for all 2 processes to join, for at most 8 s" in stderr
+    assert "nuclr: the 2 processes of this run did not all join within 8 s (NUCLR_TIMEOUT)" in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["soon", "0", "nan"])
+def test_a_wrong_timeout_is_refused(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("NUCLR_TIMEOUT", value)
+    settings = runs.vector_settings(tmp_path)
+    [process] = runs.start([tmp_path / "empty.yaml", *settings], 2, ranks=[0])
+    [(status, _, stderr)] = runs.finish([process])
+    assert status == 2
+    assert f"nuclr: NUCLR_TIMEOUT is '{value}'; it needs a number of seconds" in stderr
+
+
+# -- disks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """An empty file system of 4 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "nuclr-test", str(path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(disk: Path, free: int) -> None:
+    """Write a file that leaves `free` bytes on the disk."""
+    status = os.statvfs(disk)
+    (disk / "filler").write_bytes(bytes(status.f_bavail * status.f_frsize - free))
+
+
+def test_a_disk_that_becomes_full_is_one_clear_error(tmp_path, disk):
+    """At every level: whatever file is the first that does not fit, the run names it and can be resumed."""
+    settings = runs.load(tmp_path, **{"schedule.epochs": 2})
+    train(settings, tmp_path / "whole")
+    reasons = []
+    for kilobytes in (0, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192):
+        fill(disk, 1024 * kilobytes)
+        run = disk / f"run-{kilobytes}"
+        try:
+            train(settings, run)
+        except (TrainingFailed, UserError) as error:
+            assert "No space left on device" in str(error), kilobytes
+            assert str(run) in str(error)
+            reasons.append(str(error).replace(str(run), "RUN"))
+        else:
+            break
+        (disk / "filler").unlink()
+        train(settings, run, resume=True)
+        runs.assert_same_outcome(tmp_path / "whole", run)
+        subprocess.run(["rm", "-r", str(run)], check=True)
+    assert len(set(reasons)) >= 3, reasons  # the disk became full in different files
+
+
+def test_a_read_only_disk_is_one_clear_error(tmp_path, disk):
+    settings = runs.load(tmp_path)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(UserError, match=r"out=.*run: cannot be written \(Read-only file system\)"):
+        train(settings, disk / "run")
+
+
+def test_a_disk_that_becomes_read_only_is_one_clear_error(tmp_path, disk, monkeypatch):
+    settings = runs.load(tmp_path)
+    real, calls = checkpoint.save_step, []
+
+    def save_step(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            # A lazy remount: the logs are open for writing.
+            monkeypatch.setattr(checkpoint.files, "write_atomically", _read_only)
+        real(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save_step", save_step)
+    with pytest.raises(TrainingFailed, match="Read-only file system; the checkpoints so far are in"):
+        train(settings, disk / "run")
+
+
+def _read_only(path, *, sync=True):
+    raise OSError(30, "Read-only file system", str(path))
+
+
+def test_closing_the_logs_on_a_full_disk_releases_the_lock(tmp_path, disk):
+    run = folder.RunFolder(disk / "run")
+    run.open({"name": "tiny"}, resume=False)
+    run.start_logs(0)
+    fill(disk, 0)
+    with pytest.raises(OSError, match="No space left"):
+        for _ in range(100):
+            run.log(folder.METRICS, {"step": "x" * 1000})
+    run.close()
+    again = folder.RunFolder(disk / "run")
+    (disk / "filler").unlink()
+    assert again.open({"name": "tiny"}, resume=True)
+    again.close()
+
+
+def test_torch_reports_a_full_disk_as_such(disk):
+    fill(disk, 4096)
+    import torch
+
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        checkpoint.save(disk / "a.pt", {"weights": torch.zeros(100_000)})
+    assert caught.value.filename == str(disk / "a.pt")
+    assert [path.name for path in disk.iterdir()] == ["filler"]
+
+
+# -- killed processes --------------------------------------------------------------------------------------------------
+
+
+def test_files_that_killed_processes_left_are_removed(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    run = folder.RunFolder(tmp_path / "run")
+    run.open({"name": "tiny"}, resume=False)
+    run.close()
+    left = [f".config.yaml.{ended.pid}.tmp", f"checkpoints/.step_000000005.pt.{ended.pid}.tmp"]
+    kept = [f".report.html.{os.getppid()}.tmp", "notes.tmp", ".hidden.tmp"]
+    for name in left + kept:
+        (run.folder / name).write_bytes(b"half")
+    again = folder.RunFolder(tmp_path / "run")
+    again.open({"name": "tiny"}, resume=True)
+    again.close()
+    assert [name for name in left + kept if (run.folder / name).exists()] == kept
+
+
+def _wait_until(condition) -> None:
+    deadline = time.monotonic() + 240
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
