@@ -17,7 +17,7 @@ LAYERS = (
     {"runs"},
     {"evaluation"},
     {"data", "models", "objectives", "popularity"},
-    {"distributed", "files"},
+    {"distributed", "files", "image_files"},
     {"__init__"},
     {"errors"},
 )

@@ -94,8 +94,8 @@ class TestImages:
         [
             (["no/such.png"], r"no/such\.png.*no such file"),
             ("a dog", "'a dog'.*no such file"),
-            (__file__, "not an image file"),
-            (Path(__file__).parent, "cannot be read"),
+            (__file__, "not an image"),
+            (Path(__file__).parent, "not a regular file"),
             ([], "images: empty"),
             (7, "images: got int"),
             ([7], "item of type int"),

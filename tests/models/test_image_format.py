@@ -69,6 +69,20 @@ def test_numpy_arrays_and_paths_equal_pil_images(tmp_path):
     assert torch.equal(FORMAT.prepare(raw), expected)
 
 
+def test_files_are_limited_to_known_formats_and_16_bits_are_scaled(tmp_path):
+    ramp = np.tile(np.linspace(0, 65535, 8).astype(np.uint16), (8, 1))
+    Image.fromarray(ramp).save(tmp_path / "ramp.png")
+    expected = FORMAT.prepare(np.repeat((ramp >> 8).astype(np.uint8)[:, :, None], 3, 2))
+    assert torch.equal(FORMAT.prepare(tmp_path / "ramp.png"), expected)
+    with (tmp_path / "eps.jpg").open("wb") as file:
+        Image.new("RGB", (8, 8)).save(file, "EPS")
+    with pytest.raises(UserError, match=r"eps\.jpg: not an image \(allowed: JPEG"):
+        FORMAT.prepare(tmp_path / "eps.jpg")
+    Image.new("1", (9000, 9000)).save(tmp_path / "large.png")
+    with pytest.raises(UserError, match="9000 x 9000 pixels; at most 64 megapixels are allowed"):
+        FORMAT.prepare(tmp_path / "large.png")
+
+
 def test_empty_lists_are_refused():
     with pytest.raises(UserError, match="empty"):
         FORMAT.prepare([])

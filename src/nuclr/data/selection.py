@@ -26,6 +26,7 @@ from nuclr.errors import UserError
 from nuclr.files import find_cache_folder, read_text, write_atomically, write_text
 
 _CHUNK = 256
+_VERSION = 2  # of the rules for bad samples; cached results of other versions are not used
 
 
 def check_samples(
@@ -199,7 +200,9 @@ def _too_many(pairs: Pairs, bad: dict[int, str], total: int, max_share: float) -
 
 def _cache_path(pairs: Checkable, numbers: np.ndarray) -> Path | None:
     folder = find_cache_folder(pairs.folder)
-    key = hashlib.sha256(f"{pairs.fingerprint} {pairs.stamp()} ".encode() + numbers.astype(np.int64).tobytes())
+    key = hashlib.sha256(
+        f"{_VERSION} {pairs.fingerprint} {pairs.stamp()} ".encode() + numbers.astype(np.int64).tobytes()
+    )
     return folder / f"checked-{key.hexdigest()[:24]}.json" if folder else None
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from nuclr.errors import UserError
 from nuclr.files import write_json
+from nuclr.image_files import ImageError, open_image_file, read_image_file, to_rgb
 from nuclr.models.backbones import first_line, read_json
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -138,20 +139,16 @@ def _pixels(image: Any, size: int) -> Tensor:
 
 
 def _read_square(path: Path, size: int) -> np.ndarray:
+    if not os.path.lexists(path):
+        raise UserError(f"images: {str(path)!r}: no such file")
     try:
-        with Image.open(path) as image:
-            # Decode a JPEG at the smallest scale that covers `size`, as in training. Not for images that the caller
-            # has opened: this would shrink them.
-            image.draft("RGB", (size, size))
-            return _decode(image, size, f"images: {path}")
-    except FileNotFoundError:
-        raise UserError(f"images: {str(path)!r}: no such file") from None
-    except UnidentifiedImageError:
-        raise UserError(f"images: {path} is not an image file") from None
-    except UserError:
-        raise
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"images: {path} cannot be read ({first_line(error)})") from None
+        image = open_image_file(read_image_file(path))
+    except ImageError as error:
+        raise UserError(f"images: {path}: {error}") from None
+    # Decode a JPEG at the smallest scale that covers `size`, as in training. Not for images that the caller has opened:
+    # this would shrink them.
+    image.draft("RGB", (size, size))
+    return _decode(image, size, f"images: {path}")
 
 
 def _decode(image: Image.Image, size: int, name: str) -> np.ndarray:
@@ -163,9 +160,7 @@ def _decode(image: Image.Image, size: int, name: str) -> np.ndarray:
 
 def central_square(image: Image.Image, size: int) -> np.ndarray:
     """Return the central square of an image, turned upright by its EXIF tag, as uint8 pixels (size, size, 3)."""
-    if "transparency" in image.info:
-        image = image.convert("RGBA")
-    image = ImageOps.exif_transpose(image.convert("RGB"))
+    image = ImageOps.exif_transpose(to_rgb(image))
     width, height = image.size
     if (width, height) != (size, size):
         side = min(width, height)

@@ -10,6 +10,7 @@ from PIL import Image
 
 from nuclr.data.modalities.image import open_image, read_file
 from nuclr.data.pairs import BadSample, Pairs
+from nuclr.image_files import to_rgb
 
 SIDE = 144  # pixels; shown at up to 150
 SMALL = 64  # pixels up to which a picture is stored in higher quality
@@ -25,7 +26,7 @@ def data_uri(image: Image.Image, side: int = SIDE) -> str:
     """Return the picture as a JPEG in a data URI, its longer side at most `side` pixels."""
     quality = 88 if max(image.size) <= SMALL else 74
     image.draft("RGB", (side, side))
-    picture = image.convert("RGB")
+    picture = to_rgb(image)
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     target = BytesIO()
     picture.save(target, "JPEG", quality=quality, optimize=True)

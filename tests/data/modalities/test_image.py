@@ -1,6 +1,8 @@
 """Images: proportions, color modes, orientation, and broken files."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -81,7 +83,7 @@ def test_missing_empty_and_unreadable_files_are_bad_samples(tmp_path):
     for name, reason in (
         ("gone", "missing file"),
         ("empty", "empty file"),
-        (".", "cannot be read"),
+        (".", "not a regular file"),
         ("a\0b", "cannot be read"),
     ):
         with pytest.raises(BadSample, match=reason):
@@ -95,3 +97,66 @@ def test_decode_image_keeps_the_full_size_and_turns_the_image_upright():
     assert decoded.mode == "RGB" and decoded.size == (480, 640)
     with pytest.raises(BadSample, match=r"broken image|not an image"):
         decode_image(open_image(make.picture(1)[:300]))
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "PCX", "TGA", "ICO", "SGI", "JPEG2000", "AVIF"])
+def test_other_formats_are_not_opened(kind):
+    with pytest.raises(BadSample, match=r"not an image \(allowed: JPEG, PNG, WEBP, GIF, BMP, PPM, TIFF\)"):
+        open_image(encoded(halves(), kind))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_16_bit_images_are_scaled_to_8_bits(kind):
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16)
+    data = encoded(Image.fromarray(np.tile(ramp, (64, 1))), kind)
+    expected = np.broadcast_to(ramp >> 8, (3, 64, 64))
+    assert np.array_equal(fit_image(open_image(data), 64), expected)
+    assert np.array_equal(np.asarray(decode_image(open_image(data))), expected.transpose(1, 2, 0))
+
+
+def test_16_bit_images_with_a_transparent_value_another_orientation_or_byte_order_are_scaled():
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    ramp = np.tile(np.linspace(0, 65535, 16).astype(np.uint16), (16, 1))
+    for data in (
+        encoded(Image.fromarray(ramp), "PNG", transparency=0),
+        encoded(Image.fromarray(ramp[::-1, ::-1]), "PNG", exif=exif),
+        encoded(Image.frombytes("I;16B", (16, 16), ramp.astype(">u2").tobytes()), "TIFF"),
+    ):
+        assert np.array_equal(fit_image(open_image(data), 16)[0], ramp >> 8)
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_images_with_float_or_32_bit_pixels_are_bad_samples(mode):
+    with pytest.raises(BadSample, match=r"(float|32-bit) pixels; save the image with 8 or 16 bits"):
+        open_image(encoded(halves().convert(mode), "TIFF"))
+
+
+def with_header_size(kind: str, width: int, height: int) -> bytes:
+    """Return a small image whose header claims another size."""
+    data = bytearray(encoded(halves(16, 16), kind))
+    if kind == "PNG":
+        data[16:24] = struct.pack(">II", width, height)
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    elif kind == "JPEG":
+        start = data.index(b"\xff\xc0") + 5
+        data[start : start + 4] = struct.pack(">HH", height, width)
+    elif kind == "BMP":
+        data[18:26] = struct.pack("<ii", width, height)
+    elif kind == "GIF":
+        data[6:10] = struct.pack("<HH", width, height)
+    else:
+        start = data.index(b"\x9d\x01\x2a") + 3
+        data[start : start + 4] = struct.pack("<HH", width, height)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+def test_the_number_of_pixels_is_limited_by_the_header_before_decoding(kind):
+    with pytest.raises(BadSample, match=r"9000 x 9000 pixels; at most 64 megapixels are allowed"):
+        open_image(with_header_size(kind, 9000, 9000))
+
+
+def test_images_up_to_the_limit_are_opened():
+    assert open_image(with_header_size("JPEG", 8000, 8000)).size == (8000, 8000)
+    assert open_image(with_header_size("PNG", 8000, 8000)).size == (8000, 8000)

@@ -4,56 +4,45 @@ A JPEG is decoded at the smallest of libjpeg's scales (1, 1/2, 1/4, 1/8) that st
 several times faster for photographs, and gives the same pixels on every machine with the same libjpeg.
 """
 
-import struct
-from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
+from nuclr import image_files
 from nuclr.data.pairs import BadSample
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".ppm", ".tif", ".tiff")
 Fit = Literal["crop", "squash"]
 
 _ORIENTATION = 0x0112  # EXIF tag
-# What Pillow raises on damaged files.
-_BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError)
-_BROKEN += (ArithmeticError, struct.error, MemoryError, Image.DecompressionBombError)
 
 
 def read_file(path: Path) -> bytes:
     """Return the bytes of an image file.
 
     Raises:
-        BadSample: if the file is missing, empty or cannot be read.
+        BadSample: if the file is missing, empty, too large, not a regular file, or cannot be read.
 
     """
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise BadSample("missing file") from None
-    except (OSError, ValueError) as error:
-        raise BadSample(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if not data:
-        raise BadSample("empty file")
-    return data
+        return image_files.read_image_file(path)
+    except image_files.ImageError as error:
+        raise BadSample(str(error)) from None
 
 
 def open_image(data: bytes) -> Image.Image:
     """Open the image in `data` without decoding its pixels.
 
     Raises:
-        BadSample: if `data` is not an image.
+        BadSample: if `data` is not an image in one of `nuclr.image_files.FORMATS`, or has too many pixels.
 
     """
     try:
-        return Image.open(BytesIO(data))
-    except UnidentifiedImageError:
-        raise BadSample("not an image") from None
-    except _BROKEN as error:
-        raise BadSample(f"broken image ({error})") from None
+        return image_files.open_image_file(data)
+    except image_files.ImageError as error:
+        raise BadSample(str(error)) from None
 
 
 def check_image(image: Image.Image) -> None:
@@ -112,9 +101,8 @@ def _decode_at_least(image: Image.Image, size: int) -> Image.Image:
     try:
         image.draft("RGB", (size, size))
         image.load()
-        if "transparency" in image.info:
-            image = image.convert("RGBA")
-        image = image if image.mode == "RGB" else image.convert("RGB")
-        return ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
-    except _BROKEN as error:
+        upright = image.getexif().get(_ORIENTATION, 1) == 1
+        image = image_files.to_rgb(image)
+        return image if upright else ImageOps.exif_transpose(image)
+    except image_files.BROKEN as error:
         raise BadSample(f"broken image ({error})") from None

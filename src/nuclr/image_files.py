@@ -1,0 +1,125 @@
+"""Open image files that nobody has checked: limits on format, size and pixels, and the conversion to RGB.
+
+Image files are untrusted. Only common formats are opened, because some of Pillow's other formats start programs (EPS
+starts Ghostscript). Sizes are compared with limits before memory is taken: the bytes of the file before it is read, the
+number of pixels before they are decoded.
+"""
+
+import os
+import stat
+import struct
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
+MAX_BYTES = 256 * 2**20  # of one file
+MAX_PIXELS = 64_000_000  # of one image; decoded, these need 256 MB
+
+# What Pillow raises on damaged files.
+BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError)
+BROKEN += (ArithmeticError, AttributeError, struct.error, MemoryError, RecursionError, Image.DecompressionBombError)
+
+_TOO_MANY_PIXELS = f"at most {MAX_PIXELS // 10**6} megapixels are allowed"
+_BITS_PER_SAMPLE = 258  # TIFF tag
+_ROWS = 256
+
+
+class ImageError(ValueError):
+    """An image file that cannot be used. The message says why in a few words."""
+
+
+def read_image_file(path: Path) -> bytes:
+    """Return the content of a regular file of at most `MAX_BYTES` bytes.
+
+    The file is opened without blocking, so a named pipe cannot stop the program.
+
+    Raises:
+        ImageError: if the file is missing, empty, too large, not a regular file, or cannot be read.
+
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ImageError("not a regular file")
+            if status.st_size > MAX_BYTES:
+                raise ImageError(f"file too large; at most {MAX_BYTES // 2**20} MiB are allowed")
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(MAX_BYTES)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise ImageError("missing file") from None
+    except ImageError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ImageError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if not data:
+        raise ImageError("empty file")
+    return data
+
+
+def open_image_file(data: bytes) -> Image.Image:
+    """Open the image in `data` and check its header. The pixels are not decoded yet.
+
+    Args:
+        data: the content of an image file.
+
+    Returns:
+        The image, which may have 8 or 16 bits per pixel and channel.
+
+    Raises:
+        ImageError: if `data` is not an image in one of `FORMATS`, has more than `MAX_PIXELS` pixels, or has pixels
+            without a known range (floats or 32-bit integers).
+
+    """
+    try:
+        image = Image.open(BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ImageError(f"not an image (allowed: {', '.join(FORMATS)})") from None
+    except Image.DecompressionBombError:
+        raise ImageError(f"too many pixels; {_TOO_MANY_PIXELS}") from None
+    except BROKEN as error:
+        raise ImageError(f"broken image ({error})") from None
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ImageError(f"{width} x {height} pixels; {_TOO_MANY_PIXELS}")
+    # Pillow gives 16-bit PNG and PPM files the mode "I" or "I;16", with values up to 65535.
+    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+        kind = "float" if image.mode == "F" else "32-bit"
+        raise ImageError(f"{kind} pixels; save the image with 8 or 16 bits")
+    return image
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image to RGB; 16-bit values are divided by 256, not clipped.
+
+    Args:
+        image: an image of any mode. Images in mode "I" must have values from 0 to 65535.
+
+    Returns:
+        The image in mode "RGB". Transparent pixels keep their color.
+
+    Example:
+        >>> to_rgb(Image.fromarray(np.array([[0, 256, 65535]], np.uint16))).getpixel((2, 0))
+        (255, 255, 255)
+
+    """
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        bits = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))
+        shift = 4 if tuple(bits) == (12,) else 8
+        width, height = image.size
+        values = np.empty((height, width), np.uint8)
+        for top in range(0, height, _ROWS):  # in strips, because an array of the whole image needs a lot of memory
+            strip = image.crop((0, top, width, min(top + _ROWS, height)))
+            values[top : top + _ROWS] = (np.asarray(strip) >> shift).clip(0, 255)
+        rgb = Image.fromarray(values).convert("RGB")
+        rgb.info = {key: value for key, value in image.info.items() if key == "exif"}
+        return rgb
+    if "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == "RGB" else image.convert("RGB")
