@@ -1,5 +1,9 @@
 """Backbones: where a name leads, and weights that cannot be used."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -76,3 +80,61 @@ def test_weights_of_another_model(image_folder):
     ResNetConfig(embedding_size=8, hidden_sizes=[8, 16, 32], depths=[1, 1, 1]).save_pretrained(image_folder)
     with pytest.raises(UserError, match=r"model\.x\.encoder"):
         load_backbone(image_folder, KEY, "image")
+
+
+EVIL = """
+from pathlib import Path
+Path({marker!r}).write_text("the code of the folder has run")
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+class Config(PretrainedConfig):
+    model_type = "evil"
+class Tokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+LOAD = """
+import sys
+from pathlib import Path
+from nuclr.errors import UserError
+from nuclr.models.backbones import load_backbone, load_joint
+from nuclr.models.tokenizer import load_tokenizer
+folder = Path(sys.argv[1])
+load = {
+    "config": lambda: load_backbone(folder, "KEY", "text"),
+    "joint": lambda: load_joint(folder, "KEY"),
+    "tokenizer": lambda: load_tokenizer(folder, "KEY"),
+}[sys.argv[2]]
+try:
+    load()
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("model_type", ["evil", "bert"])
+@pytest.mark.parametrize("part", ["config", "joint", "tokenizer"])
+def test_code_in_a_model_folder_is_never_run_or_asked_about(text_folder, tmp_path, part, model_type):
+    marker = tmp_path / "marker"
+    (text_folder / "evil.py").write_text(EVIL.format(marker=str(marker)))
+    name = "tokenizer_config.json" if part == "tokenizer" else "config.json"
+    content = json.loads((text_folder / name).read_text())
+    content["auto_map"] = {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
+    if model_type == "evil":
+        content |= {"model_type": "evil", "tokenizer_class": "Tokenizer"}
+    (text_folder / name).write_text(json.dumps(content))
+    process = subprocess.run(  # the answer "y" would allow the code if transformers asked
+        [sys.executable, "-c", LOAD, str(text_folder), part], input="y\n", capture_output=True, text=True, check=False
+    )
+    assert not marker.exists()
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.strip() == (
+        f"KEY: {text_folder / name} asks to run Python code from the folder (auto_map), which nuclr never does; "
+        "use a model that transformers supports itself"
+    )
+
+
+def test_code_in_another_repository_is_refused(text_folder):
+    content = json.loads((text_folder / "config.json").read_text())
+    content |= {"auto_map": {"AutoConfig": "someone/else--evil.Config"}, "model_type": "evil"}
+    (text_folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"asks to run Python code .*\(auto_map\)"):
+        load_backbone(text_folder, KEY, "text")

@@ -4,7 +4,8 @@ Presets are the paper's two towers at full size, and tiny ones that train on a C
 norm nor dropout, so K processes with b samples each compute what one process with K b samples does.
 
 A name on the Hugging Face hub is first downloaded to the hub's cache (`locate`). Everything else reads folders only,
-so it works without a network. Weights must be safetensors; pickled weights are refused.
+so it works without a network. Weights must be safetensors; pickled weights are refused. Python code in a folder is
+never run: a folder that needs it is refused.
 """
 
 import difflib
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from nuclr.errors import UserError
-from nuclr.files import read_text
+from nuclr.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -179,12 +180,35 @@ def no_model_in(folder: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raise UserError if it cannot be read."""
     try:
-        content = json.loads(read_text(path))
+        content = parse_json(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a JSON {type(content).__name__}; needs a JSON object")
     return content
+
+
+def refuse_code(path: Path, key: str) -> None:
+    """Refuse a configuration that names Python classes next to it: nuclr runs only code of transformers itself.
+
+    Args:
+        path: config.json or tokenizer_config.json of a model folder; it may be missing.
+        key: the settings key to name in the message.
+
+    Raises:
+        UserError: if the file has an "auto_map" and the folder has Python files.
+
+    """
+    if path.is_file() and "auto_map" in read_json(path) and any(path.parent.rglob("*.py")):
+        raise needs_code(path, key)
+
+
+def needs_code(path: Path, key: str) -> UserError:
+    """Return the error for a configuration that needs Python code from its folder."""
+    return UserError(
+        f"{key}: {path} asks to run Python code from the folder (auto_map), which nuclr never does; "
+        "use a model that transformers supports itself"
+    )
 
 
 def read_config(folder: Path, key: str) -> "PreTrainedConfig":
@@ -193,12 +217,16 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
 
     import nuclr.models.resnet  # noqa: F401 (registers its configuration)
 
-    if "nuclr" in read_json(folder / "config.json"):
+    content = read_json(folder / "config.json")
+    if "nuclr" in content:
         raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; set model.pretrained={folder}")
+    refuse_code(folder / "config.json", key)
     try:
         with quiet():
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many types
+        if "auto_map" in content:
+            raise needs_code(folder / "config.json", key) from None
         raise UserError(f"{key}: {folder / 'config.json'} cannot be interpreted ({first_line(error)})") from None
 
 
@@ -272,6 +300,7 @@ def _load(model_class: "type[PreTrainedModel]", folder: Path, key: str, **option
     try:
         with quiet():
             options |= {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
+            options |= {"trust_remote_code": False}
             loaded = model_class.from_pretrained(folder, output_loading_info=True, **options)
             backbone, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     except Exception as error:  # transformers passes on whatever the reader of the file raised

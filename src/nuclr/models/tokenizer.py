@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import first_line, locate, quiet
+from nuclr.models.backbones import first_line, locate, needs_code, quiet, read_json, refuse_code
 from nuclr.models.towers import OWN_TEXT_POOLING
 
 if TYPE_CHECKING:
@@ -151,10 +151,15 @@ def load_tokenizer(source: str | os.PathLike[str], key: str, hub: bool = False) 
                 f"{key}: {folder} has no tokenizer (tokenizer.json); save the one it was trained with there: "
                 "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
             )
+    config = folder / "tokenizer_config.json"
+    for path in (config, folder / "config.json"):
+        refuse_code(path, key)
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers passes on whatever the reader of the file raised
+        if config.is_file() and "auto_map" in read_json(config):
+            raise needs_code(config, key) from None
         raise UserError(f"{key}: the tokenizer in {folder} cannot be read ({first_line(error)})") from None
 
 
