@@ -91,7 +91,7 @@ def compare(
     base = config.load(path, overrides, strict=False)
 
     from nuclr.objectives import entry, names
-    from nuclr.studies.compare import measure, plan, results
+    from nuclr.studies.compare import comparison_folder, measure, plan
     from nuclr.studies.compare.pool import Stop
     from nuclr.studies.compare.study import Request, Study
 
@@ -128,7 +128,7 @@ def compare(
         kind=kind,
         data=data,
     )
-    with results.opened(out, request):
+    with comparison_folder.opened(out, request):
         study = Study(request, out)
         count = workers or _workers(base.device)
         try:
@@ -137,9 +137,9 @@ def compare(
         except Stop as stop:
             typer.echo(f"nuclr: {stop}; run the same command again to resume", err=True)
             sys.exit(stop.status)
-        content = results.summarize(study, shlex.join(["nuclr", *sys.argv[1:]]))
-        results.write(out, request.kind, content)
-        typer.echo(results.tables.terminal(content))
+        content = comparison_folder.summarize(study, shlex.join(["nuclr", *sys.argv[1:]]))
+        comparison_folder.write(out, request.kind, content)
+        typer.echo(comparison_folder.tables.terminal(content))
         typer.echo(f"Tables, figures and runs are in {out}")
         write_final_report(out)
     for name, error in study.failed.items():

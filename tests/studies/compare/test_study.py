@@ -8,7 +8,7 @@ import pytest
 
 from nuclr.evaluation.retrieval import retrieval_metrics
 from nuclr.runs.run import Run
-from nuclr.studies.compare import cells, measure, outcome, plan, pool, results, study, tables
+from nuclr.studies.compare import cells, comparison_folder, measure, plan, pool, row_metrics, study, tables
 from tests.studies.compare import tiny
 
 
@@ -21,8 +21,8 @@ def finished(request, out):
     done = study.Study(request, out)
     done.run(1)
     done.examine(1)
-    content = results.summarize(done, "nuclr compare ...")
-    results.write(out, request.kind, content)
+    content = comparison_folder.summarize(done, "nuclr compare ...")
+    comparison_folder.write(out, request.kind, content)
     return done, content
 
 
@@ -39,8 +39,8 @@ def test_halves_are_tuned_on_one_and_reported_on_the_other(tmp_path):
         scores = [done.outcomes.score(cell, tuned) for cell in row.grid]
         assert chosen[tuned] == row.grid[int(np.argmax(scores))]
         values = [done.outcomes.score(cell, reported) for cell in done.finals(row)[tuned]]
-        folds = outcome.folds_of(done, row, request.reported_sets()[0])
-        assert outcome.per_seed([one for one in folds if one.images == reported]) == pytest.approx(values, abs=1e-6)
+        folds = row_metrics.folds_of(done, row, request.reported_sets()[0])
+        assert row_metrics.per_seed([one for one in folds if one.images == reported]) == pytest.approx(values, abs=1e-6)
     by_seed = content["rows"]["nuclr"]["metrics"]["halves"]["mean_R@1"]["per_seed"]
     assert len(by_seed) == 2
     assert [d["set"] for d in content["differences"]] == ["halves", "test", "average: mean"]
@@ -123,7 +123,7 @@ def test_after_a_failed_cell_the_other_rows_have_metrics(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tiny.InlinePool, "run", run)
     done.run(1)
-    content = results.summarize(done, "")
+    content = comparison_folder.summarize(done, "")
     assert list(content["rows"]) == ["sogclr"]
     assert content["missing"] == ["clip"]
     assert len(content["failed"]) == 2

@@ -4,7 +4,7 @@ Reading order: `grammar` (the words of a caption and their probabilities), `scen
 drawn), `draw` (pictures of scenes), `truth` (the true popularity and false negatives), `pairs` (numbered samples).
 """
 
-from nuclr.data.builtin.pairs import BuiltinLabeled, BuiltinPairs
+from nuclr.data.builtin.builtin_pairs import BuiltinLabeled, BuiltinPairs
 from nuclr.data.builtin.truth import FLOOR, Grouped, Truth
 
 __all__ = ["FLOOR", "BuiltinLabeled", "BuiltinPairs", "Grouped", "Truth"]

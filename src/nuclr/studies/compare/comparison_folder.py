@@ -20,7 +20,7 @@ import nuclr
 from nuclr import files
 from nuclr.errors import UserError
 from nuclr.popularity.correction import BANK_SIZE
-from nuclr.studies.compare import figures, outcome, tables
+from nuclr.studies.compare import figures, row_metrics, tables
 from nuclr.studies.compare.plan import content as content_of
 from nuclr.studies.compare.statistics import LEVEL, RESAMPLES
 from nuclr.studies.compare.study import Request, Study
@@ -152,22 +152,22 @@ def summarize(study: Study, command: str) -> dict[str, Any]:
             {"name": one.name, "label": one.label, "kind": one.kind, "main": one.main}
             for one in request.reported_sets()
         ],
-        "averages": list(outcome.averages(outcome.main_sets(study))),
+        "averages": list(row_metrics.averages(row_metrics.main_sets(study))),
         "rows": {
             row.name: {
                 "method": row.method,
                 "label": row.label,
-                "metrics": outcome.metrics(study, row),
-                "corrected": outcome.corrections(study, row),
-                "false_negatives": outcome.false_negative_share(study, row),
-                "tuning": outcome.tuning(study, row),
-                "curve": outcome.curves(study, row),
+                "metrics": row_metrics.metrics(study, row),
+                "corrected": row_metrics.corrections(study, row),
+                "false_negatives": row_metrics.false_negative_share(study, row),
+                "tuning": row_metrics.tuning(study, row),
+                "curve": row_metrics.curves(study, row),
                 "runs": {k: [study.outcomes.path(c).name for c in group] for k, group in study.finals(row).items()},
             }
             for row in rows
         },
         "missing": [name for name, row in study.rows.items() if row.shown and row not in rows],
-        "differences": outcome.differences(study, rows),
+        "differences": row_metrics.differences(study, rows),
         "failed": study.failed,
     }
 
