@@ -1,4 +1,4 @@
-"""`nuclr evaluate` on tiny trained runs: metrics, their names, corrections, usual test sets, and wrong input."""
+"""`nuclr evaluate` on tiny trained runs: metrics, their names, corrections, standard test sets, and wrong input."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_the_runs_own_held_out_pairs_give_the_metrics_of_training(nuclr, vectors
     )
     assert status == 0, err
     assert "corrected  transductive" in printed
-    assert "each half of the images is corrected with the choice of the other half" in printed
+    assert "each half of the images is ranked with the correction chosen on the other half" in printed
     content = json.loads(out.read_text())
     task = content["retrieval"]["val"]
     assert task["plain"] == pytest.approx(run_folder.read_results(vectors / "run")["val"])
@@ -131,8 +131,8 @@ def test_encoders_that_are_not_a_run(nuclr, refused, vectors):
     refused("is not a run folder, so there is nothing to evaluate on", model)
 
 
-def test_usual_test_sets(nuclr, refused, pictures, tmp_path, monkeypatch):
-    """Small copies of two usual sets: Karpathy's split with images, and WordNet numbers with a list of test images."""
+def test_standard_test_sets(nuclr, refused, pictures, tmp_path, monkeypatch):
+    """Small copies of two sets: Karpathy's split with images, and WordNet numbers with a list of test images."""
     small = RetrievalSet("Small", ("dataset.json",), ("flickr-images",), "test", (2, 5), "dataset.json and pictures")
     monkeypatch.setitem(RETRIEVAL, "small", small)
     known = ClassificationSet("Tiny", ("images",), 2, True, "test.txt", ("a {}.",), "images/ and test.txt")

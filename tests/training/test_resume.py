@@ -160,7 +160,7 @@ def test_a_changed_list_of_pairs_to_keep_is_refused(tmp_path, monkeypatch):
             train(settings, tmp_path / "run")
     (tmp_path / "keep.txt").write_text("\n".join(map(str, range(1, 61))))
     with pytest.raises(
-        UserError, match=r"^data\.keep names other pairs than when the run in .* began; restore the data"
+        UserError, match=r"^data\.keep does not list the same pairs as when the run in .* began; restore the data"
     ):
         train(settings, tmp_path / "run", resume=True)
 

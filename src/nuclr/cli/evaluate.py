@@ -62,7 +62,7 @@ def evaluate(
         Duplicates | None,
         typer.Option(
             help="Captions that occur more than once: merge them, or keep each and count copies as miss or hit. "
-            "Default: miss for mscoco and flickr30k, as others report them; merge otherwise, as in training."
+            "Default: miss for mscoco and flickr30k, as in published results; merge otherwise, as in training."
         ),
     ] = None,
     correct: Annotated[
@@ -81,10 +81,10 @@ def evaluate(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch. Default: the run's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
 ) -> None:
-    """Evaluate retrieval and zero-shot classification, with metric names of three conventions and the protocol.
+    """Evaluate retrieval and zero-shot classification; report metrics under the names of three conventions.
 
-    Images are prepared as in the run's training. Nothing is downloaded: for the usual sets the command says which files
-    to put where.
+    Images are prepared as in the run's training. Nothing is downloaded: for a standard test set, the command says which
+    files to put where. The JSON file also describes the protocol.
     """
     if out is not None:
         _check_out(out)

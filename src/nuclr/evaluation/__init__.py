@@ -1,8 +1,7 @@
-"""Evaluation: pure functions from features or scores to metrics; ties count as a random order would break them.
+"""Evaluation: pure functions from features or scores to metrics. Ties count with their expectation over random orders.
 
 Modules: `ranks` (rank of each query's best partner), `retrieval` (both directions), `zero_shot`, `corrected` (choosing
-    a
-popularity correction on validation pairs), `metric_names` (three naming conventions), `test_sets` (standard test sets).
+a popularity correction on validation pairs), `metric_names` (three naming conventions), `test_sets` (standard sets).
 """
 
 from nuclr.evaluation.corrected import choose_correction, cross_validated_ranks

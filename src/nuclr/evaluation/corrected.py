@@ -1,9 +1,9 @@
 """Choose the temperature and strength of a popularity correction on validation pairs, and rank under it.
 
-`choose_correction` picks one correction for all queries. `cross_validated_ranks` reports ranks of the same pairs that
-the correction is chosen on without favoring it: the images are split into two halves, and the queries of each half (its
-images and their captions) are ranked in the whole gallery under the correction that was best for the other half. So no
-query influences its own setting.
+`choose_correction` picks one correction for all queries. Evaluating it on the same validation pairs would be too
+optimistic, so `cross_validated_ranks` splits the images into two halves. The queries of each half (its images and their
+captions) are ranked in the whole gallery, with the correction that was best for the other half. So no query influences
+the correction that it is ranked with.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Rank of each query's best partner in a gallery, with ties counted as a random order would break them.
+"""Rank of each query's best partner in a gallery; ties count with their expectation over random orders.
 
 Scores are s_ij = <q_i, g_j> - bias_j. R_i is the set of partners of query i and b_i = max_{j in R_i} s_ij is the score
 of its best partner. Recall and ranks only need three counts per query: the candidates with a score above b_i (all of

@@ -1,7 +1,8 @@
 """Retrieval metrics in both directions, for any number of captions per image and of images per caption.
 
-A query is a hit if one of its partners is among the k best candidates. Ties count as a random order would break them on
-average (see `ranks`, which also gives the result of each query). Values are fractions under open_clip's names.
+A query is a hit if one of its partners is among the k best candidates. Ties count with their
+expectation over random orders (see `ranks`, which also gives the result of each query). Values are fractions under
+open_clip's names.
 """
 
 import torch

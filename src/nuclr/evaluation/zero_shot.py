@@ -36,7 +36,7 @@ def class_features(prompts: Sequence[Array]) -> Tensor:
 
 
 def zero_shot_metrics(x: Array, classes: Array, labels: Indices) -> dict[str, float]:
-    """Compute zero-shot accuracy; ties count as a random order would break them.
+    """Compute zero-shot accuracy; ties count with their expectation over random orders.
 
     Args:
         x: Features of the images, (n, d).

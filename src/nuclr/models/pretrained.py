@@ -1,4 +1,4 @@
-"""A pretrained CLIP or SigLIP as a dual encoder with its own projections, and back: other tools can read the result."""
+"""Load a CLIP or SigLIP as a dual encoder with its own projections, and save it so that other tools can read it."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -85,7 +85,7 @@ class GatheredBatch:
 
 
 def _count_equal(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, per value, the position of its first equal in sorted order and the number of its equals, (B,) each."""
+    """Return, for each value, where the values equal to it start in sorted order and how many there are, (B,) each."""
     ordered = values.sort().values
     first = torch.searchsorted(ordered, values)
     return first, torch.searchsorted(ordered, values, right=True) - first
@@ -118,7 +118,7 @@ class Objective(nn.Module):
 
     @property
     def current_temperature(self) -> float:
-        """The temperature now: the learnt value if it is learnt, the mean of the table for individual temperatures."""
+        """The current temperature: fixed, learnt, or the mean over pairs if every pair has its own."""
         return float(self.temperature)
 
     def forward(

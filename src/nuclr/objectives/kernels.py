@@ -8,9 +8,10 @@ SogCLR, iSogCLR and NUCLR need two passes over these exponents. The first comput
 and of exp(e^y) along columns, over the negatives only. From these follow the running averages and a weight a_i per
 anchor. The second computes
 
-    W_ij = exp(e^x_ij) a^x_i + exp(e^y_ij) a^y_j,    W_ii = -(what both anchors of pair i give to their negatives),
+    W_ij = exp(e^x_ij) a^x_i + exp(e^y_ij) a^y_j,    W_ii = -sum_j (exp(e^x_ij) a^x_i + exp(e^y_ji) a^y_i),
 
-then W y / b and W^T x / b, the gradient of the b pairs of this process, and the row and column sums that move zeta.
+with the sum over the negatives of both anchors of pair i. It then computes W y / b and W^T x / b, the gradient of the b
+pairs of this process, and the row and column sums from which zeta is updated.
 
 `make_kernel` returns an object with these two passes. `SharedKernel` takes one exponential per pair of samples and
 three matrix products in total. `TiledKernel` is exact at every temperature and needs O(tile x B) memory.
@@ -140,7 +141,7 @@ def make_kernel(batch: KernelBatch, workspace: Workspace, *, bounded: bool) -> B
     Args:
         batch: the global batch.
         workspace: holds B x B buffers, which are reused from step to step.
-        bounded: whether each anchor's weight in the second pass is at most 1/gamma over the sum of its exponentials.
+        bounded: whether each anchor's weight in the second pass is at most 1 / (gamma * sum of its exponentials).
 
     Returns:
         A kernel whose first pass is done.
@@ -177,12 +178,14 @@ def is_excluded(ids: Tensor, rows: slice, workspace: Workspace) -> Tensor:
 class SharedKernel:
     """A kernel that uses E_ij = 2^(s_ij log2(e)/tau - shift) for both sides.
 
-    What remains of each exponent is a factor of the row or of the column.
+    The other terms of an exponent depend only on the row or only on the column. They are applied as one factor per row
+    and one factor per column.
 
     The kernel is exact if neither E nor its products with the factors leave the floating-point range. `if_exact` checks
     this: with h the half-range of the exponents of E, and z that of zeta/tau over both sides, h + 2z must be below 0.85
-    of the largest exponent. Since the weights are bounded, a_i b_j <= e^(h + 2z) / gamma then holds for every pair of
-    samples, the masked ones included, and sums over B stay finite.
+    of the largest exponent. Let a_i be the factor of anchor i, including its weight, and b_j that of candidate j. Since
+    the weights are bounded, a_i b_j <= e^(h + 2z) / gamma then holds for every pair of samples, including masked ones,
+    and sums over B stay finite.
 
     Writing to memory that another core has just read can be ten times slower if the cores do not share a cache.
     Therefore all operations between the matrix products use the same tiles, and W does not overwrite E.

@@ -80,7 +80,7 @@ def register(
     Args:
         name: the name in settings and in `build`: lower-case letters, digits, "_" and "-".
         cls: a subclass of `Objective`. Every argument of its constructor but `num_samples` needs a default.
-        label: see `Entry`, as for the arguments below.
+        label: see `Entry`, which also describes the arguments below.
         color: "#rrggbb".
         tune: an option and the values to try.
         compare_to: names of other objectives.
@@ -119,7 +119,7 @@ def register(
     added = Entry(cls, label, color, (key, tuple(values)), tuple(compare_to), changes, softmax_negatives)
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.name != SAMPLES and parameter.default is parameter.empty:
-            raise ValueError(f"{_path(cls)}: the argument {parameter.name!r} needs a default, as an option of settings")
+            raise ValueError(f"{_path(cls)}: the argument {parameter.name!r} needs a default value")
     keys = [changed for ablation in changes.values() for changed in ablation if changed.startswith("objective.")]
     for option in (key, *(changed.removeprefix("objective.") for changed in keys)):
         if option not in added.options and option != LR_FACTOR:
@@ -235,7 +235,7 @@ def build(name: str, *, num_samples: int | None = None, **options: Any) -> Objec
 
 
 def _same_class(one: type, other: type) -> bool:
-    """Whether two classes are one, or one whose file was imported a second time."""
+    """Return whether two classes are the same, or the same class from a file that was imported twice."""
     return one is other or _path(one) == _path(other)
 
 

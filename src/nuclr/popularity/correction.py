@@ -52,7 +52,7 @@ class Correction:
     recall: float | None = None
 
     def biases(self, bank: "Bank", x: Array, y: Array) -> tuple[Tensor, Tensor]:
-        """Return what to subtract from the scores of images x and of captions y, (n_x,) and (n_y,)."""
+        """Return the biases to subtract from the scores of images x and of captions y, (n_x,) and (n_y,)."""
         zeta_x, zeta_y = bank.biases(x, y, self.temperature)
         return self.strength * zeta_x, self.strength * zeta_y
 
@@ -67,7 +67,7 @@ def gallery_bias(
     normalize: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Return what to subtract from the scores of each candidate of a gallery.
+    """Return the bias to subtract from the scores of each candidate of a gallery.
 
     Args:
         bank: Features of queries of the kind that will be asked, (n_bank, d), unit norm.
@@ -109,7 +109,7 @@ def bias_from_scores(
     candidates: Array | None = None,
     **options: Any,
 ) -> Tensor:
-    """Return what to subtract from the scores of each candidate of a gallery, from scores of any model.
+    """Return the bias to subtract from the scores of each candidate of a gallery, from scores of any model.
 
     The scores need not be inner products.
 
@@ -181,7 +181,7 @@ class Bank:
         return f"Bank({sizes}, solved_temperatures={sorted(self._solved)})"
 
     def biases(self, x: Array, y: Array, temperature: float | None) -> tuple[Tensor, Tensor]:
-        """Return what to subtract from the scores of images x and of captions y.
+        """Return the biases to subtract from the scores of images x and of captions y.
 
         Args:
             x: Features of the images of the gallery, (n_x, d).

@@ -2,9 +2,11 @@
 
 Such a y_j probably fits x_i as well, and training pushes the two apart. A popular y_j is near to many anchors and
 therefore more likely to fit one more, as the paper argues when it reduces the weight of popular negatives. So they are
-ordered by score times popularity. On 3,000 built-in pairs with known truth, 45 % of the first 100 in this order are
-false negatives, 37 % if ordered by the margin over the own pair, 19 % of all that score above it, and 2 % of all
-negatives (one demo run).
+ordered by score times popularity.
+
+This order was tested on 3,000 built-in pairs, for which the false negatives are known (one demo run). Of the first 100
+pairs in this order, 45 % are false negatives. Of the first 100 ordered by their margin over x_i's own pair, 37 % are.
+For comparison, 19 % of all pairs that score higher than x_i's own pair are false negatives, and 2 % of all negatives.
 """
 
 from dataclasses import dataclass

@@ -300,8 +300,8 @@ def scale_to_maximum(log_q: Array, log_q_true: Array) -> Tensor:
 def bound_term(log_q: Array, log_q_true: Array) -> Tensor:
     """Compute sum_j |1/q~_j - 1/q_j|, the term of an approximate popularity q~ in the generalization bound.
 
-    This is up to constants. For scores in [-c, c] it bounds the change of each log Z_hat(x_i), and thus of the
-    empirical risk divided by tau:
+    Constant factors of the bound are left out. For scores in [-c, c] the term bounds the change of each log Z_hat(x_i),
+    and thus of the empirical risk divided by tau:
 
         |log Z_hat(x; q~) - log Z_hat(x; q)|  <=  exp(2c/tau) sum_j |1/q~_j - 1/q_j| / min(sum_j 1/q~_j, sum_j 1/q_j).
 

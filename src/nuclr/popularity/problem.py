@@ -317,5 +317,5 @@ def _masses(name: str, weight: Vector | None, size: int, total: int, device: tor
         return torch.full((size,), total / size, dtype=torch.float64, device=device)
     mass = as_vector(name, weight, size).to(device)
     if bool((mass < 0).any()) or not bool(mass.sum() > 0):
-        raise ValueError(f"{name} has smallest {mass.min():g} and sum {mass.sum():g}; weights must be >= 0, not all 0")
+        raise ValueError(f"{name} has minimum {mass.min():g} and sum {mass.sum():g}; weights must be >= 0, not all 0")
     return mass * (total / mass.sum())

@@ -56,7 +56,7 @@ class Result:
         return torch.empty_like(order).scatter_(0, order, torch.arange(1, len(order) + 1, device=order.device))
 
     def extend(self, y_new: Array) -> Tensor:
-        """Compute zeta of new candidates, in the same gauge: tau log sum_i a_i exp(s_i / tau) / Z_i.
+        """Compute zeta of new candidates, with the same constant: tau log sum_i a_i exp(s_i / tau) / Z_i.
 
         Features are treated as in `solve`: refused unless they have unit norm, or normalized with `normalize=True`.
 

@@ -1,8 +1,8 @@
 """Solve the popularity problem: `solve` for users, `Solver` for programs.
 
 float32 input is solved in float32 down to the smallest residual that float32 resolves at this temperature, and in
-float64 from there on. Each zeta is evaluated in the gauge and the precision in which it would be returned, so the
-reported residual is exactly that of the returned numbers.
+float64 from there on. Each zeta is evaluated with mean zero and in the precision in which it would be returned, so
+the reported residual is exactly that of the returned numbers.
 """
 
 import math

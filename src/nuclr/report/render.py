@@ -4,8 +4,9 @@ A `Section` is a record: key, title, template and the function that computes its
 sections for one kind of folder. `render_page` calls the functions, renders the templates and puts the page together. A
 section that cannot be computed or rendered is left out, and a note at the top of the page says why.
 
-The only script of a page is named by its hash in a content security policy. Therefore no other script can run, even if
-text were mistaken for markup, and the page cannot request anything. The templates escape all text.
+The templates escape all text. As a second safeguard, the page has a content security policy that allows one script,
+identified by its hash, and no network requests. So even if some text were mistaken for markup, no script in it could
+run.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Which page a folder gets, and writing it. Sections of your own are added with `register_section`."""
+"""Choose the kind of page for a folder, and write the page. Sections of your own are added with `register_section`."""
 
 from pathlib import Path
 

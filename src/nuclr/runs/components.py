@@ -64,7 +64,7 @@ def below(root: str | None, name: str) -> Path:
 
 
 def open_classes(data: s.Data, pairs: Pairs) -> Any:
-    """Open the labeled images for zero-shot classification, or return None; built-in ones have the pairs' size."""
+    """Open the labeled images of `data.classes`, or return None. Built-in ones have the size of the pairs' images."""
     if data.classes is None:
         return None
     if data.classes == "builtin":
@@ -159,7 +159,7 @@ def _vectors(pairs: VectorPairs, numbers: np.ndarray, side: int) -> Iterator[Ten
 
 
 def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objective:
-    """Return the objective with one row of state per pair, used or not, so that numbers are never shifted."""
+    """Return the objective with one row of state per pair, used or not, so that a pair's number is its row."""
     try:
         return objectives.build(objective.name, num_samples=num_samples, **objective.arguments())
     except ValueError as error:

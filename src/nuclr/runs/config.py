@@ -1,5 +1,4 @@
-"""Settings from YAML and key=value: unknown keys and impossible values are refused, and the message names the right
-one.
+"""Settings from YAML and key=value. Unknown keys and impossible values are refused; the message says what is allowed.
 
 >>> settings = load(overrides=["data.train=pairs.csv", "objective.name=sogclr", "seed=1"])
 >>> settings.objective.name, settings.seed, settings.data.batch_size

@@ -74,9 +74,12 @@ def encode_pairs(
     """Return the features of the pairs with these numbers.
 
     Args:
-        model: the encoders; left in eval mode. loader: reads the pairs. numbers: (n,), numbers of pairs. encoding:
-            batch size, device, precision. merge_y: True: one row per distinct y. False: one row per pair, in the
-            order of `numbers`; equal y are encoded once.
+        model: the encoders; left in eval mode.
+        loader: reads the pairs.
+        numbers: (n,), numbers of pairs.
+        encoding: batch size, device, precision.
+        merge_y: True: one row per distinct y. False: one row per pair, in the order of `numbers`; equal y are still
+            encoded only once.
 
     """
     pairs = loader.pairs

@@ -79,7 +79,7 @@ class Signals:
 class FiniteCheck:
     """Stop the run at the first gradient that is not finite: at once on a CPU, one step later on an accelerator.
 
-    An accelerator then never waits for the host. No checkpoint is written before the check of its last step.
+    An accelerator then never waits for the host. A checkpoint is written only after its last step has been checked.
     """
 
     def __init__(self, run: Path) -> None:
@@ -138,7 +138,7 @@ def check_same_data(saved: dict[str, Any], train: Source, held_out: Source | Non
         if before["pairs"] != now[key]["pairs"]:
             raise UserError(f"{key}: these are not the pairs that the run in {run} began with; {_FIX}")
         if before["numbers"] != now[key]["numbers"]:
-            changed = f"data.val: other samples are bad than when the run in {run} began"
+            changed = f"data.val: the bad samples are not the same as when the run in {run} began"
             raise UserError(f"{_changed(train, run) if key == 'data.train' else changed}; {_FIX}")
 
 
@@ -147,7 +147,7 @@ def _changed(train: Source, run: Path) -> str:
     before = {int(line["number"]): line["reason"] for line in map(json.loads, lines)}
     changed = sorted(before.keys() ^ train.bad.keys())
     if not changed:
-        return f"data.keep names other pairs than when the run in {run} began"
+        return f"data.keep does not list the same pairs as when the run in {run} began"
     number, more = changed[0], f", and {len(changed) - 1} more like it" if len(changed) > 1 else ""
     sample, began = f"data.train: sample {number} ({train.pairs.name(number)})", f"when the run in {run} began"
     if number in before:

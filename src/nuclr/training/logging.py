@@ -130,7 +130,7 @@ def check_installed(log: Log) -> None:
 
 
 class Loggers:
-    """Copies of the lines of metrics.jsonl after `step`; leaving the `with` block sends what is waiting.
+    """Copy the lines of metrics.jsonl after `step` to TensorBoard and W&B; pending lines are sent when the block ends.
 
     A run that resumes from `step` logs the steps after it again, with the same values. TensorBoard drops the first
     copy; W&B keeps it, since it continues the same W&B run.

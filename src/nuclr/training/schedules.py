@@ -1,4 +1,4 @@
-"""The only owner of time: everything that changes during a run, as functions of the position in it.
+"""All schedules: everything that changes during a run, as functions of the position in it.
 
 t counts epochs with fractions: in step k of an epoch of S steps, t = epoch + k / S.
 """

@@ -13,7 +13,7 @@ correlation over pairs is 0.97 to 0.98 at n = 1000, 0.995 at 4000 and 0.999 at 2
 the same problem only if their counts are given as y_weight (see `grouped`).
 
 A pair whose caption fits no other picture of the data set is hard for the solver: its column needs all of that
-picture's mass, so its q decreases towards 0 and is bounded only by the floor of impossible scores. The true q of such a
+picture's mass, so its q decreases towards 0, stopped only by the floor of impossible scores. The true q of such a
 pair is also among the smallest, so ranks hardly change; a Pearson correlation of log q changes a lot.
 """
 

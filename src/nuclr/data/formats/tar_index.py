@@ -1,9 +1,9 @@
 """Index one tar: find the positions of its samples' images and captions in one pass over the headers.
 
-A sample is a run of members with the same key, which is the path up to the first dot of the file name, as webdataset
-and img2dataset write them: `000012.jpg`, `000012.txt`, `000012.json`. The caption is the `.txt`; without one, the entry
-"caption" or "captions" (a text or a list) of the `.json`. `x_key` selects the image with that suffix, `y_key` that
-entry of the `.json`. Captions are read; images are skipped.
+A sample consists of consecutive members with the same key, which is the path up to the first dot of the file name, as
+webdataset and img2dataset write them: `000012.jpg`, `000012.txt`, `000012.json`. The caption is the `.txt`; without
+one, the entry "caption" or "captions" (a text or a list) of the `.json`. `x_key` selects the image with that suffix,
+`y_key` that entry of the `.json`. Captions are read; images are skipped.
 """
 
 import json

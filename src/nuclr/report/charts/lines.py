@@ -123,7 +123,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Chart:
-    """What the page shows: a title, SVG, the legend, and the values that the pointer reads (`data`)."""
+    """A chart as the page shows it: title, SVG, legend, and the values to show under the pointer (`data`)."""
 
     title: str
     svg: Markup

@@ -16,7 +16,7 @@ BASELINE_COLOR = 8  # of a baseline with the run's own objective
 
 @dataclass(frozen=True)
 class Curves:
-    """Content of the section; `temperature` says what it is if it is fixed."""
+    """Content of the section; `temperature` is a sentence that states a fixed temperature, otherwise empty."""
 
     charts: list[Chart]
     temperature: str

@@ -53,8 +53,8 @@ def find_examples(queries: Tensor, gallery: Tensor, links: Tensor, count: int = 
         gallery: (m, d) features.
         links: (k, 2), row of a query and row of the gallery that belong together. Queries without a right answer are
             left out.
-        count: number of random queries, and of mistakes. The worst mistake is that of the query whose best wrong
-            answer has the largest score above its best right answer.
+        count: number of random queries, and of mistakes. The worst mistakes are the queries whose best
+            wrong answer outscores their best right answer by the largest margin.
         seed: of the random choice.
 
     """

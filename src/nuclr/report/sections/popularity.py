@@ -61,8 +61,13 @@ class FalseNegative:
 class FalseNegativeList:
     """The likeliest false negatives.
 
-    `share` of the `anchors` images have one. If the truth is known: `fitting` of the rows fit, and the share
-    `base_rate` of all negatives.
+    Attributes:
+        share: share of the examined images that have a likely false negative.
+        anchors: number of examined images.
+        rows: the likeliest ones.
+        fitting: number of `rows` whose caption truly fits the image; None if the truth is not known.
+        base_rate: share of all negatives that truly fit; None if the truth is not known.
+
     """
 
     share: float

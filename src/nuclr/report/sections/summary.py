@@ -30,7 +30,7 @@ class Summary:
 
 
 def run_summary(context: TrainingRun) -> Summary:
-    """Return the summary; what the run does not have is noted."""
+    """Return the summary; add a note if the run has no held-out pairs."""
     if context.log.settings.data.val is None:
         context.note("This run has no held-out pairs (data.val), so there is no recall on pairs it has not seen.")
     return Summary(
@@ -93,7 +93,7 @@ def recall_table(context: TrainingRun) -> Table | None:
 
 
 def facts(context: TrainingRun) -> list[tuple[str, str]]:
-    """Return names and values of what one looks up about a run."""
+    """Return the main facts about a run, as names and values."""
     log = context.log
     results, settings = log.results or {}, log.settings
     rows = [

@@ -4,7 +4,7 @@ Files in the cell's folder, each with arrays named "GROUP/ARRAY" and written ato
 
     hits.npz       outcome of every query by set (see `measure`); it marks the cell as done
     corrected.npz  the same for popularity-corrected ranking, by (tuned on, reported on, bank)
-    state.npz      state of the objective that the share of false negatives needs
+    state.npz      the part of the objective's state from which the share of false negatives is computed
 
 Checkpoints are deleted once the state is saved; a grid of hundreds of runs would fill the disk.
 """

@@ -123,8 +123,8 @@ def protocol(request: Request) -> list[str]:
         f"{BANK_SIZE:,} training images and captions and extended to the gallery, or solved on the set itself "
         "(transductive: it uses all test queries at once). Temperature and strength are chosen on the set that the "
         "method's settings were tuned on.",
-        "Recall: a query is a hit if one of its partners is among the first k; ties count by expectation. Every image "
-        "and every caption is one query.",
+        "Recall: a query is a hit if one of its partners is among the first k; ties count with their expectation "
+        "over random orders. Every image and every caption is one query.",
         f"Intervals: {LEVEL:.0%}, paired bootstrap over images (an image's captions stay together) and seeds, with the "
         f"same draws for both methods; {RESAMPLES} resamples.",
     ]

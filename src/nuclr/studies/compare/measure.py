@@ -1,4 +1,4 @@
-"""What a trained model is measured on (held-out pairs, halves of them, test sets), and the outcome of every query.
+"""Measure a trained model on held-out pairs, on halves of them and on test sets: the outcome of every query.
 
 Halves: the images of the held-out pairs, in a fixed random order, are cut in two; each half is a gallery of its own. An
 image's captions are always in its half.
@@ -68,7 +68,7 @@ def parse_test(text: str, data: Data) -> TestSet:
 
     Args:
         text: "PATH" or "NAME=PATH"; PATH may be anything that `nuclr evaluate` takes.
-        data: Settings that paths and shares of bad samples are taken from.
+        data: Settings of the data: the root of relative paths and the accepted share of bad samples.
 
     Returns:
         The test set, described by values that JSON can hold.

@@ -1,7 +1,7 @@
 """What a comparison trains: cells (runs named by their content), rows of the table, and the three kinds of study.
 
 Every method is tuned over a grid of the same size: the paper's temperatures times the values of one hyperparameter of
-its own. A study compares methods, takes ablations of a method, or repeats the methods at several batch sizes. Ablations
+its own. A study compares methods, runs ablations of a method, or repeats the methods at several batch sizes. Ablations
 and batch sizes start from the setting that tuning chose for the method and change one thing.
 """
 

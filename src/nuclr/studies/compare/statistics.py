@@ -1,9 +1,10 @@
 """Means over seeds, and intervals by a paired bootstrap over images and seeds.
 
-A metric of a method is a mean over folds (which setting, measured on which set), over seeds and over images; a caption
-counts with its image. One resample draws images (of each set, with replacement) and seeds, both the same for all
-methods, and gives one difference of two methods. The 95 % interval is given by the percentiles of the resamples. With
-few seeds the variance among seeds is slightly underestimated, by the factor 1 - 1/seeds, as in every bootstrap.
+The metric of a method is a mean over folds (one setting measured on one set), over seeds and over images. Captions are
+not drawn separately: they stay with their image. Each resample draws the images of every set and the seeds with
+replacement. All methods use the same draws, so a resample gives a paired difference between two methods. The 95 %
+interval consists of the percentiles of these differences. With few seeds the variance among seeds is slightly
+underestimated, by the factor 1 - 1/seeds, as in every bootstrap.
 """
 
 from collections.abc import Sequence

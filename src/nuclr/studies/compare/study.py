@@ -54,7 +54,7 @@ class Request:
         tuned: The other hyperparameter that each method is tuned over.
         tests: Test sets.
         halves: True to tune on one half of the held-out images and report on the other, and the reverse.
-        baseline: Method that differences are taken to.
+        baseline: Method that the others are compared with.
         kind: "methods", "ablations" or "batch_sizes".
         data: Fingerprints of the training pairs and of the held-out pairs.
 

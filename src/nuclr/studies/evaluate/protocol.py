@@ -28,7 +28,7 @@ COMMAND = "nuclr evaluate"
 PROTOCOL = {
     "scores": "cosine similarity of the features",
     "hit": "a query is right if one of its partners is among the k best",
-    "ties": "equal scores count as a random order of them would on average",
+    "ties": "equal scores count with their expectation over random orders",
     "rank": "expected rank of the best partner, from 1; mean and median over the queries",
     "prompts": "features of all templates normalized, averaged, normalized",
     "numbers": "fractions, except those named as in the paper: percent",
@@ -116,7 +116,7 @@ def _retrieval(
     if correctors and min(len(features.x), len(features.y)) < 2:
         raise UserError(f"{task.path}: --correct needs at least two images and two captions")
     plain = retrieval_metrics(features.x, features.y, features.links)
-    # The pairs that the correction is chosen on: each half of the images is ranked with the choice of the other half.
+    # If the correction is chosen on these pairs, each half of the images is ranked with the choice of the other half.
     crossed = any(corrector.val == task.pairs.fingerprint for corrector in correctors)
     outcomes = {c.bank: c.crossed(features) if crossed else (c(features), None) for c in correctors}
     corrected = {bank: metrics for bank, (metrics, _) in outcomes.items()}
@@ -210,7 +210,7 @@ class Corrector:
         return retrieval_metrics(features.x, features.y, features.links, bias_x=bias_x, bias_y=bias_y)
 
     def crossed(self, features: PairFeatures) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Return corrected metrics of the held-out pairs, each half with the other's choice, and the choices."""
+        """Return metrics of the held-out pairs, each half ranked with the other's correction, and both corrections."""
         ranked, chosen = cross_validated_ranks(features.x, features.y, features.links, self._bank(features))
         return summarize_ranks(*ranked), [asdict(correction) for correction in chosen]
 
@@ -272,8 +272,8 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
                     values = [metrics[f"{key}_{kind}_rank"] for metrics in rankings.values()]
                     yield f"  {f'{kind} rank, {label}':28}" + "".join(f"{value:>12.1f}  " for value in values)
         if task["correction_crossed"]:
-            yield "  Held-out pairs of the run: each half of the images is corrected with the choice of the other half."
-            yield "  The correction shown below was chosen on all of them, for other sets."
+            yield "  Held-out pairs: each half of the images is ranked with the correction chosen on the other half."
+            yield "  The correction shown below was chosen on all held-out pairs and is used for other test sets."
         yield ""
     for name, task in content["classification"].items():
         metrics = task["plain"]

@@ -1,4 +1,4 @@
-"""Test sets by name or path: any pairs, any labeled images, vectors with labels, or one of the usual sets on disk."""
+"""Test sets by name or path: any pairs, any labeled images, vectors with labels, or a standard test set on disk."""
 
 import difflib
 import json
@@ -41,7 +41,7 @@ Classes = LabeledImages | BuiltinLabeled | VectorClasses
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """Pairs to retrieve: `numbers` in use, `bad` samples with reasons; `known` for one of the usual sets."""
+    """Pairs to retrieve: `numbers` in use, `bad` samples with reasons; `known` for a standard test set."""
 
     name: str
     path: str
@@ -53,7 +53,7 @@ class RetrievalTask:
 
     @property
     def duplicates(self) -> str:
-        """Default treatment of repeated captions: "miss" for the usual sets, as others report them, else "merge"."""
+        """Default treatment of repeated captions: "miss" for standard sets, as in published results, else "merge"."""
         return "miss" if self.known else "merge"
 
 
@@ -70,7 +70,7 @@ class ClassificationTask:
 
 
 def open_retrieval(text: str, root: str | None, split: str | None, max_bad_share: float) -> RetrievalTask:
-    """Open a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a usual set."""
+    """Open a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a standard test set."""
     usual = _usual(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
     if usual is None:
         pairs = open_pairs(text, root, split=split)
@@ -118,7 +118,7 @@ def _refuse_unlinked(text: str, root: str | None) -> None:
 def open_classification(
     text: str, classes: Path | None, templates: Path | None, max_bad_share: float, size: int = 32
 ) -> ClassificationTask:
-    """Open a folder of classes, `.npz` with x, labels, prompts, "builtin" (of this size), or NAME:PATH (usual sets)."""
+    """Open a folder of classes, `.npz` with x, labels, prompts, "builtin" (this size), or NAME:PATH (standard sets)."""
     usual = _usual(text, CLASSIFICATION, RETRIEVAL, "--classification", "--retrieval")
     if usual is not None:
         return _usual_classification(*usual, templates, max_bad_share)
@@ -186,7 +186,7 @@ def _find(known: RetrievalSet, folder: Path) -> tuple[Path, Path]:
 
 
 def _usual(text: str, known: Any, others: Any, option: str, other: str) -> tuple[str, Path] | None:
-    """Return (name, folder) of one of the usual sets; None for a path."""
+    """Return (name, folder) of a standard test set; None for a path."""
     name, colon, folder = text.partition(":")
     if name in known:
         if not folder:

@@ -1,7 +1,8 @@
 """Popularity of both sides of embedded pairs: of the y with the x as anchors, and of the x with the y as anchors.
 
-The samples are the pairs, each with a weight: all the same ("pairs"), or such that every x has the same total weight,
-shared equally by its y ("x"). The weight of an x is the sum over its pairs. An x without any y is left out.
+Every pair has a weight. With weights="pairs", all pairs have the same weight. With weights="x", every x has the same
+total weight, divided equally among its pairs. The weight of an x is the sum of the weights of its pairs. An x without
+any y is left out.
 """
 
 import time
@@ -211,8 +212,8 @@ def align_ridge(x: Tensor, targets: Tensor, weight: Tensor) -> Alignment:
 
     Fitted values would make every pair look right, so each row is predicted by the fit on all other rows. This costs
     nothing extra for a linear smoother (Allen's PRESS): with fitted values t_hat and leverages h, the prediction
-    without row i is t_i - (t_i - t_hat_i)/(1 - h_i). The penalty is the one in `PENALTIES` with the smallest error of
-    this kind. Columns of x are centered and scaled to unit variance first.
+    without row i is t_i - (t_i - t_hat_i)/(1 - h_i). The penalty is the one in `PENALTIES` with the smallest
+    leave-one-out error. Columns of x are centered and scaled to unit variance first.
 
     Args:
         x: (n, d_x), one row per x.
