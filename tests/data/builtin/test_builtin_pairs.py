@@ -38,7 +38,10 @@ def test_pairs_do_not_depend_on_the_reading_order():
 
 
 def test_another_process_generates_the_same_pairs():
-    program = "from tests.data.builtin.test_builtin_pairs import *; print(digest(BuiltinPairs(n=30, seed=5, split='val'), 30))"
+    program = (
+        "from tests.data.builtin.test_builtin_pairs import *; "
+        "print(digest(BuiltinPairs(n=30, seed=5, split='val'), 30))"
+    )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert other == digest(BuiltinPairs(n=30, seed=5, split="val"), 30)
 
