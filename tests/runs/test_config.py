@@ -142,3 +142,16 @@ def test_options_of_an_objective_outside_the_package_can_be_set(tmp_path):
         assert settings.objective.arguments() == {"temperature": 0.03, "sharpness": 3.0}
     finally:
         objectives.unregister("mine")
+
+
+@pytest.mark.parametrize("content", ["filepath,title\na.jpg,a dog\n", "image\tcaption\na: [\n"])
+def test_data_in_place_of_a_config_suggests_data_train(tmp_path, content):
+    path = tmp_path / "pairs.csv"
+    path.write_text(content)
+    with pytest.raises(UserError, match=f"not a config file; to train on it, write data.train={path}"):
+        config.load(path)
+
+
+def test_a_misspelled_section_suggests_the_whole_key():
+    with pytest.raises(UserError, match=r"unknown key 'objektive.gamma'; did you mean objective.gamma\?"):
+        config.load(overrides=["objektive.gamma=0.5"])

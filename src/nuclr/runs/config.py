@@ -22,7 +22,7 @@ import yaml
 
 from nuclr import objectives
 from nuclr.errors import UserError
-from nuclr.runs.settings import Objective, Settings, to_dict
+from nuclr.runs.settings import Objective, Settings, flatten, to_dict
 
 # The settings of `nuclr train` without a file and without data, so that it also works from a wheel. configs/demo.yaml
 # is the same.
@@ -101,12 +101,12 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        if path.suffix.lower() not in (".yaml", ".yml") and path.exists():
-            hint = f"; to train on it, write data.train={path}"
         raise UserError(f"{path}: no such config file{hint}")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
+        if path.suffix.lower() not in (".yaml", ".yml"):
+            raise UserError(f"{path}: not a config file; to train on it, write data.train={path}") from None
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{line}: not valid YAML ({error.problem})") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -114,6 +114,8 @@ def read(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
+        if path.suffix.lower() not in (".yaml", ".yml"):
+            raise UserError(f"{path}: not a config file; to train on it, write data.train={path}")
         raise UserError(f"{path}: holds a {type(content).__name__}; it needs keys and values, such as 'name: mine'")
     return content
 
@@ -179,6 +181,8 @@ def fill(settings: Any, values: Any, origin: str = "", prefix: str = "") -> Any:
     for key, value in values.items():
         full = f"{prefix}{key}"
         if key not in kinds:
+            if isinstance(value, dict) and value:  # name the whole key, so that the nearest one can be found
+                full = next(flatten(value, f"{full}."))[0]
             raise UserError(f"{origin}unknown key {full!r}; {_nearest(full)}")
         if dataclasses.is_dataclass(kinds[key]):
             if value is None:
