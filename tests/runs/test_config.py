@@ -73,7 +73,7 @@ def test_keys_are_unique_and_belong_to_sections():
     ("override", "message"),
     [
         ("bach_size=3", "unknown key 'bach_size'; did you mean data.batch_size?"),
-        ("optimzer.lr=3", "unknown key 'optimzer'; did you mean optimizer.lr?"),
+        ("optimzer.lr=3", "unknown key 'optimzer.lr'; did you mean optimizer.lr?"),
         ("lr=3", "did you mean optimizer.lr?"),
         ("data.batch_size=1", "data.batch_size is 1; it needs a whole number at least 2"),
         ("data.batch_size=2.5", "needs a whole number"),
