@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from nuclr.errors import EXTRAS, UserError, missing_extra, require
+from nuclr.errors import EXTRAS, UserError, missing_extra, printable, require
 
 
 def test_the_message_names_the_package_and_its_extra():
@@ -45,3 +45,9 @@ def test_other_missing_modules_are_bugs_and_keep_their_traceback():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+def test_printable_shows_control_characters_instead_of_sending_them():
+    assert printable("a\x1b]0;owned\x07 b\r\x9bc\x00") == "a\\x1b]0;owned\\x07 b\\r\\x9bc\\x00"
+    assert printable("\u202egpj.exe \ud800") == "\\u202egpj.exe \\ud800"
+    assert printable("two lines\n\tgrün ✓ 猫 שלום 👩\u200d🚀") == "two lines\n\tgrün ✓ 猫 שלום 👩\u200d🚀"

@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from nuclr import files
 from nuclr.errors import UserError
 from nuclr.files import find_cache_folder, is_temporary, read_text, write_atomically, write_json, write_text
 
@@ -114,3 +115,19 @@ def test_the_cache_folder_is_the_first_that_can_be_written(tmp_path, monkeypatch
     assert find_cache_folder(blocked) == tmp_path / "user" / "nuclr"
     monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "chosen"))
     assert find_cache_folder(tmp_path) == tmp_path / "chosen"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1"])
+def test_csv_cells_that_a_spreadsheet_would_run_are_escaped(text):
+    assert files.csv_cell(text) == "'" + text
+    assert files.read_csv_cell(files.csv_cell(text)) == text
+
+
+@pytest.mark.parametrize("text", ["a caption", "", "-0.25", "+1e-3", "-inf", "'quoted", "1=1", "'"])
+def test_other_csv_cells_and_numbers_stay_as_they_are(text):
+    assert files.csv_cell(text) == text == files.read_csv_cell(text)
+
+
+def test_write_text_replaces_lone_surrogates(tmp_path):
+    files.write_text(tmp_path / "a.txt", "a\ud800b")
+    assert (tmp_path / "a.txt").read_text() == "a?b"

@@ -1,6 +1,7 @@
 """Errors that a user can fix. The command line prints the message and exits with status 2."""
 
 import importlib
+import re
 from types import ModuleType
 
 EXTRAS = {
@@ -21,6 +22,29 @@ EXTRAS = {
     "yaml": "train",
 }
 """Optional packages, by the name they are imported under, and the extra of nuclr that installs each."""
+
+
+# C0 and C1 control characters except tab and line feed, overrides of the direction of text, and lone surrogates.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Return a text that is safe to print: control characters are shown as escapes, such as ``\x1b``.
+
+    Captions and file names are untrusted. Sent to a terminal as they are, they could clear the screen, set the title,
+    or reverse the order of what follows.
+
+    Args:
+        text: What is to be printed. Tabs and line breaks are kept.
+
+    Returns:
+        The text without control characters, overrides of the direction of text, and lone surrogates.
+
+    Example:
+        >>> print(printable("a cat" + chr(27) + "[2J"))
+        a cat\x1b[2J
+    """
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 class UserError(ValueError):

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 from nuclr.errors import UserError
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
@@ -68,6 +69,35 @@ def parse_json(text: str | bytes) -> Any:
         raise json.JSONDecodeError("brackets nested too deep", "", 0) from None
     except ValueError:
         raise json.JSONDecodeError("a number with thousands of digits", "", 0) from None
+
+
+def csv_cell(text: str) -> str:
+    """Return a cell of a CSV file that no spreadsheet program runs as a formula.
+
+    Args:
+        text: the content. If it starts with =, +, -, @, a tab or a carriage return and is not a number, it gets an
+            apostrophe in front.
+
+    Returns:
+        The cell. `read_csv_cell` undoes the change.
+
+    Example:
+        >>> csv_cell("=1+1"), csv_cell("-0.5"), csv_cell("a cat")
+        ("'=1+1", '-0.5', 'a cat')
+
+    """
+    if not text.startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text if text.startswith(("+", "-")) else f"'{text}"
+
+
+def read_csv_cell(cell: str) -> str:
+    """Return the text of a cell that `csv_cell` made."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
 @contextlib.contextmanager

@@ -32,3 +32,9 @@ def test_ctrl_c_ends_with_status_130(nuclr, monkeypatch, tmp_path):
 
     monkeypatch.setattr(study, "write_study", interrupt)
     assert nuclr("toy", "--out", tmp_path).status == 130
+
+
+def test_errors_show_control_characters_instead_of_sending_them(nuclr, tmp_path):
+    ended = nuclr("report", tmp_path / "\x1b[31mred")
+    assert ended.status == 2
+    assert "\x1b" not in ended.err and "\\x1b[31mred: no such folder" in ended.err

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -211,3 +212,48 @@ def test_an_unfinished_run_is_refused(nuclr, tmp_path):
     (tmp_path / "run" / "config.yaml").write_text("name: a\ndata: {train: builtin}\n")
     status, _, err = nuclr("popularity", tmp_path / "run")
     assert status == 2 and "this run is not finished; continue it with nuclr train" in err
+
+
+def test_captions_reach_neither_the_terminal_nor_a_spreadsheet_as_code(nuclr, pairs, tmp_path):
+    captions = [f"\x1b]0;owned\x07 {row}" if row % 2 else f'=HYPERLINK("http://evil/{row}")' for row in range(60)]
+    (tmp_path / "captions.jsonl").write_text(
+        "".join(json.dumps({"image": "i.jpg", "caption": caption}) + "\n" for caption in captions)
+    )
+    (tmp_path / "images.txt").write_text("@image\n" * 30)
+    (tmp_path / "captions.txt").write_text("\n".join(captions))
+    out = tmp_path / "popularity"
+    done = nuclr(
+        "popularity", pairs, "--temperature", 0.1, "--out", out, "--captions", tmp_path / "captions.txt",
+        "--images", tmp_path / "images.txt",
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert "\x1b" not in done.out and "\\x1b]0;owned\\x07" in done.out
+    for row in csv.DictReader((out / "popularity.csv").open(newline="")):
+        assert row["caption"][:1] in ("'", "\x1b") and row["image"] == "'@image"
+        assert np.isfinite(float(row["zeta"]))
+    assert "&#39;=HYPERLINK" not in (out / "report.html").read_text()  # the page shows the caption itself
+    assert "=HYPERLINK" in (out / "report.html").read_text()
+
+
+def test_captions_of_megabytes_are_cut(nuclr, pairs, tmp_path):
+    captions = ["x" * 10_000_000, *(f"caption {row}" for row in range(1, 60))]
+    (tmp_path / "captions.txt").write_text("\n".join(captions))
+    out = tmp_path / "popularity"
+    done = nuclr("popularity", pairs, "--temperature", 0.1, "--out", out, "--captions", tmp_path / "captions.txt")
+    assert done.status == 0, done.err
+    assert (out / "popularity.csv").stat().st_size < 1_000_000
+    assert (out / "report.html").stat().st_size < 2_000_000
+
+
+def test_pages_isolate_captions_that_change_the_direction_of_text(nuclr, pairs, tmp_path):
+    caption = "\u202e\u202eright to left"
+    (tmp_path / "captions.txt").write_text("".join(f"{caption} {row}\n" for row in range(60)), encoding="utf-8")
+    done = nuclr(
+        "popularity", pairs, "--temperature", 0.1, "--captions", tmp_path / "captions.txt", "--out", tmp_path / "o"
+    )
+    assert done.status == 0, done.err
+    page = re.sub(r"(?s)<script.*?</script>", "", (tmp_path / "o" / "report.html").read_text(encoding="utf-8"))
+    page = re.sub(r'"[^"<>]*\u202e[^"<>]*"', '""', page)  # in attributes
+    assert caption in page
+    outside = re.sub(rf'(<bdi>|dir="auto">){caption}', "", page)
+    assert "\u202e" not in outside, outside[outside.index("\u202e") - 100 :][:300]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nuclr.data.texts import Texts, clean, digest, number_distinct
+from nuclr.data.texts import Texts, caption_problem, clean, digest, number_distinct
 
 
 def test_texts_are_a_sequence_of_strings():
@@ -34,3 +34,15 @@ def test_distinct_entries_are_numbered_by_first_appearance():
 def test_clean_removes_line_breaks_and_repeated_spaces():
     assert clean(" a  b\n\tc ") == "a b c"
     assert digest(b"a b c") == digest(memoryview(b"a b c")) != digest(b"a b")
+
+
+def test_lone_surrogates_are_replaced_and_pairs_are_joined():
+    assert clean("a \ud800 b") == "a \ufffd b"
+    assert clean("\ud83d\ude00") == "\U0001f600"
+    assert clean("grün ✓") == "grün ✓"
+
+
+def test_captions_without_text_or_of_megabytes_are_problems():
+    assert caption_problem(" \n") == "empty caption"
+    assert caption_problem("x" * 100_000) is None
+    assert caption_problem("x" * 100_001) == "caption of 100,001 characters; at most 100,000 are allowed"

@@ -9,7 +9,7 @@ import typer
 from nuclr import __version__
 from nuclr.cli import compare, embed, evaluate, popularity, report, toy, train
 from nuclr.cli.train import Stopped
-from nuclr.errors import UserError
+from nuclr.errors import UserError, printable
 
 app = typer.Typer(
     name="nuclr",
@@ -35,19 +35,19 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        typer.echo(f"nuclr: {error}", err=True)
+        typer.echo(printable(f"nuclr: {error}"), err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         typer.echo("nuclr: interrupted", err=True)
         sys.exit(130)
     except Stopped as stopped:
-        typer.echo(f"nuclr: {stopped}", err=True)
+        typer.echo(printable(f"nuclr: {stopped}"), err=True)
         sys.exit(stopped.status)
     except OSError as error:
         if error.errno is None:
             raise
         path = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"nuclr: {path}{error.strerror}", err=True)
+        typer.echo(printable(f"nuclr: {path}{error.strerror}"), err=True)
         sys.exit(1)
 
 

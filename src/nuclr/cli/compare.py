@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from nuclr.cli.report import write_final_report
-from nuclr.errors import UserError
+from nuclr.errors import UserError, printable
 
 EPILOG = """
 Examples:
@@ -143,7 +143,7 @@ def compare(
         typer.echo(f"Tables, figures and runs are in {out}")
         write_final_report(out)
     for name, error in study.failed.items():
-        typer.echo(f"nuclr: {name} failed: {error}", err=True)
+        typer.echo(printable(f"nuclr: {name} failed: {error}"), err=True)
     if study.failed or content["missing"]:
         typer.echo(f"nuclr: {len(study.failed)} runs failed; run the same command again to retry them", err=True)
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nuclr.cli.train import training_errors
-from nuclr.errors import UserError
+from nuclr.errors import UserError, printable
 
 EPILOG = """
 Examples:
@@ -110,10 +110,10 @@ def evaluate(
         if banks and not retrievals:
             raise UserError("--correct needs --retrieval; classification is not corrected")
         way = duplicates.value if duplicates is not None else None
-        say = (lambda text: typer.echo(text, err=True)) if launch.is_first() else (lambda _: None)
+        say = (lambda text: typer.echo(printable(text), err=True)) if launch.is_first() else (lambda _: None)
         content = protocol.evaluate_subject(subject, retrievals, classifications, banks, way, bank_size, say)
     if launch.is_first():
-        typer.echo(protocol.table(content).rstrip())
+        typer.echo(printable(protocol.table(content).rstrip()))
         if out is not None:
             with files.user_errors(out):
                 files.write_json(out, content)

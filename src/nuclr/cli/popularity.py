@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from nuclr.cli.report import write_final_report
-from nuclr.errors import UserError
+from nuclr.errors import UserError, printable
 
 
 class Weights(enum.StrEnum):
@@ -201,7 +201,7 @@ def _print_popularity(content: dict[str, Any]) -> None:
             for sample in side[key]:
                 copies = f"  ({sample['copies']} copies)" if sample["copies"] > 1 else ""
                 keys = ("caption",) if name == "y" and "caption" in sample else ("image", "caption")
-                label = "  ".join(sample[key] for key in keys if key in sample)
+                label = printable("  ".join(sample[key] for key in keys if key in sample))
                 typer.echo(f"  {sample['popularity']:>10.3g}  {name}[{sample['number']}]  {label}{copies}".rstrip())
     if "keep" in content:
         kept = content["keep"]

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from nuclr.errors import printable
+
 EPILOG = """
 Examples:
 
@@ -48,6 +50,5 @@ def write_final_report(run: Path) -> None:
     try:
         typer.echo(f"Report page: {write_report(run)}")
     except Exception as error:
-        typer.echo(
-            f"nuclr: the report page could not be written ({error}); try again with nuclr report {run}", err=True
-        )
+        message = f"nuclr: the report page could not be written ({error}); try again with nuclr report {run}"
+        typer.echo(printable(message), err=True)

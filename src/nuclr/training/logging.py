@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed, objectives
-from nuclr.errors import UserError
+from nuclr.errors import UserError, printable
 from nuclr.models import DualEncoder
 from nuclr.objectives import Objective
 from nuclr.runs.components import Source
@@ -292,6 +292,7 @@ class Progress:
         """Print a line that stays."""
         if distributed.rank() != 0:
             return
+        text = printable(text)  # it may name files
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:

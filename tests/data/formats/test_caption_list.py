@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nuclr.data import open_pairs
+from nuclr.data import check_samples, open_pairs
 from nuclr.errors import UserError
 from tests.data import make
 
@@ -57,3 +57,42 @@ def test_a_wrong_list_is_refused_with_a_message_that_names_the_line(tmp_path, na
     with pytest.raises(UserError, match=message) as caught:
         open_pairs(make.write_list(tmp_path, name, text))
     assert str(caught.value).count("\n") == 0
+
+
+HUGE = {
+    "nested": '{"image": "a.jpg", "caption": "x", "other": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "digits": '{"image": "a.jpg", "caption": "x", "id": ' + "7" * 5_000 + "}",
+    "long": '{"image": "a.jpg", "caption": "' + "x" * 10_000_000 + '"}',
+    "surrogate": '{"image": "a.jpg", "caption": "a \\ud800 b"}',
+}
+REASONS = {
+    "nested": "line 2: brackets nested too deep",
+    "digits": "line 2: a number with thousands of digits",
+    "long": "caption of 10,000,000 characters; at most 100,000 are allowed",
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_line_that_is_too_deep_or_too_long_is_a_bad_sample(tmp_path, kind):
+    good = '{"image": "a.jpg", "caption": "good"}\n'
+    pairs = open_pairs(make.write_list(tmp_path, "l.jsonl", good + HUGE[kind] + "\n" + good))
+    assert len(pairs) == 3
+    if kind == "surrogate":
+        assert pairs.y(1) == "a \ufffd b" and not pairs.known_bad
+        return
+    assert check_samples(pairs, max_bad_share=1) == {1: REASONS[kind]}
+    assert (pairs.y(0), pairs.y(2)) == ("good", "good")
+
+
+@pytest.mark.parametrize("kind", ["nested", "digits"])
+@pytest.mark.parametrize("form", ["[{}]", '{{"images": [{}]}}'])
+def test_a_json_document_that_is_too_deep_is_refused(tmp_path, kind, form):
+    with pytest.raises(UserError, match=r"l\.json, line 1: not JSON \((brackets nested too|a number with)"):
+        open_pairs(make.write_list(tmp_path, "l.json", form.format(HUGE[kind])))
+
+
+def test_a_deep_or_long_value_is_shown_in_one_short_line(tmp_path):
+    entry = '{"image": ' + "[" * 900 + "]" * 900 + ', "caption": "x"}\n'
+    with pytest.raises(UserError, match=r"'image' is .*needs a text") as caught:
+        open_pairs(make.write_list(tmp_path, "l.jsonl", entry))
+    assert len(str(caught.value)) < 300

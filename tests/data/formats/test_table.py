@@ -44,3 +44,11 @@ def test_a_misspelled_column_is_refused_with_the_nearest_name(tmp_path):
         UserError, match=r"no column 'tittle' \(data\.y\.key\); found: 'filepath', 'title'; nearest: 'title'"
     ):
         open_pairs(path, y_key="tittle")
+
+
+def test_a_cell_of_megabytes_is_a_bad_sample(tmp_path):
+    text = "filepath,title\na.jpg,one\na.jpg," + "x" * 10_000_000 + "\na.jpg,three\n"
+    pairs = open_pairs(make.write_list(tmp_path, "t.csv", text))
+    assert list(pairs.known_bad) == [1]
+    assert pairs.known_bad[1].startswith("caption of 10,000,000 characters")
+    assert pairs.y(2) == "three"

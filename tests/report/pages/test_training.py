@@ -63,7 +63,7 @@ def test_vectors_have_no_pictures(vector_run):
     assert contents["popularity"].gallery.cards[0].caption is None
     assert contents["repeat"].versions["python"] and "-again" in contents["repeat"].again
     assert [chart.title for chart in contents["curves"].charts if chart.title.startswith("Zeta")]
-    assert '<p class="caption">caption ' in make_page(vector_run, Options())
+    assert '<p class="caption" dir="auto">caption ' in make_page(vector_run, Options())
 
 
 def test_without_held_out_pairs(tmp_path):

@@ -41,3 +41,11 @@ def test_csv_has_the_values_of_every_seed():
     assert (line["set"], line["mean"], line["std"]) == ("val", "21.2500", "0.5000")
     assert (line["seed_0"], line["seed_1"]) == ("20.7500", "21.7500")
     assert "corrected_train_mean_R@1" in {one["metric"] for one in lines}
+
+
+def test_names_that_a_spreadsheet_would_run_are_escaped():
+    comparison = content(0.5, 2.0)
+    comparison["rows"]["=1+1"] = comparison["rows"].pop("nuclr")
+    lines = list(csv.DictReader(tables.comma_separated(comparison).splitlines()))
+    assert {line["row"] for line in lines} == {"'=1+1", "sogclr"}
+    assert all(np.isfinite(float(line["mean"])) for line in lines)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nuclr.data.formats.listed import ListedPairs, choose_column
+from nuclr.data.pairs import BadSample
 from nuclr.errors import UserError
-from nuclr.files import read_text
+from nuclr.files import parse_json, read_text
 
 Row = tuple[str, str, str | None]
 
@@ -46,6 +47,10 @@ def _rows(path: Path, x_key: str | None, y_key: str | None, splits: set[str] | N
     seen: set[str] = set()
     kept = False
     for location, entry in _entries(path):
+        if isinstance(entry, BadSample):
+            kept = True
+            yield "", "", entry.reason
+            continue
         if not isinstance(entry, dict):
             raise UserError(f'{path}, {location}: {_short(entry)} is not an entry {{"image": ..., "caption": ...}}')
         if splits is not None:
@@ -101,9 +106,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 for number, line in enumerate(file, start=1):
                     if line.strip():
-                        yield f"line {number}", json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
+                        yield f"line {number}", _parse_line(path, number, line)
             except UnicodeDecodeError:
                 raise UserError(f"{path}, after line {number}: not UTF-8 text") from None
         return
@@ -113,6 +116,16 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
         yield from _array(path, text, start)
     else:
         yield from _object(path, text)
+
+
+def _parse_line(path: Path, number: int, line: str) -> Any:
+    """Return the entry in a line, or BadSample if it is JSON that Python refuses to parse."""
+    try:
+        return parse_json(line)
+    except json.JSONDecodeError as error:
+        if not error.doc:  # too deep, or with a number that is too long
+            return BadSample(f"line {number}: {error.msg}")
+        raise UserError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
 
 
 def _array(path: Path, text: str, start: int) -> Iterator[tuple[str, Any]]:
@@ -127,6 +140,10 @@ def _array(path: Path, text: str, start: int) -> Iterator[tuple[str, Any]]:
             entry, position = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
             raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
+        except RecursionError:
+            raise UserError(f"{path}, line {line}: not JSON (brackets nested too deep)") from None
+        except ValueError:
+            raise UserError(f"{path}, line {line}: not JSON (a number with thousands of digits)") from None
         yield f"line {line}", entry
         first = False
         position = _skip_space(text, position)
@@ -141,7 +158,7 @@ def _array(path: Path, text: str, start: int) -> Iterator[tuple[str, Any]]:
 
 def _object(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
     images = content.get("images") if isinstance(content, dict) else None
@@ -162,5 +179,8 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except (RecursionError, ValueError):  # nested too deep, or a number that is too long
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."

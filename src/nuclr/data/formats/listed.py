@@ -12,7 +12,7 @@ from PIL import Image
 
 from nuclr.data.modalities.image import open_image, read_file
 from nuclr.data.pairs import BadSample, Checkable
-from nuclr.data.texts import Texts, clean
+from nuclr.data.texts import MAX_CAPTION, Texts, caption_problem, clean
 from nuclr.errors import UserError
 
 X_COLUMNS = ("image", "filepath", "image_path", "file_name", "filename", "path", "jpg", "png")
@@ -47,8 +47,8 @@ class ListedPairs(Checkable):
         self._names, self._captions = Texts(), Texts()
         for number, (name, caption, reason) in enumerate(rows):
             self._names.append(name)
-            self._captions.append(clean(caption))
-            reason = reason or ("no image named" if not name else "empty caption" if not caption.strip() else None)
+            self._captions.append("" if len(caption) > MAX_CAPTION else clean(caption))
+            reason = reason or ("no image named" if not name else caption_problem(caption))
             if reason:
                 self.known_bad[number] = reason
         if not len(self._names):

@@ -12,6 +12,7 @@ from nuclr.data.formats.listed import X_COLUMNS, Y_COLUMNS, ListedPairs, choose_
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
 
+_LARGEST_CELL = 2**30  # characters
 SEPARATORS = ("\t", ",", ";", "|")
 Row = tuple[str, str, str | None]
 
@@ -40,6 +41,7 @@ def open_table(path: Path, root: Path | None = None, x_key: str | None = None, y
 def _rows(path: Path, x_key: str | None, y_key: str | None, columns: dict[str, str]) -> Iterator[Row]:
     """Yield image, caption and what is wrong with the row; `columns` receives the names of both columns."""
     reader = None
+    limit = csv.field_size_limit(_LARGEST_CELL)  # a caption that is too long is a bad sample, not the end of the table
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             separator = _separator(file.readline(), (x_key, y_key))
@@ -62,6 +64,8 @@ def _rows(path: Path, x_key: str | None, y_key: str | None, columns: dict[str, s
     except UnicodeDecodeError:
         line = reader.line_num if reader is not None else 0
         raise UserError(f"{path}, after line {line}: not UTF-8 text") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _separator(header: str, keys: tuple[str | None, str | None]) -> str:

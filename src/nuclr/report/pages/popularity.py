@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nuclr import files
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
@@ -99,8 +100,8 @@ def _read_table(path: Path) -> dict[str, list[dict[str, str]]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                rows[row["side"]].append(row)
-    except (OSError, KeyError, ValueError, csv.Error) as error:
+                rows[row["side"]].append({key: files.read_csv_cell(cell) for key, cell in row.items()})
+    except (OSError, KeyError, ValueError, AttributeError, csv.Error) as error:
         raise UserError(f"{path} was not written by nuclr popularity, or is damaged ({error})") from None
     if not rows["y"]:
         raise UserError(f"{path} has no rows")

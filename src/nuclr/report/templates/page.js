@@ -88,7 +88,9 @@
       count.textContent = `${shown.length} of ${data.length} samples shown`;
       empty.toggleAttribute("hidden", shown.length > 0);
     };
-    const cell = (v) => (v == null ? "" : /[",\r\n]/.test(String(v)) ? `"${String(v).replaceAll('"', '""')}"` : String(v));
+    // A text that starts like a formula gets an apostrophe in front, as in popularity.csv.
+    const safe = (v) => (typeof v === "string" && /^[=+\-@\t\r]/.test(v) && Number.isNaN(Number(v)) ? `'${v}` : String(v));
+    const cell = (v) => (v == null ? "" : /[",\r\n]/.test(safe(v)) ? `"${safe(v).replaceAll('"', '""')}"` : safe(v));
     one("#g-csv").addEventListener("click", () => {
       const columns = Object.keys(data[0] ?? {});
       const lines = [columns, ...shown.map((i) => columns.map((c) => data[i][c]))].map((row) => row.map(cell).join(","));

@@ -4,6 +4,8 @@ import csv
 import io
 from typing import Any
 
+from nuclr.files import csv_cell
+
 
 def markdown(content: dict[str, Any]) -> str:
     """Return the whole page: metrics, differences, chosen settings, protocol."""
@@ -144,11 +146,12 @@ def comma_separated(content: dict[str, Any]) -> str:
     for name, row in content["rows"].items():
         for set_name, metrics in row["metrics"].items():
             for metric, value in metrics.items():
-                writer.writerow([name, set_name, metric, *_values(value)])
+                writer.writerow([*map(csv_cell, (name, set_name, metric)), *_values(value)])
         for set_name, banks in row["corrected"].items():
             for bank, metrics in banks.items():
                 for metric in (metric for metric in metrics if metric != "gain"):
-                    writer.writerow([name, set_name, f"corrected_{bank}_{metric}", *_values(metrics[metric])])
+                    names = (name, set_name, f"corrected_{bank}_{metric}")
+                    writer.writerow([*map(csv_cell, names), *_values(metrics[metric])])
     return text.getvalue()
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from nuclr.data.formats.embeddings import Embeddings, read_embeddings
+from nuclr.data.texts import MAX_CAPTION, replace_surrogates
 from nuclr.errors import UserError
+from nuclr.files import parse_json
 from nuclr.runs.features import embed_pairs
 from nuclr.runs.run import Run
 
@@ -126,7 +128,7 @@ def _entries(path: Path) -> Iterator[tuple[str, str | None]]:
     """Yield (caption, image or None) in the order of y."""
     if path.suffix == ".txt":
         for line in _lines(path):
-            yield line, None
+            yield _shortened(line), None
         return
     for position, entry in _objects(path):
         value = entry.get("captions", entry.get("caption")) if isinstance(entry, dict) else None
@@ -136,7 +138,13 @@ def _entries(path: Path) -> Iterator[tuple[str, str | None]]:
                 f"{path}: {position} has no caption; it needs {{'image': ..., 'caption' or 'captions': ...}}"
             )
         for caption in captions:
-            yield caption, entry.get("image")
+            yield _shortened(caption), entry.get("image")
+
+
+def _shortened(caption: str) -> str:
+    """Return a caption that pages and tables can hold; a caption of megabytes is cut."""
+    caption = replace_surrogates(caption)
+    return caption if len(caption) <= MAX_CAPTION else f"{caption[:MAX_CAPTION]} [cut]"
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
@@ -145,9 +153,9 @@ def _objects(path: Path) -> Iterator[tuple[str, Any]]:
         if path.suffix == ".jsonl":
             for number, line in enumerate(_lines(path), start=1):
                 position = f"line {number}"
-                yield position, json.loads(line)
+                yield position, parse_json(line)
         elif path.suffix == ".json":
-            content = json.loads(_read(path))
+            content = parse_json(_read(path))
             if not isinstance(content, list):
                 raise UserError(f"{path}: the file does not hold a list of captions")
             yield from ((f"entry {number}", entry) for number, entry in enumerate(content))

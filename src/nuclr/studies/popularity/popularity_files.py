@@ -162,7 +162,12 @@ def _write_table(folder: Path, sides: dict[str, SidePopularity], names: Names) -
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
-    writer.writerows({**row, "zeta": f"{row['zeta']:.8g}", "popularity": f"{row['popularity']:.8g}"} for row in rows)
+    rows_of_text = (
+        {**row, **{key: files.csv_cell(row[key]) for key in ("caption", "image") if key in row}} for row in rows
+    )
+    writer.writerows(
+        {**row, "zeta": f"{row['zeta']:.8g}", "popularity": f"{row['popularity']:.8g}"} for row in rows_of_text
+    )
     files.write_text(folder / TABLE, text.getvalue())
     try:
         import pyarrow
