@@ -71,12 +71,12 @@ class ClassificationTask:
 
 def open_retrieval(text: str, root: str | None, split: str | None, max_bad_share: float) -> RetrievalTask:
     """Open a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a standard test set."""
-    usual = _usual(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
-    if usual is None:
+    standard = _standard_set(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
+    if standard is None:
         pairs = open_pairs(text, root, split=split)
         _refuse_unlinked(text, root)
         return _retrieval_task(text, text, split, pairs, max_bad_share, known=False)
-    name, folder = usual
+    name, folder = standard
     known = RETRIEVAL[name]
     path, images = _find(known, folder)
     pairs = open_pairs(path, images, split=known.split)
@@ -119,9 +119,9 @@ def open_classification(
     text: str, classes: Path | None, templates: Path | None, max_bad_share: float, size: int = 32
 ) -> ClassificationTask:
     """Open a folder of classes, `.npz` with x, labels, prompts, "builtin" (this size), or NAME:PATH (standard sets)."""
-    usual = _usual(text, CLASSIFICATION, RETRIEVAL, "--classification", "--retrieval")
-    if usual is not None:
-        return _usual_classification(*usual, templates, max_bad_share)
+    standard = _standard_set(text, CLASSIFICATION, RETRIEVAL, "--classification", "--retrieval")
+    if standard is not None:
+        return _standard_classification(*standard, templates, max_bad_share)
     if text.partition(":")[0] == "builtin":
         opened: Any = BuiltinLabeled(size=size)
     elif Path(text).suffix == ".npz":
@@ -134,19 +134,21 @@ def open_classification(
     return classification_task(text, text, opened, np.arange(len(opened)), max_bad_share)
 
 
-def _usual_classification(name: str, folder: Path, templates: Path | None, max_bad_share: float) -> ClassificationTask:
+def _standard_classification(
+    name: str, folder: Path, templates: Path | None, max_bad_share: float
+) -> ClassificationTask:
     known = CLASSIFICATION[name]
-    place = next((folder / below for below in known.folders if _class_folders(folder / below, known)), None)
-    if place is None:
+    class_folder = next((folder / below for below in known.folders if _class_folders(folder / below, known)), None)
+    if class_folder is None:
         what = f"does not have {known.classes} class folders" if folder.is_dir() else "does not exist"
         raise UserError(f"{known.title}: {folder} {what}; it needs {known.layout}")
-    names = names_of(place, folder, _class_folders(place, known), known)
+    names = names_of(class_folder, folder, _class_folders(class_folder, known), known)
     prompts = list(known.templates) if templates is None else read_templates(templates)
-    opened = LabeledImages(place, names, prompts)
+    opened = LabeledImages(class_folder, names, prompts)
     numbers = np.arange(len(opened))
     if known.listed is not None:
         numbers = _listed(opened, folder / known.listed, known)
-    return classification_task(name, str(place), opened, numbers, max_bad_share)
+    return classification_task(name, str(class_folder), opened, numbers, max_bad_share)
 
 
 def classification_task(
@@ -185,7 +187,7 @@ def _find(known: RetrievalSet, folder: Path) -> tuple[Path, Path]:
     return path, images
 
 
-def _usual(text: str, known: Any, others: Any, option: str, other: str) -> tuple[str, Path] | None:
+def _standard_set(text: str, known: Any, others: Any, option: str, other: str) -> tuple[str, Path] | None:
     """Return (name, folder) of a standard test set; None for a path."""
     name, colon, folder = text.partition(":")
     if name in known:
@@ -245,20 +247,20 @@ def read_classes(path: Path) -> VectorClasses:
 # -- class names -------------------------------------------------------------------------------------------------------
 
 
-def names_of(place: Path, top: Path, folders: list[str], known: ClassificationSet) -> dict[str, str]:
-    """Return the name of every class by folder; `place` holds the folders, `top` the whole set."""
-    for folder in dict.fromkeys((place, top)):
+def names_of(class_folder: Path, top: Path, folders: list[str], known: ClassificationSet) -> dict[str, str]:
+    """Return the name of every class by folder; `class_folder` holds the folders, `top` the whole set."""
+    for folder in dict.fromkeys((class_folder, top)):
         if (folder / "classes.json").is_file():
             return _from_json(folder / "classes.json", folders)
     if not known.wordnet:
         return {folder: folder.replace("_", " ") for folder in folders}
-    for path in (folder / name for folder in dict.fromkeys((place, top)) for name in NAME_LISTS):
+    for path in (folder / name for folder in dict.fromkeys((class_folder, top)) for name in NAME_LISTS):
         if path.is_file():
             listed = {number: _first(names) for number, names in _NAME_LINE.findall(read_text(path))}
             if listed.keys() >= set(folders):
                 return {folder: listed[folder] for folder in folders}
     raise UserError(
-        f"{place}: the folders are WordNet numbers ({folders[0]}, ...), which mean nothing to a model; "
+        f"{class_folder}: the folders are WordNet numbers ({folders[0]}, ...), which mean nothing to a model; "
         f'add classes.json, {{"{folders[0]}": "name", ...}}, or {NAME_LISTS[0]} to it'
     )
 
