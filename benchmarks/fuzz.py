@@ -1,0 +1,632 @@
+"""Feed damaged files to every reader: each must give a result or a clear error, never a traceback, a crash or a hang.
+
+    python benchmarks/fuzz.py [--cases 4000] [--seed 0] [--readers json,csv,...] [--first 0]
+
+Each case takes a small valid set of files, damages one or two of them (`mutations.py`) and reads it as the program
+does: all samples are checked and loaded, embeddings are normalized, reports are written. The cases run in child
+processes, a batch in each, so that a crash or a hang ends only its own batch. Outcomes:
+
+- clean: the reader accepted the files (bad samples may have been found).
+- error: `UserError`, the message that a user sees.
+- traceback: any other exception. crash: the process died. hang: no result within `--patience` seconds.
+- memory: the case took more than 1 GiB on top of what the process had before.
+
+The files of the first cases of each distinct failure are stored in `--store`, with the traceback. Case K of a reader
+depends only on `--seed` and K: `--readers npz --first K --cases 1` repeats it. Needs Linux (/proc, fork).
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mutations
+import numpy as np
+
+BATCH = 250
+MEMORY = 2**30
+STORED = 3  # reproducers per distinct failure
+FAILURES = ("traceback", "crash", "hang", "memory")
+NAMES = ("a.jpg", "b.png", "c.jpg")
+CAPTIONS = (["a red square", "something red"], ["a blue one, almost"], ["ein grünes Quadrat"])
+
+Files = dict[str, bytes]
+
+
+# -- valid files -------------------------------------------------------------------------------------------------------
+
+
+def picture(number: int, kind: str, mode: str = "RGB", **options: Any) -> bytes:
+    from PIL import Image
+
+    pixels = np.random.default_rng(number).integers(256, size=(3, 3, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize((24, 20)).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+def pictures() -> Files:
+    return {name: picture(k, "PNG" if name.endswith("png") else "JPEG") for k, name in enumerate(NAMES)}
+
+
+def lines(entries: list[Any]) -> bytes:
+    return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
+
+
+def json_seeds(_: Path) -> list[Files]:
+    entries = [{"image": name, "caption": texts} for name, texts in zip(NAMES, CAPTIONS, strict=True)]
+    single = [{"image": name, "caption": texts[0], "image_id": 3} for name, texts in zip(NAMES, CAPTIONS, strict=True)]
+    karpathy = [
+        {"filename": name, "split": "train", "sentences": [{"raw": text, "tokens": text.split()} for text in texts]}
+        for name, texts in zip(NAMES, CAPTIONS, strict=True)
+    ]
+    return [
+        pictures() | {"pairs.jsonl": lines(entries)},
+        pictures() | {"pairs.jsonl": lines(single)},
+        pictures() | {"pairs.json": json.dumps(single).encode()},
+        pictures() | {"pairs.json": json.dumps({"dataset": "tiny", "images": karpathy}).encode()},
+    ]
+
+
+def csv_seeds(_: Path) -> list[Files]:
+    rows = [(name, texts[0].replace(",", "")) for name, texts in zip(NAMES, CAPTIONS, strict=True)]
+    texts = [
+        (",", "pairs.csv", "filepath,title"),
+        (";", "pairs.csv", "image;caption"),
+        ("\t", "pairs.tsv", "image\tcaption"),
+    ]
+    return [
+        pictures() | {name: "\n".join([header, *(separator.join(row) for row in rows), ""]).encode()}
+        for separator, name, header in texts
+    ]
+
+
+def parquet_seeds(_: Path) -> list[Files]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    named = pa.table({"filepath": list(NAMES), "title": [texts[0] for texts in CAPTIONS]})
+    stored = pa.table({
+        "image": [{"bytes": data, "path": name} for name, data in pictures().items()],
+        "captions": [list(texts) for texts in CAPTIONS],
+    })  # fmt: skip
+    seeds = []
+    for table, name in ((named, "pairs.parquet"), (stored, "data/train-00000.parquet")):
+        file = io.BytesIO()
+        pq.write_table(table, file, row_group_size=2)
+        seeds.append(pictures() | {name: file.getvalue()})
+    return seeds
+
+
+def hf_seeds(folder: Path) -> list[Files]:
+    import datasets
+
+    rows = {
+        "image": [{"bytes": data, "path": name} for name, data in pictures().items()],
+        "caption": [list(texts) for texts in CAPTIONS],
+    }
+    features = datasets.Features({"image": datasets.Image(), "caption": datasets.Sequence(datasets.Value("string"))})
+    datasets.Dataset.from_dict(rows, features).save_to_disk(folder / "set", num_shards=2)
+    plain = datasets.Dataset.from_dict({"image": list(NAMES), "caption": [texts[0] for texts in CAPTIONS]})
+    datasets.DatasetDict({"train": plain}).save_to_disk(folder / "splits")
+    return [files_in(folder / "set"), pictures() | files_in(folder / "splits")]
+
+
+def tar_seeds(_: Path) -> list[Files]:
+    import tarfile
+
+    seeds: list[Files] = []
+    for several in (False, True):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT if several else tarfile.GNU_FORMAT) as tar:
+            for (name, data), texts in zip(pictures().items(), CAPTIONS, strict=True):
+                key = name.partition(".")[0]
+                metadata = {"captions": texts} if several else {"key": key, "caption": texts[0], "status": "success"}
+                members = {name: data, f"{key}.json": json.dumps(metadata).encode()}
+                if not several:
+                    members[f"{key}.txt"] = texts[0].encode()
+                for member, content in members.items():
+                    info = tarfile.TarInfo(member)
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+        seeds.append({"00000.tar": file.getvalue()})
+    return seeds
+
+
+def arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, 5)).astype("f4"), rng.normal(size=(6, 3)).astype("f4")
+    return {"x": x, "y": y, "y_to_x": np.array([0, 0, 1, 1, 2, 3])}
+
+
+def npz(content: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **content)
+    return file.getvalue()
+
+
+def npz_seeds(_: Path) -> list[Files]:
+    return [{"pairs.npz": npz(arrays())}]
+
+
+def safetensors_seeds(_: Path) -> list[Files]:
+    from safetensors.numpy import save
+
+    return [{"pairs.safetensors": save(arrays())}]
+
+
+def image_seeds(_: Path) -> list[Files]:
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    images = {
+        "a.jpg": [picture(0, "JPEG"), picture(1, "JPEG", exif=exif, progressive=True), picture(2, "JPEG", "CMYK")],
+        "b.png": [picture(0, "PNG"), picture(1, "PNG", "P"), picture(2, "PNG", "RGBA"), picture(3, "PNG", "I;16")],
+        "c.gif": [picture(0, "GIF", "P")],
+        "d.bmp": [picture(0, "BMP"), picture(1, "BMP", "P")],
+        "e.ppm": [picture(0, "PPM"), picture(1, "PPM", "L")],
+        "f.tif": [picture(0, "TIFF"), picture(1, "TIFF", "F"), picture(2, "TIFF", compression="tiff_lzw")],
+        "g.webp": [picture(0, "WEBP")],
+    }
+    return [
+        {name: data, "pairs.jsonl": lines([{"image": name, "caption": "a"}])}
+        for name, variants in images.items()
+        for data in variants
+    ]
+
+
+def keep_seeds(_: Path) -> list[Files]:
+    file = io.BytesIO()
+    np.save(file, np.arange(5))
+    return [{"keep.txt": b"# numbers\n0\n3  # three\n7\n99\n"}, {"keep.npy": file.getvalue()}]
+
+
+def config_seeds(_: Path) -> list[Files]:
+    import yaml
+
+    from nuclr.runs import config
+
+    tiny = b"name: tiny\nseed: 3\ndata:\n  train: pairs.npz\n  batch_size: 16\nobjective:\n  name: nuclr\n  gamma: 0.8\nlog:\n  every: 3\n"
+    whole = config.to_yaml(config.load(None, ["data.train=pairs.npz"])).encode()
+    return [{"c.yaml": tiny}, {"c.yaml": whole}, {"c.yaml": yaml.safe_dump(config.DEMO).encode()}]
+
+
+def class_seeds(_: Path) -> list[Files]:
+    folders = {f"{name}/1.png": picture(k, "PNG") for k, name in enumerate(("cat", "dog", "owl"))}
+    rng = np.random.default_rng(0)
+    content = {"x": rng.normal(size=(4, 5)), "labels": np.array([0, 1, 1, 0]), "prompts": rng.normal(size=(2, 5))}
+    return [
+        folders | {"classes.json": b'["cat", "dog", "owl"]', "templates.json": b'["a photo of a {}.", "{}"]'},
+        folders | {"classes.json": b'{"classes": {"cat": "Cat", "dog": "Dog", "owl": "Owl"}, "templates": ["{}"]}'},
+        {"classes.npz": npz(content)},
+    ]
+
+
+def model_seeds(folder: Path) -> list[Files]:
+    from nuclr.models import build_model
+
+    texts = [text for captions in CAPTIONS for text in captions]
+    small = {"width": 4, "image_size": 16, "max_length": 8}
+    build_model("tiny_resnet", "tiny_text", texts=texts, **small).save_pretrained(folder / "pictures")
+    build_model("tiny_vit", "tiny_text", texts=texts, **small).save_pretrained(folder / "vit")
+    build_model("vectors", "vectors", x_width=5, y_width=3, width=4, x_head="mlp").save_pretrained(folder / "vectors")
+    return [files_in(folder / name) for name in ("pictures", "vit", "vectors")]
+
+
+def run_seeds(folder: Path) -> list[Files]:
+    from nuclr.runs import config
+    from nuclr.training.loop import train
+
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train.npz", 40), ("val.npz", 20)):
+        x = rng.normal(size=(count, 5)).astype("f4")
+        (folder / name).write_bytes(npz({"x": x, "y": x[:, :3] + rng.normal(size=(count, 3)).astype("f4")}))
+    changes = ["data.train=train.npz", "data.val=val.npz", f"data.root={folder}", "data.batch_size=8", "model.width=4"]
+    changes += ["schedule.epochs=2", "log.every=2", "report=false", "threads=1", "objective.zeta_lr=0.01"]
+    with contextlib.redirect_stderr(io.StringIO()):
+        train(config.load(None, changes), folder / "run")
+    return [files_in(folder)]
+
+
+def files_in(folder: Path) -> Files:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+def read_pairs(path: Path) -> None:
+    """Check all samples and load the good ones, as a run does."""
+    from nuclr.data import Loader, all_batches, check_samples, open_pairs, usable, write_bad_samples
+
+    pairs = open_pairs(path)
+    bad = check_samples(pairs, max_bad_share=1.0, workers=1)
+    write_bad_samples(path.parent / "bad.jsonl", pairs, bad)
+    numbers = usable(pairs, bad)
+    if len(numbers):
+        for _ in Loader(pairs, size=8, workers=1, ahead=1).load(all_batches(numbers, 64)):
+            pass
+        for number in numbers[:2].tolist():
+            pairs[number]
+            pairs.name(number)
+
+
+def read_lists(folder: Path, _: int) -> None:
+    read_pairs(next(path for path in folder.iterdir() if path.stem == "pairs"))
+
+
+def read_parquet(folder: Path, _: int) -> None:
+    path = folder / "pairs.parquet"
+    read_pairs(path if path.exists() else folder / "data")
+
+
+def read_folder(folder: Path, _: int) -> None:
+    read_pairs(folder)
+
+
+def read_arrays(folder: Path, _: int) -> None:
+    from nuclr.data.formats.embeddings import read_embeddings, unit_rows
+
+    path = next(folder.glob("pairs.*"))
+    embeddings = read_embeddings(path)
+    unit_rows(embeddings.x, "x")
+    unit_rows(embeddings.y, "y")
+    read_pairs(path)
+
+
+def read_keep_list(folder: Path, _: int) -> None:
+    from nuclr.data import read_keep
+
+    read_keep(next(folder.glob("keep.*")), 100)
+
+
+def read_config(folder: Path, _: int) -> None:
+    from nuclr.runs import config
+
+    config.to_yaml(config.load(folder / "c.yaml"))
+
+
+def read_classes(folder: Path, _: int) -> None:
+    from nuclr.data import open_labeled
+    from nuclr.studies.evaluate import tasks
+
+    if (folder / "classes.npz").exists():
+        tasks.read_classes(folder / "classes.npz")
+        return
+    labeled = open_labeled(folder)
+    labeled.prompts()
+    for number in range(len(labeled)):
+        labeled[number]
+
+
+def read_model(folder: Path, _: int) -> None:
+    from nuclr.models import DualEncoder
+
+    DualEncoder.from_pretrained(folder)
+
+
+def read_run(folder: Path, case: int) -> None:
+    """Write the page of the run; one case in eight encodes samples with the model."""
+    from nuclr.report import Options, write_report
+
+    write_report(folder / "run", folder / "page.html", Options(samples=20, gallery=3, model=case % 8 == 0))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How to make valid files, which of them are damaged, and how they are read."""
+
+    seeds: Callable[[Path], list[Files]]
+    read: Callable[[Path, int], None]
+    damaged: tuple[str, ...]
+
+
+READERS = {
+    "json": Reader(json_seeds, read_lists, ("pairs.*",)),
+    "csv": Reader(csv_seeds, read_lists, ("pairs.*",)),
+    "parquet": Reader(parquet_seeds, read_parquet, ("*.parquet",)),
+    "hf": Reader(hf_seeds, read_folder, ("*.json", "*.arrow")),
+    "tar": Reader(tar_seeds, read_folder, ("*.tar",)),
+    "npz": Reader(npz_seeds, read_arrays, ("*.npz",)),
+    "safetensors": Reader(safetensors_seeds, read_arrays, ("*.safetensors",)),
+    "images": Reader(image_seeds, read_lists, ("[a-g].*",)),
+    "keep": Reader(keep_seeds, read_keep_list, ("keep.*",)),
+    "config": Reader(config_seeds, read_config, ("*.yaml",)),
+    "classes": Reader(class_seeds, read_classes, ("*.json", "*.npz")),
+    "model": Reader(model_seeds, read_model, ("*",)),
+    "run": Reader(run_seeds, read_run, ("run/*",)),
+}
+
+
+# -- one batch, in a child process -------------------------------------------------------------------------------------
+
+
+class Workspace:
+    """The folder that a reader reads. Only files that differ from the last case are written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._written = folder, {}
+
+    def write(self, files: Files) -> None:
+        """Make the folder hold these files, a FIFO and an empty folder, and nothing else."""
+        for path in sorted(self.folder.rglob("*"), reverse=True):
+            name = str(path.relative_to(self.folder))
+            if path.is_dir() and not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            elif name not in files or self._written.get(name) != files[name]:
+                path.unlink()
+        for name, content in files.items():
+            path = self.folder / name
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        self._written = dict(files)
+
+
+def make_case(reader: str, seeds: list[Files], seed: int, case: int) -> Files:
+    """Return the files of a case, one or two of them damaged."""
+    rng = random.Random(f"{seed} {reader} {case}")
+    files = dict(rng.choice(seeds))
+    candidates = [name for name in files if any(Path(name).match(pattern) for pattern in READERS[reader].damaged)]
+    for name in rng.sample(candidates, min(len(candidates), rng.choice([1, 1, 1, 2]))):
+        if len(candidates) > 1 and rng.random() < 0.03:
+            del files[name]
+        else:
+            files[name] = mutations.mutate(rng, name, files[name])
+    return files
+
+
+def run_case(reader: str, folder: Path, case: int) -> dict[str, Any]:
+    """Read the files of a case and return the outcome."""
+    from nuclr.errors import UserError
+
+    before = _peak(reset=True)
+    begin = time.perf_counter()
+    outcome: dict[str, Any] = {"outcome": "clean"}
+    try:
+        READERS[reader].read(folder, case)
+    except UserError as error:
+        outcome = {"outcome": "error", "text": str(error)[:300]}
+    except BaseException as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in frames if "/nuclr/" in frame.filename] or frames
+        signature = f"{type(error).__name__} in {Path(ours[-1].filename).name}:{ours[-1].name}"
+        outcome = {"outcome": "traceback", "signature": signature, "text": traceback.format_exc()[-6000:]}
+    outcome |= {"case": case, "bytes": _peak() - before, "seconds": time.perf_counter() - begin}
+    if outcome["bytes"] > MEMORY or "MemoryError" in outcome.get("signature", ""):
+        outcome |= {"outcome": "memory", "signature": outcome.get("signature", "more than 1 GiB")}
+    return outcome
+
+
+def _peak(reset: bool = False) -> int:
+    """Return the peak of resident memory in bytes since the last reset; after a reset, the present amount."""
+    if reset:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def run_batch(reader: str, seeds: list[Files], seed: int, cases: range, folder: Path, pipe: int) -> None:
+    """Run cases and write one line per case to the pipe."""
+    for key in ("NUCLR_CACHE", "HF_HOME", "HF_DATASETS_CACHE"):
+        os.environ[key] = str(folder.with_name("cache"))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    # A file that asks for a huge allocation gets a MemoryError instead of the machine's memory.
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (size + 4 * MEMORY, size + 4 * MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    quiet = (folder.parent / "stderr").open("w")
+    faulthandler.enable(quiet)
+    for number in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR) if number == 0 else quiet.fileno(), number)
+    folder.mkdir(parents=True, exist_ok=True)
+    workspace = Workspace(folder)
+    for case in cases:
+        files = make_case(reader, seeds, seed, case)
+        workspace.write(files)
+        if not (folder / "pipe.jpg").exists():
+            os.mkfifo(folder / "pipe.jpg")
+        os.write(pipe, (json.dumps(run_case(reader, folder, case)) + "\n").encode())
+        shutil.rmtree(folder.with_name("cache"), ignore_errors=True)
+
+
+def forked(function: Callable[[], None]) -> int:
+    """Run a function in a child process and return its id."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    return child
+
+
+# -- all batches -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """The outcomes of one reader."""
+
+    counts: Counter = field(default_factory=Counter)
+    signatures: Counter = field(default_factory=Counter)
+    seconds: float = 0.0
+    slowest: float = 0.0
+    bytes: int = 0
+
+
+def outcomes(
+    reader: str, seeds: list[Files], seed: int, cases: range, folder: Path, patience: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the outcome of every case; after a crash or a hang a new child continues with the next case."""
+    at = cases.start
+    while at < cases.stop:
+        batch = range(at, min(at + BATCH, cases.stop))
+        source, sink = os.pipe()
+        child = forked(lambda batch=batch, sink=sink: run_batch(reader, seeds, seed, batch, folder, sink))  # type: ignore[misc]
+        os.close(sink)
+        hung, rest = False, b""
+        with os.fdopen(source, "rb", buffering=0) as stream:
+            while True:
+                if not select.select([stream], [], [], patience)[0]:
+                    os.kill(child, signal.SIGKILL)
+                    hung = True
+                    break
+                part = stream.read(1 << 16)
+                if not part:
+                    break
+                *lines_read, rest = (rest + part).split(b"\n")
+                for line in lines_read:
+                    outcome = json.loads(line)
+                    at = outcome["case"] + 1
+                    yield outcome
+        _, status = os.waitpid(child, 0)
+        if at < batch.stop:
+            stderr = (
+                (folder.parent / "stderr").read_text(errors="replace") if (folder.parent / "stderr").exists() else ""
+            )
+            name = "hang" if hung else "crash"
+            how = f"no answer for {patience:g} s" if hung else f"status {status}"
+            frames = [line.strip() for line in stderr.splitlines() if line.strip().startswith('File "')]
+            ours = next((frame for frame in frames if "/nuclr/" in frame), "")
+            yield {"outcome": name, "case": at, "signature": f"{name} ({how}) {ours}", "text": stderr[-6000:]}
+            at += 1
+
+
+def store_case(reader: str, seeds: list[Files], seed: int, outcome: dict[str, Any], store: Path) -> None:
+    """Write the files of a case that failed, and how it failed."""
+    target = store / reader / str(outcome["case"])
+    for name, data in make_case(reader, seeds, seed, outcome["case"]).items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(data)
+    (target / "outcome.txt").write_text(f"{outcome['signature']}\n\n{outcome.get('text', '')}")
+
+
+def fuzz(reader: str, cases: range, seed: int, patience: float, store: Path, folder: Path) -> Tally:
+    """Run the cases of one reader and store reproducers."""
+    seeds_folder = folder / "seeds"
+    pickled = folder / "seeds.json"
+
+    def build() -> None:
+        content = READERS[reader].seeds(folder / "files" if reader == "run" else seeds_folder)
+        pickled.write_text(json.dumps([{name: data.hex() for name, data in files.items()} for files in content]))
+
+    # In a child, because a process in which torch or Arrow has started threads cannot be forked safely.
+    if os.waitpid(forked(build), 0)[1] != 0:
+        sys.exit(f"{reader}: the valid files could not be made")
+    seeds = [{name: bytes.fromhex(data) for name, data in files.items()} for files in json.loads(pickled.read_text())]
+    shutil.rmtree(folder / "files", ignore_errors=True)
+    tally = Tally()
+    begin = time.perf_counter()
+    for outcome in outcomes(reader, seeds, seed, cases, folder / "files", patience):
+        tally.counts[outcome["outcome"]] += 1
+        tally.slowest = max(tally.slowest, outcome.get("seconds", 0.0))
+        tally.bytes = max(tally.bytes, outcome.get("bytes", 0))
+        if outcome["outcome"] in FAILURES:
+            tally.signatures[outcome["signature"]] += 1
+            if tally.signatures[outcome["signature"]] <= STORED:
+                os.waitpid(forked(lambda outcome=outcome: store_case(reader, seeds, seed, outcome, store)), 0)  # type: ignore[misc]
+    tally.seconds = time.perf_counter() - begin
+    return tally
+
+
+def table(tallies: dict[str, Tally]) -> str:
+    """Return one row per reader."""
+    columns = ("clean", "error", *FAILURES)
+    rows = [
+        f"{'reader':12}{'cases':>7}"
+        + "".join(f"{name:>11}" for name in columns)
+        + f"{'peak MiB':>10}{'slowest s':>11}{'s':>7}"
+    ]
+    for reader, tally in tallies.items():
+        cells = "".join(f"{tally.counts[name]:>11}" for name in columns)
+        rows.append(
+            f"{reader:12}{sum(tally.counts.values()):>7}{cells}{tally.bytes / 2**20:>10.0f}{tally.slowest:>11.2f}{tally.seconds:>7.0f}"
+        )
+    return "\n".join(rows)
+
+
+def import_everything() -> None:
+    """Import what the readers need, once for all children."""
+    import datasets  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+    import transformers.models.auto
+    from PIL import Image
+
+    import nuclr.models
+    import nuclr.report
+    import nuclr.runs.run
+    import nuclr.studies.evaluate.tasks
+    import nuclr.training.loop  # noqa: F401
+
+    Image.init()
+    assert transformers.models.auto
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table, write JSON, and return 1 if a reader failed in any way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = Path(__file__).parent / "results"
+    parser.add_argument("--cases", type=int, default=4000, help="per reader")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--readers", default=",".join(READERS))
+    parser.add_argument("--patience", type=float, default=10.0, help="seconds after which a case counts as a hang")
+    parser.add_argument("--store", type=Path, default=here / "fuzz", help="folder for reproducers")
+    parser.add_argument("--out", type=Path, default=here / "fuzz.json")
+    options = parser.parse_args(arguments)
+    readers = options.readers.split(",")
+    unknown = [reader for reader in readers if reader not in READERS]
+    if unknown:
+        parser.error(f"--readers: {unknown[0]!r} is not one of {', '.join(READERS)}")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import_everything()
+    cases = range(options.first, options.first + options.cases)
+    tallies = {}
+    for reader in readers:
+        with tempfile.TemporaryDirectory(prefix="nuclr-fuzz-") as name:
+            tallies[reader] = fuzz(reader, cases, options.seed, options.patience, options.store, Path(name))
+        print(table(tallies).splitlines()[-1] if len(tallies) > 1 else table(tallies), flush=True)
+        for signature, count in tallies[reader].signatures.most_common():
+            print(f"    {count} x {signature}", flush=True)
+    report = {
+        "seed": options.seed,
+        "first": options.first,
+        "readers": {
+            reader: {"cases": sum(tally.counts.values()), **tally.counts, "peak_mib": tally.bytes / 2**20,
+                     "slowest_seconds": tally.slowest, "seconds": tally.seconds, "failures": dict(tally.signatures)}
+            for reader, tally in tallies.items()
+        },
+    }  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    return int(any(tally.counts[name] for tally in tallies.values() for name in FAILURES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
