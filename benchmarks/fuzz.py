@@ -122,7 +122,7 @@ def hf_seeds(folder: Path) -> list[Files]:
         "caption": [list(texts) for texts in CAPTIONS],
     }
     features = datasets.Features({"image": datasets.Image(), "caption": datasets.Sequence(datasets.Value("string"))})
-    datasets.Dataset.from_dict(rows, features).save_to_disk(folder / "set", num_shards=2)
+    datasets.Dataset.from_dict(rows, features).save_to_disk(folder / "set")
     plain = datasets.Dataset.from_dict({"image": list(NAMES), "caption": [texts[0] for texts in CAPTIONS]})
     datasets.DatasetDict({"train": plain}).save_to_disk(folder / "splits")
     return [files_in(folder / "set"), pictures() | files_in(folder / "splits")]
@@ -253,11 +253,11 @@ def files_in(folder: Path) -> Files:
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
-def read_pairs(path: Path) -> None:
+def read_pairs(path: Path, split: str | None = None) -> None:
     """Check all samples and load the good ones, as a run does."""
     from nuclr.data import Loader, all_batches, check_samples, open_pairs, usable, write_bad_samples
 
-    pairs = open_pairs(path)
+    pairs = open_pairs(path, split=split)
     bad = check_samples(pairs, max_bad_share=1.0, workers=1)
     write_bad_samples(path.parent / "bad.jsonl", pairs, bad)
     numbers = usable(pairs, bad)
@@ -279,7 +279,7 @@ def read_parquet(folder: Path, _: int) -> None:
 
 
 def read_folder(folder: Path, _: int) -> None:
-    read_pairs(folder)
+    read_pairs(folder, "train" if (folder / "dataset_dict.json").exists() else None)
 
 
 def read_arrays(folder: Path, _: int) -> None:
@@ -426,7 +426,9 @@ def _peak(reset: bool = False) -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-def run_batch(reader: str, seeds: list[Files], seed: int, cases: range, folder: Path, pipe: int) -> None:
+def run_batch(
+    reader: str, seeds: list[Files], seed: int, cases: range, folder: Path, patience: float, pipe: int
+) -> None:
     """Run cases and write one line per case to the pipe."""
     for key in ("NUCLR_CACHE", "HF_HOME", "HF_DATASETS_CACHE"):
         os.environ[key] = str(folder.with_name("cache"))
@@ -446,7 +448,10 @@ def run_batch(reader: str, seeds: list[Files], seed: int, cases: range, folder: 
         workspace.write(files)
         if not (folder / "pipe.jpg").exists():
             os.mkfifo(folder / "pipe.jpg")
-        os.write(pipe, (json.dumps(run_case(reader, folder, case)) + "\n").encode())
+        faulthandler.dump_traceback_later(0.8 * patience, file=quiet)  # shows where a hang is
+        outcome = run_case(reader, folder, case)
+        faulthandler.cancel_dump_traceback_later()
+        os.write(pipe, (json.dumps(outcome) + "\n").encode())
         shutil.rmtree(folder.with_name("cache"), ignore_errors=True)
 
 
@@ -488,7 +493,7 @@ def outcomes(
     while at < cases.stop:
         batch = range(at, min(at + BATCH, cases.stop))
         source, sink = os.pipe()
-        child = forked(lambda batch=batch, sink=sink: run_batch(reader, seeds, seed, batch, folder, sink))  # type: ignore[misc]
+        child = forked(lambda batch=batch, sink=sink: run_batch(reader, seeds, seed, batch, folder, patience, sink))  # type: ignore[misc]
         os.close(sink)
         hung, rest = False, b""
         with os.fdopen(source, "rb", buffering=0) as stream:
@@ -575,7 +580,7 @@ def import_everything() -> None:
     """Import what the readers need, once for all children."""
     import datasets  # noqa: F401
     import pyarrow.parquet  # noqa: F401
-    import transformers.models.auto
+    import transformers
     from PIL import Image
 
     import nuclr.models
@@ -585,7 +590,8 @@ def import_everything() -> None:
     import nuclr.training.loop  # noqa: F401
 
     Image.init()
-    assert transformers.models.auto
+    for name in ("AutoModel", "AutoTokenizer", "DistilBertModel", "ResNetModel", "ViTModel", "PreTrainedTokenizerFast"):
+        getattr(transformers, name)  # imported when it is first used
 
 
 def main(arguments: list[str] | None = None) -> int:
