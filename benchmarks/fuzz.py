@@ -36,8 +36,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import mutations
 import numpy as np
+
+import mutations
 
 BATCH = 250
 MEMORY = 2**30
@@ -203,9 +204,9 @@ def config_seeds(_: Path) -> list[Files]:
 
     from nuclr.runs import config
 
-    tiny = b"name: tiny\nseed: 3\ndata:\n  train: pairs.npz\n  batch_size: 16\nobjective:\n  name: nuclr\n  gamma: 0.8\nlog:\n  every: 3\n"
+    tiny = "name: tiny\nseed: 3\ndata:\n  train: pairs.npz\n  batch_size: 16\nobjective:\n  name: nuclr\n  gamma: 0.8\n"
     whole = config.to_yaml(config.load(None, ["data.train=pairs.npz"])).encode()
-    return [{"c.yaml": tiny}, {"c.yaml": whole}, {"c.yaml": yaml.safe_dump(config.DEMO).encode()}]
+    return [{"c.yaml": tiny.encode()}, {"c.yaml": whole}, {"c.yaml": yaml.safe_dump(config.DEMO).encode()}]
 
 
 def class_seeds(_: Path) -> list[Files]:
@@ -231,6 +232,7 @@ def model_seeds(folder: Path) -> list[Files]:
 
 
 def run_seeds(folder: Path) -> list[Files]:
+    from nuclr.cli.app import app
     from nuclr.runs import config
     from nuclr.training.loop import train
 
@@ -241,9 +243,15 @@ def run_seeds(folder: Path) -> list[Files]:
         (folder / name).write_bytes(npz({"x": x, "y": x[:, :3] + rng.normal(size=(count, 3)).astype("f4")}))
     changes = ["data.train=train.npz", "data.val=val.npz", f"data.root={folder}", "data.batch_size=8", "model.width=4"]
     changes += ["schedule.epochs=2", "log.every=2", "report=false", "threads=1", "objective.zeta_lr=0.01"]
-    with contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         train(config.load(None, changes), folder / "run")
-    return [files_in(folder)]
+        run = files_in(folder)
+        shutil.rmtree(folder / "run")
+        app(
+            ["popularity", str(folder / "train.npz"), "--out", str(folder / "run"), "--align", "ridge"],
+            standalone_mode=False,
+        )
+    return [run, run, files_in(folder)]
 
 
 def files_in(folder: Path) -> Files:
@@ -305,7 +313,7 @@ def read_config(folder: Path, _: int) -> None:
 
 
 def read_classes(folder: Path, _: int) -> None:
-    from nuclr.data import open_labeled
+    from nuclr.data import check_samples, open_labeled, usable
     from nuclr.studies.evaluate import tasks
 
     if (folder / "classes.npz").exists():
@@ -313,7 +321,7 @@ def read_classes(folder: Path, _: int) -> None:
         return
     labeled = open_labeled(folder)
     labeled.prompts()
-    for number in range(len(labeled)):
+    for number in usable(labeled, check_samples(labeled, max_bad_share=1.0, workers=1)).tolist():
         labeled[number]
 
 
@@ -351,8 +359,8 @@ READERS = {
     "keep": Reader(keep_seeds, read_keep_list, ("keep.*",)),
     "config": Reader(config_seeds, read_config, ("*.yaml",)),
     "classes": Reader(class_seeds, read_classes, ("*.json", "*.npz")),
-    "model": Reader(model_seeds, read_model, ("*",)),
-    "run": Reader(run_seeds, read_run, ("run/*",)),
+    "model": Reader(model_seeds, read_model, ("*.json", "*.json", "*")),
+    "run": Reader(run_seeds, read_run, ("run/*.json*", "run/*.yaml", "run/*", "run/*/*")),
 }
 
 
@@ -386,7 +394,8 @@ def make_case(reader: str, seeds: list[Files], seed: int, case: int) -> Files:
     """Return the files of a case, one or two of them damaged."""
     rng = random.Random(f"{seed} {reader} {case}")
     files = dict(rng.choice(seeds))
-    candidates = [name for name in files if any(Path(name).match(pattern) for pattern in READERS[reader].damaged)]
+    groups = [[name for name in files if Path(name).match(pattern)] for pattern in READERS[reader].damaged]
+    candidates = rng.choice([group for group in groups if group])
     for name in rng.sample(candidates, min(len(candidates), rng.choice([1, 1, 1, 2]))):
         if len(candidates) > 1 and rng.random() < 0.03:
             del files[name]
@@ -571,7 +580,8 @@ def table(tallies: dict[str, Tally]) -> str:
     for reader, tally in tallies.items():
         cells = "".join(f"{tally.counts[name]:>11}" for name in columns)
         rows.append(
-            f"{reader:12}{sum(tally.counts.values()):>7}{cells}{tally.bytes / 2**20:>10.0f}{tally.slowest:>11.2f}{tally.seconds:>7.0f}"
+            f"{reader:12}{sum(tally.counts.values()):>7}{cells}{tally.bytes / 2**20:>10.0f}"
+            f"{tally.slowest:>11.2f}{tally.seconds:>7.0f}"
         )
     return "\n".join(rows)
 

@@ -26,7 +26,8 @@ LIMITS += [2**63 - 1, 2**63, 2**64 - 1]
 NESTED, DIGITS = "@nested@", "@digits@"
 TEXTS = [
     "", " ", "\t", "\n", "0", "-1", "1e999", "nan", "None", "true", "a\x00b", "\ufeff", "\ud800", "\udfff\ud800",
-    "a\x1b[31mb\x1b]0;title\x07", "\u202etxt.gpj", "=1+1", "-cmd|' /C calc'!A0", "{}", "{0}", "%s", "x" * 300, "x" * 5000,
+    "a\x1b[31mb\x1b]0;title\x07", "\u202etxt.gpj", "=1+1", "-cmd|' /C calc'!A0", "{}", "{0}", "%s",
+    "x" * 300, "x" * 5000,
     "../../../../../../etc/passwd", "/etc/passwd", "/dev/zero", "/proc/self/mem", "/dev/stdin", "pipe.jpg", ".", "..",
     "folder", "folder/", "a.jpg/", "a.jpg/b", "\\a.jpg", "file:///etc/passwd", "http://127.0.0.1:9/a.jpg", "~/a.jpg",
     "<script>alert(1)</script>", "a" * 256 + ".jpg", "é" * 200, "\U0001f600", NESTED, DIGITS,
@@ -161,13 +162,19 @@ def change_json_lines(rng: random.Random, data: bytes) -> bytes:
 
 
 YAML_PARTS = [
-    "a: &a [x, x]\nb: &b [*a, *a]\nname: *b", "? [a, b]\n: 1", "<<: {name: x}", "name: !!python/object/apply:os.system [ls]",
-    "name: !!binary aGk=", "name: !!timestamp 2001-01-01", "name: 2001-01-01", "1: 2", "null: 1", "seed: 1:30:00", "seed: 0o17",
-    "seed: 1e3", "seed: .inf", "seed: .nan", "\tname: x", "- a", "---\nname: b", "%YAML 9.9\n---", "name: 'x", "name: \"\\ud800\"",
+    "a: &a [x, x]\nb: &b [*a, *a]\nname: *b", "? [a, b]\n: 1", "<<: {name: x}",
+    "name: !!python/object/apply:os.system [ls]",
+    "name: !!binary aGk=", "name: !!timestamp 2001-01-01", "name: 2001-01-01", "1: 2", "null: 1", "seed: 1:30:00",
+    "seed: 0o17",
+    "seed: 1e3", "seed: .inf", "seed: .nan", "\tname: x", "- a", "---\nname: b", "%YAML 9.9\n---", "name: 'x",
+    "name: \"\\ud800\"",
     "data: {train: [}", "{" * 3000, "[" * 20000, "a: " * 2000, "name: |\n  x", "name: *missing", "data: &d {train: *d}",
-    "*a : 1", "!!set {a, b}", "name: \x07", "seed: " + "7" * 5000, "objective: {name: {}}", "data: []", "plugins: 3", "plugins: [[]]",
-    "? {a: b}\n: c", "name: !!float x", "name: !!int x", "seed: 0b", "seed: 0x", "seed: 1_000", "seed: _", "model: {x: 3}", "log:\n",
-    "name: !!timestamp x", "name: 2001-99-99", "name: !!bool maybe", "!!omap [a: 1]", "!!pairs [a]", "a: !!null x", "name: !!str [a]",
+    "*a : 1", "!!set {a, b}", "name: \x07", "seed: " + "7" * 5000, "objective: {name: {}}", "data: []", "plugins: 3",
+    "plugins: [[]]",
+    "? {a: b}\n: c", "name: !!float x", "name: !!int x", "seed: 0b", "seed: 0x", "seed: 1_000", "seed: _",
+    "model: {x: 3}", "log:\n",
+    "name: !!timestamp x", "name: 2001-99-99", "name: !!bool maybe", "!!omap [a: 1]", "!!pairs [a]", "a: !!null x",
+    "name: !!str [a]",
 ]  # fmt: skip
 
 
@@ -323,7 +330,8 @@ def change_tar(rng: random.Random, data: bytes) -> bytes:
         return bytes(content)
     if kind == 3:
         members[at][0].pax_headers = {
-            rng.choice(["path", "size", "mtime", "GNU.sparse.map", "GNU.sparse.size", "hdrcharset", "linkpath", "comment"]):
+            rng.choice(["path", "size", "mtime", "GNU.sparse.map", "GNU.sparse.size", "hdrcharset", "linkpath",
+            "comment"]):
             rng.choice(["-1", "99999999999999", "x", "", "a\x00b", "1,2,3", "é" * 300, "../../../a", "0"])
         }  # fmt: skip
     elif kind == 4:
@@ -360,19 +368,27 @@ def change_tar(rng: random.Random, data: bytes) -> bytes:
 def _odd_columns(rng: random.Random, rows: int) -> dict[str, Any]:
     import pyarrow as pa
 
+    offsets = pa.py_buffer(struct.pack(f"<{rows + 1}i", *range(rows + 1)))
+    not_utf8 = pa.Array.from_buffers(pa.string(), rows, [None, offsets, pa.py_buffer(b"\xff" * rows)])
+
     def column() -> Any:
-        values = rng.choice([
+        return rng.choice([
             pa.nulls(rows), pa.array(range(rows)), pa.array([0.5] * rows), pa.array([[]] * rows, pa.list_(pa.string())),
-            pa.array([["a", None]] * rows), pa.array([[["a"]]] * rows), pa.array([{"bytes": None, "path": None}] * rows),
-            pa.array([{"bytes": b"\xff\xd8", "path": "a.jpg"}] * rows), pa.array([{"path": 3}] * rows), pa.array([True] * rows),
-            pa.array([b"\xff\xfe"] * rows), pa.array(["a.jpg", None] * rows)[:rows], pa.array([{}] * rows, pa.struct([])),
+            pa.array([["a", None]] * rows), pa.array([[["a"]]] * rows),
+            pa.array([{"bytes": None, "path": None}] * rows),
+            pa.array([{"bytes": b"\xff\xd8", "path": "a.jpg"}] * rows), pa.array([{"path": 3}] * rows),
+            pa.array([True] * rows),
+            pa.array([b"\xff\xfe"] * rows),
+            pa.array(["a.jpg", None] * rows)[:rows], pa.array([{}] * rows, pa.struct([])),
             pa.array(["a"] * rows, pa.large_string()), pa.array(["a.jpg"] * rows).dictionary_encode(),
-            pa.array([b"ab"] * rows, pa.binary(2)), pa.array([1] * rows, pa.timestamp("s")), pa.array([[("a", 1)]] * rows, pa.map_("str", "int8")),
-            pa.array(["\x1b[31m"] * rows), pa.array(["/dev/zero"] * rows), pa.array(["pipe.jpg"] * rows), pa.array(["../../a"] * rows),
-            pa.array([{"bytes": b"", "path": "/etc/passwd"}] * rows), pa.array([{"src": "x"}] * rows), pa.array([b"a.jpg"] * rows, pa.large_binary()),
-            pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(struct.pack(f"<{rows + 1}i", *range(rows + 1))), pa.py_buffer(b"\xff" * rows)]),
+            pa.array([b"ab"] * rows, pa.binary(2)), pa.array([1] * rows, pa.timestamp("s")),
+            pa.array([[("a", 1)]] * rows, pa.map_(pa.string(), pa.int8())),
+            pa.array(["\x1b[31m"] * rows), pa.array(["/dev/zero"] * rows), pa.array(["pipe.jpg"] * rows),
+            pa.array(["../../a"] * rows),
+            pa.array([{"bytes": b"", "path": "/etc/passwd"}] * rows), pa.array([{"src": "x"}] * rows),
+            pa.array([b"a.jpg"] * rows, pa.large_binary()),
+            not_utf8,
         ])  # fmt: skip
-        return values
 
     names = rng.sample(
         ["image", "caption", "captions", "title", "filepath", "a\0b", "", "\x1b[0m", "é"], rng.randrange(1, 5)
