@@ -248,7 +248,16 @@ def run_seeds(folder: Path) -> list[Files]:
         run = files_in(folder)
         shutil.rmtree(folder / "run")
         app(
-            ["popularity", str(folder / "train.npz"), "--out", str(folder / "run"), "--align", "ridge"],
+            [
+                "popularity",
+                str(folder / "train.npz"),
+                "--out",
+                str(folder / "run"),
+                "--align",
+                "ridge",
+                "--temperature",
+                "0.1",
+            ],
             standalone_mode=False,
         )
     return [run, run, files_in(folder)]
@@ -543,6 +552,7 @@ def store_case(reader: str, seeds: list[Files], seed: int, outcome: dict[str, An
 
 def fuzz(reader: str, cases: range, seed: int, patience: float, store: Path, folder: Path) -> Tally:
     """Run the cases of one reader and store reproducers."""
+    folder.mkdir(parents=True, exist_ok=True)
     seeds_folder = folder / "seeds"
     pickled = folder / "seeds.json"
 
