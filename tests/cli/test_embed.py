@@ -10,6 +10,7 @@ from nuclr.data.formats.embeddings import read_embeddings
 from nuclr.models import DualEncoder
 from nuclr.runs import config
 from nuclr.training.loop import train
+from tests.data import make
 from tests.training import runs
 
 
@@ -42,6 +43,17 @@ def test_an_x_with_several_y_is_encoded_once(nuclr, tmp_path):
     assert arrays["x"].shape == (60, 8) and arrays["y"].shape == (120, 8)
     assert arrays["y_to_x"].tolist() == [i // 2 for i in range(120)]
     assert arrays["number"].tolist() == list(range(120))
+
+
+def test_images_outside_of_the_root_need_an_option(nuclr, trained, tmp_path):
+    make.write_images(tmp_path / "elsewhere")
+    (tmp_path / "lists").mkdir()
+    entries = ({"image": f"../elsewhere/{name}", "captions": texts} for name, texts in make.CAPTIONS.items())
+    arguments = ["embed", trained, "--pairs", make.write_lines(tmp_path / "lists" / "l.jsonl", *entries)]
+    status, _, err = nuclr(*arguments, "--out", tmp_path / "f.npz")
+    assert status == 2 and "data.allow_outside=true allows this" in err
+    assert nuclr(*arguments, "--out", tmp_path / "f.npz", "--allow-outside")[0] == 0
+    assert np.load(tmp_path / "f.npz")["y"].shape == (8, 8)
 
 
 def test_images_alone_and_texts_alone(nuclr, trained, tmp_path):

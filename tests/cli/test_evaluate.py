@@ -122,6 +122,16 @@ def test_a_run_on_images(nuclr, pictures, tmp_path):
     assert set(content["subject"]["images"]) == {"size", "mean", "std", "fit"}
 
 
+def test_images_outside_of_the_root_need_an_option(nuclr, refused, pictures, tmp_path):
+    make.write_images(tmp_path / "elsewhere")
+    (tmp_path / "lists").mkdir()
+    entries = ({"image": f"../elsewhere/{name}", "captions": texts} for name, texts in make.CAPTIONS.items())
+    path = make.write_lines(tmp_path / "lists" / "list.jsonl", *entries)
+    refused("data.allow_outside=true allows this", pictures, "--retrieval", path)
+    status, _, err = nuclr(pictures, "--retrieval", path, "--allow-outside")
+    assert status == 0, err
+
+
 def test_encoders_that_are_not_a_run(nuclr, refused, vectors):
     model = vectors / "run" / "model"
     status, printed, err = nuclr(model, "--retrieval", vectors / "val.npz", "--correct", "bank=queries")

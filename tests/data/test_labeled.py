@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nuclr.data import open_labeled
+from nuclr.data import check_samples, open_labeled
 from nuclr.errors import UserError
 from tests.data import make
 
@@ -73,3 +73,13 @@ def test_wrong_folders_are_refused(tmp_path):
 def test_the_repr_shows_images_and_classes(tmp_path):
     folder = folders(tmp_path, cat=2, dog=3)
     assert repr(open_labeled(folder)) == f"LabeledImages({folder.name!r}, 5 images, 2 classes)"
+
+
+def test_images_that_are_links_out_of_the_folder_are_bad_samples_unless_allowed(tmp_path):
+    folder = folders(make.write_images(tmp_path / "data"), cat=2, dog=2)
+    image = folder / "cat" / "0.jpg"
+    image.rename(tmp_path / "elsewhere.jpg")
+    image.symlink_to(tmp_path / "elsewhere.jpg")
+    (bad,) = check_samples(open_labeled(folder), max_bad_share=1).values()
+    assert bad == "outside data.root; data.allow_outside=true allows this"
+    assert check_samples(open_labeled(folder, allow_outside=True)) == {}

@@ -1,18 +1,34 @@
 """The parts of a run, built from its settings."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from nuclr.runs import components
+from nuclr.errors import UserError
+from nuclr.runs import components, settings
+from tests.data import make
 from tests.training import runs
 
 
 def test_vectors_are_standardized(tmp_path):
-    settings = runs.load(tmp_path)
-    source = components.open_train(settings.data)
-    model = components.make_model(settings.model, source, 0)
+    loaded = runs.load(tmp_path)
+    source = components.open_train(loaded.data)
+    model = components.make_model(loaded.model, source, 0)
     x = torch.from_numpy(np.stack([source.pairs.x(i) for i in range(120)]))
     standard = model.x.tower(x)
     assert standard.mean(0).abs().max() < 1e-5
     assert float(standard.square().mean()) == pytest.approx(1, rel=1e-4)
+
+
+def test_images_outside_of_the_root_need_allow_outside(tmp_path):
+    make.write_images(tmp_path / "elsewhere")
+    make.write_images(tmp_path / "data")
+    names = ["a.jpg", str(tmp_path / "elsewhere" / "a.jpg")]
+    make.write_lines(tmp_path / "data" / "train.jsonl", *({"image": name, "caption": "c"} for name in names))
+    data = settings.Data(train="train.jsonl", root=str(tmp_path / "data"))
+    with pytest.raises(UserError, match=r"1 of 2 samples are bad.*data\.allow_outside=true allows this"):
+        components.open_train(data)
+    source = components.open_train(dataclasses.replace(data, allow_outside=True))
+    assert source.bad == {} and source.numbers.tolist() == [0, 1]

@@ -1,5 +1,6 @@
 """`nuclr embed`: features of pairs, of images alone or of texts alone."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,10 @@ def embed(
     texts: Annotated[Path | None, typer.Option(help="A file with one text per line.")] = None,
     root: Annotated[str | None, typer.Option(help="Folder that names in the pairs are relative to.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split, if the pairs have several.")] = None,
+    allow_outside: Annotated[
+        bool,
+        typer.Option("--allow-outside", help="Read images that lists name outside of the root (data.allow_outside)."),
+    ] = False,
     best: Annotated[bool, typer.Option("--best", help="Use the best checkpoint's weights, not the last.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
@@ -55,13 +60,15 @@ def embed(
             where = launch.pick_device(device)
             model, data = build_model(pretrained=str(run)).to(where).eval(), Data()
             encoding = features.Encoding(batch_size, where)
+        if allow_outside:
+            data = dataclasses.replace(data, allow_outside=True)
         bad, names = 0, None
         if images is not None:
             arrays, names = features.embed_images(model, images, encoding, data)
         elif texts is not None:
             arrays = features.embed_texts(model, texts, encoding)
         else:
-            if own and trained is not None and root is None and split is None:
+            if own and trained is not None and root is None and split is None and not allow_outside:
                 source = trained.train
             else:
                 chosen = pairs if pairs is not None else str(data.train)

@@ -52,6 +52,10 @@ def evaluate(
     ] = None,
     root: Annotated[str | None, typer.Option(help="Folder that --retrieval and its images are relative to.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split, if the pairs have several.")] = None,
+    allow_outside: Annotated[
+        bool,
+        typer.Option("--allow-outside", help="Read images that lists name outside of the root (data.allow_outside)."),
+    ] = False,
     classes: Annotated[
         Path | None, typer.Option(help="JSON with the class names, instead of classes.json in the folder.")
     ] = None,
@@ -100,10 +104,11 @@ def evaluate(
     with training_errors(), launch.processes(launch.pick_device(device)):
         subject = open_subject(run, best, batch_size, device)
         share = subject.data.max_bad_share
-        retrievals = [tasks.open_retrieval(text, root, split, share) for text in retrieval or []]
+        outside = allow_outside or subject.data.allow_outside
+        retrievals = [tasks.open_retrieval(text, root, split, share, outside) for text in retrieval or []]
         size = subject.model.images.size if subject.model.images is not None else 32
         classifications = [
-            tasks.open_classification(text, classes, templates, share, size) for text in classification or []
+            tasks.open_classification(text, classes, templates, share, size, outside) for text in classification or []
         ]
         if not retrievals and not classifications:
             retrievals, classifications = protocol.own_sets(subject)

@@ -27,6 +27,7 @@ class LabeledImages(ListedPairs):
         folder: the folder with one folder per class.
         classes: folder -> class name, in the order of the classes.
         templates: prompts with {} for the class name.
+        allow_outside: follow symbolic links that lead out of the folder.
 
     Attributes:
         classes: the names of the classes.
@@ -35,7 +36,9 @@ class LabeledImages(ListedPairs):
 
     """
 
-    def __init__(self, folder: Path, classes: dict[str, str], templates: list[str]) -> None:
+    def __init__(
+        self, folder: Path, classes: dict[str, str], templates: list[str], allow_outside: bool = False
+    ) -> None:
         self.classes, self.templates = list(classes.values()), templates
         files = {
             name: sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
@@ -45,7 +48,7 @@ class LabeledImages(ListedPairs):
             if not images:
                 raise UserError(f"{folder / name}: no images of this class; add some or remove the folder")
         rows = ((f"{name}/{file.name}", classes[name], None) for name in classes for file in files[name])
-        super().__init__(rows, folder, folder)
+        super().__init__(rows, folder, folder, allow_outside)
         self.y_id = np.repeat(np.arange(len(classes)), [len(images) for images in files.values()])
 
     def __repr__(self) -> str:
@@ -56,13 +59,20 @@ class LabeledImages(ListedPairs):
         return [[template.replace("{}", name) for template in self.templates] for name in self.classes]
 
 
-def open_labeled(folder: str | Path, classes: Path | None = None, templates: Path | None = None) -> LabeledImages:
+def open_labeled(
+    folder: str | Path,
+    classes: Path | None = None,
+    templates: Path | None = None,
+    allow_outside: bool = False,
+) -> LabeledImages:
     """Open a folder with one folder of images per class.
 
     Args:
         folder: the folder (setting `data.classes`).
         classes: a JSON file to use instead of `classes.json` in the folder.
         templates: a JSON file to use instead of `templates.json` in the folder.
+        allow_outside: follow symbolic links that lead out of the folder (setting `data.allow_outside`). Otherwise such
+            images are bad samples.
 
     Returns:
         The labeled images.
@@ -95,7 +105,8 @@ def open_labeled(folder: str | Path, classes: Path | None = None, templates: Pat
     if isinstance(names, dict) and "classes" in names:
         names, prompts = names["classes"], names.get("templates", prompts) if templates is None else prompts
     prompts = list(TEMPLATES) if prompts is None else prompts
-    return LabeledImages(folder, _name_folders(path, folders, names), check_templates(templates or folder, prompts))
+    prompts = check_templates(templates or folder, prompts)
+    return LabeledImages(folder, _name_folders(path, folders, names), prompts, allow_outside)
 
 
 def read_templates(path: Path) -> list[str]:

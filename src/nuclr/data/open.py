@@ -38,6 +38,7 @@ def open_pairs(
     x_key: str | None = None,
     y_key: str | None = None,
     split: str | None = None,
+    allow_outside: bool = False,
 ) -> AnyPairs:
     """Open pairs in any of the formats above.
 
@@ -48,6 +49,8 @@ def open_pairs(
         x_key: the column or key of the image, if it does not have a usual name (setting `data.x.key`).
         y_key: the column or key of the caption (setting `data.y.key`).
         split: the split to read, if the source has several (setting `data.split`).
+        allow_outside: read images that a list names outside of `root`, or of the list's folder without a root
+            (setting `data.allow_outside`). Otherwise they are bad samples.
 
     Returns:
         The pairs, numbered from 0; see `nuclr.data.Pairs`.
@@ -71,31 +74,33 @@ def open_pairs(
     parts = [_below(folder, part) for part in name.split("::")]
     if len(parts) > 1 or "{" in name:
         return open_tars(expand("::".join(parts)), x_key, y_key)
-    return _open_one(Path(parts[0]), folder, x_key, y_key, split)
+    return _open_one(Path(parts[0]), folder, x_key, y_key, split, allow_outside)
 
 
-def _open_one(path: Path, root: Path | None, x_key: str | None, y_key: str | None, split: str | None) -> AnyPairs:
+def _open_one(
+    path: Path, root: Path | None, x_key: str | None, y_key: str | None, split: str | None, allow_outside: bool
+) -> AnyPairs:
     if not path.exists():
         siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         nearest = difflib.get_close_matches(path.name, siblings)
         raise UserError(f"{path}: no such file or folder{f'; did you mean {nearest[0]}?' if nearest else ''}")
     if path.is_dir():
         if is_hf(path):
-            return open_hf(path, root, x_key, y_key, split)
+            return open_hf(path, root, x_key, y_key, split, allow_outside)
         if any(path.glob("*.tar")):
             return open_tars(expand(str(path)), x_key, y_key)
         if any(path.rglob("*.parquet")):
-            return open_parquet(path, root, x_key, y_key, split)
+            return open_parquet(path, root, x_key, y_key, split, allow_outside)
         raise UserError(f"{path}: a folder without tars, Parquet files or a saved dataset; known formats: {_KNOWN}")
     suffix = path.suffix.lower()
     if path.stat().st_size == 0:
         raise UserError(f"{path}: empty file")
     if suffix in (".jsonl", ".json"):
-        return open_caption_list(path, root, x_key, y_key, split)
+        return open_caption_list(path, root, x_key, y_key, split, allow_outside)
     if suffix in (".csv", ".tsv", ".txt"):
-        return open_table(path, root, x_key, y_key)
+        return open_table(path, root, x_key, y_key, allow_outside)
     if suffix == ".parquet":
-        return open_parquet(path, root, x_key, y_key, split)
+        return open_parquet(path, root, x_key, y_key, split, allow_outside)
     if suffix == ".tar":
         return open_tars([path], x_key, y_key)
     if suffix in embeddings.SUFFIXES:

@@ -52,7 +52,7 @@ def open_val(data: s.Data, check: bool = True) -> Source | None:
 
 
 def _open_source(data: s.Data, path: str, split: str | None, keep: str | None, check: bool) -> Source:
-    pairs = open_pairs(path, data.root, data.x.key, data.y.key, split)
+    pairs = open_pairs(path, data.root, data.x.key, data.y.key, split, data.allow_outside)
     kept = None if keep is None else read_keep(below(data.root, keep), len(pairs))
     bad = check_samples(pairs, kept, data.max_bad_share, data.workers) if check else {}
     return Source(pairs, usable(pairs, bad, kept), bad)
@@ -69,7 +69,7 @@ def open_classes(data: s.Data, pairs: Pairs) -> Any:
         return None
     if data.classes == "builtin":
         return BuiltinLabeled(size=pairs.size) if isinstance(pairs, BuiltinPairs) else BuiltinLabeled()
-    return open_labeled(below(data.root, data.classes))
+    return open_labeled(below(data.root, data.classes), allow_outside=data.allow_outside)
 
 
 def make_loader(data: s.Data, pairs: Pairs, model: DualEncoder, loaders: Loaders | None = None) -> Loader:

@@ -195,7 +195,7 @@ def check_target(out: Path) -> None:
 
 def open_source(model: DualEncoder, pairs: str, root: str | None, split: str | None, data: Data) -> Source:
     """Open pairs that are not a run's own, with the columns that `data` names, and check that the model takes them."""
-    source = open_pairs(pairs, root, data.x.key, data.y.key, split)
+    source = open_pairs(pairs, root, data.x.key, data.y.key, split, data.allow_outside)
     for side, kind, takes in (("x", source.x_kind, model.images), ("y", source.y_kind, model.tokenizer)):
         if (kind == "vector") != (takes is None):
             raise UserError(f"--pairs {pairs}: side {side} holds {kind}s, which this model does not take")

@@ -37,6 +37,7 @@ FREE_ON_RESUME = {
     "report",
     "plugins",
     "data.root",
+    "data.allow_outside",
     "data.workers",
     "data.memory",
     "log.tensorboard",

@@ -35,16 +35,17 @@ class Data:
     """The pairs. Names are relative to `root` if they exist there.
 
     train, val: see `nuclr.data.open_pairs`; val is optional. classes: a folder of labeled images for zero-shot
-    classification, or "builtin". keep: a list of pair numbers to train on. one_pair_per_x: an epoch contains every x
-    once instead of every pair. mask: pairs that share an x or a y are not used as negatives of each other.
-    batch_size: summed over all processes. fit: how an image is made square. memory: megabytes of decoded images to
-    keep.
+    classification, or "builtin". allow_outside: read images that lists name outside of `root`. keep: a list of pair
+    numbers to train on. one_pair_per_x: an epoch contains every x once instead of every pair. mask: pairs that share an
+    x or a y are not used as negatives of each other. batch_size: summed over all processes. fit: how an image is made
+    square. memory: megabytes of decoded images to keep.
     """
 
     train: str | None = None
     val: str | None = None
     classes: str | None = None
     root: str | None = None
+    allow_outside: bool = False
     x: DataSide = field(default_factory=DataSide)
     y: DataSide = field(default_factory=DataSide)
     split: str | None = None

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from nuclr.data.formats.listed import ListedPairs, choose_column
-from nuclr.data.modalities.image import open_image, read_file
+from nuclr.data.modalities.image import boundary, open_image, read_file
 from nuclr.data.pairs import BadSample, Checkable
 from nuclr.data.texts import Texts, caption_problem, clean, digest, number_distinct
 from nuclr.errors import UserError, require
@@ -42,6 +42,7 @@ class ArrowPairs(Checkable):
         images: the column of images: bytes or {bytes, path}.
         captions: the column of captions: one text or a list of texts per row.
         folder: the folder that the paths of images without bytes are relative to.
+        allow_outside: read such images outside of the folder as well.
 
     Raises:
         UserError: if the table has no pairs.
@@ -51,8 +52,17 @@ class ArrowPairs(Checkable):
     x_kind = "image"
     y_kind = "text"
 
-    def __init__(self, path: Path, files: Sequence[Path], images: Any, captions: Any, folder: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: Sequence[Path],
+        images: Any,
+        captions: Any,
+        folder: Path,
+        allow_outside: bool = False,
+    ) -> None:
         self._files, self._images, self.folder = files, images, folder
+        self._inside = boundary(folder, allow_outside)
         self.known_bad: dict[int, str] = {}
         self.label = path.name or str(path)
         self._captions = Texts()
@@ -79,7 +89,7 @@ class ArrowPairs(Checkable):
             content = content["bytes"]
             if not content and reason:
                 raise BadSample(reason)
-            content = content or (read_file(self.folder / name) if name else None)
+            content = content or (read_file(self.folder / name, self._inside) if name else None)
         if not content:
             raise BadSample("no image in the row")
         return open_image(content)
@@ -100,7 +110,9 @@ class ArrowPairs(Checkable):
 
     def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a file of the table does."""
-        return hashlib.sha256(json.dumps([file_stamp(file) for file in self._files]).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([[file_stamp(file) for file in self._files], str(self._inside)]).encode()
+        ).hexdigest()
 
 
 def _image_keys(images: Any) -> np.ndarray:
@@ -133,7 +145,7 @@ def _with_equal_value(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def open_arrow(
-    path: Path, files: Sequence[Path], table: Any, image: str, caption: str, root: Path | None
+    path: Path, files: Sequence[Path], table: Any, image: str, caption: str, root: Path | None, allow_outside: bool
 ) -> ListedPairs | ArrowPairs:
     """Return the pairs of a table.
 
@@ -144,14 +156,15 @@ def open_arrow(
         image: the column of image names or encoded images.
         caption: the column of captions.
         root: the folder that image names are relative to.
+        allow_outside: read images outside of the root as well.
 
     """
     images, captions = (validate_column(path, table, name) for name in (image, caption))
     pairs: ListedPairs | ArrowPairs
     if holds_names(table.schema.field(image).type):
-        pairs = ListedPairs(_named_rows(images, captions), path, root)
+        pairs = ListedPairs(_named_rows(images, captions), path, root, allow_outside)
     else:
-        pairs = ArrowPairs(path, files, images, captions, root or path.parent)
+        pairs = ArrowPairs(path, files, images, captions, root or path.parent, allow_outside)
     pairs.x_key, pairs.y_key = image, caption
     return pairs
 
@@ -274,6 +287,7 @@ def open_parquet(
     x_key: str | None = None,
     y_key: str | None = None,
     split: str | None = None,
+    allow_outside: bool = False,
 ) -> ListedPairs | ArrowPairs:
     """Open a Parquet file, or a folder of them in order of their names.
 
@@ -283,6 +297,7 @@ def open_parquet(
         x_key: the column of images.
         y_key: the column of captions.
         split: keep only files whose name starts with it, or whose folder has this name.
+        allow_outside: read images outside of the root as well.
 
     Raises:
         UserError: if a file cannot be read or a column is missing.
@@ -304,7 +319,7 @@ def open_parquet(
         raise
     except Exception as error:  # pyarrow raises many types on damaged files
         raise UserError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
-    return open_arrow(path, files, table, image, caption, root)
+    return open_arrow(path, files, table, image, caption, root, allow_outside)
 
 
 def _read(file: Path, names: list[str]) -> Any:
@@ -349,6 +364,7 @@ def open_hf(
     x_key: str | None = None,
     y_key: str | None = None,
     split: str | None = None,
+    allow_outside: bool = False,
 ) -> ListedPairs | ArrowPairs:
     """Open a folder written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`.
 
@@ -358,6 +374,7 @@ def open_hf(
         x_key: the column of images.
         y_key: the column of captions.
         split: the split to read; required for a `DatasetDict`.
+        allow_outside: read images outside of the root as well.
 
     Raises:
         UserError: if the folder cannot be read, or a split or column is missing.
@@ -385,7 +402,7 @@ def open_hf(
         raise
     except Exception as error:  # pyarrow raises many types on damaged files
         raise UserError(f"{path}: cannot be read as a dataset on disk ({first_line(error)})") from None
-    return open_arrow(path, files, table, image, caption, root)
+    return open_arrow(path, files, table, image, caption, root, allow_outside)
 
 
 def _data_file(folder: Path, name: Any) -> Path:

@@ -24,6 +24,7 @@ def open_caption_list(
     x_key: str | None = None,
     y_key: str | None = None,
     split: str | None = None,
+    allow_outside: bool = False,
 ) -> ListedPairs:
     """Open a caption list.
 
@@ -33,13 +34,14 @@ def open_caption_list(
         x_key: the key of the image names.
         y_key: the key of the captions.
         split: keep only entries with this "split"; several are joined by "+", as in "train+restval".
+        allow_outside: read images outside of the root as well.
 
     Raises:
         UserError: if the file is not a caption list; it names the line.
 
     """
     rows = _rows(path, x_key, y_key, set(split.split("+")) if split else None)
-    return ListedPairs(rows, path, root)
+    return ListedPairs(rows, path, root, allow_outside)
 
 
 def _rows(path: Path, x_key: str | None, y_key: str | None, splits: set[str] | None) -> Iterator[Row]:

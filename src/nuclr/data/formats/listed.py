@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from nuclr.data.modalities.image import open_image, read_file
+from nuclr.data.modalities.image import boundary, open_image, read_file
 from nuclr.data.pairs import BadSample, Checkable
 from nuclr.data.texts import MAX_CAPTION, Texts, caption_problem, clean
 from nuclr.errors import UserError
@@ -25,13 +25,16 @@ class ListedPairs(Checkable):
     """Pairs of image files and captions.
 
     Names of images are relative to `root`, or to a folder in it that has the name of the list (`train/` for
-    `train.jsonl`) or the name `images`. After these, the same folders next to the list are tried.
+    `train.jsonl`) or the name `images`. After these, the same folders next to the list are tried. An image outside of
+    the root (of the list's folder, if it was found there) is a bad sample, unless `allow_outside` is True.
 
     Args:
         rows: (image name, caption, reason) per pair, in the order of the list. The reason is None unless the row is
             already known to be bad.
         path: the list.
         root: the folder that the names are relative to (setting `data.root`); by default that of the list.
+        allow_outside: read images outside of the root as well (setting `data.allow_outside`). A name leaves the root
+            if it is absolute, contains `..`, or leads through a symbolic link.
 
     Raises:
         UserError: if there are no rows, or none of the first images exists.
@@ -41,7 +44,13 @@ class ListedPairs(Checkable):
     x_kind = "image"
     y_kind = "text"
 
-    def __init__(self, rows: Iterable[tuple[str, str, str | None]], path: Path, root: Path | None = None) -> None:
+    def __init__(
+        self,
+        rows: Iterable[tuple[str, str, str | None]],
+        path: Path,
+        root: Path | None = None,
+        allow_outside: bool = False,
+    ) -> None:
         self.known_bad: dict[int, str] = {}
         self.label = path.name or str(path)
         self._names, self._captions = Texts(), Texts()
@@ -56,7 +65,8 @@ class ListedPairs(Checkable):
         self.x_id, self.y_id = self._names.ids(), self._captions.ids()
         both = self._names.fingerprint() + self._captions.fingerprint()
         self.fingerprint = hashlib.sha256(both.encode()).hexdigest()
-        self.folder = self._find_folder(path, root)
+        self.folder, top = self._find_folder(path, root)
+        self._inside = boundary(top, allow_outside)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -66,7 +76,7 @@ class ListedPairs(Checkable):
         name = self._names[number]
         if not name:
             raise BadSample("no image named")
-        return open_image(read_file(self.folder / name))
+        return open_image(read_file(self.folder / name, self._inside))
 
     def y(self, number: int) -> str:
         """Return the caption."""
@@ -80,7 +90,7 @@ class ListedPairs(Checkable):
 
     def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of an image file does."""
-        hashed = hashlib.sha256(str(self.folder.absolute()).encode())
+        hashed = hashlib.sha256(f"{self.folder.absolute()} {self._inside}".encode("utf-8", "surrogateescape"))
         _, first = np.unique(self.x_id, return_index=True)
         for number in first:
             try:
@@ -90,18 +100,22 @@ class ListedPairs(Checkable):
                 hashed.update(b"missing;")
         return hashed.hexdigest()
 
-    def _find_folder(self, path: Path, root: Path | None) -> Path:
-        """Return the folder that holds most of the first images; a tie goes to the first folder."""
+    def _find_folder(self, path: Path, root: Path | None) -> tuple[Path, Path]:
+        """Return the folder that holds most of the first images, and the root or list's folder that it belongs to.
+
+        A tie goes to the first folder.
+        """
         tops = [path.parent] if root is None else [root, path.parent]
-        folders = [folder for top in tops for folder in (top, top / path.stem, top / "images")]
+        candidates = [(folder, top) for top in tops for folder in (top, top / path.stem, top / "images")]
         names = [name for name in (self._names[i] for i in range(min(len(self), _PROBED))) if name]
-        counts = [sum((folder / name).is_file() for name in names) for folder in folders]
+        # Path.is_file would raise an error for names that are too long.
+        counts = [sum(os.path.isfile(folder / name) for name in names) for folder, _ in candidates]  # noqa: PTH113
         if names and not any(counts):
             raise UserError(
-                f"{path}: none of its first images exists, for example {folders[0] / names[0]}; "
+                f"{path}: none of its first images exists, for example {candidates[0][0] / names[0]}; "
                 "set data.root to the folder that their names are relative to"
             )
-        return folders[counts.index(max(counts))]
+        return candidates[counts.index(max(counts))]
 
 
 def choose_column(columns: Sequence[str], side: Literal["x", "y"], key: str | None, path: Path) -> str:

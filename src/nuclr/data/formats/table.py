@@ -17,7 +17,13 @@ SEPARATORS = ("\t", ",", ";", "|")
 Row = tuple[str, str, str | None]
 
 
-def open_table(path: Path, root: Path | None = None, x_key: str | None = None, y_key: str | None = None) -> ListedPairs:
+def open_table(
+    path: Path,
+    root: Path | None = None,
+    x_key: str | None = None,
+    y_key: str | None = None,
+    allow_outside: bool = False,
+) -> ListedPairs:
     """Open a table.
 
     A row with too few or too many cells is a bad sample.
@@ -27,13 +33,14 @@ def open_table(path: Path, root: Path | None = None, x_key: str | None = None, y
         root: the folder that image names are relative to.
         x_key: the column of the image names.
         y_key: the column of the captions.
+        allow_outside: read images outside of the root as well.
 
     Raises:
         UserError: if the file is not a table with these columns.
 
     """
     columns: dict[str, str] = {}
-    pairs = ListedPairs(_rows(path, x_key, y_key, columns), path, root)
+    pairs = ListedPairs(_rows(path, x_key, y_key, columns), path, root, allow_outside)
     pairs.x_key, pairs.y_key = columns.get("x"), columns.get("y")
     return pairs
 

@@ -4,6 +4,7 @@ A JPEG is decoded at the smallest of libjpeg's scales (1, 1/2, 1/4, 1/8) that st
 several times faster for photographs, and gives the same pixels on every machine with the same libjpeg.
 """
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -19,17 +20,32 @@ Fit = Literal["crop", "squash"]
 _ORIENTATION = 0x0112  # EXIF tag
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, inside: Path | None = None) -> bytes:
     """Return the bytes of an image file.
 
+    Args:
+        path: the file.
+        inside: the folder that the file must be in after all symbolic links are followed, itself without links (see
+            `boundary`). None allows all folders.
+
     Raises:
-        BadSample: if the file is missing, empty, too large, not a regular file, or cannot be read.
+        BadSample: if the file is missing, empty, too large, not a regular file, outside of `inside`, or cannot be read.
 
     """
     try:
+        if inside is not None:
+            path = Path(os.path.realpath(path))
+            if not path.is_relative_to(inside):
+                raise BadSample("outside data.root; data.allow_outside=true allows this")
         return image_files.read_image_file(path)
-    except image_files.ImageError as error:
-        raise BadSample(str(error)) from None
+    except (OSError, ValueError) as error:
+        reason = str(error) if isinstance(error, image_files.ImageError) else f"cannot be read ({error})"
+        raise BadSample(reason) from None
+
+
+def boundary(folder: Path, allow_outside: bool) -> Path | None:
+    """Return the argument `inside` of `read_file` for images in `folder` (setting `data.allow_outside`)."""
+    return None if allow_outside else Path(os.path.realpath(folder))
 
 
 def open_image(data: bytes) -> Image.Image:

@@ -84,7 +84,7 @@ def parse_test(text: str, data: Data) -> TestSet:
     kind = "classes" if _is_classes(path, data) else "pairs"
     try:
         if kind == "pairs":
-            task = open_retrieval(path, data.root, None, data.max_bad_share)
+            task = open_retrieval(path, data.root, None, data.max_bad_share, data.allow_outside)
             fingerprint, duplicates = task.pairs.fingerprint, task.duplicates
         else:
             classes = _open_classes(path, data, 32).classes
@@ -114,7 +114,8 @@ def _open_classes(path: str, data: Data, size: int) -> ClassificationTask:
     if path == BUILTIN_CLASSES:
         return open_classification("builtin", None, None, data.max_bad_share, size)
     named = path.partition(":")[0] in CLASSIFICATION
-    return open_classification(path if named else str(below(data.root, path)), None, None, data.max_bad_share)
+    location = path if named else str(below(data.root, path))
+    return open_classification(location, None, None, data.max_bad_share, allow_outside=data.allow_outside)
 
 
 def _file_hash(path: Path) -> str:
@@ -141,7 +142,7 @@ def val_features(run: Run) -> PairFeatures:
 def test_features(run: Run, test: TestSet) -> PairFeatures:
     """Return the features of a test set of pairs."""
     data, subject = run.settings.data, subject_of_run(run)
-    task = open_retrieval(test.path, data.root, None, data.max_bad_share)
+    task = open_retrieval(test.path, data.root, None, data.max_bad_share, data.allow_outside)
     subject.check_kinds(test.name, task.pairs)
     return pair_features(subject, task.pairs, task.numbers, test.duplicates)
 

@@ -69,17 +69,19 @@ class ClassificationTask:
     templates: list[str] | None
 
 
-def open_retrieval(text: str, root: str | None, split: str | None, max_bad_share: float) -> RetrievalTask:
+def open_retrieval(
+    text: str, root: str | None, split: str | None, max_bad_share: float, allow_outside: bool = False
+) -> RetrievalTask:
     """Open a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a standard test set."""
     standard = _standard_set(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
     if standard is None:
-        pairs = open_pairs(text, root, split=split)
+        pairs = open_pairs(text, root, split=split, allow_outside=allow_outside)
         _refuse_unlinked(text, root)
         return _retrieval_task(text, text, split, pairs, max_bad_share, known=False)
     name, folder = standard
     known = RETRIEVAL[name]
     path, images = _find(known, folder)
-    pairs = open_pairs(path, images, split=known.split)
+    pairs = open_pairs(path, images, split=known.split, allow_outside=allow_outside)
     task = _retrieval_task(name, str(path), known.split, pairs, max_bad_share, known=True)
     sizes = len(np.unique(pairs.x_id)), len(pairs)
     if sizes != known.sizes:
@@ -116,12 +118,17 @@ def _refuse_unlinked(text: str, root: str | None) -> None:
 
 
 def open_classification(
-    text: str, classes: Path | None, templates: Path | None, max_bad_share: float, size: int = 32
+    text: str,
+    classes: Path | None,
+    templates: Path | None,
+    max_bad_share: float,
+    size: int = 32,
+    allow_outside: bool = False,
 ) -> ClassificationTask:
     """Open a folder of classes, `.npz` with x, labels, prompts, "builtin" (this size), or NAME:PATH (standard sets)."""
     standard = _standard_set(text, CLASSIFICATION, RETRIEVAL, "--classification", "--retrieval")
     if standard is not None:
-        return _standard_classification(*standard, templates, max_bad_share)
+        return _standard_classification(*standard, templates, max_bad_share, allow_outside)
     if text.partition(":")[0] == "builtin":
         opened: Any = BuiltinLabeled(size=size)
     elif Path(text).suffix == ".npz":
@@ -130,12 +137,12 @@ def open_classification(
         vectors = read_classes(Path(text))
         return ClassificationTask(text, text, vectors, np.arange(len(vectors.labels)), {}, None)
     else:
-        opened = open_labeled(text, classes, templates)
+        opened = open_labeled(text, classes, templates, allow_outside)
     return classification_task(text, text, opened, np.arange(len(opened)), max_bad_share)
 
 
 def _standard_classification(
-    name: str, folder: Path, templates: Path | None, max_bad_share: float
+    name: str, folder: Path, templates: Path | None, max_bad_share: float, allow_outside: bool
 ) -> ClassificationTask:
     known = CLASSIFICATION[name]
     class_folder = next((folder / below for below in known.folders if _class_folders(folder / below, known)), None)
@@ -144,7 +151,7 @@ def _standard_classification(
         raise UserError(f"{known.title}: {folder} {what}; it needs {known.layout}")
     names = names_of(class_folder, folder, _class_folders(class_folder, known), known)
     prompts = list(known.templates) if templates is None else read_templates(templates)
-    opened = LabeledImages(class_folder, names, prompts)
+    opened = LabeledImages(class_folder, names, prompts, allow_outside)
     numbers = np.arange(len(opened))
     if known.listed is not None:
         numbers = _listed(opened, folder / known.listed, known)
