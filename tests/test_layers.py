@@ -17,7 +17,7 @@ LAYERS = (
     {"runs"},
     {"evaluation"},
     {"data", "models", "objectives", "popularity"},
-    {"distributed", "files", "image_files"},
+    {"distributed", "files", "image_files", "norms"},
     {"__init__"},
     {"errors"},
 )

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from nuclr.models import Encoder, build_model
-from nuclr.models.encoder import Head
+from nuclr.models.encoder import Head, unit_norm
 
 from .conftest import CAPTIONS, batch, check_features, step
 
@@ -59,3 +59,11 @@ def test_repr_is_one_line(image_folder):
     model = build_model(image_folder, nn.Sequential(nn.Linear(7, 4)), x_head="mlp", x_frozen=True, width=12)
     assert repr(model.x) == "Encoder(ImageTower('resnet', 40 px), Head('mlp', 16 -> 12), frozen)"
     assert repr(model.y) == "Encoder(Sequential, Identity)"
+
+
+def test_features_that_overflow_when_squared_are_normalized():
+    features = torch.randn(5, 8)
+    torch.testing.assert_close(unit_norm(features * 1e25), unit_norm(features))
+    assert torch.equal(unit_norm(features), torch.nn.functional.normalize(features, dim=1))
+    half = (features * 2e4).half()
+    torch.testing.assert_close(unit_norm(half), unit_norm(features), rtol=2e-3, atol=1e-4)

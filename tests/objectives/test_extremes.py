@@ -487,3 +487,10 @@ def test_tables_stay_float32(name, convert) -> None:
     for key, buffer in objective.named_buffers():
         assert buffer.dtype in (torch.float32, torch.int64, torch.bool), key
         np.testing.assert_array_equal(state_of(objective)[key], state_of(untouched)[key], err_msg=key)
+
+
+def test_normalize_accepts_features_that_overflow_when_squared():
+    x, y = torch.randn(2, 8, 5)
+    expected = build("clip", num_samples=8, normalize=True)(x, y, torch.arange(8)).loss
+    loss = build("clip", num_samples=8, normalize=True)(x * 1e25, y * 1e25, torch.arange(8)).loss
+    torch.testing.assert_close(loss, expected)

@@ -110,3 +110,12 @@ def test_repr_is_one_line() -> None:
     line = repr(Solver()(problem))
     assert line.startswith("Result(candidates=12, anchors=10, temperature=0.1, residual=")
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-25])
+def test_normalize_scales_features_of_extreme_norm(scale: float) -> None:
+    x, y = (torch.nn.functional.normalize(torch.randn(30, 8), dim=1) for _ in range(2))
+    expected = solve(x=x, y=y, temperature=0.1)
+    result = solve(x=x * scale, y=y * scale, temperature=0.1, normalize=True)
+    assert expected.zeta.std() > 0.01
+    torch.testing.assert_close(result.zeta, expected.zeta, rtol=1e-3, atol=1e-4)

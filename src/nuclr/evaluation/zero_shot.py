@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nuclr.evaluation.ranks import query_ranks
+from nuclr.norms import rescale_extreme_rows
 from nuclr.popularity.problem import Array, Indices, as_tensor
 
 
@@ -32,6 +33,9 @@ def class_features(prompts: Sequence[Array]) -> Tensor:
     for number, features in enumerate(matrices):
         if features.ndim != 2 or not len(features):
             raise ValueError(f"prompts[{number}] has shape {tuple(features.shape)}; needs (m, d) with m at least 1")
+    # In half precision the norm of a row may overflow.
+    matrices = [features if features.dtype.itemsize >= 4 else features.float() for features in matrices]
+    matrices = [rescale_extreme_rows(features, small=False) for features in matrices]
     return torch.stack([normalize(normalize(features, dim=1).mean(dim=0), dim=0) for features in matrices])
 
 

@@ -7,13 +7,15 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from nuclr.errors import UserError
+from nuclr.norms import rescale_extreme_rows
 
 HEADS = ("linear", "mlp", "none")
 
 
 def unit_norm(features: Tensor) -> Tensor:
     """Scale rows to unit norm, in float32 or float64: in bfloat16, under autocast, scores would lose two digits."""
-    return normalize(features if features.dtype == torch.float64 else features.float(), dim=1)
+    features = features if features.dtype == torch.float64 else features.float()
+    return normalize(rescale_extreme_rows(features, small=False), dim=1)
 
 
 class Head(nn.Sequential):

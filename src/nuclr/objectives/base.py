@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nuclr import distributed
+from nuclr.norms import rescale_extreme_rows
 from nuclr.objectives.checks import (
     Check,
     DeferredCheck,
@@ -210,7 +211,7 @@ class Objective(nn.Module):
         dtype = torch.float64 if inputs.x.dtype == torch.float64 else torch.float32
         x, y = inputs.x.to(dtype), inputs.y.to(dtype)
         if self.normalize:
-            x, y = nn.functional.normalize(x, dim=1), nn.functional.normalize(y, dim=1)
+            x, y = (nn.functional.normalize(rescale_extreme_rows(side, small=False), dim=1) for side in (x, y))
         columns = [None if t is None else t.to(x.device, torch.int64) for t in (inputs.index, inputs.x_id, inputs.y_id)]
         start, all_x, all_y = 0, x, y
         if distributed.world_size() > 1:

@@ -10,6 +10,7 @@ results.
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class Kernel:
 
     Args:
         problem: The problem.
-        memory: Bytes that the matrix may take.
+        memory: Bytes that the matrix may take. If less is free, the matrix is not kept either.
 
     """
 
@@ -77,10 +78,20 @@ class Kernel:
         self.problem = problem.part(own_rows(n_x))
         self.tiles, self.blocks = tiling(self.problem, memory)
         share = -(-n_x // distributed.world_size())  # equal on all processes, so that all take the same decision
-        self.keep = share * n_y * problem.dtype.itemsize <= memory
+        needed = share * n_y * problem.dtype.itemsize
         block = [max((s.stop - s.start for s in slices), default=0) for slices in (self.tiles, self.blocks)]
-        count = len(self.tiles) if self.keep else 1
-        self.storage = torch.empty(count, len(self.blocks), *block, dtype=problem.dtype, device=problem.b.device)
+        device = problem.b.device
+        storage = None
+        if needed <= memory:
+            fits = needed <= free_memory(device)
+            if fits:
+                storage = _allocate(len(self.tiles), len(self.blocks), *block, dtype=problem.dtype, device=device)
+            if not all(answer for (answer,) in distributed.exchange([int(storage is not None)])):
+                storage = None
+        self.keep = storage is not None
+        if storage is None:
+            storage = torch.empty(1, len(self.blocks), *block, dtype=problem.dtype, device=device)
+        self.storage = storage
         self.squares = self.storage.new_empty(block)
         self.top, self.mass = self.storage.new_empty(len(self.problem.a)), self.problem.a.to(problem.dtype)
         self.scale = self.storage.new_empty(len(self.blocks), len(self.top))
@@ -138,6 +149,23 @@ class Kernel:
             self.curvature = (1 - p.b * v.square() * total[len(v) : -1] / c).nan_to_num(nan=1.0)
         objective = (p.temperature * total[-1] + p.b @ zeta) / len(zeta)
         return State(zeta, log_c, log_z, self.curvature, float(objective))
+
+
+def _allocate(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    try:
+        return torch.empty(*size, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError):  # torch raises a RuntimeError on CPU, and a subclass of it on accelerators
+        return None
+
+
+def free_memory(device: torch.device) -> float:
+    """Return the bytes of memory that are free for new tensors; infinity if the system does not say."""
+    # On CPU, reserving memory that does not exist succeeds, and writing to it ends the process.
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if device.type == "cpu" else []
+        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return math.inf
 
 
 def tiling(problem: Problem, memory: float = math.inf) -> tuple[list[slice], list[slice]]:

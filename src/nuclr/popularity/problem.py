@@ -24,6 +24,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nuclr.norms import rescale_extreme_rows
+
 Array = Tensor | npt.NDArray[Any]
 Vector = Array | Sequence[float]
 Indices = Array | Sequence[int] | Sequence[Sequence[int]]
@@ -253,6 +255,8 @@ def check_norms(name: str, features: Tensor, norms: Norms) -> Tensor:
         return features
     if norms not in ("unit", "normalize"):
         raise ValueError(f"norms={norms!r}; allowed: 'unit', 'normalize', 'any'")
+    if norms == "normalize":
+        features = rescale_extreme_rows(features)
     length: Tensor = torch.linalg.vector_norm(features.detach(), dim=1, keepdim=True, dtype=_at_least_float32(features))
     if norms == "normalize":
         zero = (length.squeeze(1) == 0).nonzero().flatten()

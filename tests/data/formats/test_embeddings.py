@@ -146,3 +146,21 @@ def test_pairs_of_an_embedding_file(tmp_path):
     np.savez(tmp_path / "e.npz", x=x, y=y)
     with pytest.raises(UserError, match="x has 3 rows and y 5; add y_to_x"):
         open_pairs(tmp_path / "e.npz")
+
+
+EXTREMES = [(1e25, torch.float32), (1e-25, torch.float32), (1e-22, torch.float32)]
+EXTREMES += [(1e200, torch.float64), (1e-200, torch.float64), (1.2e5, torch.float16)]
+
+
+@pytest.mark.parametrize(("scale", "dtype"), EXTREMES)
+def test_unit_rows_of_extreme_norm(scale, dtype):
+    ordinary = torch.nn.functional.normalize(torch.randn(20, 64, generator=torch.Generator().manual_seed(0)), dim=1)
+    features = (ordinary.double() * scale).to(dtype)
+    rows = unit_rows(features, "x")
+    assert rows.dtype == dtype
+    torch.testing.assert_close(rows.float(), ordinary, rtol=2e-3, atol=1e-4)
+
+
+def test_unit_rows_divides_ordinary_rows_by_their_norm():
+    features = torch.randn(50, 33)
+    assert torch.equal(unit_rows(features, "x"), features / torch.linalg.vector_norm(features, dim=1, keepdim=True))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
+from nuclr.norms import rescale_extreme_rows
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -153,9 +154,12 @@ def unit_rows(features: Tensor | np.ndarray, name: str) -> Tensor:
     features = torch.as_tensor(features)
     if features.ndim != 2 or not features.is_floating_point():
         raise UserError(f"{name}: {_dtype(features)} of shape {tuple(features.shape)}; needs floats of shape (n, d)")
+    dtype = features.dtype
+    # In float16 the norm of a row overflows above 65504.
+    features = rescale_extreme_rows(features if dtype.itemsize >= 4 else features.float())
     norms: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     _refuse_rows(f"{name}: row", norms.squeeze(1) == 0, "is all zeros and has no direction; remove it")
-    return features / norms
+    return (features / norms).to(dtype)
 
 
 def _load(path: Path) -> dict[str, Tensor]:

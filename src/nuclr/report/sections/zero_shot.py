@@ -30,21 +30,30 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Counts `table` (c, c) of images by true class (row) and predicted class; `total`: labeled images in all."""
+    """How many images of each class were classified as each class.
+
+    Args:
+        classes: names of the c classes.
+        counts: (m, 3) true class, predicted class and number of images, for the combinations that occur. With
+            thousands of classes, a (c, c) table would not fit into memory.
+        total: labeled images in all.
+
+    """
 
     classes: list[str]
-    table: np.ndarray
+    counts: np.ndarray
     total: int
 
     @property
     def images(self) -> int:
         """The number of classified images."""
-        return int(self.table.sum())
+        return int(self.counts[:, 2].sum())
 
     @property
     def accuracy(self) -> float:
-        """The share of images on the diagonal."""
-        return float(np.trace(self.table) / max(1, self.images))
+        """The share of images that were classified as their own class."""
+        right = self.counts[:, 0] == self.counts[:, 1]
+        return float(self.counts[right, 2].sum() / max(1, self.images))
 
     @property
     def chance(self) -> float:
@@ -54,14 +63,10 @@ class Confusion:
     @property
     def mistakes(self) -> list[Mistake]:
         """The most frequent confusions, at most eight."""
-        wrong = self.table * (1 - np.eye(len(self.table), dtype=self.table.dtype))
-        order = np.argsort(-wrong, axis=None, kind="stable")[:8]
-        cells = [np.unravel_index(k, wrong.shape) for k in order.tolist()]
-        return [
-            Mistake(self.classes[i], self.classes[j], int(wrong[i, j]), float(wrong[i, j] / self.table[i].sum()))
-            for i, j in cells
-            if wrong[i, j] > 0
-        ]
+        wrong = self.counts[self.counts[:, 0] != self.counts[:, 1]]
+        most = wrong[np.argsort(-wrong[:, 2], kind="stable")[:8]]
+        images = np.bincount(self.counts[:, 0], self.counts[:, 2], len(self.classes))
+        return [Mistake(self.classes[i], self.classes[j], n, float(n / images[i])) for i, j, n in most.tolist()]
 
     @property
     def chart(self) -> Chart | None:
@@ -70,7 +75,9 @@ class Confusion:
             return None
         title = "True class by row, predicted class by column, in percent"
         described = f"Confusion of {len(self.classes)} classes, {numbers.percent(self.accuracy)} right"
-        return heat_map(title, self.classes, self.table, described)
+        table = np.zeros((len(self.classes), len(self.classes)), np.int64)
+        table[self.counts[:, 0], self.counts[:, 1]] = self.counts[:, 2]
+        return heat_map(title, self.classes, table, described)
 
 
 def zero_shot_confusion(context: TrainingRun) -> Confusion:
@@ -98,13 +105,10 @@ def classify(run: Run, labeled: Any, most: int) -> Confusion:
     classes = class_features(list(texts.split([len(group) for group in prompts])))
     x = encode_x(run.model, run.loader(labeled), chosen, *run.encoding)
     predicted = (x @ classes.T).argmax(dim=1).numpy()
-    return Confusion(
-        list(labeled.classes), count_confusions(labeled.y_id[chosen], predicted, len(prompts)), len(labeled)
-    )
+    return Confusion(list(labeled.classes), count_confusions(labeled.y_id[chosen], predicted), len(labeled))
 
 
-def count_confusions(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Return the (classes, classes) counts; rows are true classes."""
-    table = np.zeros((classes, classes), np.int64)
-    np.add.at(table, (labels, predicted), 1)
-    return table
+def count_confusions(labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Return (m, 3): true class, predicted class and number of images, for the m combinations that occur, in order."""
+    pairs, counts = np.unique(np.stack([labels, predicted], axis=1), axis=0, return_counts=True)
+    return np.column_stack([pairs, counts])
