@@ -1,6 +1,8 @@
 import errno
 import os
+import zipfile
 
+import numpy as np
 import pytest
 
 from nuclr import files
@@ -131,3 +133,39 @@ def test_other_csv_cells_and_numbers_stay_as_they_are(text):
 def test_write_text_replaces_lone_surrogates(tmp_path):
     files.write_text(tmp_path / "a.txt", "a\ud800b")
     assert (tmp_path / "a.txt").read_text() == "a?b"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }",  # larger than the file
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 2), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (2,), }",
+        "{'descr': '<U9', 'fortran_order': False, 'shape': (2,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': '''}",
+        "{'descr': '<f4', 'fortran_order': False, 1: (2,)}",
+        "",
+    ],
+)
+def test_damaged_arrays_are_refused_before_memory_is_taken(tmp_path, header):
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.npy: cannot be read as \.npy"):
+        files.read_npy(tmp_path / "a.npy")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", content)
+    with pytest.raises(UserError, match=r"a\.npz: cannot be read as \.npz"):
+        files.read_npz(tmp_path / "a.npz", ["x"])
+    assert files.read_npz(tmp_path / "a.npz", []).keys() == {"x"}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_damaged_compression_is_refused(tmp_path, method):
+    np.save(tmp_path / "x.npy", np.arange(1000.0))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        archive.write(tmp_path / "x.npy", "x.npy")
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    data[60:200] = bytes(140)
+    (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.npz: cannot be read as \.npz"):
+        files.read_npz(tmp_path / "a.npz", ["x"])

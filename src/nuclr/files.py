@@ -1,15 +1,19 @@
-"""Read users' text files, write files atomically, find a folder for caches, and check output folders."""
+"""Read text, JSON and arrays from untrusted files, write files atomically, find cache folders, check output folders."""
 
 import contextlib
 import json
+import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
-from nuclr.errors import UserError
+import numpy as np
+
+from nuclr.errors import UserError, printable
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
@@ -69,6 +73,80 @@ def parse_json(text: str | bytes) -> Any:
         raise json.JSONDecodeError("brackets nested too deep", "", 0) from None
     except ValueError:
         raise json.JSONDecodeError("a number with thousands of digits", "", 0) from None
+
+
+def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Read numeric arrays from an untrusted `.npz` file. Nothing is unpickled.
+
+    The size of an array in its header is compared with the size of the file before memory is allocated.
+
+    Args:
+        path: the file.
+        names: the arrays to read, if they exist. Others may hold text or objects and are not read.
+
+    Returns:
+        All arrays by name; those that were not asked for are empty.
+
+    Raises:
+        UserError: if the file cannot be read, or one of `names` is damaged or does not hold numbers.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(Path(folder, "a.npz"), x=np.arange(3), note="text")
+        ...     read_npz(Path(folder, "a.npz"), ["x"])
+        {'x': array([0, 1, 2]), 'note': array([], dtype=float64)}
+
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            arrays = {}
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                arrays[name] = np.empty(0)
+                if name in names:
+                    with archive.open(member) as file:
+                        _check_npy_header(file, member.file_size)
+                    with archive.open(member) as file:
+                        arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+            return arrays
+    except Exception as error:  # numpy, zipfile and the decompressors raise a dozen types for damaged files
+        raise UserError(f"{path}: cannot be read as .npz with numeric arrays ({_reason(error)})") from None
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """Read a numeric array from an untrusted `.npy` file, with the same checks as `read_npz`.
+
+    Raises:
+        UserError: if the file cannot be read, is damaged, or does not hold numbers.
+
+    """
+    try:
+        with path.open("rb") as file:
+            _check_npy_header(file, os.fstat(file.fileno()).st_size)
+            file.seek(0)
+            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+            return array
+    except Exception as error:  # as above
+        raise UserError(f"{path}: cannot be read as .npy with numbers ({_reason(error)})") from None
+
+
+def _check_npy_header(file: IO[bytes], size: int) -> None:
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the format")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"holds {dtype}, not numbers")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"truncated: shape {shape} of {dtype} does not fit into {size} bytes")
+
+
+def _reason(error: Exception) -> str:
+    """Return the error in one line of limited length."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return printable(text.splitlines()[0][:200])
 
 
 def csv_cell(text: str) -> str:

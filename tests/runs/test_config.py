@@ -155,3 +155,33 @@ def test_data_in_place_of_a_config_suggests_data_train(tmp_path, content):
 def test_a_misspelled_section_suggests_the_whole_key():
     with pytest.raises(UserError, match=r"unknown key 'objektive.gamma'; did you mean objective.gamma\?"):
         config.load(overrides=["objektive.gamma=0.5"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "? {a: b}\n: c",
+        "[" * 20000,
+        "seed: " + "7" * 5000,
+        "seed: 1" + "0" * 400,
+        "name: 2001-99-99",
+        "name: !!int x",
+        "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]\n" for i in range(12)) + "seed: *a11",
+    ],
+    ids=["dict as key", "nested", "digits", "too large", "date", "tag", "billion laughs"],
+)
+def test_hostile_yaml_is_one_clear_error(tmp_path, text):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        config.load(path)
+    assert len(str(caught.value)) < 2000
+
+
+def test_huge_values_are_shortened_in_messages(tmp_path):
+    levels = [f"&a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12)]
+    path = tmp_path / "c.yaml"
+    path.write_text("seed:\n" + "".join(f"- {level}\n" for level in levels))
+    with pytest.raises(UserError, match="seed is ") as caught:
+        config.load(path)
+    assert len(str(caught.value)) < 2000

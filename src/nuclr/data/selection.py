@@ -23,7 +23,7 @@ from nuclr import distributed
 from nuclr.data.modalities.image import check_image
 from nuclr.data.pairs import BadSample, Checkable, Pairs
 from nuclr.errors import UserError
-from nuclr.files import find_cache_folder, read_text, write_atomically, write_text
+from nuclr.files import find_cache_folder, read_npy, read_text, write_atomically, write_text
 
 _CHUNK = 256
 _VERSION = 2  # of the rules for bad samples; cached results of other versions are not used
@@ -227,19 +227,21 @@ def _keep_from_text(path: Path) -> np.ndarray:
     for row, line in enumerate(read_text(path).splitlines(), start=1):
         text = line.partition("#")[0].strip()
         try:
-            numbers += [int(text)] if text else []
+            numbers += [np.int64(int(text))] if text else []
         except ValueError:
             raise UserError(
                 f"data.keep={path}, line {row}: {text[:40]!r} is not a whole number; write one number per line"
             ) from None
+        except OverflowError:
+            raise UserError(f"data.keep={path}, line {row}: pair {text[:40]} does not exist") from None
     return np.array(numbers, np.int64)
 
 
 def _keep_from_npy(path: Path) -> np.ndarray:
     try:
-        numbers = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"data.keep={path}: cannot be read as .npy ({error})") from None
+        numbers = read_npy(path)
+    except UserError as error:
+        raise UserError(f"data.keep={error}") from None
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
         raise UserError(
             f"data.keep={path}: holds {numbers.dtype} of shape {numbers.shape}; needs whole numbers of shape (n,)"

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import reprlib
 import sys
 import types
 import typing
@@ -41,6 +42,10 @@ DEMO: dict[str, Any] = {
     "schedule": {"epochs": 4, "warmup_steps": 100, "zeta_frozen_epochs": 1},
     "evaluate": {"every": 2},
 }
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 2, 8, 8, 200, 200
 
 
 def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: bool = True) -> Settings:
@@ -90,10 +95,25 @@ class UniqueKeyLoader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if isinstance(key, dict | list | set):
+                raise yaml.MarkedYAMLError(problem="a key must be a text", problem_mark=key_node.start_mark)
             if key in seen:
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+# What PyYAML raises for files that are not YAML: its own errors, and those of Python for impossible dates, numbers of
+# thousands of digits, keys that are lists, and brackets nested thousands deep.
+NOT_YAML = (yaml.YAMLError, ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError)
+
+
+def describe_yaml_error(error: BaseException) -> str:
+    """Return a YAML error in one line."""
+    if isinstance(error, RecursionError):
+        return "brackets nested too deep"
+    lines = str(error).splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -109,8 +129,10 @@ def read(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: not a config file; to train on it, write data.train={path}") from None
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{line}: not valid YAML ({error.problem})") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except NOT_YAML as error:
+        raise UserError(f"{path}: not valid YAML ({describe_yaml_error(error)})") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -128,7 +150,7 @@ def split_override(text: str) -> tuple[str, Any]:
         raise UserError(f"{text!r} is not an override; overrides are key=value, such as {hint}")
     try:
         return key.strip(), yaml.safe_load(value) if value.strip() else None
-    except yaml.YAMLError:
+    except NOT_YAML:
         return key.strip(), value
 
 
@@ -235,7 +257,7 @@ def convert(value: Any, kind: Any, bounds: Any, key: str, origin: str) -> Any:
             return None
         raise UserError(f"{origin}{key} has no value; it needs {_describe(options, bounds)}")
     target = next(option for option in options if option is not type(None))
-    failed = UserError(f"{origin}{key} is {value!r}; it needs {_describe(options, bounds)}")
+    failed = UserError(f"{origin}{key} is {_show(value)}; it needs {_describe(options, bounds)}")
     if typing.get_origin(target) is Literal:
         choices = typing.get_args(target)
         if value not in choices:
@@ -257,13 +279,21 @@ def convert(value: Any, kind: Any, bounds: Any, key: str, origin: str) -> Any:
         return str(value)
     try:
         number = float(value) if not isinstance(value, bool | dict | list) else math.nan
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         raise failed from None
     if math.isnan(number) or (target is int and not number.is_integer()):
         raise failed
     if bounds and not (bounds["low"] <= number <= bounds["high"] and number > bounds["above"]):
         raise failed
     return int(value if isinstance(value, int) else number) if target is int else number
+
+
+def _show(value: Any) -> str:
+    """Return `repr(value)`, shortened: references in YAML can make a short file a huge value."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # a number of thousands of digits
+        return f"a huge {type(value).__name__}"
 
 
 def _texts(value: Any) -> tuple[str, ...] | None:

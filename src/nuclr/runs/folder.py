@@ -61,7 +61,7 @@ def read_results(folder: Path) -> dict[str, Any] | None:
         return None
     path = folder / RESULTS
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = files.parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); restore it, or train again with out=...") from None
     if not isinstance(content, dict):
@@ -124,8 +124,20 @@ class RunFolder:
             if files.is_temporary(path) and not _is_other_process(int(path.name.split(".")[-2])):
                 path.unlink(missing_ok=True)
 
+    def _read_config(self) -> dict[str, Any]:
+        path = self.folder / CONFIG
+        try:
+            content = yaml.safe_load(files.read_text(path))
+        except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{path}: cannot be read; restore it, or start another run with out=...") from None
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: does not hold the settings of a run; restore it, or start another with out=...")
+        return content
+
     def _check_same(self, config: dict[str, Any]) -> None:
-        before = dict(flatten(yaml.safe_load((self.folder / CONFIG).read_text(encoding="utf-8"))))
+        before = dict(flatten(self._read_config()))
         now = dict(flatten(config))
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key) and key not in FREE_ON_RESUME:

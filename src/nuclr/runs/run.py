@@ -6,7 +6,6 @@
 >>> features = run.features(run.val)                                         # doctest: +SKIP
 """
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 from nuclr.data import Loader, usable
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
-from nuclr.files import read_text
+from nuclr.files import parse_json, read_text
 from nuclr.models import DualEncoder
 from nuclr.runs import checkpoint, components, config, folder
 from nuclr.runs.components import Loaders, Source
@@ -144,7 +143,7 @@ class Run:
         path = self.folder / folder.BAD
         lines = read_text(path).splitlines() if path.is_file() else []
         try:
-            return {int(entry["number"]): str(entry["reason"]) for entry in map(json.loads, lines)}
+            return {int(entry["number"]): str(entry["reason"]) for entry in map(parse_json, lines)}
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path}: damaged; without it, the samples that training left out are unknown") from None
 
@@ -185,6 +184,10 @@ def read_settings(path: Path) -> Settings:
             raise UserError(f"{file}: does not hold the settings of a run; restore the file")
         settings = config.from_dict(content, str(file))
         config.check(settings)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]})") from None
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+    except config.NOT_YAML as error:
+        raise UserError(f"{file}: cannot be read ({config.describe_yaml_error(error)})") from None
     return settings

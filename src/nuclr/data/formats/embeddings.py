@@ -8,7 +8,6 @@ such as objectives and the popularity solver.
 """
 
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
+from nuclr.files import read_npz
 from nuclr.norms import rescale_extreme_rows
 
 SUFFIXES = (".npz", ".safetensors")
@@ -171,12 +171,10 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 
 def _load_npz(path: Path) -> dict[str, Tensor]:
+    arrays = read_npz(path, ("x", "y", "y_to_x"))
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            # Other arrays may hold text or objects, and are not read.
-            arrays = {key: archive[key] if key in ("x", "y", "y_to_x") else np.empty(0) for key in archive.files}
         return {key: torch.from_numpy(array) for key, array in arrays.items()}
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except (TypeError, ValueError) as error:  # for example float128, or big-endian numbers
         raise UserError(f"{path}: cannot be read as .npz with numeric arrays ({error})") from None
 
 

@@ -3,7 +3,6 @@
 import difflib
 import json
 import re
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from nuclr.data.labeled import LabeledImages, read_templates
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL, ClassificationSet, RetrievalSet
-from nuclr.files import read_text
+from nuclr.files import parse_json, read_npz, read_text
 
 VECTOR_KEYS = ("x", "labels", "prompts")
 # Lists of WordNet numbers with names, as they come with ImageNet (the contest's and the project's) and ImageNet-R.
@@ -222,17 +221,12 @@ def read_classes(path: Path) -> VectorClasses:
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in VECTOR_KEYS if key not in archive.files]
-            if missing:
-                found = ", ".join(archive.files)
-                raise UserError(
-                    f"{path}: no array named {missing[0]!r}; it needs {', '.join(VECTOR_KEYS)} (found: {found})"
-                )
-            x, labels, prompts = (archive[key] for key in VECTOR_KEYS)
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: cannot be read as .npz with numeric arrays ({error})") from None
+    arrays = read_npz(path, VECTOR_KEYS)
+    missing = [key for key in VECTOR_KEYS if key not in arrays]
+    if missing:
+        names = ", ".join(arrays)
+        raise UserError(f"{path}: no array named {missing[0]!r}; it needs {', '.join(VECTOR_KEYS)} (found: {names})")
+    x, labels, prompts = (arrays[key] for key in VECTOR_KEYS)
     prompts = prompts[:, None] if prompts.ndim == 2 else prompts
     for key, array, ndim in (("x", x, 2), ("prompts", prompts, 3)):
         if array.dtype.kind != "f" or array.ndim != ndim or not array.size:
@@ -274,7 +268,7 @@ def names_of(class_folder: Path, top: Path, folders: list[str], known: Classific
 
 def _from_json(path: Path, folders: list[str]) -> dict[str, str]:
     try:
-        names = json.loads(read_text(path))
+        names = parse_json(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     if isinstance(names, list) and len(names) == len(folders):
