@@ -83,3 +83,11 @@ def test_images_that_are_links_out_of_the_folder_are_bad_samples_unless_allowed(
     (bad,) = check_samples(open_labeled(folder), max_bad_share=1).values()
     assert bad == "outside data.root; data.allow_outside=true allows this"
     assert check_samples(open_labeled(folder, allow_outside=True)) == {}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, f"[{'7' * 5000}]"], ids=["nested", "digits"])
+def test_hostile_class_names_are_one_clear_error(tmp_path, text):
+    folder = folders(tmp_path, cat=1, dog=1)
+    (folder / "classes.json").write_text(text)
+    with pytest.raises(UserError, match=r"classes\.json, line 1: not JSON"):
+        open_labeled(folder)

@@ -183,3 +183,29 @@ def test_refusals(tmp_path, joint):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         build_model(texts=CAPTIONS).save_pretrained(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("x", None),
+        ("x", "image"),
+        ("images", {"bytes": 3}),
+        ("head", {"width": 4}),
+        ("head", {"kind": "linear", "in_width": [5], "width": 4}),
+        ("head", {"kind": "linear", "in_width": 2**19, "width": 2**19}),
+        ("head", {"kind": "none", "in_width": -1, "width": -1}),
+        ("head", {"kind": {}, "in_width": 5, "width": 4}),
+        ("head", 7),
+        ("texts", [1]),
+        ("joint", True),
+    ],
+)
+def test_a_damaged_config_is_one_clear_error(tmp_path, key, value):
+    folder = tmp_path / "model"
+    build_model("vectors", "vectors", x_width=5, y_width=3, width=4).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (config["x"] if key == "head" else config)[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=str(folder)):
+        DualEncoder.from_pretrained(folder)

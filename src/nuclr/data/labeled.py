@@ -15,7 +15,7 @@ import numpy as np
 from nuclr.data.formats.listed import ListedPairs
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
-from nuclr.files import read_text
+from nuclr.files import parse_json, read_text
 
 TEMPLATES = ("a photo of a {}.",)
 
@@ -163,6 +163,6 @@ def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     try:
-        return json.loads(read_text(path))
+        return parse_json(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None

@@ -11,6 +11,8 @@ the model that was there before is not touched. A folder without config.json is 
 Weights are loaded in float32.
 """
 
+import contextlib
+import math
 import os
 import shutil
 from dataclasses import asdict
@@ -67,8 +69,13 @@ def load(folder: Path, x: nn.Module | None = None, y: nn.Module | None = None) -
         )
     try:
         return _load(config, folder, x, y).eval()
+    except UserError:
+        raise
     except KeyError as error:
         raise UserError(f"{folder / CONFIG}: lacks {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        # Values of the wrong type or size, which anything that is built from them may refuse.
+        raise UserError(f"{folder}: the model's files are damaged ({first_line(error)[:200]})") from None
 
 
 def _write_parts(model: DualEncoder, folder: Path) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def _side_config(side: Encoder) -> dict[str, Any]:
 def _load_side(
     config: dict[str, Any], folder: Path, name: str, module: nn.Module | None, images: ImageFormat
 ) -> Encoder:
-    head = config["head"] and Head(**config["head"])
+    head = config["head"] and _load_head(config["head"], folder)
     tower: nn.Module
     if config["tower"] == "image":
         tower = ImageTower(load_backbone(folder / FOLDERS[name], str(folder), "image"), images.size)
@@ -157,6 +164,19 @@ def _load_side(
     else:
         tower = module
     return Encoder(tower, head)
+
+
+def _load_head(config: dict[str, Any], folder: Path) -> Head:
+    """Make a head, unless it is larger than the file with its weights: no memory is taken for a size only claimed."""
+    kind, widths = config["kind"], [config["in_width"], config["width"]]
+    size = (folder / WEIGHTS).stat().st_size if (folder / WEIGHTS).is_file() else 0
+    if not all(type(width) is int and 0 < width <= 2**20 for width in widths):
+        raise UserError(f"{folder / CONFIG}: a head has widths {str(widths)[:80]}; needs two positive whole numbers")
+    if kind != "none" and math.prod(widths) > size:  # a weight takes more than one byte
+        raise UserError(f"{folder / CONFIG}: a head has widths {widths}, too large for {WEIGHTS} of {size} bytes")
+    # Head makes the layers of all kinds; those of a large head that keeps no weights would only cost memory.
+    with torch.device("meta") if kind == "none" and max(widths) > 4096 else contextlib.nullcontext():
+        return Head(**config)
 
 
 def _own_state(model: DualEncoder) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 A missing or broken file is a note on the page, not an error. Only `config.yaml` is needed.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from PIL import Image
 
-from nuclr import objectives
+from nuclr import files, objectives
 from nuclr.data.modalities.image import check_image
 from nuclr.data.pairs import BadSample, Checkable, Pairs
 from nuclr.errors import UserError
@@ -266,7 +265,7 @@ def read_lines(path: Path, notes: list[str], numeric: bool = False) -> list[dict
         return []
     for line in content.splitlines():
         try:
-            value = json.loads(line)
+            value = files.parse_json(line)
         except ValueError:
             value = None
         if isinstance(value, dict) and (not numeric or all(_is_number(v) for v in value.values())):
@@ -300,7 +299,7 @@ def _read_json(path: Path, notes: list[str]) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = files.parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         content = None
     if not isinstance(content, dict):

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,7 +143,7 @@ def check_same_data(saved: dict[str, Any], train: Source, held_out: Source | Non
 
 def _changed(train: Source, run: Path) -> str:
     lines = (run / folder.BAD).read_text(encoding="utf-8").splitlines() if (run / folder.BAD).is_file() else []
-    before = {int(line["number"]): line["reason"] for line in map(json.loads, lines)}
+    before = {int(line["number"]): line["reason"] for line in map(files.parse_json, lines)}
     changed = sorted(before.keys() ^ train.bad.keys())
     if not changed:
         return f"data.keep does not list the same pairs as when the run in {run} began"

@@ -247,3 +247,15 @@ def test_a_damaged_state_json_is_refused(tmp_path, state):
     (tmp_path / "state.json").write_text(state)
     with pytest.raises(UserError, match="cannot be read as a dataset on disk"):
         open_pairs(tmp_path)
+
+
+def test_images_without_bytes_in_any_row_are_read_by_name(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    make.write_images(tmp_path)
+    rows = [{"image": {"bytes": None, "path": name}, "caption": texts[0]} for name, texts in make.CAPTIONS.items()]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pairs.parquet")
+    pairs = open_pairs(tmp_path / "pairs.parquet")
+    assert pairs[0].x.size == (24, 20)
+    assert len(set(pairs.x_id.tolist())) == len(rows)

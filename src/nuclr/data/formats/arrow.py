@@ -124,6 +124,8 @@ def _image_keys(images: Any) -> np.ndarray:
 
     named = "path" in _fields(images.type)
     content = pyarrow.compute.struct_field(images, "bytes") if _fields(images.type) else images
+    if pyarrow.types.is_null(content.type):  # no row has bytes, and nothing says of which type they would be
+        content = content.cast(pyarrow.binary())
     length = pyarrow.compute.fill_null(pyarrow.compute.binary_length(content), 0).to_numpy()
     keys = np.arange(len(length), dtype=np.uint64)  # all different until two rows are found to be equal
     for row in np.flatnonzero(length == 0).tolist() if named else ():

@@ -1,6 +1,5 @@
 """The page of `nuclr compare`: one section per study (methods, ablations, batch sizes), from its JSON file."""
 
-import json
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nuclr import objectives
+from nuclr import files, objectives
 from nuclr.errors import UserError
 from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart, Color, Series, line_chart
@@ -94,7 +93,7 @@ def _open(path: Path, _: Options) -> Comparison:
 
 def _read(path: Path) -> Results:
     try:
-        content: Results = json.loads(path.read_text(encoding="utf-8"))
+        content: Results = files.parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not isinstance(content.get("rows"), dict) or not content["rows"]:
             raise ValueError("it has no rows")
     except (OSError, ValueError) as error:

@@ -1,7 +1,6 @@
 """The page of `nuclr popularity`, from popularity.json and popularity.csv."""
 
 import csv
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,7 @@ def _open(path: Path, options: Options) -> PopularityFolder:
 
 def _read_summary(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = files.parse_json(path.read_text(encoding="utf-8"))
         keys = {"sides", "file", "pairs", "temperature", "weights", "align", "version"}
         if missing := keys - content.keys():
             raise ValueError(f"{sorted(missing)[0]} is missing")

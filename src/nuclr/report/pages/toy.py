@@ -1,11 +1,11 @@
 """The page of `nuclr toy`, from toy.json and the study's figures."""
 
 import base64
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nuclr import files
 from nuclr.errors import UserError
 from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart, Series, line_chart
@@ -88,7 +88,7 @@ class ToyRepeat:
 
 def _open(path: Path, _: Options) -> ToyStudy:
     try:
-        content: dict[str, Any] = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        content: dict[str, Any] = files.parse_json((path / SUMMARY).read_text(encoding="utf-8"))
         records: list[Record] = content["records"]
         temperatures = sorted({r["tau"] for r in records})
         largest = max(r["n"] for r in records)
