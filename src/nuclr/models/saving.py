@@ -172,7 +172,7 @@ def _load_head(config: dict[str, Any], folder: Path) -> Head:
     size = (folder / WEIGHTS).stat().st_size if (folder / WEIGHTS).is_file() else 0
     if not all(type(width) is int and 0 < width <= 2**20 for width in widths):
         raise UserError(f"{folder / CONFIG}: a head has widths {str(widths)[:80]}; needs two positive whole numbers")
-    if kind != "none" and math.prod(widths) > size:  # a weight takes more than one byte
+    if kind != "none" and math.prod(widths) > max(size, 2**24):  # a weight takes more than one byte
         raise UserError(f"{folder / CONFIG}: a head has widths {widths}, too large for {WEIGHTS} of {size} bytes")
     # Head makes the layers of all kinds; those of a large head that keeps no weights would only cost memory.
     with torch.device("meta") if kind == "none" and max(widths) > 4096 else contextlib.nullcontext():
