@@ -1,6 +1,7 @@
 """How a run ends when something outside it fails: another process, or the disk."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -90,6 +91,27 @@ def test_a_process_that_loses_the_other_ends_with_one_line(tmp_path, killed):
     [line] = [line for line in stderr.splitlines() if line.startswith("nuclr: ")]
     assert line.startswith(f"nuclr: process {1 - killed} lost process {killed}, which has ended") and "--resume" in line
     assert "Traceback" not in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_torchrun_does_not_end_the_other_process_before_it_reports_the_reason(tmp_path):
+    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 4000, "checkpoint_every": 5})
+    run = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    process = subprocess.Popen(
+        [*torchrun, "-m", "nuclr", "train", str(tmp_path / "empty.yaml"), *settings, f"out={run}"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _wait_until(lambda: checkpoint.newest_first(run / "checkpoints"))
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(workers[1]), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=60)
+    lines = [line for line in stderr.splitlines() if line.startswith("nuclr: ")]
+    assert lines == ["nuclr: process 0 lost process 1, which has ended; the run can be continued with --resume"], stderr
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import datetime
 import gc
 import itertools
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -61,10 +62,14 @@ def processes(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     _join("nccl" if device.type == "cuda" else "gloo")
+    handler = None
     try:
         yield
     except BaseException as error:
         lost = _lost(error)
+        if lost is not None and threading.current_thread() is threading.main_thread():
+            # torchrun sends SIGTERM when a process dies; it must not end this one before the reason is reported.
+            handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _clear_frames(error)
         if lost is not None:
             raise lost from None
@@ -73,6 +78,8 @@ def processes(device: torch.device) -> Iterator[None]:
         # A group that is still referenced keeps its threads alive until the interpreter exits, which can then abort.
         gc.collect()
         dist.destroy_process_group()
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _join(backend: str) -> None:
