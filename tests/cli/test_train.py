@@ -55,7 +55,7 @@ PICTURES = ["empty.yaml", "data.batch_size=4"]
 CASES = {
     "no such config": (["nothing.yaml"], "nothing.yaml: no such config file"),
     "not YAML": (["not.yaml"], "not.yaml, line 2: not valid YAML"),
-    "unknown key in a file": (["unknown.yaml"], "unknown key 'optimzer'; did you mean optimizer"),
+    "unknown key in a file": (["unknown.yaml"], "unknown key 'optimzer.lr'; did you mean optimizer.lr"),
     "unknown key": ([*VECTORS, "data.bach_size=3"], "did you mean data.batch_size?"),
     "not key=value": ([*VECTORS, "epochs"], "overrides are key=value"),
     "impossible value": ([*VECTORS, "data.batch_size=0"], "data.batch_size is 0; it needs a whole number at least 2"),

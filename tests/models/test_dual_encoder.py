@@ -56,7 +56,7 @@ def test_batch_size_does_not_matter(model, pictures):
 
 class TestImages:
     def test_all_kinds_agree(self, model, tmp_path):
-        raw = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+        raw = np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), dtype=np.uint8)
         images = [Image.fromarray(image) for image in raw]
         paths = [tmp_path / f"{number}.png" for number in range(5)]
         for image, path in zip(images, paths, strict=True):
@@ -197,7 +197,7 @@ def test_other_dtypes(model, pictures, dtype):
 
 def test_repr_is_one_line(model, vector_model):
     total = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
-    tower = "x=ImageTower('nuclr_group_norm_resnet', 32 px), y=TextTower('distilbert')"
+    tower = "x=ImageTower('nuclr_group_norm_resnet', 64 px), y=TextTower('distilbert')"
     assert repr(model) == f"DualEncoder({tower}, width=256, {total} parameters)"
     assert repr(vector_model) == "DualEncoder(x=VectorTower(5), y=VectorTower(7), width=12, 168 parameters)"
     vector_model.x.freeze()
