@@ -182,3 +182,75 @@ def test_a_tar_that_was_removed_gives_bad_samples(tmp_path):
     with pytest.raises(BadSample, match=r"cannot be read \(No such file"):
         pairs.x(4)
     assert pairs.name(4) == "00001.tar, row 0" and pairs.y(8) == ALL[8]
+
+
+def one_tar(path, prefix, samples=4):
+    members = {}
+    for number in range(samples):
+        members |= make.sample(f"{number:04d}", number, f"{prefix} {number}")
+    return make.write_tar(path, members)
+
+
+def test_another_tar_that_is_truncated_does_not_inherit_the_index(tmp_path):
+    folder = three_tars(tmp_path / "t")
+    before = open_pairs(folder)
+    one_tar(folder / "00001.tar", "other")
+    cut(folder / "00001.tar", int(before._rows["image"][4]) * 512 + 10)  # no complete caption is left to compare
+    pairs = open_pairs(folder)
+    assert pairs.fingerprint != before.fingerprint
+    assert captions(pairs) == ALL[:4] + ["truncated tar"] * 4 + ALL[8:]
+
+
+def test_a_tar_with_other_captions_after_the_damage_does_not_serve_them(tmp_path):
+    path = one_tar(tmp_path / "t.tar", "first")
+    before = open_pairs(path)
+    one_tar(path, "other")  # of the same layout
+    data = bytearray(path.read_bytes())
+    first = one_tar(tmp_path / "first.tar", "first").read_bytes()
+    block = int(before._rows["image"][1]) * 512
+    data[: block - 512] = first[: block - 512]  # the first sample is the old one
+    data[block - 512 : block] = b"damaged " * 64  # the header of the second
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1))
+    pairs = open_pairs(path)
+    assert captions(pairs) == ["first 0", "damaged tar", "damaged tar", "damaged tar"]
+    assert pairs.known_bad == dict.fromkeys((1, 2, 3), "damaged tar")
+
+
+def test_samples_after_a_damaged_header_are_read_by_the_previous_index(tmp_path):
+    path = one_tar(tmp_path / "t.tar", "first")
+    before = open_pairs(path)
+    with path.open("r+b") as file:
+        file.seek(int(before._rows["image"][1]) * 512 - 512)
+        file.write(b"damaged " * 64)
+    os.utime(path, ns=(1, 1))
+    pairs = open_pairs(path)
+    assert captions(pairs) == ["first 0", "damaged tar", "first 2", "first 3"]
+    assert pairs.fingerprint == before.fingerprint
+
+
+def test_captions_are_compared_with_the_index_when_they_are_read(tmp_path):
+    path = one_tar(tmp_path / "t.tar", "first")
+    open_pairs(path)
+    stamp = path.stat().st_mtime_ns
+    one_tar(path, "other")
+    os.utime(path, ns=(stamp, stamp))  # same size and time: the cached index is used
+    pairs = open_pairs(path)
+    with pytest.raises(BadSample, match="caption differs from the index of the tar"):
+        pairs.y(0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"counts": 3}', '{"counts": [4], "bad": [], "fingerprint": 1}'])
+def test_a_damaged_index_in_the_cache_is_made_again(tmp_path, text):
+    path = one_tar(tmp_path / "t.tar", "first")
+    open_pairs(path)
+    (stored,) = (tmp_path / ".nuclr").glob("tars-*.json")
+    stored.write_text(text)
+    assert captions(open_pairs(path)) == [f"first {number}" for number in range(4)]
+
+
+def test_a_wrong_number_of_samples_from_img2dataset_takes_no_memory(tmp_path):
+    folder = three_tars(tmp_path / "t")
+    (folder / "00002_stats.json").write_text('{"successes": 1000000000000}')
+    cut(folder / "00002.tar", 700)
+    assert len(open_pairs(folder)) == 9

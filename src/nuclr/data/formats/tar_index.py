@@ -4,10 +4,15 @@ A sample consists of consecutive members with the same key, which is the path up
 webdataset and img2dataset write them: `000012.jpg`, `000012.txt`, `000012.json`. The caption is the `.txt`; without
 one, the entry "caption" or "captions" (a text or a list) of the `.json`. `x_key` selects the image with that suffix,
 `y_key` that entry of the `.json`. Captions are read; images are skipped.
+
+Tars are untrusted. Sizes are compared with limits before anything is read, and a header is used only if its checksum is
+right. A sample that cannot be used is a bad sample with a reason. After a damaged header the next member cannot be
+found, so the tar counts as truncated there.
 """
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +21,20 @@ import numpy as np
 
 from nuclr.data.formats.listed import Y_COLUMNS
 from nuclr.data.modalities.image import SUFFIXES
-from nuclr.data.texts import clean, digest
+from nuclr.data.texts import caption_problem, clean, digest
 from nuclr.errors import UserError
+from nuclr.files import parse_json
+from nuclr.image_files import MAX_BYTES
 
 BLOCK = 512  # bytes; every header and member of a tar starts at a multiple of it
 TXT = -1  # `which` of a caption in a .txt member
+MAX_CAPTIONS = 32_767  # of one sample, because `which` has 16 bits
+MAX_TEXT = 16 * 2**20  # bytes of one .txt or .json
+_MAX_NAME = 2**20  # bytes of a long name or a PAX header
+_MAX_BLOCK = 2**32 - 1  # at 2 TiB
+_KINDS_OF_HEADERS = (b"L", b"K", b"x", b"g")  # these describe the next member
+_OCTAL = re.compile(rb"[0-7]+")
+_PAX_RECORD = re.compile(rb"([0-9]{1,9}) ([^=\n]+)=")
 
 # One row per pair. `image` and `text` are positions in blocks, 0 if missing. `which` is TXT, or the position of the
 # caption in the JSON's list. `first` marks the first pair of an image. Equal captions have equal `digest` and `y_id`.
@@ -75,33 +89,37 @@ def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
     with path.open("rb") as file:
         descriptor = file.fileno()
 
-        def close(parts: dict[str, tuple[int, int]]) -> None:
+        def close(parts: dict[str, tuple[int, int]], problem: str | None = None) -> None:
             image = _image(parts, x_key)
+            if image[1] > MAX_BYTES:
+                problem = problem or f"image file too large; at most {MAX_BYTES // 2**20} MiB are allowed"
+                image = (image[0], 0)
             captions = _captions(descriptor, parts, y_key)
             for row, (text, which, caption, reason) in enumerate(captions):
-                reason = reason or ("no image" if image == (0, 0) else None if caption else "empty caption")
                 if image == (0, 0) and text == (0, 0):
                     return  # neither image nor caption: not a sample
+                reason = problem or reason or ("no image" if image == (0, 0) else caption_problem(caption))
                 if reason:
                     bad[len(rows)] = reason
-                rows.append((*image, *text, which, row == 0, digest(caption.encode("utf-8", "replace")), 0))
+                rows.append((*image, *text, which, row == 0, digest(caption.encode()), 0))
 
-        key, parts = "", dict[str, tuple[int, int]]()
+        key, parts, problem = "", dict[str, tuple[int, int]](), None
         try:
-            for name, extent in _members(descriptor, path):
+            for name, extent, problem_of_member in _members(descriptor, path):
                 sample, suffix = _split(name)
                 if not suffix:
                     continue
                 if sample != key:
-                    close(parts)
-                    key, parts = sample, {}
+                    close(parts, problem)
+                    key, parts, problem = sample, {}, None
+                problem = problem or problem_of_member
                 suffixes.add(suffix.lower())
                 parts.setdefault(suffix.lower(), extent)
-            close(parts)
+            close(parts, problem)
         except _Truncated as cut:
             truncated = True
             if cut.args and _split(cut.args[0])[0] != key:  # the next sample is truncated; this one is complete
-                close(parts)
+                close(parts, problem)
                 parts = {}
             before = len(rows)
             close(parts)
@@ -124,16 +142,70 @@ def read_at(descriptor: int, block: int, size: int) -> bytes:
 
 
 def caption_of(data: bytes, which: int, y_key: str | None) -> str:
-    """Return the caption in a `.txt` (which = TXT), or caption number `which` of a `.json`."""
-    return clean(data.decode("utf-8")) if which == TXT else _from_json(data, y_key)[which]
+    """Return the caption in a `.txt` (which = TXT), or caption number `which` of a `.json`.
+
+    Raises:
+        ValueError: if there is no such caption.
+
+    """
+    if which == TXT:
+        return clean(data.decode("utf-8"))
+    captions = _from_json(data, y_key)
+    if not 0 <= which < len(captions):
+        raise ValueError(f"no caption {which}")
+    return captions[which][0]
 
 
-def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield (name, (block, size)) of the files; raise _Truncated at an invalid header or an early end of file."""
-    size, position, long_name = os.fstat(descriptor).st_size, 0, None
+def verify_rows(path: Path, rows: np.ndarray, y_key: str | None) -> np.ndarray:
+    """Compare rows of an older index with a tar that may have been damaged or replaced since.
+
+    Args:
+        path: the tar.
+        rows: (n,) of dtype ROW.
+        y_key: the entry of the `.json` files that holds the captions.
+
+    Returns:
+        (n,) bool: True if the image is preceded by its header and the caption has the digest of the index.
+
+    """
+    same = np.zeros(len(rows), bool)
+    captions: list[tuple[str, str | None]] = []
+    last = -1  # captions of one .json have consecutive rows; it is parsed once
+    with path.open("rb") as file:
+        descriptor, length = file.fileno(), os.fstat(file.fileno()).st_size
+        for number, row in enumerate(rows):
+            ends = [int(row[part]) * BLOCK + int(row[f"{part}_size"]) for part in ("image", "text")]
+            if not (row["image"] and row["text"]) or max(ends) > length or row["text_size"] > MAX_TEXT:
+                continue
+            try:
+                header = read_at(descriptor, int(row["image"]) - 1, BLOCK)
+                if not _is_header(header) or _size(header) != row["image_size"]:
+                    continue
+                if int(row["text"]) != last:
+                    last, data = int(row["text"]), read_at(descriptor, int(row["text"]), int(row["text_size"]))
+                    captions = [(caption_of(data, TXT, None), None)] if row["which"] == TXT else _from_json(data, y_key)
+                caption = captions[max(int(row["which"]), 0)][0]
+            except (ValueError, LookupError, _Truncated):
+                last = -1
+                continue
+            same[number] = digest(caption.encode()) == int(row["digest"])
+    return same
+
+
+def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int], str | None]]:
+    """Yield (name, (block, size), problem) of the files.
+
+    Raises:
+        _Truncated: at an invalid header or an early end of file.
+
+    """
+    size, position = os.fstat(descriptor).st_size, 0
+    long_name: str | None = None
+    long_size: int | None = None
+    problem: str | None = None
     while True:
         header = os.pread(descriptor, BLOCK, position)
-        if position == 0 and any(header) and not _is_header(header):
+        if position == 0 and any(header) and header[257:262] != b"ustar" and not _is_header(header):
             gzip = header[:2] == b"\x1f\x8b"
             raise UserError(f"{path}: {'compressed; unpack it first (gunzip)' if gzip else 'not a tar file'}")
         if len(header) < BLOCK:
@@ -142,38 +214,50 @@ def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]
             return
         if not _is_header(header):
             raise _Truncated
-        length, kind, begin = _size(header), header[156:157], position + BLOCK
+        kind, begin = header[156:157], position + BLOCK
+        name = [long_name or member_name(header)] if kind in (b"0", b"\0") else []
+        length = _size(header, *name)
+        if long_size is not None and kind not in _KINDS_OF_HEADERS:
+            length = long_size
         position = begin + -(-length // BLOCK) * BLOCK
-        if begin + length > size:
-            raise _Truncated(*([long_name or member_name(header)] if kind in (b"0", b"\0") else []))
+        if begin + length > size or begin // BLOCK > _MAX_BLOCK or (kind in (b"L", b"x") and length > _MAX_NAME):
+            raise _Truncated(*name)
         if kind == b"L":
             long_name = os.pread(descriptor, length, begin).rstrip(b"\0").decode("utf-8", "replace")
         elif kind == b"x":
-            long_name = _pax_path(os.pread(descriptor, length, begin)) or long_name
-        elif kind in (b"0", b"\0"):
-            yield long_name or member_name(header), (begin // BLOCK, length)
-            long_name = None
-        else:
-            long_name = long_name if kind in (b"g", b"K") else None
+            records = _pax_records(os.pread(descriptor, length, begin))
+            if records is None:
+                problem = "damaged PAX header in the tar"
+            else:
+                long_name = records.get("path", long_name)
+                long_size = int(records["size"]) if "size" in records else long_size
+        elif kind not in _KINDS_OF_HEADERS:
+            if name:
+                yield name[0], (begin // BLOCK, length), problem
+            long_name, long_size, problem = None, None, None
 
 
 def _is_header(header: bytes) -> bool:
-    if header[257:262] == b"ustar":
-        return True
-    try:  # tars from before 1988 have no magic, only a checksum, computed with blanks in its field
-        return int(header[148:156].rstrip(b" \0") or b"x", 8) == sum(header) - sum(header[148:156]) + 8 * 32
-    except ValueError:
+    """Return whether the checksum of a header is right. It is computed with blanks in its own field."""
+    field = header[148:156].split(b"\0", 1)[0].strip()
+    if len(header) < BLOCK or not _OCTAL.fullmatch(field):
         return False
+    expected = sum(header) - sum(header[148:156]) + 8 * 32
+    if int(field, 8) == expected:
+        return True
+    # Some old programs add the bytes as signed numbers.
+    return int(field, 8) == expected - 256 * sum(byte > 127 for byte in header[:148] + header[156:])
 
 
-def _size(header: bytes) -> int:
+def _size(header: bytes, *name: str) -> int:
+    """Return the size of a member, which is octal text, or binary after a byte 0x80; `name` is for _Truncated."""
     field = header[124:136]
-    if field[0] & 0x80:
+    if field[0] == 0x80:
         return int.from_bytes(field[1:])
-    try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError:
-        raise _Truncated from None
+    digits = field.split(b"\0", 1)[0].strip()
+    if digits and not _OCTAL.fullmatch(digits):  # a negative size, for example
+        raise _Truncated(*name)
+    return int(digits or b"0", 8)
 
 
 def member_name(header: bytes) -> str:
@@ -183,15 +267,22 @@ def member_name(header: bytes) -> str:
     return (prefix + b"/" + name if ustar and prefix else name).decode("utf-8", "replace")
 
 
-def _pax_path(records: bytes) -> str | None:
-    """Return the `path` of a PAX header, which consists of records "LENGTH key=value" with a line feed."""
-    while records:
-        length = int(records.split(b" ", 1)[0] or b"0")
-        key, _, value = records[:length].partition(b" ")[2].partition(b"=")
-        if key == b"path":
-            return value.rstrip(b"\n").decode("utf-8", "replace")
-        records = records[length:] if length else b""
-    return None
+def _pax_records(content: bytes) -> dict[str, str] | None:
+    """Return `path` and `size` of a PAX header, if it has them; None if the header is damaged.
+
+    It consists of records "LENGTH key=value" that end with a line feed. LENGTH counts the whole record.
+    """
+    records: dict[str, str] = {}
+    position = 0
+    while position < len(content) and content[position]:  # some programs add zeros at the end
+        match = _PAX_RECORD.match(content, position)
+        end = position + int(match[1]) if match else 0
+        if match is None or not match.end() < end <= len(content) or content[end - 1] != ord("\n"):
+            return None
+        if match[2] in (b"path", b"size"):
+            records[match[2].decode()] = content[match.end() : end - 1].decode("utf-8", "replace")
+        position = end
+    return None if not re.fullmatch("[0-9]{1,18}", records.get("size", "0")) else records
 
 
 def _image(parts: dict[str, tuple[int, int]], x_key: str | None) -> tuple[int, int]:
@@ -204,7 +295,11 @@ def _captions(
     descriptor: int, parts: dict[str, tuple[int, int]], y_key: str | None
 ) -> list[tuple[tuple[int, int], int, str, str | None]]:
     """Return (extent, which, caption, reason) per caption of a sample; a sample without captions has one reason."""
-    if "txt" in parts and y_key in (None, "txt"):
+    suffix = "txt" if "txt" in parts and y_key in (None, "txt") else "json"
+    if suffix in parts and parts[suffix][1] > MAX_TEXT:
+        reason = f"caption file too large; at most {MAX_TEXT // 2**20} MiB are allowed"
+        return [((parts[suffix][0], 0), TXT, "", reason)]
+    if suffix == "txt":
         try:
             return [(parts["txt"], TXT, caption_of(read_at(descriptor, *parts["txt"]), TXT, None), None)]
         except UnicodeDecodeError:
@@ -213,13 +308,30 @@ def _captions(
         return [((0, 0), TXT, "", "no caption")]
     try:
         captions = _from_json(read_at(descriptor, *parts["json"]), y_key)
-    except (ValueError, KeyError, TypeError):
+    except json.JSONDecodeError as error:
+        return [((0, 0), TXT, "", f"its .json cannot be read ({error.msg})")]
+    if not captions:
         return [((0, 0), TXT, "", "no caption in its .json")]
-    return [(parts["json"], which, caption, None) for which, caption in enumerate(captions)]
+    if len(captions) > MAX_CAPTIONS:
+        reason = f"{len(captions):,} captions in its .json; at most {MAX_CAPTIONS:,} are allowed"
+        return [((0, 0), TXT, "", reason)]
+    return [(parts["json"], which, caption, reason) for which, (caption, reason) in enumerate(captions)]
 
 
-def _from_json(data: bytes, y_key: str | None) -> list[str]:
-    content = json.loads(data)
-    key = y_key or next(name for name in Y_COLUMNS if name in content)
-    value = content[key]
-    return [clean(caption or "") for caption in (value if isinstance(value, list) else [value])]
+def _from_json(data: bytes, y_key: str | None) -> list[tuple[str, str | None]]:
+    """Return (caption, reason) per caption of a `.json`; the reason is None unless the caption is not a text.
+
+    Raises:
+        json.JSONDecodeError: if it is not JSON.
+
+    """
+    content = parse_json(data)
+    keys = (y_key,) if y_key else Y_COLUMNS
+    key = next((name for name in keys if name in content), None) if isinstance(content, dict) else None
+    if key is None:
+        return []
+    captions = content[key] if isinstance(content[key], list) else [content[key]]
+    return [
+        (clean(caption or ""), None) if isinstance(caption, str | None) else ("", "caption is not a text")
+        for caption in captions
+    ]

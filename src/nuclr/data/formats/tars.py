@@ -7,6 +7,9 @@ the size or modification time of a tar changes, that tar is indexed again.
 
 Samples lost from a truncated tar keep their numbers (marked bad), so later tars are not renumbered. How many were lost
 is taken from the previous index, from img2dataset's `00000_stats.json`, or else from the largest of the other tars.
+
+A damaged tar is read by its previous index only as far as captions in the file still have the digests of the index. The
+digest is compared again whenever a caption is read.
 """
 
 import hashlib
@@ -21,15 +24,19 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from nuclr.data.formats.tar_index import BLOCK, ROW, TXT, Scan, caption_of, member_name, read_at, scan_tar
+from nuclr.data.formats.tar_index import BLOCK, ROW, TXT, Scan, caption_of, member_name, read_at, scan_tar, verify_rows
 from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import BadSample, Checkable
 from nuclr.data.texts import digest, number_distinct
 from nuclr.errors import UserError
-from nuclr.files import file_stamp, find_cache_folder, write_atomically
+from nuclr.files import file_stamp, find_cache_folder, parse_json, write_atomically
+from nuclr.image_files import MAX_BYTES
 
-_VERSION = 1
+_VERSION = 2
+_LOST = ("truncated tar", "damaged tar")  # reasons of samples that may be good again after a repair
+_MOST_SAMPLES = 1_000_000  # that img2dataset's statistics may promise for one tar
 _OPEN_FILES = 512  # tars kept open, below the usual limit of 1024; the others are opened for each read
+_LOST_ROW = (0, 0, 0, 0, TXT, True, digest(b""), 0)  # of the index, for a sample whose position is not known
 
 
 class TarPairs(Checkable):
@@ -66,8 +73,8 @@ class TarPairs(Checkable):
     def x(self, number: int) -> Image.Image:
         """Return the image, not decoded yet."""
         row = self._rows[number]
-        if row["image"] == 0:
-            raise BadSample(self.known_bad.get(number, "no image"))
+        if row["image"] == 0 or row["image_size"] == 0:
+            raise BadSample(self.known_bad.get(number, "no image" if row["image"] == 0 else "empty image"))
         return open_image(self._member(number, int(row["image"]), int(row["image_size"])))
 
     def y(self, number: int) -> str:
@@ -77,9 +84,12 @@ class TarPairs(Checkable):
         row = self._rows[number]
         data = self._member(number, int(row["text"]), int(row["text_size"]))
         try:
-            return caption_of(data, int(row["which"]), self._y_key)
-        except (ValueError, LookupError, TypeError):
+            caption = caption_of(data, int(row["which"]), self._y_key)
+        except ValueError:
             raise BadSample("caption cannot be read") from None
+        if digest(caption.encode()) != int(row["digest"]):
+            raise BadSample("caption differs from the index of the tar")
+        return caption
 
     def name(self, number: int) -> str:
         """Return the tar and the member, or the row within the tar if the member is lost."""
@@ -101,6 +111,8 @@ class TarPairs(Checkable):
         return int(np.searchsorted(self._starts, number, side="right")) - 1
 
     def _member(self, number: int, block: int, size: int) -> bytes:
+        if size > MAX_BYTES:
+            raise BadSample("wrong size in the index of the tar")
         try:
             data = self._read(self._tar(number), block, size)
         except OSError as error:
@@ -135,7 +147,7 @@ def open_tars(tars: Sequence[Path], x_key: str | None = None, y_key: str | None 
     stem = f"tars-{_hash([_VERSION, [str(tar.absolute()) for tar in tars], x_key, y_key])}"
     stamps = [file_stamp(tar) for tar in tars]
     target = folder / f"{stem}-{_hash(stamps)}.json" if folder else None
-    rows, meta = (_load(target) if target else None) or _index(tars, stamps, x_key, y_key, target)
+    rows, meta = (_load(target, len(tars)) if target else None) or _index(tars, stamps, x_key, y_key, target)
     return TarPairs(tars, rows, meta, y_key)
 
 
@@ -184,7 +196,7 @@ def _index(
         The rows of all tars, one tar after the other, and their metadata.
 
     """
-    previous = _load_previous(target)
+    previous = _load_previous(target, len(tars))
     # Rows are collected in a temporary file, because those of millions of samples may not fit into memory.
     with tempfile.TemporaryFile(dir=target.parent if target else None) as file:
         counts, bad, cut, suffixes = [], [], [], set()
@@ -209,7 +221,7 @@ def _index(
     }
     if target is not None:
         _store(target, rows, meta)
-    return (_load(target) if target else None) or (rows, meta)
+    return (_load(target, len(tars)) if target else None) or (rows, meta)
 
 
 def _scan(tar: Path, stamp: list[int], x_key: str | None, y_key: str | None, previous: Any) -> Scan:
@@ -221,11 +233,18 @@ def _scan(tar: Path, stamp: list[int], x_key: str | None, y_key: str | None, pre
     if not (scan.truncated and previous and len(previous["rows"]) > complete):
         return scan
     rows = previous["rows"]
-    if not np.array_equal(rows["digest"][:complete], scan.rows["digest"][:complete]):
+    if any(not np.array_equal(rows[name][:complete], scan.rows[name][:complete]) for name in ("image", "digest")):
         return scan
-    ends = [(rows[part].astype(np.int64) * BLOCK + rows[f"{part}_size"]) for part in ("image", "text")]
-    lost = np.flatnonzero(np.maximum(*ends) > stamp[0]).tolist()
-    return Scan(rows, previous["bad"] | dict.fromkeys(lost, "truncated tar"), set(), True)
+    same = verify_rows(tar, rows, y_key)
+    if not same.any():  # perhaps another tar: only the number of samples is taken from the index
+        more = np.array([_LOST_ROW], ROW).repeat(len(rows) - len(scan.rows))
+        lost = dict.fromkeys(range(len(scan.rows), len(rows)), "truncated tar")
+        return Scan(np.concatenate([scan.rows, more]), scan.bad | lost, scan.suffixes, True)
+    bad = {row: reason for row, reason in previous["bad"].items() if reason not in _LOST}
+    for row in np.flatnonzero(~same).tolist():
+        ends = [int(rows[part][row]) * BLOCK + int(rows[f"{part}_size"][row]) for part in ("image", "text")]
+        bad.setdefault(row, "truncated tar" if max(ends) > stamp[0] else "damaged tar")
+    return Scan(rows, dict(sorted(bad.items())), set(), True)
 
 
 def _pad(
@@ -239,7 +258,7 @@ def _pad(
     ]
     if expected == counts:
         return rows, counts, bad
-    lost = np.array([(0, 0, 0, 0, TXT, True, digest(b""), 0)], ROW)
+    lost = np.array([_LOST_ROW], ROW)
     parts = np.split(rows, np.cumsum(counts)[:-1])
     padded = [[part, lost.repeat(more - len(part))] for part, more in zip(parts, expected, strict=True)]
     reasons = [
@@ -250,11 +269,12 @@ def _pad(
 
 
 def _count_by_img2dataset(tar: Path) -> int | None:
-    """Return the number of samples in img2dataset's statistics file, or None without one."""
+    """Return the number of samples in img2dataset's statistics file, or None without a plausible one."""
     try:
-        return int(json.loads(tar.with_name(f"{tar.stem}_stats.json").read_text(encoding="utf-8"))["successes"])
-    except (OSError, ValueError, KeyError, TypeError):
+        count = int(parse_json(tar.with_name(f"{tar.stem}_stats.json").read_bytes())["successes"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+    return count if count <= _MOST_SAMPLES else None
 
 
 def _check_usable(tars: Sequence[Path], rows: np.ndarray, suffixes: set[str]) -> None:
@@ -284,19 +304,29 @@ def _store(target: Path, rows: np.ndarray, meta: dict[str, Any]) -> None:
         return  # for example a full disk: the index is made again next time
 
 
-def _load(path: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
+def _load(path: Path, tars: int) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """Return a stored index of so many tars, or None if there is none or it is damaged."""
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = parse_json(path.read_bytes())
         rows = np.memmap(path.with_suffix(".rows"), ROW, "r")
-    except (OSError, ValueError):
+        counts, bad = meta["counts"], meta["bad"]
+        if (
+            any(len(meta[key]) != tars for key in ("counts", "stamps", "truncated"))
+            or not all(isinstance(count, int) and count >= 0 for count in counts)
+            or sum(counts) != len(rows)
+            or not all(0 <= int(number) < len(rows) and isinstance(reason, str) for number, reason in bad.items())
+            or not isinstance(meta["fingerprint"], str)
+        ):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return (rows, meta) if len(rows) == sum(meta["counts"]) else None
+    return rows, meta
 
 
-def _load_previous(target: Path | None) -> tuple[np.ndarray, dict[str, Any]] | None:
+def _load_previous(target: Path | None, tars: int) -> tuple[np.ndarray, dict[str, Any]] | None:
     """Return the index of the same tars before one of them changed."""
     paths = sorted(target.parent.glob(f"{_stem(target)}-*.json")) if target else []
-    return _load(paths[-1]) if paths else None
+    return _load(paths[-1], tars) if paths else None
 
 
 def _part_of_tar(rows: np.ndarray, meta: dict[str, Any], tar: int) -> dict[str, Any]:
