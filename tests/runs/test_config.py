@@ -178,10 +178,11 @@ def test_hostile_yaml_is_one_clear_error(tmp_path, text):
     assert len(str(caught.value)) < 2000
 
 
-def test_huge_values_are_shortened_in_messages(tmp_path):
+@pytest.mark.parametrize("key", ["seed", "precision"])
+def test_huge_values_are_shortened_in_messages(tmp_path, key):
     levels = [f"&a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12)]
     path = tmp_path / "c.yaml"
-    path.write_text("seed:\n" + "".join(f"- {level}\n" for level in levels))
-    with pytest.raises(UserError, match="seed is ") as caught:
+    path.write_text(f"{key}:\n" + "".join(f"- {level}\n" for level in levels))
+    with pytest.raises(UserError, match=f"{key} is ") as caught:
         config.load(path)
     assert len(str(caught.value)) < 2000

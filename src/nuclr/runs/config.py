@@ -205,7 +205,7 @@ def fill(settings: Any, values: Any, origin: str = "", prefix: str = "") -> Any:
         if key not in kinds:
             if isinstance(value, dict) and value:  # name the whole key, so that the nearest one can be found
                 full = next(flatten(value, f"{full}."))[0]
-            raise UserError(f"{origin}unknown key {full!r}; {_nearest(full)}")
+            raise UserError(f"{origin}unknown key {_show(full)}; {_nearest(full)}")
         if dataclasses.is_dataclass(kinds[key]):
             if value is None:
                 continue
@@ -230,7 +230,7 @@ def _fill_objective(section: Objective, values: dict[str, Any], origin: str, pre
             name = convert(value, Literal[objectives.names()], {}, full, origin)
             section = dataclasses.replace(section, name=name)
         elif key not in kinds:
-            raise UserError(f"{origin}unknown key {full!r}; {_nearest(full)}")
+            raise UserError(f"{origin}unknown key {_show(full)}; {_nearest(full)}")
         elif value is None:
             options.pop(key, None)
         else:
@@ -261,7 +261,7 @@ def convert(value: Any, kind: Any, bounds: Any, key: str, origin: str) -> Any:
     if typing.get_origin(target) is Literal:
         choices = typing.get_args(target)
         if value not in choices:
-            near = difflib.get_close_matches(str(value), choices, n=1)
+            near = difflib.get_close_matches(_show(value).strip("'"), choices, n=1)
             raise UserError(f"{failed}{f'; did you mean {near[0]}?' if near else ''}")
         return value
     if target is bool:
