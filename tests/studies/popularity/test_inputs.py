@@ -45,6 +45,13 @@ def test_image_names_from_a_folder_or_a_list(tmp_path, jsonl):
     assert read_names(None, tmp_path / "files.txt", 2, LINKS).images == ["one.png", "two.png"]
 
 
+def test_image_names_that_are_too_long_are_only_names(tmp_path):
+    (tmp_path / "a.jpg").touch()
+    entries = [{"image": name, "captions": ["one", "two"]} for name in ("n" * 300, "a.jpg")]
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert read_names(tmp_path / "list.jsonl", tmp_path, 2, [0, 0, 1, 1]).images[1] == str(tmp_path / "a.jpg")
+
+
 def test_lists_that_do_not_match_are_refused(tmp_path, jsonl):
     empty = tmp_path / "empty"
     empty.mkdir()
