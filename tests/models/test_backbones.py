@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nuclr.errors import UserError
+from nuclr.models import DualEncoder, build_model
 from nuclr.models.backbones import load_backbone, locate, read_json
 
 KEY = "model.x.encoder"
@@ -138,3 +139,14 @@ def test_code_in_another_repository_is_refused(text_folder):
     (text_folder / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"asks to run Python code .*\(auto_map\)"):
         load_backbone(text_folder, KEY, "text")
+
+
+@pytest.mark.parametrize(
+    ("preset", "key", "value"), [("tiny_vit", "num_hidden_layers", 2**64), ("tiny_resnet", "depths", [10**9])]
+)
+def test_absurd_numbers_of_layers_are_refused_at_once(tmp_path, preset, key, value):
+    build_model(preset, "tiny_text", texts=["a red square"], image_size=16).save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "image" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(UserError, match=f"{key} is .*; at most 1000 layers"):
+        DualEncoder.from_pretrained(tmp_path / "model")

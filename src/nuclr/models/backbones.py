@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 JOINT = ("clip", "siglip")
 PART = {"image": "vision_config", "text": "text_config"}
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+MOST_LAYERS = 1000
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
 
@@ -221,6 +222,7 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
     if "nuclr" in content:
         raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; set model.pretrained={folder}")
     refuse_code(folder / "config.json", key)
+    _refuse_many_layers(content, folder / "config.json", key)
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -228,6 +230,17 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
         if "auto_map" in content:
             raise needs_code(folder / "config.json", key) from None
         raise UserError(f"{key}: {folder / 'config.json'} cannot be interpreted ({first_line(error)})") from None
+
+
+def _refuse_many_layers(content: Any, path: Path, key: str) -> None:
+    """Refuse a configuration with an absurd number of layers, because transformers makes them before it reads weights."""
+    if not isinstance(content, dict):
+        return
+    for name, value in content.items():
+        _refuse_many_layers(value, path, key)
+        counts = value if isinstance(value, list) else [value]
+        if ("layer" in name or "depth" in name) and any(isinstance(n, int) and n > MOST_LAYERS for n in counts):
+            raise UserError(f"{key}: {path}: {name} is {str(value)[:40]}; at most {MOST_LAYERS} layers are allowed")
 
 
 def load_backbone(folder: Path, key: str, modality: Literal["image", "text"]) -> "PreTrainedModel":
