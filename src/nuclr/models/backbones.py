@@ -233,7 +233,7 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
 
 
 def _refuse_many_layers(content: Any, path: Path, key: str) -> None:
-    """Refuse a configuration with an absurd number of layers, because transformers makes them before it reads weights."""
+    """Refuse an absurd number of layers: transformers makes all of them before it reads their weights."""
     if not isinstance(content, dict):
         return
     for name, value in content.items():
