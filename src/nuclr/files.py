@@ -15,6 +15,7 @@ import numpy as np
 
 from nuclr.errors import UserError, printable
 
+_LARGE, _MOST_COMPRESSION = 2**28, 100  # bytes of an array, and the ratio above which a large array is refused
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
@@ -105,13 +106,26 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
                 name = member.filename.removesuffix(".npy")
                 arrays[name] = np.empty(0)
                 if name in names:
+                    _refuse_bomb(path, member)
                     with archive.open(member) as file:
                         _check_npy_header(file, member.file_size)
                     with archive.open(member) as file:
                         arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
             return arrays
+    except UserError:
+        raise
     except Exception as error:  # numpy, zipfile and the decompressors raise a dozen types for damaged files
         raise UserError(f"{path}: cannot be read as .npz with numeric arrays ({_reason(error)})") from None
+
+
+def _refuse_bomb(path: Path, member: zipfile.ZipInfo) -> None:
+    """Refuse a large array that is compressed more than features can be."""
+    if member.file_size > _LARGE and member.file_size > _MOST_COMPRESSION * max(member.compress_size, 1):
+        before, after = member.compress_size / 2**20, member.file_size / 2**20
+        raise UserError(
+            f"{path}: {member.filename} expands from {before:.1f} MiB to {after:,.0f} MiB; "
+            "if that is right, save it without compression (numpy.savez)"
+        )
 
 
 def read_npy(path: Path) -> np.ndarray:
@@ -337,7 +351,7 @@ def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str
 
 def _written_by(summary: Path, command: str) -> bool:
     try:
-        content = json.loads(summary.read_text(encoding="utf-8"))
+        content = parse_json(summary.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("written_by") == command

@@ -91,3 +91,15 @@ def test_hostile_class_names_are_one_clear_error(tmp_path, text):
     (folder / "classes.json").write_text(text)
     with pytest.raises(UserError, match=r"classes\.json, line 1: not JSON"):
         open_labeled(folder)
+
+
+@pytest.mark.parametrize("name", ["classes.json", "templates.json"])
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "[" + "9" * 5_000 + "]", '{"classes": 3}', '{"a": []}', "[[]]", "3", b"[\xff]"]
+)
+def test_damaged_class_names_and_templates_are_refused(tmp_path, name, content):
+    folders(tmp_path, cat=1, dog=1)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as caught:
+        open_labeled(tmp_path)
+    assert str(tmp_path) in str(caught.value) and len(str(caught.value)) < 500

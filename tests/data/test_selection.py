@@ -194,3 +194,35 @@ def test_a_wrong_list_of_pairs_to_keep_is_refused(tmp_path, name, content, messa
         path.write_text(content)
     with pytest.raises(UserError, match=message):
         read_keep(path, 10)
+
+
+@pytest.mark.parametrize("number", ["9" * 20, "-" + "9" * 30, "9" * 5_000])
+def test_a_number_beyond_64_bits_is_refused(tmp_path, number):
+    (tmp_path / "k.txt").write_text(f"1\n{number}\n")
+    with pytest.raises(UserError, match=r"data\.keep=.*k\.txt, line 2: (pair -?9+ does not exist|'9+' is not a whole)"):
+        read_keep(tmp_path / "k.txt", 10)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"'shape': (3,)", b"'shape': ((,)"),  # tokens that cannot be parsed
+        (b"'shape': (3,)", b"'shape': None"),
+        (b"{'descr'", b"{b'desc'"),
+        (b"(3,), }         ", b"(9999999999999,)"),  # more memory than there is
+    ],
+)
+def test_a_damaged_npy_header_is_refused(tmp_path, before, after):
+    np.save(tmp_path / "k.npy", np.array([1, 2, 3]))
+    content = (tmp_path / "k.npy").read_bytes()
+    assert before in content
+    (tmp_path / "k.npy").write_bytes(content.replace(before, after + b"}" * (b"99999" in after)))
+    with pytest.raises(UserError, match=r"data\.keep=.*k\.npy: cannot be read as \.npy"):
+        read_keep(tmp_path / "k.npy", 10)
+
+
+def test_an_archive_named_npy_is_refused(tmp_path):
+    with (tmp_path / "k.npy").open("wb") as file:
+        np.savez(file, x=np.arange(3))
+    with pytest.raises(UserError, match=r"cannot be read as \.npy"):
+        read_keep(tmp_path / "k.npy", 10)

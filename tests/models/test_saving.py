@@ -209,3 +209,66 @@ def test_a_damaged_config_is_one_clear_error(tmp_path, key, value):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=str(folder)):
         DualEncoder.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["x"], 3),
+        (["x"], None),
+        (["x", "head"], []),
+        (["x", "head"], {"kind": "linear"}),
+        (["x", "head", "kind"], ["linear"]),
+        (["x", "head", "kind"], "cubic"),
+        (["x", "head", "in_width"], "5"),
+        (["x", "head", "in_width"], -5),
+        (["x", "head", "width"], 2.5),
+        (["x", "head", "width"], 10**12),
+        (["x", "head", "width"], 10**400),
+        (["y", "head", "in_width"], 10**9),
+        (["x", "tower"], {}),
+        (["x", "tower"], "image"),
+        (["images"], [1]),
+        (["images"], {"size": "big"}),
+        (["texts"], {"max_length": "long"}),
+        (["texts"], 1),
+        (["joint"], True),
+        (["nuclr"], None),
+    ],
+)
+def test_a_damaged_config_is_refused(tmp_path, path, value):
+    build_model("vectors", "vectors", x_width=5, y_width=7, width=4).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    part = config
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if path == ["nuclr"]:
+        DualEncoder.from_pretrained(tmp_path)
+        return
+    with pytest.raises(UserError) as caught:
+        DualEncoder.from_pretrained(tmp_path)
+    assert str(tmp_path) in str(caught.value) and str(caught.value).count("\n") <= 1
+
+
+@pytest.mark.parametrize("size", ["big", -3, 0.5, 10**9, True, {"height": "x"}, [["x"]]])
+def test_a_damaged_image_format_is_refused(image_folder, size):
+    (image_folder / "preprocessor_config.json").write_text(json.dumps({"size": size}))
+    with pytest.raises(UserError, match=r"image size is .*needs a whole number from 1 to"):
+        build_model(image_folder, texts=CAPTIONS)
+
+
+@pytest.mark.parametrize("key", ["image_mean", "image_std"])
+@pytest.mark.parametrize("value", [3, [1], ["a", "b", "c"], {"r": 1}, [1, 2, None], [1, 2, float("nan")]])
+def test_damaged_means_of_images_are_refused(image_folder, key, value):
+    (image_folder / "preprocessor_config.json").write_text(json.dumps({"size": 32, key: value}))
+    with pytest.raises(UserError, match=rf"{key} is .*needs three finite numbers"):
+        build_model(image_folder, texts=CAPTIONS)
+
+
+@pytest.mark.parametrize("content", ['{"image_processor": 3}', "[" * 100_000, "3", '{"a": ' + "9" * 5_000 + "}"])
+def test_a_damaged_processor_file_is_refused(image_folder, content):
+    (image_folder / "preprocessor_config.json").write_text(content)
+    with pytest.raises(UserError, match=r"preprocessor_config\.json"):
+        build_model(image_folder, texts=CAPTIONS)

@@ -4,9 +4,10 @@ import shutil
 
 import pytest
 
+from nuclr.errors import UserError
 from nuclr.report import register_section, unregister_section
 from nuclr.report.render import Options, Section
-from nuclr.report.write import PAGES, make_page
+from nuclr.report.write import PAGES, make_page, write_report
 from nuclr.training.loop import train
 from tests.report import folders
 from tests.training import runs
@@ -111,3 +112,12 @@ def test_at_the_end_of_training(nuclr, tmp_path, monkeypatch):
     monkeypatch.setattr("nuclr.report.write.make_page", lambda *_: 1 / 0)
     status, _, errors = nuclr("train", "empty.yaml", *settings, "out=other")
     assert status == 0 and "the report page could not be written (division by zero)" in errors
+
+
+@pytest.mark.parametrize("name", ["popularity.json", "compare.json", "toy.json", "config.yaml"])
+@pytest.mark.parametrize("content", ["[" * 100_000, "9" * 5_000, "{}", "[]", "\x00", '{"sides": 1}', "{a: 1}: 2"])
+def test_damaged_folders_are_a_clear_error(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as caught:
+        write_report(tmp_path)
+    assert str(tmp_path) in str(caught.value) and len(str(caught.value)) < 700

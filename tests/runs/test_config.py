@@ -9,6 +9,7 @@ import yaml
 from nuclr import objectives
 from nuclr.errors import UserError
 from nuclr.runs import config
+from nuclr.runs.run import read_settings
 from nuclr.runs.settings import Settings, to_dict
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -186,3 +187,45 @@ def test_huge_values_are_shortened_in_messages(tmp_path, key):
     with pytest.raises(UserError, match=f"{key} is ") as caught:
         config.load(path)
     assert len(str(caught.value)) < 2000
+
+
+# Nine lists of nine references to the list before: 9^10 items when printed.
+BOMB = "seed:\n- &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"- &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "? [a, b]\n: 1\n",
+        "{a: 1}: 2\n",
+        "seed: " + "[" * 100_000,
+        "seed: 2020-99-99\n",
+        "seed: 2020-01-01\n",
+        "seed: " + "9" * 5_000 + "\n",
+        "optimizer: {lr: " + "9" * 400 + "}\n",
+        "seed: !!python/object/apply:os.system [ls]\n",
+        "seed: !!int x\n",
+        "seed: !!timestamp x\n",
+        "seed: &a [*a]\n",
+        "name: \x00\n",
+        BOMB,
+    ],
+)
+def test_yaml_that_python_cannot_hold_is_refused_in_a_short_line(tmp_path, text):
+    path = tmp_path / "a.yaml"
+    path.write_text("data: {train: builtin}\n" + text)
+    with pytest.raises(UserError) as caught:
+        config.load(path)
+    assert str(path) in str(caught.value) and len(str(caught.value)) < 800
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_settings(tmp_path)
+    assert "config.yaml" in str(caught.value) and len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize("value", ["2020-99-99", "[" * 100_000, "9" * 5_000, "{a: 1}: 2", "!!int x"])
+def test_an_override_that_yaml_cannot_parse_is_refused(value):
+    with pytest.raises(UserError, match="seed is"):
+        config.load(None, ["data.train=builtin", f"seed={value}"])

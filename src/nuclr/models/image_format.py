@@ -3,6 +3,7 @@
 A model is saved with its `ImageFormat`, so images are always prepared in the same way.
 """
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from nuclr.files import write_json
 from nuclr.image_files import ImageError, open_image_file, read_image_file, to_rgb
 from nuclr.models.backbones import first_line, read_json
 
+LARGEST_SIZE = 8192  # pixels
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ALLOWED = "PIL images, paths, numpy arrays (height, width, 3) uint8 or tensors (3, height, width) uint8"
 ImageLike = Image.Image | str | os.PathLike[str] | np.ndarray | Tensor
@@ -195,13 +197,40 @@ def read_image_format(folder: Path, default: int = 224) -> ImageFormat:
     for path in (folder / "processor_config.json", folder / "preprocessor_config.json"):
         if path.is_file():
             content = read_json(path)
-            processor |= content.get("image_processor", content)
+            options = content.get("image_processor", content)
+            if not isinstance(options, dict):
+                raise UserError(f"{path}: image_processor is not a JSON object")
+            processor |= options
     config = read_json(folder / "config.json")
-    config = config.get("vision_config", config)
+    inner = config.get("vision_config", config)
+    config = inner if isinstance(inner, dict) else config
     sizes = (processor.get("crop_size"), processor.get("size"), config.get("image_size"), default)
     size = next(number for size in sizes if (number := _side(size)))
     mean, std = processor.get("image_mean") or IMAGENET_MEAN, processor.get("image_std") or IMAGENET_STD
-    return ImageFormat(size, tuple(mean), tuple(std))
+    image_format = ImageFormat(
+        size, *(tuple(numbers) if isinstance(numbers, list) else numbers for numbers in (mean, std))
+    )
+    check_image_format(image_format, folder)
+    return image_format
+
+
+def check_image_format(image_format: ImageFormat, path: Path) -> None:
+    """Refuse a format, read from a file at `path`, that no image can be prepared with.
+
+    Raises:
+        UserError: if the size is not a whole number up to `LARGEST_SIZE`, or mean and std are not three numbers each.
+
+    """
+    size = image_format.size
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= LARGEST_SIZE:
+        raise UserError(f"{path}: image size is {str(size)[:80]}; needs a whole number from 1 to {LARGEST_SIZE}")
+    for key, numbers in (("image_mean", image_format.mean), ("image_std", image_format.std)):
+        if (
+            not isinstance(numbers, tuple)
+            or len(numbers) != 3
+            or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+        ):
+            raise UserError(f"{path}: {key} is {str(numbers)[:80]}; needs three finite numbers")
 
 
 def write_image_format(image_format: ImageFormat, folder: Path, processor: str | None = None) -> None:
@@ -221,4 +250,4 @@ def _side(size: Any) -> int | None:
     """Return one number from 224, [224, 224], {"height": 224, "width": 224} or {"shortest_edge": 224}."""
     if isinstance(size, dict):
         size = size.get("shortest_edge") or size.get("height")
-    return size[0] if isinstance(size, list) else size
+    return size[0] if isinstance(size, list) and size else size

@@ -119,7 +119,7 @@ def make_page(path: Path, options: Options) -> str:
         )
     try:
         context = page.open(path, options)
-    except (AttributeError, LookupError, TypeError, ValueError, OSError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: the files of this {page.kind} are damaged ({describe(error)})") from None

@@ -183,7 +183,10 @@ def read_settings(path: Path) -> Settings:
         if not isinstance(content, dict):
             raise UserError(f"{file}: does not hold the settings of a run; restore the file")
         settings = config.from_dict(content, str(file))
-        config.check(settings)
+        try:
+            config.check(settings)
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
     except UserError:
         raise
     except OSError as error:

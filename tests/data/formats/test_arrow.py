@@ -259,3 +259,18 @@ def test_images_without_bytes_in_any_row_are_read_by_name(tmp_path):
     pairs = open_pairs(tmp_path / "pairs.parquet")
     assert pairs[0].x.size == (24, 20)
     assert len(set(pairs.x_id.tolist())) == len(rows)
+
+
+def test_images_that_are_all_named_by_path_are_read(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(make.picture(1))
+    path = write(tmp_path / "p.parquet", image=[{"bytes": None, "path": "a.jpg"}] * 2, caption=["one", "two"])
+    pairs = open_pairs(path)
+    assert pairs.x_id.tolist() == [0, 0] and pairs.x(1).size == (24, 20)
+
+
+@pytest.mark.parametrize(
+    "image", [{"bytes": 3, "path": "a"}, {"bytes": b"3", "path": 3}, {"bytes": [b"3"], "path": "a"}]
+)
+def test_images_of_other_types_are_refused(tmp_path, image):
+    with pytest.raises(UserError, match=r"column 'image' holds struct.*; needs file names, bytes or"):
+        open_pairs(write(tmp_path / "p.parquet", image=[image], caption=["one"]))

@@ -1,5 +1,8 @@
 """Embedding files: what is read, and the messages for wrong files."""
 
+import io
+import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ import torch
 from nuclr.data import check_samples, open_pairs
 from nuclr.data.formats.embeddings import read_embeddings, unit_rows
 from nuclr.errors import UserError
+from nuclr.studies.evaluate.tasks import read_classes
 
 
 def features(n: int, width: int = 4, dtype: str = "float32") -> np.ndarray:
@@ -164,3 +168,49 @@ def test_unit_rows_of_extreme_norm(scale, dtype):
 def test_unit_rows_divides_ordinary_rows_by_their_norm():
     features = torch.randn(50, 33)
     assert torch.equal(unit_rows(features, "x"), features / torch.linalg.vector_norm(features, dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("shape", ["((,3)", "(99999999, 99999999)"])
+@pytest.mark.parametrize("key", ["x", "labels"])
+def test_a_damaged_header_in_an_archive_is_refused(tmp_path, shape, key):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header.ljust(117).encode() + b"\n"
+    with zipfile.ZipFile(tmp_path / "e.npz", "w") as archive:
+        for name in ("x", "y", "labels", "prompts"):
+            archive.writestr(f"{name}.npy", content)
+    read = read_embeddings if key == "x" else read_classes
+    with pytest.raises(UserError, match=r"e\.npz: cannot be read as \.npz with numeric arrays"):
+        read(tmp_path / "e.npz")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_damaged_compressed_members_are_refused(tmp_path, method):
+    file = io.BytesIO()
+    np.save(file, np.arange(400, dtype=np.float32).reshape(20, 20))
+    with zipfile.ZipFile(tmp_path / "e.npz", "w", method) as archive:
+        for name in ("x", "y"):
+            archive.writestr(f"{name}.npy", file.getvalue())
+    assert read_embeddings(tmp_path / "e.npz").x.shape == (20, 20)
+    content = bytearray((tmp_path / "e.npz").read_bytes())
+    content[40:60] = b"\xff" * 20
+    (tmp_path / "e.npz").write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot be read as \.npz"):
+        read_embeddings(tmp_path / "e.npz")
+
+
+def test_an_archive_that_expands_a_thousandfold_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("nuclr.files._LARGE", 2**20)
+    header = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118)
+    header += b"{'descr': '<f4', 'fortran_order': False, 'shape': (2000, 400), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / "e.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("x", "y"):
+            archive.writestr(f"{name}.npy", header + bytes(4 * 2_000 * 400))
+    with pytest.raises(UserError, match=r"e\.npz: x\.npy expands from .* to 3 MiB"):
+        read_embeddings(tmp_path / "e.npz")
+
+
+def test_an_array_instead_of_an_archive_of_classes_is_refused(tmp_path):
+    with (tmp_path / "c.npz").open("wb") as file:
+        np.save(file, np.eye(3))
+    with pytest.raises(UserError, match=r"c\.npz: cannot be read as \.npz"):
+        read_classes(tmp_path / "c.npz")

@@ -253,13 +253,23 @@ def choose_columns(path: Path, schema: Any, x_key: str | None, y_key: str | None
     image = choose_column(schema.names, "x", x_key, path)
     caption = choose_column(schema.names, "y", y_key, path)
     kind = schema.field(image).type
-    if not (holds_names(kind) or types.is_binary(kind) or types.is_large_binary(kind) or "bytes" in _fields(kind)):
+    is_binary = types.is_binary(kind) or types.is_large_binary(kind)
+    if not (holds_names(kind) or is_binary or _holds_bytes_and_path(types, kind)):
         raise UserError(f"{path}: column {image!r} holds {kind}; needs file names, bytes or {{bytes, path}}")
     kind = schema.field(caption).type
     inner = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
     if not holds_names(inner):
         raise UserError(f"{path}: column {caption!r} holds {kind}; needs text or lists of text")
     return image, caption
+
+
+def _holds_bytes_and_path(types: Any, kind: Any) -> bool:
+    """Return whether a type is {bytes, path}; a column in which one of them is never present has the type null."""
+    fields = {field.name: field.type for field in kind} if types.is_struct(kind) else {}
+    content, path = fields.get("bytes"), fields.get("path")
+    if content is None or not (types.is_binary(content) or types.is_large_binary(content) or types.is_null(content)):
+        return False
+    return path is None or holds_names(path) or types.is_null(path)
 
 
 def holds_names(kind: Any) -> bool:
