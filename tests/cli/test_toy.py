@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_study_is_written_and_printed(nuclr, tmp_path):
     done = nuclr("toy", "--out", tmp_path / "toy", "--seeds", 2, "--max-n", 100)
     assert done.status == 0, done.err

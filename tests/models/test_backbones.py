@@ -113,6 +113,7 @@ except UserError as error:
 
 @pytest.mark.parametrize("model_type", ["evil", "bert"])
 @pytest.mark.parametrize("part", ["config", "joint", "tokenizer"])
+@pytest.mark.slow
 def test_code_in_a_model_folder_is_never_run_or_asked_about(text_folder, tmp_path, part, model_type):
     marker = tmp_path / "marker"
     (text_folder / "evil.py").write_text(EVIL.format(marker=str(marker)))

@@ -45,6 +45,7 @@ def test_vocabulary_has_at_most_the_given_size():
         train_tokenizer(captions, 100)
 
 
+@pytest.mark.slow
 def test_same_captions_same_tokens_in_another_process():
     captions = [f"w{number % 97:x} of {number % 89:x} and {number % 61}" for number in range(400)]
     program = (

@@ -26,6 +26,7 @@ from torch.nn.functional import normalize
 from nuclr.objectives import build
 from tests import reference
 
+pytestmark = pytest.mark.slow
 TAUS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
 DIM = 16
 

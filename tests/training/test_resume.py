@@ -174,6 +174,7 @@ def test_changed_settings_are_refused_by_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.slow
 def test_signals_write_a_checkpoint(tmp_path, number, status):
     settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 400, "checkpoint_every": 100000})
     run = tmp_path / "run"

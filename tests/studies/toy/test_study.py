@@ -22,6 +22,7 @@ def record(content, **setting):
     return match
 
 
+@pytest.mark.slow
 def test_estimated_popularity_reduces_the_error_and_uniform_popularity_does_not(written):
     _, content = written
     gcl, ours, exact = (record(content, tau=0.2, n=400, method=m) for m in ("gcl", "nuclr", "mle"))
