@@ -47,9 +47,7 @@ def embed(
     with training_errors(), launch.processes(launch.pick_device(device)):
         trained = None
         if folder.is_run(run):
-            trained = Run.open(run, best, device)
-            if not trained.finished:
-                raise UserError(f"{run}: this run is not finished; continue it with nuclr train {run} --resume")
+            trained = Run.open_finished(run, best, device)
             model, data = trained.model, trained.settings.data
             encoding = trained.encoding._replace(batch_size=batch_size)
         else:

@@ -143,9 +143,7 @@ def popularity(
             raise UserError("--captions and --images belong to an embedding file; a run has its own")
         from nuclr.runs.run import Run
 
-        run = Run.open(file)
-        if not run.finished:
-            raise UserError(f"{file}: this run is not finished; continue it with nuclr train {file} --resume")
+        run = Run.open_finished(file)
         out = file / "popularity" if out is None else out
         if keep is not None:
             check_target(keep, out)  # before the samples are encoded, which takes long

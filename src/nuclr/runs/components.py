@@ -186,18 +186,14 @@ def resolve(settings: s.Settings, out: Path, device: torch.device, source: Sourc
         changes[f"data.{side}.key"] = getattr(source.pairs, f"{side}_key", None) or getattr(data, side).key
         if sides.pretrained is None:
             changes[f"model.{side}.encoder"] = _encoder(side, getattr(sides, side).encoder, source.pairs)
-    if model.images is not None and not _has_own_format(sides):
-        changes["model.x.image_size"] = model.images.size
-    if model.tokenizer is not None and not _has_own_format(sides):
-        changes["model.y.max_length"] = model.tokenizer.max_length
+    if sides.pretrained is None:  # a pretrained model has its own image size and text length, which must not be set
+        if model.images is not None:
+            changes["model.x.image_size"] = model.images.size
+        if model.tokenizer is not None:
+            changes["model.y.max_length"] = model.tokenizer.max_length
     for key, value in changes.items():
         settings = s.change(settings, key, value)
     return settings
-
-
-def _has_own_format(model: s.Model) -> bool:
-    """Return whether the model comes with its own image size and text length, which must not be set."""
-    return model.pretrained is not None
 
 
 def to_device(inputs: Any, device: torch.device) -> Any:

@@ -60,6 +60,14 @@ class Run:
             raise UserError(f"{path}: not a run folder (it has no {folder.CONFIG}); name one that nuclr train wrote")
         return cls(path, read_settings(path), best, pick_device(device), loaders)
 
+    @classmethod
+    def open_finished(cls, path: str | Path, best: bool = False, device: str = "auto") -> "Run":
+        """Open a run as `open` does, but refuse one that is not finished."""
+        run = cls.open(path, best, device)
+        if not run.finished:
+            raise UserError(f"{path}: this run is not finished; continue it with nuclr train {path} --resume")
+        return run
+
     def __repr__(self) -> str:
         state = "finished" if self.finished else f"unfinished, step {self.step}"
         return f"Run({str(self.folder)!r}, {self.settings.objective.name} on {self.settings.data.train}, {state})"

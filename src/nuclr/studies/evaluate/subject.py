@@ -85,10 +85,7 @@ def subject_of_run(run: Run, batch_size: int | None = None) -> Subject:
 def open_subject(path: Path, best: bool, batch_size: int | None, device: str) -> Subject:
     """Open a run, or a folder of encoders (nuclr's, a CLIP or SigLIP)."""
     if folder.is_run(path):
-        run = Run.open(path, best, device)
-        if not run.finished:
-            raise UserError(f"{path}: this run is not finished; continue it with nuclr train {path} --resume")
-        return subject_of_run(run, batch_size)
+        return subject_of_run(Run.open_finished(path, best, device), batch_size)
     if best:
         raise UserError(f"--best needs a run folder; {path} is not one")
     if path.is_dir() and not (path / "config.json").is_file():
