@@ -58,8 +58,8 @@ def embed(
             where = launch.pick_device(device)
             model, data = build_model(pretrained=str(run)).to(where).eval(), Data()
             encoding = features.Encoding(batch_size, where)
-        if allow_outside:
-            data = dataclasses.replace(data, allow_outside=True)
+        # Every image is read once, so decoded images are not kept.
+        data = dataclasses.replace(data, memory=0, allow_outside=data.allow_outside or allow_outside)
         bad, names = 0, None
         if images is not None:
             arrays, names = features.embed_images(model, images, encoding, data)

@@ -1,5 +1,6 @@
 """The model that is evaluated, a trained run or other encoders, and its features of test sets."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -41,8 +42,8 @@ class Subject:
     run: Run | None = None
 
     def loader(self, pairs: Pairs) -> Loader:
-        """Return a loader that reads pairs as training did, without augmentation."""
-        return make_loader(self.data, pairs, self.model)
+        """Return a loader that reads pairs as training did, without augmentation; images are read once and not kept."""
+        return make_loader(dataclasses.replace(self.data, memory=0), pairs, self.model)
 
     def check_kinds(self, name: str, pairs: Pairs) -> None:
         """Refuse pairs that the model does not take: images instead of vectors, vectors of another width."""
