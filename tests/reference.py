@@ -31,16 +31,20 @@ State = dict[str, np.ndarray]
 
 
 def kept_pairs(batch: int, x_id: Sequence[int] | None = None, y_id: Sequence[int] | None = None) -> list[list[int]]:
-    """Return the negatives of each i: every j != i with another x_id and another y_id. Row i has length c_i."""
+    """Return the negatives of each i: every j != i with another x_id and another y_id. Row i has length c_i.
+
+    An id is a number or a list of numbers, which are compared entry by entry: one equal entry is enough.
+    """
+
+    def shared(ids: Sequence[int] | None, i: int, j: int) -> bool:
+        if ids is None:
+            return False
+        mine, other = np.atleast_1d(ids[i]), np.atleast_1d(ids[j])
+        return any(int(a) == int(b) for a, b in zip(mine, other, strict=True))
+
     rows = []
     for i in range(batch):
-        row = []
-        for j in range(batch):
-            same_x = x_id is not None and int(x_id[i]) == int(x_id[j])
-            same_y = y_id is not None and int(y_id[i]) == int(y_id[j])
-            if j != i and not same_x and not same_y:
-                row.append(j)
-        rows.append(row)
+        rows.append([j for j in range(batch) if j != i and not shared(x_id, i, j) and not shared(y_id, i, j)])
     return rows
 
 

@@ -24,6 +24,12 @@ MASKS = {
     # Pair 0 shares its image with pairs 1-3 and its caption with pairs 4-6: it has no negatives, c_0 = 0.
     "a row without negatives": ([0, 0, 0, 0, 4, 5, 6], [0, 1, 2, 3, 0, 0, 0]),
     "no negatives at all": ([0] * BATCH, None),
+    # Each x has the id of its image and of a group of images. 5 in one column is not 5 in the other.
+    "groups of x": ([[0, 5], [0, 5], [1, 5], [2, 6], [3, 7], [5, 8], [6, 9]], None),
+    "groups of both": (
+        [[0, 5], [0, 5], [1, 5], [2, 6], [3, 7], [5, 8], [6, 9]],
+        [[0, 0], [1, 1], [2, 2], [3, 3], [4, 3], [0, 6], [7, 7]],
+    ),
 }
 masked = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 

@@ -72,7 +72,11 @@ def test_arrays_that_torch_does_not_take_as_they_are() -> None:
             ValueError,
             r"index must be \(6,\) integers, one per pair, but is \(6,\) of torch.float64",
         ),
-        ({"x_id": [True] * B}, ValueError, r"x_id must be \(6,\) integers, one per pair, but is \(6,\) of torch.bool"),
+        (
+            {"x_id": [True] * B},
+            ValueError,
+            r"x_id must be \(6,\) integers, one per pair, or \(6, k\), but is \(6,\) of torch.bool",
+        ),
         ({"y_id": {1, 2}}, TypeError, "y_id must be a tensor, numpy array or list of integers, but is of type set"),
         ({"x": np.ones(D), "y": np.ones(D)}, ValueError, r"x is \(4,\).*a single vector has no negatives"),
         ({"x": torch.ones(B, D, device="meta")}, ValueError, "on one device, but x is on meta and y on cpu"),

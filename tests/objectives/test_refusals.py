@@ -70,6 +70,7 @@ def test_features_too_large(name: str) -> None:
         ([0, -1, 2, 3], r"index must be in \[0, 10\), but holds -1"),
         ([0, 1, 1, 3], "index must not repeat a pair within the global batch, but holds 1 more than once"),
         ([0, 1, 2], r"index must be \(4,\) integers, one per pair, but is \(3,\)"),
+        ([[0], [1], [2], [3]], r"index must be \(4,\) integers, one per pair, but is \(4, 1\)"),
         ([0.0, 1.0, 2.0, 3.0], "index must be .* integers.*torch.float32"),
         (None, r"index is None.*eval\(\)"),
     ],
@@ -82,10 +83,12 @@ def test_index(name: str, index: list | None, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_ids(name: str) -> None:
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (4, 0), (4, 2, 1), ()])
+def test_ids(name: str, shape: tuple[int, ...]) -> None:
     objective = build(name, num_samples=N)
-    with pytest.raises(ValueError, match=r"y_id must be \(4,\) integers"):
-        objective(features(), features(), torch.arange(4), y_id=torch.arange(3))
+    ids = torch.zeros(shape, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"y_id must be \(4,\) integers, one per pair, or \(4, k\), but is \("):
+        objective(features(), features(), torch.arange(4), y_id=ids)
 
 
 @pytest.mark.parametrize("name", ALL)

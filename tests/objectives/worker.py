@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "nuclr unbiased": ("nuclr", NUCLR | {"zeta_estimator": "unbiased", "use_xi": False}),
     "nuclr paper": ("nuclr", NUCLR | {"zeta_estimator": "paper", "zeta_init": -0.05, "xi_rule": "max"}),
 }
-VARIANTS = ("outside", "inside", "adamw", "masked", "float32")
+VARIANTS = ("outside", "inside", "adamw", "masked", "groups", "float32")
 
 
 class Towers(nn.Module):
@@ -73,8 +73,8 @@ def train(name: str, options: dict, variant: str) -> dict[str, Tensor]:
     for _ in range(STEPS):
         batch = torch.randperm(PAIRS)[:BATCH]  # the same on every process
         mine = batch[dist.get_rank() * share :][:share]
-        ids = (x_id[mine], y_id[mine]) if variant == "masked" else ()
-        loss = run(data_x[mine], data_y[mine], mine, *ids)
+        ids = {"masked": (x_id, y_id), "groups": (torch.stack([x_id, x_id // 4], dim=1), y_id)}.get(variant, ())
+        loss = run(data_x[mine], data_y[mine], mine, *(id_[mine] for id_ in ids))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -23,7 +23,7 @@ from nuclr.objectives.checks import (
     short_list,
     to_tensors,
 )
-from nuclr.objectives.kernels import Workspace, is_excluded
+from nuclr.objectives.kernels import Workspace, is_excluded, score_tiles
 
 NORM_TOLERANCE = 1e-2  # features normalized in bf16 have norms within 4e-3 of 1
 
@@ -51,7 +51,8 @@ class GatheredBatch:
         x: (B, d), the features of all processes, in the dtype of the computation.
         y: (B, d), as `x`.
         index: (B,), the indices of the pairs in the data set, or None.
-        ids: (B, 2), the x_id and y_id of each pair, or None if nothing is masked.
+        ids: (B, k), one or more ids per pair, or None if nothing is masked. Pairs that agree in a column are not
+            negatives of each other.
         rows: the rows of the global batch that are this process's.
 
     """
@@ -80,9 +81,17 @@ class GatheredBatch:
         """Return c_i, the number of negatives per anchor: one number, or (B,) if pairs are masked."""
         if self.ids is None:
             return float(self.size - 1)
-        (first_x, same_x), (first_y, same_y) = (_count_equal(column) for column in self.ids.T.contiguous())
-        _, same_both = _count_equal(first_x * self.size + first_y)
-        return (self.size - same_x - same_y + same_both).to(self.x.dtype)
+        columns = self.ids.T.contiguous()
+        if len(columns) > 2:
+            count = [
+                (~is_excluded(self.ids, rows, Workspace())).sum(dim=1) for rows in score_tiles(self.rows, self.size)
+            ]
+            return distributed.all_gather(torch.cat(count)).to(self.x.dtype)
+        first, same = _count_equal(columns[0])
+        if len(columns) == 2:
+            other_first, other_same = _count_equal(columns[1])
+            same = same + other_same - _count_equal(first * self.size + other_first)[1]
+        return (self.size - same).to(self.x.dtype)
 
 
 def _count_equal(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,8 +146,9 @@ class Objective(nn.Module):
             y: (b, d), as `x`; row i of x and row i of y are a pair.
             index: (b,) indices of the pairs in the data set: a tensor, numpy array or list. Objectives with state need
                 it in training mode.
-            x_id: (b,) ids of the samples behind x. Pairs that share an x_id are not negatives of each other.
-            y_id: (b,), as `x_id` for y.
+            x_id: ids of the samples behind x, integers: (b,), or (b, k) if a sample has several, such as its own and
+                that of its group. Pairs that agree in a column are not negatives of each other.
+            y_id: as `x_id` for y.
 
         Returns:
             `loss` and `metrics`. The gradient of `loss` is the algorithm's; its value is the estimate of the
@@ -212,17 +222,16 @@ class Objective(nn.Module):
         x, y = inputs.x.to(dtype), inputs.y.to(dtype)
         if self.normalize:
             x, y = (nn.functional.normalize(rescale_extreme_rows(side, small=False), dim=1) for side in (x, y))
-        columns = [None if t is None else t.to(x.device, torch.int64) for t in (inputs.index, inputs.x_id, inputs.y_id)]
+        index, x_id, y_id = (
+            None if t is None else t.to(x.device, torch.int64) for t in (inputs.index, inputs.x_id, inputs.y_id)
+        )
+        given = [t.reshape(len(x), -1) for t in (x_id, y_id) if t is not None]
+        ids = torch.cat(given, dim=1) if given else None
         start, all_x, all_y = 0, x, y
         if distributed.world_size() > 1:
             start = distributed.rank() * len(x)
             all_x, all_y = self.gather_features(x, y)
-            columns = _gather_columns(columns)
-        index, x_id, y_id = columns
-        ids = None
-        if x_id is not None or y_id is not None:
-            distinct = torch.arange(len(all_x), device=x.device)  # samples without ids all differ
-            ids = torch.stack([distinct if t is None else t for t in (x_id, y_id)], dim=1)
+            index, ids = _gather_integers(index, ids)
         return GatheredBatch(x, y, all_x, all_y, index, ids, slice(start, start + len(x)))
 
     def _checked_inputs(
@@ -238,15 +247,15 @@ class Objective(nn.Module):
             inputs = to_tensors(x, y, index, x_id, y_id)
             self._check_inputs(inputs)
             return inputs
-        shape, problem = [0, 0, 0], None
+        shape, columns, problem = [0, 0, 0], [0, 0, 0], None
         try:
             inputs = to_tensors(x, y, index, x_id, y_id)
             self._check_inputs(inputs)
             shape = [len(inputs.x), inputs.x.shape[1], inputs.x.element_size()]
+            columns = [0 if t is None else t[0].numel() for t in (inputs.index, inputs.x_id, inputs.y_id)]
         except (TypeError, ValueError) as error:
             problem = error
-        present = [int(column is not None) for column in (index, x_id, y_id)]
-        headers = distributed.exchange([int(problem is not None), *shape, *present, int(self.training)])
+        headers = distributed.exchange([int(problem is not None), *shape, *columns, int(self.training)])
         if problem is not None:
             raise problem
         for rank, header in enumerate(headers):
@@ -276,21 +285,25 @@ class Objective(nn.Module):
             column = getattr(inputs, name)
             if column is None:
                 continue
-            if column.is_floating_point() or column.dtype == torch.bool or column.shape != (len(x),):
-                expected = f"{name} must be ({len(x)},) integers, one per pair"
+            several = column.ndim == 2 and name != "index"
+            right_shape = column.shape[:1] == (len(x),) and (several or column.ndim == 1) and column.numel() > 0
+            if column.is_floating_point() or column.dtype == torch.bool or not right_shape:
+                more = f", or ({len(x)}, k)" if name != "index" else ""
+                expected = f"{name} must be ({len(x)},) integers, one per pair{more}"
                 raise ValueError(f"{expected}, but is {tuple(column.shape)} of {column.dtype}")
         if self.needs_index and self.training and inputs.index is None:
             raise ValueError("index is None, but training needs the indices of the pairs; only eval() takes index=None")
         self.check_settings()
 
 
-def _gather_columns(columns: list[Tensor | None]) -> list[Tensor | None]:
-    """Gather the values of all processes, of those columns that are not None, in one message."""
-    present = [column for column in columns if column is not None]
-    if not present:
-        return columns
-    gathered = iter(distributed.all_gather(torch.stack(present, dim=1)).unbind(dim=1))
-    return [None if column is None else next(gathered) for column in columns]
+def _gather_integers(index: Tensor | None, ids: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Gather the index (b,) and the ids (b, k) of all processes in one message, if they are not None."""
+    columns = [t for t in (None if index is None else index[:, None], ids) if t is not None]
+    if not columns:
+        return None, None
+    gathered = distributed.all_gather(torch.cat(columns, dim=1))
+    first = 0 if index is None else 1
+    return gathered[:, 0] if first else None, gathered[:, first:] if ids is not None else None
 
 
 def _have_unit_norm(x: Tensor, y: Tensor) -> Tensor | bool:

@@ -58,7 +58,7 @@ class KernelBatch(NamedTuple):
     y: Tensor  # (B, d)
     log_own: Tensor  # (2, B), -zeta/tau of each side's candidates: those of y, then those of x
     tau: float | Tensor  # temperature of the anchors: one number, or (2, B)
-    ids: Tensor | None  # (B, 2): pairs that agree in a column are not negatives of each other; None: only i = j is not
+    ids: Tensor | None  # (B, k): pairs that agree in a column are not negatives of each other; None: only i = j is not
     rows: slice  # the pairs of this process
 
     @property
@@ -160,19 +160,20 @@ def is_excluded(ids: Tensor, rows: slice, workspace: Workspace) -> Tensor:
     """Return which pairs of samples are not negatives of each other.
 
     Args:
-        ids: (B, 2), the x_id and y_id of each pair.
+        ids: (B, k), one or more ids per pair.
         rows: the b anchors to look at.
         workspace: holds the result.
 
     Returns:
-        (b, B) bool: True if anchor and candidate share an x_id or a y_id.
+        (b, B) bool: True if anchor and candidate agree in a column.
 
     """
     mine, flag = ids[rows], ids.new_empty(0, dtype=torch.bool)
-    x, y = (workspace.take(f"same {side}", len(mine), len(ids), flag) for side in "xy")
-    torch.eq(mine[:, None, 0], ids[:, 0], out=x)
-    torch.eq(mine[:, None, 1], ids[:, 1], out=y)
-    return x.logical_or_(y)
+    excluded, same = (workspace.take(name, len(mine), len(ids), flag) for name in ("excluded", "same"))
+    torch.eq(mine[:, None, 0], ids[:, 0], out=excluded)
+    for column in range(1, ids.shape[1]):
+        excluded.logical_or_(torch.eq(mine[:, None, column], ids[:, column], out=same))
+    return excluded
 
 
 class SharedKernel:
@@ -375,10 +376,9 @@ class _ScoreBlock:
 
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """Iterate over global row numbers and their scores (tile, B), which must not be overwritten."""
-        start, stop = self.batch.rows.start, self.batch.rows.stop
-        for local in _tiles(stop - start, TILE_ELEMENTS // len(self.batch.y)):
-            rows = slice(start + local.start, start + local.stop)
-            yield rows, self._scores(rows) if self.kept is None else self.kept[local]
+        start = self.batch.rows.start
+        for rows in score_tiles(self.batch.rows, len(self.batch.y)):
+            yield rows, self._scores(rows) if self.kept is None else self.kept[rows.start - start : rows.stop - start]
 
     def _scores(self, rows: slice) -> Tensor:
         x, y = self.batch.x[rows], self.batch.y
@@ -400,6 +400,12 @@ def _beta(rows: slice) -> int:
 def _mean(weights: Tensor, features: Tensor) -> Tensor:
     """Return weights (b, B) @ features (B, d) / b."""
     return features.new_empty(len(weights), features.shape[1]).addmm_(weights, features, beta=0, alpha=1 / len(weights))
+
+
+def score_tiles(rows: slice, columns: int) -> Iterator[slice]:
+    """Split rows of a matrix with this many columns into tiles of a few MiB."""
+    tiles = _tiles(rows.stop - rows.start, TILE_ELEMENTS // columns)
+    return (slice(rows.start + tile.start, rows.start + tile.stop) for tile in tiles)
 
 
 def _shared_tiles(total: int) -> Iterator[slice]:
