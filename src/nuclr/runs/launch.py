@@ -2,7 +2,7 @@
 
 A process that waits for another one gives up after a while. `NUCLR_TIMEOUT` sets the number of seconds; the default is
 300 for processes that have not joined yet, and 1800 for an answer during the run, because another process may be busy
-for minutes. The end of another process is noticed in the next exchange with it, without waiting.
+for minutes. The end of another process is noticed in the next exchange with it, or by `PeerWatch` within seconds.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from nuclr import distributed
 from nuclr.errors import UserError
+from nuclr.runs.peers import PeerWatch
 
 JOIN_SECONDS, ANSWER_SECONDS = 300.0, 1800.0
 NOTE_SECONDS = 5.0  # a process that waits longer than this for the others to join says so
@@ -61,11 +62,13 @@ def processes(device: torch.device) -> Iterator[None]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    _join("nccl" if device.type == "cuda" else "gloo")
+    watch = _join("nccl" if device.type == "cuda" else "gloo")
     handler = None
     try:
         yield
+        watch.stop(goodbye=True)
     except BaseException as error:
+        watch.stop(goodbye=False)
         lost = _lost(error)
         if lost is not None and threading.current_thread() is threading.main_thread():
             # torchrun sends SIGTERM when a process dies; it must not end this one before the reason is reported.
@@ -82,9 +85,9 @@ def processes(device: torch.device) -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _join(backend: str) -> None:
+def _join(backend: str) -> PeerWatch:
     world, timeout = int(os.environ["WORLD_SIZE"]), _timeout()
-    join_seconds = min(JOIN_SECONDS, timeout or JOIN_SECONDS)
+    join_seconds = timeout or JOIN_SECONDS
     note = threading.Timer(NOTE_SECONDS, _say_waiting, (world, join_seconds))
     note.daemon = True
     note.start()
@@ -99,6 +102,7 @@ def _join(backend: str) -> None:
             world_size=world,
             timeout=datetime.timedelta(seconds=timeout or ANSWER_SECONDS),
         )
+        return PeerWatch(store, own_rank, world, lambda lost: _describe_loss(own_rank, f"process {lost}"))
     except ValueError as error:  # a variable of torchrun is missing
         raise UserError(f"WORLD_SIZE is {world}, but the processes cannot join ({error}); use torchrun") from None
     except RuntimeError as error:
@@ -137,7 +141,11 @@ def _lost(error: BaseException) -> LostProcess | None:
     if "timed out" in message.lower():
         seconds = _timeout() or ANSWER_SECONDS
         return LostProcess(f"process {rank}: {other} did not answer within {seconds:g} s (NUCLR_TIMEOUT)")
-    return LostProcess(f"process {rank} lost {other}, which has ended; the run can be continued with --resume")
+    return LostProcess(_describe_loss(rank, other))
+
+
+def _describe_loss(rank: int, other: str) -> str:
+    return f"process {rank} lost {other}, which has ended; the run can be continued with --resume"
 
 
 def _clear_frames(error: BaseException | None) -> None:
