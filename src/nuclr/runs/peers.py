@@ -116,15 +116,15 @@ class PeerWatch:
                 selector.register(peer, selectors.EVENT_READ, rank)
             while selector.get_map():
                 for key, _ in selector.select():
-                    peer: Any = key.fileobj
+                    connection: Any = key.fileobj
                     try:
-                        message = peer.recv(1)
+                        message = connection.recv(1)
                     except OSError:
                         message = b""
                     if message == _GOODBYE:
-                        selector.unregister(peer)
+                        selector.unregister(connection)
                     elif message == _LOST:
-                        return int.from_bytes(peer.recv(4))
+                        return int.from_bytes(connection.recv(4))
                     else:
                         return int(key.data)
         return None
