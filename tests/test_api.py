@@ -124,6 +124,9 @@ CALLS = {
     ).expected(),
     "retrieval_metrics": lambda x, y, links, labels: evaluation.retrieval_metrics(x, y, links)["mean_R@1"],
     "zero_shot_metrics": lambda x, y, links, labels: evaluation.zero_shot_metrics(x, y[:3], labels)["zero_shot_acc1"],
+    "knn_accuracy": lambda x, y, links, labels: evaluation.knn_accuracy(x, labels, y, labels, k=2),
+    "knn_metrics": lambda x, y, links, labels: evaluation.knn_metrics(x, labels)["knn_acc1"],
+    "linear_probe_accuracy": lambda x, y, links, labels: evaluation.linear_probe_accuracy(x, labels, y, labels, 0.1),
     "class_features": lambda x, y, links, labels: evaluation.class_features([x, y]),
     "rank_correlation": lambda x, y, links, labels: evaluation.rank_correlation(x[:, 0], y[:, 0]),
     **{

@@ -94,7 +94,7 @@ def query_ranks(queries: Array, gallery: Array, links: Indices, bias: Array | No
         Ranks(queries=3, gallery=3, recall@1=0.3333, mean_rank=2)
 
     """
-    features_q, features_g = _features("queries", queries), _features("gallery", gallery)
+    features_q, features_g = check_features("queries", queries), check_features("gallery", gallery)
     if features_q.shape[1] != features_g.shape[1]:
         raise ValueError(
             f"queries has {features_q.shape[1]} columns and gallery {features_g.shape[1]}; give equal sizes"
@@ -164,7 +164,8 @@ def _ranks(
     return Ranks(query, above, tied, own, partners, n_gallery)
 
 
-def _features(name: str, value: Array) -> Tensor:
+def check_features(name: str, value: Array) -> Tensor:
+    """Return features (n, d) as a floating-point tensor of at least float32, after checking that they are finite."""
     features = as_tensor(name, value)
     if features.ndim != 2 or not features.is_floating_point():
         kind = str(features.dtype).removeprefix("torch.")
@@ -176,7 +177,9 @@ def _features(name: str, value: Array) -> Tensor:
     return features
 
 
-def as_links(links: Indices, n_first: int, n_second: int, names: tuple[str, str] = ("x", "y")) -> Tensor:
+def as_links(
+    links: Indices, n_first: int, n_second: int, names: tuple[str, str] = ("x", "y"), argument: str = "links"
+) -> Tensor:
     """Return `links` as an int64 tensor (n, 2), after checking that its rows exist.
 
     Args:
@@ -184,6 +187,7 @@ def as_links(links: Indices, n_first: int, n_second: int, names: tuple[str, str]
         n_first: Number of rows of the first side.
         n_second: Number of rows of the second side.
         names: What the two sides are called in messages.
+        argument: What `links` is called in messages.
 
     Returns:
         (n, 2) int64.
@@ -196,16 +200,18 @@ def as_links(links: Indices, n_first: int, n_second: int, names: tuple[str, str]
         torch.Size([2, 2])
 
     """
-    tensor = as_tensor("links", links, lists=True)
+    tensor = as_tensor(argument, links, lists=True)
     if tensor.ndim != 2 or tensor.shape[1] != 2 or len(tensor) == 0:
-        raise ValueError(f"links has shape {tuple(tensor.shape)}; needs (n, 2), rows (query, partner), at least one")
+        raise ValueError(
+            f"{argument} has shape {tuple(tensor.shape)}; needs (n, 2), rows (query, partner), at least one"
+        )
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise ValueError(f"links holds {str(tensor.dtype).removeprefix('torch.')}; needs row numbers (integers)")
+        raise ValueError(f"{argument} holds {str(tensor.dtype).removeprefix('torch.')}; needs row numbers (integers)")
     tensor = tensor.long()
     for column, size, name in ((0, n_first, names[0]), (1, n_second, names[1])):
         low, high = (int(end) for end in tensor[:, column].aminmax())
         if low < 0 or high >= size:
-            raise ValueError(f"links names row {high if high >= size else low} of the {name}, which has {size}")
+            raise ValueError(f"{argument} names row {high if high >= size else low} of the {name}, which has {size}")
     return tensor
 
 

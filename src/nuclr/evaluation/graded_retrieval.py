@@ -1,0 +1,270 @@
+"""Search metrics for graded relevance: nDCG@k, MRR@k, recall@k and MAP, equal to trec_eval's.
+
+A judgment gives the relevance of a document for a query; a document is relevant if its relevance is 1 or more, and
+documents without a judgment are not relevant. With r_1, r_2, ... the relevance of the ranked documents (negative values
+count as 0), R the number of relevant documents of the query and t_1 < t_2 < ... their ranks:
+
+- nDCG@k: sum_{i <= k} r_i / log2(i + 1), divided by the same sum for the best possible ranking;
+- MRR@k: 1 / t_1 if t_1 <= k, otherwise 0;
+- recall@k: the number of t_i <= k, divided by R;
+- MAP: (1 / R) sum_i i / t_i, over the whole ranking.
+
+Each is averaged over the queries. All of them follow from the ranks of the relevant documents, which are counted in
+tiles of scores: the matrix of all scores is never in memory, and nothing is cut off after the first thousand documents.
+
+Ties are broken as in trec_eval (and pytrec_eval, which BEIR uses): scores are compared in float32, and documents with
+equal scores are ordered by their identifiers, the largest first. Note that `query_ranks` instead counts ties with their
+expectation. Under trec_eval's rule a model that gives equal scores to all documents gets the value of one arbitrary
+order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nuclr.evaluation.ranks import TILE, as_links, check_features
+from nuclr.popularity.problem import Array, Indices, as_tensor, as_vector
+
+_FEWEST_ROWS = 16  # queries per tile: their scores need less memory than the features of the corpus
+_MOST_COUNTED = 64  # relevant documents of a query: above, sorting its scores once is cheaper than counting for each
+
+
+@dataclass(frozen=True, repr=False)
+class DocumentRanks:
+    """The rank of every relevant document, sorted by query and then by rank.
+
+    Attributes:
+        query: Row of the query, (m,) int64.
+        document: Row of the document, (m,) int64.
+        relevance: (m,) int64, at least 1.
+        rank: (m,) float64, from 1; infinite for a document that was ignored.
+
+    """
+
+    query: Tensor
+    document: Tensor
+    relevance: Tensor
+    rank: Tensor
+
+    def __repr__(self) -> str:
+        """Return one line with the sizes."""
+        return f"DocumentRanks(queries={len(self.queries)}, relevant={len(self.rank)})"
+
+    @property
+    def queries(self) -> Tensor:
+        """Return the rows of the queries, ascending; the metrics have one entry for each."""
+        return torch.unique_consecutive(self.query)
+
+    def ndcg(self, k: int) -> Tensor:
+        """Return nDCG@k per query, (n,) float64."""
+        ideal = self.relevance[_sort_by(self.query, -self.relevance)]
+        best = self._sum(_discounted(ideal, self._position() + 1, k))
+        return self._sum(_discounted(self.relevance, self.rank, k)) / best
+
+    def reciprocal_rank(self, k: int) -> Tensor:
+        """Return the reciprocal rank of the first relevant document if it is among the first k, (n,) float64."""
+        first = self.rank[self._position() == 0]
+        return torch.where(first <= k, 1 / first, 0.0)
+
+    def recall(self, k: int) -> Tensor:
+        """Return the share of the relevant documents that are among the first k, (n,) float64."""
+        return self._sum((self.rank <= k).double()) / self._counts()
+
+    def average_precision(self) -> Tensor:
+        """Return the precision at the rank of each relevant document, averaged over these, (n,) float64."""
+        return self._sum((self._position() + 1) / self.rank) / self._counts()
+
+    def _counts(self) -> Tensor:
+        return torch.unique_consecutive(self.query, return_counts=True)[1]
+
+    def _position(self) -> Tensor:
+        """Return the position of each document among the relevant documents of its query, from 0."""
+        counts = self._counts()
+        first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        return torch.arange(len(self.query), device=self.query.device) - first
+
+    def _sum(self, values: Tensor) -> Tensor:
+        counts = self._counts()
+        number = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        return values.new_zeros(len(counts)).index_add(0, number, values)
+
+
+def ranking_metrics(
+    queries: Array,
+    corpus: Array,
+    qrels: Indices,
+    ids: Sequence[str] | None = None,
+    bias: Array | None = None,
+    ignore: Indices | None = None,
+    *,
+    ndcg_k: int = 10,
+    mrr_k: int = 10,
+    recall_k: int = 100,
+) -> dict[str, float]:
+    """Rank a corpus for each query by inner product and return the metrics above.
+
+    Args:
+        queries: Features of the queries, (n_queries, d); used as they are, so normalize them for cosine similarity.
+        corpus: Features of the documents, (n_documents, d).
+        qrels: Judgments, rows (row of the query, row of the document, relevance), (m, 3) integers. Queries without a
+            judgment are left out.
+        ids: Identifiers of the documents, which break ties. None: their row numbers.
+        bias: Subtracted from the scores of each document, (n_documents,), for example its popularity.
+        ignore: Rows (row of the query, row of the document) that are left out of the ranking, (i, 2). BEIR ignores a
+            document that is the query itself.
+        ndcg_k: Length of the list for nDCG.
+        mrr_k: Length of the list for MRR.
+        recall_k: Length of the list for recall.
+
+    Returns:
+        `nDCG@10`, `MRR@10`, `recall@100` and `MAP` (with the lengths given), fractions.
+
+    Raises:
+        ValueError: If a shape or type is wrong, a feature is not finite, a row does not exist, a query has judgments
+            but no relevant document, or a document is judged twice for a query.
+
+    Example:
+        >>> import numpy as np
+        >>> metrics = ranking_metrics(np.eye(3), np.eye(3)[[0, 1, 1]], [[0, 0, 2], [1, 0, 1], [1, 1, 2]])
+        >>> {name: round(value, 3) for name, value in metrics.items()}
+        {'nDCG@10': 0.835, 'MRR@10': 0.75, 'recall@100': 1.0, 'MAP': 0.792}
+
+    """
+    ranks = document_ranks(queries, corpus, qrels, ids, bias, ignore)
+    return {
+        f"nDCG@{ndcg_k}": float(ranks.ndcg(ndcg_k).mean()),
+        f"MRR@{mrr_k}": float(ranks.reciprocal_rank(mrr_k).mean()),
+        f"recall@{recall_k}": float(ranks.recall(recall_k).mean()),
+        "MAP": float(ranks.average_precision().mean()),
+    }
+
+
+@torch.no_grad()
+def document_ranks(
+    queries: Array,
+    corpus: Array,
+    qrels: Indices,
+    ids: Sequence[str] | None = None,
+    bias: Array | None = None,
+    ignore: Indices | None = None,
+) -> DocumentRanks:
+    """Rank a corpus for each query by inner product and return the rank of every relevant document.
+
+    Args:
+        queries: Features of the queries, (n_queries, d).
+        corpus: Features of the documents, (n_documents, d).
+        qrels: Judgments, rows (row of the query, row of the document, relevance), (m, 3) integers.
+        ids: Identifiers of the documents, which break ties. None: their row numbers.
+        bias: Subtracted from the scores of each document, (n_documents,).
+        ignore: Rows (row of the query, row of the document) that are left out of the ranking, (i, 2).
+
+    Returns:
+        The ranks, from which each metric follows per query.
+
+    Raises:
+        ValueError: As in `ranking_metrics`.
+
+    Example:
+        >>> import torch
+        >>> ranks = document_ranks(torch.eye(2), torch.eye(2), [[0, 0, 1], [1, 0, 1]])
+        >>> ranks.rank.tolist(), ranks.reciprocal_rank(10).tolist()
+        ([1.0, 2.0], [1.0, 0.5])
+
+    """
+    features_q, features_c = check_features("queries", queries), check_features("corpus", corpus)
+    if features_q.shape[1] != features_c.shape[1]:
+        raise ValueError(
+            f"queries has {features_q.shape[1]} columns and corpus {features_c.shape[1]}; give equal sizes"
+        )
+    n = len(features_c)
+    query, document, relevance = _relevant(qrels, len(features_q), n)
+    subtracted = None if bias is None else as_vector("bias", bias, n)
+    before = _tie_order(ids, n).to(features_c.device)
+    skipped = torch.zeros(0, 2, dtype=torch.long)
+    if ignore is not None and len(ignore):
+        skipped = as_links(ignore, len(features_q), n, ("queries", "corpus"), "ignore")
+    rank = torch.empty(len(query), dtype=torch.float64)
+    rows, counts = torch.unique_consecutive(query, return_counts=True)
+    size = max(_FEWEST_ROWS, TILE // n)
+    start = 0
+    for tile, tile_counts in zip(rows.split(size), counts.split(size), strict=True):
+        scores = features_q[tile] @ features_c.T
+        if subtracted is not None:
+            scores -= subtracted.to(scores)
+        scores = scores.float()  # trec_eval's precision, which decides about ties
+        for row, count, of_query in zip(tile.tolist(), tile_counts.tolist(), scores, strict=True):
+            own = document[start : start + count]
+            left_out = skipped[skipped[:, 0] == row, 1]
+            of_query[left_out] = -torch.inf
+            rank[start : start + count] = _ranks_in_row(of_query, own, before).double().cpu()
+            rank[start : start + count][torch.isin(own, left_out)] = torch.inf
+            start += count
+    order = _sort_by(query, rank)
+    return DocumentRanks(query[order], document[order], relevance[order], rank[order])
+
+
+def _ranks_in_row(scores: Tensor, documents: Tensor, before: Tensor) -> Tensor:
+    """Return the ranks of these documents, from 1; `before` (n,) holds the position of each document among ties."""
+    if len(documents) > _MOST_COUNTED:
+        order = torch.argsort(before)
+        order = order[torch.argsort(scores[order], descending=True, stable=True)]
+        ranks = torch.empty_like(order)
+        ranks[order] = torch.arange(1, len(order) + 1, device=order.device)
+        return ranks[documents]
+    ranks = torch.empty_like(documents)
+    for number, document in enumerate(documents.tolist()):
+        score = scores[document]
+        tied = (scores == score).nonzero().flatten()
+        ranks[number] = 1 + (scores > score).sum() + (before[tied] < before[document]).sum()
+    return ranks
+
+
+def _relevant(qrels: Indices, n_queries: int, n_documents: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, document and relevance of the relevant judgments, sorted by query; refuse wrong judgments."""
+    judged = as_tensor("qrels", qrels, lists=True).cpu()
+    if judged.ndim != 2 or judged.shape[1] != 3 or not len(judged):
+        raise ValueError(
+            f"qrels has shape {tuple(judged.shape)}; needs (m, 3), rows (query, document, relevance), at least one"
+        )
+    if judged.is_floating_point() or judged.dtype == torch.bool:
+        raise ValueError(f"qrels holds {str(judged.dtype).removeprefix('torch.')}; needs integers")
+    judged = judged.long()
+    for column, size, name in ((0, n_queries, "queries"), (1, n_documents, "corpus")):
+        low, high = (int(end) for end in judged[:, column].aminmax())
+        if low < 0 or high >= size:
+            raise ValueError(f"qrels names row {high if high >= size else low} of the {name}, which has {size}")
+    pairs, counts = torch.unique(judged[:, :2], dim=0, return_counts=True)
+    if int(counts.max()) > 1:
+        query, document = pairs[counts.argmax()].tolist()
+        raise ValueError(f"qrels judges document {document} for query {query} more than once; give one relevance")
+    relevant = judged[judged[:, 2] > 0]
+    missing = torch.unique(judged[:, 0])
+    missing = missing[~torch.isin(missing, relevant[:, 0])]
+    if len(missing):
+        raise ValueError(f"query {int(missing[0])} has judgments in qrels but no relevant document; leave it out")
+    query, document, relevance = relevant[torch.argsort(relevant[:, 0], stable=True)].unbind(1)
+    return query, document, relevance
+
+
+def _tie_order(ids: Sequence[str] | None, n: int) -> Tensor:
+    """Return the position of each document if all scores are equal: the largest identifier first, by its bytes."""
+    if ids is None:
+        return torch.arange(n - 1, -1, -1)
+    if len(ids) != n or len(set(ids)) != n:
+        raise ValueError(f"ids has {len(set(ids))} distinct entries; needs {n}, one for each row of corpus")
+    keys = [name.encode("utf-8", "surrogatepass") for name in ids]
+    position = torch.empty(n, dtype=torch.long)
+    position[torch.tensor(sorted(range(n), key=keys.__getitem__, reverse=True))] = torch.arange(n)
+    return position
+
+
+def _discounted(relevance: Tensor, rank: Tensor, k: int) -> Tensor:
+    return torch.where(rank <= k, relevance / torch.log2(rank.double() + 1), 0.0)
+
+
+def _sort_by(first: Tensor, second: Tensor) -> Tensor:
+    """Return the order by `first`, and by `second` where that is equal."""
+    order = torch.argsort(second, stable=True)
+    return order[torch.argsort(first[order], stable=True)]

@@ -1,0 +1,164 @@
+"""k-nearest-neighbor and linear-probe accuracy against loops in float64 and against scipy's optimizer."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from nuclr.evaluation import probe
+from nuclr.evaluation.probe import (
+    choose_regularization,
+    fit_logistic_regression,
+    knn_accuracy,
+    knn_metrics,
+    linear_probe_accuracy,
+    split_halves,
+)
+
+
+def labeled(seed, n, classes=4, width=6, spread=1.5):
+    rng = np.random.default_rng(seed)
+    centers = np.random.default_rng(99).normal(size=(classes, width))
+    labels = rng.integers(classes, size=n)
+    return centers[labels] + spread * rng.normal(size=(n, width)), labels
+
+
+def knn_by_loops(gallery, labels, queries, query_labels, k, temperature):
+    right = 0.0
+    for query, own in zip(queries, query_labels, strict=True):
+        cosine = [
+            sum(a * b for a, b in zip(query, row, strict=True)) / math.dist(query, 0 * query) / math.dist(row, 0 * row)
+            for row in gallery
+        ]
+        nearest = sorted(range(len(gallery)), key=lambda j: (-cosine[j], j))[:k]
+        votes = dict.fromkeys(labels.tolist(), 0.0)
+        for j in nearest:
+            votes[int(labels[j])] += 1 if temperature is None else math.exp(cosine[j] / temperature)
+        best = [label for label, vote in votes.items() if vote == max(votes.values())]
+        right += (own in best) / len(best)
+    return right / len(queries)
+
+
+@pytest.mark.parametrize("temperature", [0.07, 1.0, None])
+@pytest.mark.parametrize("k", [1, 5, 20])
+def test_knn_accuracy_equals_loops(k, temperature):
+    (gallery, labels), (queries, query_labels) = labeled(0, 50), labeled(1, 40)
+    expected = knn_by_loops(gallery, labels, queries, query_labels, k, temperature)
+    for kind in (np.asarray, torch.from_numpy):
+        value = knn_accuracy(kind(gallery), kind(labels), kind(queries), kind(query_labels), k, temperature)
+        assert value == pytest.approx(expected, abs=1e-12)
+
+
+def test_of_equally_near_neighbors_the_first_rows_vote(monkeypatch):
+    """Features on the axes: most similarities are exactly 0 or 1, and more than k neighbors are equally near."""
+    rng = np.random.default_rng(0)
+    gallery, queries = np.eye(3)[rng.integers(3, size=60)], np.eye(3)[rng.integers(3, size=30)]
+    labels, query_labels = rng.integers(4, size=60), rng.integers(4, size=30)
+    for k in (3, 25):
+        expected = knn_by_loops(gallery, labels, queries, query_labels, k, None)
+        assert knn_accuracy(gallery, labels, queries, query_labels, k, None) == pytest.approx(expected, abs=1e-12)
+    monkeypatch.setattr(probe, "TILE", 1)
+    assert knn_accuracy(gallery, labels, queries, query_labels, 25, None) == pytest.approx(expected, abs=1e-12)
+
+
+def test_weights_do_not_overflow_and_labels_may_be_any_integers():
+    (gallery, labels), (queries, query_labels) = labeled(0, 50), labeled(1, 40)
+    plain = knn_accuracy(gallery, labels, queries, query_labels, 5, 0.07)
+    assert knn_accuracy(1e30 * gallery, labels, queries, query_labels, 5, 0.07) == plain
+    assert knn_accuracy(gallery, 10**12 * labels - 5, queries, 10**12 * query_labels - 5, 5, 0.07) == plain
+    nearest = knn_accuracy(gallery, labels, queries, query_labels, 1)
+    assert knn_accuracy(gallery, labels, queries, query_labels, 5, 1e-5) == nearest
+    assert knn_accuracy(gallery, labels, queries, 0 * query_labels + 77, 5) == 0, "a class that the gallery lacks"
+
+
+def test_halves_alternate_within_each_class():
+    first, second = split_halves([7, 3, 7, 7, 3, 9])
+    assert first.tolist() == [0, 1, 3, 5] and second.tolist() == [2, 4]
+    x, labels = labeled(2, 60)
+    first, second = split_halves(labels)
+    expected = knn_accuracy(x[first], labels[first], x[second], labels[second])
+    assert knn_metrics(x, labels) == {"knn_acc1": expected, "knn_chance": 0.25}
+    assert knn_metrics(x[:6], [0, 0, 0, 1, 1, 1])["knn_chance"] == 0.5, "fewer than k neighbors exist"
+
+
+@pytest.mark.parametrize("regularization", [1e-3, 1e-2, 1.0])
+def test_logistic_regression_equals_scipy(regularization):
+    """The same convex problem, written as loops over samples and solved by scipy."""
+    x, labels = labeled(0, 40, classes=3, width=4)
+
+    def loss(parameters):
+        weight, intercept = parameters[:12].reshape(4, 3), parameters[12:]
+        value, gradient_w, gradient_b = 0.0, np.zeros((4, 3)), np.zeros(3)
+        for row, label in zip(x, labels, strict=True):
+            logits = row @ weight + intercept
+            p = np.exp(logits - logits.max())
+            p /= p.sum()
+            value -= np.log(p[label]) / len(x)
+            residual = (p - np.eye(3)[label]) / len(x)
+            gradient_w += np.outer(row, residual)
+            gradient_b += residual
+        value += regularization / 2 * (weight**2).sum()
+        return value, np.concatenate([(gradient_w + regularization * weight).ravel(), gradient_b])
+
+    best = minimize(loss, np.zeros(15), jac=True, method="BFGS", options={"gtol": 1e-9})
+    weight, intercept = fit_logistic_regression(torch.from_numpy(x), torch.from_numpy(labels), regularization)
+    assert weight.numpy() == pytest.approx(best.x[:12].reshape(4, 3), abs=1e-5)
+    assert intercept.numpy() == pytest.approx(best.x[12:], abs=1e-5)
+
+
+def test_linear_probe_separates_what_a_line_separates_and_is_deterministic():
+    (x, labels), (other, other_labels) = labeled(0, 200, spread=0.1), labeled(1, 100, spread=0.1)
+    assert linear_probe_accuracy(x, labels, other, other_labels) == 1
+    (x, labels), (other, other_labels) = labeled(0, 200), labeled(1, 100)
+    values = {linear_probe_accuracy(x, labels, other, other_labels) for _ in range(2)}
+    assert len(values) == 1 and 0.4 < values.pop() < 0.9
+    chosen = choose_regularization(x, labels)
+    assert chosen in probe.REGULARIZATIONS
+    assert linear_probe_accuracy(x, labels, other, other_labels) == linear_probe_accuracy(
+        torch.from_numpy(x), torch.from_numpy(labels), other, other_labels, chosen
+    )
+    shifted = linear_probe_accuracy(1e3 * x + 7, labels, 1e3 * other + 7, other_labels)
+    assert shifted == linear_probe_accuracy(x, labels, other, other_labels), "scale and mean do not matter"
+
+
+def test_the_regularization_is_chosen_on_samples_that_are_not_fitted():
+    """Many random coordinates: without a penalty the probe fits noise, so a strong penalty is chosen."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(100) % 2
+    noise = rng.normal(size=(100, 200))
+    noise[:, 0] += 4 * labels
+    assert choose_regularization(noise, labels) >= 0.1
+    assert choose_regularization(np.eye(3), [0, 1, 2]) == 1e-3, "nothing to choose on"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"k": 0}, "k=0; allowed: 1 to 3"),
+        ({"k": 4}, "k=4; allowed: 1 to 3"),
+        ({"temperature": 0.0}, "temperature=0.0; needs a positive number"),
+        ({"labels": [0, 1]}, r"labels has shape \(2,\); needs \(3,\)"),
+        ({"labels": [0.0, 1.0, 1.0]}, "labels holds float64; needs class numbers"),
+        ({"query_labels": [[0, 1]]}, "query_labels has shape"),
+        ({"queries": np.ones((2, 3))}, "gallery has 2 columns and queries 3"),
+        ({"queries": np.ones((0, 2)), "query_labels": []}, "queries has no rows"),
+        ({"gallery": np.full((3, 2), np.inf)}, "gallery: row 0 holds a NaN or an infinity"),
+        ({"gallery": [[1.0]]}, "gallery is list"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_refused(changes, message):
+    arguments = {"gallery": np.ones((3, 2)), "labels": [0, 1, 1], "queries": np.ones((2, 2)), "query_labels": [0, 1]}
+    with pytest.raises(ValueError, match=message):
+        knn_accuracy(**{"k": 2} | arguments | changes)
+
+
+def test_wrong_input_of_the_probe_is_refused():
+    x = np.ones((3, 2))
+    with pytest.raises(ValueError, match="train_x has 2 columns and test_x 3"):
+        linear_probe_accuracy(x, [0, 1, 1], np.ones((1, 3)), [0])
+    with pytest.raises(ValueError, match="regularization=0; needs a positive number"):
+        linear_probe_accuracy(x, [0, 1, 1], x, [0, 1, 1], regularization=0)
+    with pytest.raises(ValueError, match="none of a class with two"):
+        split_halves([0, 1, 2])
