@@ -272,14 +272,14 @@ def files_in(folder: Path) -> Files:
 
 def read_pairs(path: Path, split: str | None = None) -> None:
     """Check all samples and load the good ones, as a run does."""
-    from nuclr.data import Loader, all_batches, check_samples, open_pairs, usable, write_bad_samples
+    from nuclr.data import ImageOptions, Loader, all_batches, check_samples, open_pairs, usable, write_bad_samples
 
     pairs = open_pairs(path, split=split)
     bad = check_samples(pairs, max_bad_share=1.0, workers=1)
     write_bad_samples(path.parent / "bad.jsonl", pairs, bad)
     numbers = usable(pairs, bad)
     if len(numbers):
-        for _ in Loader(pairs, size=8, workers=1, ahead=1).load(all_batches(numbers, 64)):
+        for _ in Loader(pairs, x=ImageOptions(8), workers=1, ahead=1).load(all_batches(numbers, 64)):
             pass
         for number in numbers[:2].tolist():
             pairs[number]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nuclr.data import Loader, all_batches, open_pairs
+from nuclr.data import ImageOptions, Loader, all_batches, open_pairs
 from nuclr.data.modalities.image import fit_image
 from tests.data import make
 
@@ -15,7 +15,7 @@ from tests.data import make
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_batches_have_the_requested_order_and_content(tmp_path, workers, memory):
     pairs = open_pairs(make.jsonl(tmp_path))
-    loader = Loader(pairs, size=12, workers=workers, ahead=2, memory=memory)
+    loader = Loader(pairs, x=ImageOptions(12), workers=workers, ahead=2, memory=memory)
     requested = [np.array(numbers) for numbers in ([3, 1], [0, 7, 2], [5], [1, 4], [6, 3])]
     for _ in range(2):
         loaded = list(loader.load(iter(requested)))
@@ -35,7 +35,7 @@ def test_images_that_fit_into_memory_are_decoded_only_once(tmp_path, monkeypatch
     opened = []
     real = pairs.x
     monkeypatch.setattr(pairs, "x", lambda number: opened.append(number) or real(number))
-    loader = Loader(pairs, size=12, workers=1)
+    loader = Loader(pairs, x=ImageOptions(12), workers=1)
     for _ in range(3):
         list(loader.load(all_batches(np.arange(8), 3)))
     assert len(opened) == 5
@@ -51,7 +51,7 @@ def test_batches_of_vectors(tmp_path):
 
 def test_closing_the_stream_early_ends_the_threads(tmp_path):
     pairs = open_pairs(make.jsonl(tmp_path))
-    stream = Loader(pairs, size=12, workers=3).load(all_batches(np.tile(np.arange(8), 50), 2))
+    stream = Loader(pairs, x=ImageOptions(12), workers=3).load(all_batches(np.tile(np.arange(8), 50), 2))
     next(stream)
     stream.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("nuclr-loader")]
@@ -62,7 +62,7 @@ def test_without_batches_nothing_is_loaded(tmp_path):
 
 
 def test_numbers_may_be_arrays_tensors_or_lists():
-    loader = Loader(open_pairs("builtin:n=9"), size=16)
+    loader = Loader(open_pairs("builtin:n=9"), x=ImageOptions(16))
     batches = loader.load([np.array([3, 1], np.uint8), torch.tensor([3, 1]), [3, 1]])
     assert [batch.numbers.tolist() for batch in batches] == [[3, 1]] * 3
 
@@ -82,4 +82,4 @@ def test_wrong_numbers_are_refused(tmp_path, numbers, error, message):
     np.savez(tmp_path / "e.npz", x=np.eye(9), y=np.eye(9))
     for pairs in (open_pairs("builtin:n=9"), open_pairs(tmp_path / "e.npz")):
         with pytest.raises(error, match=message):
-            list(Loader(pairs, size=16).load([numbers]))
+            list(Loader(pairs, x=ImageOptions(16)).load([numbers]))

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from nuclr.data import Loader, batches, epoch_order, open_pairs
+from nuclr.data import ImageOptions, Loader, batches, epoch_order, open_pairs
 from nuclr.data.builtin import BuiltinLabeled
 from nuclr.data.modalities.image import decode_image
 from nuclr.data.pairs import BadSample, Checkable, Sample
@@ -46,7 +46,7 @@ def test_all_formats_give_the_same_first_batches(pairs, tmp_path):
 
 def first_batches(pairs, epoch):
     order = epoch_order(pairs, seed=3, epoch=epoch)
-    return list(Loader(pairs, size=16, workers=2).load(batches(order, 4)))
+    return list(Loader(pairs, x=ImageOptions(16), workers=2).load(batches(order, 4)))
 
 
 def test_opening_the_data_again_gives_the_same_fingerprint_and_stamp(request, pairs, tmp_path):
@@ -122,8 +122,8 @@ def test_reprs_of_sources(tmp_path):
     assert repr(builtin) == "BuiltinPairs('seed=2,split=train', 30,000 pairs, image to text)"
     assert repr(BuiltinLabeled(24)) == "BuiltinLabeled('seed=0,split=test', 24 pairs, image to text)"
     assert repr(builtin.truth) == "Truth(30,000 pairs)"
-    assert repr(Loader(builtin, size=32)) == f"Loader({builtin!r}, size=32, fit='crop', workers=2)"
-    (batch,) = Loader(builtin, size=32).load([np.arange(4)])
+    assert repr(Loader(builtin, x=ImageOptions(32))) == f"Loader({builtin!r}, x={ImageOptions(32)!r}, workers=2)"
+    (batch,) = Loader(builtin, x=ImageOptions(32)).load([np.arange(4)])
     assert repr(batch) == "Batch(4 pairs, x=(4, 3, 32, 32), y=4 texts)"
 
 

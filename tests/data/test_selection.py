@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch.multiprocessing
 
-from nuclr.data import Loader, check_samples, epoch_order, open_pairs, read_keep, selection, usable, write_bad_samples
+from nuclr.data import (
+    ImageOptions,
+    Loader,
+    check_samples,
+    epoch_order,
+    open_pairs,
+    read_keep,
+    selection,
+    usable,
+    write_bad_samples,
+)
 from nuclr.errors import UserError
 from nuclr.studies.popularity.keep import write_list
 from tests.data import make
@@ -64,7 +74,7 @@ def test_usable_samples_can_be_loaded_and_keep_their_order(tmp_path):
     order = epoch_order(pairs, seed=0, epoch=1, numbers=numbers)
     everything = epoch_order(pairs, seed=0, epoch=1)
     assert order.tolist() == [number for number in everything if number not in bad]
-    (batch,) = Loader(pairs, size=16).load([order])
+    (batch,) = Loader(pairs, x=ImageOptions(16)).load([order])
     assert batch.numbers.tolist() == order.tolist()
     assert batch.y[0] == pairs.y(int(order[0]))
 
@@ -134,7 +144,7 @@ def test_a_file_that_breaks_after_the_check_stops_loading(tmp_path):
     check_samples(pairs)
     (tmp_path / "train" / "c.jpg").write_bytes(b"")
     with pytest.raises(UserError, match=r"sample 5 \(c\.jpg\): empty file; it was good when the run began"):
-        list(Loader(pairs, size=8).load([np.arange(8)]))
+        list(Loader(pairs, x=ImageOptions(8)).load([np.arange(8)]))
 
 
 def test_sources_without_files_have_no_bad_samples():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nuclr.data.texts import Texts, caption_problem, clean, digest, number_distinct
+from nuclr.data.texts import Texts, clean, digest, number_distinct, text_problem
 
 
 def test_texts_are_a_sequence_of_strings():
@@ -43,6 +43,6 @@ def test_lone_surrogates_are_replaced_and_pairs_are_joined():
 
 
 def test_captions_without_text_or_of_megabytes_are_problems():
-    assert caption_problem(" \n") == "empty caption"
-    assert caption_problem("x" * 100_000) is None
-    assert caption_problem("x" * 100_001) == "caption of 100,001 characters; at most 100,000 are allowed"
+    assert text_problem(" \n", "caption") == "empty caption"
+    assert text_problem("x" * 100_000, "caption") is None
+    assert text_problem("x" * 100_001, "answer") == "answer of 100,001 characters; at most 100,000 are allowed"

@@ -1,14 +1,15 @@
 """Pairs on disk -> numbered samples -> batches.
 
 Reading order: `pairs` (the interface of every source), `formats/` (one file per format) and `builtin/` (generated
-pairs), `open` (a path -> pairs), `selection` (which samples are used), `epochs` (in which order), `loader` (batches of
-pixels and texts), `modalities/` (images and their augmentation), `labeled` (images with classes), `texts` (compact
-storage of many texts).
+pairs), `open` (a path -> pairs), `selection` (which samples are used), `epochs` (in which order), `loader`
+(batches), `modalities/` (what a side can hold: images, texts, vectors), `labeled` (images with classes), `texts`
+(compact storage of many texts).
 """
 
 from nuclr.data.epochs import all_batches, batches, epoch_order, steps_per_epoch
 from nuclr.data.labeled import open_labeled
 from nuclr.data.loader import Batch, Loader
+from nuclr.data.modalities import ImageOptions, Modality, get_modality, register_modality
 from nuclr.data.modalities.augment import Augment, normalize
 from nuclr.data.open import open_pairs
 from nuclr.data.pairs import BadSample, Pairs, Sample
@@ -18,17 +19,21 @@ __all__ = [
     "Augment",
     "BadSample",
     "Batch",
+    "ImageOptions",
     "Loader",
+    "Modality",
     "Pairs",
     "Sample",
     "all_batches",
     "batches",
     "check_samples",
     "epoch_order",
+    "get_modality",
     "normalize",
     "open_labeled",
     "open_pairs",
     "read_keep",
+    "register_modality",
     "steps_per_epoch",
     "usable",
     "write_bad_samples",

@@ -1,8 +1,9 @@
-"""Load batches: numbers of pairs -> pixels or vectors, and texts or vectors, decoded ahead of their use.
+"""Load batches: numbers of pairs -> for each side pixels, texts or vectors, decoded ahead of their use.
 
-The loader uses threads instead of processes. Decoding and resizing release Python's global lock, nothing is copied
-between processes, and a killed run leaves no workers behind. Batches arrive in the requested order, whatever the timing
-of the workers.
+Each side is read by its modality. If a side has something to decode, the loader uses threads instead of processes:
+decoding and resizing release Python's global lock, nothing is copied between processes, and a killed run leaves no
+workers behind. Batches arrive in the requested order, whatever the timing of the workers. Texts and vectors are in
+memory already, so pairs of these are loaded without threads.
 """
 
 import math
@@ -11,22 +12,20 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from PIL import Image
 from torch import Tensor
 
-from nuclr.data.formats.embeddings import VectorPairs
-from nuclr.data.modalities.image import Fit, fit_image
+from nuclr.data.modalities import ImageOptions, get_modality
 from nuclr.data.pairs import BadSample, Pairs
 from nuclr.errors import UserError
 
 _CHUNK = 16  # samples per task: enough to make overhead small, few enough to share a batch among the workers
 
-_Decoded = tuple[np.ndarray, list[str]]
+Items = Tensor | list[Any]  # of one side: a tensor (b, ...), or a list of b items such as texts
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,43 +36,47 @@ class Batch:
         numbers: (b,) int64, the numbers of the pairs.
         x_id: (b,) int64, equal for pairs that share their x.
         y_id: (b,) int64, equal for pairs that share their y.
-        x: images (b, 3, size, size) uint8, or vectors (b, d_x).
-        y: b texts, or vectors (b, d_y).
+        x: images (b, 3, size, size) uint8, vectors (b, d_x), a list of b texts, or the batch of another modality.
+        y: the same for y.
+        group: (b,) int64, equal for pairs whose x and y all belong together; None if no pairs share more than an x or
+            a y.
 
     """
 
     numbers: Tensor
     x_id: Tensor
     y_id: Tensor
-    x: Tensor
-    y: list[str] | Tensor
+    x: Items
+    y: Items
+    group: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __repr__(self) -> str:
-        x, y = (f"{len(side)} texts" if isinstance(side, list) else str(tuple(side.shape)) for side in (self.x, self.y))
+        x, y = (_describe(side) for side in (self.x, self.y))
         return f"Batch({len(self)} pairs, x={x}, y={y})"
 
 
 class Loader:
-    """Read batches of `pairs` with threads, several batches ahead.
+    """Read batches of `pairs`, several batches ahead.
 
     Images are cropped or squashed to a square while they are decoded (see `modalities.image.fit_image`). If all of them
     fit into `memory`, they are kept and each is decoded only once. All samples that are loaded must have passed
-    `check_samples`; a sample that can no longer be read stops the run.
+    `check_samples`; a sample that can no longer be read stops the run. If `pairs.views` is True, both sides are the
+    same images, which are read once.
 
     Args:
         pairs: the source of pairs.
-        size: height and width of the images.
-        fit: "crop" or "squash" (setting `data.fit`).
+        x: options of the modality of side x: for images `ImageOptions`. None: the modality's defaults.
+        y: the same for side y.
         workers: number of threads.
         ahead: number of batches to read ahead.
         memory: bytes that decoded images may occupy.
 
     Example:
         >>> from nuclr.data import all_batches, open_pairs
-        >>> loader = Loader(open_pairs("builtin:n=100"), size=32)
+        >>> loader = Loader(open_pairs("builtin:n=100"), x=ImageOptions(size=32))
         >>> for batch in loader.load(all_batches(np.arange(100), batch=64)):
         ...     print(batch)
         Batch(64 pairs, x=(64, 3, 32, 32), y=64 texts)
@@ -84,21 +87,20 @@ class Loader:
     def __init__(
         self,
         pairs: Pairs,
-        size: int = 224,
-        fit: Fit = "crop",
+        x: Any = None,
+        y: Any = None,
         workers: int = 2,
         ahead: int = 4,
         memory: int = 512 * 2**20,
     ) -> None:
-        self.pairs, self.size, self.fit, self.workers, self.ahead = pairs, size, fit, workers, ahead
-        self._pixels = None
-        if pairs.x_kind == "image":
-            shape = (int(pairs.x_id.max()) + 1, 3, size, size)
-            if math.prod(shape) <= memory:
-                self._pixels, self._decoded = np.empty(shape, np.uint8), np.zeros(shape[0], bool)
+        self.pairs, self.workers, self.ahead = pairs, workers, ahead
+        self._x = _make_side(pairs, "x", x, memory)
+        self._y = self._x if pairs.views else _make_side(pairs, "y", y, memory - self._x.memory)
 
     def __repr__(self) -> str:
-        return f"Loader({self.pairs!r}, size={self.size}, fit={self.fit!r}, workers={self.workers})"
+        sides = {"x": self._x.options} if self.pairs.views else {"x": self._x.options, "y": self._y.options}
+        options = "".join(f", {side}={value!r}" for side, value in sides.items() if value is not None)
+        return f"Loader({self.pairs!r}{options}, workers={self.workers})"
 
     def load(self, batches: Iterable[ArrayLike]) -> Iterator[Batch]:
         """Yield one Batch per array of numbers, in their order.
@@ -107,7 +109,7 @@ class Loader:
             batches: arrays, tensors or lists of numbers of pairs, usually from `batches` or `all_batches`.
 
         Yields:
-            The batches, as CPU tensors.
+            The batches, as CPU tensors and lists.
 
         Raises:
             UserError: if a sample cannot be read.
@@ -116,24 +118,21 @@ class Loader:
 
         """
         source = (self._check_numbers(numbers) for numbers in batches)
-        if isinstance(self.pairs, VectorPairs):  # there is nothing to decode
+        if not (self._x.decodes or self._y.decodes):
             for numbers in source:
-                x, y = self.pairs.rows(numbers)
-                yield self._batch(numbers, torch.from_numpy(x), torch.from_numpy(y))
+                yield self._batch(numbers, [self._read(numbers)])
             return
-        waiting: deque[tuple[np.ndarray, list[Future[_Decoded]]]] = deque()
+        waiting: deque[tuple[np.ndarray, list[Future[tuple[Items, Items]]]]] = deque()
         pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
         try:
             while True:
                 for numbers in islice(source, self.ahead + 1 - len(waiting)):
                     chunks = (numbers[begin : begin + _CHUNK] for begin in range(0, len(numbers), _CHUNK))
-                    waiting.append((numbers, [pool.submit(self._decode, chunk) for chunk in chunks]))
+                    waiting.append((numbers, [pool.submit(self._read, chunk) for chunk in chunks]))
                 if not waiting:
                     return
                 numbers, tasks = waiting.popleft()
-                parts = [task.result() for task in tasks]
-                pixels = torch.from_numpy(np.concatenate([images for images, _ in parts]))
-                yield self._batch(numbers, pixels, [caption for _, captions in parts for caption in captions])
+                yield self._batch(numbers, [task.result() for task in tasks])
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -147,30 +146,95 @@ class Loader:
             )
         return array.astype(np.int64, copy=False)
 
-    def _decode(self, numbers: np.ndarray) -> _Decoded:
-        """Return the stacked images and the captions of these numbers."""
-        x, y = [], []
-        for number in numbers.tolist():
+    def _read(self, numbers: np.ndarray) -> tuple[Items, Items]:
+        """Return both sides of these pairs."""
+        x = self._x.read(numbers)
+        return x, x if self.pairs.views else self._y.read(numbers)
+
+    def _batch(self, numbers: np.ndarray, parts: list[tuple[Items, Items]]) -> Batch:
+        pairs = self.pairs
+        x = _join([x for x, _ in parts])
+        y = x if pairs.views else _join([y for _, y in parts])
+        x_id, y_id = (torch.from_numpy(ids[numbers]) for ids in (pairs.x_id, pairs.y_id))
+        group = None if pairs.group is None else torch.from_numpy(pairs.group[numbers])
+        return Batch(torch.from_numpy(numbers), x_id, y_id, x, y, group)
+
+
+class _Side:
+    """One side of the pairs, whose items are in memory or are read again whenever they are needed."""
+
+    memory = 0  # bytes kept for decoded items
+
+    def __init__(self, pairs: Pairs, side: Literal["x", "y"], options: Any) -> None:
+        self._pairs, self._side, self.options = pairs, side, options
+        self._modality = get_modality(getattr(pairs, f"{side}_kind"))
+        self.decodes = self._modality.decodes
+
+    def read(self, numbers: np.ndarray) -> Items:
+        """Return the batch of the side for these numbers."""
+        try:
+            return self._modality.collate(self._pairs.items(self._side, numbers), self.options)
+        except BadSample as error:
+            raise self._unreadable(numbers, error) from None
+
+    def _unreadable(self, numbers: np.ndarray, error: BadSample) -> UserError:
+        """Return the error for the first of the numbers that cannot be read."""
+        bad, reason = int(numbers[0]), error.reason
+        for number in numbers.tolist() if len(numbers) > 1 else ():
             try:
-                x.append(self._image(number))
-                y.append(str(self.pairs.y(number)))
-            except BadSample as bad:
-                raise UserError(
-                    f"sample {number} ({self.pairs.name(number)}): {bad.reason}; it was good when the run began. "
-                    "Restore the file and continue with --resume"
-                ) from None
-        return np.stack(x), y
+                self._modality.collate([getattr(self._pairs, self._side)(number)], self.options)
+            except BadSample as problem:
+                bad, reason = number, problem.reason
+                break
+        return UserError(
+            f"sample {bad} ({self._pairs.name(bad)}): {reason}; it was good when the run began. "
+            "Restore the file and continue with --resume"
+        )
 
-    def _image(self, number: int) -> np.ndarray:
-        x_id = int(self.pairs.x_id[number])
-        if self._pixels is not None and self._decoded[x_id]:
-            return np.asarray(self._pixels[x_id])
-        pixels = fit_image(cast(Image.Image, self.pairs.x(number)), self.size, self.fit)
-        if self._pixels is not None:
-            self._pixels[x_id] = pixels
-            self._decoded[x_id] = True
-        return pixels
 
-    def _batch(self, numbers: np.ndarray, x: Tensor, y: list[str] | Tensor) -> Batch:
-        x_id, y_id = torch.from_numpy(self.pairs.x_id[numbers]), torch.from_numpy(self.pairs.y_id[numbers])
-        return Batch(torch.from_numpy(numbers), x_id, y_id, x, y)
+class _ImageSide(_Side):
+    """Images, which are kept in memory once they are decoded if all of them fit."""
+
+    def __init__(self, pairs: Pairs, side: Literal["x", "y"], options: ImageOptions, memory: int) -> None:
+        super().__init__(pairs, side, options)
+        self._ids: np.ndarray = getattr(pairs, f"{side}_id")
+        self._pixels = None
+        shape = (int(self._ids.max()) + 1, 3, options.size, options.size)
+        if math.prod(shape) <= memory:
+            self.memory = math.prod(shape)
+            self._pixels, self._decoded = torch.empty(shape, dtype=torch.uint8), np.zeros(shape[0], bool)
+
+    def read(self, numbers: np.ndarray) -> Items:
+        """Return the pixels (b, 3, size, size)."""
+        if self._pixels is None:
+            return super().read(numbers)
+        ids = self._ids[numbers]
+        missing = np.flatnonzero(~self._decoded[ids])
+        for position in missing.tolist():
+            number, image = numbers[position], ids[position]
+            if not self._decoded[image]:  # two numbers may have the same image
+                self._pixels[image] = super().read(number[None])[0]
+                self._decoded[image] = True
+        return self._pixels[torch.from_numpy(ids)]
+
+
+def _make_side(pairs: Pairs, side: Literal["x", "y"], options: Any, memory: int) -> _Side:
+    if getattr(pairs, f"{side}_kind") == "image":
+        return _ImageSide(pairs, side, options or ImageOptions(), memory)
+    return _Side(pairs, side, options)
+
+
+def _join(parts: list[Items]) -> Items:
+    """Return one batch of the parts of a batch."""
+    if len(parts) == 1:
+        return parts[0]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if tensors:
+        return torch.cat(tensors)
+    return [item for part in parts for item in part]
+
+
+def _describe(side: Items) -> str:
+    if isinstance(side, Tensor):
+        return str(tuple(side.shape))
+    return f"{len(side)} {'texts' if isinstance(side[0], str) else 'items'}"

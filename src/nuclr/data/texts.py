@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-MAX_CAPTION = 100_000  # characters
+MAX_CHARACTERS = 100_000  # of one text
 
 
 class Texts:
@@ -90,8 +90,8 @@ def number_distinct(keys: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def clean(caption: str) -> str:
-    r"""Return a caption without line breaks and with single spaces, the same in all formats.
+def clean(text: str) -> str:
+    r"""Return a text without line breaks and with single spaces, the same in all formats.
 
     Lone surrogates, which JSON can escape but UTF-8 cannot represent, become U+FFFD.
 
@@ -100,7 +100,7 @@ def clean(caption: str) -> str:
         'a cat �'
 
     """
-    return replace_surrogates(" ".join(caption.split()))
+    return replace_surrogates(" ".join(text.split()))
 
 
 def replace_surrogates(text: str) -> str:
@@ -112,11 +112,16 @@ def replace_surrogates(text: str) -> str:
     return text
 
 
-def caption_problem(caption: str) -> str | None:
-    """Return why a caption makes its sample a bad one, or None if it does not.
+def text_problem(text: str, what: str) -> str | None:
+    """Return why a text makes its sample a bad one, or None if it does not.
 
-    A caption of megabytes is an error in the list. It would be copied to pages and tables.
+    A text of megabytes is an error in the list. It would be copied to pages and tables.
+
+    Args:
+        text: the text, before `clean`.
+        what: what to call it, for example "caption" or "answer".
+
     """
-    if len(caption) > MAX_CAPTION:
-        return f"caption of {len(caption):,} characters; at most {MAX_CAPTION:,} are allowed"
-    return None if caption.strip() else "empty caption"
+    if len(text) > MAX_CHARACTERS:
+        return f"{what} of {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed"
+    return None if text and not text.isspace() else f"empty {what}"

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from nuclr.data.modalities.image import open_image, read_file
+from nuclr.data.modalities.base import read_file
+from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import BadSample, Pairs
 from nuclr.image_files import to_rgb
 

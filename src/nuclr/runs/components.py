@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from nuclr import objectives
 from nuclr.data import Loader, check_samples, open_labeled, open_pairs, read_keep, usable
 from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
 from nuclr.data.formats.embeddings import VectorPairs
+from nuclr.data.modalities import ImageOptions
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.models import TEXT_PRESETS, DualEncoder, build_model
@@ -78,7 +79,9 @@ def make_loader(data: s.Data, pairs: Pairs, model: DualEncoder, loaders: Loaders
     shared = {} if loaders is None else loaders
     key = (pairs.fingerprint, type(pairs).__name__, size, data.fit)
     if key not in shared:
-        shared[key] = Loader(pairs, size, data.fit, data.workers, memory=data.memory * 2**20)
+        options = ImageOptions(size, data.fit)
+        x, y = (options if kind == "image" else None for kind in (pairs.x_kind, pairs.y_kind))
+        shared[key] = Loader(pairs, x, y, data.workers, memory=data.memory * 2**20)
     return shared[key]
 
 
@@ -131,7 +134,7 @@ def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
         **options,
     )
     if model.standardize and isinstance(pairs, VectorPairs):
-        built.fit_vectors(_vectors(pairs, numbers, 0), _vectors(pairs, numbers, 1))
+        built.fit_vectors(_vectors(pairs, numbers, "x"), _vectors(pairs, numbers, "y"))
     return built
 
 
@@ -150,9 +153,9 @@ def _check_takes(pairs: Pairs, model: DualEncoder) -> None:
             raise UserError(f"model.pretrained does not fit data.train, which holds {kind}s on side {name}")
 
 
-def _vectors(pairs: VectorPairs, numbers: np.ndarray, side: int) -> Iterator[Tensor]:
+def _vectors(pairs: VectorPairs, numbers: np.ndarray, side: Literal["x", "y"]) -> Iterator[Tensor]:
     for begin in range(0, len(numbers), STANDARDIZE_BATCH):
-        yield torch.from_numpy(pairs.rows(numbers[begin : begin + STANDARDIZE_BATCH])[side])
+        yield torch.from_numpy(pairs.items(side, numbers[begin : begin + STANDARDIZE_BATCH]))
 
 
 # -- objective ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from nuclr import distributed, files
 from nuclr.data import Loader, all_batches, check_samples, open_pairs, usable
-from nuclr.data.modalities.image import SUFFIXES, open_image, read_file
+from nuclr.data.modalities.base import read_file
+from nuclr.data.modalities.image import SUFFIXES, open_image
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
@@ -107,7 +108,7 @@ def encode_x(
     model.eval()
     parts = []
     for loaded in loader.load(_share(numbers, batch)):
-        x = loaded.x.to(device)
+        x = to_device(loaded.x, device)
         with autocast(device, precision):
             parts.append(model.x(x if model.images is None else model.prepare_images(x)).float().cpu())
     return gather(parts)
@@ -158,7 +159,7 @@ def gather(parts: list[Tensor]) -> Tensor:
 class ImageFolder:
     """The images of a folder as pairs whose y is the file name."""
 
-    x_kind, y_kind = "image", "text"
+    x_kind, y_kind, views, group = "image", "text", False, None
 
     def __init__(self, path: Path) -> None:
         self.files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
@@ -177,6 +178,10 @@ class ImageFolder:
     def y(self, number: int) -> str:
         """Return the file name."""
         return self.files[number].name
+
+    def items(self, side: str, numbers: np.ndarray) -> list[Any]:
+        """Return the images or the names of several files."""
+        return [getattr(self, side)(number) for number in numbers.tolist()]
 
     def name(self, number: int) -> str:
         """Return the path."""

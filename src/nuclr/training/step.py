@@ -43,7 +43,7 @@ def prepare_inputs(
     model: DualEncoder, augment: Augment | None, batch: Batch, epoch: int, step: int, device: torch.device
 ) -> tuple[Any, Any]:
     """Return the inputs of both encoders for a loaded batch."""
-    x = batch.x.to(device, non_blocking=True)
+    x = to_device(batch.x, device)
     if model.images is not None:
         if augment is not None:
             x = augment(x, epoch, step, distributed.rank(), distributed.world_size())

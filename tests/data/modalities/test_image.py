@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nuclr.data.modalities.image import check_image, decode_image, fit_image, open_image, read_file
+from nuclr.data.modalities.base import read_file
+from nuclr.data.modalities.image import check_image, decode_image, fit_image, open_image
 from nuclr.data.pairs import BadSample
 from tests.data import make
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,8 @@ class BuiltinPairs(Pairs):
 
     """
 
-    x_kind: Literal["image"] = "image"
-    y_kind: Literal["text"] = "text"
+    x_kind = x_name = "image"
+    y_kind = y_name = "text"
     _balanced = False
 
     def __init__(self, n: int = 20_000, seed: int = 0, split: str = "train", size: int = 32) -> None:

@@ -24,9 +24,10 @@ import numpy as np
 from PIL import Image
 
 from nuclr.data.formats.listed import ListedPairs, choose_column
-from nuclr.data.modalities.image import boundary, open_image, read_file
+from nuclr.data.modalities.base import boundary, read_file
+from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import BadSample, Checkable
-from nuclr.data.texts import Texts, caption_problem, clean, digest, number_distinct
+from nuclr.data.texts import Texts, clean, digest, number_distinct, text_problem
 from nuclr.errors import UserError, require
 from nuclr.files import file_stamp, find_cache_folder, parse_json, write_atomically
 
@@ -49,8 +50,8 @@ class ArrowPairs(Checkable):
 
     """
 
-    x_kind = "image"
-    y_kind = "text"
+    x_kind = x_name = "image"
+    y_kind = y_name = "text"
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class ArrowPairs(Checkable):
         self._captions = Texts()
         rows: list[int] = []
         for row, caption, reason in _rows_and_captions(captions):
-            if reason := reason or caption_problem(caption):
+            if reason := reason or text_problem(caption, "caption"):
                 self.known_bad[len(rows)] = reason
             rows.append(row)
             self._captions.append("" if reason else clean(caption))

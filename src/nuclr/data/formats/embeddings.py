@@ -10,6 +10,7 @@ such as objectives and the popularity solver.
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import safetensors
@@ -121,9 +122,9 @@ class VectorPairs(Pairs):
         """Return row `number` of y, (d_y,)."""
         return np.asarray(self._y[number])
 
-    def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the x (b, d_x) and y (b, d_y) of several pairs."""
-        return self._x[self.x_id[numbers]], self._y[numbers]
+    def items(self, side: Literal["x", "y"], numbers: np.ndarray) -> np.ndarray:
+        """Return the x (b, d_x) or the y (b, d_y) of several pairs."""
+        return np.asarray(self._x[self.x_id[numbers]] if side == "x" else self._y[numbers])
 
     def name(self, number: int) -> str:
         """Return the file and the row of x."""

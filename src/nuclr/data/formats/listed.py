@@ -10,9 +10,10 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from nuclr.data.modalities.image import boundary, open_image, read_file
+from nuclr.data.modalities.base import boundary, read_file
+from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import BadSample, Checkable
-from nuclr.data.texts import MAX_CAPTION, Texts, caption_problem, clean
+from nuclr.data.texts import MAX_CHARACTERS, Texts, clean, text_problem
 from nuclr.errors import UserError
 
 X_COLUMNS = ("image", "filepath", "image_path", "file_name", "filename", "path", "jpg", "png")
@@ -41,8 +42,8 @@ class ListedPairs(Checkable):
 
     """
 
-    x_kind = "image"
-    y_kind = "text"
+    x_kind = x_name = "image"
+    y_kind = y_name = "text"
 
     def __init__(
         self,
@@ -56,8 +57,8 @@ class ListedPairs(Checkable):
         self._names, self._captions = Texts(), Texts()
         for number, (name, caption, reason) in enumerate(rows):
             self._names.append(name)
-            self._captions.append("" if len(caption) > MAX_CAPTION else clean(caption))
-            reason = reason or ("no image named" if not name else caption_problem(caption))
+            self._captions.append("" if len(caption) > MAX_CHARACTERS else clean(caption))
+            reason = reason or ("no image named" if not name else text_problem(caption, "caption"))
             if reason:
                 self.known_bad[number] = reason
         if not len(self._names):

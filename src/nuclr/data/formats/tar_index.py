@@ -21,7 +21,7 @@ import numpy as np
 
 from nuclr.data.formats.listed import Y_COLUMNS
 from nuclr.data.modalities.image import SUFFIXES
-from nuclr.data.texts import caption_problem, clean, digest
+from nuclr.data.texts import clean, digest, text_problem
 from nuclr.errors import UserError
 from nuclr.files import parse_json
 from nuclr.image_files import MAX_BYTES
@@ -98,7 +98,7 @@ def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
             for row, (text, which, caption, reason) in enumerate(captions):
                 if image == (0, 0) and text == (0, 0):
                     return  # neither image nor caption: not a sample
-                reason = problem or reason or ("no image" if image == (0, 0) else caption_problem(caption))
+                reason = problem or reason or ("no image" if image == (0, 0) else text_problem(caption, "caption"))
                 if reason:
                     bad[len(rows)] = reason
                 rows.append((*image, *text, which, row == 0, digest(caption.encode()), 0))

@@ -50,8 +50,8 @@ class TarPairs(Checkable):
 
     """
 
-    x_kind = "image"
-    y_kind = "text"
+    x_kind = x_name = "image"
+    y_kind = y_name = "text"
 
     def __init__(self, tars: Sequence[Path], rows: np.ndarray, meta: dict[str, Any], y_key: str | None) -> None:
         self._tars, self._rows, self._y_key = tars, rows, y_key

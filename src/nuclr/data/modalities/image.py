@@ -4,48 +4,78 @@ A JPEG is decoded at the smallest of libjpeg's scales (1, 1/2, 1/4, 1/8) that st
 several times faster for photographs, and gives the same pixels on every machine with the same libjpeg.
 """
 
-import os
-from pathlib import Path
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from nuclr import image_files
+from nuclr.data.modalities.base import Folder, Modality
 from nuclr.data.pairs import BadSample
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".ppm", ".tif", ".tiff")
+MOSTLY = 0.9  # the share of names with such a suffix by which a column of images is recognized
 Fit = Literal["crop", "squash"]
 
 _ORIENTATION = 0x0112  # EXIF tag
 
 
-def read_file(path: Path, inside: Path | None = None) -> bytes:
-    """Return the bytes of an image file.
+@dataclass(frozen=True)
+class ImageOptions:
+    """How images of a side become pixels.
 
-    Args:
-        path: the file.
-        inside: the folder that the file must be in after all symbolic links are followed, itself without links (see
-            `boundary`). None allows all folders.
-
-    Raises:
-        BadSample: if the file is missing, empty, too large, not a regular file, outside of `inside`, or cannot be read.
+    Attributes:
+        size: height and width.
+        fit: "crop" or "squash" (setting `data.fit`); see `fit_image`.
 
     """
-    try:
-        if inside is not None:
-            path = Path(os.path.realpath(path))
-            if not path.is_relative_to(inside):
-                raise BadSample("outside data.root; data.allow_outside=true allows this")
-        return image_files.read_image_file(path)
-    except (OSError, ValueError) as error:
-        reason = str(error) if isinstance(error, image_files.ImageError) else f"cannot be read ({error})"
-        raise BadSample(reason) from None
+
+    size: int = 224
+    fit: Fit = "crop"
 
 
-def boundary(folder: Path, allow_outside: bool) -> Path | None:
-    """Return the argument `inside` of `read_file` for images in `folder` (setting `data.allow_outside`)."""
-    return None if allow_outside else Path(os.path.realpath(folder))
+class ImageModality(Modality):
+    """Images: cells are names of files, or encoded images; batches are pixels (b, 3, size, size), uint8."""
+
+    name = "image"
+
+    def read(self, cell: Any, folder: Folder) -> Image.Image:
+        """Return the image, opened but not decoded yet."""
+        return open_image(folder.read(cell) if isinstance(cell, str) else cell)
+
+    def check(self, item: Image.Image) -> None:
+        """Decode the image at the smallest scale.
+
+        Raises:
+            BadSample: if it cannot be decoded.
+
+        """
+        check_image(item)
+
+    def collate(self, items: Sequence[Any] | np.ndarray, options: ImageOptions | None = None) -> Tensor:
+        """Decode the images and return their pixels."""
+        options = options or ImageOptions()
+        return torch.from_numpy(np.stack([fit_image(item, options.size, options.fit) for item in items]))
+
+    def show(self, item: Image.Image) -> Image.Image:
+        """Return the image as upright RGB."""
+        return decode_image(item)
+
+    def recognize(self, cells: Sequence[Any]) -> bool:
+        """Return whether the cells are bytes, or mostly texts that end with the suffix of an image."""
+        names = [cell for cell in cells if isinstance(cell, str)]
+        if not names:
+            return bool(cells) and all(isinstance(cell, bytes) for cell in cells)
+        return sum(is_image_name(name) for name in names) >= MOSTLY * len(cells)
+
+
+def is_image_name(cell: str) -> bool:
+    """Return whether a text ends with the suffix of an image."""
+    return cell.lower().endswith(SUFFIXES)
 
 
 def open_image(data: bytes) -> Image.Image:

@@ -53,7 +53,7 @@ class Subject:
                 takes = "vectors" if prepared is None else {"x": "images", "y": "texts"}[side]
                 raise UserError(f"{name}: holds {kind}s on side {side}, but {self.path} takes {takes}")
         if pairs.x_kind == "vector":
-            self.check_width(name, "x", len(pairs.x(0)))  # type: ignore[arg-type]
+            self.check_width(name, "x", len(pairs.x(0)))
         if pairs.y_kind == "vector":
             self.check_width(name, "y", len(pairs.y(0)))
 

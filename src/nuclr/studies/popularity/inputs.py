@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nuclr.data.formats.embeddings import Embeddings, read_embeddings
-from nuclr.data.texts import MAX_CAPTION, replace_surrogates
+from nuclr.data.texts import MAX_CHARACTERS, replace_surrogates
 from nuclr.errors import UserError
 from nuclr.files import parse_json
 from nuclr.runs.features import embed_pairs
@@ -145,7 +145,7 @@ def _entries(path: Path) -> Iterator[tuple[str, str | None]]:
 def _shortened(caption: str) -> str:
     """Return a caption that pages and tables can hold; a caption of megabytes is cut."""
     caption = replace_surrogates(caption)
-    return caption if len(caption) <= MAX_CAPTION else f"{caption[:MAX_CAPTION]} [cut]"
+    return caption if len(caption) <= MAX_CHARACTERS else f"{caption[:MAX_CHARACTERS]} [cut]"
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
