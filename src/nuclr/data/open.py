@@ -8,6 +8,7 @@
 | a folder written by `save_to_disk` | Hugging Face dataset | `formats.arrow` |
 | `.tar`, a folder or a pattern of them, joined by `::` | img2dataset, webdataset | `formats.tars` |
 | `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
+| a folder with `corpus.jsonl`, `queries.jsonl`, `qrels/` | BEIR: queries and relevant documents | `formats.beir` |
 | `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.data.formats import embeddings
 from nuclr.data.formats.arrow import ArrowPairs, is_hf, open_hf, open_parquet
+from nuclr.data.formats.beir import BeirPairs, is_beir
 from nuclr.data.formats.caption_list import open_caption_list
 from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.data.formats.listed import ListedPairs
@@ -25,7 +27,7 @@ from nuclr.data.formats.table import open_table
 from nuclr.data.formats.tars import TarPairs, expand, open_tars
 from nuclr.errors import UserError
 
-AnyPairs = ListedPairs | ArrowPairs | TarPairs | VectorPairs | BuiltinPairs
+AnyPairs = ListedPairs | ArrowPairs | TarPairs | VectorPairs | BeirPairs | BuiltinPairs
 
 _KNOWN = (
     ".jsonl, .json, .csv, .tsv, .parquet, .tar, .npz, .safetensors; folders of tars, of Parquet, or a saved dataset"
@@ -85,6 +87,8 @@ def _open_one(
         nearest = difflib.get_close_matches(path.name, siblings)
         raise UserError(f"{path}: no such file or folder{f'; did you mean {nearest[0]}?' if nearest else ''}")
     if path.is_dir():
+        if is_beir(path):
+            return BeirPairs(path, split)
         if is_hf(path):
             return open_hf(path, root, x_key, y_key, split, allow_outside)
         if any(path.glob("*.tar")):
