@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from nuclr.data.pairs import BadSample, Checkable
-from nuclr.data.texts import MAX_CAPTION, Texts, clean
+from nuclr.data.texts import Texts, clean, text_problem
 from nuclr.errors import UserError
 from nuclr.files import file_stamp, parse_json
 
@@ -158,7 +158,7 @@ def _usable(
     """Return the texts without bad ones, and identifier -> row; add the others to `bad`."""
     texts, rows, wrong = Texts(), {}, {}
     for key, text in _texts(path, keep):
-        problem = _problem(text, what)
+        problem = text_problem(text, what)
         if problem is not None:
             wrong[f"{path}, {key!r}"] = problem
             continue
@@ -209,7 +209,7 @@ class BeirPairs(Checkable):
 
     """
 
-    x_kind = y_kind = "text"  # type: ignore[assignment]
+    x_kind = y_kind = "text"
     x_name, y_name = "query", "document"
 
     def __init__(self, path: Path, split: str | None = None) -> None:
@@ -234,7 +234,7 @@ class BeirPairs(Checkable):
     def __len__(self) -> int:
         return len(self._names)
 
-    def x(self, number: int) -> str:  # type: ignore[override]
+    def x(self, number: int) -> str:
         """Return the text of the query."""
         return self._text(self._queries, self._x_row, number)
 
@@ -261,7 +261,7 @@ def _all_texts(path: Path, what: str, keys: list[str]) -> tuple[Texts, np.ndarra
     """Return the texts with these identifiers, the row of each identifier, and identifier -> reason for bad ones."""
     texts, rows, bad = Texts(), {}, {}
     for key, text in _texts(path, set(keys)):
-        problem = _problem(text, what)
+        problem = text_problem(text, what)
         if problem is not None:
             bad[key] = problem
         rows[key] = len(texts)
@@ -379,12 +379,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError(f"{path}, after line {number}: not UTF-8 text") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _problem(text: str, what: str) -> str | None:
-    if len(text) > MAX_CAPTION:
-        return f"{what} of {len(text):,} characters; at most {MAX_CAPTION:,} are allowed"
-    return None if text.strip() else f"empty {what}"
 
 
 def _missing(key: str, file: str) -> str:
