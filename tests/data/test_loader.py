@@ -83,3 +83,11 @@ def test_wrong_numbers_are_refused(tmp_path, numbers, error, message):
     for pairs in (open_pairs("builtin:n=9"), open_pairs(tmp_path / "e.npz")):
         with pytest.raises(error, match=message):
             list(Loader(pairs, x=ImageOptions(16)).load([numbers]))
+
+
+def test_one_side_only(tmp_path):
+    pairs = open_pairs(make.jsonl(tmp_path))
+    loader = Loader(pairs, x=ImageOptions(size=16))
+    [both], [only_x], [only_y] = (list(loader.load([[0, 3, 5]], side)) for side in (None, "x", "y"))
+    assert torch.equal(only_x.x, both.x) and only_x.y == []
+    assert only_y.y == both.y and only_y.x == []

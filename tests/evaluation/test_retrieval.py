@@ -85,3 +85,10 @@ def test_links_to_rows_that_do_not_exist_are_refused():
         retrieval_metrics(torch.eye(5), torch.eye(5), [[0, 5]])
     with pytest.raises(ValueError, match="links names row 2 of the y, which has 2"):
         links_with_copies([[0, 2]], [0, 1])
+
+
+def test_sides_have_names():
+    x = torch.eye(3)
+    metrics = retrieval_metrics(x, x, [[i, i] for i in range(3)], sides=("en", "de"))
+    assert metrics["en_to_de_R@1"] == metrics["de_to_en_R@1"] == metrics["mean_R@1"] == 1
+    assert not any("image" in key for key in metrics)

@@ -102,11 +102,12 @@ class Loader:
         options = "".join(f", {side}={value!r}" for side, value in sides.items() if value is not None)
         return f"Loader({self.pairs!r}{options}, workers={self.workers})"
 
-    def load(self, batches: Iterable[ArrayLike]) -> Iterator[Batch]:
+    def load(self, batches: Iterable[ArrayLike], side: Literal["x", "y"] | None = None) -> Iterator[Batch]:
         """Yield one Batch per array of numbers, in their order.
 
         Args:
             batches: arrays, tensors or lists of numbers of pairs, usually from `batches` or `all_batches`.
+            side: read only this side; the other one is an empty list. None: read both.
 
         Yields:
             The batches, as CPU tensors and lists.
@@ -118,9 +119,9 @@ class Loader:
 
         """
         source = (self._check_numbers(numbers) for numbers in batches)
-        if not (self._x.decodes or self._y.decodes):
+        if not any(part.decodes for name, part in (("x", self._x), ("y", self._y)) if side in (None, name)):
             for numbers in source:
-                yield self._batch(numbers, [self._read(numbers)])
+                yield self._batch(numbers, [self._read(numbers, side)])
             return
         waiting: deque[tuple[np.ndarray, list[Future[tuple[Items, Items]]]]] = deque()
         pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
@@ -128,7 +129,7 @@ class Loader:
             while True:
                 for numbers in islice(source, self.ahead + 1 - len(waiting)):
                     chunks = (numbers[begin : begin + _CHUNK] for begin in range(0, len(numbers), _CHUNK))
-                    waiting.append((numbers, [pool.submit(self._read, chunk) for chunk in chunks]))
+                    waiting.append((numbers, [pool.submit(self._read, chunk, side) for chunk in chunks]))
                 if not waiting:
                     return
                 numbers, tasks = waiting.popleft()
@@ -146,10 +147,12 @@ class Loader:
             )
         return array.astype(np.int64, copy=False)
 
-    def _read(self, numbers: np.ndarray) -> tuple[Items, Items]:
-        """Return both sides of these pairs."""
-        x = self._x.read(numbers)
-        return x, x if self.pairs.views else self._y.read(numbers)
+    def _read(self, numbers: np.ndarray, side: Literal["x", "y"] | None) -> tuple[Items, Items]:
+        """Return both sides of these pairs, or one side and an empty list."""
+        if self.pairs.views:
+            x = self._x.read(numbers)
+            return x, x
+        return [] if side == "y" else self._x.read(numbers), [] if side == "x" else self._y.read(numbers)
 
     def _batch(self, numbers: np.ndarray, parts: list[tuple[Items, Items]]) -> Batch:
         pairs = self.pairs
@@ -237,4 +240,4 @@ def _join(parts: list[Items]) -> Items:
 def _describe(side: Items) -> str:
     if isinstance(side, Tensor):
         return str(tuple(side.shape))
-    return f"{len(side)} {'texts' if isinstance(side[0], str) else 'items'}"
+    return f"{len(side)} {'texts' if side and isinstance(side[0], str) else 'items'}"

@@ -12,7 +12,7 @@ from nuclr.evaluation.ranks import Ranks, as_links, query_ranks
 from nuclr.popularity.problem import Array, Indices, as_tensor
 
 KS = (1, 5, 10)
-DIRECTIONS = ("image_to_text", "text_to_image")
+SIDES = ("image", "text")
 
 
 def retrieval_metrics(
@@ -22,6 +22,7 @@ def retrieval_metrics(
     ks: tuple[int, ...] = KS,
     bias_x: Array | None = None,
     bias_y: Array | None = None,
+    sides: tuple[str, str] = SIDES,
 ) -> dict[str, float]:
     """Compute recall@k with its chance level, mean rank and median rank of both directions.
 
@@ -32,10 +33,11 @@ def retrieval_metrics(
         ks: Lengths of the result lists.
         bias_x: Subtracted from the scores when images are the gallery, (n_x,) (see `popularity.correction`).
         bias_y: Subtracted from the scores when captions are the gallery, (n_y,).
+        sides: Names of the sides x and y.
 
     Returns:
-        `{direction}_R@{k}`, `{direction}_chance@{k}`, `{direction}_mean_rank` and `{direction}_median_rank` for the
-        directions image_to_text and text_to_image, and `mean_R@{k}`, `mean_chance@{k}` over both directions.
+        `{direction}_R@{k}`, `{direction}_chance@{k}`, `{direction}_mean_rank` and `{direction}_median_rank` for both
+        directions, by default image_to_text and text_to_image, and `mean_R@{k}`, `mean_chance@{k}` over both.
 
     Raises:
         ValueError: If a shape or type is wrong, a feature is not finite, or `links` names a row that does not exist.
@@ -47,7 +49,7 @@ def retrieval_metrics(
         (1.0, 0.25)
 
     """
-    return summarize_ranks(*retrieval_ranks(x, y, links, bias_x, bias_y), ks)
+    return summarize_ranks(*retrieval_ranks(x, y, links, bias_x, bias_y), ks, sides)
 
 
 def retrieval_ranks(
@@ -79,13 +81,16 @@ def retrieval_ranks(
     return query_ranks(x, y, rows, bias_y), query_ranks(y, x, rows.flip(1), bias_x)
 
 
-def summarize_ranks(image_to_text: Ranks, text_to_image: Ranks, ks: tuple[int, ...] = KS) -> dict[str, float]:
+def summarize_ranks(
+    x_to_y: Ranks, y_to_x: Ranks, ks: tuple[int, ...] = KS, sides: tuple[str, str] = SIDES
+) -> dict[str, float]:
     """Average the ranks of both directions over the queries.
 
     Args:
-        image_to_text: Ranks with images as queries.
-        text_to_image: Ranks with captions as queries.
+        x_to_y: Ranks with x as queries.
+        y_to_x: Ranks with y as queries.
         ks: Lengths of the result lists.
+        sides: Names of the sides x and y.
 
     Returns:
         The metrics described in `retrieval_metrics`.
@@ -97,7 +102,8 @@ def summarize_ranks(image_to_text: Ranks, text_to_image: Ranks, ks: tuple[int, .
 
     """
     metrics: dict[str, float] = {}
-    for name, ranks in zip(DIRECTIONS, (image_to_text, text_to_image), strict=True):
+    directions = direction_names(sides)
+    for name, ranks in zip(directions, (x_to_y, y_to_x), strict=True):
         for k in ks:
             metrics[f"{name}_R@{k}"] = float(ranks.hits(k).mean())
             metrics[f"{name}_chance@{k}"] = float(ranks.chance(k).mean())
@@ -105,8 +111,20 @@ def summarize_ranks(image_to_text: Ranks, text_to_image: Ranks, ks: tuple[int, .
         metrics[f"{name}_median_rank"] = float(torch.quantile(ranks.expected(), 0.5))
     for k in ks:
         for kind in ("R", "chance"):
-            metrics[f"mean_{kind}@{k}"] = sum(metrics[f"{name}_{kind}@{k}"] for name in DIRECTIONS) / 2
+            metrics[f"mean_{kind}@{k}"] = sum(metrics[f"{name}_{kind}@{k}"] for name in directions) / 2
     return metrics
+
+
+def direction_names(sides: tuple[str, str] = SIDES) -> tuple[str, str]:
+    """Return the names of both directions in metrics.
+
+    Example:
+        >>> direction_names(("question", "answer"))
+        ('question_to_answer', 'answer_to_question')
+
+    """
+    x, y = sides
+    return f"{x}_to_{y}", f"{y}_to_{x}"
 
 
 def links_with_copies(links: Indices, y_id: Indices) -> Tensor:
