@@ -224,9 +224,9 @@ def model_seeds(folder: Path) -> list[Files]:
     from nuclr.models import build_model
 
     texts = [text for captions in CAPTIONS for text in captions]
-    small = {"width": 4, "image_size": 16, "max_length": 8}
-    build_model("tiny_resnet", "tiny_text", texts=texts, **small).save_pretrained(folder / "pictures")
-    build_model("tiny_vit", "tiny_text", texts=texts, **small).save_pretrained(folder / "vit")
+    small = {"width": 4, "x_image_size": 16, "y_max_length": 8}
+    build_model("tiny_resnet", "tiny_text", y_texts=texts, **small).save_pretrained(folder / "pictures")
+    build_model("tiny_vit", "tiny_text", y_texts=texts, **small).save_pretrained(folder / "vit")
     build_model("vectors", "vectors", x_width=5, y_width=3, width=4, x_head="mlp").save_pretrained(folder / "vectors")
     return [files_in(folder / name) for name in ("pictures", "vit", "vectors")]
 

@@ -146,8 +146,8 @@ def test_code_in_another_repository_is_refused(text_folder):
     ("preset", "key", "value"), [("tiny_vit", "num_hidden_layers", 2**64), ("tiny_resnet", "depths", [10**9])]
 )
 def test_absurd_numbers_of_layers_are_refused_at_once(tmp_path, preset, key, value):
-    build_model(preset, "tiny_text", texts=["a red square"], image_size=16).save_pretrained(tmp_path / "model")
-    path = tmp_path / "model" / "image" / "config.json"
+    build_model(preset, "tiny_text", y_texts=["a red square"], x_image_size=16).save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "x" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(UserError, match=f"{key} is .*; at most 1000 layers"):
         DualEncoder.from_pretrained(tmp_path / "model")

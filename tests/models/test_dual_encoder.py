@@ -17,7 +17,7 @@ from .conftest import CAPTIONS, check_features
 
 @pytest.fixture
 def model():
-    return build_model(texts=CAPTIONS)
+    return build_model(y_texts=CAPTIONS)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_encoding_does_not_change_the_model(model, pictures):
 
 
 def test_encoding_uses_eval_mode(image_folder, pictures):
-    model = build_model(image_folder, texts=CAPTIONS)  # with batch norm
+    model = build_model(image_folder, y_texts=CAPTIONS)  # with batch norm
     torch.testing.assert_close(model.encode_images(pictures)[:1], model.encode_images(pictures[:1]))
 
 
@@ -69,7 +69,7 @@ class TestImages:
         for kind in kinds:
             assert torch.equal(model.encode_images(kind), expected)
         # Training and evaluation use the same pixels.
-        x = model.images.normalize(tensor / 255)
+        x = model.x.inputs.normalize(tensor / 255)
         torch.testing.assert_close(model.eval().x(x).detach(), expected)
 
     def test_single_images(self, model, pictures, tmp_path):
@@ -148,19 +148,19 @@ class TestTexts:
 class TestVectors:
     def test_all_kinds_agree(self, vector_model):
         x = torch.randn(9, 5)
-        expected = vector_model.encode_images(x)
+        expected = vector_model.encode_x(x)
         assert expected.shape == (9, 12)
         for vectors in (x.numpy(), list(x), list(x.numpy()), x.tolist()):
-            assert torch.equal(vector_model.encode_images(vectors), expected)
+            assert torch.equal(vector_model.encode_x(vectors), expected)
         for vector in (x[0], x[0].numpy(), x[0].tolist()):
-            torch.testing.assert_close(vector_model.encode_images(vector), expected[:1])
+            torch.testing.assert_close(vector_model.encode_x(vector), expected[:1])
         y = torch.randn(9, 7).numpy()
-        torch.testing.assert_close(vector_model.encode_texts(y, batch_size=4), vector_model.encode_texts(y))
+        torch.testing.assert_close(vector_model.encode_y(y, batch_size=4), vector_model.encode_y(y))
 
     @pytest.mark.parametrize("texts", ["a dog", ["a dog"], None, 7, [[1.0, 2.0], [1.0]]])
     def test_refusals(self, vector_model, texts):
-        with pytest.raises(UserError, match="texts: side y of this model takes vectors"):
-            vector_model.encode_texts(texts)
+        with pytest.raises(UserError, match="vectors: this side of the model takes numbers"):
+            vector_model.encode_y(texts)
 
     def test_fitting_one_side_leaves_the_other(self, vector_model):
         x = torch.randn(100, 5) * 3 + 1
@@ -184,7 +184,7 @@ def test_wrong_inputs_are_named():
     with pytest.raises(UserError, match="does not take texts"):
         model.prepare_texts(["a"])
     with pytest.raises(UserError, match="batch_size: 0"):
-        model.encode_images(torch.randn(6, 5), batch_size=0)
+        model.encode_x(torch.randn(6, 5), batch_size=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -31,14 +31,14 @@ def test_frozen_towers_do_not_change(image_folder, text_folder, pictures):
 
 
 def test_autocast_features_are_unit_norm_in_float32(pictures):
-    model = build_model(texts=CAPTIONS)
+    model = build_model(y_texts=CAPTIONS)
     with torch.autocast("cpu", torch.bfloat16):
         fx, fy = model(*batch(model, pictures))
     check_features(fx, fy, width=256)
 
 
 def test_float64(pictures):
-    model = build_model(texts=CAPTIONS).double()
+    model = build_model(y_texts=CAPTIONS).double()
     x, y = batch(model, pictures)
     assert all(features.dtype == torch.float64 for features in model(x.double(), y))
 

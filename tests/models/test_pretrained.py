@@ -12,9 +12,9 @@ from .conftest import batch, joint_folder, step
 def test_features_equal_those_of_transformers(joint, pictures):
     folder, original = joint
     model = build_model(pretrained=folder).eval()
-    assert (model.images.size, model.images.mean, model.images.std) == (32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    assert model.tokenizer.max_length == 16
-    assert model.tokenizer.padding == ("max_length" if folder.name == "siglip" else "longest")
+    assert (model.x.inputs.size, model.x.inputs.mean, model.x.inputs.std) == (32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert model.y.inputs.max_length == 16
+    assert model.y.inputs.padding == ("max_length" if folder.name == "siglip" else "longest")
     assert model.width == (32 if folder.name == "siglip" else 24)
     assert model.joint.temperature == pytest.approx(original.logit_scale.neg().exp().item())
     x, y = batch(model, pictures)
@@ -32,8 +32,8 @@ def test_training_with_a_frozen_side(joint, pictures):
 
 
 def test_other_image_size_and_text_length(joint, pictures):
-    model = build_model(pretrained=joint[0], image_size=48, max_length=12)
-    assert (model.images.size, model.tokenizer.max_length) == (48, 12)
+    model = build_model(pretrained=joint[0], x_image_size=48, y_max_length=12)
+    assert (model.x.inputs.size, model.y.inputs.max_length) == (48, 12)
     step(model, *batch(model, pictures))
 
 

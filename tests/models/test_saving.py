@@ -22,7 +22,7 @@ def perturbed(model):
     return model
 
 
-def check_round_trip(model, images, texts, folder, **modules):
+def check_round_trip(model, x_items, y_items, folder, **modules):
     perturbed(model).save_pretrained(folder)
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".json", ".safetensors"}
     again = DualEncoder.from_pretrained(folder, **modules)
@@ -31,28 +31,28 @@ def check_round_trip(model, images, texts, folder, **modules):
     before, after = model.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    assert torch.equal(model.encode_images(images), again.encode_images(images))
-    assert torch.equal(model.encode_texts(texts), again.encode_texts(texts))
+    assert torch.equal(model.encode_x(x_items), again.encode_x(x_items))
+    assert torch.equal(model.encode_y(y_items), again.encode_y(y_items))
     return again
 
 
 @pytest.mark.parametrize("image", ["tiny_resnet", "tiny_vit"])
 def test_presets(image, pictures, tmp_path):
-    model = build_model(image, texts=CAPTIONS, x_head="mlp", x_frozen=True, image_size=40)
+    model = build_model(image, y_texts=CAPTIONS, x_head="mlp", x_frozen=True, x_image_size=40)
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path)
-    assert again.images == model.images
+    assert again.x.inputs == model.x.inputs
     assert again.x.frozen
     assert not again.y.frozen
     check_round_trip(again, pictures, CAPTIONS, tmp_path)  # replaces the saved model
 
 
 def test_folders(image_folder, text_folder, pictures, tmp_path):
-    model = build_model(image_folder, text_folder, max_length=6)
+    model = build_model(image_folder, text_folder, y_max_length=6)
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
-    assert again.tokenizer.max_length == 6
+    assert again.y.inputs.max_length == 6
     # Each tower can be loaded alone, with its image format and its tokenizer.
-    third = build_model(tmp_path / "model" / "image", tmp_path / "model" / "text", max_length=6)
-    assert third.images == model.images
+    third = build_model(tmp_path / "model" / "x", tmp_path / "model" / "y", y_max_length=6)
+    assert third.x.inputs == model.x.inputs
     x, y = third.prepare_images(pictures), third.prepare_texts(CAPTIONS)
     assert torch.equal(third.eval().x.tower(x), model.eval().x.tower(x))
     assert torch.equal(third.y.tower(y), model.y.tower(y))
@@ -62,7 +62,7 @@ def test_clip_and_siglip(joint, pictures, tmp_path):
     folder, original = joint
     model = build_model(pretrained=folder, y_frozen=True)
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
-    assert again.images == model.images
+    assert again.x.inputs == model.x.inputs
     assert again.y.frozen
     assert again.joint.temperature == model.joint.temperature
     # transformers can load it as the original class.
@@ -73,7 +73,7 @@ def test_clip_and_siglip(joint, pictures, tmp_path):
     assert torch.equal(theirs.logit_scale, original.logit_scale)
     # build_model can load it, to train it further.
     assert build_model(pretrained=tmp_path / "model").width == model.width
-    assert build_model(pretrained=tmp_path / "model" / "joint").images == model.images
+    assert build_model(pretrained=tmp_path / "model" / "joint").x.inputs == model.x.inputs
 
 
 def test_vectors(tmp_path):
@@ -91,11 +91,11 @@ def test_no_heads(text_folder, pictures, tmp_path):
 
 def test_two_views(pictures, tmp_path):
     """Both sides take images: neither tower overwrites the other."""
-    first, second = (build_model(texts=CAPTIONS) for _ in range(2))
-    model = perturbed(DualEncoder(first.x, second.x, images=first.images))
+    first, second = (build_model(y_texts=CAPTIONS) for _ in range(2))
+    model = perturbed(DualEncoder(first.x, second.x))
     model.save_pretrained(tmp_path)
     again = DualEncoder.from_pretrained(tmp_path)
-    x = model.prepare_images(pictures)
+    x = model.prepare_x(pictures)
     for features, expected in zip(again(x, x), model.eval()(x, x), strict=True):
         assert torch.equal(features, expected)
 
@@ -152,10 +152,10 @@ def test_interrupted_save_is_not_loaded(tmp_path, monkeypatch):
 
 
 def test_other_files_in_the_folder_are_kept(tmp_path):
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "notes.txt").write_text("mine")
-    build_model(texts=CAPTIONS).save_pretrained(tmp_path)
-    assert (tmp_path / "text" / "notes.txt").read_text() == "mine"
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y" / "notes.txt").write_text("mine")
+    build_model(y_texts=CAPTIONS).save_pretrained(tmp_path)
+    assert (tmp_path / "y" / "notes.txt").read_text() == "mine"
 
 
 def test_refusals(tmp_path, joint):
@@ -166,7 +166,7 @@ def test_refusals(tmp_path, joint):
     with pytest.raises(UserError, match="build_model"):
         DualEncoder.from_pretrained(joint[0])
     folder = tmp_path / "model"
-    build_model(texts=CAPTIONS).save_pretrained(folder)
+    build_model(y_texts=CAPTIONS).save_pretrained(folder)
 
     weights = load_file(folder / "model.safetensors")
     save_file({"x.head.0.weight": weights["x.head.0.weight"]}, folder / "model.safetensors")
@@ -176,13 +176,13 @@ def test_refusals(tmp_path, joint):
     with pytest.raises(UserError, match="cannot be read"):
         DualEncoder.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    del config["images"]
+    del config["y"]["inputs"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"lacks 'images'"):
+    with pytest.raises(UserError, match=r"lacks 'inputs'"):
         DualEncoder.from_pretrained(folder)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        build_model(texts=CAPTIONS).save_pretrained(tmp_path / "file")
+        build_model(y_texts=CAPTIONS).save_pretrained(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
@@ -190,14 +190,14 @@ def test_refusals(tmp_path, joint):
     [
         ("x", None),
         ("x", "image"),
-        ("images", {"bytes": 3}),
+        ("inputs", {"bytes": 3}),
         ("head", {"width": 4}),
         ("head", {"kind": "linear", "in_width": [5], "width": 4}),
         ("head", {"kind": "linear", "in_width": 2**19, "width": 2**19}),
         ("head", {"kind": "none", "in_width": -1, "width": -1}),
         ("head", {"kind": {}, "in_width": 5, "width": 4}),
         ("head", 7),
-        ("texts", [1]),
+        ("inputs", [1]),
         ("joint", True),
     ],
 )
@@ -205,7 +205,7 @@ def test_a_damaged_config_is_one_clear_error(tmp_path, key, value):
     folder = tmp_path / "model"
     build_model("vectors", "vectors", x_width=5, y_width=3, width=4).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    (config["x"] if key == "head" else config)[key] = value
+    (config["x"] if key in ("head", "inputs") else config)[key] = value
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=str(folder)):
         DualEncoder.from_pretrained(folder)
@@ -228,10 +228,18 @@ def test_a_damaged_config_is_one_clear_error(tmp_path, key, value):
         (["y", "head", "in_width"], 10**9),
         (["x", "tower"], {}),
         (["x", "tower"], "image"),
-        (["images"], [1]),
-        (["images"], {"size": "big"}),
-        (["texts"], {"max_length": "long"}),
-        (["texts"], 1),
+        (["x", "tower"], {"kind": "conv"}),
+        (["x", "tower"], {"kind": "vectors", "width": 10**9}),
+        (["x", "tower"], {"kind": "bag_of_words", "vocabulary": 10**6, "width": 10**5}),
+        (["x", "tower"], {"kind": "text", "pooling": "last"}),
+        (["x", "tower"], {"kind": "registered", "name": "unheard_of", "options": {}}),
+        (["x", "inputs"], [1]),
+        (["x", "inputs"], {"kind": "image", "size": "big", "mean": [0, 0, 0], "std": [1, 1, 1]}),
+        (["x", "inputs"], {"kind": "image", "size": 3}),
+        (["x", "inputs"], {"kind": "text", "max_length": "long", "padding": "longest"}),
+        (["x", "inputs"], {"kind": "text", "max_length": 8, "padding": "left"}),
+        (["shared"], True),
+        (["shared"], None),
         (["joint"], True),
         (["nuclr"], None),
     ],
@@ -256,7 +264,7 @@ def test_a_damaged_config_is_refused(tmp_path, path, value):
 def test_a_damaged_image_format_is_refused(image_folder, size):
     (image_folder / "preprocessor_config.json").write_text(json.dumps({"size": size}))
     with pytest.raises(UserError, match=r"image size is .*needs a whole number from 1 to"):
-        build_model(image_folder, texts=CAPTIONS)
+        build_model(image_folder, y_texts=CAPTIONS)
 
 
 @pytest.mark.parametrize("key", ["image_mean", "image_std"])
@@ -264,11 +272,11 @@ def test_a_damaged_image_format_is_refused(image_folder, size):
 def test_damaged_means_of_images_are_refused(image_folder, key, value):
     (image_folder / "preprocessor_config.json").write_text(json.dumps({"size": 32, key: value}))
     with pytest.raises(UserError, match=rf"{key} is .*needs three finite numbers"):
-        build_model(image_folder, texts=CAPTIONS)
+        build_model(image_folder, y_texts=CAPTIONS)
 
 
 @pytest.mark.parametrize("content", ['{"image_processor": 3}', "[" * 100_000, "3", '{"a": ' + "9" * 5_000 + "}"])
 def test_a_damaged_processor_file_is_refused(image_folder, content):
     (image_folder / "preprocessor_config.json").write_text(content)
     with pytest.raises(UserError, match=r"preprocessor_config\.json"):
-        build_model(image_folder, texts=CAPTIONS)
+        build_model(image_folder, y_texts=CAPTIONS)

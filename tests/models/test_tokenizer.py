@@ -14,20 +14,20 @@ from .conftest import CAPTIONS
 
 def test_tokens(tokenizer):
     encode = Tokenizer(tokenizer, max_length=8)
-    tokens = encode(["A red CIRCLE", "on"])
+    tokens = encode.prepare(["A red CIRCLE", "on"])
     assert tokens.keys() == {"input_ids", "attention_mask"}
     ids, mask = tokens["input_ids"], tokens["attention_mask"]
     assert tokenizer.decode(ids[1]) == "[CLS] on[SEP]" + "[PAD]" * int((mask[1] == 0).sum())
-    assert torch.equal(encode(["a red circle", "on"])["input_ids"], ids)
+    assert torch.equal(encode.prepare(["a red circle", "on"])["input_ids"], ids)
     assert mask.dtype == ids.dtype == torch.int64
 
 
 def test_long_texts_are_cut_and_short_ones_padded(tokenizer):
     long = " ".join(CAPTIONS * 5)
-    ids = Tokenizer(tokenizer, max_length=8)([long, "a"])["input_ids"]
+    ids = Tokenizer(tokenizer, max_length=8).prepare([long, "a"])["input_ids"]
     assert ids.shape == (2, 8)
     assert ids[0, -1] == tokenizer.sep_token_id
-    padded = Tokenizer(tokenizer, max_length=8, padding="max_length")(["a"])
+    padded = Tokenizer(tokenizer, max_length=8, padding="max_length").prepare(["a"])
     assert padded.keys() == {"input_ids"}
     assert padded["input_ids"].shape == (1, 8)
 
@@ -63,13 +63,13 @@ def test_same_captions_same_tokens_in_another_process():
 
 def test_one_string_is_a_batch_of_one(tokenizer):
     encode = Tokenizer(tokenizer, 8)
-    assert torch.equal(encode("a red circle")["input_ids"], encode(["a red circle"])["input_ids"])
+    assert torch.equal(encode.prepare("a red circle")["input_ids"], encode.prepare(["a red circle"])["input_ids"])
 
 
 @pytest.mark.parametrize("texts", [[], ["a", None], 7, {"a": 1}])
 def test_other_inputs_are_refused(tokenizer, texts):
     with pytest.raises(UserError, match="texts"):
-        Tokenizer(tokenizer, 8)(texts)
+        Tokenizer(tokenizer, 8).prepare(texts)
 
 
 def test_repr_is_one_line(tokenizer):

@@ -94,6 +94,7 @@ def evaluate(
         _check_out(out)
 
     from nuclr import files
+    from nuclr.models import ImageFormat
     from nuclr.runs import launch
     from nuclr.studies.evaluate import protocol, tasks
     from nuclr.studies.evaluate.subject import open_subject
@@ -106,7 +107,7 @@ def evaluate(
         share = subject.data.max_bad_share
         outside = allow_outside or subject.data.allow_outside
         retrievals = [tasks.open_retrieval(text, root, split, share, outside) for text in retrieval or []]
-        size = subject.model.images.size if subject.model.images is not None else 32
+        size = subject.model.x.inputs.size if isinstance(subject.model.x.inputs, ImageFormat) else 32
         classifications = [
             tasks.open_classification(text, classes, templates, share, size, outside) for text in classification or []
         ]

@@ -1,10 +1,11 @@
 """Dual encoders: map images, texts or vectors to unit-norm features in one space."""
 
-from nuclr.models.backbones import IMAGE_PRESETS, TEXT_PRESETS
 from nuclr.models.build import build_model
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.encoder import Encoder
 from nuclr.models.image_format import ImageFormat
+from nuclr.models.inputs import Inputs, VectorFormat
+from nuclr.models.presets import IMAGE_PRESETS, TEXT_PRESETS, encoder_names, modality_of, register_encoder
 from nuclr.models.tokenizer import Tokenizer, train_tokenizer
 
 __all__ = [
@@ -13,7 +14,12 @@ __all__ = [
     "DualEncoder",
     "Encoder",
     "ImageFormat",
+    "Inputs",
     "Tokenizer",
+    "VectorFormat",
     "build_model",
+    "encoder_names",
+    "modality_of",
+    "register_encoder",
     "train_tokenizer",
 ]

@@ -1,7 +1,4 @@
-"""Backbones from transformers: a preset with random weights, or pretrained weights from a folder or the hub.
-
-Presets are the paper's two towers at full size, and tiny ones that train on a CPU. The tiny ones have neither batch
-norm nor dropout, so K processes with b samples each compute what one process with K b samples does.
+"""Backbones from transformers: random weights from a configuration, or pretrained ones from a folder or the hub.
 
 A name on the Hugging Face hub is first downloaded to the hub's cache (`locate`). Everything else reads folders only,
 so it works without a network. Weights must be safetensors; pickled weights are refused. Python code in a folder is
@@ -13,9 +10,8 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -32,98 +28,6 @@ PART = {"image": "vision_config", "text": "text_config"}
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MOST_LAYERS = 1000
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-
-
-# Presets
-
-
-@dataclass(frozen=True)
-class ImagePreset:
-    """An image model with random weights.
-
-    Args:
-        size: default height and width of the images in pixels.
-        config: makes the configuration for images of a given size.
-
-    """
-
-    size: int
-    config: "Callable[[int], PreTrainedConfig]"
-
-
-@dataclass(frozen=True)
-class TextPreset:
-    """A text model with random weights.
-
-    Args:
-        vocabulary: largest number of tokens in the vocabulary.
-        max_length: default for the largest number of tokens per text.
-        config: makes the configuration for a given number of tokens in the vocabulary and per text.
-
-    """
-
-    vocabulary: int
-    max_length: int
-    config: "Callable[[int, int], PreTrainedConfig]"
-
-
-def _resnet50(_size: int) -> "PreTrainedConfig":
-    from transformers import ResNetConfig
-
-    return ResNetConfig()
-
-
-def _tiny_resnet(_size: int) -> "PreTrainedConfig":
-    from nuclr.models.resnet import GroupNormResNetConfig
-
-    return GroupNormResNetConfig(embedding_size=32, hidden_sizes=[32, 64, 128], depths=[1, 1, 1], layer_type="basic")
-
-
-def _tiny_vit(size: int) -> "PreTrainedConfig":
-    from transformers import ViTConfig
-
-    return ViTConfig(
-        image_size=size,
-        patch_size=8 if size < 64 else 16,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=256,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-
-
-def _distilbert(vocabulary: int, _max_length: int) -> "PreTrainedConfig":
-    from transformers import DistilBertConfig
-
-    return DistilBertConfig(vocab_size=vocabulary)
-
-
-def _tiny_text(vocabulary: int, max_length: int) -> "PreTrainedConfig":
-    from transformers import DistilBertConfig
-
-    return DistilBertConfig(
-        vocab_size=vocabulary,
-        max_position_embeddings=max_length,
-        dim=128,
-        n_layers=2,
-        n_heads=4,
-        hidden_dim=256,
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
-
-
-IMAGE_PRESETS = {
-    "resnet50": ImagePreset(256, _resnet50),
-    "tiny_resnet": ImagePreset(64, _tiny_resnet),
-    "tiny_vit": ImagePreset(64, _tiny_vit),
-}
-TEXT_PRESETS = {
-    "distilbert": TextPreset(30522, 64, _distilbert),
-    "tiny_text": TextPreset(4096, 32, _tiny_text),
-}
 
 
 def make_backbone(config: "PreTrainedConfig") -> "PreTrainedModel":

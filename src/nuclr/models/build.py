@@ -1,80 +1,87 @@
 """Build a dual encoder from a few flat arguments: `build_model`.
 
-Each side is named by a preset, a folder, a name on the Hugging Face hub, "vectors", or a module. The towers are run
-once on a small input, which gives the number of their features and shows at once whether they fit their inputs.
+Each side is named by a preset, a folder, a name on the Hugging Face hub, "vectors", a registered encoder, or a module.
+Any modality can be on either side, and one encoder can serve both.
 """
 
-import os
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from itertools import chain
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import (
-    IMAGE_PRESETS,
-    TEXT_PRESETS,
-    first_line,
-    load_backbone,
-    locate,
-    make_backbone,
-    read_json,
-)
+from nuclr.models.backbones import locate, read_json
 from nuclr.models.dual_encoder import DualEncoder
-from nuclr.models.encoder import Encoder, make_head
-from nuclr.models.image_format import IMAGENET_MEAN, IMAGENET_STD, ImageFormat, read_image_format
+from nuclr.models.image_format import ImageFormat
 from nuclr.models.pretrained import open_joint
 from nuclr.models.saving import load
-from nuclr.models.tokenizer import MAX_LENGTH, Tokenizer, load_tokenizer, tokenizer_for, train_tokenizer
-from nuclr.models.towers import ImageTower, TextTower, VectorTower
+from nuclr.models.sides import EncoderSource, Name, Side, build_side, probe, resolve, train_tokenizers
+from nuclr.models.tokenizer import Tokenizer
 
 WIDTH = 256
 IMAGE_ENCODER, TEXT_ENCODER, HEAD = "tiny_resnet", "tiny_text", "linear"
-VECTORS = "vectors"
-Name = str | os.PathLike[str]
-EncoderSource = Name | nn.Module
 
 
 def build_model(
     x: EncoderSource = IMAGE_ENCODER,
-    y: EncoderSource = TEXT_ENCODER,
+    y: EncoderSource | None = None,
     *,
+    shared: bool = False,
     pretrained: Name | None = None,
     width: int | None = None,
     x_head: str = HEAD,
     y_head: str = HEAD,
     x_frozen: bool = False,
     y_frozen: bool = False,
-    image_size: int | None = None,
-    max_length: int | None = None,
+    x_image_size: int | None = None,
+    y_image_size: int | None = None,
+    x_max_length: int | None = None,
+    y_max_length: int | None = None,
     x_width: int | None = None,
     y_width: int | None = None,
-    texts: Iterable[str] | None = None,
-    tokenizer: Name | None = None,
+    x_texts: Iterable[str] | None = None,
+    y_texts: Iterable[str] | None = None,
+    x_tokenizer: Name | None = None,
+    y_tokenizer: Name | None = None,
+    x_pooling: str | None = None,
+    y_pooling: str | None = None,
+    x_modality: str | None = None,
+    y_modality: str | None = None,
 ) -> DualEncoder:
     """Build a dual encoder in train mode. Random weights are drawn from torch's global generator.
 
+    Arguments that start with `x_` are for side x; each has a counterpart for side y.
+
     Args:
-        x: the encoder of side x: an image preset (`IMAGE_PRESETS`), a folder or hub name of a transformers model,
-            "vectors" (inputs are embeddings already), or any module from a batch of inputs to (b, d).
-        y: the encoder of side y: a text preset (`TEXT_PRESETS`), or any of the others.
+        x: the encoder of side x: a preset (`IMAGE_PRESETS`, `TEXT_PRESETS`), a folder or hub name of a transformers
+            model, "vectors" (inputs are embeddings already), the name of a registered encoder, or any module from a
+            batch of inputs to (b, d).
+        y: the encoder of side y. Default: "tiny_text", or that of side x if it is `shared`.
+        shared: use one encoder, with one head, for both sides. The options of side x apply.
         pretrained: a CLIP, a SigLIP or a dual encoder saved by nuclr, as a folder or hub name. It has its own
-            encoders, heads and tokenizer, so `x`, `y`, `x_head`, `y_head` and `tokenizer` cannot be set with it.
+            encoders, heads, tokenizers and pooling, which cannot be set with it.
         width: number of features in the shared space. Default: 256, or the width of `pretrained`.
         x_head: what maps the tower's features to `width`: "linear", "mlp" or "none".
         y_head: the same for side y.
         x_frozen: keep the tower of side x fixed and train only its head.
         y_frozen: the same for side y.
-        image_size: height and width of images in pixels. Default: the size the tower was made for.
-        max_length: largest number of tokens per text. Default: 32 for tiny_text, the full length for CLIP and SigLIP,
-            otherwise at most 64.
+        x_image_size: height and width of images in pixels. Default: the size the tower was made for.
+        y_image_size: the same for side y.
+        x_max_length: largest number of tokens per text. Default: 32 for tiny_text, the full length for CLIP and
+            SigLIP, otherwise at most 64.
+        y_max_length: the same for side y.
         x_width: number of coordinates of the vectors, or of the output of a module. A module without it gets no head.
         y_width: the same for side y.
-        texts: texts to train the tokenizer of a text preset on.
-        tokenizer: a folder or hub name of a tokenizer to use instead of the text tower's own.
+        x_texts: texts to train the tokenizer of a text preset on. If both sides are text presets, one tokenizer is
+            trained on the texts of both.
+        y_texts: the same for side y.
+        x_tokenizer: a folder or hub name of a tokenizer to use instead of the text tower's own.
+        y_tokenizer: the same for side y.
+        x_pooling: how a text encoder pools its tokens: "first" or "mean". Default: what the folder says if
+            sentence-transformers wrote it (1_Pooling/config.json), otherwise "first".
+        y_pooling: the same for side y.
+        x_modality: "image" or "text", for a folder or hub name. Default: what its configuration says; of a CLIP, side x
+            takes the image tower and side y the text tower. With `pretrained`, the modality that the side must take.
+        y_modality: the same for side y.
 
     Returns:
         The model: `model(x, y)` gives unit-norm features of both sides.
@@ -84,167 +91,110 @@ def build_model(
 
     Example:
         >>> from nuclr.models import build_model
-        >>> model = build_model("tiny_resnet", "tiny_text", texts=["a red circle", "two green squares"], width=64)
+        >>> model = build_model("tiny_resnet", "tiny_text", y_texts=["a red circle", "two green squares"], width=64)
         >>> model.encode_texts("a red square").shape
         torch.Size([1, 64])
+        >>> build_model("tiny_text", shared=True, x_texts=["a question"], y_texts=["an answer"], width=64).shared
+        True
 
     """
-    sizes = {"model.width": width, "model.x.image_size": image_size, "model.y.max_length": max_length}
-    sizes |= {"x_width": x_width, "y_width": y_width}
+    if y is None:
+        y = x if shared else TEXT_ENCODER
+    sides = (
+        Side(
+            "x", x, x_head, x_frozen, x_image_size, x_max_length, x_width, x_texts, x_tokenizer, x_pooling, x_modality
+        ),
+        Side(
+            "y", y, y_head, y_frozen, y_image_size, y_max_length, y_width, y_texts, y_tokenizer, y_pooling, y_modality
+        ),
+    )
+    _check_sizes(width, sides)
+    if pretrained is not None:
+        return _open_pretrained(pretrained, shared, width, *sides).train()
+    width = width or WIDTH
+    if shared:
+        side = resolve(_merge(*sides))
+        encoder = build_side(side, width, train_tokenizers([side]).get("x"))
+        return DualEncoder(encoder, encoder).train()
+    resolved = [resolve(side) for side in sides]
+    tokenizers = train_tokenizers(resolved)
+    return DualEncoder(*(build_side(side, width, tokenizers.get(side.name)) for side in resolved)).train()
+
+
+def _check_sizes(width: int | None, sides: tuple[Side, Side]) -> None:
+    sizes = {"model.width": width}
+    for side in sides:
+        sizes |= {f"{side.key}.image_size": side.image_size, f"{side.key}.max_length": side.max_length}
+        sizes |= {f"{side.name}_width": side.in_width}
     for key, value in sizes.items():
         if value is not None and value < 1:
             raise UserError(f"{key}: {value} is not allowed; needs a positive number")
-    if pretrained is not None:
-        replaced = {"model.x.encoder": x != IMAGE_ENCODER, "model.y.encoder": y != TEXT_ENCODER}
-        replaced |= {"model.x.head": x_head != HEAD, "model.y.head": y_head != HEAD}
-        replaced |= {"model.y.tokenizer": tokenizer is not None}
-        for key, is_set in replaced.items():
-            if is_set:
-                raise UserError(
-                    f"{key}: cannot be set together with model.pretrained ({pretrained}), which has its own"
-                )
-        model = _open_pretrained(pretrained, x_frozen, y_frozen, image_size, max_length)
-        if width is not None and width != model.width:
-            raise UserError(f"model.width: {width}, but {pretrained} has {model.width} features; leave model.width out")
-        return model.train()
-    width = width or WIDTH
-    x_encoder, image_format = _image_side(x, width, x_head, x_frozen, image_size, x_width)
-    y_encoder, text_format = _text_side(y, width, y_head, y_frozen, max_length, y_width, texts, tokenizer)
-    return DualEncoder(x_encoder, y_encoder, images=image_format, tokenizer=text_format).train()
 
 
-def _image_side(
-    source: EncoderSource, width: int, head: str, frozen: bool, size: int | None, in_width: int | None
-) -> tuple[Encoder, ImageFormat | None]:
-    """Return the encoder of side x and its image format (None if it takes vectors, or a module prepares its inputs)."""
-    if isinstance(source, nn.Module):
-        image_format = ImageFormat(size, IMAGENET_MEAN, IMAGENET_STD) if size else None
-        return _module_side("x", source, width, head, frozen, in_width), image_format
-    if source == VECTORS:
-        return _vector_side("x", width, head, frozen, in_width), None
-    if source in IMAGE_PRESETS:
-        preset = IMAGE_PRESETS[str(source)]
-        image_format = ImageFormat(size or preset.size, IMAGENET_MEAN, IMAGENET_STD)
-        backbone = make_backbone(preset.config(image_format.size))
-    else:
-        folder = locate(source, "model.x.encoder", [*IMAGE_PRESETS, VECTORS])
-        backbone = load_backbone(folder, "model.x.encoder", "image")
-        image_format = read_image_format(folder)
-        image_format = replace(image_format, size=size or image_format.size)
-    tower = ImageTower(backbone, image_format.size)
-    tower_width = _probe_images(tower, image_format, "model.x.encoder", source)
-    return Encoder(tower, make_head(head, tower_width, width, "model.x.head"), frozen), image_format
+def _merge(x: Side, y: Side) -> Side:
+    """Return the one side of a shared encoder, with the texts of both; refuse options of y that differ from x's."""
+    if x.modality != y.modality and None not in (x.modality, y.modality):
+        raise UserError(
+            f"model.shared: one encoder cannot take both {x.modality}s (side x) and {y.modality}s (side y); "
+            "leave it out or set it to false"
+        )
+    defaults = {"source": x.source, "head": HEAD, "frozen": False}
+    options = ("source", "head", "frozen", "image_size", "max_length", "in_width", "tokenizer", "pooling")
+    for option in options:
+        value = getattr(y, option)
+        if value != defaults.get(option) and value != getattr(x, option):
+            key = {"source": "model.y.encoder", "in_width": "y_width"}.get(option, f"model.y.{option}")
+            raise UserError(f"{key}: {value} differs from side x, but model.shared makes one encoder; leave it out")
+    given = [texts for texts in (x.texts, y.texts) if texts is not None]
+    return replace(x, texts=chain.from_iterable(given) if given else None, modality=x.modality or y.modality)
 
 
-def _text_side(
-    source: EncoderSource,
-    width: int,
-    head: str,
-    frozen: bool,
-    max_length: int | None,
-    in_width: int | None,
-    texts: Iterable[str] | None,
-    tokenizer_source: Name | None,
-) -> tuple[Encoder, Tokenizer | None]:
-    """Return the encoder of side y and its tokenizer (None if it takes vectors, or a module prepares its inputs)."""
-    own = None if tokenizer_source is None else load_tokenizer(tokenizer_source, "model.y.tokenizer", hub=True)
-    if isinstance(source, nn.Module):
-        tokenizer = None if own is None else Tokenizer(own, max_length or MAX_LENGTH)
-        return _module_side("y", source, width, head, frozen, in_width), tokenizer
-    if source == VECTORS:
-        return _vector_side("y", width, head, frozen, in_width), None
-    if source in TEXT_PRESETS:
-        preset = TEXT_PRESETS[str(source)]
-        if own is None and texts is None:
-            raise UserError(
-                f"model.y.encoder: {source!r} has no tokenizer; pass texts= to train one, "
-                "or set model.y.tokenizer to a folder"
-            )
-        own = own or train_tokenizer(texts or (), preset.vocabulary)
-        max_length = max_length or preset.max_length
-        backbone = make_backbone(preset.config(len(own), max_length))
-        tokenizer = tokenizer_for(backbone.config, own, max_length)
-    else:
-        folder = locate(source, "model.y.encoder", [*TEXT_PRESETS, VECTORS])
-        backbone = load_backbone(folder, "model.y.encoder", "text")
-        tokenizer = tokenizer_for(backbone.config, own or load_tokenizer(folder, "model.y.encoder"), max_length)
-    tower = TextTower(backbone)
-    tower_width = _probe_texts(tower, tokenizer, "model.y.encoder", source)
-    return Encoder(tower, make_head(head, tower_width, width, "model.y.head"), frozen), tokenizer
-
-
-def _vector_side(side: str, width: int, head: str, frozen: bool, in_width: int | None) -> Encoder:
-    if in_width is None:
-        raise UserError(f"{side}_width: missing; {side}='vectors' needs the number of coordinates of the vectors")
-    return Encoder(VectorTower(in_width), make_head(head, in_width, width, f"model.{side}.head"), frozen)
-
-
-def _module_side(side: str, module: nn.Module, width: int, head: str, frozen: bool, in_width: int | None) -> Encoder:
-    return Encoder(module, None if in_width is None else make_head(head, in_width, width, f"model.{side}.head"), frozen)
-
-
-def _open_pretrained(
-    source: Name, x_frozen: bool, y_frozen: bool, image_size: int | None, max_length: int | None
-) -> DualEncoder:
+def _open_pretrained(source: Name, shared: bool, width: int | None, x: Side, y: Side) -> DualEncoder:
     key = "model.pretrained"
+    for side, default in ((x, IMAGE_ENCODER), (y, TEXT_ENCODER)):
+        replaced = {"encoder": side.source != default and not (shared and side.source == x.source == IMAGE_ENCODER)}
+        replaced |= {"head": side.head != HEAD, "tokenizer": side.tokenizer is not None}
+        replaced |= {"pooling": side.pooling is not None}
+        for option, is_set in replaced.items():
+            if is_set:
+                raise UserError(f"{side.key}.{option}: cannot be set together with {key} ({source}), which has its own")
     folder = locate(source, key)
     if "nuclr" not in read_json(folder / "config.json"):
-        sides, image_format, tokenizer, joint = open_joint(folder, key, image_size, max_length)
-        model = DualEncoder(*sides, images=image_format, tokenizer=tokenizer, joint=joint)
+        swapped = (x.modality, y.modality) == ("text", "image")
+        image_side, text_side = (y, x) if swapped else (x, y)
+        for option, side in (("image_size", text_side), ("max_length", image_side)):
+            if getattr(side, option) is not None:
+                raise UserError(f"{side.key}.{option}: does not apply to side {side.name} of {source}; leave it out")
+        images, texts, joint = open_joint(folder, key, image_side.image_size, text_side.max_length, text_side.key)
+        model = DualEncoder(*((texts, images) if swapped else (images, texts)), joint=joint)
     else:
-        if (image_size or max_length) is not None:
+        if any(size is not None for side in (x, y) for size in (side.image_size, side.max_length)):
             raise UserError(
-                f"{key}: {folder} has its own image size and text length; "
-                "leave model.x.image_size and model.y.max_length out"
+                f"{key}: {folder} has its own image size and text length; leave image_size and max_length out of "
+                "model.x and model.y"
             )
         model = load(folder)
-    x_width = _probe_images(model.x, model.images, key, folder) if model.images else model.width
-    y_width = _probe_texts(model.y, model.tokenizer, key, folder) if model.tokenizer else model.width
-    if x_width != y_width:
-        raise UserError(f"{key}: {folder} gives {x_width} features for images but {y_width} for texts")
-    if x_frozen:
+    _check_pretrained(model, shared, width, x, y, folder)
+    if x.frozen:
         model.x.freeze()
-    if y_frozen:
+    if y.frozen:
         model.y.freeze()
     return model
 
 
-def _probe_images(encoder: nn.Module, image_format: ImageFormat, key: str, source: Name | Path) -> int:
-    """Return the number of features, found by encoding one image."""
-    size = image_format.size
-    try:
-        features = _probe(encoder, torch.zeros(1, 3, size, size))
-    except Exception as error:  # a network from elsewhere may raise anything
-        raise UserError(f"{key}: {source} does not accept {size}-pixel images ({first_line(error)})") from None
-    return features.shape[1]
-
-
-def _probe_texts(encoder: nn.Module, tokenizer: Tokenizer, key: str, source: Name | Path) -> int:
-    """Return the number of features, found by encoding two texts. Refuse a decoder, which gives both the same."""
-    tokens = tokenizer(["one dog", "two white cats"])
-    try:
-        features = _probe(encoder, tokens)
-    except Exception as error:  # a network from elsewhere may raise anything
-        raise UserError(f"{key}: {source} does not accept its tokenizer's output ({first_line(error)})") from None
-    if torch.equal(*features) and not torch.equal(*tokens["input_ids"]):
-        raise UserError(
-            f"{key}: {source} is a decoder: its first token does not attend to the others; use an encoder such as BERT"
-        )
-    return features.shape[1]
-
-
-def _probe(encoder: nn.Module, inputs: Any) -> Tensor:
-    """Return features in eval mode, and turn off the gradient of parameters that they do not depend on.
-
-    Mask tokens and unused poolers are such parameters: DistributedDataParallel would wait for their gradients.
-    """
-    was_training = encoder.training
-    encoder.eval()
-    with torch.enable_grad():
-        features: Tensor = encoder(inputs)
-        parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-        gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True) if parameters else ()
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.requires_grad_(gradient is not None)
-    encoder.train(was_training)
-    return features.detach()
+def _check_pretrained(model: DualEncoder, shared: bool, width: int | None, x: Side, y: Side, folder: object) -> None:
+    """Check a pretrained model against what is asked of it, and probe its towers."""
+    key = "model.pretrained"
+    if shared and not model.shared:
+        raise UserError(f"model.shared: {folder} has an encoder per side; leave model.shared out")
+    widths = []
+    for side, encoder in ((x, model.x), (y, model.y)):
+        if side.modality is not None and encoder.modality != side.modality:
+            takes = f"{encoder.modality or 'tensor'}s"
+            raise UserError(f"{key}: {folder} takes {takes} on side {side.name}, but the data hold {side.modality}s")
+        probed = isinstance(encoder.inputs, ImageFormat | Tokenizer)
+        widths.append(probe(encoder, encoder.inputs, key, folder) if probed else model.width)  # type: ignore[arg-type]
+    if widths[0] != widths[1]:
+        raise UserError(f"{key}: {folder} gives {widths[0]} features on side x but {widths[1]} on side y")
+    if width is not None and width != model.width:
+        raise UserError(f"model.width: {width}, but {folder} has {model.width} features; leave model.width out")

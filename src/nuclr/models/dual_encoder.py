@@ -1,12 +1,13 @@
 """The dual encoder: two sides that map their inputs to unit-norm features in one space.
 
-model = build_model("tiny_resnet", "tiny_text", texts=texts)
-fx, fy = model(model.prepare_images(images), model.prepare_texts(texts))     # training, with gradients
-model.encode_images(images) @ model.encode_texts(texts).T                    # inference
+model = build_model("tiny_resnet", "tiny_text", y_texts=texts)
+fx, fy = model(model.prepare_x(images), model.prepare_y(texts))     # training, with gradients
+model.encode_x(images) @ model.encode_y(texts).T                    # inference
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from torch import Tensor, nn
 
 from nuclr.errors import UserError
 from nuclr.models.encoder import Encoder, describe_tower
-from nuclr.models.image_format import ImageFormat, ImageLike, image_batch
+from nuclr.models.image_format import ImageLike
+from nuclr.models.inputs import Vectors, number_batch, number_tensor
 from nuclr.models.pretrained import Joint
-from nuclr.models.tokenizer import Tokenizer, text_batch
-from nuclr.models.towers import Vectors, VectorTower
+from nuclr.models.towers import VectorTower
 
 
 class DualEncoder(nn.Module):
@@ -30,9 +31,8 @@ class DualEncoder(nn.Module):
 
     Args:
         x: an `Encoder`, or any module from a batch of inputs to (b, width).
-        y: the same for side y.
-        images: how images are prepared for side x; None if side x does not take images.
-        tokenizer: how texts are prepared for side y; None if side y does not take texts.
+        y: the same for side y. If it is the same object as `x`, both sides share one encoder: `model.y is model.x`,
+            and `state_dict` holds its weights once, under "x.".
         joint: if x and y are the towers of a CLIP or SigLIP, its other parts.
 
     Example:
@@ -43,18 +43,23 @@ class DualEncoder(nn.Module):
 
     """
 
-    def __init__(
-        self,
-        x: nn.Module,
-        y: nn.Module,
-        *,
-        images: ImageFormat | None = None,
-        tokenizer: Tokenizer | None = None,
-        joint: Joint | None = None,
-    ) -> None:
+    x: Encoder
+    y: Encoder
+
+    def __init__(self, x: nn.Module, y: nn.Module, *, joint: Joint | None = None) -> None:
         super().__init__()
-        self.x, self.y = (side if isinstance(side, Encoder) else Encoder(side) for side in (x, y))
-        self.images, self.tokenizer, self.joint = images, tokenizer, joint
+        self.x = x if isinstance(x, Encoder) else Encoder(x)
+        if y is x:
+            # Not registered as a submodule, so that weights appear once in state_dict.
+            object.__setattr__(self, "y", self.x)
+        else:
+            self.y = y if isinstance(y, Encoder) else Encoder(y)
+        self.joint = joint
+
+    @property
+    def shared(self) -> bool:
+        """Whether one encoder serves both sides."""
+        return self.y is self.x
 
     @property
     def width(self) -> int | None:
@@ -65,8 +70,8 @@ class DualEncoder(nn.Module):
         """Return the features of both sides.
 
         Args:
-            x: normalized pixels (b, 3, size, size) from `prepare_images`, or vectors (b, d).
-            y: tokens from `prepare_texts`, or vectors (b, d).
+            x: prepared inputs of side x: normalized pixels (b, 3, size, size), tokens, or vectors (b, d).
+            y: the same for side y.
 
         Returns:
             Unit-norm features of x and of y, (b, width) each.
@@ -80,72 +85,110 @@ class DualEncoder(nn.Module):
             raise UserError(f"x has {fx.shape[1]} features and y {fy.shape[1]}; give both sides heads of one width")
         return fx, fy
 
+    # -- preparing items -----------------------------------------------------------------------------------------------
+
+    def prepare_x(self, items: Any) -> Any:
+        """Return what the tower of side x takes, without augmentation. See `encode_x` for `items`."""
+        return _prepare(self.x, items)
+
+    def prepare_y(self, items: Any) -> Any:
+        """Return what the tower of side y takes, without augmentation. See `encode_x` for `items`."""
+        return _prepare(self.y, items)
+
     def prepare_images(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
-        """Return normalized pixels (n, 3, size, size), without augmentation. See `encode_images` for `images`."""
-        if self.images is None:
-            raise UserError("images: side x of this model does not take images")
-        return self.images.prepare(images)
+        """Return normalized pixels (n, 3, size, size) for the side that takes images, without augmentation."""
+        return _prepare(self._side("image"), images)
 
     def prepare_texts(self, texts: str | Iterable[str]) -> dict[str, Tensor]:
-        """Return the tensors that the text tower takes. `texts` is a string or a list of strings."""
-        if self.tokenizer is None:
-            raise UserError("texts: side y of this model does not take texts")
-        return self.tokenizer(texts)
+        """Return tokens for the side that takes texts. `texts` is a string or a list of strings."""
+        return _prepare(self._side("text"), texts)
 
-    def encode_images(self, images: ImageLike | Iterable[ImageLike], batch_size: int = 256) -> Tensor:
-        """Return features of side x, in eval mode and without gradients.
+    # -- encoding items ------------------------------------------------------------------------------------------------
+
+    def encode_x(self, items: Any, batch_size: int = 256, head: bool = True) -> Tensor:
+        """Return features of items of side x, in eval mode and without gradients.
 
         Args:
-            images: a path, a PIL image, a numpy array (height, width, 3) uint8, a tensor (3, height, width) uint8; a
-                list of these; an array (n, height, width, 3) or a tensor (n, 3, height, width) of uint8. If side x
-                takes vectors: an array or tensor (n, d) or (d,).
-            batch_size: number of images that are encoded at once.
+            items: one item or several. Images: a path, a PIL image, a numpy array (height, width, 3) uint8, a tensor
+                (3, height, width) uint8; a list of these; an array (n, height, width, 3) or a tensor (n, 3, height,
+                width) of uint8. Texts: a string or a list of strings. Vectors: an array or tensor (n, d) or (d,).
+            batch_size: number of items that are encoded at once.
+            head: False leaves out the projection head and returns the tower's own features.
 
         Returns:
-            Unit-norm features (n, width) on the model's device. A single image gives n = 1.
+            Unit-norm features (n, width) on the model's device. A single item gives n = 1.
 
         Raises:
-            UserError: if an image cannot be read, or `images` is empty or has a type or shape that is not allowed.
+            UserError: if an item cannot be read, or `items` is empty or has a type or shape that is not allowed.
 
         Example:
             >>> from nuclr.models import build_model
-            >>> model = build_model(texts=["a red circle"], width=64)
+            >>> model = build_model("bag_of_words", shared=True, x_texts=["a red circle", "ein roter Kreis"], width=64)
+            >>> model.encode_x(["a red circle", "two"]).shape
+            torch.Size([2, 64])
+
+        """
+        return _encode(self.x, items, batch_size, head)
+
+    def encode_y(self, items: Any, batch_size: int = 256, head: bool = True) -> Tensor:
+        """Return features of items of side y, in eval mode and without gradients. See `encode_x`."""
+        return _encode(self.y, items, batch_size, head)
+
+    def encode_images(self, images: ImageLike | Iterable[ImageLike], batch_size: int = 256) -> Tensor:
+        """Return features of images, by the side that takes images. See `encode_x` for what is allowed.
+
+        Raises:
+            UserError: if neither side takes images, or both do with encoders of their own.
+
+        Example:
+            >>> import numpy as np
+            >>> from nuclr.models import build_model
+            >>> model = build_model(y_texts=["a red circle"], width=64)
             >>> model.encode_images(np.zeros((40, 40, 3), dtype=np.uint8)).shape
             torch.Size([1, 64])
 
         """
-        if self.images is None:
-            return self._encode(self.x, torch.as_tensor, _vector_batch(images, "images", "x"), "images", batch_size)
-        return self._encode(self.x, self.images.prepare, image_batch(images), "images", batch_size)
+        return _encode(self._side("image"), images, batch_size)
 
-    def encode_texts(self, texts: str | Iterable[str] | Vectors, batch_size: int = 256) -> Tensor:
-        """Return features of side y, in eval mode and without gradients.
-
-        Args:
-            texts: a string or a list of strings. If side y takes vectors: an array or tensor (n, d) or (d,).
-            batch_size: number of texts that are encoded at once.
-
-        Returns:
-            Unit-norm features (n, width) on the model's device. A single text gives n = 1.
+    def encode_texts(self, texts: str | Iterable[str], batch_size: int = 256) -> Tensor:
+        """Return features of texts, by the side that takes texts. `texts` is a string or a list of strings.
 
         Raises:
-            UserError: if `texts` is empty or has a type or shape that is not allowed.
+            UserError: if neither side takes texts, or both do with encoders of their own.
 
         Example:
             >>> from nuclr.models import build_model
-            >>> model = build_model(texts=["a red circle"], width=64)
+            >>> model = build_model(y_texts=["a red circle"], width=64)
             >>> model.encode_texts(["a dog", "two cats"]).shape
             torch.Size([2, 64])
 
         """
-        if self.tokenizer is None:
-            return self._encode(self.y, torch.as_tensor, _vector_batch(texts, "texts", "y"), "texts", batch_size)
-        return self._encode(self.y, self.tokenizer, text_batch(texts), "texts", batch_size)
+        return _encode(self._side("text"), texts, batch_size)
+
+    def takes(self, modality: str) -> bool:
+        """Return whether a side takes this modality ("image", "text", "vector", or a plugin's)."""
+        return modality in (self.x.modality, self.y.modality)
+
+    def _side(self, modality: str) -> Encoder:
+        """Return the one encoder that takes a modality."""
+        sides = [side for side in (self.x, self.y) if side.modality == modality]
+        if not sides:
+            takes = " and ".join(f"{side.modality or 'tensor'}s on side {name}" for name, side in self._sides())
+            raise UserError(f"{modality}s: this model does not take {modality}s, but {takes}; use encode_x or encode_y")
+        if len(sides) == 2 and not self.shared:
+            raise UserError(f"{modality}s: both sides of this model take {modality}s; use encode_x or encode_y")
+        return sides[0]
+
+    def _sides(self) -> Iterator[tuple[str, Encoder]]:
+        yield "x", self.x
+        yield "y", self.y
+
+    # -- vectors, saving, repr -----------------------------------------------------------------------------------------
 
     def fit_vectors(
         self, x: Vectors | Iterable[Vectors] | None = None, y: Vectors | Iterable[Vectors] | None = None
     ) -> None:
-        """Standardize vector inputs by the training vectors, see `VectorTower`.
+        """Standardize vector inputs by the training vectors, see `VectorTower`. A shared encoder is fitted to both.
 
         Args:
             x: training vectors (n, d) of side x, as one array or in batches; None to leave the side as it is.
@@ -155,6 +198,7 @@ class DualEncoder(nn.Module):
             UserError: if a side does not take vectors, or fewer than two distinct vectors are given.
 
         Example:
+            >>> import numpy as np
             >>> from nuclr.models import build_model
             >>> model = build_model("vectors", "vectors", x_width=2, y_width=3)
             >>> model.fit_vectors(x=np.array([[0.0, 1.0], [2.0, 1.0]]))
@@ -162,11 +206,14 @@ class DualEncoder(nn.Module):
             tensor([1., 1.])
 
         """
-        for name, side, vectors in (("x", self.x, x), ("y", self.y, y)):
-            if vectors is not None:
-                if not isinstance(side.tower, VectorTower):
-                    raise UserError(f"{name}: this side does not take vectors; build the model with {name}='vectors'")
-                side.tower.fit(vectors)
+        vectors = {name: given for name, given in (("x", x), ("y", y)) if given is not None}
+        for name in vectors:
+            if not isinstance(getattr(self, name).tower, VectorTower):
+                raise UserError(f"{name}: this side does not take vectors; build the model with {name}='vectors'")
+        if self.shared and vectors:
+            vectors = {"x": chain.from_iterable(_batches(given) for given in vectors.values())}
+        for name, given in vectors.items():
+            getattr(self, name).tower.fit(given)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Save the model to a folder: weights as safetensors, the rest as JSON. See `nuclr.models.saving`.
@@ -191,7 +238,7 @@ class DualEncoder(nn.Module):
         Args:
             folder: the folder of the model. The model of a run is in RUN/model.
             x: if side x was a module of your own, a module of the same structure, to load the weights into.
-            y: the same for side y.
+            y: the same for side y. Not needed if both sides share the module.
 
         Returns:
             The model, on the CPU, in float32.
@@ -214,7 +261,7 @@ class DualEncoder(nn.Module):
         return load(Path(folder), x, y)
 
     def __repr__(self) -> str:
-        sides = (("x", self.x), ("y", self.y))
+        sides = [("x=y", self.x)] if self.shared else list(self._sides())
         parts = [f"{name}={describe_tower(side.tower)}{' frozen' if side.frozen else ''}" for name, side in sides]
         if self.width is not None:
             parts.append(f"width={self.width}")
@@ -223,39 +270,35 @@ class DualEncoder(nn.Module):
         parts.append(f"{count:,} parameters" + (f", {trainable:,} trainable" if trainable != count else ""))
         return f"DualEncoder({', '.join(parts)})"
 
-    def _encode(self, side: Encoder, prepare: Callable[[Any], Any], inputs: Any, name: str, batch_size: int) -> Tensor:
-        if batch_size < 1:
-            raise UserError(f"batch_size: {batch_size}; needs a positive number")
-        if len(inputs) == 0:
-            raise UserError(f"{name}: empty; needs at least one item to encode")
-        weight = next((tensor for tensor in (*side.parameters(), *side.buffers())), torch.empty(0))
-        was_training = side.training
-        side.eval()
-        try:
-            with torch.inference_mode():
-                batches = (inputs[start : start + batch_size] for start in range(0, len(inputs), batch_size))
-                features = [side(_to_like(weight, prepare(batch))) for batch in batches]
-        finally:
-            side.train(was_training)
-        return torch.cat(features)  # outside inference mode: an ordinary tensor, which autograd can use
+
+def _batches(vectors: Vectors | Iterable[Vectors]) -> Iterable[Vectors]:
+    return [vectors] if isinstance(vectors, Tensor | np.ndarray) else vectors
 
 
-def _vector_batch(vectors: Any, name: str, side: str) -> Tensor | np.ndarray:
-    """Return vectors as an array or tensor (n, ...); a single vector (d,) becomes (1, d)."""
-    if not isinstance(vectors, Tensor | np.ndarray):
-        try:
-            rows: list[Any] = list(vectors)
-            vectors = torch.stack(rows) if rows and isinstance(rows[0], Tensor) else np.asarray(rows)
-        except (TypeError, ValueError, RuntimeError):  # not iterable, or rows of different shapes
-            vectors = np.asarray(None)
-    numeric = isinstance(vectors, Tensor) or vectors.dtype.kind in "biuf"
-    if not numeric or vectors.ndim == 0:
-        raise UserError(f"{name}: side {side} of this model takes vectors; needs an array or tensor (n, d) of numbers")
-    return vectors[None] if vectors.ndim == 1 and len(vectors) else vectors
+def _prepare(side: Encoder, items: Any) -> Any:
+    return number_tensor(items, "items") if side.inputs is None else side.inputs.prepare(items)
+
+
+def _encode(side: Encoder, items: Any, batch_size: int, head: bool = True) -> Tensor:
+    if batch_size < 1:
+        raise UserError(f"batch_size: {batch_size}; needs a positive number")
+    inputs = number_batch(items, "items") if side.inputs is None else side.inputs.batch(items)
+    if len(inputs) == 0:
+        raise UserError(f"{side.modality or 'item'}s: empty; needs at least one item to encode")
+    weight = next((tensor for tensor in (*side.parameters(), *side.buffers())), torch.empty(0))
+    was_training = side.training
+    side.eval()
+    try:
+        with torch.inference_mode():
+            batches = (inputs[start : start + batch_size] for start in range(0, len(inputs), batch_size))
+            features = [side.features(_to_like(weight, _prepare(side, batch)), head) for batch in batches]
+    finally:
+        side.train(was_training)
+    return torch.cat(features)  # outside inference mode: an ordinary tensor, which autograd can use
 
 
 def _to_like(weight: Tensor, inputs: Any) -> Any:
-    """Move inputs to the weight's device, and to its dtype unless they are tokens."""
+    """Move a tensor or a dict of tensors to the weight's device, and floating-point tensors to its dtype."""
     if isinstance(inputs, dict):
-        return {name: tensor.to(weight.device) for name, tensor in inputs.items()}
-    return inputs.to(weight)
+        return {name: _to_like(weight, tensor) for name, tensor in inputs.items()}
+    return inputs.to(weight) if inputs.is_floating_point() else inputs.to(weight.device)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from nuclr.errors import UserError
+from nuclr.models.inputs import Inputs
 from nuclr.norms import rescale_extreme_rows
 
 HEADS = ("linear", "mlp", "none")
@@ -62,6 +63,8 @@ class Encoder(nn.Module):
         tower: a module from a batch of inputs to (b, d).
         head: a module from (b, d) to (b, width), or None to use the tower's features.
         frozen: whether to freeze the tower.
+        inputs: how raw items are prepared for the tower (`ImageFormat`, `Tokenizer`, `VectorFormat` or your own);
+            None if the tower takes the tensors of the data as they are.
 
     Example:
         >>> encoder = Encoder(nn.Linear(5, 3), Head("linear", 3, 2), frozen=True)
@@ -72,12 +75,19 @@ class Encoder(nn.Module):
 
     """
 
-    def __init__(self, tower: nn.Module, head: nn.Module | None = None, frozen: bool = False) -> None:
+    def __init__(
+        self, tower: nn.Module, head: nn.Module | None = None, frozen: bool = False, inputs: Inputs | None = None
+    ) -> None:
         super().__init__()
-        self.tower, self.head = tower, nn.Identity() if head is None else head
+        self.tower, self.head, self.inputs = tower, nn.Identity() if head is None else head, inputs
         self.frozen = False
         if frozen:
             self.freeze()
+
+    @property
+    def modality(self) -> str | None:
+        """What this side takes ("image", "text", "vector", or a plugin's); None for tensors of a module of your own."""
+        return None if self.inputs is None else self.inputs.modality
 
     def freeze(self) -> None:
         """Freeze the tower. The head can still be trained."""
@@ -85,10 +95,23 @@ class Encoder(nn.Module):
         self.tower.requires_grad_(False).eval()
 
     def forward(self, inputs: Any) -> Tensor:
-        """Return features (b, width)."""
+        """Return unit-norm features (b, width)."""
+        return self.features(inputs)
+
+    def features(self, inputs: Any, head: bool = True) -> Tensor:
+        """Return unit-norm features.
+
+        Args:
+            inputs: a batch of prepared inputs.
+            head: False leaves out the head: the tower's own features (b, d).
+
+        Returns:
+            (b, width), or (b, d) without the head.
+
+        """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             features = self.tower(inputs)
-        return unit_norm(self.head(features))
+        return unit_norm(self.head(features) if head else features)
 
     def train(self, mode: bool = True) -> "Encoder":
         """Set train or eval mode; a frozen tower stays in eval mode."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from nuclr.errors import UserError
 from nuclr.files import write_json
 from nuclr.image_files import ImageError, open_image_file, read_image_file, to_rgb
 from nuclr.models.backbones import first_line, read_json
+from nuclr.models.inputs import Inputs
 
 LARGEST_SIZE = 8192  # pixels
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -28,7 +29,7 @@ ImageLike = Image.Image | str | os.PathLike[str] | np.ndarray | Tensor
 
 
 @dataclass(frozen=True)
-class ImageFormat:
+class ImageFormat(Inputs):
     """How images are prepared.
 
     Args:
@@ -42,6 +43,8 @@ class ImageFormat:
         torch.Size([1, 3, 32, 32])
 
     """
+
+    modality: ClassVar[str] = "image"
 
     size: int
     mean: tuple[float, float, float]
@@ -61,11 +64,15 @@ class ImageFormat:
         mean, std = (pixels.new_tensor(channels)[:, None, None] for channels in (self.mean, self.std))
         return (pixels - mean) / std
 
-    def prepare(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
+    def batch(self, items: Any) -> "Sequence[ImageLike] | np.ndarray | Tensor":
+        """Return one image or several as something that has a length and can be sliced, see `image_batch`."""
+        return image_batch(items)
+
+    def prepare(self, items: ImageLike | Iterable[ImageLike]) -> Tensor:
         """Return the normalized central squares of images, without augmentation.
 
         Args:
-            images: one image or several, see `image_batch`.
+            items: one image or several, see `image_batch`.
 
         Returns:
             Pixels (n, 3, size, size), float32. A single image gives n = 1.
@@ -74,7 +81,7 @@ class ImageFormat:
             UserError: if an image cannot be read, or has a type or shape that is not allowed.
 
         """
-        batch = image_batch(images)
+        batch = image_batch(items)
         if isinstance(batch, Tensor):
             return self.normalize(_central_squares(batch, self.size))
         if len(batch) == 0:

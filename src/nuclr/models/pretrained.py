@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from nuclr.models.backbones import class_of, load_joint, quiet
 from nuclr.models.encoder import Encoder
 from nuclr.models.image_format import ImageFormat, read_image_format, write_image_format
-from nuclr.models.tokenizer import Tokenizer, load_tokenizer, tokenizer_for
+from nuclr.models.tokenizer import load_tokenizer, tokenizer_for
 from nuclr.models.towers import ImageTower, TextTower
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class Joint:
 
 
 def open_joint(
-    folder: Path, key: str, size: int | None, max_length: int | None
-) -> tuple[list[Encoder], ImageFormat, Tokenizer, Joint]:
+    folder: Path, key: str, size: int | None, max_length: int | None, text_key: str
+) -> tuple[Encoder, Encoder, Joint]:
     """Open a CLIP or SigLIP as transformers saves it.
 
     Args:
@@ -55,38 +55,41 @@ def open_joint(
         key: the settings key to name in messages.
         size: height and width of images in pixels. Default: the model's own.
         max_length: largest number of tokens per text. Default: the model's own.
+        text_key: the settings key of the side that takes texts ("model.y").
 
     Returns:
-        Both encoders, the image format, the tokenizer, and the parts that belong to neither side.
+        The encoder of images, the encoder of texts, and the parts that belong to neither.
 
     """
     image_format = read_image_format(folder)
     image_format = replace(image_format, size=size or image_format.size)
-    sides, joint = read_joint(folder, key, image_format.size)
-    tokenizer = tokenizer_for(joint.config.text_config, load_tokenizer(folder, key), max_length)
-    return sides, image_format, tokenizer, joint
+    images, texts, joint = read_joint(folder, key, image_format.size)
+    images.inputs = image_format
+    texts.inputs = tokenizer_for(joint.config.text_config, load_tokenizer(folder, key), max_length, text_key)
+    return images, texts, joint
 
 
-def read_joint(folder: Path, key: str, size: int) -> tuple[list[Encoder], Joint]:
-    """Return both encoders of a CLIP or SigLIP, for images of `size`, and the parts that belong to neither."""
+def read_joint(folder: Path, key: str, size: int) -> tuple[Encoder, Encoder, Joint]:
+    """Return both encoders of a CLIP or SigLIP, for images of `size` and for texts, and the parts of neither."""
     model: Any = load_joint(folder, key)
     heads = [getattr(model, name) for name in PROJECTIONS.get(model.config.model_type, ())] or [None, None]
     towers = (ImageTower(model.vision_model, size), TextTower(model.text_model))
-    sides = [Encoder(tower, head) for tower, head in zip(towers, heads, strict=True)]
+    images, texts = (Encoder(tower, head) for tower, head in zip(towers, heads, strict=True))
     logits = {name: value.detach().clone() for name, value in model.named_parameters(recurse=False)}
-    return sides, Joint(model.config, logits)
+    return images, texts, Joint(model.config, logits)
 
 
-def write_joint(joint: Joint, folder: Path, x: Encoder, y: Encoder, image_format: ImageFormat) -> None:
-    """Save two encoders as the CLIPModel or SiglipModel that they came from."""
+def write_joint(joint: Joint, folder: Path, images: Encoder, texts: Encoder) -> None:
+    """Save the encoders of images and of texts as the CLIPModel or SiglipModel that they came from."""
     model_type = joint.config.model_type
     with torch.device("meta"):
         model = class_of(joint.config)(joint.config)
-    model.vision_model, model.text_model = x.tower.backbone, y.tower.backbone
-    for name, encoder in zip(PROJECTIONS.get(model_type, ()), (x, y), strict=False):
+    model.vision_model, model.text_model = images.tower.backbone, texts.tower.backbone
+    for name, encoder in zip(PROJECTIONS.get(model_type, ()), (images, texts), strict=False):
         setattr(model, name, encoder.head)
     for name, value in joint.logits.items():
         setattr(model, name, nn.Parameter(value))
     with quiet():
         model.save_pretrained(folder)
-    write_image_format(image_format, folder, PROCESSORS[model_type])
+    if isinstance(images.inputs, ImageFormat):
+        write_image_format(images.inputs, folder, PROCESSORS[model_type])

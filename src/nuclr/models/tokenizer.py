@@ -3,26 +3,28 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from nuclr.errors import UserError
 from nuclr.models.backbones import first_line, locate, needs_code, quiet, read_json, refuse_code
+from nuclr.models.inputs import Inputs
 from nuclr.models.towers import OWN_TEXT_POOLING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 Padding = Literal["longest", "max_length"]
+PADDINGS = ("longest", "max_length")
 
 MAX_LENGTH = 64
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 PAD, UNKNOWN, FIRST, LAST = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
-class Tokenizer:
+class Tokenizer(Inputs):
     """Convert texts to the tensors that a text tower takes.
 
     Args:
@@ -33,10 +35,12 @@ class Tokenizer:
 
     Example:
         >>> tokenizer = Tokenizer(train_tokenizer(["a red circle", "two green squares"]), max_length=8)
-        >>> tokenizer("a dog")["input_ids"].shape[0]
+        >>> tokenizer.prepare("a dog")["input_ids"].shape[0]
         1
 
     """
+
+    modality: ClassVar[str] = "text"
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int, padding: Padding = "longest") -> None:
         self.tokenizer, self.max_length, self.padding = tokenizer, max_length, padding
@@ -47,20 +51,24 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer({len(self):,} tokens, max_length={self.max_length}, padding={self.padding!r})"
 
-    def __call__(self, texts: str | Iterable[str]) -> dict[str, Tensor]:
+    def batch(self, items: Any) -> list[str]:
+        """Return one text or several as a list, see `text_batch`."""
+        return text_batch(items)
+
+    def prepare(self, items: str | Iterable[str]) -> dict[str, Tensor]:
         """Tokenize one text or several.
 
         Args:
-            texts: a string or a list of strings.
+            items: a string or a list of strings.
 
         Returns:
             `input_ids` (n, length), and with padding "longest" also `attention_mask` and the tower's other inputs.
 
         Raises:
-            UserError: if `texts` is empty, or an item is not a string.
+            UserError: if `items` is empty, or an item is not a string.
 
         """
-        batch = text_batch(texts)
+        batch = text_batch(items)
         if not batch:
             raise UserError("texts: an empty list; needs at least one text")
         encoded = self.tokenizer(batch, padding=self.padding, truncation=True, max_length=self.max_length)
@@ -164,7 +172,7 @@ def load_tokenizer(source: str | os.PathLike[str], key: str, hub: bool = False) 
 
 
 def tokenizer_for(
-    config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", max_length: int | None
+    config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", max_length: int | None, key: str
 ) -> Tokenizer:
     """Return a `Tokenizer` with the length and the padding that a text tower was trained with.
 
@@ -172,15 +180,16 @@ def tokenizer_for(
         config: the text tower's configuration.
         tokenizer: a tokenizer of transformers.
         max_length: largest number of tokens. Default: all positions of a CLIP or SigLIP, otherwise at most 64.
+        key: the settings key of the side ("model.y"), to name in messages.
 
     """
     positions = getattr(config, "max_position_embeddings", None) or MAX_LENGTH
     if max_length is not None and max_length > positions:
-        raise UserError(f"model.y.max_length: {max_length}; this text encoder takes at most {positions} tokens")
+        raise UserError(f"{key}.max_length: {max_length}; this text encoder takes at most {positions} tokens")
     known = getattr(config, "vocab_size", 0)
     if len(tokenizer) > known:
         raise UserError(
-            f"model.y.tokenizer: has {len(tokenizer)} tokens, but the text encoder ({config.model_type}) knows {known}"
+            f"{key}.tokenizer: has {len(tokenizer)} tokens, but the text encoder ({config.model_type}) knows {known}"
         )
     own_pooling = config.model_type in OWN_TEXT_POOLING
     padding: Padding = "max_length" if config.model_type == "siglip_text_model" else "longest"

@@ -1,25 +1,28 @@
 """Towers: map the inputs of one modality to features (b, d).
 
 Images and texts go through a transformers model, vectors are standardized. Images are pooled globally: by the
-network's own pooling if it has one, else by the mean over positions. Texts are pooled at the first token, [CLS]. The
-text towers of CLIP and SigLIP use the pooling they were trained with.
+network's own pooling if it has one, else by the mean over positions. Texts are pooled at the first token, [CLS], or by
+the mean over their tokens. The text towers of CLIP and SigLIP use the pooling they were trained with. `BagOfWords` is
+the mean of token embeddings alone.
 """
 
 import inspect
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nuclr.errors import UserError
+from nuclr.models.inputs import Vectors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OWN_TEXT_POOLING = ("clip_text_model", "siglip_text_model")
-Vectors = Tensor | np.ndarray
+POOLINGS = ("first", "mean")
+Pooling = Literal["first", "mean"]
 
 
 class ImageTower(nn.Module):
@@ -58,21 +61,63 @@ class TextTower(nn.Module):
 
     Args:
         backbone: a text model of transformers.
+        pooling: "first" takes the hidden state of the first token; "mean" the mean over all tokens that are not
+            padding. The text towers of CLIP and SigLIP have a pooling of their own and ignore it.
 
     """
 
-    def __init__(self, backbone: "PreTrainedModel") -> None:
+    def __init__(self, backbone: "PreTrainedModel", pooling: Pooling = "first") -> None:
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.pooling = backbone, pooling
         self._own_pooling = backbone.config.model_type in OWN_TEXT_POOLING
 
     def forward(self, tokens: dict[str, Tensor]) -> Tensor:
         """Return features (b, d)."""
         output = self.backbone(**tokens)
-        return output.pooler_output if self._own_pooling else output.last_hidden_state[:, 0]
+        if self._own_pooling:
+            return output.pooler_output
+        hidden = output.last_hidden_state
+        if self.pooling == "first":
+            return hidden[:, 0]
+        mask = tokens.get("attention_mask")
+        return hidden.mean(1) if mask is None else torch.einsum("bld,bl->bd", hidden, _shares(mask, hidden.dtype))
 
     def __repr__(self) -> str:
-        return f"TextTower({self.backbone.config.model_type!r})"
+        pooling = ", 'mean'" if self.pooling == "mean" else ""
+        return f"TextTower({self.backbone.config.model_type!r}{pooling})"
+
+
+class BagOfWords(nn.Module):
+    """Map a tokenizer's tensors to the mean of their token embeddings, (b, width). The order of tokens is ignored.
+
+    Args:
+        vocabulary: number of tokens.
+        width: number of features.
+
+    Example:
+        >>> tower = BagOfWords(vocabulary=10, width=4)
+        >>> tokens = {"input_ids": torch.tensor([[1, 2, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
+        >>> torch.allclose(tower(tokens), tower.embedding.weight[1:3].mean(0))
+        True
+
+    """
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(vocabulary, width, mode="sum")
+
+    def forward(self, tokens: dict[str, Tensor]) -> Tensor:
+        """Return features (b, width)."""
+        shares = _shares(tokens["attention_mask"], self.embedding.weight.dtype)
+        return self.embedding(tokens["input_ids"], per_sample_weights=shares)
+
+    def __repr__(self) -> str:
+        return f"BagOfWords({self.embedding.num_embeddings}, {self.embedding.embedding_dim})"
+
+
+def _shares(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the share of each token in its text's mean, (b, length): 0 for padding, all 0 for an empty text."""
+    return mask.to(dtype) / mask.sum(1, keepdim=True).clamp_min(1)
 
 
 class VectorTower(nn.Module):
@@ -135,3 +180,25 @@ class VectorTower(nn.Module):
 
     def __repr__(self) -> str:
         return f"VectorTower({len(self.mean)})"
+
+
+class RegisteredTower(nn.Module):
+    """An encoder that a plugin registered, with what is needed to build it again.
+
+    Args:
+        module: a module from a batch of inputs to (b, d).
+        name: the name it is registered with.
+        options: the options it was built with.
+
+    """
+
+    def __init__(self, module: nn.Module, name: str, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.module, self.name, self.options = module, name, options
+
+    def forward(self, inputs: Any) -> Tensor:
+        """Return features (b, d)."""
+        return self.module(inputs)
+
+    def __repr__(self) -> str:
+        return f"RegisteredTower({self.name!r})"

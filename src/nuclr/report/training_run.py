@@ -169,7 +169,7 @@ class TrainingRun(Context):
         A large model may need a second per pair on a CPU.
         """
         probe = readable(source.pairs, source.numbers[: 2 * PROBE])
-        if self.model.images is None or len(probe) < 2 * PROBE:
+        if not self.model.takes("image") or len(probe) < 2 * PROBE:
             return most
         self.run.features(source, probe[:PROBE])  # the first call is slower
         begin = time.perf_counter()

@@ -18,7 +18,7 @@ from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.data.modalities import ImageOptions
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
-from nuclr.models import TEXT_PRESETS, DualEncoder, build_model
+from nuclr.models import TEXT_PRESETS, DualEncoder, ImageFormat, Tokenizer, build_model
 from nuclr.runs import settings as s
 
 TOKENIZER_TEXTS = 1_000_000  # more texts do not change a small vocabulary
@@ -75,7 +75,7 @@ def open_classes(data: s.Data, pairs: Pairs) -> Any:
 
 def make_loader(data: s.Data, pairs: Pairs, model: DualEncoder, loaders: Loaders | None = None) -> Loader:
     """Return a loader of pairs at the image size of the model, from `loaders` if these pairs were read before."""
-    size = model.images.size if model.images is not None else DEFAULT_IMAGE_SIZE
+    size = model.x.inputs.size if isinstance(model.x.inputs, ImageFormat) else DEFAULT_IMAGE_SIZE
     shared = {} if loaders is None else loaders
     key = (pairs.fingerprint, type(pairs).__name__, size, data.fit)
     if key not in shared:
@@ -107,30 +107,30 @@ def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
         "width": model.width,
         "x_frozen": model.x.frozen,
         "y_frozen": model.y.frozen,
-        "image_size": model.x.image_size,
-        "max_length": model.y.max_length,
+        "x_modality": pairs.x_kind,
+        "y_modality": pairs.y_kind,
+        "x_image_size": model.x.image_size,
+        "y_max_length": model.y.max_length,
     }
     torch.manual_seed(seed)
     if model.pretrained is not None:
-        built = build_model(pretrained=model.pretrained, **options)
-        _check_takes(pairs, built)
-        return built
+        return build_model(pretrained=model.pretrained, **options)
     encoders = {side: _encoder(side, getattr(model, side).encoder, pairs) for side in ("x", "y")}
     if model.x.image_size is None and isinstance(pairs, BuiltinPairs):
-        options["image_size"] = pairs.size
+        options["x_image_size"] = pairs.size
     first = int(numbers[0])
     if encoders["x"] == "vectors":
         options["x_width"] = len(np.asarray(pairs.x(first)))
     if encoders["y"] == "vectors":
         options["y_width"] = len(np.asarray(pairs.y(first)))
     if encoders["y"] in TEXT_PRESETS and model.y.tokenizer is None:
-        options["texts"] = (str(pairs.y(int(number))) for number in islice(numbers, TOKENIZER_TEXTS))
+        options["y_texts"] = (str(pairs.y(int(number))) for number in islice(numbers, TOKENIZER_TEXTS))
     built = build_model(
         encoders["x"],
         encoders["y"],
         x_head=model.x.head,
         y_head=model.y.head,
-        tokenizer=model.y.tokenizer,
+        y_tokenizer=model.y.tokenizer,
         **options,
     )
     if model.standardize and isinstance(pairs, VectorPairs):
@@ -145,12 +145,6 @@ def _encoder(side: str, name: str | None, pairs: Pairs) -> str:
     if kind != "vector" and name == "vectors":
         raise UserError(f"model.{side}.encoder is 'vectors', but the data holds {kind}s there; name an encoder")
     return name or DEFAULT_ENCODERS[kind]
-
-
-def _check_takes(pairs: Pairs, model: DualEncoder) -> None:
-    for name, kind, takes in (("x", pairs.x_kind, model.images), ("y", pairs.y_kind, model.tokenizer)):
-        if (kind == "vector") != (takes is None):
-            raise UserError(f"model.pretrained does not fit data.train, which holds {kind}s on side {name}")
 
 
 def _vectors(pairs: VectorPairs, numbers: np.ndarray, side: Literal["x", "y"]) -> Iterator[Tensor]:
@@ -190,10 +184,11 @@ def resolve(settings: s.Settings, out: Path, device: torch.device, source: Sourc
         if sides.pretrained is None:
             changes[f"model.{side}.encoder"] = _encoder(side, getattr(sides, side).encoder, source.pairs)
     if sides.pretrained is None:  # a pretrained model has its own image size and text length, which must not be set
-        if model.images is not None:
-            changes["model.x.image_size"] = model.images.size
-        if model.tokenizer is not None:
-            changes["model.y.max_length"] = model.tokenizer.max_length
+        for side, inputs in (("x", model.x.inputs), ("y", model.y.inputs)):
+            if isinstance(inputs, ImageFormat):
+                changes[f"model.{side}.image_size"] = inputs.size
+            if isinstance(inputs, Tokenizer):
+                changes[f"model.{side}.max_length"] = inputs.max_length
     for key, value in changes.items():
         settings = s.change(settings, key, value)
     return settings

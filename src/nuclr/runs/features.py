@@ -110,7 +110,7 @@ def encode_x(
     for loaded in loader.load(_share(numbers, batch)):
         x = to_device(loaded.x, device)
         with autocast(device, precision):
-            parts.append(model.x(x if model.images is None else model.prepare_images(x)).float().cpu())
+            parts.append(model.x(model.prepare_x(x)).float().cpu())
     return gather(parts)
 
 
@@ -129,7 +129,7 @@ def encode_texts(model: DualEncoder, texts: list[Any], batch: int, device: torch
     parts = []
     for rows in _share(np.arange(len(texts)), batch):
         chosen = [texts[row] for row in rows]
-        inputs = torch.from_numpy(np.stack(chosen)) if model.tokenizer is None else model.prepare_texts(chosen)
+        inputs = model.prepare_y(chosen)
         with autocast(device, precision):
             parts.append(model.y(to_device(inputs, device)).float().cpu())
     return gather(parts)
@@ -201,8 +201,8 @@ def check_target(out: Path) -> None:
 def open_source(model: DualEncoder, pairs: str, root: str | None, split: str | None, data: Data) -> Source:
     """Open pairs that are not a run's own, with the columns that `data` names, and check that the model takes them."""
     source = open_pairs(pairs, root, data.x.key, data.y.key, split, data.allow_outside)
-    for side, kind, takes in (("x", source.x_kind, model.images), ("y", source.y_kind, model.tokenizer)):
-        if (kind == "vector") != (takes is None):
+    for side, kind in (("x", source.x_kind), ("y", source.y_kind)):
+        if kind != getattr(model, side).modality:
             raise UserError(f"--pairs {pairs}: side {side} holds {kind}s, which this model does not take")
     bad = check_samples(source, max_bad_share=data.max_bad_share)
     return Source(source, usable(source, bad), bad)
@@ -227,8 +227,8 @@ def embed_pairs(model: DualEncoder, loader: Loader, numbers: np.ndarray, encodin
 
 def embed_images(model: DualEncoder, path: Path, encoding: Encoding, data: Data) -> tuple[dict[str, Tensor], list[str]]:
     """Return the features of all images in a folder, and their names relative to it."""
-    if model.images is None:
-        raise UserError("--images: this model takes vectors on side x, not images; use --pairs FILE.npz")
+    if model.x.modality != "image":
+        raise UserError(f"--images: this model takes {model.x.modality}s on side x, not images; use --pairs FILE.npz")
     if not path.is_dir():
         raise UserError(f"--images {path}: no such folder")
     images: Any = ImageFolder(path)
@@ -239,8 +239,8 @@ def embed_images(model: DualEncoder, path: Path, encoding: Encoding, data: Data)
 
 def embed_texts(model: DualEncoder, path: Path, encoding: Encoding) -> dict[str, Tensor]:
     """Return the features of the lines of a text file."""
-    if model.tokenizer is None:
-        raise UserError("--texts: this model takes vectors on side y, not texts; use --pairs FILE.npz")
+    if model.y.modality != "text":
+        raise UserError(f"--texts: this model takes {model.y.modality}s on side y, not texts; use --pairs FILE.npz")
     if not path.is_file():
         raise UserError(f"--texts {path}: no such file; it needs one text per line")
     lines = files.read_text(path).splitlines()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nuclr import distributed, objectives
 from nuclr.errors import UserError, printable
-from nuclr.models import DualEncoder
+from nuclr.models import DualEncoder, ImageFormat, Tokenizer, modality_of
 from nuclr.objectives import Objective
 from nuclr.runs.components import Source
 from nuclr.runs.settings import Log, Settings, to_dict
@@ -229,25 +229,19 @@ def _describe_side(side: str, settings: Settings, train: Source, model: DualEnco
     elif kind == "vector":
         encoder = "vectors as they are"
     else:
-        random = options.encoder in _random_encoders()
+        random = modality_of(options.encoder) is not None
         encoder = f"{options.encoder}, {'random initialization' if random else 'pretrained'}"
     details = [f"{kind}s" + (f" in {key}" if key else ""), encoder]
-    if kind == "image" and model.images is not None:
-        details.append(f"{model.images.size} x {model.images.size} pixels")
-    if kind == "text" and model.tokenizer is not None:
-        details.append(f"up to {model.tokenizer.max_length} tokens")
+    inputs = getattr(model, side).inputs
+    if isinstance(inputs, ImageFormat):
+        details.append(f"{inputs.size} x {inputs.size} pixels")
+    if isinstance(inputs, Tokenizer):
+        details.append(f"up to {inputs.max_length} tokens")
     if settings.model.pretrained is None:
         details.append(f"{options.head} head" if options.head != "none" else "no head")
     if options.frozen:
         details.append("frozen")
     return ", ".join(details)
-
-
-def _random_encoders() -> set[str]:
-    """Return the names of encoders that start from random weights."""
-    from nuclr.models import IMAGE_PRESETS, TEXT_PRESETS
-
-    return {*IMAGE_PRESETS, *TEXT_PRESETS}
 
 
 def short_metrics(metrics: dict[str, float]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nuclr import distributed
 from nuclr.data import Batch, Loader
 from nuclr.data.modalities.augment import Augment
-from nuclr.models import DualEncoder
+from nuclr.models import DualEncoder, ImageFormat
 from nuclr.objectives import Objective, ObjectiveOutput
 from nuclr.popularity import solve
 from nuclr.runs.components import Source, to_device
@@ -34,9 +34,9 @@ def seed_step(seed: int, total: int, rank: int, device: torch.device) -> None:
 
 def make_augment(augment: Augmentation, model: DualEncoder, seed: int) -> Augment | None:
     """Return the augmentation of images; None if it is disabled or the model does not read images."""
-    if not augment.enabled or model.images is None:
+    if not augment.enabled or not isinstance(model.x.inputs, ImageFormat):
         return None
-    return Augment(model.images.size, seed, (augment.crop, 1.0), augment.flip, augment.operations, augment.magnitude)
+    return Augment(model.x.inputs.size, seed, (augment.crop, 1.0), augment.flip, augment.operations, augment.magnitude)
 
 
 def prepare_inputs(
@@ -44,11 +44,11 @@ def prepare_inputs(
 ) -> tuple[Any, Any]:
     """Return the inputs of both encoders for a loaded batch."""
     x = to_device(batch.x, device)
-    if model.images is not None:
+    if isinstance(model.x.inputs, ImageFormat):
         if augment is not None:
             x = augment(x, epoch, step, distributed.rank(), distributed.world_size())
-        x = model.images.normalize(x)
-    y = batch.y if isinstance(batch.y, Tensor) else model.prepare_texts(batch.y)
+        x = model.x.inputs.normalize(x)
+    y = batch.y if isinstance(batch.y, Tensor) else model.prepare_y(batch.y)
     return x, to_device(y, device)
 
 

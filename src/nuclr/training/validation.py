@@ -55,7 +55,7 @@ def build_parts(
         components.check_compatible(source, held_out)
     classes = components.open_classes(data, source.pairs)
     model = components.make_model(settings.model, source, settings.seed).to(device)
-    if classes is not None and (model.images is None or model.tokenizer is None):
+    if classes is not None and not (model.takes("image") and model.takes("text")):
         raise UserError("data.classes needs a model of images and texts, but this one takes vectors; leave it out")
     val_loader = components.make_loader(data, held_out.pairs, model, loaders) if held_out else None
     class_loader = components.make_loader(data, classes, model, loaders) if classes is not None else None

@@ -18,6 +18,7 @@ from nuclr.errors import UserError
 from nuclr.evaluation.ranks import Ranks, query_ranks
 from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
+from nuclr.models import ImageFormat
 from nuclr.runs.components import below
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
@@ -195,7 +196,7 @@ def test_hits(run: Run, test: TestSet) -> Hits:
     """
     if test.kind == "pairs":
         return retrieval_hits(test_features(run, test))
-    size = run.model.images.size if run.model.images is not None else 32
+    size = run.model.x.inputs.size if isinstance(run.model.x.inputs, ImageFormat) else 32
     task = _open_classes(test.path, run.settings.data, size)
     x, classes, labels = class_task_features(subject_of_run(run), task)
     ranked = query_ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))

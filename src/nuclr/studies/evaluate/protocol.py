@@ -157,7 +157,7 @@ def _classification(subject: Subject, task: ClassificationTask) -> dict[str, Any
 
 def _check_classes(subject: Subject, task: ClassificationTask) -> None:
     if isinstance(task.classes, VectorClasses):
-        if subject.model.images is not None or subject.model.tokenizer is not None:
+        if (subject.model.x.modality, subject.model.y.modality) != ("vector", "vector"):
             raise UserError(f"{task.path}: holds vectors, but {subject.path} takes images and texts")
         subject.check_width(task.path, "x", task.classes.x.shape[1])
         subject.check_width(task.path, "y", task.classes.prompts.shape[2])

@@ -13,7 +13,7 @@ from nuclr.data import Loader
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.evaluation import class_features, links_with_copies
-from nuclr.models import DualEncoder, build_model
+from nuclr.models import DualEncoder, ImageFormat, build_model
 from nuclr.models.towers import VectorTower
 from nuclr.runs import folder
 from nuclr.runs.components import make_loader
@@ -47,11 +47,10 @@ class Subject:
 
     def check_kinds(self, name: str, pairs: Pairs) -> None:
         """Refuse pairs that the model does not take: images instead of vectors, vectors of another width."""
-        model = self.model
-        for side, kind, prepared in (("x", pairs.x_kind, model.images), ("y", pairs.y_kind, model.tokenizer)):
-            if (kind == "vector") != (prepared is None):
-                takes = "vectors" if prepared is None else {"x": "images", "y": "texts"}[side]
-                raise UserError(f"{name}: holds {kind}s on side {side}, but {self.path} takes {takes}")
+        for side, kind in (("x", pairs.x_kind), ("y", pairs.y_kind)):
+            takes = getattr(self.model, side).modality
+            if kind != takes:
+                raise UserError(f"{name}: holds {kind}s on side {side}, but {self.path} takes {takes}s")
         if pairs.x_kind == "vector":
             self.check_width(name, "x", len(pairs.x(0)))
         if pairs.y_kind == "vector":
@@ -65,14 +64,14 @@ class Subject:
 
     def describe(self) -> dict[str, Any]:
         """Return how inputs become features, for the protocol."""
-        images = self.model.images
+        images = self.model.x.inputs
         return {
             "path": str(self.path),
             "kind": "run" if self.run is not None else "encoders",
             "width": self.model.width,
-            "images": None
-            if images is None
-            else {"size": images.size, "mean": list(images.mean), "std": list(images.std), "fit": self.data.fit},
+            "images": {"size": images.size, "mean": list(images.mean), "std": list(images.std), "fit": self.data.fit}
+            if isinstance(images, ImageFormat)
+            else None,
             "precision": self.encoding.precision,
         }
 
