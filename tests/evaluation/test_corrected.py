@@ -49,8 +49,26 @@ def test_each_half_is_ranked_under_the_correction_chosen_on_the_other():
             assert torch.equal(merged.hits(1)[own], alone.hits(1)[own])
         others = [of.hits(1)[of.query % 2 != half].mean() for of in retrieval_ranks(x, y, links, bias_x, bias_y)]
         assert correction.recall == pytest.approx(float(sum(others)) / 2)
-    with pytest.raises(ValueError, match="1 image with captions; needs two"):
+    with pytest.raises(ValueError, match="1 x with a partner; needs two"):
         cross_validated_ranks(x[:1], y[:1], links[:1], bank)
+
+
+def test_a_group_is_not_divided_into_halves():
+    """Groups of two x and two y that all belong together: the halves alternate by group."""
+    x, y, _ = features(n=80)
+    groups = torch.arange(80) // 2
+    links = torch.tensor([[a, b] for a in range(80) for b in range(80) if a // 2 == b // 2])
+    bank = Bank(*features(seed=1, n=100)[:2])
+    ranked, chosen = cross_validated_ranks(x, y, links, bank, 7 * groups + 3)
+    for half, correction in enumerate(chosen):
+        bias_x, bias_y = correction.biases(bank, x, y)
+        for merged, alone in zip(ranked, retrieval_ranks(x, y, links, bias_x, bias_y), strict=True):
+            own = groups[merged.query] % 2 == half
+            assert torch.equal(merged.hits(1)[own], alone.hits(1)[own])
+    alternating = cross_validated_ranks(x, y, links, bank)
+    assert alternating[1] != chosen, "without groups, partners of one query are in both halves"
+    with pytest.raises(ValueError, match="group"):
+        cross_validated_ranks(x, y, links, bank, groups[:5])
 
 
 def test_numpy_arrays_give_the_same_choice():

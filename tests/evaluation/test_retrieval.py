@@ -87,8 +87,13 @@ def test_links_to_rows_that_do_not_exist_are_refused():
         links_with_copies([[0, 2]], [0, 1])
 
 
-def test_sides_have_names():
-    x = torch.eye(3)
-    metrics = retrieval_metrics(x, x, [[i, i] for i in range(3)], sides=("en", "de"))
-    assert metrics["en_to_de_R@1"] == metrics["de_to_en_R@1"] == metrics["mean_R@1"] == 1
-    assert not any("image" in key for key in metrics)
+def test_metrics_have_the_names_of_the_sides():
+    x, y, links = torch.eye(3), torch.eye(3)[[0, 2, 1]], [[0, 0], [1, 1], [2, 0]]
+    plain, named = retrieval_metrics(x, y, links), retrieval_metrics(x, y, links, sides=("question", "answer"))
+    renamed = {
+        key.replace("image_to_text", "question_to_answer").replace("text_to_image", "answer_to_question"): value
+        for key, value in plain.items()
+    }
+    assert named == renamed and named["question_to_answer_R@1"] != named["answer_to_question_R@1"]
+    with pytest.raises(ValueError, match=r"sides=\('text', 'text'\): both have the same name"):
+        retrieval_metrics(x, y, links, sides=("text", "text"))

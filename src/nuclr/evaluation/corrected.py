@@ -1,9 +1,9 @@
 """Choose the temperature and strength of a popularity correction on validation pairs, and rank under it.
 
 `choose_correction` picks one correction for all queries. Evaluating it on the same validation pairs would be too
-optimistic, so `cross_validated_ranks` splits the images into two halves. The queries of each half (its images and their
-captions) are ranked in the whole gallery, with the correction that was best for the other half. So no query influences
-the correction that it is ranked with.
+optimistic, so `cross_validated_ranks` splits the x into two halves. The queries of each half (its x and their partners)
+are ranked in the whole gallery, with the correction that was best for the other half. So no query influences the
+correction that it is ranked with.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 from nuclr.evaluation.ranks import Ranks, as_links
 from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.popularity.correction import Bank, Correction, score_std
-from nuclr.popularity.problem import Array, Indices
+from nuclr.popularity.problem import Array, Indices, Vector, as_vector
 
 # Temperatures in units of the scores' standard deviation, so that they suit any model: CLIP's scores spread less.
 TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
@@ -35,8 +35,8 @@ def choose_correction(
     On Flickr8k this chooses better than recall@1, which jumps with single queries.
 
     Args:
-        x: Features of the validation images, (n_x, d).
-        y: Features of the validation captions, (n_y, d).
+        x: Features of side x of the validation pairs, (n_x, d).
+        y: Features of side y, (n_y, d).
         links: Rows (row of x, row of y), (n, 2).
         bank: Queries and candidates that popularity is solved on.
         temperatures: Temperatures to try. None: multiples of the standard deviation of the scores.
@@ -88,41 +88,41 @@ def ranks_by_correction(
 
 
 def cross_validated_ranks(
-    x: Array, y: Array, links: Indices, bank: Bank
+    x: Array, y: Array, links: Indices, bank: Bank, group: Vector | None = None
 ) -> tuple[tuple[Ranks, Ranks], list[Correction]]:
-    """Rank each half of the images and their captions under the correction chosen on the other half.
+    """Rank each half of the x and their partners under the correction chosen on the other half.
 
     Args:
-        x: Features of the images, (n_x, d).
-        y: Features of the captions, (n_y, d).
+        x: Features of side x, (n_x, d).
+        y: Features of side y, (n_y, d).
         links: Rows (row of x, row of y), (n, 2).
         bank: Queries and candidates that popularity is solved on.
+        group: (n_x,) integers, equal for x that belong together and must be in one half. None: all differ.
 
     Returns:
         The ranks of both directions, and the correction of each half (its recall is that of the half it was chosen on).
 
     Raises:
-        ValueError: If fewer than two images have captions, or an argument has a wrong shape or type.
+        ValueError: If fewer than two groups of x have partners, or an argument has a wrong shape or type.
 
     Example:
         >>> import torch
         >>> from nuclr.popularity import Bank
         >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
-        >>> (image_to_text, _), corrections = cross_validated_ranks(x, x, [[i, i] for i in range(8)], Bank(x, x))
-        >>> len(image_to_text), len(corrections)
+        >>> (x_to_y, _), corrections = cross_validated_ranks(x, x, [[i, i] for i in range(8)], Bank(x, x))
+        >>> len(x_to_y), len(corrections)
         (8, 2)
 
     """
     links = as_links(links, len(x), len(y))
-    images, image_number = torch.unique(links[:, 0], return_inverse=True)
-    if len(images) < 2:
-        raise ValueError(f"{len(images)} image with captions; needs two to choose on one half for the other")
+    groups = torch.arange(len(x), device=links.device)
+    if group is not None:
+        groups = as_vector("group", group, len(x)).long().to(links.device)
+    distinct, number = torch.unique(groups[links[:, 0]], return_inverse=True)  # the group of each link, from 0
+    if len(distinct) < 2:
+        raise ValueError(f"{len(distinct)} x with a partner; needs two to choose on one half for the other")
     settings = list(ranks_by_correction(x, y, links, bank))
-    first = torch.full((len(y),), len(images), device=links.device)
-    first = first.scatter_reduce(
-        0, links[:, 1], image_number, "amin"
-    )  # a caption belongs to the half of its first image
-    halves = torch.arange(len(images), device=links.device) % 2, first[first < len(images)] % 2
+    halves = [_half_of_query(links[:, side], number, size) for side, size in ((0, len(x)), (1, len(y)))]
     chosen = []
     for half in (0, 1):
         others = [half_of_query != half for half_of_query in halves]
@@ -137,9 +137,16 @@ def cross_validated_ranks(
     return (merged[0], merged[1]), [correction_0, correction_1]
 
 
+def _half_of_query(row: Tensor, group: Tensor, size: int) -> Tensor:
+    """Return the half, 0 or 1, of each query that has a partner: that of the first group that it occurs in."""
+    none = int(group.max()) + 1
+    first = torch.full((size,), none, device=row.device).scatter_reduce(0, row, group, "amin")
+    return first[first < none] % 2
+
+
 def _mean_of_both(directions: Iterable[tuple[Tensor, Tensor]]) -> float:
     """Average over both directions the mean over the selected queries."""
-    # With few captions of many images, all captions may belong to one half: the empty half counts as 0.
+    # If few y belong to many x, all of them may be in one half: the empty half counts as 0.
     return sum(float(values[kept].sum()) / max(1, int(kept.sum())) for values, kept in directions) / 2
 
 

@@ -4,11 +4,15 @@
 - CLIP_benchmark: `text_retrieval_recall@1` (captions are retrieved: image to text), `image_retrieval_recall@1`, `acc1`,
   `acc5`, `mean_per_class_recall`; fractions.
 - the paper: `r1`, `r5`, `r10` (mean of both directions), `top1`, `top5`; percent.
+
+All three are about images and texts. Retrieval between other sides has no names in them.
 """
 
+import re
 from collections.abc import Mapping
 
 _RETRIEVED = {"image_to_text": "text_retrieval", "text_to_image": "image_retrieval"}
+_DIRECTED = re.compile(r"(image_to_text|text_to_image)_(?:R@(?P<k>\d+)|mean_rank|median_rank)")
 _ZERO_SHOT = "zero_shot_"
 
 
@@ -29,14 +33,13 @@ def metrics_by_convention(metrics: Mapping[str, float]) -> dict[str, dict[str, f
     """
     named: dict[str, dict[str, float]] = {"open_clip": {}, "clip_benchmark": {}, "paper": {}}
     for key, value in metrics.items():
-        direction = next((name for name in _RETRIEVED if key.startswith(name)), None)
-        kind, _, k = key.partition("_R@")
-        if direction and "_chance@" not in key:
+        directed = _DIRECTED.fullmatch(key)
+        if directed:
             named["open_clip"][key] = value
-        if direction and k:
-            named["clip_benchmark"][f"{_RETRIEVED[direction]}_recall@{k}"] = value
-        if kind == "mean" and k:
-            named["paper"][f"r{k}"] = 100 * value
+            if k := directed["k"]:
+                named["clip_benchmark"][f"{_RETRIEVED[directed[1]]}_recall@{k}"] = value
+                mean = metrics.get(f"mean_R@{k}")
+                named["paper"] |= {} if mean is None else {f"r{k}": 100 * mean}
         if key.startswith(_ZERO_SHOT) and not key.endswith("chance"):
             plain = key.removeprefix(_ZERO_SHOT)
             named["clip_benchmark"][plain] = value

@@ -1,8 +1,8 @@
-"""Retrieval metrics in both directions, for any number of captions per image and of images per caption.
+"""Retrieval metrics in both directions between two sides, for any number of partners per item.
 
-A query is a hit if one of its partners is among the k best candidates. Ties count with their
-expectation over random orders (see `ranks`, which also gives the result of each query). Values are fractions under
-open_clip's names.
+A query is a hit if one of its partners is among the k best candidates. Ties count with their expectation over random
+orders (see `ranks`, which also gives the result of each query). Values are fractions. Their names contain the names of
+the sides: `question_to_answer_R@1`; for images and texts they are open_clip's.
 """
 
 import torch
@@ -27,53 +27,80 @@ def retrieval_metrics(
     """Compute recall@k with its chance level, mean rank and median rank of both directions.
 
     Args:
-        x: Features of the images, (n_x, d).
-        y: Features of the captions, (n_y, d).
-        links: Which image belongs to which caption: rows (row of x, row of y), (n, 2).
+        x: Features of side x, (n_x, d).
+        y: Features of side y, (n_y, d).
+        links: Which x and y belong together: rows (row of x, row of y), (n, 2).
         ks: Lengths of the result lists.
-        bias_x: Subtracted from the scores when images are the gallery, (n_x,) (see `popularity.correction`).
-        bias_y: Subtracted from the scores when captions are the gallery, (n_y,).
+        bias_x: Subtracted from the scores when x is the gallery, (n_x,) (see `popularity.correction`).
+        bias_y: Subtracted from the scores when y is the gallery, (n_y,).
         sides: Names of the sides x and y.
 
     Returns:
         `{direction}_R@{k}`, `{direction}_chance@{k}`, `{direction}_mean_rank` and `{direction}_median_rank` for both
-        directions, by default image_to_text and text_to_image, and `mean_R@{k}`, `mean_chance@{k}` over both.
+        directions (by default image_to_text and text_to_image), and `mean_R@{k}`, `mean_chance@{k}` over both.
 
     Raises:
-        ValueError: If a shape or type is wrong, a feature is not finite, or `links` names a row that does not exist.
+        ValueError: If a shape or type is wrong, a feature is not finite, `links` names a row that does not exist, or
+            both sides have the same name.
 
     Example:
         >>> import numpy as np
         >>> metrics = retrieval_metrics(np.eye(4), np.eye(4), [[i, i] for i in range(4)])
         >>> metrics["mean_R@1"], metrics["mean_chance@1"]
         (1.0, 0.25)
+        >>> retrieval_metrics(np.eye(4), np.eye(4), [[0, 0]], sides=("question", "answer"))["answer_to_question_R@1"]
+        1.0
 
     """
+    direction_names(sides)
     return summarize_ranks(*retrieval_ranks(x, y, links, bias_x, bias_y), ks, sides)
+
+
+def direction_names(sides: tuple[str, str] = SIDES) -> tuple[str, str]:
+    """Return the names of both directions as metrics have them.
+
+    Args:
+        sides: Names of the sides x and y.
+
+    Returns:
+        Such as ("question_to_answer", "answer_to_question").
+
+    Raises:
+        ValueError: If both names are equal.
+
+    Example:
+        >>> direction_names(("image", "text"))
+        ('image_to_text', 'text_to_image')
+
+    """
+    x, y = sides
+    if x == y:
+        raise ValueError(f"sides={sides!r}: both have the same name; give two names")
+    return f"{x}_to_{y}", f"{y}_to_{x}"
 
 
 def retrieval_ranks(
     x: Array, y: Array, links: Indices, bias_x: Array | None = None, bias_y: Array | None = None
 ) -> tuple[Ranks, Ranks]:
-    """Return the ranks of both directions: image to text and text to image.
+    """Return the ranks of both directions: queries x in gallery y, and queries y in gallery x.
 
     Args:
-        x: Features of the images, (n_x, d).
-        y: Features of the captions, (n_y, d).
+        x: Features of side x, (n_x, d).
+        y: Features of side y, (n_y, d).
         links: Rows (row of x, row of y), (n, 2).
-        bias_x: Subtracted from the scores when images are the gallery, (n_x,).
-        bias_y: Subtracted from the scores when captions are the gallery, (n_y,).
+        bias_x: Subtracted from the scores when x is the gallery, (n_x,).
+        bias_y: Subtracted from the scores when y is the gallery, (n_y,).
 
     Returns:
-        Ranks with one entry per row of x that has a caption, and with one entry per row of y that has an image.
+        Ranks with one entry per row of x that has a partner, and with one entry per row of y that has one.
 
     Raises:
         ValueError: If a shape or type is wrong, a feature is not finite, or `links` names a row that does not exist.
 
     Example:
         >>> import torch
-        >>> image_to_text, text_to_image = retrieval_ranks(torch.eye(2), torch.eye(2), [[0, 0], [1, 1]])
-        >>> len(image_to_text), len(text_to_image)
+        >>> x_to_y, y_to_x = retrieval_ranks(torch.eye(2), torch.eye(2), [[0, 0], [1, 1]])
+        >>> len(x_to_y), len(y_to_x)
         (2, 2)
 
     """
@@ -115,27 +142,15 @@ def summarize_ranks(
     return metrics
 
 
-def direction_names(sides: tuple[str, str] = SIDES) -> tuple[str, str]:
-    """Return the names of both directions in metrics.
-
-    Example:
-        >>> direction_names(("question", "answer"))
-        ('question_to_answer', 'answer_to_question')
-
-    """
-    x, y = sides
-    return f"{x}_to_{y}", f"{y}_to_{x}"
-
-
 def links_with_copies(links: Indices, y_id: Indices) -> Tensor:
-    """Extend links to all copies of each caption, so that retrieving a copy counts as a hit.
+    """Extend links to all copies of each y, so that retrieving a copy counts as a hit.
 
     Args:
         links: Rows (row of x, row of y), (n, 2).
-        y_id: One integer per row of y, (n_y,); equal numbers mark copies of one caption.
+        y_id: One integer per row of y, (n_y,); equal numbers mark copies.
 
     Returns:
-        All (image, caption) pairs for which the caption is a copy of a caption of the image, itself included, (m, 2).
+        All (x, y) for which y is a copy of a partner of x, itself included, (m, 2).
 
     Raises:
         ValueError: If a shape is wrong or `links` names a row that does not exist.
@@ -154,9 +169,9 @@ def links_with_copies(links: Indices, y_id: Indices) -> Tensor:
     members = group.argsort(stable=True)  # the rows of y, group by group
     size = torch.bincount(group)
     first = size.cumsum(0) - size
-    image, caption_group = torch.unique(torch.stack([rows[:, 0], group[rows[:, 1]]], dim=1), dim=0).unbind(1)
-    count = size[caption_group]
+    x, y_group = torch.unique(torch.stack([rows[:, 0], group[rows[:, 1]]], dim=1), dim=0).unbind(1)
+    count = size[y_group]
     begin = count.cumsum(0) - count
     step = torch.arange(int(count.sum()), device=rows.device) - torch.repeat_interleave(begin, count)
-    row = torch.repeat_interleave(first[caption_group], count) + step
-    return torch.stack([torch.repeat_interleave(image, count), members[row]], dim=1)
+    row = torch.repeat_interleave(first[y_group], count) + step
+    return torch.stack([torch.repeat_interleave(x, count), members[row]], dim=1)
