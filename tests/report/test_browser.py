@@ -55,12 +55,12 @@ def test_data_stays_text(chromium, page):
     assert chromium.run("document.querySelector('h1').textContent") == folders.HOSTILE
     choose(chromium, "g-side", "")
     choose(chromium, "g-text", "alert(1)")
-    captions = chromium.run("[...document.querySelectorAll('.card:not([hidden]) .caption')].map(c => c.textContent)")
+    captions = chromium.run("[...document.querySelectorAll('.card:not([hidden]) .said-text')].map(c => c.textContent)")
     assert captions and set(captions) == {folders.HOSTILE}
     choose(chromium, "g-side", "images")
     choose(chromium, "g-text", '"7"')
     assert chromium.run("document.querySelector('.card:not([hidden]) .file').textContent") == folders.QUOTED
-    assert chromium.run("document.querySelectorAll('.card b b, .caption script').length") == 0
+    assert chromium.run("document.querySelectorAll('.card b b, .said-text script').length") == 0
     assert chromium.complaints() == []
 
 

@@ -63,6 +63,19 @@ def popularity(
     weights: Annotated[
         Weights, typer.Option(help="If an x has several y: equal weight per pair, or per x.")
     ] = Weights.PAIRS,
+    pairs: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_NAMES,
+            help="The pairs that the embeddings were made from, in any format that training takes; pages show them.",
+        ),
+    ] = None,
+    root: Annotated[
+        str | None, typer.Option(rich_help_panel=_NAMES, help="Folder that names in --pairs are relative to.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(rich_help_panel=_NAMES, help="Which split, if --pairs has several.")
+    ] = None,
     captions: Annotated[
         Path | None,
         typer.Option(rich_help_panel=_NAMES, help="Captions of the y, in order: .jsonl, .json or .txt."),
@@ -73,6 +86,14 @@ def popularity(
             rich_help_panel=_NAMES, help="Folder of the images that --captions names, or .txt with one name per x."
         ),
     ] = None,
+    allow_outside: Annotated[
+        bool,
+        typer.Option(
+            "--allow-outside",
+            rich_help_panel=_NAMES,
+            help="Show images that lists name outside of their folder: --images, --root, or that of the list.",
+        ),
+    ] = False,
     keep: Annotated[
         Path | None,
         typer.Option(
@@ -133,14 +154,16 @@ def popularity(
     if keep is not None and not band:
         raise UserError("--keep needs a band: --min-popularity, --max-popularity, --min-quantile or --max-quantile")
 
-    from nuclr.studies.popularity.inputs import input_from_file, input_from_run
+    from nuclr.studies.popularity.inputs import input_from_file, input_from_pairs, input_from_run
     from nuclr.studies.popularity.keep import Band, Keep, check_target
     from nuclr.studies.popularity.popularity_files import write_popularity
 
     kept = None if keep is None else Keep(keep, Band(**band), keep_side.value)
     if is_run:
-        if captions is not None or images is not None:
-            raise UserError("--captions and --images belong to an embedding file; a run has its own")
+        named = {"--pairs": pairs, "--root": root, "--split": split, "--captions": captions, "--images": images}
+        for option, value in named.items():
+            if value is not None:
+                raise UserError(f"{option} belongs to an embedding file; {file} is a run, which has its own pairs")
         from nuclr.runs.run import Run
 
         run = Run.open_finished(file)
@@ -150,7 +173,15 @@ def popularity(
         samples = input_from_run(run)
         temperature = run.temperature if temperature is None else temperature
     else:
-        samples = input_from_file(file, captions, images)
+        if pairs is not None and (captions is not None or images is not None):
+            raise UserError("--pairs and --captions or --images exclude each other; --pairs shows everything")
+        if pairs is None and (root is not None or split is not None):
+            raise UserError(f"--{'root' if root is not None else 'split'} needs --pairs")
+        samples = (
+            input_from_file(file, captions, images, allow_outside)
+            if pairs is None
+            else input_from_pairs(file, pairs, root, split, allow_outside)
+        )
     assert temperature is not None and out is not None
     options: dict[str, Any] = {"tolerance": tolerance, "progress": sys.stderr.isatty()}
     if max_iterations is not None:
@@ -187,19 +218,21 @@ def _print_popularity(content: dict[str, Any]) -> None:
         typer.echo(f"x was mapped to y by a leave-one-out ridge regression (it explains {explained:.0%} of y)")
     if content["x_without_y"]:
         typer.echo(f"{content['x_without_y']} x have no y and are left out")
-    for name, side in content["sides"].items():
-        other = "x" if name == "y" else "y"
+    names = {side: printable(words["name"]) for side, words in content["names"].items()}
+    for key, side in content["sides"].items():
+        name, own = names[key], content["names"][key]
+        among = "" if content["views"] else f" {names['x' if key == 'y' else 'y']}"
         typer.echo(
-            f"\n{name}: {side['candidates']:,} candidates, {side['anchors']:,} anchors {other}, residual "
+            f"\n{name}: {side['candidates']:,} candidates, {side['anchors']:,} anchors{among}, residual "
             f"{side['residual']:.1g} after {side['iterations']} passes, {side['seconds']:.1f} s; "
             f"effectively {side['effective_number']:,.0f}"
         )
-        for key, title in (("most_popular", "most popular"), ("least_popular", "least popular")):
+        for extreme, title in (("most_popular", "most popular"), ("least_popular", "least popular")):
             typer.echo(f"  {title}")
-            for sample in side[key]:
+            for sample in side[extreme]:
                 copies = f"  ({sample['copies']} copies)" if sample["copies"] > 1 else ""
-                keys = ("caption",) if name == "y" and "caption" in sample else ("image", "caption")
-                label = printable("  ".join(sample[key] for key in keys if key in sample))
+                columns = [own["column"], *(() if own["kind"] == "text" else (content["names"]["y"]["column"],))]
+                label = printable("  ".join(sample[c] for c in dict.fromkeys(columns) if c in sample))
                 typer.echo(f"  {sample['popularity']:>10.3g}  {name}[{sample['number']}]  {label}{copies}".rstrip())
     if "keep" in content:
         kept = content["keep"]

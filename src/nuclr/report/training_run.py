@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,7 +21,7 @@ from nuclr.errors import UserError
 from nuclr.models import DualEncoder
 from nuclr.report import numbers
 from nuclr.report.charts.lines import Color
-from nuclr.report.pictures import Pictures, pictures_of
+from nuclr.report.items import Items
 from nuclr.report.render import Context, LeaveOut, Options, describe
 from nuclr.runs import folder
 from nuclr.runs.components import Source
@@ -28,6 +29,7 @@ from nuclr.runs.features import PairFeatures
 from nuclr.runs.folder import ENVIRONMENT
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Settings
+from nuclr.runs.side_words import SideWords, name_sides, words_of_pairs
 
 SAMPLES = 3000  # training pairs on which popularity is solved
 MOST_HELD_OUT = 2000  # pairs from which examples are drawn
@@ -71,6 +73,11 @@ class RunLog:
             if values:
                 return values
         return {}
+
+    def directions(self) -> list[str]:
+        """Return the directions of the last evaluation as their metrics name them: "image_to_text"."""
+        names = [key.removesuffix("_R@1") for key in self.last_evaluation() if key.endswith("_R@1")]
+        return [name for name in names if name != "mean"]
 
     def seconds(self) -> float:
         """Return the duration of the whole run.
@@ -169,7 +176,8 @@ class TrainingRun(Context):
         A large model may need a second per pair on a CPU.
         """
         probe = readable(source.pairs, source.numbers[: 2 * PROBE])
-        if not self.model.takes("image") or len(probe) < 2 * PROBE:
+        pairs = source.pairs
+        if pairs.x_kind == pairs.y_kind == "vector" or len(probe) < 2 * PROBE:
             return most
         self.run.features(source, probe[:PROBE])  # the first call is slower
         begin = time.perf_counter()
@@ -177,15 +185,26 @@ class TrainingRun(Context):
         pace = (time.perf_counter() - begin) / PROBE
         return max(min(FEWEST, most), min(most, int(PATIENCE / pace)))
 
-    def pictures(self, pairs: Pairs) -> Pictures:
-        """Return the pictures of these pairs, or a function that has none, with a note that says why."""
-        if pairs.x_kind != "image":
-            self.note("The data holds vectors, not images, so there are no pictures.")
-        elif not self.options.pictures:
+    def items(self, pairs: Pairs) -> Items:
+        """Return the items of these pairs as the page shows them."""
+        if "image" in (pairs.x_kind, pairs.y_kind) and not self.options.pictures:
             self.note("This page was made without pictures (--no-pictures).")
-        else:
-            return pictures_of(pairs)
-        return lambda _: None
+        return Items(pairs, self.options.pictures)
+
+    @cached_property
+    def words(self) -> tuple[SideWords, SideWords]:
+        """The words for both sides, even if the data is missing."""
+        try:
+            return words_of_pairs(self.train.pairs)
+        except LeaveOut:
+            first = next(iter(self.log.directions()), "x_to_y")
+            x, _, y = first.partition("_to_")
+            return name_sides(x, "item", y, "item")
+
+    @property
+    def views(self) -> bool:
+        """Whether both sides are views of the same items."""
+        return getattr(self.log.settings.data, "views", 0) > 0
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
         if what not in self._cache:
@@ -315,35 +334,37 @@ def curve(lines: list[dict[str, Any]], key: str) -> tuple[list[float], list[floa
 
 
 def choose_pairs(pairs: Pairs, numbers: np.ndarray, most: int, seed: int = 0) -> np.ndarray:
-    """Return the numbers of about `most` pairs: all pairs of images drawn at random, in ascending order."""
+    """Return the numbers of about `most` pairs: all pairs of groups (or of x) drawn at random, in ascending order."""
     if len(numbers) <= most:
         return numbers
-    images = np.random.default_rng(seed).permutation(np.unique(pairs.x_id[numbers]))
-    each = max(1, round(len(numbers) / len(images)))
-    return numbers[np.isin(pairs.x_id[numbers], images[: max(2, most // each)])]
+    group = getattr(pairs, "group", None)
+    group = pairs.x_id if group is None else group
+    drawn = np.random.default_rng(seed).permutation(np.unique(group[numbers]))
+    each = max(1, round(len(numbers) / len(drawn)))
+    return numbers[np.isin(group[numbers], drawn[: max(2, most // each)])]
 
 
 def readable(pairs: Pairs, numbers: np.ndarray) -> np.ndarray:
-    """Return the numbers of those pairs whose image and caption can be read."""
+    """Return the numbers of those pairs whose x and y can be read."""
     if not isinstance(pairs, Checkable):
         return numbers
-    known: dict[int, bool] = {}
-    kept = []
-    for number in numbers.tolist():
-        image = int(pairs.x_id[number])
-        if image not in known:
-            known[image] = _opens(pairs, number)
-        if known[image] and number not in pairs.known_bad:
-            kept.append(number)
+    known: dict[tuple[str, int], bool] = {}
+
+    def opens(side: str, number: int) -> bool:
+        key = side, int((pairs.x_id if side == "x" else pairs.y_id)[number])
+        if key not in known:
+            known[key] = _opens(pairs.x if side == "x" else pairs.y, number)
+        return known[key]
+
+    kept = [n for n in numbers.tolist() if n not in pairs.known_bad and opens("x", n) and opens("y", n)]
     return np.array(kept, np.int64)
 
 
-def _opens(pairs: Pairs, number: int) -> bool:
+def _opens(read: Callable[[int], Any], number: int) -> bool:
     try:
-        x = pairs.x(number)
-        if isinstance(x, Image.Image):
-            check_image(x)
-        pairs.y(number)
+        item = read(number)
+        if isinstance(item, Image.Image):
+            check_image(item)
     except BadSample:
         return False
     return True

@@ -47,7 +47,7 @@ def test_all_sections_are_in_the_navigation(vector_run):
     page = make_page(vector_run, Options())
     for key in ("summary", "curves", "examples", "popularity", "time", "repeat"):
         assert f'<a href="#{key}">' in page and f'<section id="{key}"' in page
-    assert "zero-shot classification" in page and 'id="zero-shot"' not in page
+    assert "zero-shot" not in page, "vectors have no classes"
 
 
 def test_labels_and_colors_come_from_the_registry(vector_run):
@@ -57,13 +57,16 @@ def test_labels_and_colors_come_from_the_registry(vector_run):
     assert [(key.name, key.color) for key in loss.legend] == [("NUCLR", "#0072B2")]
 
 
-def test_vectors_have_no_pictures(vector_run):
+def test_vectors_are_shown_as_curves(vector_run):
     context, contents = open_page("training", vector_run)
-    assert "The data holds vectors, not images, so there are no pictures." in context.notes
-    assert contents["popularity"].gallery.cards[0].caption is None
+    assert not any("pictures" in note for note in context.notes)
+    face = contents["popularity"].gallery.cards[0].face
+    assert face.text.startswith("y vector ") and face.curve and not face.labels
+    assert contents["examples"].directions[0].random[0].query.kind == "numbers"
     assert contents["repeat"].versions["python"] and "-again" in contents["repeat"].again
     assert [chart.title for chart in contents["curves"].charts if chart.title.startswith("Zeta")]
-    assert '<p class="caption" dir="auto">caption ' in make_page(vector_run, Options())
+    page = make_page(vector_run, Options())
+    assert "Popularity of the y vectors" in page and "captions" not in page.partition("</style>")[2]
 
 
 def test_without_held_out_pairs(tmp_path):

@@ -5,14 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from nuclr.report.sections.gallery import Gallery, GallerySide, choose_cards, make_cards, popularity_charts
+from nuclr.report.sections.gallery import Face, Gallery, GallerySide, choose_cards, make_cards, popularity_charts
+from nuclr.runs.side_words import name_sides
 
+IMAGES, CAPTIONS = name_sides("image", "image", "text", "text")
 POPULARITY = np.arange(1.0, 101)[::-1] / 50.5
 
 
 @pytest.fixture
 def side():
-    return GallerySide("captions", np.arange(100), POPULARITY, np.ones(100), 7, 0.0, True, truth=POPULARITY)
+    return GallerySide(CAPTIONS, np.arange(100), POPULARITY, np.ones(100), 7, 0.0, True, truth=POPULARITY)
 
 
 def test_gallery_shows_both_ends_and_the_middle():
@@ -24,11 +26,13 @@ def test_gallery_shows_both_ends_and_the_middle():
 
 
 def test_cards_have_ranks_and_positions(side):
-    cards = make_cards(side, 10, lambda k: f"caption {k}", lambda k: None, lambda k: None)
+    cards = make_cards(side, 10, lambda k: Face(f"caption {k}", labels={"caption": f"caption {k}"}))
     assert cards[0].rank == 1 and cards[-1].rank == 100 and cards[0].truth_rank == 1
     assert (cards[0].position, cards[-1].position) == (1, 0)
     data = Gallery([side], cards).data()
     assert json.loads(json.dumps(data))[0]["caption"] == "caption 0"
+    gallery = Gallery([side], cards)
+    assert (gallery.text_columns, gallery.hint) == (["caption"], "words of a caption")
     assert "truth" in data[0] and "zeta" not in data[0] and "picture" not in data[0]
 
 

@@ -29,8 +29,8 @@ def test_caption_lists_of_all_formats(tmp_path, jsonl):
         (tmp_path / "captions.txt", []),
     ):
         names = read_names(path, None, 2, LINKS)
-        assert names.captions == ["a cat", "one cat", "a dog"]
-        assert names.images == images
+        assert names.labels["y"] == ["a cat", "one cat", "a dog"]
+        assert names.labels["x"] == images
     assert names.of("y", 1) == {"caption": "one cat"}
     assert names.of("x", 1) == {"caption": "a dog"}
     assert read_names(jsonl, None, 2, LINKS).of("y", 2) == {"caption": "a dog", "image": "b.jpg"}
@@ -40,16 +40,16 @@ def test_caption_lists_of_all_formats(tmp_path, jsonl):
 def test_image_names_from_a_folder_or_a_list(tmp_path, jsonl):
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).touch()
-    assert read_names(jsonl, tmp_path, 2, LINKS).images == [str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg")]
+    assert read_names(jsonl, tmp_path, 2, LINKS).labels["x"] == ["a.jpg", "b.jpg"]
     (tmp_path / "files.txt").write_text("one.png\ntwo.png\n")
-    assert read_names(None, tmp_path / "files.txt", 2, LINKS).images == ["one.png", "two.png"]
+    assert read_names(None, tmp_path / "files.txt", 2, LINKS).labels["x"] == ["one.png", "two.png"]
 
 
 def test_image_names_that_are_too_long_are_only_names(tmp_path):
     (tmp_path / "a.jpg").touch()
     entries = [{"image": name, "captions": ["one", "two"]} for name in ("n" * 300, "a.jpg")]
     (tmp_path / "list.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    assert read_names(tmp_path / "list.jsonl", tmp_path, 2, [0, 0, 1, 1]).images[1] == str(tmp_path / "a.jpg")
+    assert read_names(tmp_path / "list.jsonl", tmp_path, 2, [0, 0, 1, 1]).labels["x"][1] == "a.jpg"
 
 
 def test_lists_that_do_not_match_are_refused(tmp_path, jsonl):

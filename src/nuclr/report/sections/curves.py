@@ -7,10 +7,12 @@ from typing import Any
 from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart, Color, Series, line_chart
 from nuclr.report.render import LeaveOut
+from nuclr.report.sections.summary import directions
 from nuclr.report.training_run import RunLog, TrainingRun, curve
 
-DIRECTIONS = (("image_to_text", "image to text", 1), ("text_to_image", "text to image", 3))
-SIDES = (("y", "captions", 1), ("x", "images", 3))
+SIDE_COLORS = (1, 3)
+ACCURACIES = (("zero_shot_acc1", "zero_shot_chance", "Zero-shot accuracy"),
+              ("knn_acc1", "knn_chance", "Accuracy of the nearest neighbors"))  # fmt: skip
 BASELINE_COLOR = 8  # of a baseline with the run's own objective
 
 
@@ -28,10 +30,10 @@ def training_curves(context: TrainingRun) -> Curves:
     charts = [
         _loss(context),
         _recall(context),
-        _recall_at(log),
-        _zero_shot(context),
-        *_zeta(log),
-        _temperature(log),
+        _recall_at(context),
+        *(_accuracy(context, *names) for names in ACCURACIES),
+        *_zeta(context),
+        _temperature(context),
         _learning_rates(log),
         _gamma(log),
         _gradient(log),
@@ -66,12 +68,15 @@ def _loss(context: TrainingRun) -> Chart | None:
 
 
 def _recall(context: TrainingRun) -> Chart | None:
-    log = context.log
+    log, named = context.log, directions(context)
     if context.baseline is None:
-        series = [Series(name, *curve(log.metrics, f"val/{key}_R@1"), color) for key, name, color in DIRECTIONS]
+        series = [
+            Series(name, *curve(log.metrics, f"val/{key}_R@1"), color)
+            for (key, name), color in zip(named, SIDE_COLORS, strict=False)
+        ]
     else:
         series = _of_all_runs(context, "val/mean_R@1")
-    if not series[0].x:
+    if not named or not series[0].x:
         return None
     chance = log.last_evaluation().get("mean_chance@1")
     title = "Recall@1, mean of both directions" if context.baseline else "Recall@1 on held-out pairs"
@@ -79,25 +84,35 @@ def _recall(context: TrainingRun) -> Chart | None:
     return _over_epochs(log, title, series, percent=True, zero=True, reference=reference)
 
 
-def _recall_at(log: RunLog) -> Chart | None:
+def _recall_at(context: TrainingRun) -> Chart | None:
+    log = context.log
     series = [Series(f"@{k}", *curve(log.metrics, f"val/mean_R@{k}"), color) for k, color in ((10, 6), (5, 4), (1, 1))]
-    if not series[0].x:
+    if context.views or not series[0].x:
         return None
     return _over_epochs(log, f"Recall of {log.method}, mean of directions", series, percent=True, zero=True)
 
 
-def _zero_shot(context: TrainingRun) -> Chart | None:
-    series = _of_all_runs(context, "val/zero_shot_acc1")
+def _accuracy(context: TrainingRun, key: str, chance_key: str, title: str) -> Chart | None:
+    series = _of_all_runs(context, f"val/{key}")
     if not series[0].x:
         return None
-    chance = context.log.last_evaluation().get("zero_shot_chance")
+    chance = context.log.last_evaluation().get(chance_key)
     reference = None if chance is None else (chance, f"chance {numbers.percent(chance)}")
-    return _over_epochs(context.log, "Zero-shot accuracy", series, percent=True, zero=True, reference=reference)
+    return _over_epochs(context.log, title, series, percent=True, zero=True, reference=reference)
 
 
-def _zeta(log: RunLog) -> list[Chart]:
+def _sides(context: TrainingRun) -> list[tuple[str, str, int]]:
+    """Return letter, name and color of both sides."""
+    x, y = (words.many for words in context.words)
+    if context.views:
+        x, y = f"{x}, view 1", f"{y}, view 2"
+    return [("y", y, SIDE_COLORS[0]), ("x", x, SIDE_COLORS[1])]
+
+
+def _zeta(context: TrainingRun) -> list[Chart]:
+    log, sides = context.log, _sides(context)
     charts = []
-    for side, name, color in SIDES:
+    for side, name, color in sides:
         x, median = curve(log.metrics, f"state/zeta_{side}_q50")
         if not x:
             continue
@@ -108,22 +123,23 @@ def _zeta(log: RunLog) -> list[Chart]:
         ]
         charts.append(_over_epochs(log, f"Zeta of the {name}, quantiles", series))
     if not charts:
-        series = [Series(name, *curve(log.metrics, f"train/zeta_{side}"), color) for side, name, color in SIDES]
+        series = [Series(name, *curve(log.metrics, f"train/zeta_{side}"), color) for side, name, color in sides]
         if series[0].x:
             charts.append(_over_epochs(log, "Zeta, mean over the batch", series, note="Quantiles were not logged."))
     return charts
 
 
-def _temperature(log: RunLog) -> Chart | None:
+def _temperature(context: TrainingRun) -> Chart | None:
+    log = context.log
     x, scale = curve(log.metrics, "train/scale")
     if x:
         return _over_epochs(log, "Temperature, learned", [Series("temperature", x, [1 / v for v in scale], 6)])
     series = []
-    for side, name, color in (("x", "anchors: images", 1), ("y", "anchors: captions", 3)):
+    for (side, name, _), color in zip(reversed(_sides(context)), SIDE_COLORS, strict=True):
         x, median = curve(log.metrics, f"state/tau_{side}_q50")
         if x:
             low, high = (curve(log.metrics, f"state/tau_{side}_q{q}")[1] for q in ("05", "95"))
-            series.append(Series(name, x, median, color, band=(low, high)))
+            series.append(Series(f"anchors: {name}", x, median, color, band=(low, high)))
     return _over_epochs(log, "Temperatures: median, 5 to 95\u202f%", series) if series else None
 
 

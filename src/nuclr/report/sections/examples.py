@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from nuclr.data.pairs import Pairs
 from nuclr.report import numbers
-from nuclr.report.pictures import Label, Pictures
+from nuclr.report.items import Item, Items
 from nuclr.report.training_run import MOST_HELD_OUT, Sample, TrainingRun
+from nuclr.runs.side_words import direction, heading
 
 ANSWERS = 5
 TILE = 2**24  # scores that are computed at a time
@@ -95,16 +95,6 @@ def _margin(queries: Tensor, gallery: Tensor, links: Tensor, rows: Tensor) -> Te
 
 
 @dataclass(frozen=True)
-class Item:
-    """An image or a text as the page shows it. `picture` is a data URI."""
-
-    kind: str
-    number: int
-    text: str
-    picture: str | None = None
-
-
-@dataclass(frozen=True)
 class ShownAnswer:
     """An answer as the page shows it."""
 
@@ -125,8 +115,9 @@ class ShownExample:
 
 @dataclass(frozen=True)
 class Direction:
-    """Examples of one direction, such as "Image to text"."""
+    """Examples of one direction, such as "Image to text"; `name` is how a sentence names it."""
 
+    name: str
     title: str
     random: list[ShownExample]
     worst: list[ShownExample]
@@ -136,10 +127,19 @@ class Direction:
 
 @dataclass(frozen=True)
 class RetrievalExamples:
-    """Content of the section; `source` says which pairs the examples are from."""
+    """Content of the section.
+
+    Attributes:
+        source: which pairs the examples are from.
+        directions: examples of both directions.
+        views: True if both sides are views of the same items. Each query is then left out of its own answers, and
+            there are no right answers.
+
+    """
 
     source: str
     directions: list[Direction]
+    views: bool
 
 
 def retrieval_examples(context: TrainingRun) -> RetrievalExamples:
@@ -150,37 +150,49 @@ def retrieval_examples(context: TrainingRun) -> RetrievalExamples:
     held_out = context.val
     source = held_out or context.train
     sample = context.sample(source, context.affordable(source, MOST_HELD_OUT))
-    described = "held-out pairs" if held_out else "training pairs (which the model was trained on)"
+    items = context.items(source.pairs)
+    things = items.x_words.many if context.views else "pairs"
+    described = f"held-out {things}" if held_out else f"training {things} (which the model was trained on)"
     if len(sample.features.numbers) < sample.total:
         drawn = numbers.count(len(sample.features.numbers))
         described += f" ({drawn} of {numbers.count(sample.total)}, drawn at random)"
-    return RetrievalExamples(described, directions(sample, context.pictures(source.pairs)))
+    shown = [nearest_neighbors(sample, items)] if context.views else directions(sample, items)
+    return RetrievalExamples(described, shown, context.views)
 
 
-def directions(sample: Sample, picture: Pictures) -> list[Direction]:
-    """Return the examples of both directions, with pictures and captions."""
-    caption = caption_of(sample.pairs)
+def directions(sample: Sample, items: Items) -> list[Direction]:
+    """Return the examples of both directions."""
     features = sample.features
 
-    def image(row: int) -> Item:
-        number = int(features.x_number[row])
-        return Item("image", number, sample.pairs.name(number), picture(number))
+    def x(row: int) -> Item:
+        return items.item("x", int(features.x_number[row]))
 
-    def text(row: int) -> Item:
-        number = int(features.y_number[row])
-        return Item("text", number, caption(number) or f"caption {number}")
+    def y(row: int) -> Item:
+        return items.item("y", int(features.y_number[row]))
 
-    to_text = find_examples(features.x, features.y, features.links)
-    to_image = find_examples(features.y, features.x, features.links.flip(1))
-    return [_show("Image to text", to_text, image, text), _show("Text to image", to_image, text, image)]
-
-
-def caption_of(pairs: Pairs) -> Label:
-    """Return a function from the number of a pair to its caption, or None if the data holds vectors."""
-    return lambda number: str(pairs.y(number)) if pairs.y_kind == "text" else None
+    x_to_y = find_examples(features.x, features.y, features.links)
+    y_to_x = find_examples(features.y, features.x, features.links.flip(1))
+    names = items.x_words.name, items.y_words.name
+    return [_show(direction(*names), x_to_y, x, y), _show(direction(*names[::-1]), y_to_x, y, x)]
 
 
-def _show(title: str, examples: Examples, query: Callable[[int], Item], answer: Callable[[int], Item]) -> Direction:
+def nearest_neighbors(sample: Sample, items: Items, count: int = 6, seed: int = 0) -> Direction:
+    """Return random items with the items that are nearest to them, for a run on views of the same items."""
+    features = sample.features
+    shown = []
+    for row in torch.randperm(len(features.x), generator=Generator().manual_seed(seed))[:count].tolist():
+        scores = (features.x @ features.x[row]).index_fill(0, torch.tensor([row]), -torch.inf)
+        top = scores.topk(min(ANSWERS, len(features.x) - 1))
+        answers = [
+            ShownAnswer(items.item("x", int(features.x_number[k])), score, False)
+            for k, score in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        ]
+        shown.append(ShownExample(items.item("x", int(features.x_number[row])), 1, answers, answers[0]))
+    title = f"Nearest {items.x_words.many}"
+    return Direction(title, title, shown, [], len(features.x), len(features.x) - 1)
+
+
+def _show(name: str, examples: Examples, query: Callable[[int], Item], answer: Callable[[int], Item]) -> Direction:
     def show(example: Example) -> ShownExample:
         return ShownExample(
             query=query(example.query),
@@ -190,7 +202,8 @@ def _show(title: str, examples: Examples, query: Callable[[int], Item], answer: 
         )
 
     return Direction(
-        title=title,
+        name=name,
+        title=heading(name),
         random=[show(example) for example in examples.random],
         worst=[show(example) for example in examples.worst],
         queries=examples.queries,

@@ -4,16 +4,19 @@ The training page and the page of `nuclr popularity` both show them.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from nuclr.evaluation import rank_correlation
 from nuclr.report import numbers
 from nuclr.report.charts import spreads
 from nuclr.report.charts.lines import Chart
-from nuclr.report.pictures import Label, Pictures
+from nuclr.report.items import Item, Items
+from nuclr.runs.side_words import SideWords
 
 FLOOR = 1e-6  # the smallest popularity on an axis
 MOST_POINTS = 600  # of a scatter plot
@@ -24,7 +27,7 @@ class GallerySide:
     """Popularity of the n samples of one side.
 
     Args:
-        name: "captions" or "images".
+        words: what the samples are called.
         number: (n,) numbers in the data.
         popularity: (n,), with weighted mean one.
         weight: (n,), how often each sample occurs.
@@ -36,7 +39,7 @@ class GallerySide:
 
     """
 
-    name: str
+    words: SideWords
     number: np.ndarray
     popularity: np.ndarray
     weight: np.ndarray
@@ -45,6 +48,11 @@ class GallerySide:
     converged: bool
     zeta: np.ndarray | None = None
     truth: np.ndarray | None = None
+
+    @property
+    def name(self) -> str:
+        """What several samples are called: "captions"."""
+        return self.words.many
 
     def effective_number(self) -> float:
         """Return (sum q)^2 / sum q^2: n if all samples are equally popular, 1 if one has all popularity."""
@@ -63,15 +71,35 @@ class GallerySide:
 
 
 @dataclass(frozen=True)
+class Face:
+    """What a card shows of its sample.
+
+    Attributes:
+        text: the sample's text, that of its pair, its file, or its label.
+        second: the text on the other side of its pair, if both sides are texts.
+        picture: a data URI of the sample or of the other side of its pair.
+        curve: the sample's numbers.
+        file: the file name of the picture, if the card has a text as well.
+        labels: columns of the download.
+
+    """
+
+    text: str
+    second: str = ""
+    picture: str | None = None
+    curve: Markup | None = None
+    file: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Card:
     """One sample in the gallery. `position` and `mean` are positions on the card's logarithmic scale, 0 to 1."""
 
     side: str
     group: str
     number: int
-    name: str | None
-    caption: str | None
-    picture: str | None
+    face: Face
     popularity: float
     position: float
     mean: float
@@ -91,15 +119,56 @@ class Gallery:
     sides: list[GallerySide]
     cards: list[Card]
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the download that hold file names and texts."""
+        return list(dict.fromkeys(column for card in self.cards for column in card.face.labels))
+
+    @property
+    def text_columns(self) -> list[str]:
+        """The columns of texts that cards can be sorted by."""
+        texts = {side.words.column for side in self.sides if side.words.kind != "image"}
+        return [column for column in self.columns if column in texts]
+
+    @property
+    def hint(self) -> str:
+        """What the search field asks for."""
+        texts = [side.words for side in self.sides if side.words.column in self.text_columns]
+        return f"words of {texts[0].a if len(texts) == 1 else 'a text'}" if texts else "a number or name"
+
     def data(self) -> list[dict[str, Any]]:
         """Return what the page's script sorts, filters and downloads: the cards without pictures."""
-        columns = ("side", "group", "number", "name", "caption", "popularity", "rank", "of", "copies")
         optional = ("zeta", "zeta_rank", "truth", "truth_rank")
         return [
-            {key: getattr(card, key) for key in columns}
+            {key: getattr(card, key) for key in ("side", "group", "number")}
+            | {column: card.face.labels.get(column) for column in self.columns}
+            | {key: getattr(card, key) for key in ("popularity", "rank", "of", "copies")}
             | {key: getattr(card, key) for key in optional if getattr(card, key) is not None}
             for card in self.cards
         ]
+
+
+def make_face(own: Item, other: Item | None, file: str = "", labels: dict[str, str] | None = None) -> Face:
+    """Return what a card shows of a sample: itself, and the other side of its pair if it is a picture or a text."""
+    shown = [item for item in (own, other) if item is not None]
+    texts = [item.text for item in shown if item.text]
+    return Face(
+        text=texts[0] if texts else file if own.kind == "picture" and file else own.label,
+        second=texts[1] if len(texts) > 1 else "",
+        picture=next((item.picture for item in shown if item.picture), None),
+        curve=own.curve,
+        file=file if texts else "",
+        labels=labels or {},
+    )
+
+
+def pair_face(items: Items, side: str, number: int) -> Face:
+    """Return what a card shows of the x or the y of a pair."""
+    x, y = items.item("x", number), items.item("y", number)
+    file = items.file(number)
+    labels = {"name": file} if file else {}
+    labels |= {words.column: item.text for words, item in ((items.x_words, x), (items.y_words, y)) if item.text}
+    return make_face(*((x, y) if side == "x" else (y, x)), file, labels)
 
 
 def rank_values(values: np.ndarray) -> np.ndarray:
@@ -122,8 +191,8 @@ def choose_cards(popularity: np.ndarray, count: int) -> list[tuple[int, str]]:
     return [(row, group) for group, rows in groups for row in rows]
 
 
-def make_cards(side: GallerySide, count: int, caption: Label, name: Label, picture: Pictures) -> list[Card]:
-    """Return about `count` cards of one side; the functions give caption, name and picture of a number."""
+def make_cards(side: GallerySide, count: int, face: Callable[[int], Face]) -> list[Card]:
+    """Return about `count` cards of one side; `face` says what the card of a number shows."""
     rank = rank_values(side.popularity)
     zeta_rank = None if side.zeta is None else rank_values(side.zeta)
     truth_rank = None if side.truth is None else rank_values(side.truth)
@@ -137,9 +206,7 @@ def make_cards(side: GallerySide, count: int, caption: Label, name: Label, pictu
                 side=side.name,
                 group=group,
                 number=number,
-                name=name(number),
-                caption=caption(number),
-                picture=picture(number),
+                face=face(number),
                 popularity=popularity,
                 position=round((math.log10(max(popularity, FLOOR)) - low) / span, 4),
                 mean=round(min(max(-low / span, 0), 1), 4),

@@ -2,7 +2,7 @@
 
 The popularity of an item is how many queries would pick it, relative to the mean: 1 is the mean of all items. It is
 solved on a sample of the training pairs within seconds. The parts: charts and a gallery of cards (`gallery`), likely
-false negatives, and near-duplicate captions.
+false negatives, and near-duplicate texts.
 """
 
 import math
@@ -18,14 +18,14 @@ import torch
 
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.popularity import ConvergenceWarning, Result, solve
-from nuclr.popularity.false_negatives import FalseNegatives, false_negatives
+from nuclr.popularity.false_negatives import false_negatives
 from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart
-from nuclr.report.pictures import Label, Pictures
+from nuclr.report.items import Item, Items, shorten
 from nuclr.report.render import Table
-from nuclr.report.sections.examples import caption_of
-from nuclr.report.sections.gallery import Gallery, GallerySide, make_cards, popularity_charts
+from nuclr.report.sections.gallery import Gallery, GallerySide, make_cards, pair_face, popularity_charts
 from nuclr.report.training_run import SAMPLES, Sample, TrainingRun
+from nuclr.runs.side_words import SideWords
 
 TOLERANCE = 1e-3  # relative error of a popularity, far below what a page shows
 PASSES = 150
@@ -36,21 +36,20 @@ DEMO_ROWS = (
     ("training_zeta", "zeta at the end of training"),
 )
 SMALL_WORDS = frozenset(("a", "an", "the", "is", "are", "of", "in", "on", "at", "to", "and", "with", "by", "its"))
-FEWEST_WORDS = 3  # captions with fewer words are similar by chance if they share all words but one
+FEWEST_WORDS = 3  # texts with fewer words are similar by chance if they share all words but one
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
 class FalseNegative:
-    """A caption that may belong to an image that it is not paired with, next to the image's own caption.
+    """A y that may belong to an x that it is not paired with, next to the x's own y.
 
     `fits` says whether it does, if the truth is known.
     """
 
-    picture: str | None
-    image: int
-    caption: str
-    own: str
+    query: Item
+    candidate: Item
+    own: Item
     score: float
     own_score: float
     popularity: float
@@ -62,14 +61,18 @@ class FalseNegativeList:
     """The likeliest false negatives.
 
     Attributes:
-        share: share of the examined images that have a likely false negative.
-        anchors: number of examined images.
+        x: words for the queries.
+        y: words for the candidates.
+        share: share of the examined queries that have a likely false negative.
+        anchors: number of examined queries.
         rows: the likeliest ones.
-        fitting: number of `rows` whose caption truly fits the image; None if the truth is not known.
+        fitting: number of `rows` whose y truly fits the x; None if the truth is not known.
         base_rate: share of all negatives that truly fit; None if the truth is not known.
 
     """
 
+    x: SideWords
+    y: SideWords
     share: float
     anchors: int
     rows: list[FalseNegative]
@@ -78,26 +81,27 @@ class FalseNegativeList:
 
 
 @dataclass(frozen=True)
-class SharedCaption:
-    """One caption of a group of near-duplicates."""
+class SharedText:
+    """One text of a group of near-duplicates."""
 
-    caption: str
+    text: str
     popularity: float
     copies: int
 
 
 @dataclass(frozen=True)
 class DuplicateGroup:
-    """Captions that say the same, the first four of them; `more` is the number of the others."""
+    """Texts that say the same, the first four of them; `more` is the number of the others."""
 
-    rows: list[SharedCaption]
+    rows: list[SharedText]
     more: int = 0
 
 
 @dataclass(frozen=True)
 class DuplicateList:
-    """Near-duplicate captions: how many captions occur in several pairs, and groups with similar words."""
+    """Near-duplicate texts of one side: how many occur in several pairs, and groups with similar words."""
 
+    words: SideWords
     repeated: int
     repeated_pairs: int
     groups: int
@@ -107,16 +111,19 @@ class DuplicateList:
 
 @dataclass(frozen=True)
 class Findings:
-    """What to look at in the data; None if it could not be computed."""
+    """What to look at in the data: likely false negatives (None if not searched), near-duplicates by side."""
 
     negatives: FalseNegativeList | None
-    duplicates: DuplicateList | None
+    duplicates: list[DuplicateList]
 
 
 @dataclass(frozen=True)
 class Popularity:
     """Content of the section. `truth` compares with the true popularity, if the demo measured it."""
 
+    x: SideWords
+    y: SideWords
+    views: bool
     pairs: int
     total: int
     temperature: float
@@ -131,29 +138,31 @@ def training_popularity(context: TrainingRun) -> Popularity:
     context.require_model()
     source = context.train
     sample = context.sample(source, context.options.samples or context.affordable(source, SAMPLES))
-    pairs, temperature = sample.pairs, context.temperature()
-    sides = solve_sample(sample, temperature, context.run.objective_state)
-    caption, picture = caption_of(pairs), context.pictures(pairs)
-    captions = sides.get("captions")
-    texts = None
-    if pairs.y_kind == "text":
-        texts = [str(pairs.y(int(number))) for number in sample.features.y_number]
-    else:
-        context.note("The data has no captions: samples are named by numbers, and near-duplicates are not searched.")
+    items, temperature = context.items(sample.pairs), context.temperature()
+    sides = solve_sample(sample, temperature, context.run.objective_state, items, context.views)
+    numbers_of = {"x": sample.features.x_number, "y": sample.features.y_number}
     cards = [
         card
-        for side in sides.values()
-        for card in make_cards(side, context.options.gallery, caption, pairs.name, picture)
+        for key, side in sides.items()
+        for card in make_cards(side, context.options.gallery, lambda number, key=key: pair_face(items, key, number))  # type: ignore[misc]
     ]
+    negatives = "y" in sides and not context.views
     return Popularity(
+        x=items.x_words,
+        y=items.y_words,
+        views=context.views,
         pairs=len(sample.features.numbers),
         total=sample.total,
         temperature=temperature,
         charts=[chart for side in sides.values() for chart in popularity_charts(side)],
         gallery=Gallery(list(sides.values()), cards),
         findings=Findings(
-            negatives=find_false_negatives(sample, captions, caption, picture) if captions else None,
-            duplicates=list_duplicates(texts, captions) if captions and texts else None,
+            negatives=find_false_negatives(sample, sides["y"], items) if negatives else None,
+            duplicates=[
+                list_duplicates([str(items.read(key, int(number))) for number in numbers_of[key]], side)
+                for key, side in sides.items()
+                if side.words.kind == "text"
+            ],
         ),
         truth=_demo_table(context),
     )
@@ -175,37 +184,44 @@ def _demo_table(context: TrainingRun) -> Table | None:
 # Solving
 
 
-def solve_sample(sample: Sample, temperature: float, state: dict[str, Any] | None) -> dict[str, GallerySide]:
+def solve_sample(
+    sample: Sample, temperature: float, state: dict[str, Any] | None, items: Items, views: bool = False
+) -> dict[str, GallerySide]:
     """Solve the popularity of both sides of a sample.
 
     Args:
         sample: pairs with features.
         temperature: of the scores.
         state: the objective's state, for the zeta of training.
+        items: the items of the pairs.
+        views: True if both sides are views of the same items; then only side x is solved.
 
     Returns:
-        The sides "captions" and "images", without those that have fewer than two samples.
+        The sides "y" and "x", without those that have fewer than two samples.
 
     """
-    features = sample.features
-    row_x, row_y = features.links[:, 0].numpy(), features.links[:, 1].numpy()
+    features, pairs = sample.features, sample.pairs
+    row_x, row_y = (
+        np.searchsorted(of[number], of[features.numbers])
+        for of, number in ((pairs.x_id, features.x_number), (pairs.y_id, features.y_number))
+    )
     weight_x, weight_y = np.bincount(row_x), np.bincount(row_y)
     truth = None
-    if isinstance(sample.pairs, BuiltinPairs):
-        q = sample.pairs.truth.popularity(features.numbers)
+    if isinstance(pairs, BuiltinPairs):
+        q = pairs.truth.popularity(features.numbers)
         truth = _mean_by(row_y, q / q.mean(), weight_y)
     sides = {}
-    for name, letter, anchors, candidates, anchor_weight, weight, row, number in (
-        ("captions", "y", features.x, features.y, weight_x, weight_y, row_y, features.y_number),
-        ("images", "x", features.y, features.x, weight_y, weight_x, row_x, features.x_number),
+    for letter, anchors, candidates, anchor_weight, weight, row, number in (
+        ("y", features.x, features.y, weight_x, weight_y, row_y, features.y_number),
+        ("x", features.y, features.x, weight_y, weight_x, row_x, features.x_number),
     ):
-        if len(anchors) < 2 or len(candidates) < 2:
+        if len(anchors) < 2 or len(candidates) < 2 or (views and letter == "y"):
             continue
         result = _solve(anchors, candidates, temperature, anchor_weight, weight)
         popularity = result.popularity.double().numpy()
         table = (state or {}).get(f"zeta_{letter}")
-        sides[name] = GallerySide(
-            name=name,
+        sides[letter] = GallerySide(
+            words=items.words(letter),
             number=number,
             popularity=popularity / np.average(popularity, weights=weight),
             weight=weight,
@@ -213,7 +229,7 @@ def solve_sample(sample: Sample, temperature: float, state: dict[str, Any] | Non
             residual=result.residual,
             converged=result.converged,
             zeta=None if table is None else _mean_by(row, table.numpy()[features.numbers], weight),
-            truth=truth if name == "captions" else None,
+            truth=truth if letter == "y" else None,
         )
     return sides
 
@@ -239,7 +255,7 @@ def _mean_by(row: np.ndarray, values: np.ndarray, count: np.ndarray) -> np.ndarr
 # False negatives
 
 
-def find_false_negatives(sample: Sample, side: GallerySide, caption: Label, picture: Pictures) -> FalseNegativeList:
+def find_false_negatives(sample: Sample, side: GallerySide, items: Items) -> FalseNegativeList:
     """Return likely false negatives of a sample; for the built-in pairs, with the truth."""
     features = sample.features
     likely = false_negatives(features.x, features.y, features.links, torch.from_numpy(side.popularity), SHOWN)
@@ -248,42 +264,28 @@ def find_false_negatives(sample: Sample, side: GallerySide, caption: Label, pict
         truth = sample.pairs.truth
         images, texts = features.x_number[likely.x.numpy()], features.y_number[likely.y.numpy()]
         fits = [bool(np.isfinite(truth.log_p(images[[k]], texts[[k]])[0, 0])) for k in range(len(images))]
+    columns = (likely.x, likely.y, likely.own, likely.score, likely.own_score)
+    rows = [
+        FalseNegative(
+            query=items.item("x", int(features.x_number[x])),
+            candidate=items.item("y", int(features.y_number[y])),
+            own=items.item("y", int(features.y_number[own])),
+            score=score,
+            own_score=own_score,
+            popularity=float(side.popularity[y]),
+            fits=None if fits is None else fits[k],
+        )
+        for k, (x, y, own, score, own_score) in enumerate(zip(*(c.tolist() for c in columns), strict=True))
+    ]
     return FalseNegativeList(
+        x=items.x_words,
+        y=items.y_words,
         share=likely.share,
         anchors=likely.anchors,
-        rows=_false_negative_rows(likely, side, sample, caption, picture, fits),
+        rows=rows,
         fitting=None if fits is None else sum(fits),
         base_rate=None if fits is None else _base_rate(sample),
     )
-
-
-def _false_negative_rows(
-    likely: FalseNegatives,
-    side: GallerySide,
-    sample: Sample,
-    caption: Label,
-    picture: Pictures,
-    fits: list[bool] | None,
-) -> list[FalseNegative]:
-    rows = []
-    columns = (likely.x, likely.y, likely.own, likely.score, likely.own_score)
-    for k, (x, y, own, score, own_score) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-        image, text, own_text = (
-            int(number) for number in (sample.features.x_number[x], *sample.features.y_number[[y, own]])
-        )
-        rows.append(
-            FalseNegative(
-                picture=picture(image),
-                image=image,
-                caption=caption(text) or f"caption {text}",
-                own=caption(own_text) or f"caption {own_text}",
-                score=score,
-                own_score=own_score,
-                popularity=float(side.popularity[y]),
-                fits=None if fits is None else fits[k],
-            )
-        )
-    return rows
 
 
 def _base_rate(sample: Sample) -> float:
@@ -295,27 +297,27 @@ def _base_rate(sample: Sample) -> float:
     return float(fits.sum() / (fits.size - len(features.links)))
 
 
-# Near-duplicate captions
+# Near-duplicate texts
 
 
-def find_duplicates(captions: Iterable[str], most: int = 20) -> tuple[list[list[int]], list[tuple[int, int]]]:
-    """Find captions that have the same words, ignoring case, punctuation, articles and order, or all words but one.
+def find_duplicates(texts: Iterable[str], most: int = 20) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """Find texts that have the same words, ignoring case, punctuation, articles and order, or all words but one.
 
-    The time is linear in the number of captions: each is looked up by its set of words, and by this set without each
+    The time is linear in the number of texts: each is looked up by its set of words, and by this set without each
     of its words.
 
     Args:
-        captions: the texts.
+        texts: of one side.
         most: the largest number of pairs that differ in one word.
 
     Returns:
-        Groups of rows with the same words, the largest first; and pairs of rows that differ in one word, long captions
-        first, no caption twice.
+        Groups of rows with the same words, the largest first; and pairs of rows that differ in one word, long texts
+        first, no text twice.
 
     """
     by_words: dict[frozenset[str], list[int]] = defaultdict(list)
-    for row, caption in enumerate(captions):
-        words = frozenset(_WORD.findall(caption.casefold()))
+    for row, text in enumerate(texts):
+        words = frozenset(_WORD.findall(text.casefold()))
         by_words[words - SMALL_WORDS or words].append(row)
     same = sorted((rows for rows in by_words.values() if len(rows) > 1), key=lambda rows: (-len(rows), rows[0]))
     without: dict[frozenset[str], list[frozenset[str]]] = defaultdict(list)
@@ -333,20 +335,21 @@ def find_duplicates(captions: Iterable[str], most: int = 20) -> tuple[list[list[
     return same, near
 
 
-def list_duplicates(captions: list[str], side: GallerySide) -> DuplicateList:
-    """Return near-duplicates of the captions with their popularity."""
-    same, near = find_duplicates(captions, SHOWN)
+def list_duplicates(texts: list[str], side: GallerySide) -> DuplicateList:
+    """Return near-duplicates of the texts with their popularity."""
+    same, near = find_duplicates(texts, SHOWN)
 
     def group(rows: Iterable[int]) -> DuplicateGroup:
         listed = list(rows)
         shown = [
-            SharedCaption(captions[row], float(side.popularity[row]), round(float(side.weight[row])))
+            SharedText(shorten(texts[row]), float(side.popularity[row]), round(float(side.weight[row])))
             for row in listed[:4]
         ]
         return DuplicateGroup(shown, max(0, len(listed) - 4))
 
     repeated = side.weight > 1
     return DuplicateList(
+        words=side.words,
         repeated=int(repeated.sum()),
         repeated_pairs=round(float(side.weight[repeated].sum())),
         groups=len(same),

@@ -5,17 +5,12 @@ from dataclasses import dataclass
 from nuclr.report import numbers
 from nuclr.report.render import Table, Tile
 from nuclr.report.training_run import RunLog, TrainingRun
+from nuclr.runs.side_words import heading
 
-RECALLS = tuple(
-    (f"{key}_R@{k}", f"{key}_chance@{k}", f"recall@{k}, {name}")
-    for key, name in (("image_to_text", "image to text"), ("text_to_image", "text to image"))
-    for k in (1, 5, 10)
-)
-ZERO_SHOT = ("zero_shot_acc1", "zero_shot_chance", "zero-shot accuracy")
-HEADLINES = (
-    ("image_to_text_R@1", "image_to_text_chance@1", "Image to text, recall@1"),
-    ("text_to_image_R@1", "text_to_image_chance@1", "Text to image, recall@1"),
-    ("zero_shot_acc1", "zero_shot_chance", "Zero-shot accuracy"),
+KS = (1, 5, 10)
+ACCURACIES = (
+    ("zero_shot_acc1", "zero_shot_chance", "zero-shot accuracy"),
+    ("knn_acc1", "knn_chance", "k-nearest-neighbor accuracy"),
 )
 
 
@@ -53,13 +48,23 @@ def describe_run(log: RunLog) -> str:
     return f"{log.method} on {pairs} of {settings.data.train}; {encoders}; {length}."
 
 
+def directions(context: TrainingRun) -> list[tuple[str, str]]:
+    """Return the directions that were evaluated: as metrics name them, and for readers. Views have none.
+
+    Both sides of views are the same items, so each item finds itself.
+    """
+    return [] if context.views else [(key, key.replace("_to_", " to ")) for key in context.log.directions()]
+
+
 def headline(context: TrainingRun) -> list[Tile]:
     """Return recall@1 in both directions, zero-shot accuracy, and the training time."""
     values = context.log.last_evaluation()
     baseline = context.baseline
     other = baseline.last_evaluation() if baseline else {}
     tiles = []
-    for key, chance, label in HEADLINES:
+    headlines = [(f"{key}_R@1", f"{key}_chance@1", f"{heading(name)}, recall@1") for key, name in directions(context)]
+    headlines += [(key, chance, label[0].upper() + label[1:]) for key, chance, label in ACCURACIES]
+    for key, chance, label in headlines:
         if key in values:
             details = [f"chance {_chance(values.get(chance))}"]
             if baseline and key in other:
@@ -80,7 +85,8 @@ def recall_table(context: TrainingRun) -> Table | None:
     evaluations = [log.last_evaluation() for log in context.logs]
     rows: list[list[str]] = []
     best: set[tuple[int, int]] = set()
-    for key, chance, label in (*RECALLS, ZERO_SHOT):
+    recalls = [(f"{d}_R@{k}", f"{d}_chance@{k}", f"recall@{k}, {name}") for d, name in directions(context) for k in KS]
+    for key, chance, label in (*recalls, *ACCURACIES):
         if key not in evaluations[0]:
             continue
         values = [evaluation.get(key) for evaluation in evaluations]

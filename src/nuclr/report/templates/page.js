@@ -71,17 +71,19 @@
     const words = one("#g-text"), count = one("#g-count"), empty = one(".empty");
     let shown = [];
     const order = (a, b) => {
-      const key = sort.value.replace("-", ""), sign = sort.value.startsWith("-") ? -1 : 1;
+      const key = sort.value.slice(1), sign = sort.value.startsWith("-") ? -1 : 1;
       const [x, y] = [data[a][key], data[b][key]];
       if (x === y || (x == null && y == null)) return a - b;
       if (x == null || y == null) return x == null ? 1 : -1;
       return sign * (typeof x === "string" ? x.localeCompare(y) : x - y);
     };
+    const unsearched = ["side", "group", "popularity", "rank", "of", "copies", "zeta", "zeta_rank", "truth", "truth_rank"];
+    const texts = data.map((d) => Object.entries(d).map(([k, v]) => (unsearched.includes(k) ? "" : v ?? "")).join(" ").toLowerCase());
     const update = () => {
       const terms = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-      const fits = (d) => (!side.value || d.side === side.value) && (!group.value || d.group === group.value)
-        && terms.every((w) => `${d.caption ?? ""} ${d.name ?? ""} ${d.number}`.toLowerCase().includes(w));
-      shown = data.map((_, i) => i).filter((i) => fits(data[i])).sort(order);
+      const fits = (d, i) => (!side.value || d.side === side.value) && (!group.value || d.group === group.value)
+        && terms.every((w) => texts[i].includes(w));
+      shown = data.map((_, i) => i).filter((i) => fits(data[i], i)).sort(order);
       const visible = new Set(shown);
       cards.forEach((card, i) => card.toggleAttribute("hidden", !visible.has(i)));
       list.append(...shown.map((i) => cards[i]));

@@ -13,27 +13,57 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 
+from nuclr.data import open_pairs
 from nuclr.data.formats.embeddings import Embeddings, read_embeddings
+from nuclr.data.pairs import Pairs
 from nuclr.data.texts import MAX_CHARACTERS, replace_surrogates
 from nuclr.errors import UserError
-from nuclr.files import parse_json
+from nuclr.files import parse_json, read_npz
 from nuclr.runs.features import embed_pairs
 from nuclr.runs.run import Run
+from nuclr.runs.side_words import SideWords, name_sides, words_of_pairs
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a page finds the items themselves.
+
+    Attributes:
+        run: folder of the run whose training pairs these are.
+        pairs: arguments of `open_pairs` (path, root, split, allow_outside).
+        images: the folder that file names of images are relative to.
+        allow_outside: whether pages may show images outside of `images`.
+
+    """
+
+    run: str | None = None
+    pairs: dict[str, Any] | None = None
+    images: str | None = None
+    allow_outside: bool = False
 
 
 @dataclass(frozen=True)
 class Names:
-    """Captions of the y and image names of the x; a list is empty if it is not known.
+    """What the rows of both sides are called.
 
-    y_to_x: the row of the x that each y belongs to. numbers: the numbers of the rows of "x" and "y" in the data; None
-    if they are the rows themselves.
+    Attributes:
+        words: words for the sides, by "x" and "y".
+        labels: texts or file names of the rows, by side; an empty list if they are not known.
+        y_to_x: the row of the x that each y belongs to.
+        numbers: the numbers of the rows in the data, by side; None if they are the rows themselves.
+        views: True if both sides are views of the same items.
+        origin: where pages find the items.
+
     """
 
-    captions: list[str]
-    images: list[str]
+    words: dict[str, SideWords]
+    labels: dict[str, list[str]]
     y_to_x: list[int]
     numbers: dict[str, np.ndarray] | None = None
+    views: bool = False
+    origin: Origin = Origin()
 
     @cached_property
     def _first_y(self) -> dict[int, int]:
@@ -43,15 +73,25 @@ class Names:
         """Return the number in the data of a row of side "x" or "y"."""
         return row if self.numbers is None else int(self.numbers[side][row])
 
+    def label(self, side: str, row: int) -> str | None:
+        """Return the text or the file name of a row, if it is known."""
+        return self.labels[side][row] if self.labels[side] else None
+
+    def text(self, side: str, row: int) -> str | None:
+        """Return the text of a row; None if it is not known or the side holds no texts."""
+        return self.label(side, row) if self.words[side].kind == "text" else None
+
     def of(self, side: str, row: int) -> dict[str, str]:
-        """Return the caption and the image, if known, of a row of side "x" or "y"; an x has its first caption."""
+        """Return the known labels of a row and of its pair, by column; an x has its first y."""
         x, y = (row, self._first_y[row]) if side == "x" else (self.y_to_x[row], row)
-        labels = {}
-        if self.captions:
-            labels["caption"] = self.captions[y]
-        if self.images:
-            labels["image"] = self.images[x]
-        return labels
+        rows = (("y", y),) if self.views else (("y", y), ("x", x))
+        return {self.words[side].column: self.labels[side][row] for side, row in rows if self.labels[side]}
+
+    def describe(self) -> dict[str, dict[str, str]]:
+        """Return name, kind and column of both sides, as popularity.json holds them."""
+        return {
+            side: {"name": words.name, "kind": words.kind, "column": words.column} for side, words in self.words.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -61,35 +101,82 @@ class PopularityInput:
     embeddings: Embeddings
     names: Names
     origin: Path
-    run: Path | None = None
 
 
-def input_from_file(file: Path, captions: Path | None = None, images: Path | None = None) -> PopularityInput:
+def input_from_file(
+    file: Path, captions: Path | None = None, images: Path | None = None, allow_outside: bool = False
+) -> PopularityInput:
     """Read an embedding file, with captions and image names if lists of them are given."""
     embeddings = read_embeddings(file)
-    names = read_names(captions, images, len(embeddings.x), embeddings.y_to_x.tolist())
+    names = read_names(captions, images, len(embeddings.x), embeddings.y_to_x.tolist(), allow_outside)
+    return PopularityInput(embeddings, names, file)
+
+
+def input_from_pairs(
+    file: Path, path: str, root: str | None = None, split: str | None = None, allow_outside: bool = False
+) -> PopularityInput:
+    """Read an embedding file, and the pairs that it was made from.
+
+    Row j of y belongs to pair j, or to the pair that the file's array `number` names, as `nuclr embed` writes it.
+    """
+    embeddings = read_embeddings(file)
+    pairs = open_pairs(path, root, split=split, allow_outside=allow_outside)
+    numbers = _read_numbers(file)
+    if numbers is None:
+        numbers = np.arange(len(embeddings.y))
+    if len(numbers) != len(embeddings.y) or not 0 <= numbers.min() <= numbers.max() < len(pairs):
+        raise UserError(
+            f"--pairs {path}: {len(pairs)} pairs, but the embedding file has {len(embeddings.y)} y; "
+            "is it the list that the embeddings were made from?"
+        )
+    origin = {"path": path, "root": root, "split": split, "allow_outside": allow_outside}
+    names = names_of_pairs(pairs, numbers, embeddings.y_to_x.tolist(), len(embeddings.x), Origin(pairs=origin))
     return PopularityInput(embeddings, names, file)
 
 
 def input_from_run(run: Run) -> PopularityInput:
-    """Encode the training pairs of a run; rows are referred to by the numbers of their images and pairs."""
+    """Encode the training pairs of a run; rows are referred to by the numbers of their x and of their pairs."""
     source = run.train
-    pairs, numbers = source.pairs, source.numbers
-    arrays = embed_pairs(run.model, run.loader(pairs), numbers, run.encoding)
-    y_to_x = arrays["y_to_x"].tolist()
-    x_number = np.empty(len(arrays["x"]), np.int64)
-    x_number[y_to_x] = pairs.x_id[numbers]
-    captions, images = [], []
-    if pairs.y_kind == "text":
-        captions = [str(pairs.y(number)) for number in numbers.tolist()]
-        images = [""] * len(x_number)
-        for row, number in zip(y_to_x, numbers.tolist(), strict=True):
-            images[row] = images[row] or pairs.name(number)
-    names = Names(captions, images, y_to_x, {"x": x_number, "y": numbers})
-    return PopularityInput(Embeddings(arrays["x"], arrays["y"], arrays["y_to_x"]), names, run.folder, run.folder)
+    arrays = embed_pairs(run.model, run.loader(source.pairs), source.numbers, run.encoding)
+    y_to_x, origin = arrays["y_to_x"].tolist(), Origin(run=str(run.folder))
+    names = names_of_pairs(source.pairs, source.numbers, y_to_x, len(arrays["x"]), origin)
+    return PopularityInput(Embeddings(arrays["x"], arrays["y"], arrays["y_to_x"]), names, run.folder)
 
 
-def read_names(captions: Path | None, images: Path | None, n_x: int, y_to_x: list[int]) -> Names:
+def _read_numbers(file: Path) -> np.ndarray | None:
+    """Return the array `number` of an embedding file: the numbers of its pairs; None if there is none."""
+    if file.suffix == ".npz":
+        array = read_npz(file, ["number"]).get("number")
+    else:
+        with safetensors.safe_open(file, "np") as opened:
+            array = opened.get_tensor("number") if "number" in opened.keys() else None  # noqa: SIM118 (not a dict)
+    return array if array is not None and array.ndim == 1 and array.dtype.kind in "iu" else None
+
+
+def names_of_pairs(pairs: Pairs, numbers: np.ndarray, y_to_x: list[int], n_x: int, origin: Origin) -> Names:
+    """Return texts and file names of the pairs with these numbers; row j of y is the y of pair numbers[j]."""
+    words = dict(zip(("x", "y"), words_of_pairs(pairs), strict=True))
+    first = np.zeros(n_x, np.int64)  # the number of a pair with this x
+    first[y_to_x[::-1]] = numbers[::-1]
+    x_number = pairs.x_id[first]
+    labels = {"x": _labels(pairs, "x", first.tolist()), "y": _labels(pairs, "y", numbers.tolist())}
+    views = getattr(pairs, "views", False)
+    return Names(words, labels, y_to_x, {"x": x_number, "y": numbers}, views, origin)
+
+
+def _labels(pairs: Pairs, side: str, numbers: list[int]) -> list[str]:
+    """Return the texts of a side, or the file names of its images; an empty list if there are none."""
+    kind, read = (pairs.x_kind, pairs.x) if side == "x" else (pairs.y_kind, pairs.y)
+    if kind == "text":
+        return [_shortened(str(read(number))) for number in numbers]
+    if kind == "image" and (side == "x" or getattr(pairs, "views", False)):
+        return [pairs.name(number) for number in numbers]
+    return []
+
+
+def read_names(
+    captions: Path | None, images: Path | None, n_x: int, y_to_x: list[int], allow_outside: bool = False
+) -> Names:
     """Read lists of captions and images, and check them against the rows of an embedding file.
 
     Args:
@@ -97,10 +184,13 @@ def read_names(captions: Path | None, images: Path | None, n_x: int, y_to_x: lis
         images: a `.txt` with one file name per x, or the folder of the files that the caption list names.
         n_x: number of x in the embedding file.
         y_to_x: the row of the x of each y.
+        allow_outside: whether pages may show images outside of the folder of the images, or of the list that names
+            them.
 
     """
     texts: list[str] = []
     names: list[str] = []
+    folder = None
     if captions is not None:
         entries = list(_entries(captions))
         if len(entries) != len(y_to_x):
@@ -110,19 +200,27 @@ def read_names(captions: Path | None, images: Path | None, n_x: int, y_to_x: lis
         texts = [caption for caption, _ in entries]
         if all(image is not None for _, image in entries):
             names = _images_of_x(captions, [str(image) for _, image in entries], n_x, y_to_x)
+            folder = captions.parent
     if images is not None and images.is_dir():
         if not names:
             raise UserError(
                 f"--images {images}: a folder needs --captions with a .jsonl or .json that names the images"
             )
-        names = [str(images / name) if name else "" for name in names]
-        if not any(os.path.isfile(name) for name in names if name):  # noqa: PTH113 (Path.is_file raises an error for long names)
-            raise UserError(f"--images {images}: none of the images in {captions} is there, such as {names[0]}")
+        folder = images
+        if not any(os.path.isfile(folder / name) for name in names if name):  # noqa: PTH113 (Path.is_file raises an error for long names)
+            raise UserError(
+                f"--images {images}: none of the images in {captions} is there, such as {folder / names[0]}"
+            )
     elif images is not None:
-        names = _lines(images)
+        names, folder = _lines(images), images.parent
         if len(names) != n_x:
             raise UserError(f"--images {images}: {len(names)} image names, but the embedding file has {n_x} x")
-    return Names(captions=texts, images=names, y_to_x=y_to_x)
+    origin = Origin(images=None if folder is None else str(folder), allow_outside=allow_outside)
+    if captions is None and images is None:
+        words = name_sides("x", "vector", "y", "vector")
+    else:
+        words = name_sides("image", "image" if names else "vector", "text", "text" if texts else "vector")
+    return Names(dict(zip(("x", "y"), words, strict=True)), {"x": names, "y": texts}, y_to_x, origin=origin)
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str | None]]:

@@ -1,6 +1,7 @@
 """`nuclr popularity`: solve both sides of the samples and write table, summary and histogram into a folder."""
 
 import csv
+import dataclasses
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,14 +59,17 @@ def write_popularity(
         keep.check_target(kept.path, folder)
     pairs = weigh_pairs(embeddings, weights, align)
     files.prepare_folder(folder, COMMAND, SUMMARY, FILES)
-    sides = solve_sides(pairs, temperature, device, **solver)
+    sides = solve_sides(pairs, temperature, device, views=names.views, **solver)
 
     content: dict[str, Any] = {
         "written_by": COMMAND,
         "version": nuclr.__version__,
         "command": environment()["command"],
         "file": str(samples.origin),
-        "run": None if samples.run is None else str(samples.run),
+        "run": names.origin.run,
+        "items": {key: value for key, value in dataclasses.asdict(names.origin).items() if key != "run"},
+        "names": names.describe(),
+        "views": names.views,
         "temperature": temperature,
         "weights": weights,
         "pairs": len(embeddings.y),
@@ -74,18 +78,19 @@ def write_popularity(
         "align": _describe_alignment(align, pairs),
         "sides": {side.name: {**side.summary(), **extremes(side, names, top)} for side in sides.values()},
     }
-    content["false_negatives"] = likely_false_negatives(pairs, sides["y"], names)
+    if not names.views:  # nothing is more similar to an item than itself
+        content["false_negatives"] = likely_false_negatives(pairs, sides["y"], names)
     with files.user_errors(folder):
         if kept is not None:
             content["keep"] = _write_kept(kept, pairs, sides, names)
         _write_table(folder, sides, names)
-        _write_histogram(folder, sides, temperature, samples.origin.name)
+        _write_histogram(folder, sides, names, temperature, samples.origin.name)
         files.write_json(folder / SUMMARY, content)
     return content
 
 
 def extremes(side: SidePopularity, names: Names, top: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the `top` most and least popular samples; equal captions appear once, with the number of copies."""
+    """Return the `top` most and least popular samples; equal texts appear once, with the number of copies."""
     order = side.order()
     return {
         "most_popular": _distinct(side, order, names, top),
@@ -97,8 +102,8 @@ def _distinct(side: SidePopularity, order: np.ndarray, names: Names, top: int) -
     entries: dict[str, dict[str, Any]] = {}
     for position in order.tolist():
         row = int(side.row[position])
-        labels = names.of(side.name, row)
-        key = labels["caption"] if side.name == "y" and "caption" in labels else str(row)
+        labels, text = names.of(side.name, row), names.text(side.name, row)
+        key = f"row {row}" if text is None else f"text {text}"
         if key in entries:
             entries[key]["copies"] += 1
         elif len(entries) < top:
@@ -118,8 +123,9 @@ def likely_false_negatives(pairs: WeightedPairs, side: SidePopularity, names: Na
         x_row = int(pairs.x_row[x])
         row: dict[str, Any] = {"x": names.number("x", x_row), "y": names.number("y", y), "own": names.number("y", own)}
         row |= {"score": score, "own_score": own_score, "popularity": float(side.popularity[y])}
-        labels = {"caption": names.of("y", y).get("caption"), "own_caption": names.of("y", own).get("caption")}
-        rows.append(row | {key: text for key, text in labels.items() if text is not None})
+        labels = (("query", "x", x_row), ("candidate", "y", y), ("own_label", "y", own))
+        known = {key: names.label(side_name, number) for key, side_name, number in labels}
+        rows.append(row | {key: label for key, label in known.items() if label is not None})
     return {"anchors": likely.anchors, "share": likely.share, "rows": rows}
 
 
@@ -137,11 +143,10 @@ def _describe_alignment(align: Align, pairs: WeightedPairs) -> dict[str, Any]:
 def _write_kept(
     kept: keep.Keep, pairs: WeightedPairs, sides: dict[str, SidePopularity], names: Names
 ) -> dict[str, Any]:
-    inside = {
-        "y": kept.band.contains(sides["y"].popularity),
-        "x": kept.band.contains(sides["x"].popularity)[pairs.links[:, 0].numpy()],
-    }
-    passing = inside["y"] & inside["x"] if kept.side == "both" else inside[kept.side]
+    inside = {"y": kept.band.contains(sides["y"].popularity)}
+    if "x" in sides:
+        inside["x"] = kept.band.contains(sides["x"].popularity)[pairs.links[:, 0].numpy()]
+    passing = inside[kept.side] if kept.side in inside else np.logical_and.reduce(list(inside.values()))
     numbers = np.array([names.number("y", row) for row in passing.nonzero()[0].tolist()], np.int64)
     keep.write_list(kept.path, numbers, len(passing))
     return {"file": str(kept.path), "side": kept.side, "pairs": int(passing.sum()), "of": len(passing)}
@@ -161,10 +166,9 @@ def _write_table(folder: Path, sides: dict[str, SidePopularity], names: Names) -
     rows = list(_table_rows(sides, names))
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
-    writer.writeheader()
-    rows_of_text = (
-        {**row, **{key: files.csv_cell(row[key]) for key in ("caption", "image") if key in row}} for row in rows
-    )
+    writer.writerow({key: files.csv_cell(key) for key in rows[0]})
+    columns = {words.column for words in names.words.values()}
+    rows_of_text = ({**row, **{key: files.csv_cell(row[key]) for key in columns & row.keys()}} for row in rows)
     writer.writerows(
         {**row, "zeta": f"{row['zeta']:.8g}", "popularity": f"{row['popularity']:.8g}"} for row in rows_of_text
     )
@@ -178,11 +182,13 @@ def _write_table(folder: Path, sides: dict[str, SidePopularity], names: Names) -
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
 
 
-def _write_histogram(folder: Path, sides: dict[str, SidePopularity], temperature: float, name: str) -> None:
+def _write_histogram(
+    folder: Path, sides: dict[str, SidePopularity], names: Names, temperature: float, name: str
+) -> None:
     anchors = {"y": "x", "x": "y"}
     with figure_style.house_style():
         figure, [row] = figure_style.panels(
-            1, 2, f"Popularity under this model: {name}, τ = {temperature:g}", (5.2, 3.9)
+            1, len(sides), f"Popularity under this model: {name}, τ = {temperature:g}", (5.2, 3.9)
         )
         for axes, side in zip(row, sides.values(), strict=True):
             shown = np.maximum(side.popularity, 1e-30)  # at low temperatures the smallest values leave every axis
@@ -197,6 +203,11 @@ def _write_histogram(folder: Path, sides: dict[str, SidePopularity], temperature
             axes.xaxis.set_major_formatter("{x:g}")
             axes.minorticks_off()
             counted = f"{len(logs):,} samples, effectively {side.effective_number():,.0f}"
-            axes.set_title(f"{side.name} among anchors {anchors[side.name]}: {counted}")
+            named, among = (_plain(names.words[key].name) for key in (side.name, anchors[side.name]))
+            axes.set_title(f"{named}: {counted}" if names.views else f"{named} among anchors {among}: {counted}")
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
         figure_style.save(figure, folder, HISTOGRAM)
+
+
+def _plain(name: str) -> str:
+    return name.replace("$", r"\$")  # matplotlib would read a formula between two dollar signs

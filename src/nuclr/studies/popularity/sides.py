@@ -152,18 +152,21 @@ def weigh_pairs(embeddings: Embeddings, weights: Weights, align: Align) -> Weigh
 
 
 def solve_sides(
-    pairs: WeightedPairs, temperature: float, device: str = "cpu", **options: Any
+    pairs: WeightedPairs, temperature: float, device: str = "cpu", views: bool = False, **options: Any
 ) -> dict[str, SidePopularity]:
-    """Return the popularity of sides "y" and "x"; `options` are passed to `nuclr.popularity.solve`."""
+    """Return the popularity of sides "y" and "x", for views of the same items only of "y".
+
+    `options` are passed to `nuclr.popularity.solve`.
+    """
     try:
         x, y = pairs.x.to(device), pairs.y.to(device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from None
     y_row = torch.arange(len(y))
-    return {
-        "y": _solve("y", (x, pairs.x_weight), (y, pairs.y_weight), y_row, temperature, options),
-        "x": _solve("x", (y, pairs.y_weight), (x, pairs.x_weight), pairs.x_row, temperature, options),
-    }
+    sides = {"y": _solve("y", (x, pairs.x_weight), (y, pairs.y_weight), y_row, temperature, options)}
+    if not views:
+        sides["x"] = _solve("x", (y, pairs.y_weight), (x, pairs.x_weight), pairs.x_row, temperature, options)
+    return sides
 
 
 def _solve(
