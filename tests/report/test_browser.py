@@ -2,10 +2,13 @@
 
 import csv
 import io
+import json
 import time
 
+import numpy as np
 import pytest
 
+from nuclr.files import csv_cell, read_csv_cell
 from nuclr.report.render import Options
 from nuclr.report.write import write_report
 from tests.report import browser, folders
@@ -81,19 +84,44 @@ def test_sort_filter_and_download(chromium, page, tmp_path):
         == f"{len(expected)} of {len(data)} samples shown"
     )
 
-    chromium.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     order = shown(chromium)
-    chromium.run("document.getElementById('g-csv').click()")
-    file = tmp_path / "popularity.csv"
-    deadline = time.monotonic() + 30
-    while not file.is_file() and time.monotonic() < deadline:
-        chromium.run("1")
-        time.sleep(0.05)
-    rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"), newline="")))
+    rows = list(csv.DictReader(io.StringIO(download(chromium, tmp_path), newline="")))
     assert [row["caption"] for row in rows] == [data[k]["caption"] for k in order]
     assert [float(row["popularity"]) for row in rows] == [data[k]["popularity"] for k in order]
     choose(chromium, "g-text", "no such caption")
     assert shown(chromium) == [] and chromium.run("!document.querySelector('.empty').hidden")
+    assert chromium.complaints() == []
+
+
+def download(tab, folder) -> str:
+    """Click the download button and return the content of the file."""
+    tab.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    tab.run("document.getElementById('g-csv').click()")
+    file = folder / "popularity.csv"
+    deadline = time.monotonic() + 30
+    while not file.is_file() and time.monotonic() < deadline:
+        tab.run("1")
+        time.sleep(0.05)
+    return file.read_bytes().decode("utf-8")
+
+
+def test_the_download_escapes_cells_like_popularity_csv(chromium, nuclr, tmp_path):
+    texts = ["=1+1", "+cmd", "-2", "-2 dogs", "@sum", "'=kept", 'quotes "here"', "comma, here", "\ttab", "plain"]
+    np.savez(tmp_path / "e.npz", x=np.eye(len(texts)), y=np.eye(len(texts)))
+    lines = [{"image": f"{k}.png", "caption": text} for k, text in enumerate(texts)]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ("--temperature", 0.3, "--captions", tmp_path / "c.jsonl", "--out", tmp_path / "out")
+    assert nuclr("popularity", tmp_path / "e.npz", *arguments)[0] == 0
+    chromium.open(tmp_path / "out" / "report.html")
+    choose(chromium, "g-sort", "+number")
+    (tmp_path / "download").mkdir()
+    content = download(chromium, tmp_path / "download")
+    rows = list(csv.DictReader(io.StringIO(content, newline="")))
+    table = csv.DictReader((tmp_path / "out" / "popularity.csv").open(encoding="utf-8", newline=""))
+    written = [row["caption"] for row in table if row["side"] == "y"]
+    assert [row["caption"] for row in rows] == written == [csv_cell(text) for text in texts]
+    assert [read_csv_cell(cell) for cell in written][:5] == texts[:5]
+    assert '"quotes ""here"""' in content and '"comma, here"' in content
     assert chromium.complaints() == []
 
 
