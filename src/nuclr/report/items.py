@@ -9,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
+from nuclr.data.modalities import Shown, get_modality
 from nuclr.data.pairs import BadSample, Pairs
 from nuclr.image_files import to_rgb
 from nuclr.report import numbers
@@ -49,11 +50,11 @@ class Item:
         return self.text or self.label
 
 
-def show_item(value: Any, label: str, pictures: bool = True) -> Item:
+def show_item(value: Shown, label: str, pictures: bool = True) -> Item:
     """Return an item for the page.
 
     Args:
-        value: a PIL image, a text, or numbers.
+        value: a picture, a text, or numbers, as `Modality.show` returns it.
         label: what the page calls it.
         pictures: False to leave out pictures.
 
@@ -140,6 +141,6 @@ class Items:
         if words.kind == "image" and not self.pictures:
             return missing
         try:
-            return show_item(self.read(side, number), label)
+            return show_item(get_modality(words.kind).show(self.read(side, number)), label)
         except BROKEN:
             return missing

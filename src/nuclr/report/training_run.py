@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from PIL import Image
 
 from nuclr import files, objectives
-from nuclr.data.modalities.image import check_image
+from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import BadSample, Checkable, Pairs
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
@@ -337,8 +336,7 @@ def choose_pairs(pairs: Pairs, numbers: np.ndarray, most: int, seed: int = 0) ->
     """Return the numbers of about `most` pairs: all pairs of groups (or of x) drawn at random, in ascending order."""
     if len(numbers) <= most:
         return numbers
-    group = getattr(pairs, "group", None)
-    group = pairs.x_id if group is None else group
+    group = pairs.x_id if pairs.group is None else pairs.group
     drawn = np.random.default_rng(seed).permutation(np.unique(group[numbers]))
     each = max(1, round(len(numbers) / len(drawn)))
     return numbers[np.isin(group[numbers], drawn[: max(2, most // each)])]
@@ -353,18 +351,17 @@ def readable(pairs: Pairs, numbers: np.ndarray) -> np.ndarray:
     def opens(side: str, number: int) -> bool:
         key = side, int((pairs.x_id if side == "x" else pairs.y_id)[number])
         if key not in known:
-            known[key] = _opens(pairs.x if side == "x" else pairs.y, number)
+            known[key] = _opens(pairs, side, number)
         return known[key]
 
     kept = [n for n in numbers.tolist() if n not in pairs.known_bad and opens("x", n) and opens("y", n)]
     return np.array(kept, np.int64)
 
 
-def _opens(read: Callable[[int], Any], number: int) -> bool:
+def _opens(pairs: Pairs, side: str, number: int) -> bool:
     try:
-        item = read(number)
-        if isinstance(item, Image.Image):
-            check_image(item)
+        kind, item = (pairs.x_kind, pairs.x(number)) if side == "x" else (pairs.y_kind, pairs.y(number))
+        get_modality(kind).check(item)
     except BadSample:
         return False
     return True

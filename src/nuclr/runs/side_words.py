@@ -1,7 +1,8 @@
 """What tables, pages and messages call the items of each side: "images" and "captions", "en texts" and "de texts"."""
 
 from dataclasses import dataclass
-from typing import Any
+
+from nuclr.data.pairs import Pairs
 
 # Columns of popularity.csv and of the gallery's download; a column of texts never has one of these names.
 RESERVED = frozenset(
@@ -71,11 +72,9 @@ def _words(name: str, kind: str, with_image: bool = False) -> SideWords:
     return SideWords(name, kind, one, one if one.endswith("s") else f"{one}s", one if name in RESERVED else name)
 
 
-def words_of_pairs(pairs: Any) -> tuple[SideWords, SideWords]:
+def words_of_pairs(pairs: Pairs) -> tuple[SideWords, SideWords]:
     """Return the words for both sides of a source of pairs."""
-    usual = ("x", "y") if pairs.x_kind == "vector" else ("image", "text")
-    x_name, y_name = getattr(pairs, "x_name", usual[0]), getattr(pairs, "y_name", usual[1])
-    return name_sides(x_name, pairs.x_kind, y_name, pairs.y_kind, getattr(pairs, "views", False))
+    return name_sides(pairs.x_name, pairs.x_kind, pairs.y_name, pairs.y_kind, pairs.views)
 
 
 def direction(name: str, other: str) -> str:

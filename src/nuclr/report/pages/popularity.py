@@ -13,7 +13,8 @@ from nuclr import files
 from nuclr.data import open_pairs
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.data.formats.embeddings import Embeddings, read_embeddings
-from nuclr.data.modalities.image import boundary, open_image, read_file
+from nuclr.data.modalities.base import boundary, read_file
+from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.report import numbers

@@ -160,8 +160,7 @@ def names_of_pairs(pairs: Pairs, numbers: np.ndarray, y_to_x: list[int], n_x: in
     first[y_to_x[::-1]] = numbers[::-1]
     x_number = pairs.x_id[first]
     labels = {"x": _labels(pairs, "x", first.tolist()), "y": _labels(pairs, "y", numbers.tolist())}
-    views = getattr(pairs, "views", False)
-    return Names(words, labels, y_to_x, {"x": x_number, "y": numbers}, views, origin)
+    return Names(words, labels, y_to_x, {"x": x_number, "y": numbers}, pairs.views, origin)
 
 
 def _labels(pairs: Pairs, side: str, numbers: list[int]) -> list[str]:
@@ -169,7 +168,7 @@ def _labels(pairs: Pairs, side: str, numbers: list[int]) -> list[str]:
     kind, read = (pairs.x_kind, pairs.x) if side == "x" else (pairs.y_kind, pairs.y)
     if kind == "text":
         return [_shortened(str(read(number))) for number in numbers]
-    if kind == "image" and (side == "x" or getattr(pairs, "views", False)):
+    if kind == "image" and (side == "x" or pairs.views):
         return [pairs.name(number) for number in numbers]
     return []
 
