@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nuclr.data.formats.columns import CellColumn, TextColumn
 from nuclr.data.formats.listed import ListedPairs
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
@@ -47,8 +48,8 @@ class LabeledImages(ListedPairs):
         for name, images in files.items():
             if not images:
                 raise UserError(f"{folder / name}: no images of this class; add some or remove the folder")
-        rows = ((f"{name}/{file.name}", classes[name], None) for name in classes for file in files[name])
-        super().__init__(rows, folder, folder, allow_outside)
+        rows = ((f"{name}/{file.name}", classes[name], None, 0) for name in classes for file in files[name])
+        super().__init__(rows, CellColumn("image", "image"), TextColumn("class name"), folder, folder, allow_outside)
         self.y_id = np.repeat(np.arange(len(classes)), [len(images) for images in files.values()])
 
     def __repr__(self) -> str:

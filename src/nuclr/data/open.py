@@ -2,13 +2,14 @@
 
 | path | format | module |
 | --- | --- | --- |
-| `.jsonl`, `.json` | caption list: ours, ALBEF's, Karpathy's | `formats.caption_list` |
+| `.jsonl`, `.json` | list of entries, ALBEF's and Karpathy's lists | `formats.json_list` |
 | `.csv`, `.tsv`, `.txt` | table with a header | `formats.table` |
-| `.parquet`, or a folder of them | file names or encoded images | `formats.arrow` |
+| `.parquet`, or a folder of them | texts, file names, vectors, encoded images | `formats.arrow` |
 | a folder written by `save_to_disk` | Hugging Face dataset | `formats.arrow` |
 | `.tar`, a folder or a pattern of them, joined by `::` | img2dataset, webdataset | `formats.tars` |
 | `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
 | a folder with `corpus.jsonl`, `queries.jsonl`, `qrels/` | BEIR: queries and relevant documents | `formats.beir` |
+| a folder of images, with `views` | images | `formats.views` |
 | `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
 """
 
@@ -18,16 +19,19 @@ from pathlib import Path
 
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.data.formats import embeddings
-from nuclr.data.formats.arrow import ArrowPairs, is_hf, open_hf, open_parquet
+from nuclr.data.formats.arrow import is_hf, open_hf, open_parquet
 from nuclr.data.formats.beir import BeirPairs, is_beir
-from nuclr.data.formats.caption_list import open_caption_list
+from nuclr.data.formats.choose import Choice, SideChoice
 from nuclr.data.formats.embeddings import VectorPairs
+from nuclr.data.formats.json_list import open_json_list
 from nuclr.data.formats.listed import ListedPairs
 from nuclr.data.formats.table import open_table
 from nuclr.data.formats.tars import TarPairs, expand, open_tars
+from nuclr.data.formats.views import ViewPairs, open_image_folder
+from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
 
-AnyPairs = ListedPairs | ArrowPairs | TarPairs | VectorPairs | BeirPairs | BuiltinPairs
+AnyPairs = ListedPairs | TarPairs | VectorPairs | BeirPairs | BuiltinPairs | ViewPairs
 
 _KNOWN = (
     ".jsonl, .json, .csv, .tsv, .parquet, .tar, .npz, .safetensors; folders of tars, of Parquet, or a saved dataset"
@@ -41,18 +45,28 @@ def open_pairs(
     y_key: str | None = None,
     split: str | None = None,
     allow_outside: bool = False,
+    x_kind: str | None = None,
+    y_kind: str | None = None,
+    x_name: str | None = None,
+    y_name: str | None = None,
+    views: bool = False,
 ) -> AnyPairs:
     """Open pairs in any of the formats above.
 
     Args:
         path: a file, a folder, a pattern of tars such as `cc3m/{00000..00331}.tar`, or "builtin" with options, such as
             "builtin:n=20000,seed=0,split=train".
-        root: the folder that `path` and the names of images are relative to (setting `data.root`).
-        x_key: the column or key of the image, if it does not have a usual name (setting `data.x.key`).
-        y_key: the column or key of the caption (setting `data.y.key`).
+        root: the folder that `path` and the names of files are relative to (setting `data.root`).
+        x_key: the column of x, if it does not have a usual name (setting `data.x.key`); see `formats.choose`.
+        y_key: the column of y (setting `data.y.key`).
         split: the split to read, if the source has several (setting `data.split`).
-        allow_outside: read images that a list names outside of `root`, or of the list's folder without a root
-            (setting `data.allow_outside`). Otherwise they are bad samples.
+        allow_outside: read files that a list names outside of `root`, or of the list's folder without a root (setting
+            `data.allow_outside`). Otherwise they are bad samples.
+        x_kind: the modality of x, if it is not recognized (setting `data.x.modality`).
+        y_kind: the modality of y (setting `data.y.modality`).
+        x_name: the name of side x, by default that of its column (setting `data.x.name`).
+        y_name: the name of side y (setting `data.y.name`).
+        views: read only images, as pairs of an image and itself (setting `data.views`); see `formats.views`.
 
     Returns:
         The pairs, numbered from 0; see `nuclr.data.Pairs`.
@@ -68,48 +82,65 @@ def open_pairs(
         'yellow shape in the middle'
 
     """
-    name, folder = str(path), Path(root) if root is not None else None
+    choice = Choice(SideChoice("x", x_key, x_kind, x_name), SideChoice("y", y_key, y_kind, y_name), views)
+    pairs = _open(str(path), None if root is None else Path(root), choice, split, allow_outside)
+    if views and not isinstance(pairs, ViewPairs):
+        pairs = ViewPairs(pairs)
+    for side in (choice.x, choice.y):
+        kind = getattr(pairs, f"{side.side}_kind")
+        if side.kind not in (None, kind):
+            raise UserError(f"data.{side.side}.modality={side.kind}: {path} holds {kind}s on side {side.side}")
+        if side.name is not None:
+            setattr(pairs, f"{side.side}_name", side.name)
+    return pairs
+
+
+def _open(name: str, root: Path | None, choice: Choice, split: str | None, allow_outside: bool) -> AnyPairs:
     if name.partition(":")[0] == "builtin":
         return _builtin(name.partition(":")[2], split)
-    if folder is not None and not folder.is_dir():
-        raise UserError(f"data.root={folder}: no such folder")
-    parts = [_below(folder, part) for part in name.split("::")]
+    if root is not None and not root.is_dir():
+        raise UserError(f"data.root={root}: no such folder")
+    parts = [_below(root, part) for part in name.split("::")]
     if len(parts) > 1 or "{" in name:
-        return open_tars(expand("::".join(parts)), x_key, y_key)
-    return _open_one(Path(parts[0]), folder, x_key, y_key, split, allow_outside)
-
-
-def _open_one(
-    path: Path, root: Path | None, x_key: str | None, y_key: str | None, split: str | None, allow_outside: bool
-) -> AnyPairs:
+        return open_tars(expand("::".join(parts)), choice)
+    path = Path(parts[0])
     if not path.exists():
         siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         nearest = difflib.get_close_matches(path.name, siblings)
         raise UserError(f"{path}: no such file or folder{f'; did you mean {nearest[0]}?' if nearest else ''}")
     if path.is_dir():
-        if is_beir(path):
-            return BeirPairs(path, split)
-        if is_hf(path):
-            return open_hf(path, root, x_key, y_key, split, allow_outside)
-        if any(path.glob("*.tar")):
-            return open_tars(expand(str(path)), x_key, y_key)
-        if any(path.rglob("*.parquet")):
-            return open_parquet(path, root, x_key, y_key, split, allow_outside)
-        raise UserError(f"{path}: a folder without tars, Parquet files or a saved dataset; known formats: {_KNOWN}")
+        return _open_folder(path, root, choice, split, allow_outside)
     suffix = path.suffix.lower()
     if path.stat().st_size == 0:
         raise UserError(f"{path}: empty file")
     if suffix in (".jsonl", ".json"):
-        return open_caption_list(path, root, x_key, y_key, split, allow_outside)
+        return open_json_list(path, root, choice, split, allow_outside)
     if suffix in (".csv", ".tsv", ".txt"):
-        return open_table(path, root, x_key, y_key, allow_outside)
+        return open_table(path, root, choice, allow_outside)
     if suffix == ".parquet":
-        return open_parquet(path, root, x_key, y_key, split, allow_outside)
+        return open_parquet(path, root, choice, split, allow_outside)
     if suffix == ".tar":
-        return open_tars([path], x_key, y_key)
+        return open_tars([path], choice)
     if suffix in embeddings.SUFFIXES:
         return VectorPairs(path)
     raise UserError(f"{path}: unknown format; known formats: {_KNOWN}")
+
+
+def _open_folder(path: Path, root: Path | None, choice: Choice, split: str | None, allow_outside: bool) -> AnyPairs:
+    if is_beir(path):
+        return BeirPairs(path, split)
+    if is_hf(path):
+        return open_hf(path, root, choice, split, allow_outside)
+    if any(path.glob("*.tar")):
+        return open_tars(expand(str(path)), choice)
+    if any(path.rglob("*.parquet")):
+        return open_parquet(path, root, choice, split, allow_outside)
+    if choice.views:
+        return open_image_folder(path, allow_outside)
+    problem = f"{path}: a folder without tars, Parquet files or a saved dataset"
+    if any(file.suffix.lower() in SUFFIXES for file in path.rglob("*")):
+        raise UserError(f"{problem}; it holds images: set data.views=2 to contrast views of them, or name a list")
+    raise UserError(f"{problem}; known formats: {_KNOWN}")
 
 
 def _below(folder: Path | None, part: str) -> str:

@@ -166,11 +166,13 @@ class Checkable(Pairs):
     Attributes:
         known_bad: number -> reason, for samples that the list alone shows to be bad, such as empty texts.
         folder: the folder that holds the data.
+        trusted: whether no sample can be bad, although the class is one of pairs read from files.
 
     """
 
     known_bad: dict[int, str]
     folder: Path
+    trusted: bool = False
 
     @abstractmethod
     def stamp(self) -> str:

@@ -2,7 +2,8 @@
 
 A sample cannot be dropped during an epoch: processes would disagree about batches, and a resumed run about its past. So
 all images are decoded once before the first epoch, at the smallest scale of libjpeg (1/8), each process checking its
-share. The result depends only on the files and is the same on all processes. It is cached until the list, or the size
+share, and so are items of other modalities that are read from files. Texts and vectors were checked when their list was
+read. The result depends only on the files and is the same on all processes. It is cached until the list, or the size
 or modification time of a file, changes. Every epoch leaves out the bad samples (`usable`), and `bad_samples.jsonl` has
 one line for each. The other samples keep their numbers and their order.
 """
@@ -14,19 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
-from PIL import Image
 
 from nuclr import distributed
-from nuclr.data.modalities.image import check_image
+from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import BadSample, Checkable, Pairs
 from nuclr.errors import UserError
 from nuclr.files import find_cache_folder, read_npy, read_text, write_atomically, write_text
 
+Side = Literal["x", "y"]
+
 _CHUNK = 256
-_VERSION = 2  # of the rules for bad samples; cached results of other versions are not used
+_VERSION = 3  # of the rules for bad samples; cached results of other versions are not used
 
 
 def check_samples(
@@ -36,7 +38,7 @@ def check_samples(
     workers: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[int, str]:
-    """Find the bad samples, by decoding every image or from the cache.
+    """Find the bad samples, by reading every image or from the cache.
 
     Under torch.distributed this is a collective call: every process has to make it.
 
@@ -45,7 +47,7 @@ def check_samples(
         numbers: the samples to check; by default all.
         max_bad_share: the share of bad samples that is accepted (setting `data.max_bad_share`).
         workers: number of threads.
-        progress: called with (images checked, images to check) from time to time.
+        progress: called with (items checked, items to check) from time to time.
 
     Returns:
         Number -> reason for every bad sample, in ascending order. Empty for sources that do not read files.
@@ -59,10 +61,10 @@ def check_samples(
         {}
 
     """
-    if not isinstance(pairs, Checkable):
+    if not isinstance(pairs, Checkable) or pairs.trusted:
         return {}
     numbers = np.arange(len(pairs)) if numbers is None else np.unique(numbers)
-    path = _cache_path(pairs, numbers)
+    path = _cache_path(pairs, numbers) if _sides_to_read(pairs) else None
     bad = _read_cache(path)
     # The check is collective: if one process has no cache, all of them check.
     if not all(is_cached for (is_cached,) in distributed.exchange([int(bad is not None)])):
@@ -145,35 +147,51 @@ def write_bad_samples(path: Path, pairs: Pairs, bad: dict[int, str]) -> None:
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
+def _sides_to_read(pairs: Pairs) -> list[Side]:
+    """Return the sides whose items have to be read to know whether they are bad."""
+    kinds: dict[Side, str] = {"x": pairs.x_kind} if pairs.views else {"x": pairs.x_kind, "y": pairs.y_kind}
+    return [side for side, kind in kinds.items() if kind not in ("text", "vector")]
+
+
 def _check_all(
     pairs: Checkable, numbers: np.ndarray, workers: int, progress: Callable[[int, int], None] | None
 ) -> dict[int, str]:
-    """Decode each distinct image once, each process its share, and exchange the results."""
+    """Read each distinct item once, each process its share, and exchange the results."""
     listed = np.intersect1d(numbers, np.fromiter(pairs.known_bad, np.int64))
-    known = {number: pairs.known_bad[number] for number in listed.tolist()}
+    bad = {number: pairs.known_bad[number] for number in listed.tolist()}
     rest = np.setdiff1d(numbers, listed, assume_unique=True)
-    _, first = np.unique(pairs.x_id[rest], return_index=True)
-    share = rest[first][distributed.rank() :: distributed.world_size()]
+    for side in _sides_to_read(pairs):
+        bad |= _check_side(pairs, side, rest, workers, progress)
+        rest = np.setdiff1d(rest, np.fromiter(bad, np.int64), assume_unique=True)
+    return dict(sorted(bad.items()))
+
+
+def _check_side(
+    pairs: Checkable, side: Side, numbers: np.ndarray, workers: int, progress: Callable[[int, int], None] | None
+) -> dict[int, str]:
+    ids: np.ndarray = getattr(pairs, f"{side}_id")
+    _, first = np.unique(ids[numbers], return_index=True)
+    share = numbers[first][distributed.rank() :: distributed.world_size()]
     chunks = [share[begin : begin + _CHUNK] for begin in range(0, len(share), _CHUNK)]
     bad_of_share: list[int] = []
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        results = pool.map(lambda chunk: [n for n in chunk.tolist() if _image_problem(pairs, n)], chunks)
+        results = pool.map(lambda chunk: [n for n in chunk.tolist() if _problem(pairs, side, n)], chunks)
         for done, bad_of_chunk in enumerate(results):
             bad_of_share += bad_of_chunk
             if progress is not None:
                 progress(min(len(share), (done + 1) * _CHUNK), len(share))
-    # All processes open the few bad images again, to get the reasons without exchanging texts.
+    # All processes read the few bad items again, to get the reasons without exchanging texts.
     reasons = {
-        int(pairs.x_id[number]): _image_problem(pairs, number) or "cannot be read"
-        for number in _gather_numbers(bad_of_share)
+        int(ids[number]): _problem(pairs, side, number) or "cannot be read" for number in _gather_numbers(bad_of_share)
     }
-    bad_rest = rest[np.isin(pairs.x_id[rest], np.fromiter(reasons, np.int64))].tolist() if reasons else []
-    return dict(sorted((known | {number: reasons[int(pairs.x_id[number])] for number in bad_rest}).items()))
+    bad = numbers[np.isin(ids[numbers], np.fromiter(reasons, np.int64))].tolist() if reasons else []
+    return {number: reasons[int(ids[number])] for number in bad}
 
 
-def _image_problem(pairs: Pairs, number: int) -> str | None:
+def _problem(pairs: Pairs, side: Side, number: int) -> str | None:
     try:
-        check_image(cast(Image.Image, pairs.x(number)))
+        item = pairs.x(number) if side == "x" else pairs.y(number)
+        get_modality(pairs.x_kind if side == "x" else pairs.y_kind).check(item)
     except BadSample as bad:
         return bad.reason
     return None
@@ -200,9 +218,9 @@ def _too_many(pairs: Pairs, bad: dict[int, str], total: int, max_share: float) -
 
 def _cache_path(pairs: Checkable, numbers: np.ndarray) -> Path | None:
     folder = find_cache_folder(pairs.folder)
-    key = hashlib.sha256(
-        f"{_VERSION} {pairs.fingerprint} {pairs.stamp()} ".encode() + numbers.astype(np.int64).tobytes()
-    )
+    sides = f"{pairs.x_kind} {pairs.y_kind} {pairs.x_name} {pairs.y_name}"
+    key = hashlib.sha256(f"{_VERSION} {sides} {pairs.fingerprint} {pairs.stamp()} ".encode())
+    key.update(numbers.astype(np.int64).tobytes())
     return folder / f"checked-{key.hexdigest()[:24]}.json" if folder else None
 
 

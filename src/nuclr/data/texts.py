@@ -35,26 +35,31 @@ class Texts:
 
     def append(self, text: str) -> None:
         """Add a text at the end."""
-        self._blob += text.encode("utf-8", "surrogatepass")
+        self.append_bytes(text.encode("utf-8", "surrogatepass"))
+
+    def append_bytes(self, content: bytes) -> None:
+        """Add bytes at the end, to be read with `get_bytes`."""
+        self._blob += content
         self._starts.append(len(self._blob))
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def __getitem__(self, number: int) -> str:
-        return self._bytes(number).decode("utf-8", "surrogatepass")
+        return self.get_bytes(number).decode("utf-8", "surrogatepass")
 
     def __repr__(self) -> str:
         return f"Texts({len(self):,} texts, {len(self._blob):,} bytes)"
 
-    def _bytes(self, number: int) -> bytes:
+    def get_bytes(self, number: int) -> bytes:
+        """Return the bytes of an entry."""
         if not 0 <= number < len(self):
             raise IndexError(f"number {number}; allowed: 0 to {len(self) - 1}")
         return bytes(self._blob[self._starts[number] : self._starts[number + 1]])
 
     def ids(self) -> np.ndarray:
         """Return the number of each distinct text, (n,) int64, in order of first appearance."""
-        return number_distinct(np.fromiter((digest(self._bytes(i)) for i in range(len(self))), np.uint64, len(self)))
+        return number_distinct(np.fromiter((digest(self.get_bytes(i)) for i in range(len(self))), np.uint64, len(self)))
 
     def fingerprint(self) -> str:
         """Return a hash of all texts and their boundaries."""

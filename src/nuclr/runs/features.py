@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from nuclr import distributed, files
 from nuclr.data import Loader, all_batches, check_samples, open_pairs, usable
-from nuclr.data.modalities.base import read_file
-from nuclr.data.modalities.image import SUFFIXES, open_image
+from nuclr.data.formats.views import open_image_folder
+from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
@@ -156,38 +155,6 @@ def gather(parts: list[Tensor]) -> Tensor:
 # -- embedding files ---------------------------------------------------------------------------------------------------
 
 
-class ImageFolder:
-    """The images of a folder as pairs whose y is the file name."""
-
-    x_kind, y_kind, views, group = "image", "text", False, None
-
-    def __init__(self, path: Path) -> None:
-        self.files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-        if not self.files:
-            raise UserError(f"--images {path}: the folder has no images ({', '.join(sorted(SUFFIXES))})")
-        self.x_id = self.y_id = np.arange(len(self.files))
-        self.fingerprint = ""
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def x(self, number: int) -> Image.Image:
-        """Return the image, not yet decoded."""
-        return open_image(read_file(self.files[number]))
-
-    def y(self, number: int) -> str:
-        """Return the file name."""
-        return self.files[number].name
-
-    def items(self, side: str, numbers: np.ndarray) -> list[Any]:
-        """Return the images or the names of several files."""
-        return [getattr(self, side)(number) for number in numbers.tolist()]
-
-    def name(self, number: int) -> str:
-        """Return the path."""
-        return str(self.files[number])
-
-
 def check_target(out: Path) -> None:
     """Refuse, before any work, an embedding file that exists, cannot be written or has an unknown suffix."""
     if out.suffix not in (".npz", ".safetensors"):
@@ -231,10 +198,12 @@ def embed_images(model: DualEncoder, path: Path, encoding: Encoding, data: Data)
         raise UserError(f"--images: this model takes {model.x.modality}s on side x, not images; use --pairs FILE.npz")
     if not path.is_dir():
         raise UserError(f"--images {path}: no such folder")
-    images: Any = ImageFolder(path)
+    if not any(file.suffix.lower() in SUFFIXES for file in path.rglob("*")):
+        raise UserError(f"--images {path}: the folder has no images ({', '.join(sorted(SUFFIXES))})")
+    images = open_image_folder(path, allow_outside=True)
     loader = make_loader(data, images, model)
-    features = encode_x(model, loader, np.arange(len(images)), *encoding)
-    return {"x": features}, [str(file.relative_to(path)) for file in images.files]
+    numbers = np.arange(len(images))
+    return {"x": encode_x(model, loader, numbers, *encoding)}, [images.name(number) for number in numbers.tolist()]
 
 
 def embed_texts(model: DualEncoder, path: Path, encoding: Encoding) -> dict[str, Tensor]:

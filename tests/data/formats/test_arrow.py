@@ -85,10 +85,10 @@ def test_rows_without_image_or_caption_are_bad_samples(tmp_path):
     [
         (
             {"image": [1, 2], "caption": ["a", "b"]},
-            "column 'image' holds int64; needs file names, bytes or {bytes, path}",
+            "column 'image' holds int64; needs texts, lists of texts or numbers, bytes or {bytes, path}",
         ),
-        ({"image": [b"a"], "caption": [1]}, "column 'caption' holds int64; needs text or lists of text"),
-        ({"url": ["a"], "caption": ["a"]}, "no column for the image among 'url', 'caption'"),
+        ({"image": [b"a"], "caption": [1]}, "column 'caption' holds int64; needs texts, lists of texts or numbers"),
+        ({"url": ["a"], "caption": ["a"]}, "column 'url' holds addresses; download the files first"),
         (
             {"image": pyarrow.array([], pyarrow.binary()), "caption": pyarrow.array([], pyarrow.string())},
             "holds no pairs",
@@ -272,5 +272,7 @@ def test_images_that_are_all_named_by_path_are_read(tmp_path):
     "image", [{"bytes": 3, "path": "a"}, {"bytes": b"3", "path": 3}, {"bytes": [b"3"], "path": "a"}]
 )
 def test_images_of_other_types_are_refused(tmp_path, image):
-    with pytest.raises(UserError, match=r"column 'image' holds struct.*; needs file names, bytes or"):
+    with pytest.raises(
+        UserError, match=r"column 'image' holds struct.*; needs texts, lists of texts or numbers, bytes or"
+    ):
         open_pairs(write(tmp_path / "p.parquet", image=[image], caption=["one"]))

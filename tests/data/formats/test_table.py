@@ -24,9 +24,9 @@ def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path):
     ("name", "text", "message"),
     [
         ("l.csv", "a.jpg,one\nb.png,two\n", r"line 1 names an image \(a\.jpg\); put a header such as filepath,title"),
-        ("l.csv", "file,words\na.jpg,one\n", r"no column for the image among 'file', 'words'; name it with data.x.key"),
-        ("l.csv", "image,words\na.jpg,one\n", r"no column for the caption among 'image', 'words'; name it with data.y"),
-        ("l.csv", "image caption\na.jpg one\n", r"no column for the image among 'image caption'"),
+        ("l.csv", "file,words,n\na.jpg,one,1\n", r"no two usual columns among 'file', 'words', 'n'"),
+        ("l.csv", "image,words,n\na.jpg,one,1\n", r"no column for the caption among 'image', 'words', 'n'"),
+        ("l.csv", "image caption\na.jpg one\n", r"no two usual columns among 'image caption'"),
         ("l.csv", "image,caption\n", "holds no pairs"),
         ("l.csv", "\n\n", "empty; needs a header"),
         ("l.csv", b"image,caption\na.jpg,caf\xe9\n", "not UTF-8 text"),

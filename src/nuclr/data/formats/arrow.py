@@ -1,13 +1,13 @@
 """Pairs in Arrow tables: Parquet files, and Hugging Face datasets on disk as `save_to_disk` writes them.
 
-The image column holds file names, encoded images (bytes), or Hugging Face's `{"bytes": ..., "path": ...}`. The caption
-column holds one text or a list of texts. Names are handled as in a caption list. With bytes, the table is memory-mapped
-and only the requested row is read. Rows with the same bytes are one image.
+A column holds texts or names of files, lists of texts, vectors as lists of numbers, encoded images (bytes), or Hugging
+Face's `{"bytes": ..., "path": ...}`. Names, texts and vectors are handled as in a JSON list. With bytes, the table is
+memory-mapped and only the requested row is read. Rows with the same bytes are one image.
 
 Files are untrusted. An offset in a memory-mapped file may point outside of it, and following it would end the process
 with a segmentation fault. Both columns are therefore validated completely when they are opened, before anything else
-reads them. This costs one pass over the offsets and over the captions and names, not over the encoded images: 0.03
-seconds per million captions once they are in memory. A caption or name that is not UTF-8 makes its row a bad sample.
+reads them. This costs one pass over the offsets and over the texts and names, not over the encoded images: 0.03 seconds
+per million texts once they are in memory. A text or name that is not UTF-8 makes its row a bad sample.
 
 Parquet has no random access. A file with encoded images is therefore rewritten once, as an Arrow file in the cache
 folder, which can be memory-mapped. Datasets on disk are Arrow streams already; reading them needs only pyarrow, not
@@ -16,104 +16,82 @@ folder, which can be memory-mapped. Datasets on disk are Arrow streams already; 
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from nuclr.data.formats.listed import ListedPairs, choose_column
-from nuclr.data.modalities.base import boundary, read_file
-from nuclr.data.modalities.image import open_image
-from nuclr.data.pairs import BadSample, Checkable
-from nuclr.data.texts import Texts, clean, digest, number_distinct, text_problem
+from nuclr.data.formats.choose import Choice, SideChoice, choose_columns
+from nuclr.data.formats.columns import Column, decode_text, first_line, make_column, read_cell
+from nuclr.data.formats.listed import ColumnMaker, ListedPairs, open_listed
+from nuclr.data.modalities import Folder
+from nuclr.data.modalities.base import boundary
+from nuclr.data.pairs import BadSample
+from nuclr.data.texts import digest, number_distinct
 from nuclr.errors import UserError, require
 from nuclr.files import file_stamp, find_cache_folder, parse_json, write_atomically
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them
 
 
-class ArrowPairs(Checkable):
-    """Pairs of a table with encoded images.
+class ArrowColumn(Column):
+    """Encoded images, or bytes of another modality, in a memory-mapped table. A cell is the number of its row.
 
     Args:
-        path: the file or folder, for messages.
+        kind: the modality.
+        content: the column of the table: bytes or {bytes, path}.
         files: the files behind the table.
-        images: the column of images: bytes or {bytes, path}.
-        captions: the column of captions: one text or a list of texts per row.
-        folder: the folder that the paths of images without bytes are relative to.
-        allow_outside: read such images outside of the folder as well.
-
-    Raises:
-        UserError: if the table has no pairs.
+        folder: the folder that the paths of rows without bytes are relative to.
 
     """
 
-    x_kind = x_name = "image"
-    y_kind = y_name = "text"
+    def __init__(self, kind: str, content: Any, files: Sequence[Path], folder: Folder) -> None:
+        self.kind, self._content, self._files, self.folder = kind, content, files, folder
+        self._rows = array("q")
 
-    def __init__(
-        self,
-        path: Path,
-        files: Sequence[Path],
-        images: Any,
-        captions: Any,
-        folder: Path,
-        allow_outside: bool = False,
-    ) -> None:
-        self._files, self._images, self.folder = files, images, folder
-        self._inside = boundary(folder, allow_outside)
-        self.known_bad: dict[int, str] = {}
-        self.label = path.name or str(path)
-        self._captions = Texts()
-        rows: list[int] = []
-        for row, caption, reason in _rows_and_captions(captions):
-            if reason := reason or text_problem(caption, "caption"):
-                self.known_bad[len(rows)] = reason
-            rows.append(row)
-            self._captions.append("" if reason else clean(caption))
-        if not rows:
-            raise UserError(f"{path}: holds no pairs")
-        self._row = np.array(rows, np.int64)
-        self.x_id, self.y_id = number_distinct(_image_keys(images)[self._row]), self._captions.ids()
-        self.fingerprint = hashlib.sha256(self.x_id.tobytes() + self._captions.fingerprint().encode()).hexdigest()
+    def append(self, cell: Any) -> str | None:
+        """Add the number of a row."""
+        self._rows.append(cell)
+        return None
 
     def __len__(self) -> int:
-        return len(self.x_id)
+        return len(self._rows)
 
-    def x(self, number: int) -> Image.Image:
-        """Return the image of the row, or of the file that the row names, not decoded yet."""
-        content: Any = self._images[int(self._row[number])].as_py()
+    def __getitem__(self, number: int) -> Any:
+        content: Any = self._content[self._rows[number]].as_py()
         if isinstance(content, dict):
-            name, reason = _decode(content.get("path"), "image name")
+            name, reason = decode_text(content.get("path"), f"{self.kind} name")
             content = content["bytes"]
             if not content and reason:
                 raise BadSample(reason)
-            content = content or (read_file(self.folder / name, self._inside) if name else None)
+            content = content or name
         if not content:
-            raise BadSample("no image in the row")
-        return open_image(content)
+            raise BadSample(f"no {self.kind} in the row")
+        return read_cell(self.kind, content, self.folder)
 
-    def y(self, number: int) -> str:
-        """Return the caption."""
-        if number in self.known_bad:
-            raise BadSample(self.known_bad[number])
-        return self._captions[number]
+    def ids(self) -> np.ndarray:
+        """Return the number of each distinct content."""
+        return number_distinct(_image_keys(self._content)[np.frombuffer(self._rows, np.int64)])
 
-    def name(self, number: int) -> str:
-        """Return the path in the row if it has one, otherwise the number of the row."""
-        row = int(self._row[number])
-        if "path" not in _fields(self._images.type):
-            return f"row {row}"
-        path = self._images[row]["path"].as_py()
-        return (path.decode(errors="replace") if isinstance(path, bytes) else path) or f"row {row}"
+    def fingerprint(self) -> bytes:
+        """Return the numbers of the distinct contents, which are not hashed themselves."""
+        return self.ids().tobytes()
 
-    def stamp(self) -> str:
+    def name(self, number: int) -> str | None:
+        """Return the path in the row if it has one."""
+        if "path" not in _fields(self._content.type):
+            return None
+        path = self._content[self._rows[number]]["path"].as_py()
+        return path.decode(errors="replace") if isinstance(path, bytes) else path
+
+    def stamp(self, ids: np.ndarray) -> str:  # noqa: ARG002
         """Return a hash that changes when the size or modification time of a file of the table does."""
-        return hashlib.sha256(
-            json.dumps([[file_stamp(file) for file in self._files], str(self._inside)]).encode()
-        ).hexdigest()
+        inside = None if self.folder is None else self.folder.inside
+        stamps = json.dumps([[file_stamp(file) for file in self._files], str(inside)])
+        return hashlib.sha256(stamps.encode()).hexdigest()
 
 
 def _image_keys(images: Any) -> np.ndarray:
@@ -148,28 +126,59 @@ def _with_equal_value(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def open_arrow(
-    path: Path, files: Sequence[Path], table: Any, image: str, caption: str, root: Path | None, allow_outside: bool
-) -> ListedPairs | ArrowPairs:
+    path: Path,
+    files: Sequence[Path],
+    table: Any,
+    keys: tuple[str, str],
+    root: Path | None,
+    choice: Choice,
+    allow_outside: bool,
+) -> ListedPairs:
     """Return the pairs of a table.
 
     Args:
         path: the file or folder, for messages.
         files: the files behind the table.
-        table: a pyarrow table.
-        image: the column of image names or encoded images.
-        caption: the column of captions.
-        root: the folder that image names are relative to.
-        allow_outside: read images outside of the root as well.
+        table: a pyarrow table that nothing has read yet.
+        keys: the columns of x and y.
+        root: the folder that names of files are relative to.
+        choice: the settings of both sides.
+        allow_outside: read files outside of the root as well.
 
     """
-    images, captions = (validate_column(path, table, name) for name in (image, caption))
-    pairs: ListedPairs | ArrowPairs
-    if holds_names(table.schema.field(image).type):
-        pairs = ListedPairs(_named_rows(images, captions), path, root, allow_outside)
-    else:
-        pairs = ArrowPairs(path, files, images, captions, root or path.parent, allow_outside)
-    pairs.x_key, pairs.y_key = image, caption
-    return pairs
+    folder = Folder(root or path.parent, boundary(root or path.parent, allow_outside))
+    sides = [
+        _Reader(validate_column(path, table, key), table.schema.field(key).type, side, files, folder)
+        for key, side in zip(keys, (choice.x, choice.y), strict=True)
+    ]
+    rows = zip(sides[0].cells(), sides[1].cells(), repeat(None), range(table.num_rows), strict=False)
+    kinds, makers = (sides[0].kind, sides[1].kind), (sides[0].maker, sides[1].maker)
+    return open_listed(rows, path, root, allow_outside, choice, keys, "row", kinds, makers)
+
+
+class _Reader:
+    """How a column of a table is read: row by row, or as a memory-mapped column of bytes.
+
+    Args:
+        column: the column after its validation, in which texts may have become bytes.
+        type_: its type before the validation.
+        side: the settings of the side.
+        files: the files behind the table.
+        folder: the folder that paths are relative to.
+
+    """
+
+    def __init__(self, column: Any, type_: Any, side: SideChoice, files: Sequence[Path], folder: Folder) -> None:
+        self._column = column
+        self.kind: str | None = None
+        self.maker: ColumnMaker = make_column
+        if holds_bytes(type_):
+            kind = self.kind = side.kind or "image"
+            self.maker = lambda *_: ArrowColumn(kind, column, files, folder)
+
+    def cells(self) -> Iterable[Any]:
+        """Yield the cell or list of cells of every row."""
+        return range(len(self._column)) if self.kind is not None else _cells(self._column)
 
 
 def validate_column(path: Path, table: Any, name: str) -> Any:
@@ -217,60 +226,79 @@ def _with_bytes(pyarrow: Any, kind: Any) -> Any:
     return getattr(pyarrow, binary[str(kind)])() if str(kind) in binary else kind
 
 
-def _named_rows(names: Any, captions: Any) -> Iterator[tuple[str, str, str | None]]:
-    for row, caption, reason in _rows_and_captions(captions):
-        name, problem = _decode(names[row].as_py(), "image name")
-        yield name, caption, reason or problem
+def _cells(column: Any) -> Iterator[Any]:
+    """Yield the value of every row: a text, a list, an array of numbers, or None."""
+    for chunk in column.chunks:
+        if _holds_numbers(chunk.type):
+            yield from _vectors(chunk)
+        elif len(chunk) < 100_000:
+            yield from chunk.to_pylist()
+        else:
+            yield from (scalar.as_py() for scalar in chunk)
 
 
-def _rows_and_captions(captions: Any) -> Iterator[tuple[int, str, str | None]]:
-    """Yield (row, caption, problem or None) for every caption of every row; null gives an empty caption."""
-    row = 0
-    for chunk in captions.chunks:
-        for value in chunk.to_pylist() if len(chunk) < 100_000 else (scalar.as_py() for scalar in chunk):
-            for caption in value if isinstance(value, list) else [value]:
-                yield row, *_decode(caption, "caption")
-            row += 1
+def _vectors(chunk: Any) -> Iterator[np.ndarray | None]:
+    """Yield the numbers of every row without making Python objects of them; null numbers become NaN."""
+    missing = chunk.is_null().to_numpy(zero_copy_only=False)
+    width = getattr(chunk.type, "list_size", None)
+    values = chunk.values.to_numpy(zero_copy_only=False)
+    rows = np.arange(len(chunk) + 1, dtype=np.int64)
+    starts = chunk.offsets.to_numpy() if width is None else (chunk.offset + rows) * width
+    for row in range(len(chunk)):
+        begin, end = int(starts[row]), int(starts[row + 1])
+        yield None if missing[row] or begin == end else values[begin:end]
 
 
-def _decode(value: str | bytes | None, what: str) -> tuple[str, str | None]:
-    """Return a text and None, or what is left of it and why it cannot be used."""
-    if not isinstance(value, bytes):
-        return value or "", None
-    try:
-        return value.decode(), None
-    except UnicodeDecodeError:
-        return value.decode(errors="replace"), f"{what} is not UTF-8 text"
-
-
-def choose_columns(path: Path, schema: Any, x_key: str | None, y_key: str | None) -> tuple[str, str]:
-    """Return the names of the image and caption columns.
+def check_types(path: Path, schema: Any, keys: tuple[str, str], choice: Choice) -> None:
+    """Check that both columns have types that can be read.
 
     Raises:
-        UserError: if a column does not exist or has a type that cannot be read.
+        UserError: if a column has another type.
 
     """
     types = load_pyarrow(path).types
-    image = choose_column(schema.names, "x", x_key, path)
-    caption = choose_column(schema.names, "y", y_key, path)
-    kind = schema.field(image).type
-    is_binary = types.is_binary(kind) or types.is_large_binary(kind)
-    if not (holds_names(kind) or is_binary or _holds_bytes_and_path(types, kind)):
-        raise UserError(f"{path}: column {image!r} holds {kind}; needs file names, bytes or {{bytes, path}}")
-    kind = schema.field(caption).type
-    inner = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
-    if not holds_names(inner):
-        raise UserError(f"{path}: column {caption!r} holds {kind}; needs text or lists of text")
-    return image, caption
+    for key, side in zip(keys, (choice.x, choice.y), strict=True):
+        kind = schema.field(key).type
+        if holds_bytes(kind):
+            if side.kind in ("text", "vector"):
+                raise UserError(
+                    f"{path}: column {key!r} holds {kind}, which data.{side.side}.modality={side.kind} does not read"
+                )
+            continue
+        inner = _inner(types, kind)
+        numbers = _holds_numbers(kind) or _holds_numbers(inner)
+        if not (holds_names(inner) or numbers or (types.is_null(inner) and inner != kind)):
+            raise UserError(
+                f"{path}: column {key!r} holds {kind}; needs texts, lists of texts or numbers, bytes or {{bytes, path}}"
+            )
 
 
-def _holds_bytes_and_path(types: Any, kind: Any) -> bool:
-    """Return whether a type is {bytes, path}; a column in which one of them is never present has the type null."""
+def _inner(types: Any, kind: Any) -> Any:
+    return kind.value_type if _is_list(types, kind) else kind
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _holds_numbers(kind: Any) -> bool:
+    """Return whether a type is a list of numbers."""
+    types = require("pyarrow").types
+    if not _is_list(types, kind):
+        return False
+    return bool(types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
+
+
+def holds_bytes(kind: Any) -> bool:
+    """Return whether a type is bytes or {bytes, path}; a field that is never present has the type null."""
+    types = require("pyarrow").types
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return True
     fields = {field.name: field.type for field in kind} if types.is_struct(kind) else {}
     content, path = fields.get("bytes"), fields.get("path")
     if content is None or not (types.is_binary(content) or types.is_large_binary(content) or types.is_null(content)):
         return False
-    return path is None or holds_names(path) or types.is_null(path)
+    return path is None or holds_names(path) or bool(types.is_null(path))
 
 
 def holds_names(kind: Any) -> bool:
@@ -289,34 +317,27 @@ def load_pyarrow(path: Path) -> Any:
     return require("pyarrow")
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def open_parquet(
     path: Path,
     root: Path | None = None,
-    x_key: str | None = None,
-    y_key: str | None = None,
+    choice: Choice | None = None,
     split: str | None = None,
     allow_outside: bool = False,
-) -> ListedPairs | ArrowPairs:
+) -> ListedPairs:
     """Open a Parquet file, or a folder of them in order of their names.
 
     Args:
         path: the file or folder.
-        root: the folder that image names are relative to.
-        x_key: the column of images.
-        y_key: the column of captions.
+        root: the folder that names of files are relative to.
+        choice: the settings of both sides.
         split: keep only files whose name starts with it, or whose folder has this name.
-        allow_outside: read images outside of the root as well.
+        allow_outside: read files outside of the root as well.
 
     Raises:
         UserError: if a file cannot be read or a column is missing.
 
     """
-    pyarrow = load_pyarrow(path)
+    pyarrow, choice = load_pyarrow(path), choice or Choice()
     files = [path] if path.is_file() else _files_of_split(path, sorted(path.rglob("*.parquet")), split)
     try:
         schemas = [pyarrow.parquet.read_schema(file) for file in files]
@@ -325,14 +346,16 @@ def open_parquet(
                 raise UserError(
                     f"{file}: columns {', '.join(schema.names)}; {files[0].name} has {', '.join(schemas[0].names)}"
                 )
-        image, caption = choose_columns(path, schemas[0], x_key, y_key)
-        read = _read if holds_names(schemas[0].field(image).type) else _mapped
-        table = pyarrow.concat_tables([read(file, [image, caption]) for file in files])
+        keys = choose_columns(schemas[0].names, choice, path)
+        check_types(path, schemas[0], keys, choice)
+        names = list(dict.fromkeys(keys))
+        read = _mapped if any(holds_bytes(schemas[0].field(name).type) for name in names) else _read
+        table = pyarrow.concat_tables([read(file, names) for file in files])
     except UserError:
         raise
     except Exception as error:  # pyarrow raises many types on damaged files
         raise UserError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
-    return open_arrow(path, files, table, image, caption, root, allow_outside)
+    return open_arrow(path, files, table, keys, root, choice, allow_outside)
 
 
 def _read(file: Path, names: list[str]) -> Any:
@@ -374,26 +397,24 @@ def _files_of_split(path: Path, files: list[Path], split: str | None) -> list[Pa
 def open_hf(
     path: Path,
     root: Path | None = None,
-    x_key: str | None = None,
-    y_key: str | None = None,
+    choice: Choice | None = None,
     split: str | None = None,
     allow_outside: bool = False,
-) -> ListedPairs | ArrowPairs:
+) -> ListedPairs:
     """Open a folder written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`.
 
     Args:
         path: the folder.
-        root: the folder that image names are relative to.
-        x_key: the column of images.
-        y_key: the column of captions.
+        root: the folder that names of files are relative to.
+        choice: the settings of both sides.
         split: the split to read; required for a `DatasetDict`.
-        allow_outside: read images outside of the root as well.
+        allow_outside: read files outside of the root as well.
 
     Raises:
         UserError: if the folder cannot be read, or a split or column is missing.
 
     """
-    pyarrow = load_pyarrow(path)
+    pyarrow, choice = load_pyarrow(path), choice or Choice()
     if (path / "dataset_dict.json").is_file():
         splits = sorted(folder.name for folder in path.iterdir() if (folder / "state.json").is_file())
         if split not in splits:
@@ -410,12 +431,13 @@ def open_hf(
         table = pyarrow.concat_tables(
             [pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all() for file in files]
         )
-        image, caption = choose_columns(path, table.schema, x_key, y_key)
+        keys = choose_columns(table.schema.names, choice, path)
+        check_types(path, table.schema, keys, choice)
     except UserError:
         raise
     except Exception as error:  # pyarrow raises many types on damaged files
         raise UserError(f"{path}: cannot be read as a dataset on disk ({first_line(error)})") from None
-    return open_arrow(path, files, table, image, caption, root, allow_outside)
+    return open_arrow(path, files, table, keys, root, choice, allow_outside)
 
 
 def _data_file(folder: Path, name: Any) -> Path:

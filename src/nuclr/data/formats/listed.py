@@ -1,150 +1,211 @@
-"""Pairs whose list names image files: the common part of caption lists, tables and Parquet files with names."""
+"""Pairs of two columns: the common part of JSON lists, tables, Parquet files and datasets on disk.
 
-import difflib
+A row has an x and a y, and each may be one cell or a list of cells:
+
+- one x and k y (or the reverse): k pairs that share the x;
+- k x and k y: k pairs x[i], y[i] in one group, whose x and y all belong together;
+- k x and l y: max(k, l) pairs in one group; the shorter list is repeated.
+"""
+
 import hashlib
-import os
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
 
-from nuclr.data.modalities.base import boundary, read_file
-from nuclr.data.modalities.image import open_image
+from nuclr.data.formats.choose import Choice, SideChoice, recognize_kind, shorten
+from nuclr.data.formats.columns import Column, WrongCellError, is_empty, make_column, split_cell
 from nuclr.data.pairs import BadSample, Checkable
-from nuclr.data.texts import MAX_CHARACTERS, Texts, clean, text_problem
 from nuclr.errors import UserError
 
-X_COLUMNS = ("image", "filepath", "image_path", "file_name", "filename", "path", "jpg", "png")
-Y_COLUMNS = ("caption", "captions", "title", "text", "sentence", "txt")
+Row = tuple[Any, Any, str | None, int]  # x, y, why the row is bad or None, number of the line or row
 
-_PROBED = 100  # images by which the folder is recognized
+_PROBED = 1000  # rows by which the modality of a column is recognized
 
 
 class ListedPairs(Checkable):
-    """Pairs of image files and captions.
-
-    Names of images are relative to `root`, or to a folder in it that has the name of the list (`train/` for
-    `train.jsonl`) or the name `images`. After these, the same folders next to the list are tried. An image outside of
-    the root (of the list's folder, if it was found there) is a bad sample, unless `allow_outside` is True.
+    """Pairs of two columns of any modalities.
 
     Args:
-        rows: (image name, caption, reason) per pair, in the order of the list. The reason is None unless the row is
-            already known to be bad.
+        rows: (x, y, reason, place) per row, in the order of the list. The reason is None unless the row is already
+            known to be bad. The place is the number of the line or row, for messages.
+        x: the empty column of x, to which the cells are added.
+        y: the same for y.
         path: the list.
-        root: the folder that the names are relative to (setting `data.root`); by default that of the list.
-        allow_outside: read images outside of the root as well (setting `data.allow_outside`). A name leaves the root
-            if it is absolute, contains `..`, or leads through a symbolic link.
+        root: the folder that names of files are relative to (setting `data.root`); by default that of the list.
+        allow_outside: read files outside of the root as well (setting `data.allow_outside`). A name leaves the root if
+            it is absolute, contains `..`, or leads through a symbolic link.
+        x_name: the name of side x.
+        y_name: the name of side y.
+        x_key: the column of x, for messages.
+        y_key: the column of y, for messages.
+        place: what the rows' places are: "line" or "row".
 
     Raises:
-        UserError: if there are no rows, or none of the first images exists.
+        UserError: if there are no rows, a cell has a wrong type, or none of the first images exists.
 
     """
-
-    x_kind = x_name = "image"
-    y_kind = y_name = "text"
 
     def __init__(
         self,
-        rows: Iterable[tuple[str, str, str | None]],
+        rows: Iterable[Row],
+        x: Column,
+        y: Column,
         path: Path,
         root: Path | None = None,
         allow_outside: bool = False,
+        x_name: str = "image",
+        y_name: str = "text",
+        x_key: str | None = None,
+        y_key: str | None = None,
+        place: str = "line",
     ) -> None:
         self.known_bad: dict[int, str] = {}
         self.label = path.name or str(path)
-        self._names, self._captions = Texts(), Texts()
-        for number, (name, caption, reason) in enumerate(rows):
-            self._names.append(name)
-            self._captions.append("" if len(caption) > MAX_CHARACTERS else clean(caption))
-            reason = reason or ("no image named" if not name else text_problem(caption, "caption"))
-            if reason:
-                self.known_bad[number] = reason
-        if not len(self._names):
+        self.x_kind, self.y_kind, self.x_name, self.y_name = x.kind, y.kind, x_name, y_name
+        self.x_key, self.y_key = x_key, y_key
+        self._x, self._y, self._place, self._places = x, y, place, array("q")
+        self._add_rows(rows, path)
+        if not len(x):
             raise UserError(f"{path}: holds no pairs")
-        self.x_id, self.y_id = self._names.ids(), self._captions.ids()
-        both = self._names.fingerprint() + self._captions.fingerprint()
-        self.fingerprint = hashlib.sha256(both.encode()).hexdigest()
-        self.folder, top = self._find_folder(path, root)
-        self._inside = boundary(top, allow_outside)
+        self.x_id, self.y_id = x.ids(), y.ids()
+        hashed = hashlib.sha256(x.fingerprint() + y.fingerprint())
+        if self.group is not None:
+            hashed.update(self.group.tobytes())
+        self.fingerprint = hashed.hexdigest()
+        for column in (x, y):
+            column.locate(path, root, allow_outside)
+        folders = [column.folder.path for column in (x, y) if column.folder is not None]
+        self.folder = folders[0] if folders else path.parent
+
+    def _add_rows(self, rows: Iterable[Row], path: Path) -> None:
+        group, grouped = array("q"), False
+        for row, (x_value, y_value, reason, place) in enumerate(rows):
+            x_cells, y_cells = split_cell(x_value), split_cell(y_value)
+            k, m = len(x_cells), len(y_cells)
+            grouped = grouped or (k > 1 and m > 1)
+            for i in range(max(k, m)):
+                x_cell, y_cell = x_cells[i % k], y_cells[i % m]
+                x_problem = self._append("x", x_cell, place, path)
+                y_problem = self._append("y", y_cell, place, path)
+                if problem := reason or x_problem or y_problem:
+                    self.known_bad[len(self._places)] = problem
+                self._places.append(place)
+                group.append(row)
+        if grouped:
+            self.group = np.array(group, np.int64)
+
+    def _append(self, side: Literal["x", "y"], cell: Any, place: int, path: Path) -> str | None:
+        try:
+            return (self._x if side == "x" else self._y).append(cell)
+        except WrongCellError as error:
+            key = getattr(self, f"{side}_key") or getattr(self, f"{side}_name")
+            location = f"{path}, {self._place} {place}"
+            raise UserError(f"{location}: {key!r} is {shorten(cell)}; needs {error}") from None
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._places)
 
-    def x(self, number: int) -> Image.Image:
-        """Return the image of the file, not decoded yet."""
-        name = self._names[number]
-        if not name:
-            raise BadSample("no image named")
-        return open_image(read_file(self.folder / name, self._inside))
+    def x(self, number: int) -> Any:
+        """Return the x of a pair; an image is not decoded yet."""
+        return self._item(self._x, number)
 
-    def y(self, number: int) -> str:
-        """Return the caption."""
-        if number in self.known_bad:
+    def y(self, number: int) -> Any:
+        """Return the y of a pair; an image is not decoded yet."""
+        return self._item(self._y, number)
+
+    def _item(self, column: Column, number: int) -> Any:
+        # An image can be read even if the pair is bad for another reason; texts and vectors of bad pairs are empty.
+        if number in self.known_bad and column.folder is None:
             raise BadSample(self.known_bad[number])
-        return self._captions[number]
+        return column[number]
+
+    def items(self, side: Literal["x", "y"], numbers: np.ndarray) -> Sequence[Any] | np.ndarray:
+        """Return one side of several pairs."""
+        column = self._x if side == "x" else self._y
+        if column.folder is not None:
+            return super().items(side, numbers)
+        for number in numbers.tolist() if self.known_bad else ():
+            if number in self.known_bad:
+                raise BadSample(self.known_bad[number])
+        return column.items(numbers)
 
     def name(self, number: int) -> str:
-        """Return the name of the file, as written in the list."""
-        return self._names[number]
+        """Return the name of the pair's file, as written in the list; without a file the line or row."""
+        return self._x.name(number) or self._y.name(number) or f"{self._place} {self._places[number]}"
 
     def stamp(self) -> str:
-        """Return a hash that changes when the size or modification time of an image file does."""
-        hashed = hashlib.sha256(f"{self.folder.absolute()} {self._inside}".encode("utf-8", "surrogateescape"))
-        _, first = np.unique(self.x_id, return_index=True)
-        for number in first:
-            try:
-                status = os.stat(self.folder / self._names[number])  # noqa: PTH116 (faster, for millions of files)
-                hashed.update(b"%d,%d;" % (status.st_size, status.st_mtime_ns))
-            except (OSError, ValueError):
-                hashed.update(b"missing;")
-        return hashed.hexdigest()
-
-    def _find_folder(self, path: Path, root: Path | None) -> tuple[Path, Path]:
-        """Return the folder that holds most of the first images, and the root or list's folder that it belongs to.
-
-        A tie goes to the first folder.
-        """
-        tops = [path.parent] if root is None else [root, path.parent]
-        candidates = [(folder, top) for top in tops for folder in (top, top / path.stem, top / "images")]
-        names = [name for name in (self._names[i] for i in range(min(len(self), _PROBED))) if name]
-        # Path.is_file would raise an error for names that are too long.
-        counts = [sum(os.path.isfile(folder / name) for name in names) for folder, _ in candidates]  # noqa: PTH113
-        if names and not any(counts):
-            raise UserError(
-                f"{path}: none of its first images exists, for example {candidates[0][0] / names[0]}; "
-                "set data.root to the folder that their names are relative to"
-            )
-        return candidates[counts.index(max(counts))]
+        """Return a hash that changes when the size or modification time of a file behind the pairs does."""
+        stamps = self._x.stamp(self.x_id) + self._y.stamp(self.y_id)
+        return hashlib.sha256(stamps.encode()).hexdigest()
 
 
-def choose_column(columns: Sequence[str], side: Literal["x", "y"], key: str | None, path: Path) -> str:
-    """Return the column of one side: `key` if it is given, otherwise the first usual name that exists.
+ColumnMaker = Callable[[str, str, Sequence[Any]], Column]  # kind, what, first cells
+
+
+def open_listed(
+    rows: Iterator[Row],
+    path: Path,
+    root: Path | None,
+    allow_outside: bool,
+    choice: Choice,
+    keys: tuple[str | None, str | None],
+    place: str = "line",
+    kinds: tuple[str | None, str | None] = (None, None),
+    makers: tuple[ColumnMaker, ColumnMaker] = (make_column, make_column),
+) -> ListedPairs:
+    """Recognize the modalities of two columns and return their pairs.
 
     Args:
-        columns: the columns of a table, or the keys of an entry.
-        side: "x" for the image, "y" for the caption.
-        key: the column that the user asks for (`data.x.key` or `data.y.key`).
-        path: the file, for messages.
-
-    Raises:
-        UserError: if there is no such column.
+        rows: as for `ListedPairs`.
+        path: the list.
+        root: the folder that names of files are relative to.
+        allow_outside: read files outside of the root as well.
+        choice: the settings of both sides.
+        keys: the columns of x and y, if they have names.
+        place: what the rows' places are: "line" or "row".
+        kinds: the modalities, if the format knows them.
+        makers: make the columns.
 
     """
-    setting, content = f"data.{side}.key", "image" if side == "x" else "caption"
-    usual = X_COLUMNS if side == "x" else Y_COLUMNS
-    available = ", ".join(repr(column) for column in columns[:20])
-    if key is None:
-        for name in usual:
-            if name in columns:
-                return name
-        raise UserError(
-            f"{path}: no column for the {content} among {available}; "
-            f"name it with {setting} (names found automatically: {', '.join(usual)})"
+    first = list(islice(rows, _PROBED))
+    cells = [
+        [(f"{place} {row[3]}", cell) for row in first for cell in split_cell(row[side]) if not is_empty(cell)]
+        if kinds[side] is None
+        else []
+        for side in (0, 1)
+    ]
+    sides = (choice.x, choice.y)
+    x_kind, y_kind = (kinds[side] or recognize_kind(cells[side], keys[side], sides[side], path) for side in (0, 1))
+    x_name, y_name = name_sides((x_kind, y_kind), keys, sides)
+    x, y = (
+        maker(kind, _what(kind, other, name), [cell for _, cell in own])
+        for maker, kind, other, name, own in (
+            (makers[0], x_kind, y_kind, x_name, cells[0]),
+            (makers[1], y_kind, x_kind, y_name, cells[1]),
         )
-    if key in columns:
-        return key
-    nearest = difflib.get_close_matches(key, columns, n=1, cutoff=0)
-    hint = f"; nearest: {nearest[0]!r}" if nearest else ""
-    raise UserError(f"{path}: no column {key!r} ({setting}); found: {available}{hint}")
+    )
+    return ListedPairs(chain(first, rows), x, y, path, root, allow_outside, x_name, y_name, *keys, place)
+
+
+def name_sides(
+    kinds: tuple[str, str], keys: tuple[str | None, str | None], sides: tuple[SideChoice, SideChoice]
+) -> tuple[str, str]:
+    """Return the names of both sides: as set, otherwise "image" and "text" for these two, otherwise the columns'."""
+    if set(kinds) == {"image", "text"}:
+        default: tuple[str, str] = kinds
+    else:
+        default = (keys[0] or "x", keys[1] or "y")
+        if default[0] == default[1]:
+            default = (f"{default[0]} x", f"{default[1]} y")
+    return sides[0].name or default[0], sides[1].name or default[1]
+
+
+def _what(kind: str, other: str, name: str) -> str:
+    """Return what a cell is called in the reason of a bad sample."""
+    if kind == "image":
+        return "image"
+    return "caption" if kind == "text" and other == "image" else name

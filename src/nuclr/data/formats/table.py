@@ -1,28 +1,26 @@
-"""Pairs in a CSV or TSV file with a header: open_clip's `filepath` and `title`, or columns named by the user.
+"""Pairs in a CSV or TSV file with a header: open_clip's `filepath` and `title`, `question` and `answer`, or columns
+named by the user.
 
-The separator is found from the header, whatever the file's suffix. Each row has one caption. Rows with the same image
-name are pairs of one image, wherever they are in the file.
+The separator is found from the header, whatever the file's suffix. Each row is one pair. Rows with equal cells in a
+column share their x or y, wherever they are in the file. A vector is written as a JSON list: `"[0.5, 1, 2]"`.
 """
 
 import csv
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
-from nuclr.data.formats.listed import X_COLUMNS, Y_COLUMNS, ListedPairs, choose_column
+from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, TEXT_COLUMNS, Choice, choose_columns
+from nuclr.data.formats.listed import ListedPairs, Row, open_listed
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
 
 _LARGEST_CELL = 2**30  # characters
 SEPARATORS = ("\t", ",", ";", "|")
-Row = tuple[str, str, str | None]
 
 
 def open_table(
-    path: Path,
-    root: Path | None = None,
-    x_key: str | None = None,
-    y_key: str | None = None,
-    allow_outside: bool = False,
+    path: Path, root: Path | None = None, choice: Choice | None = None, allow_outside: bool = False
 ) -> ListedPairs:
     """Open a table.
 
@@ -30,41 +28,40 @@ def open_table(
 
     Args:
         path: the file.
-        root: the folder that image names are relative to.
-        x_key: the column of the image names.
-        y_key: the column of the captions.
-        allow_outside: read images outside of the root as well.
+        root: the folder that names of files are relative to.
+        choice: the settings of both sides.
+        allow_outside: read files outside of the root as well.
 
     Raises:
         UserError: if the file is not a table with these columns.
 
     """
-    columns: dict[str, str] = {}
-    pairs = ListedPairs(_rows(path, x_key, y_key, columns), path, root, allow_outside)
-    pairs.x_key, pairs.y_key = columns.get("x"), columns.get("y")
-    return pairs
+    choice = choice or Choice()
+    rows = _rows(path, choice)
+    x, y, _, _ = next(rows)
+    return open_listed(rows, path, root, allow_outside, choice, (x, y))
 
 
-def _rows(path: Path, x_key: str | None, y_key: str | None, columns: dict[str, str]) -> Iterator[Row]:
-    """Yield image, caption and what is wrong with the row; `columns` receives the names of both columns."""
+def _rows(path: Path, choice: Choice) -> Iterator[Row]:
+    """Yield the names of both columns, and then the cells of both columns in every row."""
     reader = None
-    limit = csv.field_size_limit(_LARGEST_CELL)  # a caption that is too long is a bad sample, not the end of the table
+    limit = csv.field_size_limit(_LARGEST_CELL)  # a text that is too long is a bad sample, not the end of the table
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            separator = _separator(file.readline(), (x_key, y_key))
+            separator = _separator(file.readline(), (choice.x.key, choice.y.key))
             file.seek(0)
             reader = csv.reader(file, delimiter=separator)
             header = next(reader, [])
             _check_header(path, header)
-            columns["x"] = choose_column(header, "x", x_key, path)
-            columns["y"] = choose_column(header, "y", y_key, path)
-            image, caption = header.index(columns["x"]), header.index(columns["y"])
+            columns = choose_columns(header, choice, path)
+            yield *columns, None, 1
+            x, y = (header.index(column) for column in columns)
             for cells in reader:
                 if len(cells) == len(header):
-                    yield cells[image], cells[caption], None
+                    yield cells[x], cells[y], None, reader.line_num
                 elif cells:
-                    name = cells[image] if image < len(cells) else ""
-                    yield name, "", f"line {reader.line_num} has {len(cells)} cells, the header has {len(header)}"
+                    reason = f"line {reader.line_num} has {len(cells)} cells, the header has {len(header)}"
+                    yield cells[x] if x < len(cells) else "", "", reason, reader.line_num
     except csv.Error as error:
         line = reader.line_num if reader is not None else 1
         raise UserError(f"{path}, line {line}: cannot be read as a table ({error})") from None
@@ -77,18 +74,19 @@ def _rows(path: Path, x_key: str | None, y_key: str | None, columns: dict[str, s
 
 def _separator(header: str, keys: tuple[str | None, str | None]) -> str:
     """Return the separator that gives most of the expected columns, then the most columns."""
-    expected = {key for key in keys if key} or {*X_COLUMNS, *Y_COLUMNS}
+    usual = {*IMAGE_COLUMNS, *CAPTION_COLUMNS, *(name for names in TEXT_COLUMNS for name in chain(*names))}
+    expected = {key.lower() for key in keys if key} or usual
 
     def quality(separator: str) -> tuple[int, int]:
         cells = next(csv.reader([header], delimiter=separator), [])
-        return len(expected & set(cells)), len(cells)
+        return len(expected & {cell.lower() for cell in cells}), len(cells)
 
     return max(SEPARATORS, key=quality)
 
 
 def _check_header(path: Path, header: list[str]) -> None:
     if not header:
-        raise UserError(f"{path}: empty; needs a header such as filepath,title and one pair per line")
+        raise UserError(f"{path}: empty; needs a header with the names of the columns and one pair per line")
     names = [cell for cell in header if cell.lower().endswith(SUFFIXES)]
     if names:
         raise UserError(f"{path}: line 1 names an image ({names[0]}); put a header such as filepath,title before it")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nuclr.data.formats.listed import Y_COLUMNS
+from nuclr.data.formats.choose import CAPTION_COLUMNS
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.texts import clean, digest, text_problem
 from nuclr.errors import UserError
@@ -326,7 +326,7 @@ def _from_json(data: bytes, y_key: str | None) -> list[tuple[str, str | None]]:
 
     """
     content = parse_json(data)
-    keys = (y_key,) if y_key else Y_COLUMNS
+    keys = (y_key,) if y_key else CAPTION_COLUMNS
     key = next((name for name in keys if name in content), None) if isinstance(content, dict) else None
     if key is None:
         return []

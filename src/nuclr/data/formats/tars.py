@@ -24,6 +24,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
+from nuclr.data.formats.choose import Choice
 from nuclr.data.formats.tar_index import BLOCK, ROW, TXT, Scan, caption_of, member_name, read_at, scan_tar, verify_rows
 from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import BadSample, Checkable
@@ -131,18 +132,18 @@ class TarPairs(Checkable):
         return read_at(self._descriptors[tar], block, size)
 
 
-def open_tars(tars: Sequence[Path], x_key: str | None = None, y_key: str | None = None) -> TarPairs:
+def open_tars(tars: Sequence[Path], choice: Choice | None = None) -> TarPairs:
     """Open tars through their index, which is read from the cache or made.
 
     Args:
         tars: the files, in the order of their samples' numbers.
-        x_key: the suffix of the images, by default that of any image.
-        y_key: the entry of the `.json` files that holds the captions.
+        choice: the settings of both sides.
 
     Raises:
         UserError: if a file is not a tar, or no sample has an image and a caption.
 
     """
+    x_key, y_key = (None, None) if choice is None else (choice.x.key, choice.y.key)
     folder = find_cache_folder(tars[0].parent)
     stem = f"tars-{_hash([_VERSION, [str(tar.absolute()) for tar in tars], x_key, y_key])}"
     stamps = [file_stamp(tar) for tar in tars]

@@ -78,7 +78,7 @@ class Modality(ABC):
     Attributes:
         name: the name in settings (`data.x.modality`), in lower case.
         decodes: whether `read` does work that is worth a thread, such as reading and decoding a file. If False on both
-            sides, batches are made without threads, and samples are not checked before the first epoch.
+            sides, batches are made without threads.
 
     """
 

@@ -38,10 +38,10 @@ def test_x_key_and_y_key_choose_the_keys(tmp_path):
     ("name", "text", "message"),
     [
         ("l.jsonl", '{"image": "a.jpg", "caption": "x"}\n{"image": \n', r"l\.jsonl, line 2: not JSON"),
-        ("l.jsonl", '["a.jpg", "x"]\n', r"line 1: \[\"a\.jpg\", \"x\"\] is not an entry \{\"image\""),
+        ("l.jsonl", '["a.jpg", "x"]\n', r"line 1: \[\"a\.jpg\", \"x\"\] is not an entry such as \{\"question\""),
         ("l.jsonl", '{"image": 3, "caption": "x"}\n', r"line 1: 'image' is 3; needs a text"),
         ("l.jsonl", '{"image": "a.jpg", "caption": {"en": "x"}}\n', r"line 1: 'caption' is \{.*needs a text"),
-        ("l.jsonl", '{"image": "a.jpg", "label": "x"}\n', r"line 1: no column for the caption among 'image', 'label'"),
+        ("l.jsonl", '{"image": "a.jpg", "label": "x", "id": 3}\n', "no column for the caption among 'image', 'label'"),
         ("l.jsonl", b'{"image": "a.jpg", "caption": "caf\xe9"}\n', "not UTF-8 text"),
         ("l.json", '[{"image": "a.jpg",\n "caption": "x"},\n {"image" "b.png"}]', r"l\.json, line 3: not JSON"),
         ("l.json", '[{"image": "a.jpg", "caption": "x"}\n {}]', r"line 2: not JSON \(',' or '\]' expected"),
