@@ -79,7 +79,7 @@ def test_images_alone_and_texts_alone(nuclr, trained, tmp_path):
         (["--out", "a.npz", "--texts", "t", "--images", "i"], "--pairs, --images and --texts exclude each other"),
         (
             ["--out", "a.npz", "--pairs", "vectors.npz"],
-            "--pairs vectors.npz: side x holds vectors, which this model does not take",
+            "--pairs vectors.npz: side x holds vectors, but this model takes images there",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_wrong_options_are_refused(nuclr, trained, tmp_path, monkeypatch, argume
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--images", "takes vectors on side x, not images"), ("--texts", "takes vectors on side y, not texts")],
+    [("--images", "--images: this model takes vectors on side x and vectors on side y, not images"), ("--texts", "not texts; use --pairs")],
 )
 def test_a_model_of_vectors_refuses_images_and_texts(nuclr, tmp_path, option, message):
     train(runs.load(tmp_path, **{"schedule.epochs": 1}), tmp_path / "run")

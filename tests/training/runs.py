@@ -5,10 +5,12 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -73,6 +75,60 @@ def picture_settings(folder: Path, **changes) -> list[str]:
     return [f"{key}={value}" for key, value in (base | changes).items()]
 
 
+WORDS = ["red", "blue", "green", "old", "new", "tall", "small", "fast", "slow", "round", "flat", "warm"]
+WORDS += ["cold", "dark", "bright", "loud", "soft", "dry", "wet", "sweet", "light", "heavy", "open", "closed"]
+
+
+def text_rows(count: int = 60, seed: int = 0, several: int = 0) -> list[dict]:
+    """Return rows of questions and answers about two words; with `several`, so many of each per row."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        one, two = rng.choice(WORDS, 2, replace=False)
+        questions = [f"{start} {one} or {two}?" for start in ("is it", "would it be", "can it be")]
+        answers = [f"{start} {one}, not {two}" for start in ("it is", "maybe", "surely")]
+        rows.append({"question": questions[:several] or questions[0], "answer": answers[:several] or answers[0]})
+    return rows
+
+
+def write_texts(path: Path, count: int = 60, seed: int = 0, several: int = 0) -> Path:
+    """Write questions and answers as JSONL."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in text_rows(count, seed, several)))
+    return path
+
+
+def text_settings(folder: Path, several: int = 2, **changes) -> list[str]:
+    """Return overrides for two epochs on questions and answers, several of each per row, and write the data."""
+    write_texts(folder / "train.jsonl", 50, several=several)
+    write_texts(folder / "val.jsonl", 15, seed=1, several=several)
+    base = {
+        "data.root": folder,
+        "data.train": "train.jsonl",
+        "data.val": "val.jsonl",
+        "data.batch_size": 16,
+        "model.x.encoder": "bag_of_words",
+        "model.width": 8,
+        "objective.zeta_lr": 0.01,
+        "optimizer.lr": 0.01,
+        "schedule.epochs": 2,
+        "log.every": 2,
+        "checkpoint_every": 2,
+        "report": "false",
+        "threads": 1,
+    }
+    (folder / "empty.yaml").write_text("name: tiny\n")
+    return [f"{key}={value}" for key, value in (base | changes).items()]
+
+
+def view_settings(folder: Path, count: int = 40, **changes) -> list[str]:
+    """Return overrides for two epochs on two views of every image in a folder, and write the images."""
+    if not (folder / "photographs").exists():
+        write_photographs(folder / "photographs", count)
+    own = {"data.train": folder / "photographs", "data.views": 2, "model.x.image_size": 16, "data.batch_size": 8}
+    settings = picture_settings(folder, **(own | changes))
+    return [setting for setting in settings if not setting.startswith("data.val=")]
+
+
 def write_photographs(folder: Path, count: int) -> list[bytes]:
     """Write different JPEGs `0.jpg`, `1.jpg`, ... and return their contents."""
     folder.mkdir(parents=True)
@@ -132,6 +188,37 @@ def assert_same_outcome(a: Path, b: Path) -> None:
     assert metrics_a == metrics_b
     assert_identical(results_a, results_b)
     assert_identical(state_a, state_b)
+
+
+def assert_close_outcome(a: Path, b: Path, queries: int) -> None:
+    """Assert that two runs, on different numbers of processes, agree up to rounding errors.
+
+    The models differ in the last bits, so one of the held-out queries may get another rank.
+    """
+    one, two = ([json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (a, b))
+    assert len(one) == len(two) > 0
+    for first, second in zip(one, two, strict=True):
+        ranks = [{key: line.pop(key) for key in list(line) if key.startswith("val/")} for line in (first, second)]
+        assert ranks[1] == pytest.approx(ranks[0], abs=1.02 / queries)
+        assert second == pytest.approx(first, abs=1e-4)
+    states = [checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0]) for run in (a, b)]
+    for part in ("model", "objective"):
+        for name, tensor in states[0][part].items():
+            torch.testing.assert_close(states[1][part][name], tensor, atol=1e-4, rtol=1e-4, msg=f"{part}: {name}")
+
+
+def wait_for(path: Path, lines: int, process: subprocess.Popen | None = None) -> None:
+    """Wait until a file has so many lines, or the process has ended."""
+    deadline = time.monotonic() + 240
+    while count_lines(path) < lines and time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            return
+        time.sleep(0.005)
+
+
+def count_lines(path: Path) -> int:
+    """Return the number of lines of a file; 0 if it does not exist."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def start(arguments: list, world: int = 1, ranks: Sequence[int] | None = None) -> list[subprocess.Popen]:

@@ -179,7 +179,7 @@ def test_signals_write_a_checkpoint(tmp_path, number, status):
     settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 400, "checkpoint_every": 100000})
     run = tmp_path / "run"
     [process] = runs.start([tmp_path / "empty.yaml", *settings, f"out={run}"])
-    _wait_for(run / "timing.jsonl", 10)
+    runs.wait_for(run / "timing.jsonl", 10)
     process.send_signal(number)
     [(returned, _, err)] = runs.finish([process])
     assert returned == status
@@ -199,9 +199,9 @@ def test_a_run_killed_by_sigkill_at_random_moments_can_be_resumed(tmp_path, worl
     kills = 0
     while kills < 10 // world:
         processes = runs.start([*arguments, f"out={tmp_path / 'run'}"], world)
-        lines = _lines(tmp_path / "run" / "timing.jsonl")
+        lines = runs.count_lines(tmp_path / "run" / "timing.jsonl")
         try:
-            _wait_for(tmp_path / "run" / "timing.jsonl", lines + chance.randrange(4), processes[0])
+            runs.wait_for(tmp_path / "run" / "timing.jsonl", lines + chance.randrange(4), processes[0])
             time.sleep(chance.random() / 20)
         finally:
             for process in processes:
@@ -220,15 +220,3 @@ def test_a_run_killed_by_sigkill_at_random_moments_can_be_resumed(tmp_path, worl
 def _empty(folder):
     (folder / "empty.yaml").write_text("name: tiny\n")
     return folder / "empty.yaml"
-
-
-def _lines(path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def _wait_for(path, lines: int, process=None) -> None:
-    deadline = time.monotonic() + 240
-    while _lines(path) < lines and time.monotonic() < deadline:
-        if process is not None and process.poll() is not None:
-            return
-        time.sleep(0.005)

@@ -22,6 +22,10 @@ def embed(
         Path | None, typer.Option(help="A folder of images. Their names are written to a .txt next to the output.")
     ] = None,
     texts: Annotated[Path | None, typer.Option(help="A file with one text per line.")] = None,
+    side: Annotated[
+        str | None,
+        typer.Option(help="x or y: whose encoder to use for --images or --texts, if both sides take them."),
+    ] = None,
     root: Annotated[str | None, typer.Option(help="Folder that names in the pairs are relative to.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split, if the pairs have several.")] = None,
     allow_outside: Annotated[
@@ -35,6 +39,8 @@ def embed(
     """Write the features of pairs, of images alone or of texts alone; under torchrun the work is shared."""
     if sum(option is not None for option in (pairs, images, texts)) > 1:
         raise UserError("--pairs, --images and --texts exclude each other; use one of them")
+    if side is not None and (side not in ("x", "y") or (images is None and texts is None)):
+        raise UserError(f"--side {side}: needs x or y, and --images or --texts; pairs are embedded on both sides")
 
     from nuclr.models import build_model
     from nuclr.runs import features, folder, launch
@@ -62,9 +68,9 @@ def embed(
         data = dataclasses.replace(data, memory=0, allow_outside=data.allow_outside or allow_outside)
         bad, names = 0, None
         if images is not None:
-            arrays, names = features.embed_images(model, images, encoding, data)
+            arrays, names = features.embed_images(model, images, encoding, data, side)
         elif texts is not None:
-            arrays = features.embed_texts(model, texts, encoding)
+            arrays = features.embed_texts(model, texts, encoding, side)
         else:
             if own and trained is not None and root is None and split is None and not allow_outside:
                 source = trained.train

@@ -77,15 +77,21 @@ def train(
 def _print_results(results: dict[str, Any], out: Path) -> None:
     metrics = results["val"]
     if "mean_R@1" in metrics:
-        typer.echo(f"{'':24}{'@1':>9}{'@5':>9}{'@10':>9}")
-        for key, label in (("image_to_text", "image to text"), ("text_to_image", "text to image"), ("mean", "mean")):
+        x, y = results["sides"]
+        labels = {f"{x}_to_{y}": f"recall, {x} to {y}", f"{y}_to_{x}": f"recall, {y} to {x}", "mean": "recall, mean"}
+        width = max(24, 2 + max(map(len, labels.values())))
+        typer.echo(f"{'':{width}}{'@1':>9}{'@5':>9}{'@10':>9}")
+        for key, label in labels.items():
             cells = "".join(f"{100 * metrics[f'{key}_R@{k}']:>7.1f} %" for k in (1, 5, 10))
-            typer.echo(f"{'recall, ' + label:24}{cells}")
+            typer.echo(f"{label:{width}}{cells}")
         cells = "".join(f"{100 * metrics[f'mean_chance@{k}']:>7.1f} %" for k in (1, 5, 10))
-        typer.echo(f"{'chance':24}{cells}")
+        typer.echo(f"{'chance':{width}}{cells}")
     if "zero_shot_acc1" in metrics:
         accuracy, chance = (100 * metrics[key] for key in ("zero_shot_acc1", "zero_shot_chance"))
         typer.echo(f"zero-shot accuracy {accuracy:.1f} % (chance {chance:.1f} %)")
+    if "knn_acc1" in metrics:
+        accuracy, chance = (100 * metrics[key] for key in ("knn_acc1", "knn_chance"))
+        typer.echo(f"nearest-neighbor accuracy {accuracy:.1f} % (chance {chance:.1f} %)")
     timing = results["timing"]
     typer.echo(
         f"{results['steps']} steps in {timing['seconds']:.0f} s, {timing['samples_per_second']:,.0f} samples/s; "

@@ -14,11 +14,20 @@ from torch import Tensor
 from nuclr import objectives
 from nuclr.data import Loader, check_samples, open_labeled, open_pairs, read_keep, usable
 from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
-from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.data.modalities import ImageOptions
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
-from nuclr.models import TEXT_PRESETS, DualEncoder, ImageFormat, Tokenizer, build_model
+from nuclr.models import (
+    TEXT_PRESETS,
+    DualEncoder,
+    Encoder,
+    ImageFormat,
+    Tokenizer,
+    build_model,
+    encoder_names,
+    modality_of,
+)
+from nuclr.models.towers import VectorTower
 from nuclr.runs import settings as s
 
 TOKENIZER_TEXTS = 1_000_000  # more texts do not change a small vocabulary
@@ -27,7 +36,10 @@ DEFAULT_IMAGE_SIZE = 224  # of loaders for models that do not read images
 DEFAULT_ENCODERS = {"image": "tiny_resnet", "text": "tiny_text", "vector": "vectors"}
 
 # Loaders shared by several runs on the same pairs, so that images are decoded once for all of them.
-Loaders = dict[tuple[str, str, int, str], Loader]
+Loaders = dict[tuple[Any, ...], Loader]
+
+Side = Literal["x", "y"]
+SIDES: tuple[Side, Side] = ("x", "y")
 
 
 @dataclass(frozen=True)
@@ -53,10 +65,27 @@ def open_val(data: s.Data, check: bool = True) -> Source | None:
 
 
 def _open_source(data: s.Data, path: str, split: str | None, keep: str | None, check: bool) -> Source:
-    pairs = open_pairs(path, data.root, data.x.key, data.y.key, split, data.allow_outside)
+    pairs = open_pairs_of_run(data, path, data.root, split)
     kept = None if keep is None else read_keep(below(data.root, keep), len(pairs))
     bad = check_samples(pairs, kept, data.max_bad_share, data.workers) if check else {}
     return Source(pairs, usable(pairs, bad, kept), bad)
+
+
+def open_pairs_of_run(data: s.Data, path: str, root: str | None, split: str | None) -> Pairs:
+    """Open pairs with the columns, modalities, names and views that `data` sets."""
+    return open_pairs(
+        path,
+        root,
+        data.x.key,
+        data.y.key,
+        split,
+        data.allow_outside,
+        x_kind=data.x.modality,
+        y_kind=data.y.modality,
+        x_name=data.x.name,
+        y_name=data.y.name,
+        views=data.views > 0,
+    )
 
 
 def below(root: str | None, name: str) -> Path:
@@ -73,28 +102,64 @@ def open_classes(data: s.Data, pairs: Pairs) -> Any:
     return open_labeled(below(data.root, data.classes), allow_outside=data.allow_outside)
 
 
-def make_loader(data: s.Data, pairs: Pairs, model: DualEncoder, loaders: Loaders | None = None) -> Loader:
-    """Return a loader of pairs at the image size of the model, from `loaders` if these pairs were read before."""
-    size = model.x.inputs.size if isinstance(model.x.inputs, ImageFormat) else DEFAULT_IMAGE_SIZE
+def make_loader(
+    data: s.Data,
+    pairs: Pairs,
+    model: DualEncoder,
+    loaders: Loaders | None = None,
+    encoders: tuple[Encoder, Encoder] | None = None,
+) -> Loader:
+    """Return a loader of pairs at the image sizes of the model, from `loaders` if these pairs were read before.
+
+    Args:
+        data: the settings.
+        pairs: the pairs to read.
+        model: the dual encoder.
+        loaders: shared by several runs on the same pairs, so that images are decoded once.
+        encoders: the encoders of x and of y; the model's by default.
+
+    """
+    options = [
+        ImageOptions(_image_size(encoder), data.fit) if kind == "image" else None
+        for kind, encoder in zip((pairs.x_kind, pairs.y_kind), encoders or (model.x, model.y), strict=True)
+    ]
     shared = {} if loaders is None else loaders
-    key = (pairs.fingerprint, type(pairs).__name__, size, data.fit)
+    key = (pairs.fingerprint, type(pairs).__name__, *options)
     if key not in shared:
-        options = ImageOptions(size, data.fit)
-        x, y = (options if kind == "image" else None for kind in (pairs.x_kind, pairs.y_kind))
-        shared[key] = Loader(pairs, x, y, data.workers, memory=data.memory * 2**20)
+        shared[key] = Loader(pairs, *options, data.workers, memory=data.memory * 2**20)
     return shared[key]
+
+
+def make_class_loader(data: s.Data, classes: Any, model: DualEncoder, loaders: Loaders | None = None) -> Loader:
+    """Return a loader of the labeled images of `data.classes`, whose x is for the side that takes images."""
+    encoder = model.x if model.x.modality == "image" else model.y
+    return make_loader(data, classes, model, loaders, encoders=(encoder, encoder))
+
+
+def _image_size(encoder: Encoder) -> int:
+    return encoder.inputs.size if isinstance(encoder.inputs, ImageFormat) else DEFAULT_IMAGE_SIZE
 
 
 def check_compatible(train: Source, val: Source) -> None:
     """Refuse held-out pairs of another modality or width than the training pairs."""
-    for side in ("x", "y"):
+    for side in SIDES:
         kinds = [getattr(source.pairs, f"{side}_kind") for source in (train, val)]
         if kinds[0] != kinds[1]:
             raise UserError(f"data.val holds {kinds[1]}s on side {side}, but data.train holds {kinds[0]}s")
         if kinds[0] == "vector":
-            widths = [len(np.asarray(getattr(source.pairs, side)(0))) for source in (train, val)]
+            widths = [_vector_width(source.pairs, side, int(source.numbers[0])) for source in (train, val)]
             if widths[0] != widths[1]:
                 raise UserError(f"data.val has {side} of width {widths[1]}, but data.train has width {widths[0]}")
+
+
+def _vector_width(pairs: Pairs, side: Side, number: int) -> int:
+    return len(np.asarray(getattr(pairs, side)(number)))
+
+
+def name_sides(data: s.Data, pairs: Pairs) -> s.Data:
+    """Return the settings with the names that the pairs gave to the sides, so that all sources use the same names."""
+    x, y = (dataclasses.replace(getattr(data, side), name=getattr(pairs, f"{side}_name")) for side in SIDES)
+    return dataclasses.replace(data, x=x, y=y)
 
 
 # -- model -------------------------------------------------------------------------------------------------------------
@@ -103,53 +168,71 @@ def check_compatible(train: Source, val: Source) -> None:
 def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
     """Return the dual encoder for these pairs; its random weights depend only on the seed."""
     pairs, numbers = source.pairs, source.numbers
-    options: dict[str, Any] = {
-        "width": model.width,
-        "x_frozen": model.x.frozen,
-        "y_frozen": model.y.frozen,
-        "x_modality": pairs.x_kind,
-        "y_modality": pairs.y_kind,
-        "x_image_size": model.x.image_size,
-        "y_max_length": model.y.max_length,
-    }
+    options: dict[str, Any] = {"width": model.width, "shared": is_shared(model, pairs)}
+    for side in SIDES:
+        chosen = getattr(model, side)
+        options[f"{side}_modality"] = getattr(pairs, f"{side}_kind")
+        for key in ("frozen", "image_size", "max_length"):
+            options[f"{side}_{key}"] = getattr(chosen, key)
     torch.manual_seed(seed)
     if model.pretrained is not None:
-        return build_model(pretrained=model.pretrained, **options)
-    encoders = {side: _encoder(side, getattr(model, side).encoder, pairs) for side in ("x", "y")}
-    if model.x.image_size is None and isinstance(pairs, BuiltinPairs):
-        options["x_image_size"] = pairs.size
-    first = int(numbers[0])
-    if encoders["x"] == "vectors":
-        options["x_width"] = len(np.asarray(pairs.x(first)))
-    if encoders["y"] == "vectors":
-        options["y_width"] = len(np.asarray(pairs.y(first)))
-    if encoders["y"] in TEXT_PRESETS and model.y.tokenizer is None:
-        options["y_texts"] = (str(pairs.y(int(number))) for number in islice(numbers, TOKENIZER_TEXTS))
-    built = build_model(
-        encoders["x"],
-        encoders["y"],
-        x_head=model.x.head,
-        y_head=model.y.head,
-        y_tokenizer=model.y.tokenizer,
-        **options,
-    )
-    if model.standardize and isinstance(pairs, VectorPairs):
-        built.fit_vectors(_vectors(pairs, numbers, "x"), _vectors(pairs, numbers, "y"))
+        return build_model(pretrained=model.pretrained, **options | {"shared": bool(model.shared)})
+    encoders = [_encoder("x", model.x.encoder, pairs)]
+    encoders += [_encoder("y", model.y.encoder or (encoders[0] if options["shared"] else None), pairs)]
+    for side, encoder in zip(SIDES, encoders, strict=True):
+        kind, chosen = getattr(pairs, f"{side}_kind"), getattr(model, side)
+        options |= {f"{side}_{key}": getattr(chosen, key) for key in ("head", "tokenizer", "pooling")}
+        if kind == "image" and chosen.image_size is None and isinstance(pairs, BuiltinPairs):
+            options[f"{side}_image_size"] = pairs.size
+        if kind == "vector":
+            options[f"{side}_width"] = _vector_width(pairs, side, int(numbers[0]))
+        if encoder in TEXT_PRESETS and chosen.tokenizer is None:
+            options[f"{side}_texts"] = _texts(pairs, side, numbers)
+    built = build_model(*encoders, **options)
+    if model.standardize:
+        vector_sides = [side for side in SIDES if isinstance(getattr(built, side).tower, VectorTower)]
+        built.fit_vectors(**{side: _vectors(pairs, numbers, side) for side in vector_sides})
     return built
 
 
-def _encoder(side: str, name: str | None, pairs: Pairs) -> str:
+def check_tower_widths(model: DualEncoder) -> None:
+    """Refuse `evaluate.head=false` if the towers have different numbers of features, which cannot be compared."""
+    x, y = (getattr(side.head, "in_width", model.width) for side in (model.x, model.y))
+    if x != y:
+        raise UserError(
+            f"evaluate.head is false, but the towers have {x} and {y} features, which cannot be compared; leave it out"
+        )
+
+
+def is_shared(model: s.Model, pairs: Pairs) -> bool:
+    """Return whether both sides have one encoder: as set, or if both hold images or texts and y has no own options."""
+    if model.shared is not None:
+        return model.shared
+    return pairs.x_kind == pairs.y_kind != "vector" and model.y in (s.ModelSide(), model.x)
+
+
+def _encoder(side: Side, name: str | None, pairs: Pairs) -> str:
+    """Return the encoder of a side, after a check that it takes what the side holds."""
     kind = getattr(pairs, f"{side}_kind")
-    if kind == "vector" and name not in (None, "vectors"):
-        raise UserError(f"model.{side}.encoder is {name!r}, but the data holds vectors there; leave it out")
-    if kind != "vector" and name == "vectors":
-        raise UserError(f"model.{side}.encoder is 'vectors', but the data holds {kind}s there; name an encoder")
-    return name or DEFAULT_ENCODERS[kind]
+    if name is None:
+        names = [DEFAULT_ENCODERS[kind]] if kind in DEFAULT_ENCODERS else encoder_names(kind)
+        if len(names) != 1:
+            fix = f"name one of {', '.join(names)}" if names else "register one in a plugin (register_encoder)"
+            raise UserError(f"model.{side}.encoder is missing, and the data holds {kind}s there; {fix}")
+        return names[0]
+    if modality_of(name) not in (None, kind):
+        fix = "leave it out" if kind == "vector" else f"name one of {', '.join(encoder_names(kind))}, or a folder"
+        raise UserError(f"model.{side}.encoder is {name!r}, but the data holds {kind}s there; {fix}")
+    return name
 
 
-def _vectors(pairs: VectorPairs, numbers: np.ndarray, side: Literal["x", "y"]) -> Iterator[Tensor]:
+def _texts(pairs: Pairs, side: Side, numbers: np.ndarray) -> Iterator[str]:
+    return (str(getattr(pairs, side)(int(number))) for number in islice(numbers, TOKENIZER_TEXTS))
+
+
+def _vectors(pairs: Pairs, numbers: np.ndarray, side: Side) -> Iterator[Tensor]:
     for begin in range(0, len(numbers), STANDARDIZE_BATCH):
-        yield torch.from_numpy(pairs.items(side, numbers[begin : begin + STANDARDIZE_BATCH]))
+        yield torch.from_numpy(np.asarray(pairs.items(side, numbers[begin : begin + STANDARDIZE_BATCH])))
 
 
 # -- objective ---------------------------------------------------------------------------------------------------------
@@ -179,23 +262,31 @@ def resolve(settings: s.Settings, out: Path, device: torch.device, source: Sourc
     }
     if data.val is not None:
         changes["data.val_split"] = data.val_split or data.split
-    for side in ("x", "y"):
-        changes[f"data.{side}.key"] = getattr(source.pairs, f"{side}_key", None) or getattr(data, side).key
-        if sides.pretrained is None:
-            changes[f"model.{side}.encoder"] = _encoder(side, getattr(sides, side).encoder, source.pairs)
-    if sides.pretrained is None:  # a pretrained model has its own image size and text length, which must not be set
-        for side, inputs in (("x", model.x.inputs), ("y", model.y.inputs)):
-            if isinstance(inputs, ImageFormat):
-                changes[f"model.{side}.image_size"] = inputs.size
-            if isinstance(inputs, Tokenizer):
-                changes[f"model.{side}.max_length"] = inputs.max_length
+    if sides.pretrained is None:
+        changes["model.shared"] = model.shared
+    for side in SIDES:
+        pairs, encoder = source.pairs, getattr(model, side)
+        if side == "x" or not data.views:
+            changes[f"data.{side}.key"] = getattr(pairs, f"{side}_key") or getattr(data, side).key
+            changes[f"data.{side}.modality"] = getattr(pairs, f"{side}_kind")
+        changes[f"data.{side}.name"] = getattr(pairs, f"{side}_name")
+        if sides.pretrained is None:  # a pretrained model has its own image size and text length, not to be set
+            chosen = getattr(sides, "x" if model.shared else side)
+            changes[f"model.{side}"] = dataclasses.replace(
+                chosen,
+                encoder=_encoder(side, chosen.encoder, pairs),
+                image_size=encoder.inputs.size if isinstance(encoder.inputs, ImageFormat) else chosen.image_size,
+                max_length=encoder.inputs.max_length if isinstance(encoder.inputs, Tokenizer) else chosen.max_length,
+            )
     for key, value in changes.items():
         settings = s.change(settings, key, value)
     return settings
 
 
 def to_device(inputs: Any, device: torch.device) -> Any:
-    """Move a tensor, or a dict of tensors, to a device."""
+    """Move a tensor, or a dict of tensors, to a device; a list of items, such as texts, stays as it is."""
+    if isinstance(inputs, list):
+        return inputs
     if isinstance(inputs, dict):
         return {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
     return inputs.to(device, non_blocking=True)

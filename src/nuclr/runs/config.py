@@ -162,7 +162,7 @@ def nest(key: str, value: Any) -> dict[str, Any]:
 
 
 def load_plugins(names: Sequence[str]) -> None:
-    """Import Python files (`.py`) or modules, each once; they may register objectives or report sections."""
+    """Import Python files (`.py`) or modules, each once; they may register objectives, modalities, encoders, ..."""
     for name in names:
         try:
             if not name.endswith(".py"):
@@ -342,14 +342,34 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
             f"schedule.zeta_frozen_epochs is {frozen}, more than schedule.epochs, which is {epochs}; "
             "add schedule.zeta_frozen_epochs=0"
         )
+    _check_views(settings)
     if settings.model.pretrained and (settings.model.x.encoder or settings.model.y.encoder):
         raise UserError("model.pretrained is a whole dual encoder; leave out model.x.encoder and model.y.encoder")
     if settings.model.pretrained:
         for side in ("x", "y"):
             options = getattr(settings.model, side)
-            for key, default in (("head", "linear"), ("tokenizer", None)):
+            for key, default in (("head", "linear"), ("tokenizer", None), ("pooling", None)):
                 if getattr(options, key) != default:
-                    raise UserError(f"model.pretrained has its own heads and tokenizer; leave out model.{side}.{key}")
+                    raise UserError(
+                        f"model.pretrained has its own heads, tokenizer and pooling; leave out model.{side}.{key}"
+                    )
+
+
+def _check_views(settings: Settings) -> None:
+    data = settings.data
+    if data.views == 0:
+        return
+    if data.views == 1:
+        raise UserError(
+            "data.views is 1; set it to 2 or more to contrast views of the images, or to 0 to contrast pairs"
+        )
+    for key, value in (("data.y.key", data.y.key), ("data.y.modality", data.y.modality)):
+        if value is not None:
+            raise UserError(f"data.views contrasts the images of side x with themselves; leave out {key}")
+    if data.val is not None:
+        raise UserError("data.val is not used with data.views; leave it out, and set data.classes to evaluate")
+    if not settings.augment.enabled:
+        raise UserError("data.views needs augmentation, or all views of an image are equal; set augment.enabled=true")
 
 
 def _keys_of(kind: Any) -> list[str]:

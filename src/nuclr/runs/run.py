@@ -111,6 +111,14 @@ class Run:
             objective.load_state_dict(state)
         return float(objective.current_temperature)
 
+    @cached_property
+    def sides(self) -> tuple[str, str]:
+        """The names of both sides, as in the names of metrics: ("image", "text"), ("question", "answer")."""
+        x, y = self.settings.data.x.name, self.settings.data.y.name
+        if x is not None and y is not None:
+            return x, y
+        return self.train.pairs.x_name, self.train.pairs.y_name
+
     # -- model and data
 
     @cached_property
@@ -157,7 +165,7 @@ class Run:
 
     @cached_property
     def val(self) -> Source | None:
-        """The held-out pairs as training read them; None if the run has none."""
+        """The held-out pairs as training read them; None if the run has none, as for views."""
         return components.open_val(self.settings.data)
 
     @cached_property
@@ -171,8 +179,9 @@ class Run:
 
     @property
     def encoding(self) -> Encoding:
-        """Batch size, device and precision of the run's evaluation."""
-        return Encoding(self.settings.evaluate.batch_size, self.device, self.settings.precision)
+        """Batch size, device and precision of the run's evaluation, and whether it uses the heads."""
+        evaluate = self.settings.evaluate
+        return Encoding(evaluate.batch_size, self.device, self.settings.precision, evaluate.head)
 
     def features(
         self, source: Source, numbers: np.ndarray | None = None, merge_y: bool = True, batch_size: int | None = None

@@ -24,25 +24,32 @@ def number(
 class DataSide:
     """One side of the pairs.
 
-    key: the column or JSON key that holds it. Default: one of the usual names, such as image, filepath, caption, text.
+    key: the column or JSON key that holds it. Default: one of the usual names, such as image, caption, question.
+    modality: image, text, vector, or one that a plugin registers. Default: recognized from the column's values.
+    name: the side's name in tables, metrics and messages. Default: the column's name; image and text for these.
     """
 
     key: str | None = None
+    modality: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True)
 class Data:
     """The pairs. Names are relative to `root` if they exist there.
 
-    train, val: see `nuclr.data.open_pairs`; val is optional. classes: a folder of labeled images for zero-shot
-    classification, or "builtin". allow_outside: read images that lists name outside of `root`. keep: a list of pair
-    numbers to train on. one_pair_per_x: an epoch contains every x once instead of every pair. mask: pairs that share an
-    x or a y are not used as negatives of each other. batch_size: summed over all processes. fit: how an image is made
-    square. memory: megabytes of decoded images to keep.
+    train, val: see `nuclr.data.open_pairs`; val is optional. views: 0 contrasts x with y; 2 or more contrast so many
+    random views of every image of side x with each other. classes: a folder of labeled images, or "builtin", for
+    zero-shot classification, or for k-nearest-neighbor classification if no side takes texts. allow_outside: read
+    images that lists name outside of `root`. keep: a list of pair numbers to train on. one_pair_per_x: an epoch has
+    every x once instead of every pair. mask: pairs that share an x, a y or a group are not used as negatives of each
+    other. batch_size: summed over all processes. fit: how an image is made square. memory: megabytes of decoded images
+    to keep.
     """
 
     train: str | None = None
     val: str | None = None
+    views: int = number(0, 0, 64)
     classes: str | None = None
     root: str | None = None
     allow_outside: bool = False
@@ -75,7 +82,8 @@ class Augmentation:
 class ModelSide:
     """The encoder of one side.
 
-    encoder: a preset, a folder or a hub name. image_size applies to images; max_length and tokenizer apply to texts.
+    encoder: a preset, a folder, a hub name, or the name of an encoder that a plugin registers. image_size applies to
+    images; max_length, tokenizer and pooling (over tokens) apply to texts.
     """
 
     encoder: str | None = None
@@ -84,17 +92,21 @@ class ModelSide:
     image_size: int | None = number(None, 8)
     max_length: int | None = number(None, 2)
     tokenizer: str | None = None
+    pooling: Literal["first", "mean"] | None = None
 
 
 @dataclass(frozen=True)
 class Model:
     """The dual encoder: one encoder per side, or `pretrained`, a whole CLIP, SigLIP or saved nuclr model.
 
-    width: of the shared space. standardize: center and scale vectors by the training set's mean and deviation.
+    shared: one encoder for both sides, with the options of side x. Default: true if both sides are images or both are
+    texts, and side y has no options of its own. width: of the common space. standardize: center and scale vectors by
+    the training set's mean and deviation.
     """
 
     x: ModelSide = field(default_factory=ModelSide)
     y: ModelSide = field(default_factory=ModelSide)
+    shared: bool | None = None
     pretrained: str | None = None
     width: int | None = number(None, 1)
     standardize: bool = True
@@ -151,10 +163,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluation on the held-out pairs every `every` epochs and at the end; 0 means only at the end."""
+    """Evaluation on the held-out pairs every `every` epochs and at the end; 0 means only at the end.
+
+    head: false evaluates and embeds with the towers' features, without the projection heads.
+    """
 
     every: int = number(1, 0)
     batch_size: int = number(256, 1)
+    head: bool = True
 
 
 @dataclass(frozen=True)

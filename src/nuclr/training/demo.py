@@ -56,7 +56,7 @@ def popularity(run: Run) -> dict[str, float]:
     assert isinstance(pairs, BuiltinPairs)
     numbers = source.numbers[:LARGEST]
     x = encode_x(run.model, run.loader(pairs), numbers, *run.encoding)
-    y = encode_y(run.model, pairs, numbers, *run.encoding)
+    y = encode_y(run.model, run.loader(pairs), numbers, *run.encoding)
     tau = run.temperature
     truth = pairs.truth.popularity(numbers)
     scores = torch.from_numpy(pairs.truth.log_p(numbers, numbers, FLOOR)) * tau

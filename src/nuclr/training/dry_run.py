@@ -14,7 +14,7 @@ from nuclr.runs.features import autocast
 from nuclr.runs.launch import pick_device, processes
 from nuclr.runs.settings import Settings
 from nuclr.training.optimizer import make_optimizer
-from nuclr.training.step import make_augment, prepare_inputs
+from nuclr.training.step import make_augments, prepare_inputs
 from nuclr.training.validation import build_parts
 
 MB = 2**20
@@ -31,7 +31,7 @@ def dry_run(settings: Settings) -> dict[str, Any]:
         objective = components.make_objective(settings.objective, len(pairs)).to(device)
         optimizer = make_optimizer(model, objective, settings.optimizer.lr, settings.optimizer.weight_decay)
         loader = components.make_loader(settings.data, pairs, model)
-        augment = make_augment(settings.augment, model, settings.seed)
+        augments = make_augments(settings.augment, pairs, model, settings.seed)
         order = epoch_order(pairs, settings.seed, 0, settings.data.one_pair_per_x, source.numbers)
         steps = steps_per_epoch(order, settings.data.batch_size)
         own = batches(order, settings.data.batch_size, distributed.rank(), distributed.world_size())
@@ -41,7 +41,7 @@ def dry_run(settings: Settings) -> dict[str, Any]:
         step = 0.0
         for _ in range(2):  # the first step includes one-time set-up
             begin = time.perf_counter()
-            x, y = prepare_inputs(model, augment, batch, 0, 0, device)
+            x, y = prepare_inputs(model, augments, batch, 0, 0, device)
             with autocast(device, settings.precision):
                 features_x, features_y = model(x, y)
             loss = objective(features_x, features_y, batch.numbers).loss

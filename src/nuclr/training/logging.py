@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed, objectives
+from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError, printable
 from nuclr.models import DualEncoder, ImageFormat, Tokenizer, modality_of
 from nuclr.objectives import Objective
@@ -194,9 +195,16 @@ def banner(
         device: where it is trained.
 
     """
-    data, plan = settings.data, settings.schedule
+    data, plan, pairs = settings.data, settings.schedule, train.pairs
     bad = f", {len(train.bad):,} bad samples left out" if train.bad else ""
-    held_out = f"{len(val.numbers):,} pairs of {data.val}" if val else "none (set data.val to evaluate during training)"
+    if data.views:
+        size = f"{len(train.numbers):,} images, {data.views} views each"
+        held_out = "none; data.classes evaluates by nearest neighbors" if data.classes is None else "none"
+    else:
+        size = f"{len(train.numbers):,} pairs, {pairs.x_name} to {pairs.y_name}"
+        held_out = (
+            f"{len(val.numbers):,} pairs of {data.val}" if val else "none (set data.val to evaluate during training)"
+        )
     options = [
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in settings.objective.arguments().items()
@@ -206,11 +214,10 @@ def banner(
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     processes = distributed.world_size()
     rows = {
-        "training data": f"{len(train.numbers):,} pairs of {data.train}{bad}",
+        "training data": f"{size}, of {data.train}{bad}",
         "held-out data": held_out,
-        "side x": _describe_side("x", settings, train, model),
-        "side y": _describe_side("y", settings, train, model),
-        "model": f"{parameters:,} parameters, {trained:,} trained; shared space of width {model.width}",
+        **_describe_sides(settings, pairs, model),
+        "model": f"{parameters:,} parameters, {trained:,} trained; common space of width {model.width}",
         "objective": f"{objectives.entry(settings.objective.name).label}: {', '.join(options)}",
         "plan": f"{plan.epochs} epoch{'s' if plan.epochs > 1 else ''} of {steps:,} steps, "
         f"batch size {data.batch_size}, learning rate {settings.optimizer.lr:g}, {settings.precision}",
@@ -220,23 +227,35 @@ def banner(
     return "\n".join([f"{settings.name}:", *(f"  {name:14} {value}" for name, value in rows.items())])
 
 
-def _describe_side(side: str, settings: Settings, train: Source, model: DualEncoder) -> str:
-    options = getattr(settings.model, side)
-    kind = getattr(train.pairs, f"{side}_kind")
-    key = getattr(settings.data, side).key
+def _describe_sides(settings: Settings, pairs: Pairs, model: DualEncoder) -> dict[str, str]:
+    """Return a row per side with its items and its encoder; one row if both sides are views of the same images."""
+    y = "the encoder of side x" if model.shared else _describe_encoder("y", settings, model)
+    rows = {"x": _describe_encoder("x", settings, model), "y": y}
+    if pairs.views:
+        return {"views": f"{pairs.x_kind}s, {rows['x']}" + ("" if model.shared else f"; side y: {rows['y']}")}
+    described = {}
+    for side, encoder in rows.items():
+        name, kind, key = (getattr(pairs, f"{side}_{what}") for what in ("name", "kind", "key"))
+        column = f" in {key}" if key and key != name else ""
+        described[f"side {side}"] = (
+            f"{name}: {kind}s{column}, {encoder}" if name != kind else f"{kind}s{column}, {encoder}"
+        )
+    return described
+
+
+def _describe_encoder(side: str, settings: Settings, model: DualEncoder) -> str:
+    options, encoder = getattr(settings.model, side), getattr(model, side)
     if settings.model.pretrained is not None:
-        encoder = f"pretrained {settings.model.pretrained}"
-    elif kind == "vector":
-        encoder = "vectors as they are"
+        details = [f"pretrained {settings.model.pretrained}"]
+    elif options.encoder == "vectors":
+        details = ["as they are"]
     else:
         random = modality_of(options.encoder) is not None
-        encoder = f"{options.encoder}, {'random initialization' if random else 'pretrained'}"
-    details = [f"{kind}s" + (f" in {key}" if key else ""), encoder]
-    inputs = getattr(model, side).inputs
-    if isinstance(inputs, ImageFormat):
-        details.append(f"{inputs.size} x {inputs.size} pixels")
-    if isinstance(inputs, Tokenizer):
-        details.append(f"up to {inputs.max_length} tokens")
+        details = [f"{options.encoder}, {'random initialization' if random else 'pretrained'}"]
+    if isinstance(encoder.inputs, ImageFormat):
+        details.append(f"{encoder.inputs.size} x {encoder.inputs.size} pixels")
+    if isinstance(encoder.inputs, Tokenizer):
+        details.append(f"up to {encoder.inputs.max_length} tokens")
     if settings.model.pretrained is None:
         details.append(f"{options.head} head" if options.head != "none" else "no head")
     if options.frozen:
@@ -253,6 +272,9 @@ def short_metrics(metrics: dict[str, float]) -> str:
     if "zero_shot_acc1" in metrics:
         accuracy, chance = 100 * metrics["zero_shot_acc1"], 100 * metrics["zero_shot_chance"]
         parts.append(f"zero-shot {accuracy:.1f} % (chance {chance:.1f})")
+    if "knn_acc1" in metrics:
+        accuracy, chance = 100 * metrics["knn_acc1"], 100 * metrics["knn_chance"]
+        parts.append(f"nearest neighbors {accuracy:.1f} % (chance {chance:.1f})")
     return "  ".join(parts)
 
 

@@ -32,12 +32,14 @@ from nuclr.training.step import (
     apply_objective,
     clip_gradient,
     collapsed_loss,
-    make_augment,
+    make_augments,
     prepare_inputs,
     refresh_zeta,
     seed_step,
 )
 from nuclr.training.validation import PROTOCOL, build_parts
+
+SCORES = ("mean_R@1", "zero_shot_acc1", "knn_acc1")  # the first of these that is measured chooses the best checkpoint
 
 
 def train(
@@ -89,7 +91,7 @@ def _train(
     pairs = source.pairs
     objective = components.make_objective(settings.objective, len(pairs)).to(device)
     loader = components.make_loader(settings.data, pairs, model, loaders)
-    augment = make_augment(settings.augment, model, seed)
+    augments = make_augments(settings.augment, pairs, model, seed)
     o = settings.optimizer
     optimizer = make_optimizer(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -171,7 +173,7 @@ def _train(
                     clock.lap("data")
                     seed_step(seed, position.total, rank, device)
                     set_schedules(settings, optimizer, objective, position, steps)
-                    x, y = prepare_inputs(model, augment, batch, epoch, position.step, device)
+                    x, y = prepare_inputs(model, augments, batch, epoch, position.step, device)
                     with autocast(device, settings.precision):
                         features_x, features_y = encoders(x, y)
                     clock.lap("encoders")
@@ -215,7 +217,7 @@ def _train(
                 last = validation(model, device, settings.precision)
                 if last:
                     progress.say(f"{settings.name}: epoch {epoch + 1}/{epochs}  {logging.short_metrics(last)}")
-                score = last.get("mean_R@1", last.get("zero_shot_acc1", -math.inf))
+                score = next((last[key] for key in SCORES if key in last), -math.inf)
                 if first and score > best:
                     checkpoint.mark_best(run.checkpoints, position.total)
                 best = max(best, score)
@@ -235,6 +237,7 @@ def _train(
         "batch_size": batch_size,
         "processes": world,
         "pairs": len(pairs),
+        "sides": [pairs.x_name, pairs.y_name],
         "samples_per_epoch": samples,
         "left_over_per_epoch": samples - steps * batch_size,
         "bad_samples": len(source.bad),

@@ -1,6 +1,8 @@
 """One training step: its random numbers, the encoders' inputs, the objective, the gradient norm, and zeta's refresh."""
 
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from nuclr import distributed
-from nuclr.data import Batch, Loader
+from nuclr.data import Batch, Loader, Modality, get_modality
 from nuclr.data.modalities.augment import Augment
+from nuclr.data.pairs import Pairs
 from nuclr.models import DualEncoder, ImageFormat
 from nuclr.objectives import Objective, ObjectiveOutput
 from nuclr.popularity import solve
-from nuclr.runs.components import Source, to_device
+from nuclr.runs.components import SIDES, Source, to_device
 from nuclr.runs.features import Encoding, encode_pairs
 from nuclr.runs.settings import Augmentation
 from nuclr.training.guards import not_finite
@@ -32,34 +35,58 @@ def seed_step(seed: int, total: int, rank: int, device: torch.device) -> None:
         torch.manual_seed(number)
 
 
-def make_augment(augment: Augmentation, model: DualEncoder, seed: int) -> Augment | None:
-    """Return the augmentation of images; None if it is disabled or the model does not read images."""
-    if not augment.enabled or not isinstance(model.x.inputs, ImageFormat):
-        return None
-    return Augment(model.x.inputs.size, seed, (augment.crop, 1.0), augment.flip, augment.operations, augment.magnitude)
+Augments = dict[str, Callable[..., Any] | None]  # per side: (batch, epoch, step, rank, world) -> batch
+
+
+def make_augments(augment: Augmentation, pairs: Pairs, model: DualEncoder, seed: int) -> Augments:
+    """Return the random variation of each side in training; None for sides that are used as they are."""
+    made: Augments = {}
+    for side in SIDES:
+        encoder, modality = getattr(model, side), get_modality(getattr(pairs, f"{side}_kind"))
+        made[side] = None
+        if augment.enabled and isinstance(encoder.inputs, ImageFormat):
+            scale = (augment.crop, 1.0)
+            made[side] = Augment(encoder.inputs.size, seed, scale, augment.flip, augment.operations, augment.magnitude)
+        elif augment.enabled and type(modality).augment is not Modality.augment:
+            made[side] = functools.partial(_augment_modality, modality, seed)
+    return made
+
+
+def _augment_modality(
+    modality: Modality, seed: int, batch: Any, epoch: int, step: int, rank: int = 0, world: int = 1
+) -> Any:
+    return modality.augment(batch, seed, epoch, step, rank, world)
 
 
 def prepare_inputs(
-    model: DualEncoder, augment: Augment | None, batch: Batch, epoch: int, step: int, device: torch.device
+    model: DualEncoder, augments: Augments, batch: Batch, epoch: int, step: int, device: torch.device
 ) -> tuple[Any, Any]:
     """Return the inputs of both encoders for a loaded batch."""
-    x = to_device(batch.x, device)
-    if isinstance(model.x.inputs, ImageFormat):
+    prepared = []
+    for side in SIDES:
+        inputs, augment = getattr(model, side).inputs, augments[side]
+        items = to_device(getattr(batch, side), device)
         if augment is not None:
-            x = augment(x, epoch, step, distributed.rank(), distributed.world_size())
-        x = model.x.inputs.normalize(x)
-    y = batch.y if isinstance(batch.y, Tensor) else model.prepare_y(batch.y)
-    return x, to_device(y, device)
+            items = augment(items, epoch, step, distributed.rank(), distributed.world_size())
+        if isinstance(inputs, ImageFormat):
+            items = inputs.normalize(items)
+        elif inputs is not None:
+            items = to_device(inputs.prepare(items), device)
+        prepared.append(items)
+    return prepared[0], prepared[1]
 
 
 def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, mask: bool, run: Path) -> ObjectiveOutput:
     """Return the objective's output; features that are not finite stop the run and name the samples."""
-    ids = {"x_id": batch.x_id, "y_id": batch.y_id} if mask else {}
+    ids = {}
+    if mask:
+        x_id = batch.x_id if batch.group is None else torch.stack([batch.x_id, batch.group], dim=1)
+        ids = {"x_id": x_id, "y_id": batch.y_id}
     try:
         output: ObjectiveOutput = objective(x, y, batch.numbers, **ids)
         return output
     except ValueError:
-        bad = ~(x.isfinite().all(dim=1) & y.isfinite().all(dim=1))
+        bad = ~(x.isfinite().flatten(1).all(dim=1) & y.isfinite().flatten(1).all(dim=1))
         flags = distributed.all_gather(bad.to(torch.int64))
         if not flags.any():
             raise
@@ -90,7 +117,7 @@ def refresh_zeta(objective: Objective, model: DualEncoder, source: Source, loade
     The mean of each table, which the problem does not determine, is kept.
     """
     features = encode_pairs(model, loader, source.numbers, encoding)
-    x_row, y_row = features.links.unbind(1)
+    x_row, y_row = features.pair_rows.unbind(1)
     weights = {
         "x": torch.bincount(x_row, minlength=len(features.x)).float(),
         "y": torch.bincount(y_row, minlength=len(features.y)).float(),

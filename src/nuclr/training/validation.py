@@ -8,14 +8,14 @@ import torch
 
 from nuclr.data import Loader
 from nuclr.errors import UserError
-from nuclr.evaluation import class_features, retrieval_metrics, zero_shot_metrics
+from nuclr.evaluation import class_features, knn_metrics, retrieval_metrics, zero_shot_metrics
 from nuclr.models import DualEncoder
 from nuclr.runs import components
 from nuclr.runs.components import Loaders, Source
-from nuclr.runs.features import Encoding, encode_pairs, encode_texts, encode_x
-from nuclr.runs.settings import Settings
+from nuclr.runs.features import Encoding, encode_pairs, encode_side, encode_texts, side_that_takes
+from nuclr.runs.settings import Evaluate, Settings
 
-PROTOCOL = "every distinct image and caption of the split; ties by expected rank; fractions, not percent"
+PROTOCOL = "every distinct item of both sides; ties by expected rank; fractions, not percent"
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,27 @@ class Validation:
     loader: Loader | None
     classes: Any
     class_loader: Loader | None
-    batch_size: int
+    settings: Evaluate
 
     def __call__(self, model: DualEncoder, device: torch.device, precision: str) -> dict[str, float]:
         """Return all metrics, the same on every process. The model is left in eval mode."""
         metrics: dict[str, float] = {}
-        encoding = Encoding(self.batch_size, device, precision)
+        encoding = Encoding(self.settings.batch_size, device, precision, self.settings.head)
+        model.eval()
         if self.source is not None and self.loader is not None:
             features = encode_pairs(model, self.loader, self.source.numbers, encoding)
-            metrics |= retrieval_metrics(features.x, features.y, features.links)
+            metrics |= retrieval_metrics(features.x, features.y, features.links, sides=features.sides)
         if self.classes is not None and self.class_loader is not None:
-            prompts = self.classes.prompts()
-            texts = encode_texts(model, [text for group in prompts for text in group], *encoding)
-            x = encode_x(model, self.class_loader, np.arange(len(self.classes)), *encoding)
+            encoder = getattr(model, side_that_takes(model, "image"))
+            images = encode_side(encoder, self.class_loader, "x", np.arange(len(self.classes)), encoding)
             labels = torch.from_numpy(np.asarray(self.classes.y_id))
-            classes = class_features(list(texts.split([len(group) for group in prompts])))
-            metrics |= zero_shot_metrics(x, classes, labels)
+            if model.takes("text"):
+                prompts = self.classes.prompts()
+                texts = encode_texts(model, [text for group in prompts for text in group], *encoding)
+                classes = class_features(list(texts.split([len(group) for group in prompts])))
+                metrics |= zero_shot_metrics(images, classes, labels)
+            else:
+                metrics |= knn_metrics(images, labels)
         return metrics
 
 
@@ -50,13 +55,20 @@ def build_parts(
 ) -> tuple[Source, Validation, DualEncoder]:
     """Return the training pairs, the validation and the model of a run, checked against each other."""
     data = settings.data
-    source, held_out = components.open_train(data), components.open_val(data)
+    source = components.open_train(data)
+    # Views of held-out images are not ranked: which views are similar depends on the augmentation alone.
+    held_out = None if data.views else components.open_val(components.name_sides(data, source.pairs))
     if held_out is not None:
         components.check_compatible(source, held_out)
     classes = components.open_classes(data, source.pairs)
     model = components.make_model(settings.model, source, settings.seed).to(device)
-    if classes is not None and not (model.takes("image") and model.takes("text")):
-        raise UserError("data.classes needs a model of images and texts, but this one takes vectors; leave it out")
+    if classes is not None and not model.takes("image"):
+        kinds = " and ".join(dict.fromkeys(f"{kind}s" for kind in (source.pairs.x_kind, source.pairs.y_kind)))
+        raise UserError(f"data.classes needs a model that takes images, but this one takes {kinds}; leave it out")
+    if not settings.evaluate.head and held_out is not None:
+        components.check_tower_widths(model)
     val_loader = components.make_loader(data, held_out.pairs, model, loaders) if held_out else None
-    class_loader = components.make_loader(data, classes, model, loaders) if classes is not None else None
-    return source, Validation(held_out, val_loader, classes, class_loader, settings.evaluate.batch_size), model
+    class_loader = None
+    if classes is not None:
+        class_loader = components.make_class_loader(data, classes, model, loaders)
+    return source, Validation(held_out, val_loader, classes, class_loader, settings.evaluate), model

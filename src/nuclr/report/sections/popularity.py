@@ -201,10 +201,7 @@ def solve_sample(
 
     """
     features, pairs = sample.features, sample.pairs
-    row_x, row_y = (
-        np.searchsorted(of[number], of[features.numbers])
-        for of, number in ((pairs.x_id, features.x_number), (pairs.y_id, features.y_number))
-    )
+    row_x, row_y = (rows.numpy() for rows in features.pair_rows.unbind(1))
     weight_x, weight_y = np.bincount(row_x), np.bincount(row_y)
     truth = None
     if isinstance(pairs, BuiltinPairs):

@@ -239,7 +239,7 @@ def measure_false_negatives(run: Run) -> None:
     pairs, numbers = run.train.pairs, run.train.numbers[:FALSE_NEGATIVE_PAIRS]
     truth = cast(BuiltinPairs, pairs).truth
     x = encode_x(run.model, run.loader(pairs), numbers, *run.encoding)
-    y = encode_y(run.model, pairs, numbers, *run.encoding)
+    y = encode_y(run.model, run.loader(pairs), numbers, *run.encoding)
     false = torch.from_numpy(truth.false_negatives(numbers))
     captions = torch.from_numpy(pairs.y_id[numbers])
     excluded = captions[:, None] == captions if run.settings.data.mask else torch.eye(len(numbers), dtype=torch.bool)

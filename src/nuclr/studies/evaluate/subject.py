@@ -17,7 +17,7 @@ from nuclr.models import DualEncoder, ImageFormat, build_model
 from nuclr.models.towers import VectorTower
 from nuclr.runs import folder
 from nuclr.runs.components import make_loader
-from nuclr.runs.features import Encoding, PairFeatures, encode_pairs, encode_texts, encode_x, encode_y
+from nuclr.runs.features import Encoding, PairFeatures, encode_items, encode_pairs, encode_texts, encode_x, encode_y
 from nuclr.runs.launch import pick_device
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Data
@@ -109,9 +109,7 @@ def pair_features(subject: Subject, pairs: Pairs, numbers: np.ndarray, duplicate
         return features
     _, copies = np.unique(pairs.y_id[numbers], return_inverse=True)
     links = links_with_copies(features.links, torch.from_numpy(copies))
-    return PairFeatures(
-        features.x, features.y, links, numbers[links[:, 1].numpy()], features.x_number, features.y_number
-    )
+    return dataclasses.replace(features, links=links)
 
 
 def query_bank(subject: Subject, pairs: Pairs, numbers: np.ndarray, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -123,24 +121,18 @@ def query_bank(subject: Subject, pairs: Pairs, numbers: np.ndarray, size: int, s
         kept = first if len(first) <= size else rng.choice(first, size, replace=False)
         chosen.append(numbers[np.sort(kept)])
     x = encode_x(subject.model, subject.loader(pairs), chosen[0], *subject.encoding)
-    return x, encode_y(subject.model, pairs, chosen[1], *subject.encoding)
+    return x, encode_y(subject.model, subject.loader(pairs), chosen[1], *subject.encoding)
 
 
 def class_task_features(subject: Subject, task: ClassificationTask) -> tuple[Tensor, Tensor, Tensor]:
     """Return images x (n, d), classes (c, d) and labels (n,)."""
     encoding, classes = subject.encoding, task.classes
     if isinstance(classes, VectorClasses):
-        x = _encode_vectors(subject, classes.x)
-        texts = encode_texts(subject.model, list(classes.prompts.flatten(0, 1).numpy()), *encoding)
+        x = encode_items(subject.model.x, list(classes.x.numpy()), encoding)
+        texts = encode_items(subject.model.y, list(classes.prompts.flatten(0, 1).numpy()), encoding)
         return x, class_features(list(texts.split(classes.prompts.shape[1]))), classes.labels
     prompts = classes.prompts()
     texts = encode_texts(subject.model, [text for group in prompts for text in group], *encoding)
     x = encode_x(subject.model, subject.loader(cast(Pairs, classes)), task.numbers, *encoding)
     labels = torch.from_numpy(np.asarray(classes.y_id)[task.numbers])
     return x, class_features(list(texts.split([len(group) for group in prompts]))), labels
-
-
-@torch.no_grad()
-def _encode_vectors(subject: Subject, x: Tensor) -> Tensor:
-    batch_size, device, _ = subject.encoding
-    return torch.cat([subject.model.x(part.to(device)).float().cpu() for part in x.split(batch_size)])
