@@ -95,7 +95,10 @@ def test_wrong_options_are_refused(nuclr, trained, tmp_path, monkeypatch, argume
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--images", "--images: this model takes vectors on side x and vectors on side y, not images"), ("--texts", "not texts; use --pairs")],
+    [
+        ("--images", "--images: this model takes vectors on side x and vectors on side y, not images"),
+        ("--texts", "not texts; use --pairs"),
+    ],
 )
 def test_a_model_of_vectors_refuses_images_and_texts(nuclr, tmp_path, option, message):
     train(runs.load(tmp_path, **{"schedule.epochs": 1}), tmp_path / "run")

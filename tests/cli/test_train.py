@@ -87,7 +87,10 @@ CASES = {
         [*PICTURES, "data.train=good.csv", "model.x.encoder=tiny_resnett"],
         "did you mean 'tiny_resnet'",
     ),
-    "classes for vectors": ([*VECTORS, "data.classes=builtin"], "data.classes needs a model that takes images, but this one takes vectors"),
+    "classes for vectors": (
+        [*VECTORS, "data.classes=builtin"],
+        "data.classes needs a model that takes images, but this one takes vectors",
+    ),
     "no such classes": ([*PICTURES, "data.train=good.csv", "data.classes=none"], "none: no such folder"),
     "CSV without header": (["empty.yaml", "data.train=no_header.csv"], "no_header.csv"),
     "no such column": (["empty.yaml", "data.train=good.csv", "data.y.key=text"], "text"),
