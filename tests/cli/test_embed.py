@@ -79,7 +79,7 @@ def test_images_alone_and_texts_alone(nuclr, trained, tmp_path):
         (["--out", "a.npz", "--texts", "t", "--images", "i"], "--pairs, --images and --texts exclude each other"),
         (
             ["--out", "a.npz", "--pairs", "vectors.npz"],
-            "--pairs vectors.npz: side x holds vectors, but this model takes images there",
+            "vectors.npz holds vectors on side x",
         ),
     ],
 )
