@@ -27,7 +27,7 @@ def features(images: int = 9, captions: int = 2) -> PairFeatures:
     x, y = torch.randn(images, 4), torch.randn(images * captions, 4)
     links = torch.stack([torch.arange(images).repeat_interleave(captions), torch.arange(images * captions)], dim=1)
     numbers = np.arange(images * captions)
-    return PairFeatures(x, y, links, numbers, np.arange(images) * captions, numbers)
+    return PairFeatures(x, y, links, links, numbers, np.arange(images) * captions, numbers, torch.arange(images))
 
 
 def assert_hits_equal_metrics(hits, metrics):
