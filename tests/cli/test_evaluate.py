@@ -71,10 +71,10 @@ def test_the_runs_own_held_out_pairs_give_the_metrics_of_training(nuclr, vectors
     content = json.loads(out.read_text())
     task = content["retrieval"]["val"]
     assert task["plain"] == pytest.approx(run_folder.read_results(vectors / "run")["val"])
-    assert (task["images"], task["captions"]) == (20, 40)
+    assert task["sizes"] == [20, 40]
     train_bank, queries = content["corrections"]["train"], content["corrections"]["queries"]
     assert (train_bank["transductive"], queries["transductive"]) == (False, True)
-    assert (train_bank["bank_images"], train_bank["bank_captions"]) == (50, 50)
+    assert (train_bank["bank_x"], train_bank["bank_y"]) == (50, 50)
     assert train_bank["chosen_on"] == "data.val: val.npz" and train_bank["temperature"] > 0
     assert task["correction_crossed"] and set(task["corrected"]["train"]) == set(task["plain"])
     assert [len(chosen) for chosen in task["corrections_of_halves"].values()] == [2, 2]
@@ -115,7 +115,7 @@ def test_a_run_on_images(nuclr, pictures, tmp_path):
         assert status == 0, err
         content = json.loads((tmp_path / f"{way}.json").read_text())
         tasks[way] = next(iter(content["retrieval"].values()))
-    assert [tasks[way]["captions"] for way in tasks] == [7, 8, 8], "one caption occurs twice"
+    assert [tasks[way]["sizes"][1] for way in tasks] == [7, 8, 8], "one caption occurs twice"
     assert tasks["hit"]["plain"]["mean_R@1"] >= tasks["miss"]["plain"]["mean_R@1"]
     classes = next(iter(content["classification"].values()))
     assert (classes["class_names"], classes["templates"]) == (["cat", "dog"], ["a {}", "{}!"])
@@ -173,7 +173,7 @@ def test_standard_test_sets(nuclr, refused, pictures, tmp_path, monkeypatch):
     assert status == 0, err
     content = json.loads(out.read_text())
     task = content["retrieval"]["small"]
-    assert (task["images"], task["captions"], task["duplicates"]["way"], task["split"]) == (2, 5, "miss", "test")
+    assert (task["sizes"], task["duplicates"]["way"], task["split"]) == ([2, 5], "miss", "test")
     classes = content["classification"]["tiny"]
     assert (classes["images"], classes["class_names"]) == (3, ["great cat", "dog"])
     monkeypatch.setitem(
@@ -200,13 +200,20 @@ def test_wrong_input_for_a_run_on_vectors_is_refused(refused, vectors, tmp_path)
     np.savez(tmp_path / "wide.npz", x=rng.normal(size=(4, 13)), y=rng.normal(size=(4, 8)))
     refused("x has 13 coordinates, but", run, "--retrieval", tmp_path / "wide.npz")
     np.savez(tmp_path / "bare.npz", x=rng.normal(size=(3, 12)), y=rng.normal(size=(2, 8)), y_to_x=[0, 2])
-    refused("x row 1 has no caption", run, "--retrieval", tmp_path / "bare.npz")
+    refused("x row 1 has no y: y_to_x never names it", run, "--retrieval", tmp_path / "bare.npz")
     option = "--classification"
     refused("x has 13 coordinates, but", run, option, write_classes(tmp_path / "a.npz", width=13))
     refused("no array named 'prompts'", run, option, write_classes(tmp_path / "b.npz", prompts=None))
     refused("label 3; allowed: 0 to 2", run, option, write_classes(tmp_path / "c.npz", labels=np.arange(10) % 4))
     refused("needs 10 whole numbers", run, option, write_classes(tmp_path / "d.npz", labels=np.arange(9)))
-    refused("--correct needs --retrieval", run, option, write_classes(tmp_path / "e.npz"), "--correct", "bank=train")
+    refused(
+        "--correct needs --retrieval or --beir",
+        run,
+        option,
+        write_classes(tmp_path / "e.npz"),
+        "--correct",
+        "bank=train",
+    )
 
 
 def test_wrong_input_for_a_run_on_images_is_refused(refused, pictures, tmp_path):
@@ -222,5 +229,5 @@ def test_wrong_input_for_a_run_on_images_is_refused(refused, pictures, tmp_path)
     (tmp_path / "templates.json").write_text('["a photo"]')
     templates = ("--templates", tmp_path / "templates.json")
     refused("'a photo' does not have it", pictures, "--classification", folders, *templates)
-    refused("no such file", pictures, "--classification", folders, "--classes", tmp_path / "nothing.json")
+    refused("no such file", pictures, "--classification", folders, "--class-names", tmp_path / "nothing.json")
     refused("holds vectors, but", pictures, "--classification", write_classes(tmp_path / "classes.npz"))

@@ -15,12 +15,14 @@ Examples:
     nuclr evaluate RUN                                                  the run's own validation pairs
     nuclr evaluate RUN --retrieval dev.jsonl --correct bank=train       plain and popularity-corrected ranking
     nuclr evaluate RUN --retrieval flickr30k:DATA --classification cifar100:DATA --out metrics.json
+    nuclr evaluate RUN --beir scifact                                   nDCG@10, MRR@10, recall@100, MAP
+    nuclr evaluate RUN --classes cifar10_test --no-head                 nearest neighbors and a linear probe
 """
 _CORRECTION = "Popularity-corrected ranking"
 
 
 class Duplicates(enum.StrEnum):
-    """How captions that occur more than once are treated."""
+    """How items of side y that occur more than once are treated."""
 
     MERGE = "merge"
     MISS = "miss"
@@ -43,20 +45,36 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="PATH|NAME:FOLDER",
-            help="A folder of classes, .npz with x, labels and prompts, or cifar100:, imagenet1k:, imagenet-r:, dtd:, "
-            "food101:FOLDER; can be given several times.",
+            help="Zero-shot: a folder of classes, .npz with x, labels and prompts, or cifar100:, imagenet1k:, "
+            "imagenet-r:, dtd:, food101:FOLDER; can be given several times.",
+        ),
+    ] = None,
+    beir: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv (test, or --split). Side x encodes "
+            "the queries, side y the documents. Can be given several times.",
+        ),
+    ] = None,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="k-nearest neighbors and a linear probe: a folder with one folder of images per class, or .npz with "
+            "x and labels; can be given several times.",
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="JSON file for the metrics and the protocol; it must not exist yet.")
     ] = None,
-    root: Annotated[str | None, typer.Option(help="Folder that --retrieval and its images are relative to.")] = None,
+    root: Annotated[str | None, typer.Option(help="Folder that --retrieval and its files are relative to.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split, if the pairs have several.")] = None,
     allow_outside: Annotated[
         bool,
         typer.Option("--allow-outside", help="Read images that lists name outside of the root (data.allow_outside)."),
     ] = False,
-    classes: Annotated[
+    class_names: Annotated[
         Path | None, typer.Option(help="JSON with the class names, instead of classes.json in the folder.")
     ] = None,
     templates: Annotated[
@@ -65,7 +83,7 @@ def evaluate(
     duplicates: Annotated[
         Duplicates | None,
         typer.Option(
-            help="Captions that occur more than once: merge them, or keep each and count copies as miss or hit. "
+            help="Items of side y that occur more than once: merge them, or keep each and count copies as miss or hit. "
             "Default: miss for mscoco and flickr30k, as in published results; merge otherwise, as in training."
         ),
     ] = None,
@@ -79,45 +97,59 @@ def evaluate(
         ),
     ] = None,
     bank_size: Annotated[
-        int, typer.Option(min=2, rich_help_panel=_CORRECTION, help="Most images, and most captions, in the bank.")
+        int, typer.Option(min=2, rich_help_panel=_CORRECTION, help="Most items per side in the bank.")
     ] = 12_000,
+    head: Annotated[
+        bool | None,
+        typer.Option("--head/--no-head", help="Whether features include the projection head (default: evaluate.head)."),
+    ] = None,
     best: Annotated[bool, typer.Option("--best", help="Use the best checkpoint's weights, not the last.")] = False,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch. Default: the run's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
 ) -> None:
-    """Evaluate retrieval and zero-shot classification; report metrics under the names of three conventions.
+    """Evaluate retrieval, search with graded relevance, and classification (zero-shot, neighbors, linear probe).
 
-    Images are prepared as in the run's training. Nothing is downloaded: for a standard test set, the command says which
+    Items are prepared as in the run's training. Nothing is downloaded: for a standard test set, the command says which
     files to put where. The JSON file also describes the protocol.
     """
     if out is not None:
         _check_out(out)
 
     from nuclr import files
+    from nuclr.data.formats.beir import read_beir
     from nuclr.models import ImageFormat
     from nuclr.runs import launch
     from nuclr.studies.evaluate import protocol, tasks
+    from nuclr.studies.evaluate.corrector import parse_bank
     from nuclr.studies.evaluate.subject import open_subject
 
-    banks = list(dict.fromkeys(protocol.parse_bank(text) for text in correct or []))
+    banks = list(dict.fromkeys(parse_bank(text) for text in correct or []))
     if not run.exists():
         raise UserError(f"{run}: no such folder; name a run that nuclr train wrote, or a folder of encoders")
     with training_errors(), launch.processes(launch.pick_device(device)):
-        subject = open_subject(run, best, batch_size, device)
-        share = subject.data.max_bad_share
-        outside = allow_outside or subject.data.allow_outside
-        retrievals = [tasks.open_retrieval(text, root, split, share, outside) for text in retrieval or []]
-        size = subject.model.x.inputs.size if isinstance(subject.model.x.inputs, ImageFormat) else 32
+        subject = open_subject(run, best, batch_size, device, head)
+        data, model = subject.data, subject.model
+        share, outside = data.max_bad_share, allow_outside or data.allow_outside
+        sizes = [side.inputs.size for side in (model.x, model.y) if isinstance(side.inputs, ImageFormat)]
+        size = sizes[0] if sizes else 32
+        for folder in beir or []:
+            subject.check_beir(folder)  # before a large corpus is read
+        retrievals = [tasks.open_retrieval(text, root, split, share, outside, data) for text in retrieval or []]
         classifications = [
-            tasks.open_classification(text, classes, templates, share, size, outside) for text in classification or []
+            tasks.open_classification(text, class_names, templates, share, size, outside)
+            for text in classification or []
         ]
-        if not retrievals and not classifications:
-            retrievals, classifications = protocol.own_sets(subject)
-        if banks and not retrievals:
-            raise UserError("--correct needs --retrieval; classification is not corrected")
+        searches = [read_beir(folder, split, share) for folder in beir or []]
+        probes = [tasks.open_probe(text, share, size, outside) for text in classes or []]
+        if not (retrievals or classifications or searches or probes):
+            retrievals, classifications, probes = protocol.own_sets(subject)
+        if banks and not (retrievals or searches):
+            raise UserError("--correct needs --retrieval or --beir; classification is not corrected")
         way = duplicates.value if duplicates is not None else None
         say = (lambda text: typer.echo(printable(text), err=True)) if launch.is_first() else (lambda _: None)
-        content = protocol.evaluate_subject(subject, retrievals, classifications, banks, way, bank_size, say)
+        content = protocol.evaluate_subject(
+            subject, retrievals, classifications, banks, way, bank_size, say, searches, probes
+        )
     if launch.is_first():
         typer.echo(printable(protocol.table(content).rstrip()))
         if out is not None:

@@ -204,6 +204,9 @@ class BeirPairs(Checkable):
         path: the folder.
         split: the file of judgments (setting `data.split`). None: the only one.
 
+    Attributes:
+        split: the split that was read.
+
     Raises:
         UserError: if a file is missing or wrong, or there is no relevant document.
 
@@ -217,7 +220,7 @@ class BeirPairs(Checkable):
         pairs = [(query, document) for _, query, document, relevance in _judgments(file) if relevance > 0]
         if not pairs:
             raise UserError(f"{file}: holds no pairs; a relevant document has relevance 1 or more")
-        self.folder, self.known_bad = path, {}
+        self.folder, self.split, self.known_bad = path, file.stem, {}
         self.label = f"{path.name}, {file.stem}"
         self._files = [path / QUERIES, path / CORPUS, file]
         self._queries, self._x_row, x_bad = _all_texts(path / QUERIES, "query", [query for query, _ in pairs])

@@ -85,7 +85,7 @@ def parse_test(text: str, data: Data) -> TestSet:
     kind = "classes" if _is_classes(path, data) else "pairs"
     try:
         if kind == "pairs":
-            task = open_retrieval(path, data.root, None, data.max_bad_share, data.allow_outside)
+            task = open_retrieval(path, data.root, None, data.max_bad_share, data.allow_outside, data)
             fingerprint, duplicates = task.pairs.fingerprint, task.duplicates
         else:
             classes = _open_classes(path, data, 32).classes
@@ -143,7 +143,7 @@ def val_features(run: Run) -> PairFeatures:
 def test_features(run: Run, test: TestSet) -> PairFeatures:
     """Return the features of a test set of pairs."""
     data, subject = run.settings.data, subject_of_run(run)
-    task = open_retrieval(test.path, data.root, None, data.max_bad_share, data.allow_outside)
+    task = open_retrieval(test.path, data.root, None, data.max_bad_share, data.allow_outside, data)
     subject.check_kinds(test.name, task.pairs)
     return pair_features(subject, task.pairs, task.numbers, test.duplicates)
 

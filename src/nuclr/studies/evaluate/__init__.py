@@ -1,1 +1,5 @@
-"""`nuclr evaluate`: `tasks` (test sets), `subject` (the model and its features), `protocol` (metrics and tables)."""
+"""`nuclr evaluate`.
+
+Modules: `tasks` (test sets), `subject` (the model and its features), `corrector` (popularity-corrected ranking),
+`protocol` (metrics and tables).
+"""

@@ -1,28 +1,42 @@
 """`nuclr evaluate`: a model on test sets, plain and corrected for popularity, with the protocol of the numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from nuclr import __version__
-from nuclr.data.pairs import Pairs
+from nuclr.data.formats.beir import BeirSet
 from nuclr.errors import UserError
 from nuclr.evaluation import (
-    choose_correction,
-    cross_validated_ranks,
+    knn_accuracy,
+    linear_probe_accuracy,
     metrics_by_convention,
+    ranking_metrics,
     retrieval_metrics,
-    summarize_ranks,
     zero_shot_metrics,
 )
-from nuclr.evaluation.corrected import STRENGTHS, TEMPERATURE_FACTORS
-from nuclr.popularity import Bank, Correction
-from nuclr.popularity.correction import BANK_SIZE, DEFAULT_TEMPERATURE_FACTOR
-from nuclr.runs.features import PairFeatures
-from nuclr.studies.evaluate.subject import DUPLICATES, Subject, class_task_features, pair_features, query_bank
-from nuclr.studies.evaluate.tasks import ClassificationTask, RetrievalTask, VectorClasses, classification_task
+from nuclr.evaluation.probe import TEMPERATURE, K, choose_regularization, split_halves
+from nuclr.evaluation.retrieval import direction_names
+from nuclr.popularity.correction import BANK_SIZE
+from nuclr.runs.side_words import words_of_pairs
+from nuclr.studies.evaluate.corrector import Corrector, is_chosen_on, make_corrector
+from nuclr.studies.evaluate.subject import (
+    DUPLICATES,
+    Subject,
+    beir_features,
+    class_task_features,
+    pair_features,
+    probe_features,
+)
+from nuclr.studies.evaluate.tasks import (
+    ClassificationTask,
+    ProbeTask,
+    RetrievalTask,
+    VectorClasses,
+    classification_task,
+    probe_task,
+)
 
 COMMAND = "nuclr evaluate"
 PROTOCOL = {
@@ -33,30 +47,48 @@ PROTOCOL = {
     "prompts": "features of all templates normalized, averaged, normalized",
     "numbers": "fractions, except those named as in the paper: percent",
 }
-BANKS = {
-    "train": "training queries and the candidates they choose from; of the test set only the gallery is used",
-    "queries": "the test queries themselves (transductive): possible only if all queries are known at once",
+BEIR_PROTOCOL = (
+    "as trec_eval: scores in float32, equal scores in descending order of document identifiers; the whole corpus is "
+    "ranked; a document with the identifier of the query is left out; means over the judged queries"
+)
+PROBE_PROTOCOL = (
+    "within each class the first, third, ... item is in the labeled half and the second, fourth, ... is classified; "
+    "neighbors by cosine similarity, weighted by exp(similarity / temperature) (knn_acc1) or one vote each "
+    "(knn_vote_acc1); linear probe: L2-regularized logistic regression on the labeled half"
+)
+BEIR_ROWS = ("nDCG@10", "MRR@10", "recall@100", "MAP")
+PROBE_ROWS = {
+    "knn_acc1": "k-nearest neighbors",
+    "knn_vote_acc1": "k-nearest neighbors, vote",
+    "linear_probe_acc1": "linear probe",
+    "chance": "chance",
 }
 COLUMNS = {"plain": "plain", "train": "corrected", "queries": "transductive"}
-_ROWS = (("image_to_text", "image to text"), ("text_to_image", "text to image"), ("mean", "mean"))
+LABEL = 28  # characters of the labels of a table's rows
 
 
-def own_sets(subject: Subject) -> tuple[list[RetrievalTask], list[ClassificationTask]]:
-    """Return the held-out pairs and the classes of a run, exactly as training read them."""
+def own_sets(subject: Subject) -> tuple[list[RetrievalTask], list[ClassificationTask], list[ProbeTask]]:
+    """Return the held-out pairs and the classes of a run, exactly as training read them.
+
+    Classes are for zero-shot classification if a side takes texts, and for neighbors and a linear probe otherwise.
+    """
     run, data = subject.run, subject.data
     if run is None or (data.val is None and data.classes is None):
         reason = "is not a run folder" if run is None else "has neither data.val nor data.classes"
         raise UserError(
-            f"{subject.path} {reason}, so there is nothing to evaluate on; use --retrieval or --classification"
+            f"{subject.path} {reason}, so there is nothing to evaluate on; "
+            "use --retrieval, --classification, --beir or --classes"
         )
-    pairs, classes = [], []
+    pairs, classes, probes = [], [], []
     if run.val is not None:
         split = data.val_split or data.split
         pairs = [RetrievalTask("val", str(data.val), split, run.val.pairs, run.val.numbers, run.val.bad, known=False)]
-    if data.classes is not None:
+    if data.classes is not None and subject.model.takes("text"):
         numbers = np.arange(len(run.classes))
         classes = [classification_task("classes", data.classes, run.classes, numbers, data.max_bad_share)]
-    return pairs, classes
+    elif data.classes is not None:
+        probes = [probe_task("classes", data.classes, run.classes, data.max_bad_share)]
+    return pairs, classes, probes
 
 
 def evaluate_subject(
@@ -67,23 +99,31 @@ def evaluate_subject(
     duplicates: str | None = None,
     bank_size: int = BANK_SIZE,
     say: Callable[[str], None] = lambda _: None,
+    searches: Sequence[BeirSet] = (),
+    probes: Sequence[ProbeTask] = (),
 ) -> dict[str, Any]:
     """Return every metric with the protocol.
 
     Args:
         subject: the model.
         retrievals: pairs to retrieve.
-        classifications: labeled images or vectors.
+        classifications: labeled images or vectors with prompts, for zero-shot classification.
         banks: keys of BANKS: correct the ranking for popularity as well.
         duplicates: a key of DUPLICATES; None: the default of each set (`RetrievalTask.duplicates`).
         bank_size: largest number of x, and of y, in a bank.
         say: called with a line before each part.
+        searches: BEIR sets.
+        probes: labeled images or vectors, for neighbors and a linear probe.
 
     """
     for task in retrievals:
         subject.check_kinds(task.path, task.pairs)
     for labeled in classifications:
-        _check_classes(subject, labeled)
+        subject.check_zero_shot(labeled)
+    for search in searches:
+        subject.check_beir(search.path)
+    for probe in probes:
+        subject.check_probe(probe)
     correctors = []
     for bank in banks:
         say(f"--correct bank={bank}: encoding the bank, choosing temperature and strength")
@@ -96,6 +136,8 @@ def evaluate_subject(
         "corrections": {corrector.bank: corrector.describe() for corrector in correctors},
         "retrieval": {},
         "classification": {},
+        "beir": {},
+        "probe": {},
     }
     for task in retrievals:
         say(f"retrieval: {task.name}")
@@ -105,6 +147,14 @@ def evaluate_subject(
         say(f"classification: {labeled.name}")
         name = _free_name(labeled.name, content["classification"])
         content["classification"][name] = _classification(subject, labeled)
+    for search in searches:
+        say(f"BEIR: {search.path}, {search.split}")
+        name = _free_name(str(search.path), content["beir"])
+        content["beir"][name] = _beir(subject, search, correctors)
+    for probe in probes:
+        say(f"neighbors and linear probe: {probe.name}")
+        name = _free_name(probe.name, content["probe"])
+        content["probe"][name] = _probe(subject, probe)
     return content
 
 
@@ -114,18 +164,20 @@ def _retrieval(
     way = duplicates or task.duplicates
     features = pair_features(subject, task.pairs, task.numbers, way)
     if correctors and min(len(features.x), len(features.y)) < 2:
-        raise UserError(f"{task.path}: --correct needs at least two images and two captions")
-    plain = retrieval_metrics(features.x, features.y, features.links)
-    # If the correction is chosen on these pairs, each half of the images is ranked with the choice of the other half.
+        raise UserError(f"{task.path}: --correct needs at least two different items on each side")
+    plain = retrieval_metrics(features.x, features.y, features.links, sides=features.sides)
+    # If the correction is chosen on these pairs, each half of the x is ranked with the choice of the other half.
     crossed = any(corrector.val == task.pairs.fingerprint for corrector in correctors)
     outcomes = {c.bank: c.crossed(features) if crossed else (c(features), None) for c in correctors}
     corrected = {bank: metrics for bank, (metrics, _) in outcomes.items()}
+    words = words_of_pairs(task.pairs)
     return {
         "path": task.path,
         "split": task.split,
         "fingerprint": task.pairs.fingerprint,
-        "images": len(features.x),
-        "captions": len(features.y),
+        "sides": list(features.sides),
+        "items": [words[0].many, words[1].many],
+        "sizes": [len(features.x), len(features.y)],
         "bad_samples": len(task.bad),
         "duplicates": {"way": way, "meaning": DUPLICATES[way]},
         "correction_crossed": crossed,
@@ -155,14 +207,55 @@ def _classification(subject: Subject, task: ClassificationTask) -> dict[str, Any
     }
 
 
-def _check_classes(subject: Subject, task: ClassificationTask) -> None:
-    if isinstance(task.classes, VectorClasses):
-        if (subject.model.x.modality, subject.model.y.modality) != ("vector", "vector"):
-            raise UserError(f"{task.path}: holds vectors, but {subject.path} takes images and texts")
-        subject.check_width(task.path, "x", task.classes.x.shape[1])
-        subject.check_width(task.path, "y", task.classes.prompts.shape[2])
-    else:
-        subject.check_kinds(task.path, cast(Pairs, task.classes))
+def _beir(subject: Subject, task: BeirSet, correctors: Sequence[Corrector]) -> dict[str, Any]:
+    queries, documents = beir_features(subject, task)
+    if correctors and min(len(queries), len(documents)) < 2:
+        raise UserError(f"--beir {task.path}: --correct needs at least two queries and two documents")
+
+    def measure(bias: Any = None) -> dict[str, float]:
+        return ranking_metrics(queries, documents, task.qrels, task.document_ids, bias, task.ignore)
+
+    return {
+        "path": str(task.path),
+        "split": task.split,
+        "fingerprint": task.fingerprint,
+        "queries": len(queries),
+        "documents": len(documents),
+        "judgments": len(task.qrels),
+        "bad_samples": len(task.bad),
+        "first_bad_samples": dict(list(task.bad.items())[:5]),
+        "protocol": BEIR_PROTOCOL,
+        "correction_chosen_here": bool(correctors) and is_chosen_on(subject, task),
+        "plain": measure(),
+        "corrected": {c.bank: measure(c.document_bias(queries, documents)) for c in correctors},
+    }
+
+
+def _probe(subject: Subject, task: ProbeTask) -> dict[str, Any]:
+    x, labels = probe_features(subject, task)
+    first, second = split_halves(labels)
+    halves = x[first], labels[first], x[second], labels[second]
+    k = min(K, len(first))
+    regularization = choose_regularization(*halves[:2])
+    classes = len(labels.unique())
+    return {
+        "path": task.path,
+        "images": len(x),
+        "classes": classes,
+        "labeled": len(first),
+        "classified": len(second),
+        "bad_samples": len(task.bad),
+        "protocol": PROBE_PROTOCOL,
+        "k": k,
+        "temperature": TEMPERATURE,
+        "regularization": regularization,
+        "plain": {
+            "knn_acc1": knn_accuracy(*halves, k),
+            "knn_vote_acc1": knn_accuracy(*halves, k, None),
+            "linear_probe_acc1": linear_probe_accuracy(*halves, regularization),
+            "chance": 1 / classes,
+        },
+    }
 
 
 def _free_name(name: str, taken: dict[str, Any]) -> str:
@@ -171,82 +264,6 @@ def _free_name(name: str, taken: dict[str, Any]) -> str:
         number += 1
         free = f"{name} ({number})"
     return free
-
-
-# -- corrected retrieval -----------------------------------------------------------------------------------------------
-
-
-def parse_bank(text: str) -> str:
-    """Return the bank of "bank=train" or "bank=queries"."""
-    key, _, bank = text.partition("=")
-    if key != "bank" or bank not in BANKS:
-        allowed = " or ".join(f"bank={name}" for name in BANKS)
-        raise UserError(f"--correct {text}: unknown; allowed: {allowed}")
-    return bank
-
-
-@dataclass(frozen=True)
-class Corrector:
-    """A bank of queries with the temperature and strength of its correction.
-
-    Attributes:
-        bank: a key of BANKS.
-        val: fingerprint of the held-out pairs that the correction was chosen on; None if there are none.
-        queries: the bank; None: each test set is its own bank.
-        correction: temperature and strength.
-        chosen_on: where these were chosen, in words.
-
-    """
-
-    bank: str
-    val: str | None
-    queries: Bank | None
-    correction: Correction
-    chosen_on: str
-
-    def __call__(self, features: PairFeatures) -> dict[str, float]:
-        """Return the corrected metrics of a test set."""
-        bias_x, bias_y = self.correction.biases(self._bank(features), features.x, features.y)
-        return retrieval_metrics(features.x, features.y, features.links, bias_x=bias_x, bias_y=bias_y)
-
-    def crossed(self, features: PairFeatures) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Return metrics of the held-out pairs, each half ranked with the other's correction, and both corrections."""
-        ranked, chosen = cross_validated_ranks(features.x, features.y, features.links, self._bank(features))
-        return summarize_ranks(*ranked), [asdict(correction) for correction in chosen]
-
-    def _bank(self, features: PairFeatures) -> Bank:
-        return Bank(features.x, features.y) if self.queries is None else self.queries
-
-    def describe(self) -> dict[str, Any]:
-        """Return the correction for the JSON file."""
-        facts: dict[str, Any] = {
-            "bank": self.bank,
-            "transductive": self.bank == "queries",
-            "meaning": BANKS[self.bank],
-        }
-        if self.queries is not None:
-            facts |= {"bank_images": len(self.queries.x), "bank_captions": len(self.queries.y)}
-        grid = {
-            "temperatures": f"{', '.join(map(str, TEMPERATURE_FACTORS))} standard deviations of the scores",
-            "strengths": STRENGTHS,
-        }
-        return facts | asdict(self.correction) | {"chosen_on": self.chosen_on, "chosen_from": grid}
-
-
-def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
-    """Encode the bank, and choose temperature and strength on the run's held-out pairs if it has some."""
-    run, queries = subject.run, None
-    if bank == "train":
-        if run is None:
-            raise UserError(f"--correct bank=train needs a run folder; {subject.path} is not one, so use bank=queries")
-        queries = Bank(*query_bank(subject, run.train.pairs, run.train.numbers, size))
-    if run is None or run.val is None:
-        chosen_on = f"nothing (no held-out pairs): {DEFAULT_TEMPERATURE_FACTOR} standard deviations"
-        return Corrector(bank, None, queries, Correction(), chosen_on)
-    features = pair_features(subject, run.val.pairs, run.val.numbers, "merge")
-    own = Bank(features.x, features.y) if queries is None else queries
-    correction = choose_correction(features.x, features.y, features.links, own)
-    return Corrector(bank, run.val.pairs.fingerprint, queries, correction, f"data.val: {subject.data.val}")
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
@@ -259,28 +276,27 @@ def table(content: dict[str, Any]) -> str:
 
 def _lines(content: dict[str, Any]) -> Iterator[str]:
     for name, task in content["retrieval"].items():
+        yield from _retrieval_lines(name, task)
+    for name, task in content["beir"].items():
         rankings = {"plain": task["plain"], **task["corrected"]}
-        yield f"{name}: {task['images']:,} images, {task['captions']:,} captions"
-        yield f"  {'':28}" + "".join(f"{COLUMNS[column]:>14}" for column in rankings) + f"{'chance':>10}"
-        for key, label in _ROWS:
-            for k in (1, 5, 10):
-                values = [100 * metrics[f"{key}_R@{k}"] for metrics in rankings.values()]
-                chance = 100 * task["plain"][f"{key}_chance@{k}"]
-                yield f"  {f'recall@{k}, {label}':28}" + "".join(f"{v:>12.2f} %" for v in values) + f"{chance:>8.2f} %"
-            if key != "mean":
-                for kind in ("mean", "median"):
-                    values = [metrics[f"{key}_{kind}_rank"] for metrics in rankings.values()]
-                    yield f"  {f'{kind} rank, {label}':28}" + "".join(f"{value:>12.1f}  " for value in values)
-        if task["correction_crossed"]:
-            yield "  Held-out pairs: each half of the images is ranked with the correction chosen on the other half."
-            yield "  The correction shown below was chosen on all held-out pairs and is used for other test sets."
+        yield f"{name}, {task['split']}: {task['queries']:,} queries, {task['documents']:,} documents"
+        yield _header(rankings)
+        for key in BEIR_ROWS:
+            yield _row(key, [metrics[key] for metrics in rankings.values()])
+        if task["correction_chosen_here"]:
+            yield "  The correction was chosen on these judgments (data.val): the corrected values are optimistic."
         yield ""
     for name, task in content["classification"].items():
         metrics = task["plain"]
         yield f"{name}: {task['images']:,} images, {task['classes']} classes"
         for key, label in (("acc1", "top-1"), ("acc5", "top-5"), ("mean_per_class_recall", "mean per-class recall")):
-            yield f"  {label:28}{100 * metrics[f'zero_shot_{key}']:>12.2f} %"
-        yield f"  {'chance':28}{100 * metrics['zero_shot_chance']:>12.2f} %"
+            yield _row(label, [metrics[f"zero_shot_{key}"]])
+        yield _row("chance", [metrics["zero_shot_chance"]])
+        yield ""
+    for name, task in content["probe"].items():
+        yield f"{name}: {task['labeled']:,} labeled, {task['classified']:,} to classify, {task['classes']} classes"
+        for key, label in PROBE_ROWS.items():
+            yield _row(label.replace("k-", f"{task['k']}-"), [task["plain"][key]])
         yield ""
     for correction in content["corrections"].values():
         column, temperature = COLUMNS[correction["bank"]], correction["temperature"]
@@ -289,3 +305,34 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
             f"{column}: score - {correction['strength']:g} * zeta (popularity), solved at {at}; "
             f"bank: {correction['meaning']}; chosen on {correction['chosen_on']}"
         )
+
+
+def _retrieval_lines(name: str, task: dict[str, Any]) -> Iterator[str]:
+    rankings = {"plain": task["plain"], **task["corrected"]}
+    x, y = task["sides"]
+    labels = dict(zip((*direction_names((x, y)), "mean"), (f"{x} to {y}", f"{y} to {x}", "mean"), strict=True))
+    width = max(LABEL, 2 + max(len(f"median rank, {label}") for label in labels.values()))
+    items, sizes = task["items"], task["sizes"]
+    yield f"{name}: {sizes[0]:,} {items[0]}, {sizes[1]:,} {items[1]}"
+    yield _header(rankings, width) + f"{'chance':>10}"
+    for key, label in labels.items():
+        for k in (1, 5, 10):
+            values = [metrics[f"{key}_R@{k}"] for metrics in rankings.values()]
+            chance = 100 * task["plain"][f"{key}_chance@{k}"]
+            yield _row(f"recall@{k}, {label}", values, width) + f"{chance:>8.2f} %"
+        if key != "mean":
+            for kind in ("mean", "median"):
+                ranks = [metrics[f"{key}_{kind}_rank"] for metrics in rankings.values()]
+                yield f"  {f'{kind} rank, {label}':{width}}" + "".join(f"{rank:>12.1f}  " for rank in ranks)
+    if task["correction_crossed"]:
+        yield f"  Held-out pairs: each half of the {items[0]} is ranked with the correction chosen on the other half."
+        yield "  The correction shown below was chosen on all held-out pairs and is used for other test sets."
+    yield ""
+
+
+def _header(rankings: dict[str, Any], width: int = LABEL) -> str:
+    return f"  {'':{width}}" + "".join(f"{COLUMNS[column]:>14}" for column in rankings)
+
+
+def _row(label: str, values: Sequence[float], width: int = LABEL) -> str:
+    return f"  {label:{width}}" + "".join(f"{100 * value:>12.2f} %" for value in values)

@@ -1,5 +1,9 @@
-"""Test sets by name or path: any pairs, any labeled images, vectors with labels, or a standard test set on disk."""
+"""Test sets by name or path: any pairs, any labeled images, vectors with labels, or a standard test set on disk.
 
+A BEIR folder is read by `nuclr.data.formats.beir.read_beir`.
+"""
+
+import dataclasses
 import difflib
 import json
 import re
@@ -19,6 +23,9 @@ from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL, ClassificationSet, RetrievalSet
 from nuclr.files import parse_json, read_npz, read_text
+from nuclr.runs.components import open_pairs_of_run
+from nuclr.runs.settings import Data, DataSide
+from nuclr.runs.side_words import words_of_pairs
 
 VECTOR_KEYS = ("x", "labels", "prompts")
 # Lists of WordNet numbers with names, as they come with ImageNet (the contest's and the project's) and ImageNet-R.
@@ -33,6 +40,14 @@ class VectorClasses:
     x: Tensor
     labels: Tensor
     prompts: Tensor
+
+
+@dataclass(frozen=True)
+class LabeledVectors:
+    """Vectors with labels and without prompts: `x` (n, d_x), float32 and finite; `labels` (n,), int64."""
+
+    x: Tensor
+    labels: Tensor
 
 
 Classes = LabeledImages | BuiltinLabeled | VectorClasses
@@ -52,7 +67,7 @@ class RetrievalTask:
 
     @property
     def duplicates(self) -> str:
-        """Default treatment of repeated captions: "miss" for standard sets, as in published results, else "merge"."""
+        """Default treatment of repeated y: "miss" for standard sets, as in published results, else "merge"."""
         return "miss" if self.known else "merge"
 
 
@@ -68,13 +83,40 @@ class ClassificationTask:
     templates: list[str] | None
 
 
+@dataclass(frozen=True)
+class ProbeTask:
+    """Labeled images or vectors for neighbors and a linear probe: `numbers` in use, `bad` samples with reasons."""
+
+    name: str
+    path: str
+    classes: LabeledImages | BuiltinLabeled | LabeledVectors
+    numbers: np.ndarray
+    bad: dict[int, str]
+
+
 def open_retrieval(
-    text: str, root: str | None, split: str | None, max_bad_share: float, allow_outside: bool = False
+    text: str,
+    root: str | None,
+    split: str | None,
+    max_bad_share: float,
+    allow_outside: bool = False,
+    columns: Data | None = None,
 ) -> RetrievalTask:
-    """Open a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a standard test set."""
+    """Open a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a standard test set.
+
+    Args:
+        text: the path or name.
+        root: the folder that names are relative to.
+        split: the split, if the pairs have several.
+        max_bad_share: the share of bad samples that is accepted.
+        allow_outside: read files outside of the root as well.
+        columns: settings of a run, whose columns, modalities and names of sides are used if the pairs have them.
+
+    """
     standard = _standard_set(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
     if standard is None:
-        pairs = open_pairs(text, root, split=split, allow_outside=allow_outside)
+        data = dataclasses.replace(columns or Data(), views=0, allow_outside=allow_outside)
+        pairs = _open_pairs(data, text, root, split)
         _refuse_unlinked(text, root)
         return _retrieval_task(text, text, split, pairs, max_bad_share, known=False)
     name, folder = standard
@@ -91,15 +133,32 @@ def open_retrieval(
     return task
 
 
+def _open_pairs(data: Data, text: str, root: str | None, split: str | None) -> Pairs:
+    """Open pairs with the columns of a run, or with the usual ones if these do not exist."""
+    try:
+        return open_pairs_of_run(data, text, root, split)
+    except UserError as error:
+        if data.x.key is None and data.y.key is None:
+            raise
+        x, y = DataSide(name=data.x.name), DataSide(name=data.y.name)
+        try:
+            return open_pairs_of_run(dataclasses.replace(data, x=x, y=y), text, root, split)
+        except UserError:
+            raise error from None
+
+
 def _retrieval_task(
     name: str, path: str, split: str | None, pairs: Pairs, max_bad_share: float, known: bool
 ) -> RetrievalTask:
-    empty = [n for n, reason in getattr(pairs, "known_bad", {}).items() if reason == "empty caption"]
+    x, y = words_of_pairs(pairs)
+    reasons = {f"empty {word}" for word in (y.one, pairs.y_name, pairs.y_key)}
+    empty = [n for n, reason in getattr(pairs, "known_bad", {}).items() if reason in reasons]
     bare: np.ndarray = np.setdiff1d(pairs.x_id[empty], np.delete(pairs.x_id, empty))
     if len(bare):
         first = pairs.name(int(np.flatnonzero(pairs.x_id == bare[0])[0]))
-        more = f" ({len(bare)} such images)" if len(bare) > 1 else ""
-        raise UserError(f"{path}: image {first} has no caption; add one or remove the image{more}")
+        more = f" ({len(bare)} such {x.many})" if len(bare) > 1 else ""
+        where = f"{path}: {x.one} {first}" if x.kind == "image" else f"{path}, {first}: {pairs.x_name}"
+        raise UserError(f"{where} has no {y.one}; add one or remove the {x.one}{more}")
     bad = check_samples(pairs, max_bad_share=max_bad_share)
     return RetrievalTask(name, path, split, pairs, usable(pairs, bad), bad, known)
 
@@ -113,7 +172,7 @@ def _refuse_unlinked(text: str, root: str | None) -> None:
     bare: np.ndarray = np.setdiff1d(np.arange(len(embeddings.x)), embeddings.y_to_x.numpy())
     if len(bare):
         more = f" ({len(bare)} such rows)" if len(bare) > 1 else ""
-        raise UserError(f"{path}: x row {bare[0]} has no caption: y_to_x never names it; add one or remove it{more}")
+        raise UserError(f"{path}: x row {bare[0]} has no y: y_to_x never names it; add one or remove it{more}")
 
 
 def open_classification(
@@ -132,7 +191,7 @@ def open_classification(
         opened: Any = BuiltinLabeled(size=size)
     elif Path(text).suffix == ".npz":
         if classes is not None or templates is not None:
-            raise UserError(f"{text}: holds prompts as vectors; --classes and --templates belong to images")
+            raise UserError(f"{text}: holds prompts as vectors; --class-names and --templates belong to images")
         vectors = read_classes(Path(text))
         return ClassificationTask(text, text, vectors, np.arange(len(vectors.labels)), {}, None)
     else:
@@ -163,6 +222,29 @@ def classification_task(
     """Return a task on labeled images without bad samples."""
     bad = check_samples(opened, numbers, max_bad_share)
     return ClassificationTask(name, path, opened, usable(opened, bad, numbers), bad, getattr(opened, "templates", None))
+
+
+def open_probe(text: str, max_bad_share: float, size: int = 32, allow_outside: bool = False) -> ProbeTask:
+    """Open a folder with one folder of images per class, `.npz` with x and labels, or "builtin" (this size)."""
+    if Path(text).suffix == ".npz":
+        vectors = read_labeled_vectors(Path(text))
+        return ProbeTask(text, text, vectors, np.arange(len(vectors.labels)), {})
+    opened: Any = BuiltinLabeled(size=size) if text == "builtin" else open_labeled(text, allow_outside=allow_outside)
+    return probe_task(text, text, opened, max_bad_share)
+
+
+def probe_task(name: str, path: str, opened: Any, max_bad_share: float) -> ProbeTask:
+    """Return a task on labeled images without bad samples.
+
+    Raises:
+        UserError: if no class has two images, one for the gallery and one to ask.
+
+    """
+    bad = check_samples(opened, max_bad_share=max_bad_share)
+    numbers = usable(opened, bad)
+    if np.bincount(np.asarray(opened.y_id)[numbers]).max(initial=0) < 2:
+        raise UserError(f"{path}: no class has two usable images; neighbors need one to ask and one to find")
+    return ProbeTask(name, path, opened, numbers, bad)
 
 
 def _listed(opened: LabeledImages, path: Path, known: ClassificationSet) -> np.ndarray:
@@ -219,30 +301,59 @@ def read_classes(path: Path) -> VectorClasses:
         UserError: names what is wrong.
 
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    arrays = read_npz(path, VECTOR_KEYS)
-    missing = [key for key in VECTOR_KEYS if key not in arrays]
-    if missing:
-        names = ", ".join(arrays)
-        raise UserError(f"{path}: no array named {missing[0]!r}; it needs {', '.join(VECTOR_KEYS)} (found: {names})")
-    x, labels, prompts = (arrays[key] for key in VECTOR_KEYS)
+    x, labels, prompts = _read_arrays(path, VECTOR_KEYS)
     prompts = prompts[:, None] if prompts.ndim == 2 else prompts
-    for key, array, ndim in (("x", x, 2), ("prompts", prompts, 3)):
-        if array.dtype.kind != "f" or array.ndim != ndim or not array.size:
-            raise UserError(f"{path}: {key} has shape {array.shape} of {array.dtype}; it needs one vector per row")
-        if not np.isfinite(array).all():
-            raise UserError(f"{path}: {key} holds a NaN or an infinity; fix or remove it")
-    if labels.shape != (len(x),) or labels.dtype.kind not in "iu":
-        raise UserError(f"{path}: labels has shape {labels.shape} of {labels.dtype}; it needs {len(x)} whole numbers")
-    if labels.min() < 0 or labels.max() >= len(prompts):
-        odd = int(labels.max() if labels.max() >= len(prompts) else labels.min())
-        raise UserError(f"{path}: label {odd}; allowed: 0 to {len(prompts) - 1}, the rows of prompts")
+    _check_vectors(path, "x", x, 2)
+    _check_vectors(path, "prompts", prompts, 3)
+    _check_labels(path, x, labels)
+    if labels.max() >= len(prompts):
+        raise UserError(f"{path}: label {labels.max()}; allowed: 0 to {len(prompts) - 1}, the rows of prompts")
     if len(prompts) < 2:
         raise UserError(f"{path}: prompts of {len(prompts)} class; at least two classes are needed")
     return VectorClasses(
         *(torch.from_numpy(array.astype(kind)) for array, kind in ((x, "f4"), (labels, "i8"), (prompts, "f4")))
     )
+
+
+def read_labeled_vectors(path: Path) -> LabeledVectors:
+    """Read `.npz` with x (n, d_x) and labels (n,).
+
+    Raises:
+        UserError: names what is wrong.
+
+    """
+    x, labels = _read_arrays(path, VECTOR_KEYS[:2])
+    _check_vectors(path, "x", x, 2)
+    _check_labels(path, x, labels)
+    counts = np.unique(labels, return_counts=True)[1]
+    if len(counts) < 2 or counts.max() < 2:
+        raise UserError(f"{path}: labels needs at least two classes, and two rows of one of them")
+    return LabeledVectors(torch.from_numpy(x.astype("f4")), torch.from_numpy(labels.astype("i8")))
+
+
+def _read_arrays(path: Path, keys: tuple[str, ...]) -> list[np.ndarray]:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    arrays = read_npz(path, keys)
+    missing = [key for key in keys if key not in arrays]
+    if missing:
+        names = ", ".join(arrays)
+        raise UserError(f"{path}: no array named {missing[0]!r}; it needs {', '.join(keys)} (found: {names})")
+    return [arrays[key] for key in keys]
+
+
+def _check_vectors(path: Path, key: str, array: np.ndarray, ndim: int) -> None:
+    if array.dtype.kind != "f" or array.ndim != ndim or not array.size:
+        raise UserError(f"{path}: {key} has shape {array.shape} of {array.dtype}; it needs one vector per row")
+    if not np.isfinite(array).all():
+        raise UserError(f"{path}: {key} holds a NaN or an infinity; fix or remove it")
+
+
+def _check_labels(path: Path, x: np.ndarray, labels: np.ndarray) -> None:
+    if labels.shape != (len(x),) or labels.dtype.kind not in "iu":
+        raise UserError(f"{path}: labels has shape {labels.shape} of {labels.dtype}; it needs {len(x)} whole numbers")
+    if labels.min() < 0:
+        raise UserError(f"{path}: label {labels.min()}; allowed: whole numbers from 0")
 
 
 # -- class names -------------------------------------------------------------------------------------------------------
