@@ -17,7 +17,8 @@ from tests.training import runs
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vectors")
-    train(runs.load(folder, **{"schedule.epochs": 3}), folder / "run")
+    names = {"data.x.name": "image", "data.y.name": "text"}
+    train(runs.load(folder, **{"schedule.epochs": 3}, **names), folder / "run")
     return folder
 
 
@@ -71,7 +72,8 @@ def test_the_runs_own_held_out_pairs_give_the_metrics_of_training(nuclr, vectors
     content = json.loads(out.read_text())
     task = content["retrieval"]["val"]
     assert task["plain"] == pytest.approx(run_folder.read_results(vectors / "run")["val"])
-    assert task["sizes"] == [20, 40]
+    assert (task["sides"], task["sizes"]) == (["image", "text"], [20, 40])
+    assert "val: 20 images, 40 captions" in printed and "recall@1, image to text" in printed
     train_bank, queries = content["corrections"]["train"], content["corrections"]["queries"]
     assert (train_bank["transductive"], queries["transductive"]) == (False, True)
     assert (train_bank["bank_x"], train_bank["bank_y"]) == (50, 50)

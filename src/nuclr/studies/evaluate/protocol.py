@@ -240,7 +240,6 @@ def _probe(subject: Subject, task: ProbeTask) -> dict[str, Any]:
     classes = len(labels.unique())
     return {
         "path": task.path,
-        "images": len(x),
         "classes": classes,
         "labeled": len(first),
         "classified": len(second),

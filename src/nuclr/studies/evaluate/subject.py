@@ -115,16 +115,17 @@ class Subject:
         """Return how inputs become features, for the protocol."""
         formats = (side.inputs for side in (self.model.x, self.model.y))
         images = next((inputs for inputs in formats if isinstance(inputs, ImageFormat)), None)
-        return {
+        facts = {
             "path": str(self.path),
             "kind": "run" if self.run is not None else "encoders",
             "width": self.model.width,
             "head": self.encoding.head,
-            "images": {"size": images.size, "mean": list(images.mean), "std": list(images.std), "fit": self.data.fit}
-            if images is not None
-            else None,
             "precision": self.encoding.precision,
         }
+        if images is None:
+            return facts
+        preparation = {"size": images.size, "mean": list(images.mean), "std": list(images.std), "fit": self.data.fit}
+        return facts | {"images": preparation}
 
 
 def subject_of_run(run: Run, batch_size: int | None = None) -> Subject:

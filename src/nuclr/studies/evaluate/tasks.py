@@ -115,7 +115,8 @@ def open_retrieval(
     """
     standard = _standard_set(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
     if standard is None:
-        data = dataclasses.replace(columns or Data(), views=0, allow_outside=allow_outside)
+        known = columns if columns is not None and not columns.views else Data()
+        data = dataclasses.replace(known, allow_outside=allow_outside)
         pairs = _open_pairs(data, text, root, split)
         _refuse_unlinked(text, root)
         return _retrieval_task(text, text, split, pairs, max_bad_share, known=False)
@@ -134,15 +135,15 @@ def open_retrieval(
 
 
 def _open_pairs(data: Data, text: str, root: str | None, split: str | None) -> Pairs:
-    """Open pairs with the columns of a run, or with the usual ones if these do not exist."""
+    """Open pairs with the columns and modalities of a run, or with the usual ones if these do not exist."""
+    usual = dataclasses.replace(data, x=DataSide(name=data.x.name), y=DataSide(name=data.y.name))
     try:
         return open_pairs_of_run(data, text, root, split)
     except UserError as error:
-        if data.x.key is None and data.y.key is None:
+        if usual == data:
             raise
-        x, y = DataSide(name=data.x.name), DataSide(name=data.y.name)
         try:
-            return open_pairs_of_run(dataclasses.replace(data, x=x, y=y), text, root, split)
+            return open_pairs_of_run(usual, text, root, split)
         except UserError:
             raise error from None
 
