@@ -130,6 +130,7 @@ def test_a_run_on_a_beir_folder(nuclr, tmp_path):
     """Trained on one split and validated on another, whose judgments must not be reported as if they were new."""
     folder = search_folder(tmp_path / "set")
     changes = {"data.train": folder, "data.split": "test", "data.val": folder, "data.val_split": "dev"}
+    changes["data.batch_size"] = 8
     settings = config.load(tmp_path / "empty.yaml", runs.text_settings(tmp_path, **changes))
     train(settings, tmp_path / "run")
     assert "query_to_document_R@1" in run_folder.read_results(tmp_path / "run")["val"]

@@ -115,8 +115,8 @@ def open_retrieval(
     """
     standard = _standard_set(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
     if standard is None:
-        known = columns if columns is not None and not columns.views else Data()
-        data = dataclasses.replace(known, allow_outside=allow_outside)
+        trained = columns if columns is not None and not columns.views else Data()
+        data = dataclasses.replace(trained, allow_outside=allow_outside)
         pairs = _open_pairs(data, text, root, split)
         _refuse_unlinked(text, root)
         return _retrieval_task(text, text, split, pairs, max_bad_share, known=False)
