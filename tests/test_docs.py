@@ -135,5 +135,6 @@ def test_commands_on_the_pages_exist_with_their_options():
     for page, line in seen:
         name, options = line.split()[1], re.findall(r"(?<!\S)--[a-z][a-z-]*", line)
         assert name in commands, f"{page}: {line}"
-        known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
+        parameters = commands[name].params
+        known = {option for p in parameters for option in (*p.opts, *p.secondary_opts)} | {"--help"}
         assert set(options) <= known, f"{page}: {line}"
