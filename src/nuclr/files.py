@@ -1,6 +1,7 @@
 """Read text, JSON and arrays from untrusted files, write files atomically, find cache folders, check output folders."""
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -137,12 +138,38 @@ def read_npy(path: Path) -> np.ndarray:
     """
     try:
         with path.open("rb") as file:
-            _check_npy_header(file, os.fstat(file.fileno()).st_size)
-            file.seek(0)
-            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-            return array
+            return _read_npy(file, os.fstat(file.fileno()).st_size)
     except Exception as error:  # as above
         raise UserError(f"{path}: cannot be read as .npy with numbers ({_reason(error)})") from None
+
+
+def parse_npy(data: bytes) -> np.ndarray:
+    """Return the numeric array in the content of an untrusted `.npy` file.
+
+    Args:
+        data: the content of the file.
+
+    Raises:
+        ValueError: if it is damaged or does not hold numbers.
+
+    Example:
+        >>> file = io.BytesIO()
+        >>> np.save(file, np.arange(3))
+        >>> parse_npy(file.getvalue())
+        array([0, 1, 2])
+
+    """
+    try:
+        return _read_npy(io.BytesIO(data), len(data))
+    except Exception as error:  # as above
+        raise ValueError(f"not .npy with numbers ({_reason(error)})") from None
+
+
+def _read_npy(file: IO[bytes], size: int) -> np.ndarray:
+    _check_npy_header(file, size)
+    file.seek(0)
+    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def _check_npy_header(file: IO[bytes], size: int) -> None:

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from nuclr.data import check_samples, open_pairs
+from nuclr.data.formats import tar_index
 from nuclr.data.formats import tars as tars_module
 from nuclr.data.formats.tars import expand
 from nuclr.data.pairs import BadSample
@@ -168,11 +169,11 @@ def test_missing_tars_are_refused(tmp_path):
 
 
 def test_only_a_limited_number_of_tars_stays_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars_module, "_OPEN_FILES", 1)
+    monkeypatch.setattr(tar_index, "_OPEN_FILES", 1)
     pairs = open_pairs(three_tars(tmp_path / "t"))
     assert captions(pairs) == ALL
     assert pairs.name(11) == "00002.tar/000020003.jpg" and pairs.x(11).size == (24, 20)
-    assert list(pairs._descriptors) == [0]
+    assert list(pairs._files._descriptors) == [0]
 
 
 def test_a_tar_that_was_removed_gives_bad_samples(tmp_path):

@@ -83,28 +83,26 @@ class ListedPairs(Checkable):
 
     def _add_rows(self, rows: Iterable[Row], path: Path) -> None:
         group, grouped = array("q"), False
+        add_x, add_y, places = self._x.append, self._y.append, self._places
         for row, (x_value, y_value, reason, place) in enumerate(rows):
             x_cells, y_cells = split_cell(x_value), split_cell(y_value)
             k, m = len(x_cells), len(y_cells)
             grouped = grouped or (k > 1 and m > 1)
             for i in range(max(k, m)):
-                x_cell, y_cell = x_cells[i % k], y_cells[i % m]
-                x_problem = self._append("x", x_cell, place, path)
-                y_problem = self._append("y", y_cell, place, path)
+                key, cell = self.x_key or self.x_name, x_cells[i % k]
+                try:
+                    x_problem = add_x(cell)
+                    key, cell = self.y_key or self.y_name, y_cells[i % m]
+                    y_problem = add_y(cell)
+                except WrongCellError as error:
+                    location = f"{path}, {self._place} {place}"
+                    raise UserError(f"{location}: {key!r} is {shorten(cell)}; needs {error}") from None
                 if problem := reason or x_problem or y_problem:
-                    self.known_bad[len(self._places)] = problem
-                self._places.append(place)
+                    self.known_bad[len(places)] = problem
+                places.append(place)
                 group.append(row)
         if grouped:
             self.group = np.array(group, np.int64)
-
-    def _append(self, side: Literal["x", "y"], cell: Any, place: int, path: Path) -> str | None:
-        try:
-            return (self._x if side == "x" else self._y).append(cell)
-        except WrongCellError as error:
-            key = getattr(self, f"{side}_key") or getattr(self, f"{side}_name")
-            location = f"{path}, {self._place} {place}"
-            raise UserError(f"{location}: {key!r} is {shorten(cell)}; needs {error}") from None
 
     def __len__(self) -> int:
         return len(self._places)

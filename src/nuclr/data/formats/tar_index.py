@@ -13,14 +13,16 @@ found, so the tar counts as truncated there.
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS
 from nuclr.data.modalities.image import SUFFIXES
+from nuclr.data.pairs import BadSample
 from nuclr.data.texts import clean, digest, text_problem
 from nuclr.errors import UserError
 from nuclr.files import parse_json
@@ -30,6 +32,7 @@ BLOCK = 512  # bytes; every header and member of a tar starts at a multiple of i
 TXT = -1  # `which` of a caption in a .txt member
 MAX_CAPTIONS = 32_767  # of one sample, because `which` has 16 bits
 MAX_TEXT = 16 * 2**20  # bytes of one .txt or .json
+_OPEN_FILES = 512  # tars kept open, below the usual limit of 1024; the others are opened for each read
 _MAX_NAME = 2**20  # bytes of a long name or a PAX header
 _MAX_BLOCK = 2**32 - 1  # at 2 TiB
 _KINDS_OF_HEADERS = (b"L", b"K", b"x", b"g")  # these describe the next member
@@ -64,7 +67,7 @@ class Scan:
     truncated: bool
 
 
-class _Truncated(Exception):  # noqa: N818 (the tar is truncated; the program is not in error)
+class TruncatedTar(Exception):  # noqa: N818 (the tar is truncated; the program is not in error)
     """The tar ends too early. Its argument is the name of the truncated member, if known."""
 
 
@@ -105,8 +108,8 @@ def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
 
         key, parts, problem = "", dict[str, tuple[int, int]](), None
         try:
-            for name, extent, problem_of_member in _members(descriptor, path):
-                sample, suffix = _split(name)
+            for name, extent, problem_of_member in iter_members(descriptor, path):
+                sample, suffix = split_name(name)
                 if not suffix:
                     continue
                 if sample != key:
@@ -116,9 +119,9 @@ def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
                 suffixes.add(suffix.lower())
                 parts.setdefault(suffix.lower(), extent)
             close(parts, problem)
-        except _Truncated as cut:
+        except TruncatedTar as cut:
             truncated = True
-            if cut.args and _split(cut.args[0])[0] != key:  # the next sample is truncated; this one is complete
+            if cut.args and split_name(cut.args[0])[0] != key:  # the next sample is truncated; this one is complete
                 close(parts, problem)
                 parts = {}
             before = len(rows)
@@ -129,11 +132,59 @@ def scan_tar(path: Path, x_key: str | None, y_key: str | None) -> Scan:
     return Scan(np.array(rows, ROW), bad, suffixes, truncated)
 
 
-def _split(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """Return a sample's key and the suffix, which is empty if the file does not belong to a sample."""
     folder, _, base = name.rpartition("/")
     stem, _, suffix = base.partition(".")
     return f"{folder}/{stem}", suffix if stem else ""
+
+
+class TarFiles:
+    """Read members of tars by their positions; most tars stay open.
+
+    Args:
+        tars: the files.
+
+    """
+
+    def __init__(self, tars: Sequence[Path]) -> None:
+        self.tars, self._descriptors = tars, dict[int, int]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_descriptors": {}}  # open files cannot be sent to another process
+
+    def read(self, tar: int, block: int, size: int) -> bytes:
+        """Return a member of a tar.
+
+        Raises:
+            BadSample: if it cannot be read, or its size is wrong.
+
+        """
+        if size > MAX_BYTES:
+            raise BadSample("wrong size in the index of the tar")
+        try:
+            data = self._read(tar, block, size)
+        except OSError as error:
+            raise BadSample(f"cannot be read ({error.strerror})") from None
+        if len(data) < size:
+            raise BadSample("truncated tar")
+        return data
+
+    def member_name(self, tar: int, block: int) -> str:
+        """Return the name of the member that begins at a block; "" if it cannot be read."""
+        try:
+            return member_name(self._read(tar, block - 1, BLOCK)) if block else ""
+        except OSError:
+            return ""
+
+    def _read(self, tar: int, block: int, size: int) -> bytes:
+        if tar >= _OPEN_FILES:
+            with self.tars[tar].open("rb") as file:
+                return read_at(file.fileno(), block, size)
+        # Two threads may open the same tar at once. One of the two descriptors then stays open until the process ends.
+        if tar not in self._descriptors:
+            self._descriptors[tar] = os.open(self.tars[tar], os.O_RDONLY)
+        return read_at(self._descriptors[tar], block, size)
 
 
 def read_at(descriptor: int, block: int, size: int) -> bytes:
@@ -185,18 +236,18 @@ def verify_rows(path: Path, rows: np.ndarray, y_key: str | None) -> np.ndarray:
                     last, data = int(row["text"]), read_at(descriptor, int(row["text"]), int(row["text_size"]))
                     captions = [(caption_of(data, TXT, None), None)] if row["which"] == TXT else _from_json(data, y_key)
                 caption = captions[max(int(row["which"]), 0)][0]
-            except (ValueError, LookupError, _Truncated):
+            except (ValueError, LookupError, TruncatedTar):
                 last = -1
                 continue
             same[number] = digest(caption.encode()) == int(row["digest"])
     return same
 
 
-def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int], str | None]]:
+def iter_members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int], str | None]]:
     """Yield (name, (block, size), problem) of the files.
 
     Raises:
-        _Truncated: at an invalid header or an early end of file.
+        TruncatedTar: at an invalid header or an early end of file.
 
     """
     size, position = os.fstat(descriptor).st_size, 0
@@ -209,11 +260,11 @@ def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]
             gzip = header[:2] == b"\x1f\x8b"
             raise UserError(f"{path}: {'compressed; unpack it first (gunzip)' if gzip else 'not a tar file'}")
         if len(header) < BLOCK:
-            raise _Truncated
+            raise TruncatedTar
         if not any(header):
             return
         if not _is_header(header):
-            raise _Truncated
+            raise TruncatedTar
         kind, begin = header[156:157], position + BLOCK
         name = [long_name or member_name(header)] if kind in (b"0", b"\0") else []
         length = _size(header, *name)
@@ -221,7 +272,7 @@ def _members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]
             length = long_size
         position = begin + -(-length // BLOCK) * BLOCK
         if begin + length > size or begin // BLOCK > _MAX_BLOCK or (kind in (b"L", b"x") and length > _MAX_NAME):
-            raise _Truncated(*name)
+            raise TruncatedTar(*name)
         if kind == b"L":
             long_name = os.pread(descriptor, length, begin).rstrip(b"\0").decode("utf-8", "replace")
         elif kind == b"x":
@@ -250,13 +301,13 @@ def _is_header(header: bytes) -> bool:
 
 
 def _size(header: bytes, *name: str) -> int:
-    """Return the size of a member, which is octal text, or binary after a byte 0x80; `name` is for _Truncated."""
+    """Return the size of a member, which is octal text, or binary after a byte 0x80; `name` is for TruncatedTar."""
     field = header[124:136]
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     digits = field.split(b"\0", 1)[0].strip()
     if digits and not _OCTAL.fullmatch(digits):  # a negative size, for example
-        raise _Truncated(*name)
+        raise TruncatedTar(*name)
     return int(digits or b"0", 8)
 
 

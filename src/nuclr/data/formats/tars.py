@@ -14,7 +14,6 @@ digest is compared again whenever a caption is read.
 
 import hashlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -25,18 +24,18 @@ import numpy as np
 from PIL import Image
 
 from nuclr.data.formats.choose import Choice
-from nuclr.data.formats.tar_index import BLOCK, ROW, TXT, Scan, caption_of, member_name, read_at, scan_tar, verify_rows
+from nuclr.data.formats.listed import ListedPairs
+from nuclr.data.formats.tar_columns import find_members, open_tar_columns
+from nuclr.data.formats.tar_index import BLOCK, ROW, TXT, Scan, TarFiles, caption_of, scan_tar, verify_rows
 from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import BadSample, Checkable
 from nuclr.data.texts import digest, number_distinct
 from nuclr.errors import UserError
 from nuclr.files import file_stamp, find_cache_folder, parse_json, write_atomically
-from nuclr.image_files import MAX_BYTES
 
 _VERSION = 2
 _LOST = ("truncated tar", "damaged tar")  # reasons of samples that may be good again after a repair
 _MOST_SAMPLES = 1_000_000  # that img2dataset's statistics may promise for one tar
-_OPEN_FILES = 512  # tars kept open, below the usual limit of 1024; the others are opened for each read
 _LOST_ROW = (0, 0, 0, 0, TXT, True, digest(b""), 0)  # of the index, for a sample whose position is not known
 
 
@@ -55,9 +54,8 @@ class TarPairs(Checkable):
     y_kind = y_name = "text"
 
     def __init__(self, tars: Sequence[Path], rows: np.ndarray, meta: dict[str, Any], y_key: str | None) -> None:
-        self._tars, self._rows, self._y_key = tars, rows, y_key
+        self._files, self._rows, self._y_key = TarFiles(tars), rows, y_key
         self._starts = np.cumsum([0, *meta["counts"]])
-        self._descriptors: dict[int, int] = {}
         self.known_bad = {int(number): reason for number, reason in meta["bad"].items()}
         self.fingerprint: str = meta["fingerprint"]
         self.folder = tars[0].parent
@@ -67,9 +65,6 @@ class TarPairs(Checkable):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_descriptors": {}}  # open files cannot be sent to another process
 
     def x(self, number: int) -> Image.Image:
         """Return the image, not decoded yet."""
@@ -95,16 +90,12 @@ class TarPairs(Checkable):
     def name(self, number: int) -> str:
         """Return the tar and the member, or the row within the tar if the member is lost."""
         tar, row = self._tar(number), self._rows[number]
-        block = int(row["image"] or row["text"])
-        try:
-            member = member_name(self._read(tar, block - 1, BLOCK)) if block else ""
-        except OSError:
-            member = ""
-        return self._tars[tar].name + (f"/{member}" if member else f", row {number - self._starts[tar]}")
+        member = self._files.member_name(tar, int(row["image"] or row["text"]))
+        return self._files.tars[tar].name + (f"/{member}" if member else f", row {number - self._starts[tar]}")
 
     def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a tar does."""
-        return hashlib.sha256(json.dumps([file_stamp(tar) for tar in self._tars]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([file_stamp(tar) for tar in self._files.tars]).encode()).hexdigest()
 
     def _tar(self, number: int) -> int:
         if not 0 <= number < len(self):
@@ -112,28 +103,11 @@ class TarPairs(Checkable):
         return int(np.searchsorted(self._starts, number, side="right")) - 1
 
     def _member(self, number: int, block: int, size: int) -> bytes:
-        if size > MAX_BYTES:
-            raise BadSample("wrong size in the index of the tar")
-        try:
-            data = self._read(self._tar(number), block, size)
-        except OSError as error:
-            raise BadSample(f"cannot be read ({error.strerror})") from None
-        if len(data) < size:
-            raise BadSample("truncated tar")
-        return data
-
-    def _read(self, tar: int, block: int, size: int) -> bytes:
-        if tar >= _OPEN_FILES:
-            with self._tars[tar].open("rb") as file:
-                return read_at(file.fileno(), block, size)
-        # Two threads may open the same tar at once. One of the two descriptors then stays open until the process ends.
-        if tar not in self._descriptors:
-            self._descriptors[tar] = os.open(self._tars[tar], os.O_RDONLY)
-        return read_at(self._descriptors[tar], block, size)
+        return self._files.read(self._tar(number), block, size)
 
 
-def open_tars(tars: Sequence[Path], choice: Choice | None = None) -> TarPairs:
-    """Open tars through their index, which is read from the cache or made.
+def open_tars(tars: Sequence[Path], choice: Choice | None = None) -> TarPairs | ListedPairs:
+    """Open tars: images and captions through their index, which is read from the cache or made; others in memory.
 
     Args:
         tars: the files, in the order of their samples' numbers.
@@ -143,7 +117,11 @@ def open_tars(tars: Sequence[Path], choice: Choice | None = None) -> TarPairs:
         UserError: if a file is not a tar, or no sample has an image and a caption.
 
     """
-    x_key, y_key = (None, None) if choice is None else (choice.x.key, choice.y.key)
+    choice = choice or Choice()
+    members = find_members(tars, choice)
+    if members is not None:
+        return open_tar_columns(tars, choice, members)
+    x_key, y_key = choice.x.key, None if choice.y.key is None else choice.y.key.removeprefix("json:")
     folder = find_cache_folder(tars[0].parent)
     stem = f"tars-{_hash([_VERSION, [str(tar.absolute()) for tar in tars], x_key, y_key])}"
     stamps = [file_stamp(tar) for tar in tars]

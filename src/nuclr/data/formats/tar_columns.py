@@ -1,0 +1,272 @@
+"""Pairs in tars that are not images with captions: two texts, texts and vectors, images and vectors, images alone.
+
+`data.x.key` and `data.y.key` say which parts of a sample form the pair (see `tar_index` for what a sample is):
+
+- the suffix of a member: `question.txt` is the member `000012.question.txt`. A `.txt` is a text, a `.npy` a vector or
+  several (a matrix), and another member an image, or what `data.x.modality` says;
+- an entry of the sample's `.json`, if samples do not have a member with this suffix: a text, a list of numbers, or a
+  list of these. `json:question` is always an entry.
+
+Texts and vectors are read into memory when the tars are opened. Of images, the positions are kept. After a damaged tar,
+the samples of later tars have other numbers than before; a resumed run then does not recognize its data.
+"""
+
+import contextlib
+import hashlib
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nuclr.data.formats.choose import Choice, SideChoice
+from nuclr.data.formats.columns import Column, make_column, read_cell
+from nuclr.data.formats.listed import ColumnMaker, ListedPairs, Row, open_listed
+from nuclr.data.formats.tar_index import MAX_TEXT, TarFiles, TruncatedTar, iter_members, read_at, split_name
+from nuclr.data.modalities import Folder
+from nuclr.data.modalities.base import boundary
+from nuclr.data.modalities.image import SUFFIXES
+from nuclr.data.pairs import BadSample
+from nuclr.data.texts import number_distinct
+from nuclr.errors import UserError
+from nuclr.files import file_stamp, parse_json, parse_npy
+from nuclr.image_files import MAX_BYTES
+
+_PROBED = 1000  # members of the first tar by which keys are understood
+_IMAGES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
+
+Parts = dict[str, tuple[int, int]]  # suffix -> position in blocks, size
+
+
+class Member(NamedTuple):
+    """Which part of a sample is one side.
+
+    Attributes:
+        suffix: the suffix of the member; "" for that of any image.
+        entry: the entry of the `.json`, or None for the whole member.
+        kind: the modality; None to recognize it from the entry's values.
+
+    """
+
+    suffix: str
+    entry: str | None
+    kind: str | None
+
+    def find(self, parts: Parts) -> tuple[int, int] | None:
+        """Return the position and size of the member in a sample."""
+        if self.suffix:
+            return parts.get(self.suffix)
+        return next((extent for suffix, extent in parts.items() if suffix.endswith(_IMAGES)), None)
+
+
+def find_members(tars: Sequence[Path], choice: Choice) -> tuple[Member, Member] | None:
+    """Return the parts of a sample that the settings name, or None if they are an image and its caption.
+
+    Raises:
+        UserError: if the settings name no part for one of the sides.
+
+    """
+    suffixes = _suffixes(tars[0])
+    image = Member("", None, "image")
+    x = _member(choice.x, suffixes) or image
+    if choice.views:
+        return x, x
+    y = _member(choice.y, suffixes)
+    if x.kind == "image" and (y is None or _is_caption(y)):
+        return None
+    if y is None:
+        found = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
+        raise UserError(f"{tars[0]}: name the member or the entry of side y with data.y.key (found: {found})")
+    return x, y
+
+
+def _is_caption(member: Member) -> bool:
+    """Return whether the index of images and captions can read the member."""
+    return member.suffix in ("txt", "json") and member.kind in (None, "text") and member.entry != ""
+
+
+def _member(side: SideChoice, suffixes: set[str]) -> Member | None:
+    if side.key is None:
+        if side.kind not in (None, "image", "text"):
+            raise UserError(f"data.{side.side}.modality={side.kind}: name its member with data.{side.side}.key")
+        return None
+    suffix = side.key.lower()
+    if side.key.startswith("json:") or suffix == "json" or suffix not in suffixes:
+        return Member("json", side.key.removeprefix("json:"), side.kind)
+    known = {"txt": "text", "npy": "vector"}.get(suffix.rpartition(".")[2], "image")
+    return Member(suffix, None, side.kind or known)
+
+
+def _suffixes(tar: Path) -> set[str]:
+    with tar.open("rb") as file:
+        suffixes = set()
+        with contextlib.suppress(TruncatedTar):
+            for name, _, _ in islice(iter_members(file.fileno(), tar), _PROBED):
+                suffixes.add(split_name(name)[1].lower())
+        return suffixes - {""}
+
+
+def open_tar_columns(tars: Sequence[Path], choice: Choice, members: tuple[Member, Member]) -> ListedPairs:
+    """Open tars as two columns.
+
+    Args:
+        tars: the files, in the order of their samples' numbers.
+        choice: the settings of both sides.
+        members: the parts of a sample, from `find_members`.
+
+    Raises:
+        UserError: if a file is not a tar, or no sample has both parts.
+
+    """
+    files, folder = TarFiles(tars), tars[0].parent
+    readers = [_Reader(member, files, folder) for member in members]
+    names = [member.entry or member.suffix.removesuffix(".txt").removesuffix(".npy") or "image" for member in members]
+    rows = _rows(tars, readers)
+    kinds, makers = (readers[0].kind, readers[1].kind), (readers[0].maker, readers[1].maker)
+    pairs = open_listed(rows, tars[0], None, False, choice, (names[0], names[1]), "sample", kinds, makers)
+    pairs.label = tars[0].name if len(tars) == 1 else f"{tars[0].name} to {tars[-1].name}"
+    pairs.x_key, pairs.y_key = choice.x.key, choice.y.key
+    if len(pairs.known_bad) == len(pairs):
+        raise UserError(f"{tars[0]}: no sample can be used; the first: {pairs.known_bad[0]}")
+    return pairs
+
+
+class _Reader:
+    """How one side of a sample is read: a text or vector into memory, or only the position of the member."""
+
+    def __init__(self, member: Member, files: TarFiles, folder: Path) -> None:
+        self._member, self.kind = member, member.kind
+        self.maker: ColumnMaker = make_column
+        self._in_memory = member.entry is not None or member.kind in ("text", "vector")
+        if not self._in_memory:
+            kind = str(member.kind)
+            self.maker = lambda *_: TarColumn(kind, files, folder)
+
+    def value(self, descriptor: int, tar: int, parts: Parts) -> Any:
+        """Return the value of this side of a sample, None if it is missing.
+
+        Raises:
+            BadSample: if it cannot be read.
+
+        """
+        extent = self._member.find(parts)
+        if extent is None:
+            return None
+        if not self._in_memory:
+            return (tar, *extent)
+        if extent[1] > MAX_TEXT:
+            raise BadSample(f".{self._member.suffix} too large; at most {MAX_TEXT // 2**20} MiB are allowed")
+        data = read_at(descriptor, *extent)
+        if self._member.entry is not None:
+            return _entry(data, self._member.entry)
+        if not self._member.suffix.endswith("npy"):
+            return data
+        try:
+            array = parse_npy(data)
+        except ValueError as error:
+            raise BadSample(f".{self._member.suffix} cannot be read: {error}") from None
+        return array if array.ndim == 1 else list(array)
+
+
+def _entry(data: bytes, name: str) -> Any:
+    try:
+        content = parse_json(data)
+    except json.JSONDecodeError as error:
+        raise BadSample(f"its .json cannot be read ({error.msg})") from None
+    value = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(value, str | list | None):
+        raise BadSample(f"{name!r} in its .json is neither a text nor a list")
+    return value
+
+
+def _rows(tars: Sequence[Path], readers: list[_Reader]) -> Iterator[Row]:
+    number = -1
+    for tar, path in enumerate(tars):
+        with path.open("rb") as file:
+            for parts, problem in _samples(file.fileno(), path):
+                values: list[Any] = [None, None]
+                try:
+                    values = [reader.value(file.fileno(), tar, parts) for reader in readers]
+                except BadSample as bad:
+                    problem = problem or bad.reason
+                if problem is None and all(value is None for value in values):
+                    continue  # neither side: not a sample
+                number += 1
+                yield values[0], values[1], problem, number
+
+
+def _samples(descriptor: int, path: Path) -> Iterator[tuple[Parts, str | None]]:
+    """Yield the members of every sample, and what is wrong with it or None."""
+    key, parts, problem = "", Parts(), None
+    try:
+        for name, extent, problem_of_member in iter_members(descriptor, path):
+            sample, suffix = split_name(name)
+            if not suffix:
+                continue
+            if sample != key:
+                if parts:
+                    yield parts, problem
+                key, parts, problem = sample, {}, None
+            problem = problem or problem_of_member
+            parts.setdefault(suffix.lower(), extent)
+    except TruncatedTar:
+        yield {}, "truncated tar"
+        return
+    if parts:
+        yield parts, problem
+
+
+class TarColumn(Column):
+    """Members of tars, of which the positions are kept. A cell is (tar, block, size) or None.
+
+    Args:
+        kind: the modality.
+        files: the tars.
+        folder: the folder of the tars.
+
+    """
+
+    def __init__(self, kind: str, files: TarFiles, folder: Path) -> None:
+        self.kind, self._files = kind, files
+        self.folder = Folder(folder, boundary(folder, allow_outside=False))
+        self._positions = array("q")  # three numbers per cell
+
+    def append(self, cell: Any) -> str | None:
+        """Add the position of a member."""
+        tar, block, size = cell or (0, 0, 0)
+        too_large = size > MAX_BYTES
+        self._positions.extend((tar, block, 0 if too_large else size))
+        if too_large:
+            return f"{self.kind} file too large; at most {MAX_BYTES // 2**20} MiB are allowed"
+        return None if cell is not None else f"no {self.kind}"
+
+    def __len__(self) -> int:
+        return len(self._positions) // 3
+
+    def __getitem__(self, number: int) -> Any:
+        tar, block, size = self._positions[3 * number : 3 * number + 3]
+        if not size:
+            raise BadSample(f"no {self.kind}" if not block else f"empty {self.kind}")
+        return read_cell(self.kind, self._files.read(tar, block, size), self.folder)
+
+    def ids(self) -> np.ndarray:
+        """Return the number of each distinct member."""
+        tar, block, _ = np.frombuffer(self._positions, np.int64).reshape(-1, 3).T
+        return number_distinct((tar << 33) + block)
+
+    def fingerprint(self) -> bytes:
+        """Return a hash of all positions."""
+        return hashlib.sha256(self._positions).hexdigest().encode()
+
+    def name(self, number: int) -> str | None:
+        """Return the tar and the member."""
+        tar, block, _ = self._positions[3 * number : 3 * number + 3]
+        member = self._files.member_name(tar, block)
+        return f"{self._files.tars[tar].name}/{member}" if member else None
+
+    def stamp(self, ids: np.ndarray) -> str:  # noqa: ARG002
+        """Return a hash that changes when the size or modification time of a tar does."""
+        return hashlib.sha256(json.dumps([file_stamp(tar) for tar in self._files.tars]).encode()).hexdigest()
