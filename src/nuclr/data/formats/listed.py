@@ -172,7 +172,7 @@ def open_listed(
     first = list(islice(rows, _PROBED))
     cells = [
         [(f"{place} {row[3]}", cell) for row in first for cell in split_cell(row[side]) if not is_empty(cell)]
-        if kinds[side] is None
+        if makers[side] is make_column
         else []
         for side in (0, 1)
     ]

@@ -1,0 +1,78 @@
+"""Tars with other pairs than images and captions."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+from nuclr.data import ImageOptions, Loader, check_samples, open_pairs
+from nuclr.errors import UserError
+from tests.data import make
+
+
+def npy(values):
+    file = io.BytesIO()
+    np.save(file, np.array(values, "f4"))
+    return file.getvalue()
+
+
+def write(path, rows):
+    members = {f"{number:03d}.{suffix}": data for number, row in enumerate(rows) for suffix, data in row.items()}
+    return make.write_tar(path, members)
+
+
+def test_two_text_members(tmp_path):
+    rows = [{"question.txt": f"q {k % 2}".encode(), "answer.txt": f"a {k}".encode()} for k in range(3)]
+    rows.append({"question.txt": b"q 3"})
+    write(tmp_path / "t" / "0.tar", rows[:2])
+    write(tmp_path / "t" / "1.tar", rows[2:])
+    pairs = open_pairs(tmp_path / "t", x_key="question.txt", y_key="answer.txt")
+    assert (pairs.x_kind, pairs.y_kind, pairs.x_name, pairs.y_name) == ("text", "text", "question", "answer")
+    assert pairs[2][:2] == ("q 0", "a 2") and pairs.x_id.tolist() == [0, 1, 0, 2]
+    assert pairs.known_bad == {3: "empty answer"} and pairs.name(3) == "sample 3"
+
+
+def test_entries_of_the_json(tmp_path):
+    rows = [{"json": json.dumps({"q": ["a", "b"], "vector": [[1, 2], [3, 4]]}).encode()}]
+    rows.append({"json": b'{"q": "c", "vector": [5, 6, 7]}'})
+    rows += [{"json": b'{"q": 3, "vector": [5, 6]}'}, {"json": b"{"}, {"json": b'{"q": "d", "vector": [7, 8]}'}]
+    pairs = open_pairs(write(tmp_path / "t.tar", rows), x_key="q", y_key="json:vector")
+    assert (pairs.x_kind, pairs.y_kind) == ("text", "vector") and pairs.group.tolist() == [0, 0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(pairs.y(1), [3, 4])
+    assert list(pairs.known_bad) == [2, 3, 4]
+    assert pairs.known_bad[2] == "vector has 3 numbers; the first rows have 2"
+    assert pairs.known_bad[3] == "'q' in its .json is neither a text nor a list"
+
+
+def test_images_and_vectors(tmp_path):
+    rows = [{"jpg": make.picture(k), "clip.npy": npy([k, 1])} for k in range(3)]
+    rows += [{"jpg": make.picture(9), "clip.npy": b"damaged"}, {"clip.npy": npy([1, 2])}]
+    pairs = open_pairs(write(tmp_path / "t.tar", rows), y_key="clip.npy")
+    assert (pairs.x_kind, pairs.y_kind, pairs.y_name) == ("image", "vector", "clip")
+    assert pairs.name(1) == "t.tar/001.jpg" and pairs[1].x.size == (24, 20)
+    bad = check_samples(pairs, max_bad_share=1)
+    assert list(bad) == [3, 4] and bad[3].startswith(".clip.npy cannot be read") and bad[4] == "no image"
+    (batch,) = Loader(pairs, x=ImageOptions(8)).load([[2, 0]])
+    assert batch.x.shape == (2, 3, 8, 8) and batch.y.tolist() == [[2, 1], [0, 1]]
+
+
+def test_a_truncated_tar_has_a_bad_sample(tmp_path):
+    path = write(tmp_path / "t.tar", [{"q.txt": b"q" * 600, "a.txt": b"a"} for _ in range(3)])
+    path.write_bytes(path.read_bytes()[:6200])
+    pairs = open_pairs(path, x_key="q.txt", y_key="a.txt")
+    assert pairs.known_bad[len(pairs) - 1] == "truncated tar" and pairs.y(0) == "a"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"x_key": "q.txt"}, r"name the member or the entry of side y with data\.y\.key \(found: \.a\.txt, \.q\.txt\)"),
+        ({"x_key": "q.txt", "y_key": "z"}, "no sample can be used; the first: empty z"),
+        ({"y_kind": "vector"}, r"data\.y\.modality=vector: name its member with data\.y\.key"),
+    ],
+)
+def test_wrong_keys_are_refused(tmp_path, settings, message):
+    path = write(tmp_path / "t.tar", [{"q.txt": b"q", "a.txt": b"a"}])
+    with pytest.raises(UserError, match=message):
+        open_pairs(path, **settings)
