@@ -100,6 +100,45 @@ def test_two_views(pictures, tmp_path):
         assert torch.equal(features, expected)
 
 
+@pytest.mark.parametrize("encoder", ["tiny_text", "bag_of_words"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_text_and_text(encoder, shared, tmp_path):
+    other = CAPTIONS[::-1]
+    options = {"shared": shared, "x_texts": CAPTIONS, "y_texts": other, "x_pooling": "mean", "x_head": "mlp"}
+    model = build_model(encoder, encoder, **options)
+    again = check_round_trip(model, CAPTIONS, other, tmp_path)
+    assert again.shared == shared
+    assert repr(again) == repr(model)
+    assert (tmp_path / "x").is_dir()
+    assert (tmp_path / "y").is_dir() != shared
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert 4 * parameters < size < 4.2 * parameters + 2**15  # weights are written once
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["shared"], config["x"]["modality"]) == (shared, "text")
+    check_round_trip(again, CAPTIONS, other, tmp_path)
+
+
+def test_shared_images_and_vectors(pictures, tmp_path):
+    model = build_model("tiny_resnet", shared=True, x_image_size=32, x_frozen=True)
+    again = check_round_trip(model, pictures, pictures, tmp_path / "images")
+    assert again.shared and again.x.frozen
+    model = build_model("vectors", shared=True, x_width=5, width=4)
+    assert check_round_trip(model, torch.randn(9, 5), torch.randn(9, 5), tmp_path / "vectors").shared
+
+
+def test_mixed_sides(pictures, tmp_path):
+    model = build_model("tiny_text", "tiny_resnet", x_texts=CAPTIONS, y_image_size=32)
+    check_round_trip(model, CAPTIONS, pictures, tmp_path / "texts_and_images")
+    model = build_model("vectors", "bag_of_words", x_width=5, y_texts=CAPTIONS)
+    check_round_trip(model, torch.randn(3, 5), CAPTIONS, tmp_path / "vectors_and_texts")
+
+
+def test_a_shared_module_of_your_own(tmp_path):
+    module = nn.Linear(5, 4)
+    check_round_trip(DualEncoder(module, module), torch.randn(9, 5), torch.randn(9, 5), tmp_path, x=nn.Linear(5, 4))
+
+
 def test_own_modules_are_loaded_into(tmp_path):
     def modules():
         return {"x": nn.Linear(5, 4), "y": nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4))}

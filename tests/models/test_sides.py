@@ -1,0 +1,323 @@
+"""Any modality on either side, one encoder for both, one tokenizer for both, and the options of each side."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+
+from nuclr.errors import UserError
+from nuclr.models import DualEncoder, ImageFormat, Tokenizer, VectorFormat, build_model
+
+from .conftest import CAPTIONS, check_features, step
+
+GERMAN = ["ein roter Kreis auf Blau", "zwei grüne Quadrate", "drei kleine gelbe Dreiecke oben links"]
+
+
+def loss_of(model, x, y):
+    fx, fy = model(x, y)
+    return nn.functional.cross_entropy(fx @ fy.T / 0.1, torch.arange(len(fx)))
+
+
+class TestCombinations:
+    """The kind of inputs, features of both sides, and a gradient for every parameter."""
+
+    def check(self, model, x_items, y_items, modalities):
+        assert (model.x.modality, model.y.modality) == modalities
+        check_features(*step(model, model.prepare_x(x_items), model.prepare_y(y_items)), width=model.width)
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        for features in (model.encode_x(x_items), model.encode_y(y_items)):
+            assert features.shape == (6, model.width)
+
+    @pytest.mark.parametrize("shared", [False, True])
+    @pytest.mark.parametrize("encoder", ["tiny_text", "bag_of_words"])
+    def test_text_and_text(self, encoder, shared):
+        model = build_model(encoder, encoder, shared=shared, x_texts=CAPTIONS, y_texts=GERMAN, width=12)
+        self.check(model, CAPTIONS * 2, GERMAN * 2, ("text", "text"))
+
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_image_and_image(self, pictures, shared):
+        model = build_model("tiny_resnet", "tiny_resnet", shared=shared, x_image_size=32, width=12)
+        assert (model.x.inputs.size, model.y.inputs.size) == (32, 32 if shared else 64)
+        self.check(model, pictures, pictures[::-1], ("image", "image"))
+
+    def test_vector_and_text(self):
+        model = build_model("vectors", "tiny_text", x_width=5, y_texts=CAPTIONS, width=12)
+        assert model.x.inputs == VectorFormat(5)
+        self.check(model, np.random.default_rng(0).normal(size=(6, 5)), CAPTIONS * 2, ("vector", "text"))
+
+    def test_text_and_image(self, pictures):
+        model = build_model("tiny_text", "tiny_vit", x_texts=CAPTIONS, y_image_size=40, x_max_length=8, width=12)
+        assert isinstance(model.x.inputs, Tokenizer) and isinstance(model.y.inputs, ImageFormat)
+        assert (model.x.inputs.max_length, model.y.inputs.size) == (8, 40)
+        self.check(model, CAPTIONS * 2, pictures, ("text", "image"))
+        assert torch.equal(model.encode_images(pictures), model.encode_y(pictures))
+        assert torch.equal(model.encode_texts(CAPTIONS), model.encode_x(CAPTIONS))
+        assert torch.equal(model.prepare_images(pictures), model.prepare_y(pictures))
+
+    def test_folders_say_what_they_take(self, image_folder, text_folder, pictures):
+        model = build_model(text_folder, image_folder, width=12)
+        self.check(model, CAPTIONS * 2, pictures, ("text", "image"))
+        model = build_model(text_folder, text_folder, width=12)
+        assert not model.shared
+        self.check(model, CAPTIONS * 2, GERMAN * 2, ("text", "text"))
+
+    @pytest.mark.parametrize("joint", ["clip"], indirect=True)
+    def test_both_towers_of_a_clip_in_either_order(self, joint, pictures):
+        folder, original = joint
+        model = build_model(
+            folder, folder, x_modality="text", y_modality="image", x_head="none", y_head="none", width=32
+        )
+        pixels = model.prepare_y(pictures)
+        torch.testing.assert_close(model.eval().y(pixels), normalize(original.vision_model(pixels).pooler_output))
+
+
+class TestShared:
+    def model(self, **options):
+        return build_model("tiny_text", shared=True, x_texts=CAPTIONS, y_texts=GERMAN, width=12, **options)
+
+    def test_one_encoder_counted_once(self):
+        model, two = self.model(), build_model("tiny_text", "tiny_text", x_texts=CAPTIONS, y_texts=GERMAN, width=12)
+        assert model.shared and model.y is model.x
+        assert not two.shared
+        count = sum(parameter.numel() for parameter in model.parameters())
+        assert 2 * count == sum(parameter.numel() for parameter in two.parameters())
+        assert all(key.startswith("x.") for key in model.state_dict())
+        assert repr(model) == f"DualEncoder(x=y=TextTower('distilbert'), width=12, {count:,} parameters)"
+
+    def test_gradient_is_the_sum_over_both_sides(self):
+        """Two encoders with the same weights: their gradients add up to that of the shared one."""
+        model = self.model()
+        apart = DualEncoder(copy.deepcopy(model.x), copy.deepcopy(model.x))
+        x, y = model.prepare_x(CAPTIONS * 2), model.prepare_y(GERMAN * 2)
+        for each in (model, apart):
+            loss_of(each, x, y).backward()
+        first, second = dict(apart.x.named_parameters()), dict(apart.y.named_parameters())
+        for name, parameter in model.x.named_parameters():
+            assert first[name].grad.abs().sum() > 0 or second[name].grad.abs().sum() > 0 or "k_lin.bias" in name
+            torch.testing.assert_close(parameter.grad, first[name].grad + second[name].grad, atol=1e-6, rtol=1e-4)
+
+    def test_copies_stay_shared(self):
+        model = copy.deepcopy(self.model())
+        assert model.shared
+        assert torch.equal(model.to(torch.float64).encode_x(CAPTIONS), model.encode_y(CAPTIONS))
+        model.load_state_dict(self.model().state_dict())
+        model.eval()
+        assert not model.y.training
+
+    def test_encode_texts_uses_the_shared_encoder(self):
+        model = self.model()
+        assert torch.equal(model.encode_texts(GERMAN), model.encode_x(GERMAN))
+        assert torch.equal(model.prepare_texts(GERMAN)["input_ids"], model.prepare_y(GERMAN)["input_ids"])
+
+    def test_modules_and_vectors(self):
+        module = nn.Linear(5, 4)
+        model = DualEncoder(module, module)
+        assert model.shared and len(list(model.parameters())) == 2
+        assert build_model(nn.Linear(5, 4), shared=True).shared
+        vectors = build_model("vectors", shared=True, x_width=5, width=4)
+        x, y = torch.randn(40, 5) + 1, torch.randn(60, 5) - 2
+        vectors.fit_vectors(x, iter(y.split(7)))
+        torch.testing.assert_close(vectors.x.tower.mean, torch.cat([x, y]).mean(0))
+
+    def test_frozen_tower(self):
+        model = self.model(x_frozen=True)
+        step(model, model.prepare_x(CAPTIONS), model.prepare_y(GERMAN))
+        assert all(parameter.grad is None for parameter in model.x.tower.parameters())
+        assert all(parameter.grad is not None for parameter in model.x.head.parameters())
+
+    @pytest.mark.parametrize(
+        ("key", "options"),
+        [
+            ("model.y.encoder", {"y": "bag_of_words"}),
+            ("model.y.head", {"y_head": "mlp"}),
+            ("model.y.frozen", {"y_frozen": True}),
+            ("model.y.max_length", {"y_max_length": 9}),
+            ("model.y.pooling", {"y_pooling": "mean"}),
+            ("model.shared", {"x_modality": "text", "y_modality": "image"}),
+        ],
+    )
+    def test_options_of_side_y_that_differ_are_refused(self, key, options):
+        with pytest.raises(UserError, match=rf"^{key}: ") as caught:
+            self.model(**options)
+        assert len(str(caught.value).splitlines()) <= 2
+
+    def test_the_same_options_on_both_sides_are_allowed(self):
+        same = {"max_length": 9, "pooling": "mean", "head": "mlp", "modality": "text"}
+        model = self.model(y="tiny_text", **{f"{side}_{name}": value for side in "xy" for name, value in same.items()})
+        assert model.x.inputs.max_length == 9
+
+
+class TestTokenizers:
+    def test_one_tokenizer_is_trained_on_both_sides(self):
+        options = {"x_texts": CAPTIONS * 9, "y_texts": (text for text in GERMAN * 9)}
+        model = build_model("tiny_text", "tiny_text", **options)
+        assert model.x.inputs.tokenizer is model.y.inputs.tokenizer
+        pieces = [model.x.inputs.tokenizer.tokenize(text) for text in ("squares", "Quadrate")]
+        assert all(len(tokens) == 1 for tokens in pieces), pieces
+
+    def test_order_of_training_texts_does_not_depend_on_sharing(self):
+        texts = {"x_texts": CAPTIONS, "y_texts": GERMAN}
+        two, shared = build_model("tiny_text", "tiny_text", **texts), build_model("tiny_text", shared=True, **texts)
+        assert two.x.inputs.tokenizer.get_vocab() == shared.x.inputs.tokenizer.get_vocab()
+
+    def test_a_side_with_its_own_tokenizer(self, text_folder):
+        model = build_model("tiny_text", "tiny_text", x_tokenizer=text_folder, y_texts=GERMAN)
+        assert len(model.x.inputs) == 300
+        assert model.x.inputs.tokenizer is not model.y.inputs.tokenizer
+
+    def test_missing_texts_are_named(self):
+        with pytest.raises(UserError, match=r"model\.x\.encoder: 'tiny_text' has no tokenizer; pass x_texts="):
+            build_model("tiny_text", "tiny_text", y_texts=GERMAN)
+        with pytest.raises(UserError, match=r"model\.x\.encoder.*x_texts="):
+            build_model("bag_of_words", shared=True)
+
+
+class TestPooling:
+    def hidden_mean(self, model, texts):
+        """The mean over each text alone, without padding."""
+        rows = []
+        for text in texts:
+            tokens = model.prepare_x(text)
+            hidden = model.x.tower.backbone(**tokens).last_hidden_state[0].double()
+            rows.append(sum(hidden) / len(hidden))
+        return torch.stack(rows)
+
+    @pytest.mark.parametrize("source", ["preset", "folder"])
+    def test_mean_leaves_out_padding(self, source, text_folder):
+        encoder = "tiny_text" if source == "preset" else text_folder
+        model = build_model(encoder, shared=True, x_texts=CAPTIONS, x_pooling="mean").eval()
+        assert "'mean'" in repr(model)
+        tower = model.x.tower(model.prepare_x(CAPTIONS))
+        torch.testing.assert_close(tower.double(), self.hidden_mean(model, CAPTIONS), atol=1e-5, rtol=1e-4)
+
+    @pytest.mark.parametrize(
+        ("content", "pooling"),
+        [
+            (
+                {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},
+                "mean",
+            ),
+            ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False, "include_prompt": True}, "first"),
+            ({"embedding_dimension": 24, "pooling_mode": "mean"}, "mean"),
+            ({"pooling_mode": "cls"}, "first"),
+        ],
+    )
+    def test_sentence_transformers_folders_say_it(self, text_folder, content, pooling):
+        (text_folder / "1_Pooling").mkdir()
+        (text_folder / "1_Pooling" / "config.json").write_text(json.dumps(content))
+        assert build_model(text_folder, shared=True).x.tower.pooling == pooling
+        assert build_model(text_folder, shared=True, x_pooling="first").x.tower.pooling == "first"
+
+    @pytest.mark.parametrize(
+        "content",
+        [{"pooling_mode_max_tokens": True}, {"pooling_mode": "lasttoken"}, {}, {"pooling_mode": ["mean", "max"]}],
+    )
+    def test_other_poolings_are_refused_unless_set(self, text_folder, content):
+        (text_folder / "1_Pooling").mkdir()
+        (text_folder / "1_Pooling" / "config.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=r"model\.x\.pooling: .*1_Pooling.*first, mean"):
+            build_model(text_folder, shared=True)
+        assert build_model(text_folder, shared=True, x_pooling="mean").x.tower.pooling == "mean"
+
+    def test_a_decoder_can_be_pooled_by_its_mean(self, tmp_path, tokenizer):
+        from transformers import GPT2Config, GPT2Model
+
+        config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, bos_token_id=2, eos_token_id=3)
+        GPT2Model(config).save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(UserError, match=r"is a decoder.*model\.x\.pooling to mean"):
+            build_model(tmp_path, shared=True)
+        assert build_model(tmp_path, shared=True, x_pooling="mean").x.tower.pooling == "mean"
+
+    @pytest.mark.parametrize("joint", ["clip"], indirect=True)
+    def test_refusals(self, joint):
+        with pytest.raises(UserError, match=r"model\.x\.pooling: 'last' is not allowed; use one of first, mean"):
+            build_model("tiny_text", shared=True, x_texts=CAPTIONS, x_pooling="last")
+        with pytest.raises(UserError, match=r"model\.x\.pooling: 'bag_of_words' is a mean"):
+            build_model("bag_of_words", shared=True, x_texts=CAPTIONS, x_pooling="first")
+        with pytest.raises(UserError, match=r"model\.y\.pooling: .* pooling of its own"):
+            build_model(y=joint[0], y_pooling="mean")
+        with pytest.raises(UserError, match=r"model\.y\.pooling: cannot be set together with model\.pretrained"):
+            build_model(pretrained=joint[0], y_pooling="mean")
+
+
+class TestPretrained:
+    def test_a_joint_model_with_text_on_side_x(self, joint, pictures, tmp_path):
+        straight = build_model(pretrained=joint[0], y_max_length=12)
+        model = build_model(
+            pretrained=joint[0], x_modality="text", y_modality="image", y_image_size=48, x_max_length=12
+        )
+        assert (model.x.inputs.max_length, model.y.inputs.size) == (12, 48)
+        texts = CAPTIONS[:2]
+        torch.testing.assert_close(model.encode_x(texts), straight.encode_texts(texts))
+        model.save_pretrained(tmp_path / "model")
+        again = DualEncoder.from_pretrained(tmp_path / "model")
+        assert torch.equal(again.encode_x(texts), model.encode_x(texts))
+        assert torch.equal(again.encode_y(pictures), model.encode_y(pictures))
+
+    def test_sides_that_do_not_fit_the_data_are_refused(self, joint, tmp_path):
+        with pytest.raises(UserError, match=r"model\.pretrained: .* takes images on side x, but the data hold texts"):
+            build_model(pretrained=joint[0], x_modality="text", y_modality="text")
+        with pytest.raises(UserError, match=r"model\.y\.image_size: does not apply to side y"):
+            build_model(pretrained=joint[0], y_image_size=48)
+        build_model("bag_of_words", shared=True, x_texts=CAPTIONS).save_pretrained(tmp_path / "model")
+        with pytest.raises(UserError, match=r"takes texts on side y, but the data hold images"):
+            build_model(pretrained=tmp_path / "model", y_modality="image")
+
+    def test_shared(self, joint, tmp_path):
+        with pytest.raises(UserError, match=r"model\.shared: .* has an encoder per side"):
+            build_model(pretrained=joint[0], shared=True)
+        build_model("bag_of_words", shared=True, x_texts=CAPTIONS).save_pretrained(tmp_path / "model")
+        assert build_model(pretrained=tmp_path / "model").shared
+        assert build_model(pretrained=tmp_path / "model", shared=True).shared
+
+
+class TestFeaturesWithoutHead:
+    def test_towers_features(self):
+        model = build_model("tiny_text", shared=True, x_texts=CAPTIONS, x_head="mlp", width=12).eval()
+        tokens = model.prepare_x(CAPTIONS)
+        features = model.x.features(tokens, head=False)
+        assert torch.equal(features, normalize(model.x.tower(tokens)))
+        assert torch.equal(model.x.features(tokens), model.x(tokens))
+        assert torch.equal(model.encode_x(CAPTIONS, head=False), features)
+        assert model.encode_y(CAPTIONS, head=False).shape == (3, 128)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("message", "options"),
+        [
+            (r"model\.x\.max_length: is for texts, but side x takes images", {"x_max_length": 8}),
+            (r"model\.x\.pooling: is for texts, but side x takes images", {"x_pooling": "mean"}),
+            (r"model\.y\.image_size: is for images, but side y takes texts", {"y_image_size": 8}),
+            (r"model\.x\.image_size: is for images, but side x takes vectors", {"x": "vectors", "x_image_size": 8}),
+            (r"'vectors' takes vectors, but side x holds texts", {"x": "vectors", "x_modality": "text"}),
+            (r"encoders of waveforms: none is registered", {"x_modality": "waveform"}),
+            (
+                r"model\.y\.encoder: 'tiny_vit' takes images.*distilbert, tiny_text, bag_of_words",
+                {"y": "tiny_vit", "y_modality": "text"},
+            ),
+        ],
+    )
+    def test_options_and_encoders_of_another_modality(self, message, options):
+        with pytest.raises(UserError, match=message) as caught:
+            build_model(y_texts=CAPTIONS, **options)
+        assert len(str(caught.value).splitlines()) <= 2
+
+    def test_a_transformers_model_for_vectors(self, text_folder):
+        with pytest.raises(UserError, match=r"model\.x\.encoder: .*bert is a transformers model, but side x holds vec"):
+            build_model(text_folder, y_texts=CAPTIONS, x_modality="vector")
+
+    def test_encoding_a_modality_that_both_sides_or_neither_take(self):
+        model = build_model("tiny_text", "tiny_text", x_texts=CAPTIONS, y_texts=GERMAN)
+        with pytest.raises(UserError, match="texts: both sides of this model take texts; use encode_x or encode_y"):
+            model.encode_texts(CAPTIONS)
+        with pytest.raises(UserError, match="does not take images, but texts on side x and texts on side y"):
+            model.encode_images([])
+        with pytest.raises(UserError, match="both sides"):
+            model.prepare_texts(CAPTIONS)
+        assert model.takes("text") and not model.takes("image")
