@@ -62,7 +62,7 @@ def test_evaluate_uses_the_split_that_training_evaluated(tmp_path, nuclr):
     status, _, err = nuclr("evaluate", tmp_path / "run", "--out", tmp_path / "metrics.json")
     assert status == 0, err
     evaluated = json.loads((tmp_path / "metrics.json").read_text())["retrieval"]["val"]
-    assert evaluated["images"] == 6
+    assert evaluated["sizes"] == [6, 6]
     assert evaluated["plain"] == pytest.approx(results["val"])
     assert len(Run.open(tmp_path / "run").val.numbers) == 6
 

@@ -162,7 +162,19 @@ def register_encoder(name: str, build: BuildEncoder, modality: str) -> None:
 
 
 def modality_of(name: str) -> str | None:
-    """Return what the encoder with this name takes; None if it is neither a preset nor registered."""
+    """Return the modality that an encoder takes, or None if it is neither a preset nor registered.
+
+    Args:
+        name: the name of an encoder.
+
+    Returns:
+        "image", "text", "vector", the modality of a registered encoder, or None.
+
+    Example:
+        >>> modality_of("bag_of_words")
+        'text'
+
+    """
     if name in REGISTERED:
         return REGISTERED[name].modality
     if name == VECTORS:
@@ -172,6 +184,12 @@ def modality_of(name: str) -> str | None:
 
 def encoder_names(modality: str | None = None) -> list[str]:
     """Return the names of presets and registered encoders, of one modality or of all.
+
+    Args:
+        modality: such as "image"; None for all.
+
+    Returns:
+        The names, presets first.
 
     Example:
         >>> encoder_names("image")

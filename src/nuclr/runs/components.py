@@ -126,7 +126,8 @@ def make_loader(
     shared = {} if loaders is None else loaders
     key = (pairs.fingerprint, type(pairs).__name__, *options)
     if key not in shared:
-        shared[key] = Loader(pairs, *options, data.workers, memory=data.memory * 2**20)
+        x, y = options
+        shared[key] = Loader(pairs, x, y, data.workers, memory=data.memory * 2**20)
     return shared[key]
 
 
