@@ -1,17 +1,21 @@
 """The loader: order and content of batches, memory, vectors, and threads that end."""
 
+import json
 import threading
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nuclr.data import ImageOptions, Loader, all_batches, open_pairs
+from nuclr.data.modalities.augment import random_crops
 from nuclr.data.modalities.image import fit_image
+from nuclr.errors import UserError
 from tests.data import make
 
 
-@pytest.mark.parametrize("memory", [0, 2**20])
+@pytest.mark.parametrize("memory", [0, 1000, 2**20])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_batches_have_the_requested_order_and_content(tmp_path, workers, memory):
     pairs = open_pairs(make.jsonl(tmp_path))
@@ -39,6 +43,72 @@ def test_images_that_fit_into_memory_are_decoded_only_once(tmp_path, monkeypatch
     for _ in range(3):
         list(loader.load(all_batches(np.arange(8), 3)))
     assert len(opened) == 5
+
+
+def write_wide_images(folder):
+    """Write images of 60 x 30 pixels, red on the left, green in the middle, blue on the right, and open them."""
+    pixels = np.zeros((30, 60, 3), np.uint8)
+    for part in range(3):
+        pixels[:, part * 20 : (part + 1) * 20, part] = 255
+    for number in range(20):
+        Image.fromarray(np.roll(pixels, number % 2, axis=0)).save(folder / f"{number}.png")
+    (folder / "list.jsonl").write_text(
+        "".join(json.dumps({"image": f"{n}.png", "caption": f"number {n}"}) + "\n" for n in range(20))
+    )
+    return open_pairs(folder / "list.jsonl")
+
+
+def test_random_crops_come_from_the_whole_image_whatever_the_memory(tmp_path):
+    pairs = write_wide_images(tmp_path)
+    numbers = [np.arange(20), np.arange(20)[::-1].copy()]
+    crops = [{"x": [random_crops(20, (0.2, 1.0), 0, 0, step)]} for step in range(2)]
+    loaded = {}
+    for memory, workers in ((0, 1), (3 * 60 * 30 * 3, 3), (2**20, 2)):
+        loader = Loader(pairs, x=ImageOptions(16, smallest_crop=0.2), workers=workers, memory=memory)
+        loaded[memory] = [batch.x for _ in range(2) for batch in loader.load(numbers, crops=iter(crops))]
+        squares = [batch.x for batch in loader.load(numbers)]  # without crops: as in evaluation
+        assert all(
+            np.array_equal(square, fit_image(pairs.x(int(number)), 16))
+            for number, square in zip(np.concatenate(numbers), torch.cat(squares), strict=True)
+        )
+    for batches in loaded.values():
+        assert len(batches) == 4 and all(map(torch.equal, batches, loaded[0]))
+    for row, number in enumerate(numbers[1]):
+        box = crops[1]["x"][0].box(row, 60, 30)
+        expected = pairs[int(number)].x.crop(box).resize((16, 16), Image.Resampling.BICUBIC)
+        shown = loaded[0][1][row].permute(1, 2, 0).numpy().astype(int)
+        assert np.abs(shown - np.asarray(expected).astype(int)).max() <= 2
+    colors = torch.cat(loaded[0][:2]).float().mean(dim=(2, 3))
+    assert colors[:, 0].max() > 100 and colors[:, 2].max() > 100  # the central square has little red and blue
+
+
+def test_views_of_an_image_are_different_crops_and_need_one_decoding(tmp_path, monkeypatch):
+    write_wide_images(tmp_path)
+    pairs = open_pairs(tmp_path / "list.jsonl", views=True)
+    opened = []
+    real = pairs.x
+    monkeypatch.setattr(pairs, "x", lambda number: opened.append(number) or real(number))
+    loader = Loader(pairs, x=ImageOptions(16, smallest_crop=0.2), memory=0)
+    views = [random_crops(20, (0.2, 1.0), 0, 0, 0, view) for view in range(3)]
+    [batch] = loader.load([np.arange(20)], crops=[{"x": views[:2], "y": views[2:]}])
+    assert len(opened) == 20
+    assert batch.x.shape == (20, 2, 3, 16, 16) and batch.y.shape == (20, 1, 3, 16, 16)
+    listed = open_pairs(tmp_path / "list.jsonl")
+    for items, k, view in ((batch.x, 0, 0), (batch.x, 1, 1), (batch.y, 0, 2)):
+        [alone] = Loader(listed, x=ImageOptions(16, smallest_crop=0.2)).load(
+            [np.arange(20)], crops=[{"x": [views[view]]}]
+        )
+        assert torch.equal(items[:, k], alone.x)
+    [square] = loader.load([np.arange(20)])
+    assert square.x.shape == (20, 3, 16, 16) and torch.equal(square.x, square.y)
+
+
+def test_a_file_that_vanished_is_named_if_crops_are_read(tmp_path):
+    pairs = write_wide_images(tmp_path)
+    (tmp_path / "7.png").unlink()
+    crops = [{"x": [random_crops(20, (0.5, 1.0), 0, 0, 0)]}]
+    with pytest.raises(UserError, match=r"sample 7 \(7\.png\): missing file"):
+        list(Loader(pairs, x=ImageOptions(16, smallest_crop=0.5)).load([np.arange(20)], crops=crops))
 
 
 def test_batches_of_vectors(tmp_path):

@@ -8,22 +8,23 @@ import torch
 from nuclr.runs import checkpoint
 from nuclr.training import loop
 from nuclr.training.guards import TrainingFailed
+from nuclr.training.inputs import TrainingInputs
 from nuclr.training.loop import train
 from tests.training import runs
 
 
 def test_a_nan_in_the_features_names_the_sample_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     settings = runs.load(tmp_path)
-    prepare_inputs = loop.prepare_inputs
+    prepare = TrainingInputs.prepare
 
-    def poisoned(model, augment, batch, epoch, step, device):
-        x, y = prepare_inputs(model, augment, batch, epoch, step, device)
+    def poisoned(inputs, batch, epoch, step, device):
+        x, y = prepare(inputs, batch, epoch, step, device)
         if (epoch, step) == (1, 3):
             x[2] = torch.nan
             poisoned.number = int(batch.numbers[2])
         return x, y
 
-    monkeypatch.setattr(loop, "prepare_inputs", poisoned)
+    monkeypatch.setattr(TrainingInputs, "prepare", poisoned)
     with pytest.raises(TrainingFailed) as failed:
         train(settings, tmp_path / "run")
     assert f"features are not finite in the batch with the samples {poisoned.number}." in str(failed.value)

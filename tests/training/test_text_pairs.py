@@ -12,6 +12,7 @@ import yaml
 
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
+from nuclr.objectives import ObjectiveOutput
 from nuclr.runs import components, config
 from nuclr.runs.run import Run
 from nuclr.training import step
@@ -91,9 +92,9 @@ def test_pairs_of_one_row_are_not_negatives(tmp_path, monkeypatch):
     given = []
     before = step.apply_objective
 
-    def record(objective, x, y, batch, mask, run):
+    def record(objective, x, y, batch, mask):
         given.append(batch)
-        return before(objective, x, y, batch, mask, run)
+        return before(objective, x, y, batch, mask)
 
     monkeypatch.setattr("nuclr.training.loop.apply_objective", record)
     train(settings, tmp_path / "run")
@@ -108,12 +109,13 @@ def test_the_mask_covers_x_y_and_group(mask):
     class Recorder:
         def __call__(self, *_, **given):
             ids.update(given)
+            return ObjectiveOutput(torch.tensor(0.0), {})
 
     from nuclr.data import Batch
 
     one, two, group = torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1]), torch.tensor([4, 5, 4])
     batch = Batch(torch.arange(3), one, two, ["a", "b", "c"], ["d", "d", "e"], group)
-    step.apply_objective(Recorder(), torch.eye(3), torch.eye(3), batch, mask, None)
+    step.apply_objective(Recorder(), torch.eye(3), torch.eye(3), batch, mask)
     if not mask:
         assert ids == {}
         return

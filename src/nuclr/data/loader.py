@@ -6,26 +6,30 @@ workers behind. Batches arrive in the requested order, whatever the timing of th
 memory already, so pairs of these are loaded without threads.
 """
 
-import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal
+from itertools import islice, repeat
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from PIL import Image
 from torch import Tensor
 
 from nuclr.data.modalities import ImageOptions, get_modality
-from nuclr.data.pairs import BadSample, Pairs
+from nuclr.data.modalities.augment import Crops
+from nuclr.data.modalities.image import decode_for_crops, fit_image, resize_crop
+from nuclr.data.pairs import SIDES, BadSample, Pairs, Side
 from nuclr.errors import UserError
 
 _CHUNK = 16  # samples per task: enough to make overhead small, few enough to share a batch among the workers
 
 Items = Tensor | list[Any]  # of one side: a tensor (b, ...), or a list of b items such as texts
+SideCrops = Mapping[Side, Sequence[Crops]]  # the random crops of a batch: per side, one entry per view
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +40,8 @@ class Batch:
         numbers: (b,) int64, the numbers of the pairs.
         x_id: (b,) int64, equal for pairs that share their x.
         y_id: (b,) int64, equal for pairs that share their y.
-        x: images (b, 3, size, size) uint8, vectors (b, d_x), a list of b texts, or the batch of another modality.
+        x: images (b, 3, size, size) uint8, m views of each image (b, m, 3, size, size), vectors (b, d_x), a list of b
+            texts, or the batch of another modality.
         y: the same for y.
         group: (b,) int64, equal for pairs whose x and y all belong together; None if no pairs share more than an x or
             a y.
@@ -61,10 +66,11 @@ class Batch:
 class Loader:
     """Read batches of `pairs`, several batches ahead.
 
-    Images are cropped or squashed to a square while they are decoded (see `modalities.image.fit_image`). If all of them
-    fit into `memory`, they are kept and each is decoded only once. All samples that are loaded must have passed
+    Images become squares while they are loaded: random crops if `load` gets `crops`, otherwise the central square or
+    the whole image (`modalities.image.fit_image`). Decoded images are kept as far as they fit into `memory`, and are
+    not decoded again; what is loaded does not depend on this. All samples that are loaded must have passed
     `check_samples`; a sample that can no longer be read stops the run. If `pairs.views` is True, both sides are the
-    same images, which are read once.
+    same images, each of which is decoded once per batch.
 
     Args:
         pairs: the source of pairs.
@@ -94,20 +100,29 @@ class Loader:
         memory: int = 512 * 2**20,
     ) -> None:
         self.pairs, self.workers, self.ahead = pairs, workers, ahead
-        self._x = _make_side(pairs, "x", x, memory)
-        self._y = self._x if pairs.views else _make_side(pairs, "y", y, memory - self._x.memory)
+        cache = _Cache(memory)
+        self._sides: dict[Side, _Side] = {"x": _make_side(pairs, "x", x, cache)}
+        self._sides["y"] = self._sides["x"] if pairs.views else _make_side(pairs, "y", y, cache)
 
     def __repr__(self) -> str:
-        sides = {"x": self._x.options} if self.pairs.views else {"x": self._x.options, "y": self._y.options}
-        options = "".join(f", {side}={value!r}" for side, value in sides.items() if value is not None)
+        named: Sequence[Side] = SIDES[:1] if self.pairs.views else SIDES
+        chosen = ((side, self._sides[side].options) for side in named)
+        options = "".join(f", {side}={value!r}" for side, value in chosen if value is not None)
         return f"Loader({self.pairs!r}{options}, workers={self.workers})"
 
-    def load(self, batches: Iterable[ArrayLike], side: Literal["x", "y"] | None = None) -> Iterator[Batch]:
+    def load(
+        self,
+        batches: Iterable[ArrayLike],
+        side: Side | None = None,
+        crops: Iterable[SideCrops] | None = None,
+    ) -> Iterator[Batch]:
         """Yield one Batch per array of numbers, in their order.
 
         Args:
             batches: arrays, tensors or lists of numbers of pairs, usually from `batches` or `all_batches`.
             side: read only this side; the other one is an empty list. None: read both.
+            crops: for each batch, the random crops of the sides that hold images: {"x": [crops of b images]}. If
+                `pairs.views` is True, a side has one entry per view in its list.
 
         Yields:
             The batches, as CPU tensors and lists.
@@ -118,18 +133,21 @@ class Loader:
             TypeError: if the numbers are not whole numbers.
 
         """
-        source = (self._check_numbers(numbers) for numbers in batches)
-        if not any(part.decodes for name, part in (("x", self._x), ("y", self._y)) if side in (None, name)):
-            for numbers in source:
-                yield self._batch(numbers, [self._read(numbers, side)])
+        checked = (self._check_numbers(numbers) for numbers in batches)
+        source = zip(checked, crops or repeat({}), strict=False)  # both may be endless, and `crops` usually is
+        sides = [name for name in SIDES if side in (None, name)]
+        if not any(self._sides[name].decodes for name in sides):
+            for numbers, boxes in source:
+                yield self._batch(numbers, [self._read(numbers, sides, boxes)])
             return
-        waiting: deque[tuple[np.ndarray, list[Future[tuple[Items, Items]]]]] = deque()
+        waiting: deque[tuple[np.ndarray, list[Future[dict[Side, Items]]]]] = deque()
         pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
         try:
             while True:
-                for numbers in islice(source, self.ahead + 1 - len(waiting)):
-                    chunks = (numbers[begin : begin + _CHUNK] for begin in range(0, len(numbers), _CHUNK))
-                    waiting.append((numbers, [pool.submit(self._read, chunk, side) for chunk in chunks]))
+                for numbers, boxes in islice(source, self.ahead + 1 - len(waiting)):
+                    chunks = (slice(begin, begin + _CHUNK) for begin in range(0, len(numbers), _CHUNK))
+                    tasks = [pool.submit(self._read, numbers[rows], sides, _part(boxes, rows)) for rows in chunks]
+                    waiting.append((numbers, tasks))
                 if not waiting:
                     return
                 numbers, tasks = waiting.popleft()
@@ -147,33 +165,50 @@ class Loader:
             )
         return array.astype(np.int64, copy=False)
 
-    def _read(self, numbers: np.ndarray, side: Literal["x", "y"] | None) -> tuple[Items, Items]:
-        """Return both sides of these pairs, or one side and an empty list."""
-        if self.pairs.views:
-            x = self._x.read(numbers)
-            return x, x
-        return [] if side == "y" else self._x.read(numbers), [] if side == "x" else self._y.read(numbers)
+    def _read(self, numbers: np.ndarray, sides: Sequence[Side], crops: SideCrops) -> dict[Side, Items]:
+        """Return the items of these sides. Views of an image are read together, so that it is decoded once."""
+        if self.pairs.views and isinstance(self._sides["x"], _ImageSide):
+            views = [view for side in sides for view in crops.get(side, ())]
+            items = self._sides["x"].read(numbers, views)
+            if not views:
+                return dict.fromkeys(sides, items)
+            first = len(crops.get("x", ())) if "x" in sides else 0
+            return {side: items[:, :first] if side == "x" else items[:, first:] for side in sides}
+        return {side: self._sides[side].read(numbers, crops.get(side, ())) for side in sides}
 
-    def _batch(self, numbers: np.ndarray, parts: list[tuple[Items, Items]]) -> Batch:
+    def _batch(self, numbers: np.ndarray, parts: list[dict[Side, Items]]) -> Batch:
         pairs = self.pairs
-        x = _join([x for x, _ in parts])
-        y = x if pairs.views else _join([y for _, y in parts])
+        x, y = (_join([part[side] for part in parts]) if side in parts[0] else [] for side in SIDES)
         x_id, y_id = (torch.from_numpy(ids[numbers]) for ids in (pairs.x_id, pairs.y_id))
         group = None if pairs.group is None else torch.from_numpy(pairs.group[numbers])
         return Batch(torch.from_numpy(numbers), x_id, y_id, x, y, group)
 
 
+class _Cache:
+    """Decoded images of a loader, as far as they fit into its memory."""
+
+    def __init__(self, memory: int) -> None:
+        self._free, self._kept, self._lock = memory, dict[tuple[Side, int], np.ndarray](), Lock()
+
+    def get(self, key: tuple[Side, int]) -> np.ndarray | None:
+        return self._kept.get(key)
+
+    def put(self, key: tuple[Side, int], pixels: np.ndarray) -> None:
+        with self._lock:
+            if pixels.nbytes <= self._free and key not in self._kept:
+                self._kept[key] = pixels
+                self._free -= pixels.nbytes
+
+
 class _Side:
     """One side of the pairs, whose items are in memory or are read again whenever they are needed."""
 
-    memory = 0  # bytes kept for decoded items
-
-    def __init__(self, pairs: Pairs, side: Literal["x", "y"], options: Any) -> None:
+    def __init__(self, pairs: Pairs, side: Side, options: Any) -> None:
         self._pairs, self._side, self.options = pairs, side, options
         self._modality = get_modality(getattr(pairs, f"{side}_kind"))
         self.decodes = self._modality.decodes
 
-    def read(self, numbers: np.ndarray) -> Items:
+    def read(self, numbers: np.ndarray, crops: Sequence[Crops] = ()) -> Items:  # noqa: ARG002 (only images are cropped)
         """Return the batch of the side for these numbers."""
         try:
             return self._modality.collate(self._pairs.items(self._side, numbers), self.options)
@@ -196,35 +231,60 @@ class _Side:
 
 
 class _ImageSide(_Side):
-    """Images, which are kept in memory once they are decoded if all of them fit."""
+    """Images, which are kept in memory once they are decoded, as far as they fit.
 
-    def __init__(self, pairs: Pairs, side: Literal["x", "y"], options: ImageOptions, memory: int) -> None:
+    A loader for training keeps decoded images, from which crops are taken. Any other keeps squares.
+    """
+
+    options: ImageOptions
+
+    def __init__(self, pairs: Pairs, side: Side, options: ImageOptions, cache: _Cache) -> None:
         super().__init__(pairs, side, options)
         self._ids: np.ndarray = getattr(pairs, f"{side}_id")
-        self._pixels = None
-        shape = (int(self._ids.max()) + 1, 3, options.size, options.size)
-        if math.prod(shape) <= memory:
-            self.memory = math.prod(shape)
-            self._pixels, self._decoded = torch.empty(shape, dtype=torch.uint8), np.zeros(shape[0], bool)
+        self._cache = cache
 
-    def read(self, numbers: np.ndarray) -> Items:
-        """Return the pixels (b, 3, size, size)."""
-        if self._pixels is None:
-            return super().read(numbers)
-        ids = self._ids[numbers]
-        missing = np.flatnonzero(~self._decoded[ids])
-        for position in missing.tolist():
-            number, image = numbers[position], ids[position]
-            if not self._decoded[image]:  # two numbers may have the same image
-                self._pixels[image] = super().read(number[None])[0]
-                self._decoded[image] = True
-        return self._pixels[torch.from_numpy(ids)]
+    def read(self, numbers: np.ndarray, crops: Sequence[Crops] = ()) -> Tensor:
+        """Return the squares (b, 3, size, size); with m `crops` per image of views, (b, m, 3, size, size)."""
+        size, b = self.options.size, len(numbers)
+        if not crops:
+            keep = self.options.smallest_crop is None
+            return torch.from_numpy(np.stack([self._square(number, keep) for number in numbers]))
+        squares = np.empty((b, len(crops), 3, size, size), np.uint8)
+        for row, number in enumerate(numbers):
+            pixels = self._decoded(number)
+            height, width = pixels.shape[:2]
+            for view, choice in enumerate(crops):
+                squares[row, view] = resize_crop(pixels, choice.box(row, width, height), size)
+        return torch.from_numpy(squares if self._pairs.views else squares[:, 0])
+
+    def _square(self, number: np.int64, keep: bool) -> np.ndarray:
+        return self._cached(number, lambda image: fit_image(image, self.options.size, self.options.fit), keep)
+
+    def _decoded(self, number: np.int64) -> np.ndarray:
+        smallest = self.options.smallest_crop or 1.0
+        return self._cached(number, lambda image: decode_for_crops(image, self.options.size, smallest), keep=True)
+
+    def _cached(self, number: np.int64, decode: Callable[[Image.Image], np.ndarray], keep: bool) -> np.ndarray:
+        key = (self._side, int(self._ids[number]))
+        pixels = self._cache.get(key) if keep else None
+        if pixels is None:
+            try:
+                pixels = decode(getattr(self._pairs, self._side)(int(number)))
+            except BadSample as error:
+                raise self._unreadable(np.array([number]), error) from None
+            if keep:
+                self._cache.put(key, pixels)
+        return pixels
 
 
-def _make_side(pairs: Pairs, side: Literal["x", "y"], options: Any, memory: int) -> _Side:
+def _make_side(pairs: Pairs, side: Side, options: Any, cache: _Cache) -> _Side:
     if getattr(pairs, f"{side}_kind") == "image":
-        return _ImageSide(pairs, side, options or ImageOptions(), memory)
+        return _ImageSide(pairs, side, options or ImageOptions(), cache)
     return _Side(pairs, side, options)
+
+
+def _part(crops: SideCrops, rows: slice) -> SideCrops:
+    return {side: [choice[rows] for choice in views] for side, views in crops.items()}
 
 
 def _join(parts: list[Items]) -> Items:

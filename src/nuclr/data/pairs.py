@@ -14,6 +14,9 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 from PIL import Image
 
+Side = Literal["x", "y"]
+SIDES: tuple[Side, Side] = ("x", "y")
+
 
 class BadSample(Exception):  # noqa: N818 (the sample is bad; the program is not in error)
     """A sample that cannot be used: a broken or missing file, an empty text, a truncated tar.
@@ -116,7 +119,7 @@ class Pairs(ABC):
     def name(self, number: int) -> str:
         """Return the file, line or row of a pair, for messages and reports."""
 
-    def items(self, side: Literal["x", "y"], numbers: np.ndarray) -> Sequence[Any] | np.ndarray:
+    def items(self, side: Side, numbers: np.ndarray) -> Sequence[Any] | np.ndarray:
         """Return one side of several pairs: b items, or an array (b, d) of vectors.
 
         Args:

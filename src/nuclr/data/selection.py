@@ -15,17 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 
 from nuclr import distributed
 from nuclr.data.modalities import get_modality
-from nuclr.data.pairs import BadSample, Checkable, Pairs
+from nuclr.data.pairs import BadSample, Checkable, Pairs, Side
 from nuclr.errors import UserError
 from nuclr.files import find_cache_folder, read_npy, read_text, write_atomically, write_text
-
-Side = Literal["x", "y"]
 
 _CHUNK = 256
 _VERSION = 3  # of the rules for bad samples; cached results of other versions are not used

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from nuclr import objectives
 from nuclr.data import Loader, check_samples, open_labeled, open_pairs, read_keep, usable
 from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
 from nuclr.data.modalities import ImageOptions
-from nuclr.data.pairs import Pairs
+from nuclr.data.pairs import SIDES, Pairs, Side
 from nuclr.errors import UserError
 from nuclr.models import (
     TEXT_PRESETS,
@@ -37,9 +37,6 @@ DEFAULT_ENCODERS = {"image": "tiny_resnet", "text": "tiny_text", "vector": "vect
 
 # Loaders shared by several runs on the same pairs, so that images are decoded once for all of them.
 Loaders = dict[tuple[Any, ...], Loader]
-
-Side = Literal["x", "y"]
-SIDES: tuple[Side, Side] = ("x", "y")
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,7 @@ def make_loader(
     model: DualEncoder,
     loaders: Loaders | None = None,
     encoders: tuple[Encoder, Encoder] | None = None,
+    smallest_crop: float | None = None,
 ) -> Loader:
     """Return a loader of pairs at the image sizes of the model, from `loaders` if these pairs were read before.
 
@@ -117,10 +115,11 @@ def make_loader(
         model: the dual encoder.
         loaders: shared by several runs on the same pairs, so that images are decoded once.
         encoders: the encoders of x and of y; the model's by default.
+        smallest_crop: of the random crops in training; None if the loader gives no random crops.
 
     """
     options = [
-        ImageOptions(_image_size(encoder), data.fit) if kind == "image" else None
+        ImageOptions(_image_size(encoder), data.fit, smallest_crop) if kind == "image" else None
         for kind, encoder in zip((pairs.x_kind, pairs.y_kind), encoders or (model.x, model.y), strict=True)
     ]
     shared = {} if loaders is None else loaders

@@ -69,13 +69,21 @@ class Data:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Image augmentation, see `nuclr.data.modalities.augment`; `crop` is the smallest share of the area to keep."""
+    """Image augmentation, see `nuclr.data.modalities.augment`.
+
+    crop: smallest share of an image's area that a random crop keeps; 1 takes the same square as evaluation does.
+    """
 
     enabled: bool = True
     crop: float = number(0.5, above=0, high=1)
     flip: float = number(0.5, 0, 1)
     operations: int = number(2, 0, 10)
     magnitude: float = number(7.0, 0, 10)
+
+    @property
+    def smallest_crop(self) -> float | None:
+        """Return `crop`, or None if images are not cropped at random."""
+        return self.crop if self.enabled and self.crop < 1 else None
 
 
 @dataclass(frozen=True)

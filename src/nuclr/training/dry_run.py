@@ -13,8 +13,9 @@ from nuclr.runs import components
 from nuclr.runs.features import autocast
 from nuclr.runs.launch import pick_device, processes
 from nuclr.runs.settings import Settings
+from nuclr.training.inputs import TrainingInputs
 from nuclr.training.optimizer import make_optimizer
-from nuclr.training.step import make_augments, prepare_inputs
+from nuclr.training.step import apply_objective
 from nuclr.training.validation import build_parts
 
 MB = 2**20
@@ -30,21 +31,22 @@ def dry_run(settings: Settings) -> dict[str, Any]:
         pairs = source.pairs
         objective = components.make_objective(settings.objective, len(pairs)).to(device)
         optimizer = make_optimizer(model, objective, settings.optimizer.lr, settings.optimizer.weight_decay)
-        loader = components.make_loader(settings.data, pairs, model)
-        augments = make_augments(settings.augment, pairs, model, settings.seed)
+        loader = components.make_loader(settings.data, pairs, model, smallest_crop=settings.augment.smallest_crop)
+        inputs = TrainingInputs(settings.augment, settings.data.views, pairs, model, settings.seed)
         order = epoch_order(pairs, settings.seed, 0, settings.data.one_pair_per_x, source.numbers)
         steps = steps_per_epoch(order, settings.data.batch_size)
         own = batches(order, settings.data.batch_size, distributed.rank(), distributed.world_size())
         begin = time.perf_counter()
-        batch = next(iter(loader.load([next(own)])))
+        b = settings.data.batch_size // distributed.world_size()
+        batch = next(inputs.load(loader, [next(own)], b, epoch=0, step=0))
         reading = time.perf_counter() - begin
         step = 0.0
         for _ in range(2):  # the first step includes one-time set-up
             begin = time.perf_counter()
-            x, y = prepare_inputs(model, augments, batch, 0, 0, device)
+            x, y = inputs.prepare(batch, 0, 0, device)
             with autocast(device, settings.precision):
                 features_x, features_y = model(x, y)
-            loss = objective(features_x, features_y, batch.numbers).loss
+            loss = apply_objective(objective, features_x, features_y, batch, settings.data.mask).loss
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()

@@ -26,15 +26,15 @@ from nuclr.runs.launch import on_first, pick_device, processes
 from nuclr.runs.settings import Settings, to_dict
 from nuclr.training import logging
 from nuclr.training.guards import FiniteCheck, Interrupted, Signals, TrainingFailed, check_same_data, data_identity
+from nuclr.training.inputs import TrainingInputs
 from nuclr.training.optimizer import make_optimizer
 from nuclr.training.schedules import Position, evaluation_due, refresh_due, set_schedules
 from nuclr.training.step import (
     apply_objective,
     clip_gradient,
     collapsed_loss,
-    make_augments,
-    prepare_inputs,
     refresh_zeta,
+    refuse_not_finite,
     seed_step,
 )
 from nuclr.training.validation import PROTOCOL, build_parts
@@ -90,8 +90,9 @@ def _train(
     source, validation, model = build_parts(settings, device, loaders)
     pairs = source.pairs
     objective = components.make_objective(settings.objective, len(pairs)).to(device)
-    loader = components.make_loader(settings.data, pairs, model, loaders)
-    augments = make_augments(settings.augment, pairs, model, seed)
+    smallest_crop = settings.augment.smallest_crop
+    loader = components.make_loader(settings.data, pairs, model, loaders, smallest_crop=smallest_crop)
+    inputs = TrainingInputs(settings.augment, settings.data.views, pairs, model, seed)
     o = settings.optimizer
     optimizer = make_optimizer(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -169,15 +170,19 @@ def _train(
             numbers = batches(order_of(epoch), batch_size, rank, world, position.step)
             with signals.steps():
                 clock.lap("other")
-                for batch in loader.load(numbers):
+                for batch in inputs.load(loader, numbers, batch_size // world, epoch, position.step):
                     clock.lap("data")
                     seed_step(seed, position.total, rank, device)
                     set_schedules(settings, optimizer, objective, position, steps)
-                    x, y = prepare_inputs(model, augments, batch, epoch, position.step, device)
+                    x, y = inputs.prepare(batch, epoch, position.step, device)
                     with autocast(device, settings.precision):
                         features_x, features_y = encoders(x, y)
                     clock.lap("encoders")
-                    out = apply_objective(objective, features_x, features_y, batch, settings.data.mask, run.folder)
+                    try:
+                        out = apply_objective(objective, features_x, features_y, batch, settings.data.mask)
+                    except ValueError:
+                        refuse_not_finite(features_x, features_y, batch, run.folder)
+                        raise
                     clock.lap("objective")
                     for parameter in parameters:
                         parameter.grad = None

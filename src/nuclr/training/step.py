@@ -1,25 +1,19 @@
-"""One training step: its random numbers, the encoders' inputs, the objective, the gradient norm, and zeta's refresh."""
+"""Parts of a training step: its random numbers, the objective, the gradient norm, and zeta's refresh."""
 
-import functools
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nuclr import distributed
-from nuclr.data import Batch, Loader, Modality, get_modality
-from nuclr.data.modalities.augment import Augment
-from nuclr.data.pairs import Pairs
-from nuclr.models import DualEncoder, ImageFormat
+from nuclr.data import Batch, Loader
+from nuclr.models import DualEncoder
 from nuclr.objectives import Objective, ObjectiveOutput
 from nuclr.popularity import solve
-from nuclr.runs.components import SIDES, Source, to_device
+from nuclr.runs.components import Source
 from nuclr.runs.features import Encoding, encode_pairs
-from nuclr.runs.settings import Augmentation
 from nuclr.training.guards import not_finite
 
 REFRESH_TOLERANCE = 1e-3  # of the residual when zeta is solved for during training
@@ -35,61 +29,37 @@ def seed_step(seed: int, total: int, rank: int, device: torch.device) -> None:
         torch.manual_seed(number)
 
 
-Augments = dict[str, Callable[..., Any] | None]  # per side: (batch, epoch, step, rank, world) -> batch
+def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, mask: bool) -> ObjectiveOutput:
+    """Return the objective's output for a batch.
 
+    Args:
+        objective: the objective.
+        x: features of side x, (b, d), or (b * m, d) with the m views of a pair next to each other.
+        y: the same for side y.
+        batch: the pairs.
+        mask: whether pairs that share an x, a y or a group are not negatives of each other.
 
-def make_augments(augment: Augmentation, pairs: Pairs, model: DualEncoder, seed: int) -> Augments:
-    """Return the random variation of each side in training; None for sides that are used as they are."""
-    made: Augments = {}
-    for side in SIDES:
-        encoder, modality = getattr(model, side), get_modality(getattr(pairs, f"{side}_kind"))
-        made[side] = None
-        if augment.enabled and isinstance(encoder.inputs, ImageFormat):
-            scale = (augment.crop, 1.0)
-            made[side] = Augment(encoder.inputs.size, seed, scale, augment.flip, augment.operations, augment.magnitude)
-        elif augment.enabled and type(modality).augment is not Modality.augment:
-            made[side] = functools.partial(_augment_modality, modality, seed)
-    return made
+    Returns:
+        The mean over all pairs of a view of x and a view of y. A stateful objective moves its state for each of them.
 
-
-def _augment_modality(
-    modality: Modality, seed: int, batch: Any, epoch: int, step: int, rank: int = 0, world: int = 1
-) -> Any:
-    return modality.augment(batch, seed, epoch, step, rank, world)
-
-
-def prepare_inputs(
-    model: DualEncoder, augments: Augments, batch: Batch, epoch: int, step: int, device: torch.device
-) -> tuple[Any, Any]:
-    """Return the inputs of both encoders for a loaded batch."""
-    prepared = []
-    for side in SIDES:
-        inputs, augment = getattr(model, side).inputs, augments[side]
-        items = to_device(getattr(batch, side), device)
-        if augment is not None:
-            items = augment(items, epoch, step, distributed.rank(), distributed.world_size())
-        if isinstance(inputs, ImageFormat):
-            items = inputs.normalize(items)
-        elif inputs is not None:
-            items = to_device(inputs.prepare(items), device)
-        prepared.append(items)
-    return prepared[0], prepared[1]
-
-
-def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, mask: bool, run: Path) -> ObjectiveOutput:
-    """Return the objective's output; features that are not finite stop the run and name the samples."""
+    """
     ids = {}
     if mask:
         x_id = batch.x_id if batch.group is None else torch.stack([batch.x_id, batch.group], dim=1)
         ids = {"x_id": x_id, "y_id": batch.y_id}
-    try:
-        output: ObjectiveOutput = objective(x, y, batch.numbers, **ids)
-        return output
-    except ValueError:
-        bad = ~(x.isfinite().flatten(1).all(dim=1) & y.isfinite().flatten(1).all(dim=1))
-        flags = distributed.all_gather(bad.to(torch.int64))
-        if not flags.any():
-            raise
+    views_x, views_y = (features.unflatten(0, (len(batch), -1)).unbind(1) for features in (x, y))
+    outputs: list[ObjectiveOutput] = [objective(u, v, batch.numbers, **ids) for u in views_x for v in views_y]
+    if len(outputs) == 1:
+        return outputs[0]
+    metrics = {key: torch.stack([output.metrics[key] for output in outputs]).mean(0) for key in outputs[0].metrics}
+    return ObjectiveOutput(torch.stack([output.loss for output in outputs]).mean(), metrics)
+
+
+def refuse_not_finite(x: Tensor, y: Tensor, batch: Batch, run: Path) -> None:
+    """Raise an error that names the samples of all processes whose features are not finite, if there are any."""
+    finite = (features.unflatten(0, (len(batch), -1)).isfinite().flatten(1).all(dim=1) for features in (x, y))
+    flags = distributed.all_gather((~torch.stack(list(finite)).all(dim=0)).to(torch.int64))
+    if flags.any():
         raise not_finite("features are", batch.numbers, flags.cpu().bool(), run) from None
 
 

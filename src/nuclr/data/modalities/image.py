@@ -1,7 +1,9 @@
 """Images: open files that may be broken, decode them, crop and resize to a fixed size.
 
 A JPEG is decoded at the smallest of libjpeg's scales (1, 1/2, 1/4, 1/8) that still covers the requested size. This is
-several times faster for photographs, and gives the same pixels on every machine with the same libjpeg.
+several times faster for photographs, and gives the same pixels on every machine with the same libjpeg. Evaluation
+takes the central square or the whole image (`fit_image`), training takes random crops of the decoded image
+(`decode_for_crops`, `resize_crop`).
 """
 
 from collections.abc import Sequence
@@ -12,8 +14,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from nuclr import image_files
+from nuclr.data.modalities.augment import Box, covering_side
 from nuclr.data.modalities.base import Folder, Modality
 from nuclr.data.pairs import BadSample
 
@@ -31,11 +35,14 @@ class ImageOptions:
     Attributes:
         size: height and width.
         fit: "crop" or "squash" (setting `data.fit`); see `fit_image`.
+        smallest_crop: smallest share of an image's area that a random crop keeps in training (setting `augment.crop`).
+            None: no random crops.
 
     """
 
     size: int = 224
     fit: Fit = "crop"
+    smallest_crop: float | None = None
 
 
 class ImageModality(Modality):
@@ -140,6 +147,51 @@ def fit_image(image: Image.Image, size: int, fit: Fit = "crop") -> np.ndarray:
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BICUBIC, box=box)
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def decode_for_crops(image: Image.Image, size: int, smallest_crop: float) -> np.ndarray:
+    """Decode an image to the pixels that random crops are taken from.
+
+    Args:
+        image: an opened image.
+        size: height and width of the resized crops.
+        smallest_crop: smallest share of the image's area that a crop keeps.
+
+    Returns:
+        Pixels (height, width, 3), uint8, with the proportions of the image. A JPEG is decoded at the smallest scale at
+        which all crops still have at least `size` pixels in both directions.
+
+    Raises:
+        BadSample: if it cannot be decoded.
+
+    """
+    return np.array(_decode_at_least(image, covering_side(size, smallest_crop)))
+
+
+def resize_crop(pixels: np.ndarray, box: Box, size: int) -> np.ndarray:
+    """Return a part of an image, resized to a square.
+
+    Args:
+        pixels: (height, width, 3), uint8.
+        box: left, top, right and bottom of the part.
+        size: height and width of the result.
+
+    Returns:
+        Pixels (3, size, size), uint8: bicubic with antialiasing, as Pillow and torchvision resize.
+
+    Example:
+        >>> resize_crop(np.zeros((40, 60, 3), np.uint8), (5, 0, 45, 40), size=16).shape
+        (3, 16, 16)
+
+    """
+    left, top, right, bottom = box
+    part = np.ascontiguousarray(pixels[top:bottom, left:right])
+    # torch's kernel for uint8 with channels last is several times faster than Pillow's.
+    resized = interpolate(
+        torch.from_numpy(part).permute(2, 0, 1)[None], size=(size, size), mode="bicubic", antialias=True
+    )
+    array: np.ndarray = resized[0].numpy()
+    return array
 
 
 def _decode_at_least(image: Image.Image, size: int) -> Image.Image:
