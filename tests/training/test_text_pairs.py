@@ -194,7 +194,9 @@ def test_sigkill_and_resume(tmp_path, make):
 def test_two_processes_give_the_results_of_one(tmp_path, case):
     changes = {"optimizer.eps": 1e-3}
     if "views" in case:
-        settings = runs.view_settings(tmp_path, **changes, **{"data.views": 2 if case == "views" else 4})
+        # With a small step, rounding errors of the two runs stay far below the tolerance.
+        changes |= {"data.views": 2 if case == "views" else 4, "optimizer.lr": 1e-4}
+        settings = runs.view_settings(tmp_path, **changes)
     else:
         settings = runs.text_settings(tmp_path, **changes, **{"model.shared": str(case == "shared").lower()})
     for name, world in (("one", 1), ("two", 2)):
