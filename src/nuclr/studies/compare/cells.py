@@ -25,7 +25,7 @@ from nuclr.evaluation import choose_correction
 from nuclr.objectives import entry
 from nuclr.popularity.correction import BANK_SIZE, Bank, Correction
 from nuclr.runs import components, folder
-from nuclr.runs.features import PairFeatures, encode_x, encode_y
+from nuclr.runs.features import PairFeatures, encode_side, encode_x, encode_y
 from nuclr.runs.launch import pick_device
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Settings
@@ -122,10 +122,9 @@ def correct_cell(run: Run, tests: list[TestSet], folds: list[SetFold]) -> None:
     missing = [fold for fold in folds if any(corrected_name(fold, bank) not in stored for bank in BANKS)]
     if not missing:
         return
-    train = run.features(run.train)
     features = _features(run, tests, {key for fold in missing for key in fold})
     banks = {
-        "train": dict.fromkeys(features, Bank(_evenly_spaced(train.x), _evenly_spaced(train.y))),
+        "train": dict.fromkeys(features, _train_bank(run)),
         "queries": {key: Bank(own.x, own.y) for key, own in features.items()},
     }
     for name, bank in banks.items():
@@ -158,11 +157,17 @@ def _corrected_hits(features: PairFeatures, bank: Bank, chosen: Correction) -> H
     return {**hits, "correction": np.array([chosen.temperature, chosen.strength])}
 
 
-def _evenly_spaced(rows: Tensor) -> Tensor:
-    """Return up to BANK_SIZE rows at even distances."""
-    if len(rows) <= BANK_SIZE:
-        return rows
-    return rows[torch.linspace(0, len(rows) - 1, BANK_SIZE).long()]
+def _train_bank(run: Run) -> Bank:
+    """Return a bank of up to BANK_SIZE distinct x and y of the training pairs, at even distances."""
+    pairs, numbers = run.train.pairs, run.train.numbers
+    sides = []
+    for side in components.SIDES:
+        _, first = np.unique(getattr(pairs, f"{side}_id")[numbers], return_index=True)
+        if len(first) > BANK_SIZE:
+            first = first[np.linspace(0, len(first) - 1, BANK_SIZE).astype(np.int64)]
+        encoder, loader = getattr(run.model, side), run.loader(pairs)
+        sides.append(encode_side(encoder, loader, side, numbers[first], run.encoding))
+    return Bank(*sides)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
