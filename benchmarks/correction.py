@@ -132,7 +132,7 @@ def measure(run: Path, bank_size: int) -> tuple[str, list[dict[str, Outcomes]]]:
         raise SystemExit(f"{run}: needs a run with held-out pairs (data.val)")
     bank = Bank(*query_bank(subject_of_run(opened), opened.train.pairs, opened.train.numbers, bank_size))
     whole = opened.features(opened.val)
-    return opened.settings.objective.name, [half_outcomes(whole.of_x(rows), bank) for rows in halves(len(whole.x))]
+    return opened.settings.objective.name, [half_outcomes(whole.of_x(rows), bank) for rows in halves(whole.x_group)]
 
 
 def summarize(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ def command(config: Path, out: Path, *more: str) -> list[str]:
 
 def finished(out: Path) -> dict[str, tuple[int, int]]:
     files = {str(path): path.stat() for path in out.glob("cells/*/*.*")}
-    done = {path.parent for path in out.glob("cells/*/hits.npz")}
+    done = {path.parent for path in out.glob("cells/*/outcomes.npz")}
     return {path: (s.st_ino, s.st_mtime_ns) for path, s in files.items() if Path(path).parent in done}
 
 
@@ -67,7 +67,7 @@ def test_after_sigkill_it_resumes_and_leaves_finished_cells_unchanged(tmp_path):
     assert "SogCLR - CLIP" in again.stdout
     after = finished(out)
     assert {path: after[path] for path in before} == before
-    assert len(list(out.glob("cells/*/hits.npz"))) == 6
+    assert len(list(out.glob("cells/*/outcomes.npz"))) == 6
     assert not list(out.glob("cells/*/checkpoints"))
 
     other = subprocess.run(

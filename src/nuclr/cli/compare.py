@@ -42,7 +42,7 @@ def compare(
     halves: Annotated[
         bool,
         typer.Option(
-            "--halves", help="Split data.val by images: tune on one half and report on the other, and the reverse."
+            "--halves", help="Split data.val in two: tune on one half and report on the other, and the reverse."
         ),
     ] = False,
     baseline: Annotated[
@@ -106,7 +106,7 @@ def compare(
     tests = [measure.parse_test(text, base.data) for text in test or []]
     if len({one.name for one in tests}) < len(tests):
         raise UserError("--test: two sets have the same name; name them with --test NAME=PATH")
-    data, pairs = _check_data(base, halves)
+    data, pairs, sides = _check_data(base, halves)
     reference = _baseline(baseline, methods)
     rows = plan.method_rows(methods, values, tuned, base.seed, reference)
     kind = "methods"
@@ -127,6 +127,7 @@ def compare(
         baseline=reference,
         kind=kind,
         data=data,
+        sides=sides,
     )
     with comparison_folder.opened(out, request):
         study = Study(request, out)
@@ -195,12 +196,15 @@ def _check_overrides(overrides: list[str], methods: list[str], tuned: dict[str, 
                 )
 
 
-def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int]:
+def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int, Any]:
     """Open the data of all cells, so a wrong path is reported before anything is trained.
 
-    Returns the fingerprints of the training and held-out pairs, and the number of training pairs.
+    Returns the fingerprints of the training and held-out pairs, the number of training pairs, and the sides' words.
     """
     from nuclr.runs import components
+    from nuclr.runs.side_words import words_of_pairs
+    from nuclr.studies.compare.measure import SMALLEST
+    from nuclr.studies.compare.study import ComparedSides
 
     data = base.data
     if data.val is None:
@@ -208,10 +212,12 @@ def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int]:
     source = components.open_train(data, check=False)
     held_out = components.open_val(data, check=False)
     assert held_out is not None
-    images = len(set(held_out.pairs.x_id[held_out.numbers].tolist()))
-    if halves and images < 4:
-        raise UserError(f"--halves needs at least 4 images in data.val; {data.val} has {images}")
-    return (source.pairs.fingerprint, held_out.pairs.fingerprint), len(source.numbers)
+    pairs = held_out.pairs
+    sides = ComparedSides(*words_of_pairs(source.pairs), pairs.group is not None)
+    clusters = len(set((pairs.x_id if pairs.group is None else pairs.group)[held_out.numbers].tolist()))
+    if halves and clusters < SMALLEST:
+        raise UserError(f"--halves needs at least {SMALLEST} {sides.clusters} in data.val; {data.val} has {clusters}")
+    return (source.pairs.fingerprint, pairs.fingerprint), len(source.numbers), sides
 
 
 def _check_models(rows: Any, base: Any) -> None:

@@ -49,7 +49,8 @@ def make_head(kind: str, in_width: int, width: int, key: str) -> Head:
         raise UserError(f"{key}: {kind!r} is not allowed; use one of {', '.join(HEADS)}")
     if kind == "none" and in_width != width:
         raise UserError(
-            f"{key}: 'none' keeps the tower's {in_width} features, but model.width is {width}; use 'linear'"
+            f"{key}: 'none' keeps the tower's {in_width} features, but model.width is {width}; "
+            f"set model.width={in_width}, or use 'linear'"
         )
     return Head(kind, in_width, width)
 

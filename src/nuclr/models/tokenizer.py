@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,8 @@ class Tokenizer(Inputs):
             raise UserError("texts: an empty list; needs at least one text")
         encoded = self.tokenizer(batch, padding=self.padding, truncation=True, max_length=self.max_length)
         names = ["input_ids"] if self.padding == "max_length" else encoded.keys()
-        return {name: torch.tensor(encoded[name]) for name in names}
+        # torch.tensor reads nested lists far more slowly than numpy does.
+        return {name: torch.from_numpy(np.array(encoded[name], np.int64)) for name in names}
 
 
 def text_batch(texts: Any) -> list[str]:

@@ -44,8 +44,8 @@ class PairFeatures:
         numbers: (n,), the numbers of the pairs.
         x_number: (n_x,), the number of a pair that has this x.
         y_number: (n_y,), the number of a pair that has this y.
-        x_group: (n_x,) int64, equal for the x of one group; without groups all differ. What belongs together must not
-            be divided, for example into halves.
+        x_group: (n_x,) int64, equal for the x of one group, and of groups that share an x; without groups all differ.
+            What belongs together must not be divided, for example into halves.
         x_name: name of side x.
         y_name: name of side y.
 
@@ -120,7 +120,7 @@ def encode_pairs(
     if pairs.group is not None:
         group = torch.from_numpy(pairs.group[numbers])
         links = links_of_groups(pair_rows, group)
-        x_group = group[torch.from_numpy(first_x)]
+        x_group = merge_groups(pair_rows[:, 0], group)[torch.from_numpy(first_x)]
     return PairFeatures(
         x,
         y,
@@ -158,6 +158,28 @@ def links_of_groups(pair_rows: Tensor, group: Tensor) -> Tensor:
     step = torch.arange(int(count.sum())) - torch.repeat_interleave(begin, count)
     y_rows = y[torch.repeat_interleave(first[x_group], count) + step]
     return torch.unique(torch.stack([torch.repeat_interleave(x, count), y_rows], dim=1), dim=0)
+
+
+def merge_groups(x_row: Tensor, group: Tensor) -> Tensor:
+    """Return the group of each pair, where groups that share an x are one.
+
+    Args:
+        x_row: (n,), per pair the row of its x.
+        group: (n,), equal for pairs of one group.
+
+    Example:
+        >>> merge_groups(torch.tensor([0, 1, 1, 2]), torch.tensor([5, 5, 7, 9])).tolist()
+        [0, 0, 0, 2]
+
+    """
+    distinct, group = torch.unique(group, return_inverse=True)
+    merged = torch.arange(len(distinct))
+    while True:  # each round takes over the smallest number among the groups that share an x
+        of_x = torch.full((int(x_row.max()) + 1,), len(distinct)).scatter_reduce(0, x_row, merged[group], "amin")
+        smallest = merged.scatter_reduce(0, group, of_x[x_row], "amin")
+        if torch.equal(smallest, merged):
+            return merged[group]
+        merged = smallest
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

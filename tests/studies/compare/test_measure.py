@@ -31,7 +31,7 @@ def features(images: int = 9, captions: int = 2) -> PairFeatures:
 
 
 def assert_hits_equal_metrics(hits, metrics):
-    for key, name in (("i2t", "image_to_text"), ("t2i", "text_to_image")):
+    for key, name in (("x_to_y", "image_to_text"), ("y_to_x", "text_to_image")):
         for column, k in enumerate(measure.KS):
             assert hits[key][:, column].mean() == pytest.approx(metrics[f"{name}_R@{k}"], abs=1e-6)
 
@@ -40,20 +40,53 @@ def test_mean_of_hits_is_recall():
     sample = features()
     hits = measure.retrieval_hits(sample)
     assert_hits_equal_metrics(hits, retrieval_metrics(sample.x, sample.y, sample.links))
-    assert hits["t2i_image"].tolist() == np.repeat(np.arange(9), 2).tolist()
+    assert hits["y_to_x_cluster"].tolist() == np.repeat(np.arange(9), 2).tolist()
 
 
 def test_halves_share_no_image_and_keep_captions_with_their_image():
     whole = features()
-    a, b = measure.halves(9)
+    a, b = measure.halves(torch.arange(9))
     assert sorted([*a.tolist(), *b.tolist()]) == list(range(9))
-    assert measure.halves(9)[0].tolist() == a.tolist()
+    assert measure.halves(torch.arange(9))[0].tolist() == a.tolist()
     half = whole.of_x(a)
     assert torch.equal(half.x, whole.x[a])
     for image, caption in half.links.tolist():
         original = int((whole.y == half.y[caption]).all(dim=1).nonzero())
         assert int(a[image]) == original // 2
     assert len(half.y) == 2 * len(a)
+
+
+def test_a_group_stays_in_one_half_and_is_one_cluster(tmp_path):
+    """Rows with three x and three y each; the first two rows share an x, so they cannot be divided either."""
+    rows = [{"en": [f"en {g} {i}" for i in range(3)], "de": [f"de {g} {i}" for i in range(3)]} for g in range(8)]
+    rows[1]["en"][2] = rows[0]["en"][0]
+    make.write_lines(tmp_path / "pairs.jsonl", *rows)
+    changes = {"data.train": "pairs.jsonl", "data.val": "pairs.jsonl", "data.root": tmp_path, "schedule.epochs": 1}
+    changes |= {"data.batch_size": 8, "model.width": 8, "model.x.encoder": "bag_of_words"}
+    train(config.load(None, [f"{key}={value}" for key, value in changes.items()]), tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    whole = measure.val_features(run)
+    texts = {side: [getattr(run.val.pairs, side)(n) for n in getattr(whole, f"{side}_number")] for side in "xy"}
+
+    def rows_of(features: PairFeatures) -> list[set[str]]:
+        own = {side: [getattr(run.val.pairs, side)(n) for n in getattr(features, f"{side}_number")] for side in "xy"}
+        return [{text.split()[1] for text in own[side] if text != "en 0 0"} for side in "xy"]
+
+    halves = [whole.of_x(half) for half in measure.halves(whole.x_group)]
+    (x_a, y_a), (x_b, y_b) = map(rows_of, halves)
+    assert x_a == y_a and x_b == y_b
+    assert x_a | x_b == set("01234567") and not x_a & x_b
+    assert len({"0", "1"} & x_a) != 1
+
+    hits = measure.retrieval_hits(whole)
+    clusters = {side: {} for side in "xy"}
+    for side, key in (("x", "x_to_y_cluster"), ("y", "y_to_x_cluster")):
+        for text, cluster in zip(texts[side], hits[key].tolist(), strict=True):
+            clusters[side].setdefault(text.split()[1], set()).add(cluster)
+    assert clusters["x"] == clusters["y"]
+    assert [len(found) for found in clusters["x"].values()] == [1] * 8
+    assert clusters["x"]["0"] == clusters["x"]["1"]
+    assert set().union(*clusters["x"].values()) == set(range(7))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +122,7 @@ def test_duplicate_captions_count_as_in_evaluate(trained, tmp_path, monkeypatch,
     content = evaluate_subject(subject, [open_retrieval(path, None, None, 0.0)], [])["retrieval"]
     (evaluated,) = content.values()
     assert evaluated["duplicates"]["way"] == parsed.duplicates == duplicates
-    assert len(hits["t2i"]) == evaluated["sizes"][1] == captions
+    assert len(hits["y_to_x"]) == evaluated["sizes"][1] == captions
     assert_hits_equal_metrics(hits, evaluated["plain"])
 
 

@@ -10,10 +10,10 @@ def hits(seed: int, images: int = 7, captions: int = 3) -> dict[str, np.ndarray]
     rng = np.random.default_rng(seed)
     owner = np.repeat(np.arange(images), captions)[: images * captions - 2]  # the last image has one caption
     return {
-        "i2t": rng.integers(0, 2, (images, 3)).astype("float32"),
-        "i2t_image": np.arange(images),
-        "t2i": rng.integers(0, 2, (len(owner), 3)).astype("float32"),
-        "t2i_image": owner,
+        "x_to_y": rng.integers(0, 2, (images, 3)).astype("float32"),
+        "x_to_y_cluster": np.arange(images),
+        "y_to_x": rng.integers(0, 2, (len(owner), 3)).astype("float32"),
+        "y_to_x_cluster": owner,
     }
 
 
@@ -25,13 +25,13 @@ def test_resampled_metrics_equal_loops_over_the_drawn_images_and_seeds():
     for r in range(20):
         values = []
         for name, hits_by_seed in outcomes.items():
-            size = len(hits_by_seed[0]["i2t"])
-            drawn = np.repeat(np.arange(size), bootstrap.images(name, size)[r].astype(int))
+            size = len(hits_by_seed[0]["x_to_y"])
+            drawn = np.repeat(np.arange(size), bootstrap.clusters(name, size)[r].astype(int))
             assert len(drawn) == size
-            for key in ("i2t", "t2i"):
+            for key in ("x_to_y", "y_to_x"):
                 by_seed = []
                 for one in hits_by_seed:
-                    queries = [q for image in drawn for q in np.flatnonzero(one[f"{key}_image"] == image)]
+                    queries = [q for image in drawn for q in np.flatnonzero(one[f"{key}_cluster"] == image)]
                     by_seed.append(np.mean([float(one[key][q, 0]) for q in queries]))
                 values.append(by_seed)
         expected = np.mean(values, axis=0) @ bootstrap._seeds[r]
@@ -41,15 +41,15 @@ def test_resampled_metrics_equal_loops_over_the_drawn_images_and_seeds():
 def test_per_seed_is_the_mean_of_both_directions_and_of_the_folds():
     one, other = hits(1), hits(2)
     values = per_seed([fold("a", [one]), fold("b", [other])])
-    expected = np.mean([h[key][:, 0].mean() for h in (one, other) for key in ("i2t", "t2i")])
+    expected = np.mean([h[key][:, 0].mean() for h in (one, other) for key in ("x_to_y", "y_to_x")])
     assert values == pytest.approx([expected])
-    assert per_seed([fold("a", [one], k=10)], "t2i") == pytest.approx([one["t2i"][:, 2].mean()])
+    assert per_seed([fold("a", [one], k=10)], "y_to_x") == pytest.approx([one["y_to_x"][:, 2].mean()])
 
 
 def test_spread_of_a_single_seed_is_that_of_a_mean():
     rng = np.random.default_rng(0)
     values = rng.random((400, 1)) < 0.3
-    outcome = {"top": np.repeat(values, 3, axis=1).astype("float32"), "top_image": np.arange(400)}
+    outcome = {"top": np.repeat(values, 3, axis=1).astype("float32"), "top_cluster": np.arange(400)}
     drawn = Bootstrap(1, resamples=4000).metrics([fold("test", [outcome])])
     assert drawn.std() == pytest.approx(np.sqrt(values.var() / 400), rel=0.05)
     assert drawn.mean() == pytest.approx(values.mean(), abs=0.002)
@@ -58,7 +58,7 @@ def test_spread_of_a_single_seed_is_that_of_a_mean():
 def test_the_comparison_is_paired():
     """Two methods that differ by a constant on every image differ by that constant in every resample."""
     worse = hits(5)
-    better = {key: value if key.endswith("_image") else value + 0.25 for key, value in worse.items()}
+    better = {key: value if key.endswith("_cluster") else value + 0.25 for key, value in worse.items()}
     difference = Bootstrap(1, resamples=200).difference([fold("a", [better])], [fold("a", [worse])])
     assert difference["difference"] == pytest.approx(25)
     assert difference["low"] == pytest.approx(25) == difference["high"]

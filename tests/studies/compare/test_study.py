@@ -40,7 +40,7 @@ def test_halves_are_tuned_on_one_and_reported_on_the_other(tmp_path):
         assert chosen[tuned] == row.grid[int(np.argmax(scores))]
         values = [done.outcomes.score(cell, reported) for cell in done.finals(row)[tuned]]
         folds = row_metrics.folds_of(done, row, request.reported_sets()[0])
-        assert row_metrics.per_seed([one for one in folds if one.images == reported]) == pytest.approx(values, abs=1e-6)
+        assert row_metrics.per_seed([one for one in folds if one.name == reported]) == pytest.approx(values, abs=1e-6)
     by_seed = content["rows"]["nuclr"]["metrics"]["halves"]["mean_R@1"]["per_seed"]
     assert len(by_seed) == 2
     assert [d["set"] for d in content["differences"]] == ["halves", "test", "average: mean"]

@@ -13,9 +13,9 @@ from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart, Color, Series, line_chart
 from nuclr.report.charts.spreads import Interval, interval_chart
 from nuclr.report.render import Context, LeaveOut, Options, Page, Section, Table, Tile, describe
+from nuclr.runs.side_words import direction
 
 FILES = {"methods": "compare.json", "ablations": "ablations.json", "batch_sizes": "batch_sizes.json"}
-DIRECTION_COLUMNS = (("image_to_text_R@1", "image to text @1"), ("text_to_image_R@1", "text to image @1"))
 MEAN_COLUMNS = (("mean_R@1", "mean @1"), ("mean_R@5", "mean @5"), ("mean_R@10", "mean @10"))
 VERSIONS = (("nuclr", "version"), ("python", "python"), ("torch", "torch"), ("numpy", "numpy"))
 OTHER_COLOR = 7  # of an objective that is not registered
@@ -162,8 +162,10 @@ def common_settings(context: Comparison) -> CommonSettings:
 def result_tables(study: Results) -> list[tuple[str, Table]]:
     """Return a title and a table per test set, and a table of the averages over sets."""
     tables = []
+    x, y = study["sides"]
+    directions = tuple((f"{a}_to_{b}_R@1", f"{direction(a, b)} @1") for a, b in ((x, y), (y, x)))
     for test_set in study["sets"]:
-        columns = (("acc@1", "accuracy"),) if test_set["kind"] == "classes" else DIRECTION_COLUMNS + MEAN_COLUMNS
+        columns = (("acc@1", "accuracy"),) if test_set["kind"] == "classes" else directions + MEAN_COLUMNS
         name, label = test_set["name"], test_set["label"]
         title = name if label == name else f"{name}: {label}"
         tables.append((title, _metric_table(study, [(name, *column) for column in columns])))

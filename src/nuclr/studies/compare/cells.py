@@ -2,9 +2,9 @@
 
 Files in the cell's folder, each with arrays named "GROUP/ARRAY" and written atomically:
 
-    hits.npz       outcome of every query by set (see `measure`); it marks the cell as done
-    corrected.npz  the same for popularity-corrected ranking, by (tuned on, reported on, bank)
-    state.npz      the part of the objective's state from which the share of false negatives is computed
+    outcomes.npz            outcome of every query by set (see `measure`); it marks the cell as done
+    corrected_outcomes.npz  the same for popularity-corrected ranking, by (tuned on, reported on, bank)
+    state.npz               the part of the objective's state from which the share of false negatives is computed
 
 Checkpoints are deleted once the state is saved; a grid of hundreds of runs would fill the disk.
 """
@@ -25,7 +25,7 @@ from nuclr.evaluation import choose_correction
 from nuclr.objectives import entry
 from nuclr.popularity.correction import BANK_SIZE, Bank, Correction
 from nuclr.runs import components, folder
-from nuclr.runs.features import PairFeatures, encode_x, encode_y
+from nuclr.runs.features import PairFeatures, encode_side, encode_x, encode_y
 from nuclr.runs.launch import pick_device
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Settings
@@ -33,7 +33,7 @@ from nuclr.studies.compare import measure
 from nuclr.studies.compare.measure import Hits, TestSet
 from nuclr.training import loop
 
-HITS, CORRECTED, STATE = "hits.npz", "corrected.npz", "state.npz"
+HITS, CORRECTED, STATE = "outcomes.npz", "corrected_outcomes.npz", "state.npz"
 KEPT_STATE = ("zeta_x", "zeta_y", "xi_x", "xi_y", "tau_x", "tau_y", "log_scale")
 BANKS = ("train", "queries")
 CORRECTION_TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
@@ -61,7 +61,8 @@ def is_done(cell: Path, needed: Iterable[str]) -> bool:
 def run_cell(run: Run, tests: list[TestSet], needed: list[str], loaders: components.Loaders) -> None:
     """Train the cell or resume it, save the objective's state, delete checkpoints, and measure the missing sets.
 
-    hits.npz is written last because it marks the cell as done; a process killed earlier leaves the rest to be redone.
+    outcomes.npz is written last because it marks the cell as done; a process killed earlier leaves the rest to be
+    redone.
     """
     cell = run.folder
     if not run.finished:
@@ -100,18 +101,18 @@ def curve(cell: Path) -> list[tuple[int, float]]:
 
 
 def corrected_name(fold: SetFold, bank: str) -> str:
-    """Return the name of a group in corrected.npz."""
+    """Return the name of a group in corrected_outcomes.npz."""
     return f"{fold[0]}|{fold[1]}|{bank}"
 
 
 def is_corrected(cell: Path, folds: Iterable[SetFold]) -> bool:
-    """Return True if corrected.npz holds all of these folds with every bank."""
+    """Return True if corrected_outcomes.npz holds all of these folds with every bank."""
     stored = group_names(cell / CORRECTED)
     return all(corrected_name(fold, bank) in stored for fold in folds for bank in BANKS)
 
 
 def correct_cell(run: Run, tests: list[TestSet], folds: list[SetFold]) -> None:
-    """Add the missing folds to corrected.npz.
+    """Add the missing folds to corrected_outcomes.npz.
 
     Temperature and strength of the correction are chosen on the set that the method's settings were tuned on. There are
     two banks: "train" holds training pairs, which carry no information about the test set; "queries" holds the set's
@@ -121,10 +122,9 @@ def correct_cell(run: Run, tests: list[TestSet], folds: list[SetFold]) -> None:
     missing = [fold for fold in folds if any(corrected_name(fold, bank) not in stored for bank in BANKS)]
     if not missing:
         return
-    train = run.features(run.train)
     features = _features(run, tests, {key for fold in missing for key in fold})
     banks = {
-        "train": dict.fromkeys(features, Bank(_evenly_spaced(train.x), _evenly_spaced(train.y))),
+        "train": dict.fromkeys(features, _train_bank(run)),
         "queries": {key: Bank(own.x, own.y) for key, own in features.items()},
     }
     for name, bank in banks.items():
@@ -145,7 +145,7 @@ def _features(run: Run, tests: list[TestSet], keys: set[str]) -> dict[str, PairF
     whole = measure.val_features(run)
     features = {measure.VAL: whole}
     if keys & set(measure.HALVES):
-        halves = measure.halves(len(whole.x))
+        halves = measure.halves(whole.x_group)
         features |= {key: whole.of_x(rows) for key, rows in zip(measure.HALVES, halves, strict=True)}
     for test in (test for test in tests if test.key in keys):
         features[test.key] = measure.test_features(run, test)
@@ -157,11 +157,17 @@ def _corrected_hits(features: PairFeatures, bank: Bank, chosen: Correction) -> H
     return {**hits, "correction": np.array([chosen.temperature, chosen.strength])}
 
 
-def _evenly_spaced(rows: Tensor) -> Tensor:
-    """Return up to BANK_SIZE rows at even distances."""
-    if len(rows) <= BANK_SIZE:
-        return rows
-    return rows[torch.linspace(0, len(rows) - 1, BANK_SIZE).long()]
+def _train_bank(run: Run) -> Bank:
+    """Return a bank of up to BANK_SIZE distinct x and y of the training pairs, at even distances."""
+    pairs, numbers = run.train.pairs, run.train.numbers
+    sides = []
+    for side in components.SIDES:
+        _, first = np.unique(getattr(pairs, f"{side}_id")[numbers], return_index=True)
+        if len(first) > BANK_SIZE:
+            first = first[np.linspace(0, len(first) - 1, BANK_SIZE).astype(np.int64)]
+        encoder, loader = getattr(run.model, side), run.loader(pairs)
+        sides.append(encode_side(encoder, loader, side, numbers[first], run.encoding))
+    return Bank(*sides)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -241,8 +247,8 @@ def measure_false_negatives(run: Run) -> None:
     x = encode_x(run.model, run.loader(pairs), numbers, *run.encoding)
     y = encode_y(run.model, run.loader(pairs), numbers, *run.encoding)
     false = torch.from_numpy(truth.false_negatives(numbers))
-    captions = torch.from_numpy(pairs.y_id[numbers])
-    excluded = captions[:, None] == captions if run.settings.data.mask else torch.eye(len(numbers), dtype=torch.bool)
+    y_id = torch.from_numpy(pairs.y_id[numbers])
+    excluded = y_id[:, None] == y_id if run.settings.data.mask else torch.eye(len(numbers), dtype=torch.bool)
     false &= ~excluded
     state = read_groups(cell / STATE).get("", {})
     tau = _tau(state, numbers, run.temperature)

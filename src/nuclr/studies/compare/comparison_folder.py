@@ -88,6 +88,7 @@ def protocol(request: Request) -> list[str]:
         f"{method} {one.key.removeprefix('objective.')} {', '.join(map(str, one.values))}"
         for method, one in request.tuned.items()
     )
+    sides = request.sides
     size = len(request.temperatures) * len(next(iter(request.tuned.values())).values)
     lines = [
         f"Every method is tuned over {size} settings with seed {request.seeds[0]}: temperature "
@@ -99,9 +100,9 @@ def protocol(request: Request) -> list[str]:
     ]
     if request.halves:
         lines.append(
-            "The held-out images are cut in two halves: settings are tuned on one half (a gallery of its own) and "
-            "reported on the other, and the reverse; both results are averaged. Metrics on all held-out pairs are for "
-            "reference: half of these pairs were tuned on."
+            f"The held-out {sides.clusters} are cut in two halves: settings are tuned on one half (a gallery of its "
+            "own) and reported on the other, and the reverse; both results are averaged. Metrics on all held-out pairs "
+            "are for reference: half of these pairs were tuned on."
         )
     elif not request.tests:
         lines.append(
@@ -120,13 +121,13 @@ def protocol(request: Request) -> list[str]:
         )
     lines += [
         "Corrected: ranked by score - strength * zeta. zeta is solved on a bank of up to "
-        f"{BANK_SIZE:,} training images and captions and extended to the gallery, or solved on the set itself "
-        "(transductive: it uses all test queries at once). Temperature and strength are chosen on the set that the "
-        "method's settings were tuned on.",
+        f"{BANK_SIZE:,} training {sides.x.many} and {sides.y.many} and extended to the gallery, or solved on the set "
+        "itself (transductive: it uses all test queries at once). Temperature and strength are chosen on the set that "
+        "the method's settings were tuned on.",
         "Recall: a query is a hit if one of its partners is among the first k; ties count with their expectation "
-        "over random orders. Every image and every caption is one query.",
-        f"Intervals: {LEVEL:.0%}, paired bootstrap over images (an image's captions stay together) and seeds, with the "
-        f"same draws for both methods; {RESAMPLES} resamples.",
+        f"over random orders. Every distinct {sides.x.one} and every distinct {sides.y.one} is one query.",
+        f"Intervals: {LEVEL:.0%}, paired bootstrap over {sides.clusters} ({sides.partners}) and seeds, with the same "
+        f"draws for both methods; {RESAMPLES} resamples.",
     ]
     return lines
 
@@ -148,6 +149,7 @@ def summarize(study: Study, command: str) -> dict[str, Any]:
         "settings": common(request),
         "seeds": list(request.seeds),
         "baseline": request.baseline,
+        "sides": list(request.sides.names),
         "sets": [
             {"name": one.name, "label": one.label, "kind": one.kind, "main": one.main}
             for one in request.reported_sets()

@@ -1,7 +1,7 @@
 """Measure a trained model on held-out pairs, on halves of them and on test sets: the outcome of every query.
 
-Halves: the images of the held-out pairs, in a fixed random order, are cut in two; each half is a gallery of its own. An
-image's captions are always in its half.
+Halves: the x of the held-out pairs, in a fixed random order, are cut in two; each half is a gallery of its own. The y
+of an x are always in its half, and so are all x and y of a group.
 """
 
 import hashlib
@@ -29,6 +29,7 @@ from nuclr.studies.evaluate.tasks import ClassificationTask, VectorClasses, open
 KS = (1, 5, 10)
 VAL, HALVES = "val", ("val_a", "val_b")
 HALVES_SEED = 20250
+SMALLEST = 4  # x, or groups of x, that can be cut in halves
 BUILTIN_CLASSES = "builtin_classes"
 MERGE = "merge"
 Hits = dict[str, np.ndarray]
@@ -47,7 +48,7 @@ class TestSet:
         path: Pairs or an embedding file (retrieval); labeled images or `.npz` with x, labels, prompts (classes).
         kind: "pairs" or "classes".
         fingerprint: Hash of the content.
-        duplicates: What is done with captions that occur more than once, as in `nuclr evaluate`.
+        duplicates: What is done with y that occur more than once, as in `nuclr evaluate`.
 
     """
 
@@ -59,7 +60,7 @@ class TestSet:
 
     @property
     def key(self) -> str:
-        """Name in hits.npz; another set of the same name, or another protocol, has another key."""
+        """Name in outcomes.npz; another set of the same name, or another protocol, has another key."""
         protocol = "" if self.duplicates == MERGE else f"_{self.duplicates}"
         return f"test_{self.name}_{self.fingerprint[:8]}{protocol}"
 
@@ -127,11 +128,18 @@ def _file_hash(path: Path) -> str:
 # Features
 
 
-def halves(images: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of the images in each half, in ascending order."""
-    order = np.random.default_rng(HALVES_SEED).permutation(images)
-    cut = images // 2
-    return torch.from_numpy(np.sort(order[:cut])), torch.from_numpy(np.sort(order[cut:]))
+def halves(group: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of the x in each half, in ascending order.
+
+    Args:
+        group: (n_x,), equal for x that must be in one half (`PairFeatures.x_group`).
+
+    """
+    distinct, number = torch.unique(group, return_inverse=True)
+    order = torch.from_numpy(np.random.default_rng(HALVES_SEED).permutation(len(distinct)))
+    in_first = torch.zeros(len(distinct), dtype=torch.bool)
+    in_first[order[: len(distinct) // 2]] = True
+    return in_first[number].nonzero().squeeze(1), (~in_first[number]).nonzero().squeeze(1)
 
 
 def val_features(run: Run) -> PairFeatures:
@@ -156,23 +164,25 @@ def retrieval_hits(features: PairFeatures, bias_x: Tensor | None = None, bias_y:
     """Return the outcome of every query.
 
     Args:
-        features: Images and captions.
-        bias_x: (n_x,), subtracted from the scores when images are the gallery.
-        bias_y: (n_y,), subtracted from the scores when captions are the gallery.
+        features: Of both sides.
+        bias_x: (n_x,), subtracted from the scores when x is the gallery.
+        bias_y: (n_y,), subtracted from the scores when y is the gallery.
 
     Returns:
-        `i2t` (n_x, 3) and `t2i` (n_y, 3): probability that a partner is among the first 1, 5 and 10. `i2t_image` and
-        `t2i_image`: row of the image that the query belongs to (the first one if a caption has several).
+        `x_to_y` (n_x, 3) and `y_to_x` (n_y, 3): probability that a partner is among the first 1, 5 and 10.
+        `x_to_y_cluster` and `y_to_x_cluster`: number of the cluster that the query belongs to. A cluster is an x, or
+        all x of a group, with their y; a y that belongs to several x is in the cluster of the first one.
 
     """
     of_x, of_y = retrieval_ranks(features.x, features.y, features.links, bias_x, bias_y)
     owner = torch.full((len(features.y),), len(features.x))
     owner.scatter_reduce_(0, features.links[:, 1], features.links[:, 0], "amin")
+    _, cluster = torch.unique(features.x_group, return_inverse=True)
     return {
-        "i2t": _hits(of_x),
-        "i2t_image": of_x.query.numpy(),
-        "t2i": _hits(of_y),
-        "t2i_image": owner[of_y.query].numpy(),
+        "x_to_y": _hits(of_x),
+        "x_to_y_cluster": cluster[of_x.query].numpy(),
+        "y_to_x": _hits(of_y),
+        "y_to_x_cluster": cluster[owner[of_y.query]].numpy(),
     }
 
 
@@ -181,10 +191,10 @@ def _hits(ranked: Ranks) -> np.ndarray:
 
 
 def held_out_hits(features: PairFeatures) -> dict[str, Hits]:
-    """Return the outcome on all held-out pairs, and on each half if there are at least four images."""
+    """Return the outcome on all held-out pairs, and on each half if there are at least four x or groups of x."""
     hits = {VAL: retrieval_hits(features)}
-    if len(features.x) >= 4:
-        for name, rows in zip(HALVES, halves(len(features.x)), strict=True):
+    if len(torch.unique(features.x_group)) >= SMALLEST:
+        for name, rows in zip(HALVES, halves(features.x_group), strict=True):
             hits[name] = retrieval_hits(features.of_x(rows))
     return hits
 
@@ -200,4 +210,4 @@ def test_hits(run: Run, test: TestSet) -> Hits:
     task = _open_classes(test.path, run.settings.data, size)
     x, classes, labels = class_task_features(subject_of_run(run), task)
     ranked = query_ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
-    return {"top": _hits(ranked), "top_image": ranked.query.numpy()}
+    return {"top": _hits(ranked), "top_cluster": ranked.query.numpy()}

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from nuclr.evaluation.retrieval import direction_names
 from nuclr.studies.compare import cells
 from nuclr.studies.compare.measure import KS, Hits
 from nuclr.studies.compare.plan import Cell, Row
-from nuclr.studies.compare.statistics import DIRECTIONS, Bootstrap, Fold, fold, interval, per_seed
+from nuclr.studies.compare.statistics import Bootstrap, Fold, fold, interval, per_seed
 from nuclr.studies.compare.study import ReportedSet, Study
 
 PLAIN = "plain"
@@ -47,6 +48,7 @@ def averages(sets: Sequence[ReportedSet]) -> dict[str, list[ReportedSet]]:
 def metrics(study: Study, row: Row) -> dict[str, Any]:
     """Return the metrics of a row in percent, by set and name: the value of every seed, mean, standard deviation."""
     by_set: dict[str, Any] = {}
+    directions = dict(zip(("x_to_y", "y_to_x"), direction_names(study.request.sides.names), strict=True))
     for reported in study.request.reported_sets():
         values: dict[str, Any] = {}
         for k in KS:
@@ -54,8 +56,8 @@ def metrics(study: Study, row: Row) -> dict[str, Any]:
             if reported.kind == "classes":
                 values[f"acc@{k}"] = spread(per_seed(folds))
                 continue
-            for direction in ("i2t", "t2i"):
-                values[f"{DIRECTIONS[direction]}_R@{k}"] = spread(per_seed(folds, direction))
+            for direction, name in directions.items():
+                values[f"{name}_R@{k}"] = spread(per_seed(folds, direction))
             values[f"mean_R@{k}"] = spread(per_seed(folds))
         by_set[reported.name] = values
     for name, members in averages(main_sets(study)).items():

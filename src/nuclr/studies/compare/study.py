@@ -13,10 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from nuclr.runs.settings import Settings, to_dict
+from nuclr.runs.side_words import SideWords, name_sides
 from nuclr.studies.compare import cells
 from nuclr.studies.compare.measure import HALVES, VAL, Hits, TestSet
 from nuclr.studies.compare.plan import Cell, Hyperparameter, Row, change
 from nuclr.studies.compare.pool import Job, Pool
+
+IMAGES, CAPTIONS = name_sides("image", "image", "text", "text")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The request, and the sets that it reports on
@@ -43,6 +46,32 @@ class ReportedSet:
 
 
 @dataclass(frozen=True)
+class ComparedSides:
+    """The words for both sides, and whether pairs have groups, whose x and y all belong together."""
+
+    x: SideWords = IMAGES
+    y: SideWords = CAPTIONS
+    grouped: bool = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the sides, as in the names of metrics."""
+        return self.x.name, self.y.name
+
+    @property
+    def clusters(self) -> str:
+        """What is cut in halves and drawn by the bootstrap: "images", or groups of both sides' items."""
+        return f"groups of {self.x.many} and {self.y.many}" if self.grouped else self.x.many
+
+    @property
+    def partners(self) -> str:
+        """What stays together in a cluster, in words."""
+        if self.grouped:
+            return f"all {self.x.many} and {self.y.many} of a group stay together"
+        return f"{self.y.many} stay with their {self.x.one}"
+
+
+@dataclass(frozen=True)
 class Request:
     """What the user asked for.
 
@@ -53,10 +82,11 @@ class Request:
         temperatures: Temperatures that every method is tuned over.
         tuned: The other hyperparameter that each method is tuned over.
         tests: Test sets.
-        halves: True to tune on one half of the held-out images and report on the other, and the reverse.
+        halves: True to tune on one half of the held-out pairs and report on the other, and the reverse.
         baseline: Method that the others are compared with.
         kind: "methods", "ablations" or "batch_sizes".
         data: Fingerprints of the training pairs and of the held-out pairs.
+        sides: What tables and pages call the sides.
 
     """
 
@@ -70,6 +100,7 @@ class Request:
     baseline: str = "clip"
     kind: str = "methods"
     data: tuple[str, ...] = ()
+    sides: ComparedSides = ComparedSides()
 
     def tuning_sets(self) -> tuple[str, ...]:
         """Return the sets that settings are chosen on, one choice per set."""
@@ -139,7 +170,7 @@ class Outcomes:
     def score(self, cell: Cell, key: str) -> float:
         """Return recall@1 on a set, the mean of both directions; tuning maximizes it."""
         hits = self.hits(cell)[key]
-        return float(np.mean([hits[direction][:, 0].mean() for direction in ("i2t", "t2i")]))
+        return float(np.mean([hits[direction][:, 0].mean() for direction in ("x_to_y", "y_to_x")]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ def columns(content: dict[str, Any]) -> list[tuple[str, str, str]]:
         if reported["kind"] == "classes":
             shown.append((name, "acc@1", f"{name} top-1"))
             continue
-        recall_at_1 = (("image_to_text_R@1", "i→t @1"), ("text_to_image_R@1", "t→i @1"), ("mean_R@1", "mean @1"))
+        x, y = content["sides"]
+        recall_at_1 = ((f"{x}_to_{y}_R@1", f"{x}→{y} @1"), (f"{y}_to_{x}_R@1", f"{y}→{x} @1"), ("mean_R@1", "mean @1"))
         others = (("mean_R@5", "mean @5"), ("mean_R@10", "mean @10"))
         for metric, title in (*recall_at_1, *others) if reported["main"] else recall_at_1[2:]:
             shown.append((name, metric, f"{name} {title}"))
@@ -57,10 +58,10 @@ def _metrics(content: dict[str, Any]) -> str:
         for row in content["rows"].values()
     ]
     seeds = len(content["seeds"])
-    caption = (
+    introduction = (
         f"Recall and accuracy in percent, mean ± standard deviation over {seeds} seed{'s' if seeds > 1 else ''}.\n"
     )
-    return caption + "\n" + _table(["", *(title for _, _, title in shown)], rows)
+    return introduction + "\n" + _table(["", *(title for _, _, title in shown)], rows)
 
 
 def _differences(content: dict[str, Any]) -> str:
