@@ -42,7 +42,7 @@ def compare(
     halves: Annotated[
         bool,
         typer.Option(
-            "--halves", help="Split data.val by images: tune on one half and report on the other, and the reverse."
+            "--halves", help="Split data.val by its x: tune on one half and report on the other, and the reverse."
         ),
     ] = False,
     baseline: Annotated[
