@@ -176,6 +176,9 @@ def test_labeled_vectors(nuclr, refused, texts, tmp_path):
     status, printed, err = nuclr(tmp_path / "run", "--classes", path)
     assert status == 0 and "11 labeled, 9 to classify, 3 classes" in printed, err
     refused("holds vectors, but", texts, "--classes", path)
+    np.savez(path, x=rng.normal(size=(20, 8)) + 3 * np.eye(8)[labels], labels=labels)  # the width of side y
+    status, printed, err = nuclr(tmp_path / "run", "--classes", path)
+    assert status == 0 and "11 labeled, 9 to classify, 3 classes" in printed, err
     np.savez(path, x=rng.normal(size=(20, 12)), labels=np.arange(20))
     refused("labels needs at least two classes, and two rows of one of them", tmp_path / "run", "--classes", path)
     np.savez(path, x=rng.normal(size=(20, 11)), labels=labels)
@@ -195,6 +198,8 @@ def test_what_a_model_does_not_take_is_refused(refused, texts, views, tmp_path):
     refused("takes images on both sides", views / "run", "--beir", folder)
     refused("holds texts on side x, but", views / "run", "--retrieval", texts.parent / "val.jsonl")
     refused("holds images on side x, but", texts, "--retrieval", "builtin:n=20")
+    train(runs.load(tmp_path, **{"schedule.epochs": 1}), tmp_path / "vectors")
+    refused("holds texts on side x, but", tmp_path / "vectors", "--retrieval", texts.parent / "val.jsonl")
     refused("--correct needs --retrieval or --beir", views / "run", "--correct", "bank=train")
 
 

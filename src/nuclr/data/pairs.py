@@ -119,6 +119,10 @@ class Pairs(ABC):
     def name(self, number: int) -> str:
         """Return the file, line or row of a pair, for messages and reports."""
 
+    def item_name(self, side: Side, number: int) -> str | None:
+        """Return the name of one item of a pair, or None if it does not have a name of its own."""
+        return self.name(number) if side == "x" or self.views else None
+
     def items(self, side: Side, numbers: np.ndarray) -> Sequence[Any] | np.ndarray:
         """Return one side of several pairs: b items, or an array (b, d) of vectors.
 

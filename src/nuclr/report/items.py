@@ -13,6 +13,7 @@ from nuclr.data.modalities import Shown, get_modality
 from nuclr.data.pairs import BadSample, Pairs
 from nuclr.image_files import to_rgb
 from nuclr.report import numbers
+from nuclr.runs.components import SIDES
 from nuclr.runs.side_words import SideWords, words_of_pairs
 
 SIDE = 144  # pixels of a picture; shown at up to 150
@@ -130,9 +131,12 @@ class Items:
         """Return the x or the y of a pair as the source gives it."""
         return self.pairs.x(number) if side == "x" else self.pairs.y(number)
 
-    def file(self, number: int) -> str:
-        """Return the file name of a pair's image; empty if there is none."""
-        return self.pairs.name(number) if "image" in (self.x_words.kind, self.y_words.kind) else ""
+    def file(self, side: str, number: int) -> str:
+        """Return the file name of a side's image, or of the other side's; empty if there is none."""
+        for each in SIDES if side == "x" else SIDES[::-1]:
+            if self.words(each).kind == "image":
+                return self.pairs.item_name(each, number) or self.pairs.name(number)
+        return ""
 
     def _make(self, side: str, number: int) -> Item:
         words = self.words(side)

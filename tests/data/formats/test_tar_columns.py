@@ -57,6 +57,35 @@ def test_images_and_vectors(tmp_path):
     assert batch.x.shape == (2, 3, 8, 8) and batch.y.tolist() == [[2, 1], [0, 1]]
 
 
+QUESTION, ANSWER = {"question.txt": b"q"}, {"answer.txt": b"a"}
+PNG, TXT, VECTOR = {"png": make.picture(1)}, {"txt": b"t"}, {"v.npy": npy([1, 2])}
+BEFORE, AFTER = {"before.png": make.picture(1)}, {"after.png": make.picture(2)}
+
+
+@pytest.mark.parametrize(
+    ("members", "keys", "kinds", "names"),
+    [
+        (ANSWER | QUESTION, {}, ("text", "text"), ("question", "answer")),
+        (ANSWER | QUESTION, {"x_key": "answer.txt"}, ("text", "text"), ("answer", "question")),
+        (ANSWER | QUESTION, {"y_key": "question.txt"}, ("text", "text"), ("answer", "question")),
+        (VECTOR | PNG, {}, ("image", "vector"), ("image", "v")),
+        (VECTOR | TXT, {}, ("vector", "text"), ("v", "text")),
+        (BEFORE | AFTER, {}, ("image", "image"), ("before", "after")),
+        (PNG | TXT, {}, ("image", "text"), ("image", "text")),
+        (PNG | TXT, {"x_key": "txt"}, ("text", "image"), ("text", "image")),
+        (PNG | TXT, {"y_key": "png"}, ("text", "image"), ("text", "image")),
+        (BEFORE | AFTER | TXT, {}, ("image", "text"), ("image", "text")),
+        (BEFORE | AFTER | {"json": b'{"caption": "t"}'}, {}, ("image", "text"), ("image", "text")),
+    ],
+)
+def test_keys_of_two_members_may_be_left_out(tmp_path, members, keys, kinds, names):
+    pairs = open_pairs(write(tmp_path / "t.tar", [members] * 2), **keys)
+    assert (pairs.x_kind, pairs.y_kind) == kinds and (pairs.x_name, pairs.y_name) == names
+    assert check_samples(pairs) == {}
+    again = open_pairs(tmp_path / "t.tar", x_key=pairs.x_key, y_key=pairs.y_key)
+    assert again.fingerprint == pairs.fingerprint and again.x_name == pairs.x_name
+
+
 def test_a_truncated_tar_has_a_bad_sample(tmp_path):
     path = write(tmp_path / "t.tar", [{"q.txt": b"q" * 600, "a.txt": b"a"} for _ in range(3)])
     path.write_bytes(path.read_bytes()[:6200])
@@ -67,12 +96,14 @@ def test_a_truncated_tar_has_a_bad_sample(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"x_key": "q.txt"}, r"name the member or the entry of side y with data\.y\.key \(found: \.a\.txt, \.q\.txt\)"),
+        ({"x_key": "q.txt"}, r"entry of side y with data\.y\.key \(found: \.a\.txt, \.b\.txt, \.q\.txt\)"),
+        ({"y_key": "a.txt"}, r"member or the entry of side x with data\.x\.key"),
+        ({}, r"no sample with an image; for other pairs, name two members with data\.x\.key and data\.y\.key"),
         ({"x_key": "q.txt", "y_key": "z"}, "no sample can be used; the first: empty z"),
         ({"y_kind": "vector"}, r"data\.y\.modality=vector: name its member with data\.y\.key"),
     ],
 )
 def test_wrong_keys_are_refused(tmp_path, settings, message):
-    path = write(tmp_path / "t.tar", [{"q.txt": b"q", "a.txt": b"a"}])
+    path = write(tmp_path / "t.tar", [{"q.txt": b"q", "a.txt": b"a", "b.txt": b"b"}])
     with pytest.raises(UserError, match=message):
         open_pairs(path, **settings)

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from nuclr.errors import UserError
-from nuclr.studies.popularity.inputs import read_names
+from nuclr.studies.popularity.inputs import input_from_pairs, read_names
+from tests.data import make
 
 LINKS = [0, 0, 1]
 ENTRIES = [{"image": "a.jpg", "captions": ["a cat", "one cat"]}, {"image": "b.jpg", "captions": ["a dog"]}]
@@ -77,3 +79,13 @@ def test_lists_that_do_not_match_are_refused(tmp_path, jsonl):
     ):
         with pytest.raises(UserError, match=message):
             read_names(captions, images, 2, links)
+
+
+def test_both_images_of_a_pair_are_named(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.png").write_bytes(make.picture(1))
+    (tmp_path / "two.csv").write_text("before,after\na.png,b.png\na.png,c.png\n")
+    np.savez(tmp_path / "e.npz", x=np.eye(2)[:1], y=np.eye(2), y_to_x=[0, 0])
+    names = input_from_pairs(tmp_path / "e.npz", str(tmp_path / "two.csv")).names
+    assert names.of("y", 1) == {"after": "c.png", "before": "a.png"}
+    assert names.of("x", 0) == {"after": "b.png", "before": "a.png"}

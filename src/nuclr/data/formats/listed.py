@@ -135,6 +135,10 @@ class ListedPairs(Checkable):
         """Return the name of the pair's file, as written in the list; without a file the line or row."""
         return self._x.name(number) or self._y.name(number) or f"{self._place} {self._places[number]}"
 
+    def item_name(self, side: Literal["x", "y"], number: int) -> str | None:
+        """Return the name of the item's file, as written in the list; an x without a file has the pair's name."""
+        return self._y.name(number) if side == "y" else self._x.name(number) or self.name(number)
+
     def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a file behind the pairs does."""
         stamps = self._x.stamp(self.x_id) + self._y.stamp(self.y_id)

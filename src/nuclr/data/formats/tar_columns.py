@@ -7,11 +7,14 @@
 - an entry of the sample's `.json`, if samples do not have a member with this suffix: a text, a list of numbers, or a
   list of these. `json:question` is always an entry.
 
+Keys may be left out if samples have exactly two members that are texts, vectors or images.
+
 Texts and vectors are read into memory when the tars are opened. Of images, the positions are kept. After a damaged tar,
 the samples of later tars have other numbers than before; a resumed run then does not recognize its data.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from array import array
@@ -22,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nuclr.data.formats.choose import Choice, SideChoice
+from nuclr.data.formats.choose import Choice, SideChoice, choose_columns
 from nuclr.data.formats.columns import Column, make_column, read_cell
 from nuclr.data.formats.listed import ColumnMaker, ListedPairs, Row, open_listed
 from nuclr.data.formats.tar_index import MAX_TEXT, TarFiles, TruncatedTar, iter_members, read_at, split_name
@@ -62,6 +65,9 @@ class Member(NamedTuple):
         return next((extent for suffix, extent in parts.items() if suffix.endswith(_IMAGES)), None)
 
 
+_ANY_IMAGE = Member("", None, "image")
+
+
 def find_members(tars: Sequence[Path], choice: Choice) -> tuple[Member, Member] | None:
     """Return the parts of a sample that the settings name, or None if they are an image and its caption.
 
@@ -70,17 +76,53 @@ def find_members(tars: Sequence[Path], choice: Choice) -> tuple[Member, Member] 
 
     """
     suffixes = _suffixes(tars[0])
-    image = Member("", None, "image")
-    x = _member(choice.x, suffixes) or image
+    if not choice.views:
+        choice = _choose_two(suffixes, choice, tars[0])
+    x = _member(choice.x, suffixes)
     if choice.views:
-        return x, x
+        return x or _ANY_IMAGE, x or _ANY_IMAGE
     y = _member(choice.y, suffixes)
-    if x.kind == "image" and (y is None or _is_caption(y)):
+    if (x or _ANY_IMAGE).kind == "image" and (y is None or _is_caption(y)):
         return None
-    if y is None:
+    if y is not None and x is None and y.kind != "image" and (_images(suffixes) or not suffixes):
+        x = _ANY_IMAGE
+    if x is None or y is None:
+        side = "x" if x is None else "y"
         found = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
-        raise UserError(f"{tars[0]}: name the member or the entry of side y with data.y.key (found: {found})")
+        raise UserError(f"{tars[0]}: name the member or the entry of side {side} with data.{side}.key (found: {found})")
     return x, y
+
+
+def _images(suffixes: Sequence[str]) -> list[str]:
+    return [suffix for suffix in suffixes if suffix.endswith(_IMAGES)]
+
+
+def _choose_two(suffixes: Sequence[str], choice: Choice, tar: Path) -> Choice:
+    """Return the settings with the keys that they leave out, if samples have exactly two members that can be a pair."""
+    images = _images(suffixes)
+    members = images + [suffix for suffix in suffixes if suffix.endswith(("txt", "npy"))]
+    x, y = (None if side.key is None else side.key.lower() for side in (choice.x, choice.y))
+    captioned = x in (None, *images) and y is None and images and {"txt", "json"} & set(suffixes)
+    if captioned or len(members) != 2:
+        return choice
+    if x is None and y is None:
+        by_name = {_side_name(suffix): suffix for suffix in members}
+        x, y = (by_name[name] for name in choose_columns(list(by_name), Choice(), tar))
+    elif y is None and x in members:
+        y = members[members[0] == x]
+    elif x is None and y in members:
+        x = members[members[0] == y]
+    else:
+        return choice
+    return Choice(dataclasses.replace(choice.x, key=x), dataclasses.replace(choice.y, key=y))
+
+
+def _side_name(suffix: str) -> str:
+    """Return the name of a side: "question" for `question.txt`, "image" for `jpg` or any image ("")."""
+    stem, _, last = suffix.rpartition(".")
+    if last in (*_IMAGES, ""):
+        return stem or "image"
+    return (stem or {"txt": "text", "npy": "vector"}[last]) if last in ("txt", "npy") else suffix
 
 
 def _is_caption(member: Member) -> bool:
@@ -88,7 +130,7 @@ def _is_caption(member: Member) -> bool:
     return member.suffix in ("txt", "json") and member.kind in (None, "text") and member.entry != ""
 
 
-def _member(side: SideChoice, suffixes: set[str]) -> Member | None:
+def _member(side: SideChoice, suffixes: Sequence[str]) -> Member | None:
     if side.key is None:
         if side.kind not in (None, "image", "text"):
             raise UserError(f"data.{side.side}.modality={side.kind}: name its member with data.{side.side}.key")
@@ -100,13 +142,13 @@ def _member(side: SideChoice, suffixes: set[str]) -> Member | None:
     return Member(suffix, None, side.kind or known)
 
 
-def _suffixes(tar: Path) -> set[str]:
-    with tar.open("rb") as file:
-        suffixes = set()
-        with contextlib.suppress(TruncatedTar):
-            for name, _, _ in islice(iter_members(file.fileno(), tar), _PROBED):
-                suffixes.add(split_name(name)[1].lower())
-        return suffixes - {""}
+def _suffixes(tar: Path) -> list[str]:
+    """Return the suffixes of the first members, in the order of their first occurrence."""
+    suffixes = dict[str, None]()
+    with tar.open("rb") as file, contextlib.suppress(TruncatedTar):
+        for name, _, _ in islice(iter_members(file.fileno(), tar), _PROBED):
+            suffixes[split_name(name)[1].lower()] = None
+    return [suffix for suffix in suffixes if suffix]
 
 
 def open_tar_columns(tars: Sequence[Path], choice: Choice, members: tuple[Member, Member]) -> ListedPairs:
@@ -123,12 +165,12 @@ def open_tar_columns(tars: Sequence[Path], choice: Choice, members: tuple[Member
     """
     files, folder = TarFiles(tars), tars[0].parent
     readers = [_Reader(member, files, folder) for member in members]
-    names = [member.entry or member.suffix.removesuffix(".txt").removesuffix(".npy") or "image" for member in members]
+    names = [member.entry or _side_name(member.suffix) for member in members]
     rows = _rows(tars, readers)
     kinds, makers = (readers[0].kind, readers[1].kind), (readers[0].maker, readers[1].maker)
     pairs = open_listed(rows, tars[0], None, False, choice, (names[0], names[1]), "sample", kinds, makers)
     pairs.label = tars[0].name if len(tars) == 1 else f"{tars[0].name} to {tars[-1].name}"
-    pairs.x_key, pairs.y_key = choice.x.key, choice.y.key
+    pairs.x_key, pairs.y_key = choice.x.key or members[0].suffix or None, choice.y.key or members[1].suffix or None
     if len(pairs.known_bad) == len(pairs):
         raise UserError(f"{tars[0]}: no sample can be used; the first: {pairs.known_bad[0]}")
     return pairs

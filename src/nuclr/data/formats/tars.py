@@ -260,7 +260,8 @@ def _check_usable(tars: Sequence[Path], rows: np.ndarray, suffixes: set[str]) ->
     source = f"{tars[0]}{f' and {len(tars) - 1} more' if len(tars) > 1 else ''}"
     present = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
     if not len(rows) or not rows["image"].any():
-        raise UserError(f"{source}: no sample with an image (found: {present})")
+        other = "for other pairs, name two members with data.x.key and data.y.key"
+        raise UserError(f"{source}: no sample with an image; {other} (found: {present})")
     if not rows["text"].any():
         raise UserError(f"{source}: no sample with a caption; needs .txt, or .json with data.y.key (found: {present})")
 

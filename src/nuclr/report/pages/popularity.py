@@ -287,7 +287,8 @@ def popularity_gallery(context: PopularityFolder) -> Gallery:
         if not context.content["views"]:
             partner = int(row["x"]) if side == "y" else context.first_y.get(number)
             other = None if partner is None else context.item("x" if side == "y" else "y", partner)
-        named = {w.column: row[w.column] for w in context.words.values() if w.kind == "image" and w.column in row}
+        own_first = (context.words[side], *context.words.values())
+        named = {w.column: row[w.column] for w in own_first if w.kind == "image" and w.column in row}
         file = next(iter(named.values()), "")
         labels = {"name": file} if file else {}
         labels |= {w.column: shorten(row[w.column]) for w in context.words.values() if w.column in row.keys() - named}

@@ -165,7 +165,7 @@ def make_face(own: Item, other: Item | None, file: str = "", labels: dict[str, s
 def pair_face(items: Items, side: str, number: int) -> Face:
     """Return what a card shows of the x or the y of a pair."""
     x, y = items.item("x", number), items.item("y", number)
-    file = items.file(number)
+    file = items.file(side, number)
     labels = {"name": file} if file else {}
     labels |= {words.column: item.text for words, item in ((items.x_words, x), (items.y_words, y)) if item.text}
     return make_face(*((x, y) if side == "x" else (y, x)), file, labels)

@@ -41,9 +41,13 @@ def describe_run(log: RunLog) -> str:
     settings, results = log.settings, log.results or {}
     pairs = f"{numbers.count(results['pairs'])} pairs" if "pairs" in results else "pairs"
     model = settings.model
-    towers = model.pretrained or " and ".join(str(side.encoder or "default") for side in (model.x, model.y))
-    vectors = str(settings.data.train).endswith((".npz", ".safetensors"))
-    encoders = "linear heads on vectors" if vectors else f"encoders {towers}"
+    names = [str(side.encoder or "default") for side in (model.x, model.y)]
+    if names == ["vectors", "vectors"]:
+        encoders = "linear heads on vectors"
+    elif model.shared and model.pretrained is None:
+        encoders = f"encoder {names[0]}, shared by both sides"
+    else:
+        encoders = f"encoders {model.pretrained or ' and '.join(names)}"
     length = f"{settings.schedule.epochs} epochs in batches of {settings.data.batch_size}"
     return f"{log.method} on {pairs} of {settings.data.train}; {encoders}; {length}."
 
@@ -71,7 +75,8 @@ def headline(context: TrainingRun) -> list[Tile]:
                 details.append(f"{baseline.method} {numbers.percent(other[key])}")
             tiles.append(Tile(label, numbers.percent(values[key]), " · ".join(details)))
     if context.log.results:
-        speed = f"{numbers.count(context.log.results['timing']['samples_per_second'])} pairs per second"
+        rate = context.log.results["timing"]["samples_per_second"]  # 0 if a finished run was resumed
+        speed = f"{numbers.count(rate)} pairs per second" if rate else ""
         tiles.append(Tile("Training time", numbers.duration(context.log.seconds()), speed))
     return tiles
 

@@ -73,11 +73,15 @@ class Subject:
         if not self.encoding.head:
             check_tower_widths(self.model)
 
-    def check_width(self, name: str, side: str, width: int) -> None:
-        """Refuse vectors of another width than the model's."""
+    def check_width(self, name: str, side: str, width: int, key: str | None = None) -> None:
+        """Refuse vectors, in the array `key`, of another width than the model's."""
+        takes = self._vector_width(side)
+        if takes not in (None, width):
+            raise UserError(f"{name}: {key or side} has {width} coordinates, but {self.path} takes {takes}")
+
+    def _vector_width(self, side: str) -> int | None:
         tower = getattr(self.model, side).tower
-        if isinstance(tower, VectorTower) and width != len(tower.mean):
-            raise UserError(f"{name}: {side} has {width} coordinates, but {self.path} takes {len(tower.mean)}")
+        return len(tower.mean) if isinstance(tower, VectorTower) else None
 
     def check_beir(self, path: Path) -> None:
         """Refuse a BEIR folder if a side of the model does not take texts."""
@@ -105,11 +109,17 @@ class Subject:
     def check_probe(self, task: ProbeTask) -> None:
         """Refuse labeled items that no side takes."""
         if isinstance(task.classes, LabeledVectors):
-            if self.model.x.modality != "vector":
+            if not self.model.takes("vector"):
                 raise UserError(f"--classes {task.path}: holds vectors, but {self.path} takes {self.takes}")
-            self.check_width(f"--classes {task.path}", "x", task.classes.x.shape[1])
+            width = task.classes.x.shape[1]
+            self.check_width(f"--classes {task.path}", self.vector_side(width), width, key="x")
         elif not self.model.takes("image"):
             raise UserError(f"--classes {task.path}: holds images, but {self.path} takes {self.takes}")
+
+    def vector_side(self, width: int) -> str:
+        """Return the side that takes vectors of this width, or the first one that takes vectors."""
+        sides = [side for side in SIDES if getattr(self.model, side).modality == "vector"]
+        return next((side for side in sides if self._vector_width(side) == width), sides[0])
 
     def describe(self) -> dict[str, Any]:
         """Return how inputs become features, for the protocol."""
@@ -196,8 +206,9 @@ def class_task_features(subject: Subject, task: ClassificationTask) -> tuple[Ten
 def probe_features(subject: Subject, task: ProbeTask) -> tuple[Tensor, Tensor]:
     """Return the features x (n, d) and the labels (n,) of labeled images or vectors."""
     if isinstance(task.classes, LabeledVectors):
-        vectors = list(task.classes.x.numpy())
-        return encode_items(subject.model.x, vectors, subject.encoding), task.classes.labels
+        vectors = task.classes.x.numpy()
+        encoder = getattr(subject.model, subject.vector_side(vectors.shape[1]))
+        return encode_items(encoder, list(vectors), subject.encoding), task.classes.labels
     return _labeled_images(subject, task.classes, task.numbers)
 
 

@@ -135,7 +135,12 @@ def open_retrieval(
 
 
 def _open_pairs(data: Data, text: str, root: str | None, split: str | None) -> Pairs:
-    """Open pairs with the columns and modalities of a run, or with the usual ones if these do not exist."""
+    """Open pairs with the columns and modalities of a run, or with the usual ones if these do not exist.
+
+    The modality of a side without a column, such as an array of an embedding file, is recognized in other formats.
+    """
+    x, y = (side if side.key is not None else DataSide(name=side.name) for side in (data.x, data.y))
+    data = dataclasses.replace(data, x=x, y=y)
     usual = dataclasses.replace(data, x=DataSide(name=data.x.name), y=DataSide(name=data.y.name))
     try:
         return open_pairs_of_run(data, text, root, split)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors
@@ -163,14 +163,15 @@ def names_of_pairs(pairs: Pairs, numbers: np.ndarray, y_to_x: list[int], n_x: in
     return Names(words, labels, y_to_x, {"x": x_number, "y": numbers}, pairs.views, origin)
 
 
-def _labels(pairs: Pairs, side: str, numbers: list[int]) -> list[str]:
+def _labels(pairs: Pairs, side: Literal["x", "y"], numbers: list[int]) -> list[str]:
     """Return the texts of a side, or the file names of its images; an empty list if there are none."""
     kind, read = (pairs.x_kind, pairs.x) if side == "x" else (pairs.y_kind, pairs.y)
     if kind == "text":
         return [_shortened(str(read(number))) for number in numbers]
-    if kind == "image" and (side == "x" or pairs.views):
-        return [pairs.name(number) for number in numbers]
-    return []
+    if kind != "image":
+        return []
+    names = [pairs.item_name(side, number) for number in numbers]
+    return [name for name in names if name is not None] if None not in names else []
 
 
 def read_names(
