@@ -17,6 +17,7 @@ depends only on `--seed` and K: `--readers npz --first K --cases 1` repeats it. 
 
 import argparse
 import contextlib
+import csv
 import faulthandler
 import io
 import json
@@ -27,6 +28,7 @@ import select
 import shutil
 import signal
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
@@ -46,6 +48,9 @@ STORED = 3  # reproducers per distinct failure
 FAILURES = ("traceback", "crash", "hang", "memory")
 NAMES = ("a.jpg", "b.png", "c.jpg")
 CAPTIONS = (["a red square", "something red"], ["a blue one, almost"], ["ein grünes Quadrat"])
+QUESTIONS = ("what is a hub?", "which item is rare?", "was ist ein Würfel?")
+ANSWERS = (["an item near to many queries", "a popular item"], ["one that no query finds"], ["ein Körper"])
+VECTORS = np.random.default_rng(1).normal(size=(3, 4)).astype("f4")
 
 Files = dict[str, bytes]
 
@@ -99,20 +104,12 @@ def csv_seeds(_: Path) -> list[Files]:
 
 
 def parquet_seeds(_: Path) -> list[Files]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    named = pa.table({"filepath": list(NAMES), "title": [texts[0] for texts in CAPTIONS]})
-    stored = pa.table({
+    named = parquet({"filepath": list(NAMES), "title": [texts[0] for texts in CAPTIONS]})
+    stored = parquet({
         "image": [{"bytes": data, "path": name} for name, data in pictures().items()],
         "captions": [list(texts) for texts in CAPTIONS],
     })  # fmt: skip
-    seeds = []
-    for table, name in ((named, "pairs.parquet"), (stored, "data/train-00000.parquet")):
-        file = io.BytesIO()
-        pq.write_table(table, file, row_group_size=2)
-        seeds.append(pictures() | {name: file.getvalue()})
-    return seeds
+    return [pictures() | {"pairs.parquet": named}, pictures() | {"data/train-00000.parquet": stored}]
 
 
 def hf_seeds(folder: Path) -> list[Files]:
@@ -129,25 +126,164 @@ def hf_seeds(folder: Path) -> list[Files]:
     return [files_in(folder / "set"), pictures() | files_in(folder / "splits")]
 
 
-def tar_seeds(_: Path) -> list[Files]:
-    import tarfile
+def tar(members: Files, form: int = tarfile.PAX_FORMAT) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
 
+
+def tar_seeds(_: Path) -> list[Files]:
     seeds: list[Files] = []
     for several in (False, True):
-        file = io.BytesIO()
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT if several else tarfile.GNU_FORMAT) as tar:
-            for (name, data), texts in zip(pictures().items(), CAPTIONS, strict=True):
-                key = name.partition(".")[0]
-                metadata = {"captions": texts} if several else {"key": key, "caption": texts[0], "status": "success"}
-                members = {name: data, f"{key}.json": json.dumps(metadata).encode()}
-                if not several:
-                    members[f"{key}.txt"] = texts[0].encode()
-                for member, content in members.items():
-                    info = tarfile.TarInfo(member)
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-        seeds.append({"00000.tar": file.getvalue()})
+        members: Files = {}
+        for (name, data), texts in zip(pictures().items(), CAPTIONS, strict=True):
+            key = name.partition(".")[0]
+            metadata = {"captions": texts} if several else {"key": key, "caption": texts[0], "status": "success"}
+            members |= {name: data, f"{key}.json": json.dumps(metadata).encode()}
+            if not several:
+                members[f"{key}.txt"] = texts[0].encode()
+        seeds.append({"00000.tar": tar(members, tarfile.PAX_FORMAT if several else tarfile.GNU_FORMAT)})
     return seeds
+
+
+def text_entries() -> list[list[dict[str, Any]]]:
+    """Return rows of one question and one answer, of one and several, and of several and several."""
+    pairs = list(zip(QUESTIONS, ANSWERS, strict=True))
+    return [
+        [{"question": question, "answer": answers[0]} for question, answers in pairs],
+        [{"query": question, "positives": answers} for question, answers in pairs],
+        [{"sentence1": [question, question.upper()], "sentence2": answers} for question, answers in pairs],
+    ]
+
+
+def text_json_seeds(_: Path) -> list[Files]:
+    seeds = [{"pairs.jsonl": lines(entries)} for entries in text_entries()]
+    return [*seeds, {"pairs.json": json.dumps(text_entries()[2]).encode()}]
+
+
+def text_csv_seeds(_: Path) -> list[Files]:
+    rows = [(question, answers[0]) for question, answers in zip(QUESTIONS, ANSWERS, strict=True)]
+    return [
+        {"pairs.csv": table_of(",", ["question", "answer", "id"], [(*row, "7") for row in rows])},
+        {"pairs.csv": table_of(",", ["a", "b"], rows)},
+        {"pairs.tsv": table_of("\t", ["source", "target"], rows)},
+    ]
+
+
+def table_of(separator: str, header: list[str], rows: list[tuple[str, ...]]) -> bytes:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, delimiter=separator)
+    writer.writerows([header, *rows])
+    return file.getvalue().encode()
+
+
+def parquet(columns: dict[str, Any]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file, row_group_size=2)
+    return file.getvalue()
+
+
+def columns_of(entries: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {key: [entry[key] for entry in entries] for key in entries[0]}
+
+
+def text_parquet_seeds(_: Path) -> list[Files]:
+    one, several, groups = (parquet(columns_of(entries)) for entries in text_entries())
+    return [{"pairs.parquet": one}, {"pairs.parquet": several}, {"data/train-00000.parquet": groups}]
+
+
+def text_hf_seeds(folder: Path) -> list[Files]:
+    import datasets
+
+    for number, entries in enumerate(text_entries()):
+        datasets.Dataset.from_dict(columns_of(entries)).save_to_disk(folder / str(number))
+    splits = datasets.Dataset.from_dict(columns_of(text_entries()[0]))
+    datasets.DatasetDict({"train": splits, "test": splits}).save_to_disk(folder / "splits")
+    return [files_in(folder / name) for name in ("0", "1", "2", "splits")]
+
+
+def text_tar_seeds(_: Path) -> list[Files]:
+    """Return tars with two .txt members per sample, and with two entries of its .json."""
+    members: list[Files] = [{}, {}]
+    for number, (question, answers) in enumerate(zip(QUESTIONS, ANSWERS, strict=True)):
+        members[0] |= {f"{number}.question.txt": question.encode(), f"{number}.answer.txt": answers[0].encode()}
+        members[1] |= {f"{number}.json": json.dumps({"question": question, "answer": answers}).encode()}
+    return [{"00000.tar": tar(members[0])}, {"00000.tar": tar(members[1], tarfile.GNU_FORMAT)}]
+
+
+def beir_seeds(_: Path) -> list[Files]:
+    answers = [answer for several in ANSWERS for answer in several]
+    queries = [{"_id": f"q{number}", "text": question} for number, question in enumerate(QUESTIONS)]
+    corpus = [{"_id": f"d{number}", "title": "A title", "text": answer} for number, answer in enumerate(answers)]
+    judgments = [("q0", "d0", "2"), ("q0", "d1", "1"), ("q1", "d2", "1"), ("q2", "d3", "1"), ("q2", "d0", "0")]
+    header = ["query-id", "corpus-id", "score"]
+    common = {"queries.jsonl": lines(queries), "corpus.jsonl": lines(corpus)}
+    numbered = {"queries.jsonl": lines([entry | {"_id": number} for number, entry in enumerate(queries)])}
+    without_header = "".join("\t".join((row[0].removeprefix("q"), *row[1:])) + "\n" for row in judgments)
+    return [
+        common | {"qrels/test.tsv": table_of("\t", header, judgments)},
+        common
+        | {"qrels/test.tsv": table_of("\t", header, judgments), "qrels/dev.tsv": table_of("\t", header, judgments[:1])},
+        common | numbered | {"qrels/test.tsv": without_header.encode()},
+    ]
+
+
+def vector_seeds(folder: Path) -> list[Files]:
+    """Return every format with a column of vectors next to texts, images or other vectors."""
+    import datasets
+    import pyarrow as pa
+
+    vectors, few = VECTORS.tolist(), [row[:2] for row in VECTORS.tolist()]
+    entries = [{"text": text, "vector": vector} for text, vector in zip(QUESTIONS, vectors, strict=True)]
+    both = [{"x": a, "y": b} for a, b in zip(vectors, few, strict=True)]
+    several = [{"image": name, "vector": [vector, vector]} for name, vector in zip(NAMES, vectors, strict=True)]
+    cells = [(text, json.dumps(vector)) for text, vector in zip(QUESTIONS, vectors, strict=True)]
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(VECTORS.ravel()), 4)
+    nested = pa.array([[row, row[::-1]] for row in vectors], pa.list_(pa.list_(pa.float32())))
+    members: Files = {}
+    for number, (text, vector) in enumerate(zip(QUESTIONS, VECTORS, strict=True)):
+        file = io.BytesIO()
+        np.save(file, vector if number else np.stack([vector, vector]))
+        members |= {f"{number}.text.txt": text.encode(), f"{number}.vector.npy": file.getvalue()}
+        members[f"{number}.json"] = json.dumps({"text": text, "vector": vector.tolist()}).encode()
+    datasets.Dataset.from_dict({"text": list(QUESTIONS), "vector": vectors}).save_to_disk(folder / "hf")
+    return [
+        {"pairs.jsonl": lines(entries)},
+        {"pairs.jsonl": lines(both)},
+        pictures() | {"pairs.jsonl": lines(several)},
+        {"pairs.csv": table_of(",", ["text", "vector"], cells)},
+        {"pairs.tsv": table_of("\t", ["text", "vector"], cells)},
+        {"pairs.parquet": parquet({"text": list(QUESTIONS), "vector": vectors})},
+        {"pairs.parquet": parquet({"text": list(QUESTIONS), "vector": fixed})},
+        {"pairs.parquet": parquet({"text": list(QUESTIONS), "vector": nested})},
+        {"pairs.parquet": parquet({"x": pa.array(few, pa.list_(pa.float16())), "y": [[1, 2, 3]] * 3})},
+        files_in(folder / "hf"),
+        {"pairs.tar": tar(members)},
+    ]
+
+
+def view_seeds(folder: Path) -> list[Files]:
+    """Return images alone: a folder, lists without captions, Parquet with bytes, a saved dataset and a tar."""
+    import datasets
+
+    stored = [{"bytes": data, "path": name} for name, data in pictures().items()]
+    features = datasets.Features({"image": datasets.Image()})
+    datasets.Dataset.from_dict({"image": stored}, features).save_to_disk(folder / "hf")
+    return [
+        pictures() | {"below/d.png": picture(3, "PNG")},
+        pictures() | {"pairs.jsonl": lines([{"image": name} for name in NAMES])},
+        pictures() | {"pairs.csv": table_of(",", ["image", "label"], [(name, "7") for name in NAMES])},
+        {"pairs.parquet": parquet({"image": stored})},
+        files_in(folder / "hf"),
+        {"pairs.tar": tar({f"{number}.jpg": data for number, data in enumerate(pictures().values())})},
+    ]
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -228,39 +364,56 @@ def model_seeds(folder: Path) -> list[Files]:
     build_model("tiny_resnet", "tiny_text", y_texts=texts, **small).save_pretrained(folder / "pictures")
     build_model("tiny_vit", "tiny_text", y_texts=texts, **small).save_pretrained(folder / "vit")
     build_model("vectors", "vectors", x_width=5, y_width=3, width=4, x_head="mlp").save_pretrained(folder / "vectors")
-    return [files_in(folder / name) for name in ("pictures", "vit", "vectors")]
+    build_model("bag_of_words", shared=True, x_texts=texts, width=4).save_pretrained(folder / "texts")
+    build_model("tiny_resnet", shared=True, width=4, x_image_size=16).save_pretrained(folder / "views")
+    return [files_in(folder / name) for name in ("pictures", "vit", "vectors", "texts", "views")]
 
 
 def run_seeds(folder: Path) -> list[Files]:
+    """Return the folders of runs on vectors, texts and views, and of `nuclr popularity`."""
     from nuclr.cli.app import app
-    from nuclr.runs import config
-    from nuclr.training.loop import train
 
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train.npz", 40), ("val.npz", 20)):
         x = rng.normal(size=(count, 5)).astype("f4")
         (folder / name).write_bytes(npz({"x": x, "y": x[:, :3] + rng.normal(size=(count, 3)).astype("f4")}))
-    changes = ["data.train=train.npz", "data.val=val.npz", f"data.root={folder}", "data.batch_size=8", "model.width=4"]
-    changes += ["schedule.epochs=2", "log.every=2", "report=false", "threads=1", "objective.zeta_lr=0.01"]
+    vectors = trained(folder, ["data.train=train.npz", "data.val=val.npz", "objective.zeta_lr=0.01"])
+    arguments = ["popularity", str(folder / "train.npz"), "--out", str(folder / "run")]
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        train(config.load(None, changes), folder / "run")
-        run = files_in(folder)
-        shutil.rmtree(folder / "run")
-        app(
-            [
-                "popularity",
-                str(folder / "train.npz"),
-                "--out",
-                str(folder / "run"),
-                "--align",
-                "ridge",
-                "--temperature",
-                "0.1",
-            ],
-            standalone_mode=False,
-        )
-    return [run, run, files_in(folder)]
+        app([*arguments, "--align", "ridge", "--temperature", "0.1"], standalone_mode=False)
+    popularity = emptied(folder)
+    entries = [{"question": f"what is {k}?", "answer": [f"it is {k}", f"{k} it is"]} for k in range(24)]
+    for name in ("train.jsonl", "val.jsonl"):
+        (folder / name).write_bytes(lines(entries))
+    texts = trained(folder, ["data.train=train.jsonl", "data.val=val.jsonl", "model.x.encoder=bag_of_words"])
+    (folder / "images").mkdir()
+    for number in range(16):
+        (folder / "images" / f"{number}.png").write_bytes(picture(number, "PNG"))
+    views = trained(folder, ["data.train=images", "data.views=2", "model.x.image_size=16"])
+    return [vectors, vectors, popularity, texts, views]
+
+
+def trained(folder: Path, changes: list[str]) -> Files:
+    """Train for two epochs in `folder / "run"` and return all files of the folder, which is then empty."""
+    from nuclr.runs import config
+    from nuclr.training.loop import train
+
+    common = [f"data.root={folder}", "data.batch_size=8", "model.width=4", "schedule.epochs=2", "log.every=2"]
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        train(config.load(None, [*common, "report=false", "threads=1", *changes]), folder / "run")
+    return emptied(folder, keep="*.npz")
+
+
+def emptied(folder: Path, keep: str = "") -> Files:
+    """Return all files of a folder and remove them, except for those that match `keep`."""
+    files = files_in(folder)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif not (keep and path.match(keep)):
+            path.unlink()
+    return files
 
 
 def files_in(folder: Path) -> Files:
@@ -270,16 +423,17 @@ def files_in(folder: Path) -> Files:
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
-def read_pairs(path: Path, split: str | None = None) -> None:
+def read_pairs(path: Path, split: str | None = None, **options: Any) -> None:
     """Check all samples and load the good ones, as a run does."""
     from nuclr.data import ImageOptions, Loader, all_batches, check_samples, open_pairs, usable, write_bad_samples
 
-    pairs = open_pairs(path, split=split)
+    pairs = open_pairs(path, split=split, **options)
     bad = check_samples(pairs, max_bad_share=1.0, workers=1)
     write_bad_samples(path.parent / "bad.jsonl", pairs, bad)
     numbers = usable(pairs, bad)
     if len(numbers):
-        for _ in Loader(pairs, x=ImageOptions(8), workers=1, ahead=1).load(all_batches(numbers, 64)):
+        sizes = {side: ImageOptions(8) for side in ("x", "y") if getattr(pairs, f"{side}_kind") == "image"}
+        for _ in Loader(pairs, **sizes, workers=1, ahead=1).load(all_batches(numbers, 64)):
             pass
         for number in numbers[:2].tolist():
             pairs[number]
@@ -297,6 +451,49 @@ def read_parquet(folder: Path, _: int) -> None:
 
 def read_folder(folder: Path, _: int) -> None:
     read_pairs(folder, "train" if (folder / "dataset_dict.json").exists() else None)
+
+
+def read_text_tar(folder: Path, case: int) -> None:
+    """Name the two texts by the suffixes of members, or by entries of the .json."""
+    from nuclr.errors import UserError
+
+    texts = [("question.txt", "answer.txt"), ("question", "answer"), ("json:question", "json:answer")]
+    for x, y in texts[case % 3 :] + texts[: case % 3]:
+        try:
+            read_pairs(folder / "00000.tar", x_key=x, y_key=y)
+            return
+        except UserError as error:
+            last = error
+    raise last
+
+
+def read_beir_folder(folder: Path, case: int) -> None:
+    """Read the folder as `nuclr evaluate` does, or its pairs as `nuclr train` does."""
+    from nuclr.data.formats.beir import read_beir
+
+    if case % 2:
+        read_beir(folder, max_bad_share=1.0)
+    else:
+        read_pairs(folder, "test")
+
+
+def source_in(folder: Path) -> Path:
+    """Return the file of pairs, or the folder if it has none."""
+    return next((path for path in sorted(folder.iterdir()) if path.stem == "pairs"), folder)
+
+
+def read_vectors(folder: Path, case: int) -> None:
+    path = source_in(folder)
+    if path.suffix != ".tar":
+        read_pairs(path)
+        return
+    keys = [("text.txt", "vector.npy"), ("json:text", "json:vector"), ("vector.npy", "vector.npy")]
+    x, y = keys[case % 3]
+    read_pairs(path, x_key=x, y_key=y)
+
+
+def read_views(folder: Path, _: int) -> None:
+    read_pairs(source_in(folder), views=True)
 
 
 def read_arrays(folder: Path, _: int) -> None:
@@ -362,6 +559,14 @@ READERS = {
     "parquet": Reader(parquet_seeds, read_parquet, ("*.parquet",)),
     "hf": Reader(hf_seeds, read_folder, ("*.json", "*.arrow")),
     "tar": Reader(tar_seeds, read_folder, ("*.tar",)),
+    "text-json": Reader(text_json_seeds, read_lists, ("pairs.*",)),
+    "text-csv": Reader(text_csv_seeds, read_lists, ("pairs.*",)),
+    "text-parquet": Reader(text_parquet_seeds, read_parquet, ("*.parquet",)),
+    "text-hf": Reader(text_hf_seeds, read_folder, ("*.json", "*.arrow")),
+    "text-tar": Reader(text_tar_seeds, read_text_tar, ("*.tar",)),
+    "beir": Reader(beir_seeds, read_beir_folder, ("*.jsonl", "*.tsv")),
+    "vectors": Reader(vector_seeds, read_vectors, ("pairs.*", "*.json", "*.arrow")),
+    "views": Reader(view_seeds, read_views, ("pairs.*", "[a-d].*", "*.json", "*.arrow")),
     "npz": Reader(npz_seeds, read_arrays, ("*.npz",)),
     "safetensors": Reader(safetensors_seeds, read_arrays, ("*.safetensors",)),
     "images": Reader(image_seeds, read_lists, ("[a-g].*",)),

@@ -1,13 +1,13 @@
 """SIGKILL at random moments, on one process and on two: is the resumed run identical to one that was never stopped?
 
-    python benchmarks/kill.py [--kills 10] [--seed 0]
+    python benchmarks/kill.py [--kills 10] [--seed 0] [--data vectors|texts] [--processes 1,2]
 
-A small run of 280 steps (NUCLR, 40 epochs on vectors, one evaluation per epoch, a checkpoint every five steps and
-after every epoch) is first trained without interruption, by the command that a user would type: `nuclr train`, or
-`torchrun --nproc_per_node 2 -m nuclr train` over gloo. Then it is trained again: at each of `--kills` random moments
-all its processes get SIGKILL, and `--resume` continues. A moment is a random step plus up to 30 ms, so kills hit steps,
-log lines, evaluations and checkpoints that are being written. In the end weights, optimizer, objective state,
-metrics.jsonl, results.json (except for timings) and the saved model must be bit-identical. Needs Linux (/proc).
+A small run of 280 steps (NUCLR, 40 epochs on vectors or on pairs of texts, one evaluation per epoch, a checkpoint
+every five steps and after every epoch) is first trained without interruption, by the command that a user would type:
+`nuclr train`, or `torchrun --nproc_per_node 2 -m nuclr train` over gloo. Then it is trained again: at each of `--kills`
+random moments all its processes get SIGKILL, and `--resume` continues. A moment is a random step plus up to 30 ms, so
+kills hit steps, log lines, evaluations and checkpoints that are being written. In the end weights, optimizer, objective
+state, metrics.jsonl, results.json (except for timings) and the saved model must be bit-identical. Needs Linux (/proc).
 """
 
 import argparse
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ SETTINGS = {
     "report": False,
     "threads": 1,
     "checkpoint_every": 5,
-    "data": {"train": "train.npz", "val": "val.npz", "batch_size": 16},
+    "data": {"batch_size": 16},
     "model": {"width": 8},
     "objective": {"name": "nuclr", "zeta_lr": 0.01, "zeta_momentum": 0.1},
     "optimizer": {"lr": 0.03, "clip": 1.0},
@@ -53,9 +54,28 @@ def write_pairs(path: Path, images: int, seed: int) -> None:
     np.savez(path, x=x, y=y.astype("float32"), y_to_x=y_to_x)
 
 
-def start(folder: Path, name: str, world: int) -> subprocess.Popen[str]:
+def write_texts(path: Path, questions: int, seed: int) -> None:
+    """Write questions of four words with two answers each, which repeat two of the words."""
+    chance = random.Random(seed)
+    with path.open("w") as file:
+        for _ in range(questions):
+            words = [f"word{chance.randrange(50)}" for _ in range(4)]
+            answers = [" ".join([*chance.sample(words, 2), f"other{chance.randrange(50)}"]) for _ in range(2)]
+            file.write(json.dumps({"question": " ".join(words), "answer": answers}) + "\n")
+
+
+# Per kind of data: the suffix of its files, how they are written, and settings of the run.
+DATA: dict[str, tuple[str, Callable[[Path, int, int], None], list[str]]] = {
+    "vectors": (".npz", write_pairs, []),
+    "texts": (".jsonl", write_texts, ["model.x.encoder=bag_of_words", "model.shared=true"]),
+}
+
+
+def start(folder: Path, data: str, name: str, world: int) -> subprocess.Popen[str]:
     """Start the run, or resume it."""
-    train = ["-m", "nuclr", "train", "kill.yaml", f"out={name}", "--resume"]
+    suffix, _, settings = DATA[data]
+    settings = [*settings, f"data.train=train{suffix}", f"data.val=val{suffix}"]
+    train = ["-m", "nuclr", "train", "kill.yaml", f"out={name}", *settings, "--resume"]
     return subprocess.Popen(
         [sys.executable, *LAUNCH[world], *train],
         cwd=folder,
@@ -144,34 +164,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", choices=list(DATA), default="vectors")
+    parser.add_argument("--processes", default="1,2", help="numbers of processes, each tested with so many kills")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kill.json")
     arguments = parser.parse_args()
-    report: dict[str, Any] = {"kills": arguments.kills, "seed": arguments.seed, "steps": EPOCHS * STEPS}
+    report: dict[str, Any] = {
+        "kills": arguments.kills,
+        "seed": arguments.seed,
+        "data": arguments.data,
+        "steps": EPOCHS * STEPS,
+    }
     chance = random.Random(arguments.seed)
-    for world in LAUNCH:
+    worlds = [int(world) for world in arguments.processes.split(",")]
+    suffix, write, _ = DATA[arguments.data]
+    for world in worlds:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            write_pairs(folder / "train.npz", 60, 0)
-            write_pairs(folder / "val.npz", 20, 1)
+            write(folder / f"train{suffix}", 60, 0)
+            write(folder / f"val{suffix}", 20, 1)
             (folder / "kill.yaml").write_text(json.dumps(SETTINGS))  # JSON is YAML
-            finish(start(folder, "whole", world))
+            finish(start(folder, arguments.data, "whole", world))
             run, kills = folder / "run", []
             for step in sorted(chance.sample(range(1, EPOCHS * STEPS), arguments.kills)):
-                killed, stderr = kill_at(
-                    start(folder, "run", world), run, step, pause := chance.random() * 0.03, _lines(run)
-                )
+                process = start(folder, arguments.data, "run", world)
+                killed, stderr = kill_at(process, run, step, pause := chance.random() * 0.03, _lines(run))
                 resumed_at = stderr.partition("resuming from step ")[2].split(" ")[0]
                 kills.append({"target": step, "pause": pause, "killed_in": killed, "resumed_at": int(resumed_at or 0)})
                 print(
                     f"{world} process{'es' * (world > 1)}: from step {resumed_at or 0}, killed in {killed}", flush=True
                 )
-            finish(start(folder, "run", world))
+            finish(start(folder, arguments.data, "run", world))
             different = compare(folder / "whole", run)
         print(f"{world} process{'es' * (world > 1)}: {', '.join(different) or 'bit-identical'}", flush=True)
         report[f"{world} process"] = {"kills": kills, "differs": different}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    sys.exit(int(any(report[f"{world} process"]["differs"] for world in LAUNCH)))
+    sys.exit(int(any(report[f"{world} process"]["differs"] for world in worlds)))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,9 @@ TEXTS = [
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e308, -1e-320, float("nan"), float("inf")]
 VALUES += [2**31, 2**63, -(2**63), 2**64, 10**30, 10**400, [], {}, [[]], [None], [1, "a"], {"": None}, {"a": {"b": []}}]
 VALUES += [[0] * 3, ["a", "b"], [{}], {"image": "a.jpg"}, {"bytes": None, "path": None}]
+ODD_VECTORS: list[Any] = [[], [0.0], [0.5] * 4, [0.5] * 5, [1e39] * 4, [1e308] * 4, [float("nan")] * 4, [10**400] * 4]
+ODD_VECTORS += [[1, None, 2, 3], [1, "2", 3, 4], [True] * 4, [[0.5] * 4] * 2, [[1, 2], [3]], [[[1.0]]], [0] * 100_000]
+VALUES += ODD_VECTORS
 
 
 def mutate(rng: random.Random, name: str, data: bytes) -> bytes:
@@ -194,23 +197,37 @@ def change_yaml(rng: random.Random, data: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def change_csv(rng: random.Random, data: bytes) -> bytes:
-    rows = list(csv.reader(io.StringIO(data.decode(), newline="")))
+def odd_cell(rng: random.Random) -> str:
+    """Return an odd value as text; a list of numbers is a vector."""
+    if rng.random() < 0.2:
+        return json.dumps(rng.choice(ODD_VECTORS))
+    deep = rng.choice([30, 2000, 50_000])
+    cell = str(odd_value(rng)).replace(NESTED, "[" * deep + "]" * deep)
+    return cell.replace(DIGITS, rng.choice(["", "["]) + "7" * 5000)
+
+
+def change_csv(rng: random.Random, data: bytes, separator: str = ",") -> bytes:
+    rows = list(csv.reader(io.StringIO(data.decode(), newline=""), delimiter=separator))
     row = rng.choice(rows)
     at = rng.randrange(len(row) + 1)
     kind = rng.randrange(5)
     if kind < 2:
-        row[at : at + 1] = [str(odd_value(rng))]
+        row[at : at + 1] = [odd_cell(rng)]
     elif kind == 2:
-        row.insert(at, str(odd_value(rng)))
+        row.insert(at, odd_cell(rng))
     elif kind == 3:
         del row[at:]
     else:
         row[:] = [rng.choice(['"', '"x', "x\n", "\r", "\0", "'", ";", "\t", "x" * 140_000]) for _ in row]
     file = io.StringIO(newline="")
-    writer = csv.writer(file, delimiter=rng.choice(",,,,;\t| "), quoting=rng.choice([0, 1]), escapechar="\\")
+    delimiter = rng.choice([*[separator] * 5, *";\t| "])
+    writer = csv.writer(file, delimiter=delimiter, quoting=rng.choice([0, 1]), escapechar="\\")
     writer.writerows(rows)
     return file.getvalue().encode("utf-8", rng.choice(["replace", "surrogatepass"]))
+
+
+def change_tsv(rng: random.Random, data: bytes) -> bytes:
+    return change_csv(rng, data, "\t")
 
 
 def change_lines(rng: random.Random, data: bytes) -> bytes:
@@ -341,11 +358,15 @@ def change_tar(rng: random.Random, data: bytes) -> bytes:
             if member.name.endswith(".json")
             else change_lines
             if member.name.endswith(".txt")
+            else change_npy
+            if member.name.endswith(".npy")
             else change_bytes
         )
         members[at] = (member, changed(rng, content_of))
     elif kind == 5:
-        members[at][0].name = str(rng.choice(TEXTS)).replace("\0", "") + rng.choice(["", ".jpg", ".json", ".txt", "/"])
+        members[at][0].name = str(rng.choice(TEXTS)).replace("\0", "") + rng.choice(
+            ["", ".jpg", ".json", ".txt", ".answer.txt", ".npy", "/"]
+        )
     elif kind == 6:
         members.insert(at, members[rng.randrange(len(members))])
     else:
@@ -365,7 +386,7 @@ def change_tar(rng: random.Random, data: bytes) -> bytes:
     return result
 
 
-def _odd_columns(rng: random.Random, rows: int) -> dict[str, Any]:
+def _odd_columns(rng: random.Random, rows: int, present: list[str]) -> dict[str, Any]:
     import pyarrow as pa
 
     offsets = pa.py_buffer(struct.pack(f"<{rows + 1}i", *range(rows + 1)))
@@ -388,11 +409,18 @@ def _odd_columns(rng: random.Random, rows: int) -> dict[str, Any]:
             pa.array([{"bytes": b"", "path": "/etc/passwd"}] * rows), pa.array([{"src": "x"}] * rows),
             pa.array([b"a.jpg"] * rows, pa.large_binary()),
             not_utf8,
+            pa.array([[0.5, 1.0]] * rows), pa.array([[0.5, None]] * rows), pa.array([[1, 2], []] * rows)[:rows],
+            pa.array([[0.5, 1.0], None] * rows)[:rows], pa.array([[1e39, float("nan")]] * rows),
+            pa.array([[0.5] * 3] * rows, pa.list_(pa.float32(), 3)), pa.array([None] * rows, pa.list_(pa.float32(), 3)),
+            pa.array([[0.5]] * rows, pa.list_(pa.float16())), pa.array([[1]] * rows, pa.large_list(pa.uint64())),
+            pa.array([[]] * rows, pa.list_(pa.float32(), 0)), pa.array([[[0.5], [1.0, 2.0]]] * rows),
+            pa.array([[[[0.5]]]] * rows), pa.array([[True, False]] * rows), pa.array(["[0.5, 1]"] * rows),
+            pa.array([["[1]", "[2]"]] * rows), pa.array(["a"] * rows, pa.string_view()),
+            pa.array([b"a"] * rows, pa.binary_view()), pa.array([[0.5]] * rows, pa.list_view(pa.float32())),
         ])  # fmt: skip
 
-    names = rng.sample(
-        ["image", "caption", "captions", "title", "filepath", "a\0b", "", "\x1b[0m", "é"], rng.randrange(1, 5)
-    )
+    usual = ["image", "caption", "captions", "title", "filepath", "a\0b", "", "\x1b[0m", "é"]
+    names = rng.sample([*usual, *present, *present], rng.randrange(1, 5))
     return {name: column() for name in names}
 
 
@@ -402,7 +430,7 @@ def change_parquet(rng: random.Random, data: bytes) -> bytes:
     import pyarrow.parquet as pq
 
     table = pq.read_table(io.BytesIO(data))
-    columns = {name: table[name] for name in table.column_names} | _odd_columns(rng, len(table))
+    columns = {name: table[name] for name in table.column_names} | _odd_columns(rng, len(table), table.column_names)
     if rng.random() < 0.1:
         columns = {name: column[:0] for name, column in columns.items()}
     file = io.BytesIO()
@@ -416,7 +444,7 @@ def change_arrow(rng: random.Random, data: bytes) -> bytes:
     import pyarrow as pa
 
     table = pa.ipc.open_stream(data).read_all()
-    columns = {name: table[name] for name in table.column_names} | _odd_columns(rng, len(table))
+    columns = {name: table[name] for name in table.column_names} | _odd_columns(rng, len(table), table.column_names)
     changed = pa.table(columns)
     file = io.BytesIO()
     keep = rng.random() < 0.5  # the schema that the dataset describes, or not
@@ -503,7 +531,7 @@ STRUCTURED: dict[str, list[Mutation]] = {
     ".jsonl": [change_json_lines],
     ".yaml": [change_yaml],
     ".csv": [change_csv],
-    ".tsv": [change_csv],
+    ".tsv": [change_tsv],
     ".txt": [change_lines],
     ".npz": [change_zip],
     ".npy": [change_npy],

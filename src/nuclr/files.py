@@ -16,7 +16,7 @@ import numpy as np
 
 from nuclr.errors import UserError, printable
 
-_LARGE, _MOST_COMPRESSION = 2**28, 100  # bytes of an array, and the ratio above which a large array is refused
+_LARGE, _MOST_COMPRESSION = 2**28, 100  # bytes in memory, and the ratio above which so many bytes are refused
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
@@ -107,7 +107,13 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
                 name = member.filename.removesuffix(".npy")
                 arrays[name] = np.empty(0)
                 if name in names:
-                    _refuse_bomb(path, member)
+                    refuse_expansion(
+                        path,
+                        member.filename,
+                        member.compress_size,
+                        member.file_size,
+                        "save it without compression (numpy.savez)",
+                    )
                     with archive.open(member) as file:
                         _check_npy_header(file, member.file_size)
                     with archive.open(member) as file:
@@ -119,13 +125,24 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: cannot be read as .npz with numeric arrays ({_reason(error)})") from None
 
 
-def _refuse_bomb(path: Path, member: zipfile.ZipInfo) -> None:
-    """Refuse a large array that is compressed more than features can be."""
-    if member.file_size > _LARGE and member.file_size > _MOST_COMPRESSION * max(member.compress_size, 1):
-        before, after = member.compress_size / 2**20, member.file_size / 2**20
+def refuse_expansion(path: Path, what: str, stored: int, expanded: int, fix: str) -> None:
+    """Refuse content that is large and compressed more than features or texts can be.
+
+    Args:
+        path: the file.
+        what: what expands, such as "x.npy".
+        stored: its bytes in the file.
+        expanded: its bytes in memory.
+        fix: how to store it, if it is right.
+
+    Raises:
+        UserError: if it expands too much.
+
+    """
+    if expanded > _LARGE and expanded > _MOST_COMPRESSION * max(stored, 1):
         raise UserError(
-            f"{path}: {member.filename} expands from {before:.1f} MiB to {after:,.0f} MiB; "
-            "if that is right, save it without compression (numpy.savez)"
+            f"{path}: {what} expands from {stored / 2**20:.1f} MiB to {expanded / 2**20:,.0f} MiB; "
+            f"if that is right, {fix}"
         )
 
 
@@ -180,7 +197,8 @@ def _check_npy_header(file: IO[bytes], size: int) -> None:
     shape, _, dtype = read_header(file)
     if dtype.kind not in "biufc":
         raise ValueError(f"holds {dtype}, not numbers")
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
+    # With a width of 0, any number of rows would fit into no bytes.
+    if min(shape, default=0) < 0 or math.prod(max(n, 1) for n in shape) * dtype.itemsize > size:
         raise ValueError(f"truncated: shape {shape} of {dtype} does not fit into {size} bytes")
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -110,6 +111,48 @@ def test_rows_with_several_x_and_y_are_groups(tmp_path, write):
 def test_one_x_and_several_y_are_not_a_group(tmp_path):
     pairs = open_pairs(jsonl(tmp_path, [("a", ["b", "c"]), (["d", "e"], "f")]))
     assert pairs.group is None and pairs.x_id.tolist() == [0, 0, 1, 2] and pairs.y_id.tolist() == [0, 1, 2, 2]
+
+
+def peak_of_opening(path):
+    tracemalloc.start()
+    try:
+        pairs = open_pairs(path)
+        return pairs, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("several", [1, 2])
+def test_a_long_text_next_to_many_is_stored_once(tmp_path, several):
+    # A list of 100 kB used to take 180 MB, and one of 1 MB 50 times as much.
+    questions = [f"{number} " + "long " * 18_000 for number in range(several)]
+    path = jsonl(tmp_path, [(questions[0] if several == 1 else questions, [f"answer {k}" for k in range(2_000)])])
+    pairs, peak = peak_of_opening(path)
+    assert peak < 10 * 2**20
+    assert len(pairs) == 2_000 and pairs.x(1_999) == questions[-1].strip() and pairs.y(1_999) == "answer 1999"
+
+
+def test_a_table_that_expands_a_thousandfold_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("nuclr.files._LARGE", 2**20)
+    path = tmp_path / "pairs.parquet"
+    columns = {"question": ["long " * 18_000] * 300, "answer": [f"answer {k}" for k in range(300)]}
+    parquet.write_table(pyarrow.table(columns), path)
+    with pytest.raises(
+        UserError, match=r"pairs\.parquet: the table expands from 0\.\d MiB to \d+ MiB; if that is right"
+    ):
+        open_pairs(path)
+
+
+def test_a_saved_dataset_that_expands_a_thousandfold_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("nuclr.files._LARGE", 2**20)
+    folder = hf_dataset(tmp_path, ROWS)
+    columns = {"question": ["long " * 18_000] * 300, "answer": [f"answer {k}" for k in range(300)]}
+    table = pyarrow.table(columns)
+    file = sorted(folder.glob("*.arrow"))[0]
+    with pyarrow.ipc.new_stream(file, table.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    with pytest.raises(UserError, match=r"\.arrow: the table expands from 0\.0 MiB to 26 MiB"):
+        open_pairs(folder)
 
 
 def test_texts_are_loaded_without_threads(tmp_path):

@@ -24,6 +24,21 @@ def test_the_fingerprint_depends_on_the_boundaries():
     assert Texts(["ab", "c"]).fingerprint() == Texts(iter(["ab", "c"])).fingerprint()
 
 
+def test_a_repeated_text_is_stored_once():
+    texts = Texts(["ab", "c"])
+    for number in (0, 2, 1):
+        texts.repeat(number)
+    texts.append("d")
+    assert [texts[number] for number in range(len(texts))] == ["ab", "c", "ab", "ab", "c", "d"]
+    assert texts.ids().tolist() == [0, 1, 0, 0, 1, 2]
+    assert repr(texts) == "Texts(6 texts, 4 bytes)"
+    other = Texts(["ab", "c"])
+    for number in (0, 1, 1):
+        other.repeat(number)
+    other.append("d")
+    assert other.fingerprint() != texts.fingerprint()
+
+
 def test_distinct_entries_are_numbered_by_first_appearance():
     keys = np.random.default_rng(0).integers(20, size=200).astype(np.uint64)
     expected: dict[int, int] = {}

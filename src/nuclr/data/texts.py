@@ -16,7 +16,7 @@ MAX_CHARACTERS = 100_000  # of one text
 class Texts:
     """A sequence of strings to which strings can be appended.
 
-    Text i is `blob[starts[i] : starts[i + 1]]`.
+    Stored text i is `blob[starts[i] : starts[i + 1]]`. A text that is repeated with `repeat` is stored once.
 
     Args:
         texts: the first texts.
@@ -30,6 +30,7 @@ class Texts:
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._blob, self._starts = bytearray(), array("q", [0])
+        self._rows: array[int] | None = None  # the stored text of each entry; None until a text is repeated
         for text in texts:
             self.append(text)
 
@@ -39,11 +40,19 @@ class Texts:
 
     def append_bytes(self, content: bytes) -> None:
         """Add bytes at the end, to be read with `get_bytes`."""
+        if self._rows is not None:
+            self._rows.append(len(self._starts) - 1)
         self._blob += content
         self._starts.append(len(self._blob))
 
+    def repeat(self, number: int) -> None:
+        """Add an entry that equals entry `number`, without storing its text again."""
+        if self._rows is None:
+            self._rows = array("q", range(len(self)))
+        self._rows.append(self._rows[number])
+
     def __len__(self) -> int:
-        return len(self._starts) - 1
+        return len(self._starts) - 1 if self._rows is None else len(self._rows)
 
     def __getitem__(self, number: int) -> str:
         return self.get_bytes(number).decode("utf-8", "surrogatepass")
@@ -55,16 +64,22 @@ class Texts:
         """Return the bytes of an entry."""
         if not 0 <= number < len(self):
             raise IndexError(f"number {number}; allowed: 0 to {len(self) - 1}")
-        return bytes(self._blob[self._starts[number] : self._starts[number + 1]])
+        stored = number if self._rows is None else self._rows[number]
+        return bytes(self._blob[self._starts[stored] : self._starts[stored + 1]])
 
     def ids(self) -> np.ndarray:
         """Return the number of each distinct text, (n,) int64, in order of first appearance."""
-        return number_distinct(np.fromiter((digest(self.get_bytes(i)) for i in range(len(self))), np.uint64, len(self)))
+        starts = self._starts
+        texts = (bytes(self._blob[starts[i] : starts[i + 1]]) for i in range(len(starts) - 1))
+        keys = np.fromiter((digest(text) for text in texts), np.uint64, len(starts) - 1)
+        return number_distinct(keys if self._rows is None else keys[np.frombuffer(self._rows, np.int64)])
 
     def fingerprint(self) -> str:
-        """Return a hash of all texts and their boundaries."""
+        """Return a hash of all texts and their boundaries, and of which entries repeat which."""
         hashed = hashlib.sha256(self._blob)
         hashed.update(self._starts)
+        if self._rows is not None:
+            hashed.update(self._rows)
         return hashed.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -63,6 +64,23 @@ def test_bad_vectors_are_named(tmp_path, write):
     assert pairs.known_bad == {4: finite, 5: finite, 6: width, 7: "no embedding", 8: finite}
     with pytest.raises(BadSample, match="holds a NaN"):
         pairs.items("y", np.array([0, 4]))
+
+
+def test_bad_vectors_take_no_memory(tmp_path):
+    path = make.write_lines(
+        tmp_path / "p.jsonl",
+        {"name": "a", "embedding": [1] * 100_000},
+        *({"name": f"n {k}", "embedding": None} for k in range(500)),
+    )
+    tracemalloc.start()
+    try:
+        pairs = open_pairs(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * 2**20  # 200 MB if every bad vector were stored
+    assert pairs.known_bad == dict.fromkeys(range(1, 501), "no embedding")
+    assert pairs.y_id.tolist() == [0] + [1] * 500 and pairs.y(0).tolist() == [1] * 100_000
 
 
 def test_several_vectors_in_a_row(tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -107,3 +108,25 @@ def test_wrong_keys_are_refused(tmp_path, settings, message):
     path = write(tmp_path / "t.tar", [{"q.txt": b"q", "a.txt": b"a", "b.txt": b"b"}])
     with pytest.raises(UserError, match=message):
         open_pairs(path, **settings)
+
+
+def test_arrays_that_are_not_vectors_are_bad_samples(tmp_path):
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 0), }".ljust(117) + "\n"
+    no_width = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header.encode()  # 128 bytes, for a billion vectors
+    many = npy(np.zeros((32_768, 1), np.int8))
+    rows = [{"t.txt": b"a", "v.npy": content} for content in (npy([1, 2]), npy(3), npy([[[1, 2]]]), no_width, many)]
+    pairs = open_pairs(write(tmp_path / "t.tar", rows), x_key="t.txt", y_key="v.npy")
+    assert len(pairs) == 5 and pairs.y(0).tolist() == [1, 2]
+    assert list(pairs.known_bad) == [1, 2, 3, 4]
+    assert pairs.known_bad[1] == ".v.npy has shape (); needs a vector, or a matrix of vectors"
+    assert pairs.known_bad[2] == ".v.npy has shape (1, 1, 2); needs a vector, or a matrix of vectors"
+    assert "shape (1000000000, 0) of float32 does not fit into 128 bytes" in pairs.known_bad[3]
+    assert pairs.known_bad[4] == ".v.npy holds 32,768 vectors; at most 32,767 are allowed"
+
+
+def test_entries_with_too_many_items_are_bad_samples(tmp_path):
+    entries = [{"q": "a", "a": ["b"] * 32_768}, {"q": "a", "a": ["b", "c"]}]
+    rows = [{"json": json.dumps(entry).encode()} for entry in entries]
+    pairs = open_pairs(write(tmp_path / "t.tar", rows), x_key="q", y_key="a")
+    assert pairs.known_bad == {0: "'a' in its .json holds 32,768 items; at most 32,767 are allowed"}
+    assert len(pairs) == 3

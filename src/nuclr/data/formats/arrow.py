@@ -32,7 +32,7 @@ from nuclr.data.modalities.base import boundary
 from nuclr.data.pairs import BadSample
 from nuclr.data.texts import digest, number_distinct
 from nuclr.errors import UserError, require
-from nuclr.files import file_stamp, find_cache_folder, parse_json, write_atomically
+from nuclr.files import file_stamp, find_cache_folder, parse_json, refuse_expansion, write_atomically
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them
 
@@ -56,6 +56,10 @@ class ArrowColumn(Column):
         """Add the number of a row."""
         self._rows.append(cell)
         return None
+
+    def repeat(self, number: int) -> None:
+        """Add the row of pair `number` again."""
+        self._rows.append(self._rows[number])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -359,7 +363,19 @@ def open_parquet(
 
 
 def _read(file: Path, names: list[str]) -> Any:
-    return load_pyarrow(file).parquet.ParquetFile(file).read(columns=names)
+    pyarrow = load_pyarrow(file)
+    source = pyarrow.parquet.ParquetFile(file)
+    schema = pyarrow.schema([source.schema_arrow.field(name) for name in names])
+    return pyarrow.Table.from_batches(_batches(file, source, schema), schema)
+
+
+def _batches(file: Path, source: Any, schema: Any) -> Iterator[Any]:
+    """Yield the rows of a Parquet file, and stop if a small file expands to a large table."""
+    expanded = 0
+    for batch in source.iter_batches(batch_size=1000, columns=schema.names):
+        expanded += batch.nbytes
+        refuse_expansion(file, "the table", file.stat().st_size, expanded, "write it as JSON lines")
+        yield batch.select(schema.names).cast(schema)
 
 
 def _mapped(file: Path, names: list[str]) -> Any:
@@ -368,7 +384,7 @@ def _mapped(file: Path, names: list[str]) -> Any:
     source = pyarrow.parquet.ParquetFile(file)
     folder = find_cache_folder(file.parent)
     if folder is None:
-        return source.read(columns=names)
+        return _read(file, names)
     key = json.dumps([str(file.absolute()), file_stamp(file), names])
     copy = folder / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.arrow"
     try:
@@ -379,8 +395,8 @@ def _mapped(file: Path, names: list[str]) -> Any:
     except (pyarrow.ArrowException, OSError, ValueError):  # no copy yet, or a damaged one
         schema = pyarrow.schema([source.schema_arrow.field(name) for name in names])
         with write_atomically(copy, sync=False) as sink, pyarrow.ipc.new_file(sink, schema) as writer:
-            for batch in source.iter_batches(batch_size=1000, columns=names):
-                writer.write_batch(batch.select(names).cast(schema))
+            for batch in _batches(file, source, schema):
+                writer.write_batch(batch)
         return pyarrow.ipc.open_file(pyarrow.memory_map(str(copy))).read_all()
 
 
@@ -428,9 +444,7 @@ def open_hf(
             raise UserError(f"{path}: holds only a selection of rows; call dataset.flatten_indices() and save it again")
         if not files:
             raise UserError(f"{path}: holds no pairs")
-        table = pyarrow.concat_tables(
-            [pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all() for file in files]
-        )
+        table = pyarrow.concat_tables([_read_stream(file) for file in files])
         keys = choose_columns(table.schema.names, choice, path)
         check_types(path, table.schema, keys, choice)
     except UserError:
@@ -438,6 +452,18 @@ def open_hf(
     except Exception as error:  # pyarrow raises many types on damaged files
         raise UserError(f"{path}: cannot be read as a dataset on disk ({first_line(error)})") from None
     return open_arrow(path, files, table, keys, root, choice, allow_outside)
+
+
+def _read_stream(file: Path) -> Any:
+    """Return the memory-mapped table of an Arrow stream, unless a small file expands to a large table."""
+    pyarrow = load_pyarrow(file)
+    expanded, batches = 0, []
+    with pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))) as reader:
+        for batch in reader:
+            expanded += batch.get_total_buffer_size()  # nbytes would read offsets, which are not validated yet
+            refuse_expansion(file, "the table", file.stat().st_size, expanded, "save it without compression")
+            batches.append(batch)
+        return pyarrow.Table.from_batches(batches, reader.schema)
 
 
 def _data_file(folder: Path, name: Any) -> Path:

@@ -46,6 +46,13 @@ class Column(ABC):
         """
 
     @abstractmethod
+    def repeat(self, number: int) -> None:
+        """Add the cell of pair `number` again, without storing its content again.
+
+        A long text next to a list of many would otherwise fill the memory.
+        """
+
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of cells."""
 
@@ -104,6 +111,10 @@ class TextColumn(Column):
         self._texts.append("" if problem else clean(text))
         return problem
 
+    def repeat(self, number: int) -> None:
+        """Add the text of pair `number` again."""
+        self._texts.repeat(number)
+
     def __len__(self) -> int:
         return len(self._texts)
 
@@ -122,8 +133,6 @@ class TextColumn(Column):
 class VectorColumn(Column):
     """Vectors of one width, float32.
 
-    A vector that several pairs in a row share is stored once.
-
     Args:
         what: what a vector is called in the reason of a bad sample.
         width: the number of numbers; vectors of another width are bad samples.
@@ -135,30 +144,41 @@ class VectorColumn(Column):
     def __init__(self, what: str, width: int) -> None:
         self._what, self._width = what, width
         self._blob, self._rows = bytearray(), array("q")
-        self._last: tuple[Any, str | None] = (self, None)
+        self._zeros = -1  # the stored vector of all bad cells; -1 until there is one
 
     def append(self, cell: Any) -> str | None:
         """Add a list of numbers, an array, a text such as "[0.5, 1]", or None."""
-        if cell is not self._last[0] or cell is None:
-            vector, problem = self._parse(cell)
-            self._blob += vector.tobytes()
-            self._last = cell, problem
-        self._rows.append(len(self._blob) // (4 * self._width) - 1)
-        return self._last[1]
+        try:
+            row = self._store(self._parse(cell))
+        except BadSample as bad:
+            # Zeros for every bad cell would let one wide vector and many empty cells fill the memory.
+            row = self._zeros = self._zeros if self._zeros >= 0 else self._store(np.zeros(self._width, np.float32))
+            self._rows.append(row)
+            return bad.reason
+        self._rows.append(row)
+        return None
 
-    def _parse(self, cell: Any) -> tuple[np.ndarray, str | None]:
-        nothing = np.zeros(self._width, np.float32)
+    def repeat(self, number: int) -> None:
+        """Add the vector of pair `number` again."""
+        self._rows.append(self._rows[number])
+
+    def _store(self, vector: np.ndarray) -> int:
+        """Store a vector and return its row."""
+        self._blob += vector.tobytes()
+        return len(self._blob) // (4 * self._width) - 1
+
+    def _parse(self, cell: Any) -> np.ndarray:
         if cell is None or (isinstance(cell, str) and not cell.strip()):
-            return nothing, f"no {self._what}"
+            raise BadSample(f"no {self._what}")
         try:
             vector = parse_vector(cell)
         except BadSample as bad:
-            return nothing, f"{self._what} is {bad.reason}"
+            raise BadSample(f"{self._what} is {bad.reason}") from None
         if len(vector) != self._width:
-            return nothing, f"{self._what} has {len(vector)} numbers; the first rows have {self._width}"
+            raise BadSample(f"{self._what} has {len(vector)} numbers; the first rows have {self._width}")
         if not np.isfinite(vector).all():
-            return nothing, f"{self._what} holds a NaN or an infinity"
-        return vector, None
+            raise BadSample(f"{self._what} holds a NaN or an infinity")
+        return vector
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -225,6 +245,11 @@ class CellColumn(Column):
             self._cells.append(cell)
         self._are_numbers.append(numbers)
         return problem or (None if numbers or cell else self._nothing)
+
+    def repeat(self, number: int) -> None:
+        """Add the cell of pair `number` again."""
+        self._cells.repeat(number)
+        self._are_numbers.append(self._are_numbers[number])
 
     @property
     def _nothing(self) -> str:

@@ -82,27 +82,35 @@ class ListedPairs(Checkable):
         self.folder = folders[0] if folders else path.parent
 
     def _add_rows(self, rows: Iterable[Row], path: Path) -> None:
-        group, grouped = array("q"), False
-        add_x, add_y, places = self._x.append, self._y.append, self._places
+        group, grouped, places = array("q"), False, self._places
         for row, (x_value, y_value, reason, place) in enumerate(rows):
             x_cells, y_cells = split_cell(x_value), split_cell(y_value)
-            k, m = len(x_cells), len(y_cells)
+            k, m, first = len(x_cells), len(y_cells), len(places)
             grouped = grouped or (k > 1 and m > 1)
+            x_problems = self._add_cells(self._x, x_cells, first, max(k, m), self.x_key or self.x_name, path, place)
+            y_problems = self._add_cells(self._y, y_cells, first, max(k, m), self.y_key or self.y_name, path, place)
             for i in range(max(k, m)):
-                key, cell = self.x_key or self.x_name, x_cells[i % k]
-                try:
-                    x_problem = add_x(cell)
-                    key, cell = self.y_key or self.y_name, y_cells[i % m]
-                    y_problem = add_y(cell)
-                except WrongCellError as error:
-                    location = f"{path}, {self._place} {place}"
-                    raise UserError(f"{location}: {key!r} is {shorten(cell)}; needs {error}") from None
-                if problem := reason or x_problem or y_problem:
-                    self.known_bad[len(places)] = problem
+                if problem := reason or x_problems[i % k] or y_problems[i % m]:
+                    self.known_bad[first + i] = problem
                 places.append(place)
                 group.append(row)
         if grouped:
             self.group = np.array(group, np.int64)
+
+    def _add_cells(
+        self, column: Column, cells: Sequence[Any], first: int, count: int, key: str, path: Path, place: int
+    ) -> list[str | None]:
+        """Add `count` pairs to a column, in which the cells are repeated; return what is wrong with each cell."""
+        problems = []
+        for cell in cells:
+            try:
+                problems.append(column.append(cell))
+            except WrongCellError as error:
+                location = f"{path}, {self._place} {place}"
+                raise UserError(f"{location}: {key!r} is {shorten(cell)}; needs {error}") from None
+        for i in range(len(cells), count):
+            column.repeat(first + i - len(cells))
+        return problems
 
     def __len__(self) -> int:
         return len(self._places)

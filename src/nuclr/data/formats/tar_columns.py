@@ -28,10 +28,19 @@ import numpy as np
 from nuclr.data.formats.choose import Choice, SideChoice, choose_columns
 from nuclr.data.formats.columns import Column, make_column, read_cell
 from nuclr.data.formats.listed import ColumnMaker, ListedPairs, Row, open_listed
-from nuclr.data.formats.tar_index import MAX_TEXT, TarFiles, TruncatedTar, iter_members, read_at, split_name
+from nuclr.data.formats.tar_index import (
+    MAX_CAPTIONS,
+    MAX_TEXT,
+    TarFiles,
+    TruncatedTar,
+    iter_members,
+    read_at,
+    split_name,
+)
 from nuclr.data.modalities import Folder
 from nuclr.data.modalities.base import boundary
 from nuclr.data.modalities.image import SUFFIXES
+from nuclr.data.modalities.vector import is_list_of_numbers
 from nuclr.data.pairs import BadSample
 from nuclr.data.texts import number_distinct
 from nuclr.errors import UserError
@@ -204,13 +213,21 @@ class _Reader:
         data = read_at(descriptor, *extent)
         if self._member.entry is not None:
             return _entry(data, self._member.entry)
-        if not self._member.suffix.endswith("npy"):
-            return data
-        try:
-            array = parse_npy(data)
-        except ValueError as error:
-            raise BadSample(f".{self._member.suffix} cannot be read: {error}") from None
-        return array if array.ndim == 1 else list(array)
+        return _vectors(data, self._member.suffix) if self._member.suffix.endswith("npy") else data
+
+
+def _vectors(data: bytes, suffix: str) -> Any:
+    try:
+        array = parse_npy(data)
+    except ValueError as error:
+        raise BadSample(f".{suffix} cannot be read: {error}") from None
+    if array.ndim not in (1, 2):
+        raise BadSample(f".{suffix} has shape {array.shape}; needs a vector, or a matrix of vectors")
+    if array.ndim == 1:
+        return array
+    if len(array) > MAX_CAPTIONS:
+        raise BadSample(f".{suffix} holds {len(array):,} vectors; at most {MAX_CAPTIONS:,} are allowed")
+    return list(array)
 
 
 def _entry(data: bytes, name: str) -> Any:
@@ -221,6 +238,8 @@ def _entry(data: bytes, name: str) -> Any:
     value = content.get(name) if isinstance(content, dict) else None
     if not isinstance(value, str | list | None):
         raise BadSample(f"{name!r} in its .json is neither a text nor a list")
+    if isinstance(value, list) and len(value) > MAX_CAPTIONS and not is_list_of_numbers(value):
+        raise BadSample(f"{name!r} in its .json holds {len(value):,} items; at most {MAX_CAPTIONS:,} are allowed")
     return value
 
 
@@ -284,6 +303,10 @@ class TarColumn(Column):
         if too_large:
             return f"{self.kind} file too large; at most {MAX_BYTES // 2**20} MiB are allowed"
         return None if cell is not None else f"no {self.kind}"
+
+    def repeat(self, number: int) -> None:
+        """Add the position of pair `number` again."""
+        self._positions.extend(self._positions[3 * number : 3 * number + 3])
 
     def __len__(self) -> int:
         return len(self._positions) // 3
