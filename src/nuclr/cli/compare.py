@@ -207,6 +207,15 @@ def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int, Any]:
     from nuclr.studies.compare.study import ComparedSides
 
     data = base.data
+    if data.views:
+        if data.classes is None:
+            raise UserError(
+                "data.classes is missing; models of data.views are tuned on labeled images: name a folder of them"
+            )
+        source = components.open_train(data, check=False)
+        labeled = components.open_classes(data, source.pairs)
+        words = ComparedSides(*words_of_pairs(source.pairs))
+        return (source.pairs.fingerprint, labeled.fingerprint), len(source.numbers), words
     if data.val is None:
         raise UserError("data.val is missing; tuning needs held-out pairs: name them with data.val=...")
     source = components.open_train(data, check=False)

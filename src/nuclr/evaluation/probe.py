@@ -49,7 +49,6 @@ def split_halves(labels: Indices) -> tuple[Tensor, Tensor]:
     return (~odd).nonzero().flatten(), odd.nonzero().flatten()
 
 
-@torch.no_grad()
 def knn_accuracy(
     gallery: Array,
     labels: Indices,
@@ -85,6 +84,44 @@ def knn_accuracy(
         1.0
 
     """
+    return float(knn_hits(gallery, labels, queries, query_labels, k, temperature).mean())
+
+
+@torch.no_grad()
+def knn_hits(
+    gallery: Array,
+    labels: Indices,
+    queries: Array,
+    query_labels: Indices,
+    k: int = K,
+    temperature: float | None = TEMPERATURE,
+    tops: tuple[int, ...] = (1,),
+) -> Tensor:
+    """Return the outcome of every query of `knn_accuracy`.
+
+    Args:
+        gallery: Labeled features, (n, d); they need not have unit norm.
+        labels: Their classes, (n,) integers.
+        queries: Features to classify, (m, d).
+        query_labels: Their classes, (m,) integers.
+        k: Number of neighbors, at most n.
+        temperature: Of the weights; None: each neighbor has one vote.
+        tops: How many of the classes with most votes count as answers.
+
+    Returns:
+        (m, tops), float64: the probability that the right class is among them. Classes with equal votes are in random
+        order.
+
+    Raises:
+        ValueError: As in `knn_accuracy`.
+
+    Example:
+        >>> import numpy as np
+        >>> gallery = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> knn_hits(gallery, [0, 0, 1], np.array([[1.0, 0.2], [0.2, 1.0]]), [1, 1], k=2, tops=(1, 2)).tolist()
+        [[0.0, 1.0], [1.0, 1.0]]
+
+    """
     known, asked, targets, query_targets = _labeled(gallery, labels, queries, query_labels)
     classes = int(targets.max()) + 1
     if not 1 <= k <= len(known):
@@ -92,16 +129,18 @@ def knn_accuracy(
     if temperature is not None and not temperature > 0:
         raise ValueError(f"temperature={temperature}; needs a positive number, or None for one vote per neighbor")
     known, asked = (normalize(rescale_extreme_rows(side), dim=1) for side in (known, asked))
-    right = torch.zeros((), dtype=torch.float64, device=known.device)
+    hits = torch.zeros(len(asked), len(tops), dtype=torch.float64, device=known.device)
     size = max(1, TILE // max(len(known), classes))
-    for rows, own in zip(asked.split(size), query_targets.split(size), strict=True):
-        similarity, neighbor = _nearest(rows @ known.T, k)
+    for rows in torch.arange(len(asked), device=known.device).split(size):
+        own = query_targets[rows]
+        similarity, neighbor = _nearest(asked[rows] @ known.T, k)
         weight = torch.ones_like(similarity) if temperature is None else _weights(similarity, temperature)
         votes = weight.new_zeros(len(rows), classes).scatter_add(1, targets[neighbor], weight)
-        best = votes == votes.max(dim=1, keepdim=True).values
-        hit = best.gather(1, own.clamp(min=0)[:, None]).flatten() & (own >= 0)
-        right += (hit / best.sum(dim=1).double()).sum()
-    return float(right / len(asked))
+        reached = votes.gather(1, own.clamp(min=0)[:, None])
+        better, equal = (votes > reached).sum(dim=1), (votes == reached).sum(dim=1)
+        for column, top in enumerate(tops):
+            hits[rows, column] = ((top - better).clamp(min=0) / equal).clamp(max=1).double() * (own >= 0)
+    return hits
 
 
 def _weights(similarity: Tensor, temperature: float) -> Tensor:

@@ -76,7 +76,7 @@ def run_cell(run: Run, tests: list[TestSet], needed: list[str], loaders: compone
     missing = set(needed) - group_names(cell / HITS)
     hits: dict[str, Hits] = {}
     if missing & {measure.VAL, *measure.HALVES}:
-        hits |= measure.held_out_hits(measure.val_features(run))
+        hits |= measure.held_out_hits(run)
     for test in (test for test in tests if test.key in missing):
         hits[test.key] = measure.test_hits(run, test)
     write_groups(cell / HITS, read_groups(cell / HITS) | hits)
@@ -91,9 +91,13 @@ def _keep_state(run: Run) -> None:
 
 
 def curve(cell: Path) -> list[tuple[int, float]]:
-    """Return (epoch, mean recall@1 on the held-out pairs) of every evaluation during training."""
+    """Return (epoch, score) of every evaluation during training.
+
+    The score is the mean recall@1 on the held-out pairs, or the accuracy of nearest neighbors.
+    """
     rows = (json.loads(line) for line in (cell / folder.METRICS).read_text(encoding="utf-8").splitlines())
-    return [(row["epoch"], row["val/mean_R@1"]) for row in rows if "val/mean_R@1" in row]
+    keys = ("val/mean_R@1", "val/knn_acc1")
+    return [(row["epoch"], row[key]) for row in rows for key in keys if key in row]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from nuclr.popularity.correction import BANK_SIZE
 from nuclr.studies.compare import figures, row_metrics, tables
 from nuclr.studies.compare.plan import content as content_of
 from nuclr.studies.compare.statistics import LEVEL, RESAMPLES
-from nuclr.studies.compare.study import Request, Study
+from nuclr.studies.compare.study import ComparedSides, Request, Study
 
 COMMAND = "nuclr compare"
 PLAN, LOCK = "plan.json", ".lock"
@@ -88,26 +88,22 @@ def protocol(request: Request) -> list[str]:
         f"{method} {one.key.removeprefix('objective.')} {', '.join(map(str, one.values))}"
         for method, one in request.tuned.items()
     )
-    sides = request.sides
+    sides, views = request.sides, request.base.data.views > 0
     size = len(request.temperatures) * len(next(iter(request.tuned.values())).values)
+    best = "accuracy" if views else "recall@1 (mean of both directions)"
     lines = [
         f"Every method is tuned over {size} settings with seed {request.seeds[0]}: temperature "
         f"{', '.join(f'{t:g}' for t in request.temperatures)} times one hyperparameter of its own ({tuned}). The "
-        "setting with the best recall@1 (mean of both directions) after the last epoch is then trained with all seeds.",
+        f"setting with the best {best} after the last epoch is then trained with all seeds.",
         "Data, model, epochs, batch size, optimizer and schedules are the same for all methods; gradients are not "
         "clipped, because an absolute limit would clip only the gradients of CLIP, which are about 1/(2 tau) times "
         "those of SogCLR.",
     ]
     if request.halves:
-        lines.append(
-            f"The held-out {sides.clusters} are cut in two halves: settings are tuned on one half (a gallery of its "
-            "own) and reported on the other, and the reverse; both results are averaged. Metrics on all held-out pairs "
-            "are for reference: half of these pairs were tuned on."
-        )
+        lines.append(_halves_line(sides, views))
     elif not request.tests:
-        lines.append(
-            "Settings are tuned and reported on the same held-out pairs, so all metrics are slightly too high."
-        )
+        same = "images" if views else "held-out pairs"
+        lines.append(f"Settings are tuned and reported on the same {same}, so all metrics are slightly too high.")
     if request.tests:
         lines.append("Test sets were never used for tuning.")
     if request.kind == "ablations":
@@ -119,17 +115,40 @@ def protocol(request: Request) -> list[str]:
             f"All batch sizes use the setting tuned at {request.base.data.batch_size}, the same learning rate and the "
             "same number of epochs, so small batches take more steps."
         )
-    lines += [
-        "Corrected: ranked by score - strength * zeta. zeta is solved on a bank of up to "
-        f"{BANK_SIZE:,} training {sides.x.many} and {sides.y.many} and extended to the gallery, or solved on the set "
-        "itself (transductive: it uses all test queries at once). Temperature and strength are chosen on the set that "
-        "the method's settings were tuned on.",
-        "Recall: a query is a hit if one of its partners is among the first k; ties count with their expectation "
-        f"over random orders. Every distinct {sides.x.one} and every distinct {sides.y.one} is one query.",
-        f"Intervals: {LEVEL:.0%}, paired bootstrap over {sides.clusters} ({sides.partners}) and seeds, with the same "
-        f"draws for both methods; {RESAMPLES} resamples.",
-    ]
+    if views:
+        lines.append(
+            "Accuracy: each image is classified by a weighted vote of its 20 nearest neighbors among labeled images. "
+            "In each class, the first, third, ... images are labeled and the others are classified."
+        )
+    else:
+        lines += [
+            "Corrected: ranked by score - strength * zeta. zeta is solved on a bank of up to "
+            f"{BANK_SIZE:,} training {sides.x.many} and {sides.y.many} and extended to the gallery, or solved on the "
+            "set itself (transductive: it uses all test queries at once). Temperature and strength are chosen on the "
+            "set that the method's settings were tuned on.",
+            "Recall: a query is a hit if one of its partners is among the first k; ties count with their expectation "
+            f"over random orders. Every distinct {sides.x.one} and every distinct {sides.y.one} is one query.",
+        ]
+    drawn = "images" if views else f"{sides.clusters} ({sides.partners})"
+    lines.append(
+        f"Intervals: {LEVEL:.0%}, paired bootstrap over {drawn} and seeds, with the same draws for both methods; "
+        f"{RESAMPLES} resamples."
+    )
     return lines
+
+
+def _halves_line(sides: ComparedSides, views: bool) -> str:
+    if views:
+        return (
+            "The images to classify are cut in two halves: settings are tuned on one half and reported on the other, "
+            "and the reverse; both results are averaged. The labeled images are the same for both. Metrics on all "
+            "images are for reference: half of them were tuned on."
+        )
+    return (
+        f"The held-out {sides.clusters} are cut in two halves: settings are tuned on one half (a gallery of its own) "
+        "and reported on the other, and the reverse; both results are averaged. Metrics on all held-out pairs are for "
+        "reference: half of these pairs were tuned on."
+    )
 
 
 def summarize(study: Study, command: str) -> dict[str, Any]:

@@ -41,12 +41,14 @@ def _curves(content: dict[str, Any], rows: list[str], name: str, folder: Path) -
     shown = [row for row in rows if content["rows"][row]["curve"]["epochs"]]
     if not shown:
         return []
-    title = f"Recall@1 on held-out pairs during training\n{_bands(content)}"
+    classes = next(reported for reported in content["sets"] if reported["name"] == "val")["kind"] == "classes"
+    metric = "Accuracy on labeled images" if classes else "Recall@1 on held-out pairs"
+    title = f"{metric} during training\n{_bands(content)}"
     figure, [[axes]] = figure_style.panels(1, 1, title, (6.6, 4.6))
     for row in shown:
         curve = content["rows"][row]["curve"]
         _band(axes, curve["epochs"], np.array(curve["per_seed"]), content["rows"][row])
-    axes.set(xlabel="epoch", ylabel="recall@1, mean of both directions (%)")
+    axes.set(xlabel="epoch", ylabel="accuracy (%)" if classes else "recall@1, mean of both directions (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=9)
     figure_style.save(figure, folder, name)

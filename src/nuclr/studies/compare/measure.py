@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nuclr.data.modalities.image import SUFFIXES as IMAGES
 from nuclr.errors import UserError
+from nuclr.evaluation.probe import K, knn_hits, split_halves
 from nuclr.evaluation.ranks import Ranks, query_ranks
 from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
@@ -23,8 +24,15 @@ from nuclr.runs.components import below
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Data
-from nuclr.studies.evaluate.subject import class_task_features, pair_features, subject_of_run
-from nuclr.studies.evaluate.tasks import ClassificationTask, VectorClasses, open_classification, open_retrieval
+from nuclr.studies.evaluate.subject import class_task_features, pair_features, probe_features, subject_of_run
+from nuclr.studies.evaluate.tasks import (
+    ClassificationTask,
+    ProbeTask,
+    VectorClasses,
+    open_classification,
+    open_probe,
+    open_retrieval,
+)
 
 KS = (1, 5, 10)
 VAL, HALVES = "val", ("val_a", "val_b")
@@ -46,7 +54,8 @@ class TestSet:
     Attributes:
         name: Name in tables.
         path: Pairs or an embedding file (retrieval); labeled images or `.npz` with x, labels, prompts (classes).
-        kind: "pairs" or "classes".
+        kind: "pairs"; "classes" for zero-shot classification; "labels" for classification by nearest neighbors, if
+            the model takes no texts.
         fingerprint: Hash of the content.
         duplicates: What is done with y that occur more than once, as in `nuclr evaluate`.
 
@@ -83,11 +92,15 @@ def parse_test(text: str, data: Data) -> TestSet:
     if not equals or "/" in name or ":" in name:
         name, path = "", text
     duplicates = MERGE
-    kind = "classes" if _is_classes(path, data) else "pairs"
+    kind = "pairs" if not _is_classes(path, data) else "labels" if data.views else "classes"
+    if data.views and kind == "pairs":
+        raise UserError(f"--test {text}: models of data.views are compared on labeled images, one folder per class")
     try:
         if kind == "pairs":
             task = open_retrieval(path, data.root, None, data.max_bad_share, data.allow_outside, data)
             fingerprint, duplicates = task.pairs.fingerprint, task.duplicates
+        elif kind == "labels":
+            fingerprint = getattr(_open_labels(path, data, 32).classes, "fingerprint", "")
         else:
             classes = _open_classes(path, data, 32).classes
             vectors = isinstance(classes, VectorClasses)
@@ -118,6 +131,11 @@ def _open_classes(path: str, data: Data, size: int) -> ClassificationTask:
     named = path.partition(":")[0] in CLASSIFICATION
     location = path if named else str(below(data.root, path))
     return open_classification(location, None, None, data.max_bad_share, allow_outside=data.allow_outside)
+
+
+def _open_labels(path: str, data: Data, size: int) -> ProbeTask:
+    location = path if path == "builtin" else str(below(data.root, path))
+    return open_probe(location, data.max_bad_share, size, data.allow_outside)
 
 
 def _file_hash(path: Path) -> str:
@@ -190,8 +208,18 @@ def _hits(ranked: Ranks) -> np.ndarray:
     return np.asarray(torch.stack([ranked.hits(k) for k in KS], dim=1).float().numpy())
 
 
-def held_out_hits(features: PairFeatures) -> dict[str, Hits]:
-    """Return the outcome on all held-out pairs, and on each half if there are at least four x or groups of x."""
+def held_out_hits(run: Run) -> dict[str, Hits]:
+    """Return the outcome on all held-out pairs, and on each half if there are at least four x or groups of x.
+
+    With `data.views`, the outcome is that of classification by nearest neighbors on `data.classes`. Its halves are
+    halves of the images to classify, with the same labeled images.
+    """
+    if run.settings.data.views:
+        whole = label_hits(run, str(run.settings.data.classes))
+        cut = halves(torch.arange(len(whole["top"])))
+        parts = ({"top": whole["top"][half], "top_cluster": np.arange(len(half))} for half in cut)
+        return {VAL: whole, **dict(zip(HALVES, parts, strict=True))}
+    features = val_features(run)
     hits = {VAL: retrieval_hits(features)}
     if len(torch.unique(features.x_group)) >= SMALLEST:
         for name, rows in zip(HALVES, halves(features.x_group), strict=True):
@@ -206,8 +234,22 @@ def test_hits(run: Run, test: TestSet) -> Hits:
     """
     if test.kind == "pairs":
         return retrieval_hits(test_features(run, test))
-    size = run.model.x.inputs.size if isinstance(run.model.x.inputs, ImageFormat) else 32
-    task = _open_classes(test.path, run.settings.data, size)
+    if test.kind == "labels":
+        return label_hits(run, test.path)
+    task = _open_classes(test.path, run.settings.data, _image_size(run))
     x, classes, labels = class_task_features(subject_of_run(run), task)
     ranked = query_ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
     return {"top": _hits(ranked), "top_cluster": ranked.query.numpy()}
+
+
+def label_hits(run: Run, path: str) -> Hits:
+    """Return `top` (m, 3) of the second half of labeled images, classified by their neighbors in the first half."""
+    task = _open_labels(path, run.settings.data, _image_size(run))
+    x, labels = probe_features(subject_of_run(run), task)
+    first, second = split_halves(labels)
+    hits = knn_hits(x[first], labels[first], x[second], labels[second], min(K, len(first)), tops=KS)
+    return {"top": hits.float().numpy(), "top_cluster": np.arange(len(second))}
+
+
+def _image_size(run: Run) -> int:
+    return run.model.x.inputs.size if isinstance(run.model.x.inputs, ImageFormat) else 32

@@ -18,6 +18,7 @@ from nuclr.studies.compare import cells
 from nuclr.studies.compare.measure import HALVES, VAL, Hits, TestSet
 from nuclr.studies.compare.plan import Cell, Hyperparameter, Row, change
 from nuclr.studies.compare.pool import Job, Pool
+from nuclr.studies.compare.statistics import DIRECTIONS
 
 IMAGES, CAPTIONS = name_sides("image", "image", "text", "text")
 
@@ -109,15 +110,18 @@ class Request:
     def reported_sets(self) -> list[ReportedSet]:
         """Return the sets of the table."""
         a, b = HALVES
+        kind = "classes" if self.base.data.views else "pairs"
+        held_out = "labeled images" if self.base.data.views else "held-out pairs"
         reported = []
         if self.halves:
-            reported.append(ReportedSet("halves", "held-out pairs, the half that tuning did not see", ((a, b), (b, a))))
-        label = "all held-out pairs, half of them seen by tuning" if self.halves else "held-out pairs, also tuned on"
+            label = f"{held_out}, the half that tuning did not see"
+            reported.append(ReportedSet("halves", label, ((a, b), (b, a)), kind))
+        label = f"all {held_out}, half of them seen by tuning" if self.halves else f"{held_out}, also tuned on"
         whole = tuple((key, VAL) for key in self.tuning_sets())
-        reported.append(ReportedSet("val", label, whole, main=not self.halves and not self.tests))
+        reported.append(ReportedSet("val", label, whole, kind, main=not self.halves and not self.tests))
         for test in self.tests:
             folds = tuple((key, test.key) for key in self.tuning_sets())
-            reported.append(ReportedSet(test.name, test.name, folds, test.kind))
+            reported.append(ReportedSet(test.name, test.name, folds, "pairs" if test.kind == "pairs" else "classes"))
         return reported
 
     def needed(self) -> list[str]:
@@ -168,9 +172,9 @@ class Outcomes:
         return self._corrected[path.name]
 
     def score(self, cell: Cell, key: str) -> float:
-        """Return recall@1 on a set, the mean of both directions; tuning maximizes it."""
+        """Return recall@1 on a set, the mean of both directions, or accuracy; tuning maximizes it."""
         hits = self.hits(cell)[key]
-        return float(np.mean([hits[direction][:, 0].mean() for direction in ("x_to_y", "y_to_x")]))
+        return float(np.mean([hits[direction][:, 0].mean() for direction in DIRECTIONS if direction in hits]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
