@@ -8,11 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nuclr.cli.compare import compare
 from nuclr.errors import UserError
+from tests.cli.test_evaluate_sides import write_classes
 from tests.studies.compare import tiny
+from tests.training import runs
 
 
 def command(config: Path, out: Path, *more: str) -> list[str]:
@@ -75,6 +78,39 @@ def test_after_sigkill_it_resumes_and_leaves_finished_cells_unchanged(tmp_path):
     )
     assert other.returncode == 2
     assert "optimizer.lr is 0.1, but 0.03 in the comparison in" in other.stderr
+
+
+@pytest.mark.slow
+def test_models_of_views_are_compared_by_nearest_neighbors(tmp_path):
+    write_classes(tmp_path / "classes", red=12, green=10)
+    write_classes(tmp_path / "other", red=6, green=6)
+    settings = runs.view_settings(tmp_path, **{"data.classes": tmp_path / "classes", "schedule.epochs": 1})
+    settings.remove("objective.zeta_lr=0.01")
+    arguments = command(tmp_path / "empty.yaml", tmp_path / "out", "--halves", "--test", f"other={tmp_path / 'other'}")
+    done = subprocess.run([*arguments, *settings], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "other top-1" in done.stdout and "SogCLR - CLIP" in done.stdout and "recall" not in done.stdout.lower()
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert {one["name"]: one["kind"] for one in content["sets"]} == dict.fromkeys(("halves", "val", "other"), "classes")
+    assert not any("pairs" in line or "Recall" in line for line in content["protocol"])
+    for row in content["rows"].values():
+        for seed, run in enumerate(row["runs"]["val_a"]):
+            folder = tmp_path / "out" / "cells" / run
+            trained = json.loads((folder / "results.json").read_text())["val"]["knn_acc1"]
+            hits = np.load(folder / "outcomes.npz")
+            assert hits["val/top"][:, 0].mean() == pytest.approx(trained)
+            halves = np.concatenate([hits[f"{half}/top"][:, 0] for half in ("val_a", "val_b")])
+            assert len(halves) == 11 and halves.sum() == pytest.approx(hits["val/top"][:, 0].sum())
+            if row["runs"]["val_a"] == row["runs"]["val_b"]:
+                assert row["metrics"]["val"]["acc@1"]["per_seed"][seed] == pytest.approx(100 * trained)
+        assert row["corrected"] == {} and len(row["curve"]["epochs"]) == 1
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "accuracy" in page
+
+    arguments = command(tmp_path / "empty.yaml", tmp_path / "without")
+    settings = [setting for setting in settings if not setting.startswith("data.classes=")]
+    refused = subprocess.run([*arguments, *settings], capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2 and "data.classes is missing" in refused.stderr
 
 
 PLUGIN = """

@@ -48,7 +48,6 @@ def averages(sets: Sequence[ReportedSet]) -> dict[str, list[ReportedSet]]:
 def metrics(study: Study, row: Row) -> dict[str, Any]:
     """Return the metrics of a row in percent, by set and name: the value of every seed, mean, standard deviation."""
     by_set: dict[str, Any] = {}
-    directions = dict(zip(("x_to_y", "y_to_x"), direction_names(study.request.sides.names), strict=True))
     for reported in study.request.reported_sets():
         values: dict[str, Any] = {}
         for k in KS:
@@ -56,6 +55,7 @@ def metrics(study: Study, row: Row) -> dict[str, Any]:
             if reported.kind == "classes":
                 values[f"acc@{k}"] = spread(per_seed(folds))
                 continue
+            directions = dict(zip(("x_to_y", "y_to_x"), direction_names(study.request.sides.names), strict=True))
             for direction, name in directions.items():
                 values[f"{name}_R@{k}"] = spread(per_seed(folds, direction))
             values[f"mean_R@{k}"] = spread(per_seed(folds))

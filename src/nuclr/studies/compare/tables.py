@@ -58,8 +58,11 @@ def _metrics(content: dict[str, Any]) -> str:
         for row in content["rows"].values()
     ]
     seeds = len(content["seeds"])
+    kinds = {reported["kind"] for reported in content["sets"]}
+    names = [name for kind, name in (("pairs", "recall"), ("classes", "accuracy")) if kind in kinds]
     introduction = (
-        f"Recall and accuracy in percent, mean ± standard deviation over {seeds} seed{'s' if seeds > 1 else ''}.\n"
+        f"{' and '.join(names).capitalize()} in percent, mean ± standard deviation over "
+        f"{seeds} seed{'s' if seeds > 1 else ''}.\n"
     )
     return introduction + "\n" + _table(["", *(title for _, _, title in shown)], rows)
 
@@ -77,7 +80,10 @@ def _differences(content: dict[str, Any]) -> str:
         ]
         for d in content["differences"]
     ]
-    title = "## Paired differences in points (recall@1 of both directions, or accuracy), with 95 % intervals\n\n"
+    kinds = {reported["kind"] for reported in content["sets"]}
+    recall = "recall@1 of both directions"
+    metric = "accuracy" if kinds == {"classes"} else recall if kinds == {"pairs"} else f"{recall}, or accuracy"
+    title = f"## Paired differences in points ({metric}), with 95 % intervals\n\n"
     return title + _table(["", "set", "difference", "interval", "verdict"], rows)
 
 
