@@ -44,7 +44,10 @@ def describe_run(log: RunLog) -> str:
     towers = model.pretrained or " and ".join(str(side.encoder or "default") for side in (model.x, model.y))
     vectors = str(settings.data.train).endswith((".npz", ".safetensors"))
     encoders = "linear heads on vectors" if vectors else f"encoders {towers}"
-    length = f"{settings.schedule.epochs} epochs in batches of {settings.data.batch_size}"
+    if model.shared and not model.pretrained:
+        encoders = f"{model.x.encoder or 'default'}, one encoder for both sides"
+    epochs = settings.schedule.epochs
+    length = f"{epochs} epoch{'s' if epochs > 1 else ''} in batches of {settings.data.batch_size}"
     return f"{log.method} on {pairs} of {settings.data.train}; {encoders}; {length}."
 
 
