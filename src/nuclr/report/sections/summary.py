@@ -48,7 +48,8 @@ def describe_run(log: RunLog) -> str:
         encoders = f"encoder {names[0]}, shared by both sides"
     else:
         encoders = f"encoders {model.pretrained or ' and '.join(names)}"
-    length = f"{settings.schedule.epochs} epochs in batches of {settings.data.batch_size}"
+    epochs = settings.schedule.epochs
+    length = f"{epochs} epoch{'s' if epochs > 1 else ''} in batches of {settings.data.batch_size}"
     return f"{log.method} on {pairs} of {settings.data.train}; {encoders}; {length}."
 
 

@@ -55,6 +55,7 @@ class Names:
         numbers: the numbers of the rows in the data, by side; None if they are the rows themselves.
         views: True if both sides are views of the same items.
         origin: where pages find the items.
+        group: (n_y,), equal for pairs whose x and y all belong together; None without groups.
 
     """
 
@@ -64,6 +65,7 @@ class Names:
     numbers: dict[str, np.ndarray] | None = None
     views: bool = False
     origin: Origin = Origin()
+    group: np.ndarray | None = None
 
     @cached_property
     def _first_y(self) -> dict[int, int]:
@@ -160,7 +162,8 @@ def names_of_pairs(pairs: Pairs, numbers: np.ndarray, y_to_x: list[int], n_x: in
     first[y_to_x[::-1]] = numbers[::-1]
     x_number = pairs.x_id[first]
     labels = {"x": _labels(pairs, "x", first.tolist()), "y": _labels(pairs, "y", numbers.tolist())}
-    return Names(words, labels, y_to_x, {"x": x_number, "y": numbers}, pairs.views, origin)
+    group = None if pairs.group is None else pairs.group[numbers]
+    return Names(words, labels, y_to_x, {"x": x_number, "y": numbers}, pairs.views, origin, group)
 
 
 def _labels(pairs: Pairs, side: Literal["x", "y"], numbers: list[int]) -> list[str]:

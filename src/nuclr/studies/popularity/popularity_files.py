@@ -14,6 +14,7 @@ from matplotlib.ticker import LogLocator
 import nuclr
 from nuclr import files
 from nuclr.popularity.false_negatives import false_negatives
+from nuclr.runs.features import links_of_groups
 from nuclr.runs.folder import environment
 from nuclr.studies import figure_style
 from nuclr.studies.popularity import keep
@@ -116,7 +117,8 @@ def _distinct(side: SidePopularity, order: np.ndarray, names: Names, top: int) -
 def likely_false_negatives(pairs: WeightedPairs, side: SidePopularity, names: Names) -> dict[str, Any]:
     """Return the strongest likely false negatives, searched among at most ANCHORS random anchors."""
     anchors = torch.randperm(len(pairs.x), generator=torch.Generator().manual_seed(0))[:ANCHORS]
-    likely = false_negatives(pairs.x, pairs.y, pairs.links, torch.from_numpy(side.popularity), FALSE_NEGATIVES, anchors)
+    links = pairs.links if names.group is None else links_of_groups(pairs.links, torch.from_numpy(names.group))
+    likely = false_negatives(pairs.x, pairs.y, links, torch.from_numpy(side.popularity), FALSE_NEGATIVES, anchors)
     rows = []
     columns = (likely.x, likely.y, likely.own, likely.score, likely.own_score)
     for x, y, own, score, own_score in zip(*(column.tolist() for column in columns), strict=True):
