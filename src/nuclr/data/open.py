@@ -92,6 +92,8 @@ def open_pairs(
             raise UserError(f"data.{side.side}.modality={side.kind}: {path} holds {kind}s on side {side.side}")
         if side.name is not None:
             setattr(pairs, f"{side.side}_name", side.name)
+    if pairs.x_name == pairs.y_name and not views:
+        raise UserError(f"{path}: both sides are called {pairs.x_name!r}; name them with data.x.name and data.y.name")
     return pairs
 
 

@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 
 from nuclr.errors import UserError
 from nuclr.models.inputs import Inputs
+from nuclr.models.towers import RegisteredTower
 from nuclr.norms import rescale_extreme_rows
 
 HEADS = ("linear", "mlp", "none")
@@ -88,7 +89,9 @@ class Encoder(nn.Module):
     @property
     def modality(self) -> str | None:
         """What this side takes ("image", "text", "vector", or a plugin's); None for tensors of a module of your own."""
-        return None if self.inputs is None else self.inputs.modality
+        if self.inputs is not None:
+            return self.inputs.modality
+        return self.tower.modality if isinstance(self.tower, RegisteredTower) else None
 
     def freeze(self) -> None:
         """Freeze the tower. The head can still be trained."""

@@ -293,7 +293,7 @@ def build_registered(name: str, options: dict[str, Any], key: str) -> tuple[Regi
         if option not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
             raise UserError(f"{key}.{option}: the encoder {name!r} does not have this option; leave it out")
     module, inputs = build(**options)
-    return RegisteredTower(module, name, options), inputs
+    return RegisteredTower(module, name, options, REGISTERED[name].modality), inputs
 
 
 # -- probes ------------------------------------------------------------------------------------------------------------

@@ -189,12 +189,13 @@ class RegisteredTower(nn.Module):
         module: a module from a batch of inputs to (b, d).
         name: the name it is registered with.
         options: the options it was built with.
+        modality: the modality it is registered for.
 
     """
 
-    def __init__(self, module: nn.Module, name: str, options: dict[str, Any]) -> None:
+    def __init__(self, module: nn.Module, name: str, options: dict[str, Any], modality: str) -> None:
         super().__init__()
-        self.module, self.name, self.options = module, name, options
+        self.module, self.name, self.options, self.modality = module, name, options, modality
 
     def forward(self, inputs: Any) -> Tensor:
         """Return features (b, d)."""

@@ -186,6 +186,9 @@ def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
             options[f"{side}_image_size"] = pairs.size
         if kind == "vector":
             options[f"{side}_width"] = _vector_width(pairs, side, int(numbers[0]))
+            if options["shared"] and options[f"{side}_width"] != options["x_width"]:
+                widths = f"{options['x_width']} and {options['y_width']}"
+                raise UserError(f"model.shared=true: vectors of {widths} coordinates need two encoders; leave it out")
         if encoder in TEXT_PRESETS and chosen.tokenizer is None:
             options[f"{side}_texts"] = _texts(pairs, side, numbers)
     built = build_model(*encoders, **options)
@@ -206,6 +209,11 @@ def check_tower_widths(model: DualEncoder) -> None:
 
 def is_shared(model: s.Model, pairs: Pairs) -> bool:
     """Return whether both sides have one encoder: as set, or if both hold images or texts and y has no own options."""
+    if model.shared and pairs.x_kind != pairs.y_kind:
+        raise UserError(
+            f"model.shared=true: one encoder cannot take both {pairs.x_kind}s (side x) and {pairs.y_kind}s (side y); "
+            "leave it out"
+        )
     if model.shared is not None:
         return model.shared
     return pairs.x_kind == pairs.y_kind != "vector" and model.y in (s.ModelSide(), model.x)
@@ -221,7 +229,9 @@ def _encoder(side: Side, name: str | None, pairs: Pairs) -> str:
             raise UserError(f"model.{side}.encoder is missing, and the data holds {kind}s there; {fix}")
         return names[0]
     if modality_of(name) not in (None, kind):
-        fix = "leave it out" if kind == "vector" else f"name one of {', '.join(encoder_names(kind))}, or a folder"
+        names = encoder_names(kind)
+        fix = f"name one of {', '.join(names)}" if names else "register one in a plugin (register_encoder)"
+        fix = "leave it out" if kind == "vector" else f"{fix}, or a folder" if kind in DEFAULT_ENCODERS else fix
         raise UserError(f"model.{side}.encoder is {name!r}, but the data holds {kind}s there; {fix}")
     return name
 

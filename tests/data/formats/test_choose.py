@@ -114,6 +114,8 @@ def test_names_of_sides_can_be_set_and_differ(tmp_path):
     pairs = open_pairs(path, x_key="text", y_key="text")
     assert (pairs.x_name, pairs.y_name) == ("text x", "text y")
     assert open_pairs(path, x_key="text", y_key="text", x_name="en").x_name == "en"
+    with pytest.raises(UserError, match=r"both sides are called 'en'; name them with data\.x\.name and data\.y\.name"):
+        open_pairs(path, x_key="text", y_key="text", x_name="en", y_name="en")
     pairs = open_pairs("builtin:n=4", x_name="picture")
     assert (pairs.x_name, pairs.y_name) == ("picture", "text")
     with pytest.raises(UserError, match=r"data\.x\.modality=text: builtin:n=4 holds images on side x"):

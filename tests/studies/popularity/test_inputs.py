@@ -84,8 +84,8 @@ def test_lists_that_do_not_match_are_refused(tmp_path, jsonl):
 def test_both_images_of_a_pair_are_named(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.png").write_bytes(make.picture(1))
-    (tmp_path / "two.csv").write_text("before,after\na.png,b.png\na.png,c.png\n")
-    np.savez(tmp_path / "e.npz", x=np.eye(2)[:1], y=np.eye(2), y_to_x=[0, 0])
+    (tmp_path / "two.csv").write_text("before,after\na.png,b.png\na.png,c.png\nb.png,c.png\n")
+    np.savez(tmp_path / "e.npz", x=np.eye(2), y=np.eye(3), y_to_x=[0, 0, 1])
     names = input_from_pairs(tmp_path / "e.npz", str(tmp_path / "two.csv")).names
     assert names.of("y", 1) == {"after": "c.png", "before": "a.png"}
     assert names.of("x", 0) == {"after": "b.png", "before": "a.png"}

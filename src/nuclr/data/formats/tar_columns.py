@@ -89,6 +89,8 @@ def find_members(tars: Sequence[Path], choice: Choice) -> tuple[Member, Member] 
         choice = _choose_two(suffixes, choice, tars[0])
     x = _member(choice.x, suffixes)
     if choice.views:
+        if x is None and suffixes and not _images(suffixes):
+            raise UserError(f"{tars[0]}: data.views needs images, but found only {_list(suffixes)}; set data.views=0")
         return x or _ANY_IMAGE, x or _ANY_IMAGE
     y = _member(choice.y, suffixes)
     if (x or _ANY_IMAGE).kind == "image" and (y is None or _is_caption(y)):
@@ -97,9 +99,13 @@ def find_members(tars: Sequence[Path], choice: Choice) -> tuple[Member, Member] 
         x = _ANY_IMAGE
     if x is None or y is None:
         side = "x" if x is None else "y"
-        found = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
-        raise UserError(f"{tars[0]}: name the member or the entry of side {side} with data.{side}.key (found: {found})")
+        fix = f"name the member or the entry of side {side} with data.{side}.key"
+        raise UserError(f"{tars[0]}: {fix} (found: {_list(suffixes)})")
     return x, y
+
+
+def _list(suffixes: Sequence[str]) -> str:
+    return ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
 
 
 def _images(suffixes: Sequence[str]) -> list[str]:
