@@ -8,7 +8,7 @@ processes, a batch in each, so that a crash or a hang ends only its own batch. O
 
 - clean: the reader accepted the files (bad samples may have been found).
 - error: `UserError`, the message that a user sees.
-- traceback: any other exception. crash: the process died. hang: no result within `--patience` seconds.
+- traceback: any other exception. crash: the process died. hang: no result within `--patience` seconds, twice.
 - memory: the case took more than 1 GiB on top of what the process had before.
 
 The files of the first cases of each distinct failure are stored in `--store`, with the traceback. Case K of a reader
@@ -711,10 +711,13 @@ class Tally:
 def outcomes(
     reader: str, seeds: list[Files], seed: int, cases: range, folder: Path, patience: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield the outcome of every case; after a crash or a hang a new child continues with the next case."""
-    at = cases.start
+    """Yield the outcome of every case; after a crash or a hang a new child continues with the next case.
+
+    A case that gave no answer in time is repeated alone, because a busy machine may have caused the delay.
+    """
+    at, repeated = cases.start, -1
     while at < cases.stop:
-        batch = range(at, min(at + BATCH, cases.stop))
+        batch = range(at, at + 1 if at == repeated else min(at + BATCH, cases.stop))
         source, sink = os.pipe()
         child = forked(lambda batch=batch, sink=sink: run_batch(reader, seeds, seed, batch, folder, patience, sink))  # type: ignore[misc]
         os.close(sink)
@@ -734,7 +737,9 @@ def outcomes(
                     at = outcome["case"] + 1
                     yield outcome
         _, status = os.waitpid(child, 0)
-        if at < batch.stop:
+        if hung and at != repeated:
+            repeated = at
+        elif at < batch.stop:
             stderr = (
                 (folder.parent / "stderr").read_text(errors="replace") if (folder.parent / "stderr").exists() else ""
             )

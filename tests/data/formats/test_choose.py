@@ -120,3 +120,14 @@ def test_names_of_sides_can_be_set_and_differ(tmp_path):
     assert (pairs.x_name, pairs.y_name) == ("picture", "text")
     with pytest.raises(UserError, match=r"data\.x\.modality=text: builtin:n=4 holds images on side x"):
         open_pairs("builtin:n=4", x_kind="text")
+
+
+def test_names_of_columns_are_safe_to_print(tmp_path):
+    hostile, long = "\x1b]0;owned\x07 a\n b", "long " * 1000
+    for x, y, names in (
+        (hostile, long, ("\\x1b]0;owned\\x07 a b", long[:60])),
+        (" ", "\u202etxt", ("x", "\\u202etxt")),
+    ):
+        path = make.write_lines(tmp_path / "p.jsonl", {x: "a", y: "b"}, {x: "c", y: "d"})
+        pairs = open_pairs(path)
+        assert (pairs.x_name, pairs.y_name) == names and (pairs.x_key, pairs.y_key) == (x, y)

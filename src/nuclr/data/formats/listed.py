@@ -19,11 +19,13 @@ import numpy as np
 from nuclr.data.formats.choose import Choice, SideChoice, recognize_kind, shorten
 from nuclr.data.formats.columns import Column, WrongCellError, is_empty, make_column, split_cell
 from nuclr.data.pairs import BadSample, Checkable
-from nuclr.errors import UserError
+from nuclr.data.texts import clean
+from nuclr.errors import UserError, printable
 
 Row = tuple[Any, Any, str | None, int]  # x, y, why the row is bad or None, number of the line or row
 
 _PROBED = 1000  # rows by which the modality of a column is recognized
+_LONGEST_NAME = 60  # characters of a column's name that name its side
 
 
 class ListedPairs(Checkable):
@@ -208,10 +210,15 @@ def name_sides(
     if set(kinds) == {"image", "text"}:
         default: tuple[str, str] = kinds
     else:
-        default = (keys[0] or "x", keys[1] or "y")
+        default = (_side_name(keys[0]) or "x", _side_name(keys[1]) or "y")
         if default[0] == default[1]:
             default = (f"{default[0]} x", f"{default[1]} y")
     return sides[0].name or default[0], sides[1].name or default[1]
+
+
+def _side_name(column: str | None) -> str:
+    """Return the name of a column as one short line; names come from the file and are printed to terminals."""
+    return clean(printable(column or ""))[:_LONGEST_NAME]
 
 
 def _what(kind: str, other: str, name: str) -> str:
