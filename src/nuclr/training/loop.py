@@ -37,7 +37,7 @@ from nuclr.training.step import (
     refuse_not_finite,
     seed_step,
 )
-from nuclr.training.validation import PROTOCOL, build_parts
+from nuclr.training.validation import LABELS_PROTOCOL, PROTOCOL, build_parts
 
 SCORES = ("mean_R@1", "zero_shot_acc1", "knn_acc1")  # the first of these that is measured chooses the best checkpoint
 
@@ -249,7 +249,7 @@ def _train(
         "parameters": sum(parameter.numel() for parameter in parameters),
         "val": last,
         "best_mean_R@1": best if math.isfinite(best) else None,
-        "protocol": PROTOCOL,
+        "protocol": LABELS_PROTOCOL if settings.data.views else PROTOCOL,
         "timing": {
             "seconds": time.perf_counter() - begin,
             "samples_per_second": (position.total - progress.begin_step) * batch_size / max(spent.total(), 1e-9),

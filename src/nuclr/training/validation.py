@@ -16,6 +16,10 @@ from nuclr.runs.features import Encoding, encode_pairs, encode_side, encode_text
 from nuclr.runs.settings import Evaluate, Settings
 
 PROTOCOL = "every distinct item of both sides; ties by expected rank; fractions, not percent"
+LABELS_PROTOCOL = (
+    "20 nearest neighbors; in each class the first, third, ... images are labeled, the others are classified; "
+    "fractions, not percent"
+)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ MEAN_COLUMNS = (("mean_R@1", "mean @1"), ("mean_R@5", "mean @5"), ("mean_R@10", 
 VERSIONS = (("nuclr", "version"), ("python", "python"), ("torch", "torch"), ("numpy", "numpy"))
 OTHER_COLOR = 7  # of an objective that is not registered
 MOST_INTERVALS = 14  # in one chart
+UNITS = {"pairs": "recall@1 (mean of both directions)", "classes": "accuracy"}  # of differences, by kind of the set
 MOST_BANDS = 4
 MOST_TILES = 8
 
@@ -53,6 +54,7 @@ class Study:
     tables: list[tuple[str, Table]]
     curves: list[Chart]
     intervals: list[Chart]
+    unit: str
     corrected: Table | None
     false_negatives: Table | None
     chosen: Table
@@ -140,6 +142,7 @@ def comparison_study(key: str, context: Comparison) -> Study:
         tables=result_tables(study),
         curves=_size_curves(study) if key == "batch_sizes" else _training_curves(study),
         intervals=_difference_charts(study),
+        unit=" or ".join(dict.fromkeys(UNITS[reported["kind"]] for reported in study["sets"])),
         corrected=corrected_table(study),
         false_negatives=false_negative_table(study),
         chosen=chosen_table(study),
@@ -272,7 +275,8 @@ def _training_curves(study: Results) -> list[Chart]:
     note = "Mean over the seeds; bands are one standard deviation." if len(study["seeds"]) > 1 else ""
     if len(series) > MOST_BANDS:
         series, note = [replace(s, band=None) for s in series], "Mean over the seeds."
-    title = "Recall@1 while training, mean of directions"
+    classes = next(one for one in study["sets"] if one["name"] == "val")["kind"] == "classes"
+    title = "Accuracy while training" if classes else "Recall@1 while training, mean of directions"
     return [line_chart(title, series, "epoch", percent=True, whole_x=True, note=note)]
 
 

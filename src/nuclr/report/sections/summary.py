@@ -16,21 +16,29 @@ ACCURACIES = (
 
 @dataclass(frozen=True)
 class Summary:
-    """Content of the section. `table` is None if nothing was evaluated; `protocol` says how it was."""
+    """Content of the section.
+
+    `table` is None if nothing was evaluated; `evaluated` names the data and `protocol` says how it was done.
+    """
 
     tiles: list[Tile]
     table: Table | None
+    evaluated: str
     facts: list[tuple[str, str]]
     protocol: str
 
 
 def run_summary(context: TrainingRun) -> Summary:
     """Return the summary; add a note if the run has no held-out pairs."""
-    if context.log.settings.data.val is None:
+    data = context.log.settings.data
+    if context.views and data.classes is None:
+        context.note("This run has no labeled images (data.classes), so its features were not evaluated.")
+    if not context.views and data.val is None:
         context.note("This run has no held-out pairs (data.val), so there is no recall on pairs it has not seen.")
     return Summary(
         tiles=headline(context),
         table=recall_table(context),
+        evaluated="Labeled images" if context.views else "Held-out pairs",
         facts=facts(context),
         protocol=str((context.log.results or {}).get("protocol", "")).removesuffix("; fractions, not percent"),
     )
@@ -39,7 +47,8 @@ def run_summary(context: TrainingRun) -> Summary:
 def describe_run(log: RunLog) -> str:
     """Return one sentence with method, data, encoders and length of the training."""
     settings, results = log.settings, log.results or {}
-    pairs = f"{numbers.count(results['pairs'])} pairs" if "pairs" in results else "pairs"
+    things = f"images, {settings.data.views} views each," if settings.data.views else "pairs"
+    pairs = f"{numbers.count(results['pairs'])} {things}" if "pairs" in results else things
     model = settings.model
     names = [str(side.encoder or "default") for side in (model.x, model.y)]
     if names == ["vectors", "vectors"]:
@@ -77,7 +86,7 @@ def headline(context: TrainingRun) -> list[Tile]:
             tiles.append(Tile(label, numbers.percent(values[key]), " · ".join(details)))
     if context.log.results:
         rate = context.log.results["timing"]["samples_per_second"]  # 0 if a finished run was resumed
-        speed = f"{numbers.count(rate)} pairs per second" if rate else ""
+        speed = f"{numbers.count(rate)} {'images' if context.views else 'pairs'} per second" if rate else ""
         tiles.append(Tile("Training time", numbers.duration(context.log.seconds()), speed))
     return tiles
 
@@ -110,9 +119,14 @@ def facts(context: TrainingRun) -> list[tuple[str, str]]:
     results, settings = log.results or {}, log.settings
     rows = [
         ("Method", log.method),
-        ("Training pairs", numbers.count(results["pairs"]) if "pairs" in results else numbers.MISSING),
+        (
+            "Training images" if context.views else "Training pairs",
+            numbers.count(results["pairs"]) if "pairs" in results else numbers.MISSING,
+        ),
         ("Training data", str(settings.data.train)),
-        ("Held-out data", str(settings.data.val or "none")),
+        ("Labeled images", str(settings.data.classes or "none"))
+        if context.views
+        else ("Held-out data", str(settings.data.val or "none")),
         ("Batch size", numbers.count(settings.data.batch_size)),
         ("Epochs", numbers.count(settings.schedule.epochs)),
         ("Steps", numbers.count(context.step())),
