@@ -16,7 +16,8 @@ import numpy as np
 
 from nuclr.errors import UserError, printable
 
-_LARGE, _MOST_COMPRESSION = 2**28, 100  # bytes in memory, and the ratio above which so many bytes are refused
+# Content of more than _LARGE bytes in memory is refused if it is over _MOST_COMPRESSION times its size in the file.
+_LARGE, _MOST_COMPRESSION = 2**28, 100
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 

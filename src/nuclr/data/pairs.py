@@ -173,7 +173,8 @@ class Checkable(Pairs):
     Attributes:
         known_bad: number -> reason, for samples that the list alone shows to be bad, such as empty texts.
         folder: the folder that holds the data.
-        trusted: whether no sample can be bad, although the class is one of pairs read from files.
+        trusted: True if no sample can be bad, so that samples need not be checked. Views of a source that does not read
+            files are an example.
 
     """
 

@@ -233,7 +233,7 @@ def _load_side(
 
 
 def _load_head(config: dict[str, Any], folder: Path) -> Head:
-    """Make a head, unless it is larger than the file with its weights: no memory is taken for a size only claimed."""
+    """Make a head; if its stated widths need more weights than the file can hold, refuse before allocating memory."""
     kind, widths = config["kind"], [config["in_width"], config["width"]]
     _check_widths(widths, 0 if kind == "none" else math.prod(widths), folder)
     # Head makes the layers of all kinds; those of a large head that keeps no weights would only cost memory.

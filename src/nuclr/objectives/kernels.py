@@ -198,7 +198,7 @@ class SharedKernel:
         self.batch, self.workspace = batch, workspace
         self.finite: Tensor | bool = True  # `if_exact` has seen that all scores are finite
         self.factors = factors  # (2, B), of the candidates of both sides
-        self.offsets = offsets  # (B,), what remains of the exponents of a pair's anchors
+        self.offsets = offsets  # (B,), log of each pair's anchor factor without its weight, equal on both sides
         self.of_y, self.of_x = factors.unbind()
         sums = torch.empty_like(factors)
         self.along_rows, self.along_columns = sums.unbind()

@@ -67,7 +67,7 @@ class Anderson:
 
     Near a solution Sinkhorn's map is a lazy random walk among the candidates: the more the anchors of a candidate
     choose only this candidate, the more slowly the walk leaves it. Dividing by the curvature removes the laziness. No
-    step is longer than Sinkhorn's own or than REACH temperatures.
+    step is longer than Sinkhorn's own step or REACH temperatures, whichever is larger.
 
     If a point does not improve on the last one, it is dropped and the history is cleared. Then one Sinkhorn step is
     taken, which cannot raise the objective, and small curvatures are trusted less for a while.

@@ -49,7 +49,7 @@ class Column(ABC):
     def repeat(self, number: int) -> None:
         """Add the cell of pair `number` again, without storing its content again.
 
-        A long text next to a list of many would otherwise fill the memory.
+        If a row has one long text and a list of many cells, storing the text once per pair could fill the memory.
         """
 
     @abstractmethod
@@ -325,7 +325,8 @@ def read_cell(kind: str, cell: Any, folder: Folder | None) -> Any:
     """Return the item of a cell.
 
     Raises:
-        BadSample: if it cannot be read. Any error of a plugin's modality is one, because a damaged file causes it.
+        BadSample: if it cannot be read. An exception that a plugin's modality raises is assumed to come from a damaged
+            file and is converted to a BadSample.
 
     """
     folder = folder or Folder(Path(), boundary(Path(), allow_outside=False))
@@ -345,7 +346,12 @@ def first_line(error: Exception) -> str:
 
 
 def decode_text(cell: Any, what: str) -> tuple[Any, str | None]:
-    """Return the text of bytes and None, or what is left of it and why it cannot be used; other cells as they are."""
+    """Decode a cell of bytes as UTF-8; cells of other types are returned unchanged.
+
+    Returns:
+        The cell and None. If the bytes are not UTF-8, the text with invalid bytes replaced, and why it cannot be used.
+
+    """
     if not isinstance(cell, bytes):
         return cell, None
     try:

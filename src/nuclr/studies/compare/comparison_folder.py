@@ -62,7 +62,8 @@ def common(request: Request) -> dict[str, Any]:
 def _check_plan(out: Path, now: dict[str, Any]) -> None:
     """Compare the shared settings with those of an earlier command in the same folder, and store them.
 
-    An objective's setting that only one of the commands has belongs to a method that the other does not compare.
+    If only one of the two commands has a setting of an objective, the other command does not compare that method, and
+    the setting is not checked.
     """
     path = out / PLAN
     before = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.is_file() else {}

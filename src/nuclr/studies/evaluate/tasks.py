@@ -137,7 +137,8 @@ def open_retrieval(
 def _open_pairs(data: Data, text: str, root: str | None, split: str | None) -> Pairs:
     """Open pairs with the columns and modalities of a run, or with the usual ones if these do not exist.
 
-    The modality of a side without a column, such as an array of an embedding file, is recognized in other formats.
+    If a side of the run was not read from a column, such as an array of an embedding file, the modality of that side is
+    recognized from the new pairs and not taken from the run.
     """
     x, y = (side if side.key is not None else DataSide(name=side.name) for side in (data.x, data.y))
     data = dataclasses.replace(data, x=x, y=y)
