@@ -671,6 +671,7 @@ def run_batch(
         workspace.write(files)
         if not (folder / "pipe.jpg").exists():
             os.mkfifo(folder / "pipe.jpg")
+        os.write(pipe, b"\n")  # patience begins here; making the files may take a while
         faulthandler.dump_traceback_later(0.8 * patience, file=quiet)  # shows where a hang is
         outcome = run_case(reader, folder, case)
         faulthandler.cancel_dump_traceback_later()
@@ -732,7 +733,7 @@ def outcomes(
                 if not part:
                     break
                 *lines_read, rest = (rest + part).split(b"\n")
-                for line in lines_read:
+                for line in filter(None, lines_read):
                     outcome = json.loads(line)
                     at = outcome["case"] + 1
                     yield outcome

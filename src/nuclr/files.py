@@ -18,6 +18,7 @@ from nuclr.errors import UserError, printable
 
 # Content of more than _LARGE bytes in memory is refused if it is over _MOST_COMPRESSION times its size in the file.
 _LARGE, _MOST_COMPRESSION = 2**28, 100
+_LARGEST_CONFIG = 100_000  # bytes
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
@@ -41,6 +42,22 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def refuse_large_config(path: Path) -> None:
+    """Refuse a YAML file of settings that is far larger than settings are. PyYAML needs seconds for 300 kB.
+
+    Raises:
+        UserError: if the file is too large, or cannot be read.
+
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if size > _LARGEST_CONFIG:
+        hint = "" if path.suffix.lower() in (".yaml", ".yml") else f"; to train on it, write data.train={path}"
+        raise UserError(f"{path}: not a config file ({size:,} bytes; at most {_LARGEST_CONFIG:,} are allowed){hint}")
 
 
 def parse_json(text: str | bytes) -> Any:

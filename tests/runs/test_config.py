@@ -153,6 +153,19 @@ def test_data_in_place_of_a_config_suggests_data_train(tmp_path, content):
         config.load(path)
 
 
+def test_a_file_far_larger_than_settings_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
+    # PyYAML needed ten seconds and more for such files.
+    monkeypatch.setattr("yaml.load", lambda *_: pytest.fail("the file was parsed"))
+    monkeypatch.setattr("yaml.safe_load", lambda *_: pytest.fail("the file was parsed"))
+    text = "seed: [" + "0, " * 100_000 + "0]\n"
+    for name, hint in (("config.yaml", "$"), ("pairs.csv", "; to train on it, write data.train=")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match=rf"not a config file \(300,010 bytes; at most 100,000 are allowed\){hint}"):
+            config.load(tmp_path / name)
+    with pytest.raises(UserError, match="not a config file"):
+        read_settings(tmp_path)
+
+
 def test_a_misspelled_section_suggests_the_whole_key():
     with pytest.raises(UserError, match=r"unknown key 'objektive.gamma'; did you mean objective.gamma\?"):
         config.load(overrides=["objektive.gamma=0.5"])

@@ -23,6 +23,7 @@ import yaml
 
 from nuclr import objectives
 from nuclr.errors import UserError
+from nuclr.files import refuse_large_config
 from nuclr.runs.settings import Objective, Settings, flatten, to_dict
 
 # The settings of `nuclr train` without a file and without data, so that it also works from a wheel. configs/demo.yaml
@@ -122,6 +123,7 @@ def read(path: Path) -> dict[str, Any]:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise UserError(f"{path}: no such config file{hint}")
+    refuse_large_config(path)
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:

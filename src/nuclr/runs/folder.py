@@ -126,6 +126,7 @@ class RunFolder:
 
     def _read_config(self) -> dict[str, Any]:
         path = self.folder / CONFIG
+        files.refuse_large_config(path)
         try:
             content = yaml.safe_load(files.read_text(path))
         except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:

@@ -18,7 +18,7 @@ from torch import Tensor
 from nuclr.data import Loader, usable
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
-from nuclr.files import parse_json, read_text
+from nuclr.files import parse_json, read_text, refuse_large_config
 from nuclr.models import DualEncoder
 from nuclr.runs import checkpoint, components, config, folder
 from nuclr.runs.components import Loaders, Source
@@ -196,6 +196,7 @@ def read_settings(path: Path) -> Settings:
     """Return the settings in a run folder's config.yaml."""
     file = path / folder.CONFIG
     try:
+        refuse_large_config(file)
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise UserError(f"{file}: does not hold the settings of a run; restore the file")
