@@ -7,8 +7,8 @@ import torch
 
 from nuclr.runs import checkpoint
 from nuclr.training import loop
+from nuclr.training.batch_inputs import TrainingInputs
 from nuclr.training.guards import TrainingFailed
-from nuclr.training.inputs import TrainingInputs
 from nuclr.training.loop import train
 from tests.training import runs
 

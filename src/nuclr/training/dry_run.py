@@ -13,7 +13,7 @@ from nuclr.runs import components
 from nuclr.runs.features import autocast
 from nuclr.runs.launch import pick_device, processes
 from nuclr.runs.settings import Settings
-from nuclr.training.inputs import TrainingInputs
+from nuclr.training.batch_inputs import TrainingInputs
 from nuclr.training.optimizer import make_optimizer
 from nuclr.training.step import apply_objective
 from nuclr.training.validation import build_parts

@@ -25,8 +25,8 @@ from nuclr.runs.features import Encoding, autocast
 from nuclr.runs.launch import on_first, pick_device, processes
 from nuclr.runs.settings import Settings, to_dict
 from nuclr.training import logging
+from nuclr.training.batch_inputs import TrainingInputs
 from nuclr.training.guards import FiniteCheck, Interrupted, Signals, TrainingFailed, check_same_data, data_identity
-from nuclr.training.inputs import TrainingInputs
 from nuclr.training.optimizer import make_optimizer
 from nuclr.training.schedules import Position, evaluation_due, refresh_due, set_schedules
 from nuclr.training.step import (
