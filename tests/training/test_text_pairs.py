@@ -184,9 +184,9 @@ def test_all_formats_give_the_same_numbers_batches_and_losses(tmp_path, monkeypa
     batches = []
     before = step.apply_objective
 
-    def record(objective, x, y, batch, mask, run):
+    def record(objective, x, y, batch, mask):
         batches.append((batch.numbers.tolist(), batch.x_id.tolist(), batch.y_id.tolist(), batch.x, batch.y))
-        return before(objective, x, y, batch, mask, run)
+        return before(objective, x, y, batch, mask)
 
     monkeypatch.setattr("nuclr.training.loop.apply_objective", record)
     seen = {}
