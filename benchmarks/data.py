@@ -6,7 +6,7 @@ Contestants, which take turns in one run:
 
 - crops of the original: what `nuclr train` does. Crops are taken from the decoded image.
 - crops of the square: what it did before. The central square of the training size is loaded, and crops of it are
-  enlarged again. It is faster if nothing has to be decoded, but never sees the borders of an image.
+  enlarged again. It decodes fewer pixels of small images, but never sees what is outside of the square.
 - DataLoader with PIL: torch.utils.data.DataLoader with worker processes; each image is decoded, cropped, resized
   (bicubic) and flipped by Pillow, as in most published code.
 
