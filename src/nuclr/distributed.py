@@ -87,6 +87,15 @@ def exchange(numbers: list[int]) -> list[list[int]]:
     return [row.tolist() for row in everyone]
 
 
+def all_gather_on_host(local: Tensor) -> Tensor:
+    """Concatenate the host tensors (b,) of all processes, without involving an accelerator."""
+    if world_size() == 1:
+        return local
+    gathered = [torch.empty_like(local) for _ in range(world_size())]
+    dist.all_gather(gathered, local.contiguous(), group=_host_group(dist.group.WORLD))
+    return torch.cat(gathered)
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ functions of the scores and differentiated by autograd. For objectives with stat
 """
 
 import inspect
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -43,17 +44,20 @@ class ObjectiveOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class GatheredBatch:
-    """The global batch of B pairs, of which this process has the b pairs `rows`.
+    """The global batch of B pairs, of which this process has the b pairs `pairs`.
+
+    Features have one row per view: x has m_x rows per pair, next to each other, and y has m_y.
 
     Attributes:
-        local_x: (b, d), the features of this process, with gradient.
-        local_y: (b, d), as `local_x`.
-        x: (B, d), the features of all processes, in the dtype of the computation.
-        y: (B, d), as `x`.
+        local_x: (b * m_x, d), the features of this process, with gradient.
+        local_y: (b * m_y, d), as `local_x`.
+        x: (B * m_x, d), the features of all processes, in the dtype of the computation.
+        y: (B * m_y, d), as `x`.
+        views: m_x and m_y, the number of views per pair.
         index: (B,), the indices of the pairs in the data set, or None.
         ids: (B, k), one or more ids per pair, or None if nothing is masked. Pairs that agree in a column are not
             negatives of each other.
-        rows: the rows of the global batch that are this process's.
+        pairs: the pairs of the global batch that are this process's.
 
     """
 
@@ -61,20 +65,33 @@ class GatheredBatch:
     local_y: Tensor
     x: Tensor
     y: Tensor
+    views: tuple[int, int]
     index: Tensor | None
     ids: Tensor | None
-    rows: slice
+    pairs: slice
 
     @property
     def size(self) -> int:
         """B, the number of pairs of all processes."""
-        return len(self.x)
+        return len(self.x) // self.views[0]
+
+    def one_view(self, of_x: int, of_y: int) -> "GatheredBatch":
+        """Return the batch with only one view of every x and one of every y."""
+        (m_x, m_y), (own_x, own_y) = self.views, (self.local_x, self.local_y)
+        return replace(
+            self,
+            local_x=own_x[of_x::m_x],
+            local_y=own_y[of_y::m_y],
+            x=self.x[of_x::m_x],
+            y=self.y[of_y::m_y],
+            views=(1, 1),
+        )
 
     def excluded(self) -> Tensor:
         """Return (b, B) bool: True if i = j or an id is shared, so that the candidate is not a negative."""
         if self.ids is not None:
-            return is_excluded(self.ids, self.rows, Workspace())
-        own = torch.arange(self.rows.start, self.rows.stop, device=self.x.device)
+            return is_excluded(self.ids, self.pairs, Workspace())
+        own = torch.arange(self.pairs.start, self.pairs.stop, device=self.x.device)
         return own[:, None] == torch.arange(self.size, device=self.x.device)
 
     def negatives(self) -> float | Tensor:
@@ -84,7 +101,7 @@ class GatheredBatch:
         columns = self.ids.T.contiguous()
         if len(columns) > 2:
             count = [
-                (~is_excluded(self.ids, rows, Workspace())).sum(dim=1) for rows in score_tiles(self.rows, self.size)
+                (~is_excluded(self.ids, pairs, Workspace())).sum(dim=1) for pairs in score_tiles(self.pairs, self.size)
             ]
             return distributed.all_gather(torch.cat(count)).to(self.x.dtype)
         first, same = _count_equal(columns[0])
@@ -142,8 +159,9 @@ class Objective(nn.Module):
         """Compute the loss of one batch; in training mode, also update the state.
 
         Args:
-            x: (b, d) features with unit norm, a tensor or a numpy array (without gradient).
-            y: (b, d), as `x`; row i of x and row i of y are a pair.
+            x: features with unit norm, a tensor or a numpy array (without gradient): (b, d), or (b, m, d) with m
+                views of each sample.
+            y: as `x`, with its own number of views; row i of x and row i of y are a pair.
             index: (b,) indices of the pairs in the data set: a tensor, numpy array or list. Objectives with state need
                 it in training mode.
             x_id: ids of the samples behind x, integers: (b,), or (b, k) if a sample has several, such as its own and
@@ -187,6 +205,15 @@ class Objective(nn.Module):
         both = distributed.all_gather_with_gradient(torch.cat([x, y], dim=1))
         return both[:, : x.shape[1]], both[:, x.shape[1] :]
 
+    def gather_state_dict(self) -> dict[str, Tensor]:
+        """Return the state dict on process 0 and an empty one on the others; objectives may gather sharded state.
+
+        Returns:
+            A state dict that `load_state_dict` takes on any number of processes. All processes must call this.
+
+        """
+        return dict(self.state_dict()) if distributed.rank() == 0 else {}
+
     def check_features(self, batch: GatheredBatch, finite: Tensor | bool) -> None:
         """Raise a ValueError if features are not finite, or do not have unit norm.
 
@@ -201,14 +228,15 @@ class Objective(nn.Module):
 
         def describe() -> str:
             for name, features in (("x", x), ("y", y)):
-                rows = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
+                bad = (~features.isfinite()).any(dim=1).view(batch.size, -1).any(dim=1)
+                rows = bad.nonzero().flatten().tolist()
                 if rows:
                     return f"{name} must be finite, but holds nan or inf in rows {short_list(rows)} of the global batch"
-            return _describe_norms(x, y)
+            return _describe_norms(x, y, batch.views)
 
         checks = [Check(finite, describe)]
         if not self.normalize:
-            checks.append(Check(_have_unit_norm(x, y), lambda: _describe_norms(x, y)))
+            checks.append(Check(_have_unit_norm(x, y), lambda: _describe_norms(x, y, batch.views)))
         self._deferred.check(checks)
 
     def extra_repr(self) -> str:
@@ -219,20 +247,22 @@ class Objective(nn.Module):
     def _gather(self, inputs: Inputs) -> GatheredBatch:
         self._deferred.raise_pending()
         dtype = torch.float64 if inputs.x.dtype == torch.float64 else torch.float32
-        x, y = inputs.x.to(dtype), inputs.y.to(dtype)
+        pairs, views = len(inputs.x), (_views(inputs.x), _views(inputs.y))
+        x, y = (side.to(dtype).flatten(0, -2) for side in (inputs.x, inputs.y))
         if self.normalize:
             x, y = (nn.functional.normalize(rescale_extreme_rows(side, small=False), dim=1) for side in (x, y))
         index, x_id, y_id = (
             None if t is None else t.to(x.device, torch.int64) for t in (inputs.index, inputs.x_id, inputs.y_id)
         )
-        given = [t.reshape(len(x), -1) for t in (x_id, y_id) if t is not None]
+        given = [t.reshape(pairs, -1) for t in (x_id, y_id) if t is not None]
         ids = torch.cat(given, dim=1) if given else None
         start, all_x, all_y = 0, x, y
         if distributed.world_size() > 1:
-            start = distributed.rank() * len(x)
-            all_x, all_y = self.gather_features(x, y)
+            start = distributed.rank() * pairs
+            all_x, all_y = self.gather_features(x.reshape(pairs, -1), y.reshape(pairs, -1))
+            all_x, all_y = (side.reshape(-1, x.shape[1]) for side in (all_x, all_y))
             index, ids = _gather_integers(index, ids)
-        return GatheredBatch(x, y, all_x, all_y, index, ids, slice(start, start + len(x)))
+        return GatheredBatch(x, y, all_x, all_y, views, index, ids, slice(start, start + pairs))
 
     def _checked_inputs(
         self,
@@ -247,11 +277,12 @@ class Objective(nn.Module):
             inputs = to_tensors(x, y, index, x_id, y_id)
             self._check_inputs(inputs)
             return inputs
-        shape, columns, problem = [0, 0, 0], [0, 0, 0], None
+        shape, columns, problem = [0] * 5, [0] * 3, None
         try:
             inputs = to_tensors(x, y, index, x_id, y_id)
             self._check_inputs(inputs)
-            shape = [len(inputs.x), inputs.x.shape[1], inputs.x.element_size()]
+            views = [_views(inputs.x), _views(inputs.y)]
+            shape = [len(inputs.x), inputs.x.shape[-1], inputs.x.element_size(), *views]
             columns = [0 if t is None else t[0].numel() for t in (inputs.index, inputs.x_id, inputs.y_id)]
         except (TypeError, ValueError) as error:
             problem = error
@@ -264,17 +295,20 @@ class Objective(nn.Module):
         if any(header != headers[0] for header in headers):
             sizes = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (_, b, d, *_) in enumerate(headers))
             raise ValueError(
-                "every process must pass the same number of pairs, width, dtype, mode (train or eval) and arguments "
-                f"(index, x_id, y_id), but got {sizes}; drop the last incomplete batch"
+                "every process must pass the same number of pairs and views, width, dtype, mode (train or eval) and "
+                f"arguments (index, x_id, y_id), but got {sizes}; drop the last incomplete batch"
             )
         return inputs
 
     def _check_inputs(self, inputs: Inputs) -> None:
         x, y = inputs.x, inputs.y
-        if x.ndim != 2 or x.shape != y.shape:
+        if not (x.ndim in (2, 3) and y.ndim in (2, 3) and len(x) == len(y) and x.shape[-1] == y.shape[-1]):
             shapes = f"x is {tuple(x.shape)} and y is {tuple(y.shape)}"
             hint = "; a single vector has no negatives, so pass a batch of pairs" if x.ndim == 1 else ""
-            raise ValueError(f"x and y must both be (b, d), one row per pair, but {shapes}{hint}")
+            raise ValueError(f"x and y must both be (b, d), or (b, m, d) with m views of each, but {shapes}{hint}")
+        for name, side in (("x", x), ("y", y)):
+            if _views(side) < 1:
+                raise ValueError(f"{name} must have at least one view per pair, but is {tuple(side.shape)}")
         if not (x.is_floating_point() and x.dtype == y.dtype):
             raise ValueError(f"x and y must have one floating-point dtype, but x is {x.dtype} and y is {y.dtype}")
         if x.device != y.device:
@@ -296,6 +330,10 @@ class Objective(nn.Module):
         self.check_settings()
 
 
+def _views(features: Tensor) -> int:
+    return features.shape[1] if features.ndim == 3 else 1
+
+
 def _gather_integers(index: Tensor | None, ids: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Gather the index (b,) and the ids (b, k) of all processes in one message, if they are not None."""
     columns = [t for t in (None if index is None else index[:, None], ids) if t is not None]
@@ -308,19 +346,22 @@ def _gather_integers(index: Tensor | None, ids: Tensor | None) -> tuple[Tensor |
 
 def _have_unit_norm(x: Tensor, y: Tensor) -> Tensor | bool:
     """Return whether the first, middle and last rows have unit norm; a scalar tensor if they are on an accelerator."""
-    last, middle = max(len(x) - 1, 1), slice(len(x) // 2, len(x) // 2 + 1)
-    norms = torch.linalg.vector_norm(torch.cat([x[::last], x[middle], y[::last], y[middle]]), dim=1)
+    rows = [side[row] for side in (x, y) for row in (0, len(side) // 2, -1)]
+    norms = torch.linalg.vector_norm(torch.stack(rows), dim=1)
     if x.device.type == "cpu":
         return all(abs(norm - 1) <= NORM_TOLERANCE for norm in norms.tolist())
     return torch.all((norms - 1).abs() <= NORM_TOLERANCE)
 
 
-def _describe_norms(x: Tensor, y: Tensor) -> str:
-    errors = torch.stack([torch.linalg.vector_norm(features.double(), dim=1) - 1 for features in (x, y)])
-    worst = int(errors.abs().amax(dim=1).argmax())
-    name, row = "xy"[worst], int(errors[worst].abs().argmax())
+def _describe_norms(x: Tensor, y: Tensor, views: tuple[int, int]) -> str:
+    worst = (0.0, "x", 0)
+    for name, features, m in (("x", x, views[0]), ("y", y, views[1])):
+        errors = torch.linalg.vector_norm(features.double(), dim=1) - 1
+        row = int(errors.abs().argmax())
+        worst = max(worst, (float(errors[row]), name, row // m), key=lambda entry: abs(entry[0]))
+    error, name, pair = worst
     return (
-        f"{name} must have unit norm, but row {row} of the global batch has norm {float(errors[worst, row]) + 1:.4g}; "
+        f"{name} must have unit norm, but row {pair} of the global batch has norm {error + 1:.4g}; "
         f"pass F.normalize({name}, dim=-1), or build the objective with normalize=True"
     )
 
@@ -376,14 +417,24 @@ class AutogradObjective(Objective):
         raise NotImplementedError
 
     def compute(self, batch: GatheredBatch) -> ObjectiveOutput:
-        """Compute the mean over the anchors of all processes."""
-        # one nan or inf anywhere makes the sum of all positives' scores nan or inf
-        positive = torch.dot(batch.x.detach().reshape(-1), batch.y.detach().reshape(-1))
-        self.check_features(batch, positive.isfinite())
+        """Compute the mean over the anchors of all processes, and over the pairs of a view of x and a view of y."""
+        # one nan or inf anywhere makes the sum of all entries nan or inf
+        total = batch.x.detach().sum() + batch.y.detach().sum()
+        self.check_features(batch, total.isfinite())
+        if batch.views == (1, 1):
+            return self._compute_one_view(batch)
+        m_x, m_y = batch.views
+        outputs = [
+            self._compute_one_view(batch.one_view(*views)) for views in itertools.product(range(m_x), range(m_y))
+        ]
+        metrics = {key: torch.stack([out.metrics[key] for out in outputs]).mean(dim=0) for key in outputs[0].metrics}
+        return ObjectiveOutput(torch.stack([out.loss for out in outputs]).mean(), metrics)
+
+    def _compute_one_view(self, batch: GatheredBatch) -> ObjectiveOutput:
         processes = distributed.world_size()
         xy = batch.local_x @ batch.y.T
         yx = xy.T if processes == 1 else batch.local_y @ batch.x.T
-        positives = torch.arange(batch.rows.start, batch.rows.stop, device=xy.device)
+        positives = torch.arange(batch.pairs.start, batch.pairs.stop, device=xy.device)
         masked = None
         if batch.ids is not None:
             masked = batch.excluded().scatter_(1, positives[:, None], False)

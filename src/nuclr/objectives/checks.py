@@ -53,10 +53,19 @@ def to_tensors(
 
     """
     integers = (_integer_tensor(*item) for item in (("index", index), ("x_id", x_id), ("y_id", y_id)))
-    return Inputs(_feature_tensor("x", x), _feature_tensor("y", y), *integers)
+    return Inputs(to_features("x", x), to_features("y", y), *integers)
 
 
-def _feature_tensor(name: str, value: object) -> Tensor:
+def to_index(index: Integers) -> Tensor:
+    """Convert the indices of a batch to a host tensor (b,) of int64; raise if they are something else."""
+    tensor = _integer_tensor("index", index)
+    if tensor is None or tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise ValueError("index must be (b,) integers, one per pair")
+    return tensor.to("cpu", torch.int64)
+
+
+def to_features(name: str, value: object) -> Tensor:
+    """Convert features to a tensor; raise a TypeError that names the argument if they are something else."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray):

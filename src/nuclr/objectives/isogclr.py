@@ -2,30 +2,20 @@
 
     minimize  mean_i tau_i log( (1/(n-1)) sum_{j != i} exp((s_ij - s_ii)/tau_i) ) + rho tau_i  over tau_i as well
 
-(Qiu et al., "Not All Semantics are Created Equal", ICML 2023). With SogCLR's u_i and w_ij at tau_i,
+(Qiu et al., "Not All Semantics are Created Equal", ICML 2023). `stateful` has the step of tau_i. The old tau_i is used
+throughout the step. The defaults are those of the authors' command lines.
 
-    g_i = clip(log u_i - log(n-1) + rho - sum_{j != i} w_ij (s_ij - s_ii)/tau_i, -5, 5)
-    m_i <- (1 - tau_beta) m_i + tau_beta g_i,    tau_i <- clip(tau_i - tau_lr m_i, tau_min, tau_max)
-
-The old tau_i is used throughout the step.
-
-Relations: with tau_lr = 0 it has SogCLR's gradients.
+Relations: with tau_lr = 0 it has SogCLR's gradients. NUCLR with individual temperatures, zeta = 0 held fixed and
+xi_init = inf is this objective.
 """
-
-import math
 
 import torch
 from torch import Tensor
 
-from nuclr.objectives.base import GatheredBatch
-from nuclr.objectives.checks import check_positive, check_range
-from nuclr.objectives.sogclr import SogCLR
-from nuclr.objectives.stateful import ANCHORS, Step, unless_alone
-
-GRADIENT_LIMIT = 5.0
+from nuclr.objectives.stateful import StatefulObjective, Step
 
 
-class ISogCLR(SogCLR):
+class ISogCLR(StatefulObjective):
     """SogCLR with a learnt temperature per anchor.
 
     Args:
@@ -35,9 +25,13 @@ class ISogCLR(SogCLR):
         rho: weight of the temperatures; larger values push them down.
         tau_lr: step size of tau_i.
         tau_beta: weight of the new gradient in its running mean.
-        tau_min: lower bound of tau_i; the authors use 0.005.
-        tau_max: upper bound of tau_i; the authors use 0.05.
+        tau_min: lower bound of tau_i after its first step.
+        tau_max: upper bound of tau_i after its first step.
+        gamma_rule: as in `SogCLR`.
+        alpha: as in `SogCLR`.
+        sides: as in `SogCLR`.
         state_device: as in `SogCLR`.
+        state_sharding: as in `SogCLR`.
         normalize: as in `Objective`.
 
     Example:
@@ -47,60 +41,41 @@ class ISogCLR(SogCLR):
 
     """
 
-    needs_moments = True
-
     def __init__(
         self,
         num_samples: int,
         temperature: float = 0.03,
         gamma: float = 0.8,
         rho: float = 8.0,
-        tau_lr: float = 1e-5,
-        tau_beta: float = 0.5,
-        tau_min: float = 0.001,
-        tau_max: float = 1.0,
+        tau_lr: float = 1e-3,
+        tau_beta: float = 0.9,
+        tau_min: float = 0.005,
+        tau_max: float = 0.05,
+        gamma_rule: str = "constant",
+        alpha: float = 4.0,
+        sides: str = "both",
         state_device: str | torch.device | None = None,
+        state_sharding: bool = False,
         normalize: bool = False,
     ) -> None:
-        super().__init__(num_samples, temperature, gamma, state_device, normalize)
-        self.rho, self.tau_lr, self.tau_beta, self.tau_min, self.tau_max = rho, tau_lr, tau_beta, tau_min, tau_max
-        self.add_tables("tau", temperature)
-        self.add_tables("tau_momentum", 0.0)
-        self.check_settings()
-
-    def check_settings(self) -> None:
-        """Raise a ValueError if a setting is out of range, or tau_min is above tau_max."""
-        super().check_settings()
-        check_positive("tau_min", self.tau_min)
-        check_range("tau_min", self.tau_min, 0, self.tau_max)
-        check_range("tau_lr", self.tau_lr, 0, math.inf)
-        check_range("tau_beta", self.tau_beta, 0, 1)
-
-    @property
-    def current_temperature(self) -> float:
-        """The mean of both sides' tau_i over the samples seen so far; `temperature` if none was seen."""
-        tables = [(self.buffer(f"tau_{side}"), self.buffer(f"log_u_{side}")) for side in ANCHORS]
-        seen = torch.cat([tau[~log_u.isneginf()] for tau, log_u in tables])
-        return seen.double().mean().item() if len(seen) else super().current_temperature
-
-    def read_tau(self, index: Tensor | None, batch: GatheredBatch) -> Tensor:
-        """Return the temperatures of the anchors, (2, B)."""
-        return self.read("tau", ANCHORS, index, batch)
-
-    def value(self, step: Step) -> Tensor:
-        """Return tau_i (log u_i - log(n - 1)) + rho tau_i."""
-        return super().value(step) + self.rho * step.tau
-
-    def update(self, step: Step, sums: Tensor) -> dict[str, Tensor]:
-        """Update tau_i and its momentum, from sums = sum_j w_ij (s_ij - s_ii)/tau_i; return metrics."""
-        assert step.index is not None and isinstance(step.tau, Tensor)
-        log_mean = step.log_u - math.log(self.num_samples - 1)
-        gradient = (log_mean + self.rho - sums).clamp(-GRADIENT_LIMIT, GRADIENT_LIMIT)
-        old = self.rows("tau_momentum", ANCHORS, step.index).to(gradient)
-        momentum = unless_alone(step.negatives, old + self.tau_beta * (gradient - old), old)
-        tau = unless_alone(
-            step.negatives, (step.tau - self.tau_lr * momentum).clamp(self.tau_min, self.tau_max), step.tau
+        super().__init__(
+            num_samples,
+            temperature,
+            gamma,
+            gamma_rule,
+            alpha,
+            individual_temperature=True,
+            rho=rho,
+            tau_lr=tau_lr,
+            tau_beta=tau_beta,
+            tau_min=tau_min,
+            tau_max=tau_max,
+            sides=sides,
+            state_device=state_device,
+            state_sharding=state_sharding,
+            normalize=normalize,
         )
-        self.write("tau_momentum", ANCHORS, step.index, momentum)
-        self.write("tau", ANCHORS, step.index, tau)
-        return dict(zip(("tau_x", "tau_y"), tau.mean(dim=1).unbind(), strict=True))
+
+    def log_normalizer(self, step: Step) -> Tensor:
+        """Return log u_i."""
+        return step.log_u
