@@ -98,13 +98,22 @@ def assert_same_step(out, grad_x: Tensor, grad_y: Tensor, step: reference.Step, 
     assert_close(grad_y, step.grad_y, "gradient of y")
 
 
+def materialize(objective, dtype: torch.dtype = torch.float64):
+    """Show the objective one batch in eval mode, which fixes the width of its networks; return the objective."""
+    x = torch.eye(2, DIM, dtype=dtype)
+    objective.eval()(x, x)
+    return objective.train()
+
+
 def scatter_networks(objective, seed: int = 0) -> None:
     """Replace the parameters of the networks by random ones, so that their outputs are not constant."""
     generator = torch.Generator().manual_seed(seed)
+    materialize(objective)
     with torch.no_grad():
         for name, parameter in objective.named_parameters():
             if "network" in name:
-                parameter.copy_(0.4 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+                size = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1  # outputs of about 1 at any width
+                parameter.copy_(size * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
 
 
 def network_outputs(network: nn.Module, features: Tensor) -> Tensor:
@@ -137,7 +146,7 @@ class Stateful:
         for key, value in options.items():
             setattr(self.objective, key, value)
 
-    def networks(self, x: Tensor, y: Tensor) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    def networks(self) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
         """Return copies of the popularity and normalizer networks that this objective has, by side."""
         popularity, normalizer = {}, {}
         for a, c in self.settings.both_sides:
@@ -149,7 +158,7 @@ class Stateful:
 
     def expected(self, x: Tensor, y: Tensor, index: Tensor | None, mask, training: bool = True) -> reference.Step:
         by_side = {"x": x, "y": y}
-        popularity, normalizer = self.networks(x, y)
+        popularity, normalizer = self.networks()
         with torch.no_grad():
             h = {side: network_outputs(network, by_side[side]).numpy() for side, network in popularity.items()}
             k = {side: network_outputs(network, by_side[side]).numpy() for side, network in normalizer.items()}
@@ -174,7 +183,7 @@ class Stateful:
     def expected_parameter_gradients(self, step: reference.Step, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the gradients of the objective's parameters, by name; call it before the objective's own step."""
         by_side, gradients = {"x": x, "y": y}, {}
-        popularity, normalizer = self.networks(x, y)
+        popularity, normalizer = self.networks()
         for kind, networks, arriving in (
             ("popularity", popularity, step.grad_h),
             ("normalizer", normalizer, step.grad_k),

@@ -25,6 +25,7 @@ from torch.nn.functional import normalize
 
 from nuclr.objectives import build
 from tests import reference
+from tests.objectives.extensions import cases
 
 pytestmark = pytest.mark.slow
 TAUS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
@@ -403,6 +404,49 @@ def test_many_steps_stay_finite(name) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The extensions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def batches_of_views(kind: str, batch: int, steps: int, views: tuple[int | None, int | None]):
+    """Yield (x, y, index) with this number of views on either side; views of a sample are drawn independently."""
+    generator = torch.Generator().manual_seed(batch)
+    for _, _, index in batches(kind, batch, steps):
+        several = [feature_pair(kind, batch, generator) for _ in range(3)]
+        x, y = (
+            several[0][side] if count is None else torch.stack([one[side] for one in several[:count]], dim=1)
+            for side, count in enumerate(views)
+        )
+        yield x, y, index
+
+
+@cases()
+def test_extensions_are_finite(name, options, views) -> None:
+    """Value, gradients, visited rows and gradients of parameters, with the parameters trained along."""
+
+    def check(tau, kind) -> None:
+        torch.manual_seed(0)
+        objective = build(name, num_samples=23, **(options | {"temperature": tau}))
+        objective.eval()(*next(batches_of_views(kind, 8, 1, views))[:2])  # fixes the width of networks
+        objective.train()
+        parameters = list(objective.parameters())
+        optimizer = torch.optim.Adam(parameters, lr=1e-2) if parameters else None
+        for x, y, index in batches_of_views(kind, 8, 4, views):
+            objective.zero_grad()
+            out, grad_x, grad_y = call(objective, x, y, index)
+            assert out.loss.isfinite() and grad_x.isfinite().all() and grad_y.isfinite().all()
+            for key, parameter in objective.named_parameters():
+                assert parameter.grad.isfinite().all(), key
+            for key, table in state_of(objective).items():
+                rows = index.numpy() if table.shape == (23,) else ()
+                assert np.isfinite(table[rows]).all(), key
+            if optimizer is not None:
+                optimizer.step()
+
+    for_all(check, tau=TAUS, kind=KINDS)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The stateless objectives
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -439,6 +483,17 @@ def test_stateless(name) -> None:
                 assert_within(actual, exact, bound, f"gradient of {what}")
             for key, parameter in objective.named_parameters():
                 assert parameter.grad.isfinite().all(), key
+
+    for_all(check, tau=TAUS, kind=KINDS)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip", "dcl", "cyclip"])
+def test_stateless_views_are_finite(name) -> None:
+    def check(tau, kind) -> None:
+        objective = build(name, num_samples=23, temperature=tau)
+        for x, y, index in batches_of_views(kind, 8, 2, (2, 3)):
+            out, grad_x, grad_y = call(objective, x, y, index)
+            assert out.loss.isfinite() and grad_x.isfinite().all() and grad_y.isfinite().all()
 
     for_all(check, tau=TAUS, kind=KINDS)
 
