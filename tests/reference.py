@@ -1,27 +1,31 @@
 """The seven objectives as float64 loops, written from the formulas, to test the package against.
 
-The code is slow on purpose and shares nothing with the package. Symbols are the paper's: s_ij = <x_i, y_j>, tau the
-temperature, B the batch size, n the size of the data set. Side x has anchors x and candidates y; side y has them
-exchanged.
+The code is slow on purpose and shares nothing with the package. Symbols are the paper's: s the score of an anchor and
+a candidate, tau the temperature, B the batch size, n the size of the data set. Side x has anchors x and candidates y;
+side y has them exchanged.
 
 The four objectives without state (clip, siglip, dcl, cyclip) return a scalar built in loops from float64 tensors, and
-autograd differentiates the loops. The three with state (sogclr, isogclr, nuclr) take a state, a dict of float64 arrays
-with the names of the buffers, and return a `Step`. Its gradient is not that of the value, but that of
+autograd differentiates the loops. The three with state (sogclr, isogclr, nuclr) are one function, `step`. It takes
+`Settings` and a state, a dict of float64 arrays with the names of the buffers, and returns a `Step`. Its gradient is
+not that of the value, but that of
 
-    (1/B) sum_i sum_{j != i} w_ij (s_ij - s_ii),   w held fixed,
+    (1/B) sum_i sum_{j != i} sum_{k,m} w_ikjm (s_ikjm - S_i),   w held fixed,
 
-summed over both sides. The value is the estimate of the objective.
+summed over the sides. The value is the estimate of the objective. k counts the views of an anchor, m those of a
+candidate, and S_i is the mean score of the views of pair i. K and
+M are the numbers of views.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Matrix = list[list[float]]
+Scores = list[list[list[list[float]]]]  # [i][k][j][m]: view k of anchor i against view m of candidate j
 State = dict[str, np.ndarray]
 
 
@@ -63,228 +67,283 @@ def logaddexp(a: float, b: float) -> float:
     return logsumexp([a, b])
 
 
-def scores(anchors: np.ndarray, candidates: np.ndarray) -> Matrix:
-    return [[sum(float(a) * float(c) for a, c in zip(u, v, strict=True)) for v in candidates] for u in anchors]
-
-
 def clip_to(value: float, low: float, high: float) -> float:
     return max(low, min(high, value))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Stateful objectives
+# Stateful objectives: settings, state, result
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of NUCLR. SogCLR and iSogCLR have no zeta: popularity is "none", zeta_j = 0, and exp(-xi/tau) = 0."""
+
+    num_samples: int
+    temperature: float = 0.03  # of this step, also if it is learnt
+    gamma: float = 0.8
+    gamma_rule: str = "constant"
+    alpha: float = 4.0
+    learn_temperature: bool = False
+    individual_temperature: bool = False
+    rho: float = 8.0
+    tau_lr: float = 1e-3
+    tau_beta: float = 0.9
+    tau_min: float = 0.005
+    tau_max: float = 0.05
+    popularity: str = "none"
+    zeta_init: float = 0.0
+    xi_init: float = 0.0
+    xi_rule: str = "norm"
+    use_xi: bool = True
+    zeta_lr: float = 1e-3
+    zeta_lr_ratio_x: float = 1.0
+    zeta_momentum: float = 0.0
+    zeta_estimator: str = "reference"
+    zeta_optimizer: str = "sgd"
+    zeta_beta2: float = 0.999
+    zeta_steps: int = 1
+    zeta_velocity_init: str = "zero"
+    normalizer: str = "table"
+    sides: str = "both"
+
+    @property
+    def both_sides(self) -> list[tuple[str, str]]:
+        """The sides of the objective, as (anchors, candidates)."""
+        return {"both": [("x", "y"), ("y", "x")], "x": [("x", "y")], "y": [("y", "x")]}[self.sides]
+
+    def replace(self, **changes) -> "Settings":
+        return dataclasses.replace(self, **changes)
+
+
+def settings(name: str, **options) -> Settings:
+    """Return the settings of sogclr, isogclr or nuclr with these options of its constructor."""
+    fixed = {
+        "sogclr": {"popularity": "none"},
+        "isogclr": {"popularity": "none", "individual_temperature": True},
+        "nuclr": {"popularity": options.get("popularity", "table")},
+    }[name]
+    return Settings(**(options | fixed))
+
+
+def initial_state(options: Settings) -> State:
+    n, state = options.num_samples, {}
+    for a, c in options.both_sides:
+        if options.normalizer == "table":
+            state[f"log_u_{a}"] = np.full(n, -math.inf)
+        else:
+            state[f"offset_{a}"] = np.array(math.nan)  # set in the first training batch
+        if options.individual_temperature:
+            state[f"tau_{a}"] = np.full(n, options.temperature)
+            state[f"tau_momentum_{a}"] = np.zeros(n)
+        if options.popularity == "table":
+            state[f"zeta_{c}"] = np.full(n, options.zeta_init)
+            if options.zeta_optimizer == "adam":
+                state[f"zeta_velocity_{c}"] = np.zeros(n)
+                state[f"zeta_square_{c}"] = np.zeros(n)
+                state[f"zeta_updates_{c}"] = np.zeros(n)
+            else:
+                state[f"zeta_velocity_{c}"] = np.full(n, 0.0 if options.zeta_velocity_init == "zero" else math.nan)
+        if options.popularity != "none":
+            start = abs(options.zeta_init) if options.xi_rule == "norm" else options.zeta_init
+            state[f"xi_{c}"] = np.array(max(options.xi_init, start))
+    return state
 
 
 @dataclass
 class Step:
-    """The result of one call: the value of each side, gradients (B, d), and the state afterwards."""
+    """The result of one call: the value of each side, gradients shaped as x and y, and the state afterwards.
+
+    `grad_tau` is the gradient with respect to the learnt temperature. `grad_h` and `grad_k` have the gradients that
+    arrive at the outputs of the popularity and normalizer networks, per side and shaped (B, views). `zeta_gradient`
+    has n G_j per candidate side at the zeta from before the step.
+    """
 
     value_x: float
     value_y: float
     grad_x: np.ndarray
     grad_y: np.ndarray
     state: State
+    grad_tau: float = 0.0
+    grad_h: dict[str, np.ndarray] = field(default_factory=dict)
+    grad_k: dict[str, np.ndarray] = field(default_factory=dict)
+    zeta_gradient: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def value(self) -> float:
         return self.value_x + self.value_y
 
 
-def log_phi(s: Matrix, kept: list[list[int]], zeta: list[float], tau: list[float], n: int) -> list[float]:
-    """Return log phi_i = log((n-1)/c_i) + logsumexp_{j kept} (s_ij - s_ii - zeta_j)/tau_i; -inf if c_i = 0."""
+# ---------------------------------------------------------------------------------------------------------------------
+# Stateful objectives: the formulas of one side
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def with_views(features: np.ndarray) -> np.ndarray:
+    """Return features as (B, m, d); (B, d) means one view."""
+    return features if features.ndim == 3 else features[:, None]
+
+
+def scores(anchors: np.ndarray, candidates: np.ndarray) -> Scores:
+    """Return s[i][k][j][m] = <a_ik, c_jm>, from (B, m, d) each."""
+    a, c = anchors.tolist(), candidates.tolist()
+    return [[[[sum(p * q for p, q in zip(u, v, strict=True)) for v in views] for views in c] for u in own] for own in a]
+
+
+def positive_scores(s: Scores) -> list[float]:
+    """Return S_i, the mean of s[i][k][i][m] over the views k and m."""
+    result = []
+    for i, anchor in enumerate(s):
+        own = [score for view in anchor for score in view[i]]
+        result.append(sum(own) / len(own))
+    return result
+
+
+def exponent(s: Scores, positive: list[float], zeta: list[float], tau_i: list[float], tau: float, *at: int) -> float:
+    """Return (s_ikjm - S_i)/tau_i - zeta_j/tau for at = i, k, j, m."""
+    i, k, j, m = at
+    return (s[i][k][j][m] - positive[i]) / tau_i[i] - zeta[j] / tau
+
+
+def log_phi(s: Scores, kept: list[list[int]], zeta: list[float], tau_i: list[float], tau: float, n: int) -> list[float]:
+    """Return log phi_i, phi_i = (n-1)/c_i sum_{j kept} mean_{k,m} exp((s_ikjm - S_i)/tau_i - zeta_j/tau).
+
+    It is -inf if c_i = 0.
+    """
+    positive = positive_scores(s)
     result = []
     for i, negatives in enumerate(kept):
         if not negatives:
             result.append(-math.inf)
             continue
-        terms = [(s[i][j] - s[i][i] - zeta[j]) / tau[i] for j in negatives]
-        result.append(math.log((n - 1) / len(negatives)) + logsumexp(terms))
+        terms = []
+        for k in range(len(s[i])):
+            for j in negatives:
+                for m in range(len(s[i][k][j])):
+                    terms.append(exponent(s, positive, zeta, tau_i, tau, i, k, j, m))
+        pairs_of_views = len(terms) // len(negatives)
+        result.append(math.log((n - 1) / len(negatives)) + logsumexp(terms) - math.log(pairs_of_views))
     return result
 
 
-def running_average(old: float, phi: float, gamma: float) -> float:
-    """Return log((1-gamma) u + gamma phi), or log phi on the first visit, log u = -inf."""
+def running_average(old: float, phi: float, options: Settings) -> float:
+    """Return log((1-gamma) u + gamma phi), or log phi on the first visit, log u = -inf.
+
+    Proximal: gamma = alpha u' / (1 + alpha u') with u' = u/(n-1), that is, the logistic function of log(alpha u').
+    """
     if old == -math.inf:
         return phi
-    return logaddexp(log(1 - gamma) + old, math.log(gamma) + phi)
-
-
-def new_log_u(
-    stored: list[float] | None, phi: list[float], kept: list[list[int]], gamma: float, training: bool
-) -> list[float]:
-    """Return log u per anchor: averaged in training; in eval mode the stored value, or phi if there is none."""
-    result = []
-    for i, negatives in enumerate(kept):
-        old = -math.inf if stored is None else stored[i]
-        if not negatives:
-            result.append(old)
-        elif training:
-            result.append(running_average(old, phi[i], gamma))
-        else:
-            result.append(phi[i] if old == -math.inf else old)
-    return result
+    if options.gamma_rule == "proximal":
+        ratio = math.log(options.alpha) + old - math.log(options.num_samples - 1)
+        log_gamma, log_rest = -logaddexp(0.0, -ratio), -logaddexp(0.0, ratio)
+    else:
+        log_gamma, log_rest = log(options.gamma), log(1 - options.gamma)
+    return logaddexp(log_rest + old, log_gamma + phi)
 
 
 def weights(
-    s: Matrix,
+    s: Scores,
     kept: list[list[int]],
     zeta: list[float],
-    tau: list[float],
-    log_u: list[float],
-    log_positive: list[float],
+    tau_i: list[float],
+    tau: float,
+    log_d: list[float],
     n: int,
-) -> Matrix:
-    """w_ij = exp(log((n-1)/c_i) + (s_ij - s_ii - zeta_j)/tau_i - logaddexp(log u_i, log_positive_i)), 0 if masked."""
-    batch = len(s)
-    w = [[0.0] * batch for _ in range(batch)]
+) -> Scores:
+    """Return w_ikjm = (n-1)/(c_i K M) exp((s_ikjm - S_i)/tau_i - zeta_j/tau) / d_i, 0 if masked."""
+    positive = positive_scores(s)
+    w = [[[[0.0] * len(views) for views in anchor_view] for anchor_view in anchor] for anchor in s]
     for i, negatives in enumerate(kept):
-        for j in negatives:
-            exponent = math.log((n - 1) / len(negatives)) + (s[i][j] - s[i][i] - zeta[j]) / tau[i]
-            w[i][j] = math.exp(exponent - logaddexp(log_u[i], log_positive[i]))
+        for k in range(len(s[i])):
+            for j in negatives:
+                count = len(negatives) * len(s[i]) * len(s[i][k][j])
+                for m in range(len(s[i][k][j])):
+                    power = exponent(s, positive, zeta, tau_i, tau, i, k, j, m)
+                    w[i][k][j][m] = math.exp(math.log((n - 1) / count) + power - log_d[i])
     return w
 
 
-def surrogate_gradient(anchors: np.ndarray, candidates: np.ndarray, w: Matrix) -> tuple[np.ndarray, np.ndarray]:
-    """Return the gradients of (1/B) sum_i sum_j w_ij (<a_i, c_j> - <a_i, c_i>) for anchors and for candidates."""
-    batch = len(anchors)
+def surrogate_gradient(anchors: np.ndarray, candidates: np.ndarray, w: Scores) -> tuple[np.ndarray, np.ndarray]:
+    """Return the gradients of (1/B) sum_ikjm w_ikjm (<a_ik, c_jm> - S_i) for anchors and for candidates."""
+    batch, a_views, c_views = len(anchors), anchors.shape[1], candidates.shape[1]
     grad_a, grad_c = np.zeros_like(anchors), np.zeros_like(candidates)
     for i in range(batch):
-        for j in range(batch):
-            grad_a[i] += w[i][j] * (candidates[j] - candidates[i]) / batch
-            grad_c[j] += w[i][j] * anchors[i] / batch
-            grad_c[i] -= w[i][j] * anchors[i] / batch
+        total = 0.0
+        for k in range(a_views):
+            for j in range(batch):
+                for m in range(c_views):
+                    total += w[i][k][j][m]
+                    grad_a[i, k] += w[i][k][j][m] * candidates[j, m] / batch
+                    grad_c[j, m] += w[i][k][j][m] * anchors[i, k] / batch
+        for k in range(a_views):
+            for m in range(c_views):
+                grad_a[i, k] -= total * candidates[i, m] / (a_views * c_views * batch)
+                grad_c[i, m] -= total * anchors[i, k] / (a_views * c_views * batch)
     return grad_a, grad_c
 
 
-def rows(table: np.ndarray, index: Sequence[int] | None) -> list[float] | None:
-    return None if index is None else [float(table[int(k)]) for k in index]
+def temperature_pull(s: Scores, w: Scores, tau_i: list[float]) -> list[float]:
+    """Return sum_{j,k,m} w_ikjm (s_ikjm - S_i)/tau_i per anchor."""
+    positive = positive_scores(s)
+    result = []
+    for i, anchor in enumerate(s):
+        total = 0.0
+        for k, anchor_view in enumerate(anchor):
+            for j, candidate_views in enumerate(anchor_view):
+                for m, score in enumerate(candidate_views):
+                    total += w[i][k][j][m] * (score - positive[i]) / tau_i[i]
+        result.append(total)
+    return result
 
 
-def write(table: np.ndarray, index: Sequence[int], values: list[float], kept: list[list[int]]) -> None:
-    """Write the rows of the batch; an anchor without negatives changes nothing."""
-    for i, k in enumerate(index):
-        if kept[i]:
-            table[int(k)] = values[i]
+def temperature_gradient(
+    s: Scores,
+    kept: list[list[int]],
+    w: Scores,
+    zeta: list[float],
+    guard: list[float],
+    tau: float,
+    log_d: list[float],
+    options: Settings,
+) -> float:
+    """Return the derivative with respect to tau of mean_i tau (log d_i - log(n-1) + rho).
 
-
-def sogclr_state(n: int) -> State:
-    return {"log_u_x": np.full(n, -math.inf), "log_u_y": np.full(n, -math.inf)}
-
-
-def sogclr(
-    x: np.ndarray,
-    y: np.ndarray,
-    index: Sequence[int] | None,
-    state: State,
-    *,
-    temperature: float,
-    gamma: float,
-    x_id: Sequence[int] | None = None,
-    y_id: Sequence[int] | None = None,
-    training: bool = True,
-) -> Step:
-    """w_ij = phi's terms over u_i; the value of a side is mean_i tau (log u_i - log(n-1))."""
-    state = {name: table.copy() for name, table in state.items()}
-    n, batch = len(state["log_u_x"]), len(x)
-    kept = kept_pairs(batch, x_id, y_id)
-    zeta, tau, no_positive = [0.0] * batch, [temperature] * batch, [-math.inf] * batch
-
-    value, grad = {}, {"x": np.zeros_like(x), "y": np.zeros_like(y)}
-    for a, c, anchors, candidates in (("x", "y", x, y), ("y", "x", y, x)):
-        s = scores(anchors, candidates)
-        phi = log_phi(s, kept, zeta, tau, n)
-        log_u = new_log_u(rows(state[f"log_u_{a}"], index), phi, kept, gamma, training)
-        grad_a, grad_c = surrogate_gradient(anchors, candidates, weights(s, kept, zeta, tau, log_u, no_positive, n))
-        grad[a] += grad_a
-        grad[c] += grad_c
-        value[a] = sum(tau[i] * (log_u[i] - math.log(n - 1)) for i in range(batch) if kept[i]) / batch
-        if training:
-            write(state[f"log_u_{a}"], index, log_u, kept)
-    return Step(value["x"], value["y"], grad["x"], grad["y"], state)
-
-
-def isogclr_state(n: int, temperature: float) -> State:
-    return sogclr_state(n) | {
-        "tau_x": np.full(n, temperature),
-        "tau_y": np.full(n, temperature),
-        "tau_momentum_x": np.zeros(n),
-        "tau_momentum_y": np.zeros(n),
-    }
-
-
-def isogclr(
-    x: np.ndarray,
-    y: np.ndarray,
-    index: Sequence[int] | None,
-    state: State,
-    *,
-    temperature: float,
-    gamma: float,
-    rho: float = 8.0,
-    tau_lr: float = 1e-5,
-    tau_beta: float = 0.5,
-    tau_min: float = 0.001,
-    tau_max: float = 1.0,
-    x_id: Sequence[int] | None = None,
-    y_id: Sequence[int] | None = None,
-    training: bool = True,
-) -> Step:
-    """SogCLR with one tau_i per anchor, which then takes a step; the value includes rho tau_i."""
-    state = {name: table.copy() for name, table in state.items()}
-    n, batch = len(state["log_u_x"]), len(x)
-    kept = kept_pairs(batch, x_id, y_id)
-    zeta, no_positive = [0.0] * batch, [-math.inf] * batch
-
-    value, grad = {}, {"x": np.zeros_like(x), "y": np.zeros_like(y)}
-    for a, c, anchors, candidates in (("x", "y", x, y), ("y", "x", y, x)):
-        s = scores(anchors, candidates)
-        tau = rows(state[f"tau_{a}"], index) or [temperature] * batch
-        phi = log_phi(s, kept, zeta, tau, n)
-        log_u = new_log_u(rows(state[f"log_u_{a}"], index), phi, kept, gamma, training)
-        w = weights(s, kept, zeta, tau, log_u, no_positive, n)
-        grad_a, grad_c = surrogate_gradient(anchors, candidates, w)
-        grad[a] += grad_a
-        grad[c] += grad_c
-        value[a] = sum(tau[i] * (log_u[i] - math.log(n - 1) + rho) for i in range(batch) if kept[i]) / batch
-        if training:
-            momentum = rows(state[f"tau_momentum_{a}"], index)
-            new_tau = list(tau)
-            for i in range(batch):
-                if kept[i]:
-                    pull = sum(w[i][j] * (s[i][j] - s[i][i]) / tau[i] for j in kept[i])
-                    g = clip_to(log_u[i] - math.log(n - 1) + rho - pull, -5.0, 5.0)
-                    momentum[i] = (1 - tau_beta) * momentum[i] + tau_beta * g
-                    new_tau[i] = clip_to(tau[i] - tau_lr * momentum[i], tau_min, tau_max)
-            write(state[f"log_u_{a}"], index, log_u, kept)
-            write(state[f"tau_momentum_{a}"], index, momentum, kept)
-            write(state[f"tau_{a}"], index, new_tau, kept)
-    return Step(value["x"], value["y"], grad["x"], grad["y"], state)
-
-
-def nuclr_state(n: int, zeta_init: float = 0.0, xi_init: float = 0.0, xi_rule: str = "norm") -> State:
-    start = max(xi_init, abs(zeta_init) if xi_rule == "norm" else zeta_init)
-    return sogclr_state(n) | {
-        "zeta_x": np.full(n, zeta_init),
-        "zeta_y": np.full(n, zeta_init),
-        "zeta_velocity_x": np.zeros(n),
-        "zeta_velocity_y": np.zeros(n),
-        "xi_x": np.array(start),
-        "xi_y": np.array(start),
-    }
+    d_i = u_i + exp(-guard_i/tau), and du_i/dtau is replaced by
+    dphi_i/dtau = -(n-1)/c_i sum_j mean_{k,m} exp(..) (s_ikjm - S_i - zeta_j)/tau^2,
+    in which exp(..) (n-1)/(c_i K M) / d_i is w_ikjm.
+    """
+    positive = positive_scores(s)
+    total = 0.0
+    for i, negatives in enumerate(kept):
+        if not negatives:
+            continue
+        derivative = 0.0  # of log d_i
+        for k in range(len(s[i])):
+            for j in negatives:
+                for m in range(len(s[i][k][j])):
+                    derivative -= w[i][k][j][m] * (s[i][k][j][m] - positive[i] - zeta[j]) / tau**2
+        if guard[i] < math.inf:
+            derivative += math.exp(-guard[i] / tau - log_d[i]) * guard[i] / tau**2
+        total += log_d[i] - math.log(options.num_samples - 1) + options.rho + tau * derivative
+    return total / len(s)
 
 
 def zeta_gradient(
-    s: Matrix,
+    s: Scores,
     kept: list[list[int]],
     zeta: list[float],
+    tau_i: list[float],
     tau: float,
     log_u: list[float],
     estimator: str,
     n: int,
 ) -> list[float]:
-    """Return n G_j = 1 - a p_jj - b (n-1)/c_j sum_{i kept with j} p_ij, or 0, which is not used, if c_j = 0."""
-    batch = len(s)
+    """Return n G_j = 1 - a p_jj - b (n-1)/c_j sum_{i kept with j} p_ij, or 0, which is not used, if c_j = 0.
+
+    p_ij = mean_{k,m} exp((s_ikjm - S_i)/tau_i - zeta_j/tau) / (u_i + exp(-zeta_i/tau)).
+    """
+    batch, positive = len(s), positive_scores(s)
     result = []
     for j in range(batch):
         if not kept[j]:
@@ -294,7 +353,11 @@ def zeta_gradient(
         total = 0.0
         for i in range(batch):
             if j in kept[i]:
-                total += math.exp((s[i][j] - s[i][i] - zeta[j]) / tau - logaddexp(log_u[i], -zeta[i] / tau))
+                log_z = logaddexp(log_u[i], -zeta[i] / tau)
+                count = len(s[i]) * len(s[i][0][j])
+                for k in range(len(s[i])):
+                    for m in range(len(s[i][k][j])):
+                        total += math.exp(exponent(s, positive, zeta, tau_i, tau, i, k, j, m) - log_z) / count
         on_positive = {"unbiased": 1.0, "paper": n / batch, "reference": n / batch}[estimator]
         on_sum = {
             "unbiased": (n - 1) / len(kept[j]),
@@ -305,64 +368,198 @@ def zeta_gradient(
     return result
 
 
-def nuclr(
+# ---------------------------------------------------------------------------------------------------------------------
+# Stateful objectives: one step
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def rows(table: np.ndarray, index: Sequence[int]) -> list[float]:
+    return [float(table[int(k)]) for k in index]
+
+
+def write(table: np.ndarray, index: Sequence[int], values: list[float], kept: list[list[int]]) -> None:
+    """Write the rows of the batch; an anchor without negatives changes nothing."""
+    for i, k in enumerate(index):
+        if kept[i]:
+            table[int(k)] = values[i]
+
+
+def step(
+    options: Settings,
     x: np.ndarray,
     y: np.ndarray,
     index: Sequence[int] | None,
     state: State,
     *,
-    temperature: float,
-    gamma: float,
-    zeta_init: float = 0.0,
-    xi_rule: str = "norm",
-    use_xi: bool = True,
-    zeta_lr: float = 1e-3,
-    zeta_lr_ratio_x: float = 1.0,
-    zeta_momentum: float = 0.0,
-    zeta_estimator: str = "reference",
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
     training: bool = True,
+    h: dict[str, np.ndarray] | None = None,
+    k: dict[str, np.ndarray] | None = None,
 ) -> Step:
-    """Both steps use zeta_t, xi_t and the new u. On side x, zeta and xi are those of the candidates, zeta_y and xi_y.
+    """Take one step of sogclr, isogclr or nuclr: the model's gradient, and in training the new state.
 
-    Without an index, zeta_init is used, the value of rows that were never visited.
+    Everything uses zeta, xi and tau_i from before the step, and the new u. On side x, zeta and xi are those of the
+    candidates, zeta_y and xi_y; u and tau_i are those of the anchors, log_u_x and tau_x. An anchor without negatives
+    has value 0 and changes nothing.
+
+    Args:
+        options: the settings; `temperature` is the current one.
+        x: (B, d) or (B, m, d).
+        y: as x, with its own number of views.
+        index: the rows of the tables; None in eval mode stands for rows that were never visited.
+        state: the tables.
+        x_id: ids of x.
+        y_id: ids of y.
+        training: whether the state is updated.
+        h: side -> (B, m), the outputs of the popularity network of the candidates of this side, one per view.
+        k: side -> (B, m), the outputs of the normalizer network of the anchors of this side, without the offset.
+
     """
     state = {name: table.copy() for name, table in state.items()}
-    n, batch, tau = len(state["log_u_x"]), len(x), temperature
-    kept = kept_pairs(batch, x_id, y_id)
+    features = {"x": with_views(x), "y": with_views(y)}
+    result = Step(0.0, 0.0, np.zeros_like(features["x"]), np.zeros_like(features["y"]), {})
+    kept = kept_pairs(len(x), x_id, y_id)
+    for a, c in options.both_sides:
+        _side(options, a, c, features, index, state, kept, training, h, k, result)
+    result.grad_x, result.grad_y = result.grad_x.reshape(x.shape), result.grad_y.reshape(y.shape)
+    result.state = state
+    return result
 
-    value, grad = {}, {"x": np.zeros_like(x), "y": np.zeros_like(y)}
-    for a, c, anchors, candidates in (("x", "y", x, y), ("y", "x", y, x)):
-        s = scores(anchors, candidates)
-        zeta = rows(state[f"zeta_{c}"], index) or [zeta_init] * batch
+
+def _side(options, a, c, features, index, state, kept, training, h, k, result) -> None:
+    n, batch, tau = options.num_samples, len(kept), options.temperature
+    s = scores(features[a], features[c])
+    positive = positive_scores(s)
+
+    # tau_i of the anchors, zeta_j and xi of the candidates
+    tau_i, zeta, xi = [tau] * batch, [options.zeta_init] * batch, math.inf
+    if options.individual_temperature and index is not None:
+        tau_i = rows(state[f"tau_{a}"], index)
+    if options.popularity == "none":
+        zeta = [0.0] * batch
+    elif options.popularity == "network":
+        zeta = [options.zeta_init + tau * sum(views) / len(views) for views in h[c].tolist()]
+    elif index is not None:
+        zeta = rows(state[f"zeta_{c}"], index)
+    if options.popularity != "none":
         xi = float(state[f"xi_{c}"])
-        phi = log_phi(s, kept, zeta, [tau] * batch, n)
-        log_u = new_log_u(rows(state[f"log_u_{a}"], index), phi, kept, gamma, training)
 
-        log_positive = [-xi / tau if use_xi else -zeta[i] / tau for i in range(batch)]
-        w = weights(s, kept, zeta, [tau] * batch, log_u, log_positive, n)
-        grad_a, grad_c = surrogate_gradient(anchors, candidates, w)
-        grad[a] += grad_a
-        grad[c] += grad_c
-        value[a] = sum(tau * logaddexp(log_u[i], -zeta[i] / tau) for i in range(batch) if kept[i]) / batch
+    # u_i
+    phi = log_phi(s, kept, zeta, tau_i, tau, n)
+    if options.normalizer == "network":
+        output = [sum(views) / len(views) for views in k[a].tolist()]
+        if training and math.isnan(state[f"offset_{a}"]):
+            targets = [phi[i] + positive[i] / tau_i[i] for i in range(batch) if kept[i]]
+            state[f"offset_{a}"] = np.array(sum(targets) / len(targets))
+        offset = float(state[f"offset_{a}"])
+        old = [output[i] + offset - positive[i] / tau_i[i] for i in range(batch)]
+    else:
+        old = [-math.inf] * batch if index is None else rows(state[f"log_u_{a}"], index)
+    log_u = list(old)
+    for i in range(batch):
+        if kept[i] and (training or old[i] == -math.inf):
+            log_u[i] = running_average(old[i], phi[i], options)
 
-        if training:
-            write(state[f"log_u_{a}"], index, log_u, kept)
-        if training and zeta_lr > 0:
-            g = zeta_gradient(s, kept, zeta, tau, log_u, zeta_estimator, n)
-            velocity = rows(state[f"zeta_velocity_{c}"], index)
-            step = zeta_lr * zeta_lr_ratio_x if c == "x" else zeta_lr
-            new_zeta = list(zeta)
-            for j in range(batch):
-                if kept[j]:
-                    velocity[j] = zeta_momentum * velocity[j] + (1 - zeta_momentum) * g[j]
-                    new_zeta[j] = zeta[j] - step * velocity[j]
-                    xi = max(xi, abs(new_zeta[j]) if xi_rule == "norm" else new_zeta[j])
-            write(state[f"zeta_velocity_{c}"], index, velocity, kept)
-            write(state[f"zeta_{c}"], index, new_zeta, kept)
-            state[f"xi_{c}"] = np.array(xi)
-    return Step(value["x"], value["y"], grad["x"], grad["y"], state)
+    # the model's gradient: d_i = u_i + exp(-guard_i/tau)
+    guard = [xi if options.use_xi or options.popularity == "none" else zeta[i] for i in range(batch)]
+    log_d = [logaddexp(log_u[i], -guard[i] / tau) for i in range(batch)]
+    w = weights(s, kept, zeta, tau_i, tau, log_d, n)
+    grad_a, grad_c = surrogate_gradient(features[a], features[c], w)
+    gradients = {"x": result.grad_x, "y": result.grad_y}
+    gradients[a] += grad_a
+    gradients[c] += grad_c
+
+    # the value
+    total = 0.0
+    for i in range(batch):
+        if not kept[i]:
+            continue
+        if options.learn_temperature or options.individual_temperature:
+            total += tau_i[i] * (log_d[i] - math.log(n - 1) + options.rho)
+        elif options.popularity == "none":
+            total += tau * (log_d[i] - math.log(n - 1))
+        else:
+            total += tau * logaddexp(log_u[i], -zeta[i] / tau)
+    setattr(result, f"value_{a}", total / batch)
+    if options.learn_temperature:
+        result.grad_tau += temperature_gradient(s, kept, w, zeta, guard, tau, log_d, options)
+
+    if not training:
+        return
+
+    # u_i: the table, or the network that minimises phi_i exp(-k_i) + k_i
+    if options.normalizer == "table":
+        write(state[f"log_u_{a}"], index, log_u, kept)
+    else:
+        result.grad_k[a] = np.zeros_like(k[a])
+        for i in range(batch):
+            if kept[i]:
+                pull = max(1 - math.exp(phi[i] - old[i]), -math.exp(4.0))
+                result.grad_k[a][i] += pull / batch / len(k[a][i])
+
+    # tau_i
+    if options.individual_temperature:
+        pull = temperature_pull(s, w, tau_i)
+        momentum, new_tau = rows(state[f"tau_momentum_{a}"], index), list(tau_i)
+        for i in range(batch):
+            if kept[i]:
+                g = clip_to(log_d[i] - math.log(n - 1) + options.rho - pull[i], -5.0, 5.0)
+                momentum[i] = (1 - options.tau_beta) * momentum[i] + options.tau_beta * g
+                new_tau[i] = clip_to(tau_i[i] - options.tau_lr * momentum[i], options.tau_min, options.tau_max)
+        write(state[f"tau_momentum_{a}"], index, momentum, kept)
+        write(state[f"tau_{a}"], index, new_tau, kept)
+
+    # zeta_j and xi
+    if options.popularity == "none" or options.zeta_lr == 0:
+        return
+    estimator = "unbiased" if options.popularity == "network" else options.zeta_estimator
+    result.zeta_gradient[c] = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, estimator, n)
+    if options.popularity == "network":
+        result.grad_h[c] = np.zeros_like(h[c])
+        for j in range(batch):
+            result.grad_h[c][j] += result.zeta_gradient[c][j] / batch * tau / len(h[c][j])
+    else:
+        zeta = _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state)
+    for j in range(batch):
+        if kept[j]:
+            xi = max(xi, abs(zeta[j]) if options.xi_rule == "norm" else zeta[j])
+    state[f"xi_{c}"] = np.array(xi)
+
+
+def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[float]:
+    """Take the inner steps of zeta at fixed u, write its tables, and return the new zeta."""
+    n, tau, beta, beta2 = options.num_samples, options.temperature, options.zeta_momentum, options.zeta_beta2
+    lr = options.zeta_lr * options.zeta_lr_ratio_x if c == "x" else options.zeta_lr
+    velocity = rows(state[f"zeta_velocity_{c}"], index)
+    adam = options.zeta_optimizer == "adam"
+    square = rows(state[f"zeta_square_{c}"], index) if adam else []
+    updates = rows(state[f"zeta_updates_{c}"], index) if adam else []
+    for _ in range(options.zeta_steps):
+        g = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, options.zeta_estimator, n)
+        moved = list(zeta)
+        for j in range(len(zeta)):
+            if not kept[j]:
+                continue
+            if math.isnan(velocity[j]):  # zeta_velocity_init="gradient", first update
+                velocity[j] = g[j]
+            else:
+                velocity[j] = beta * velocity[j] + (1 - beta) * g[j]
+            if adam:
+                square[j] = beta2 * square[j] + (1 - beta2) * g[j] ** 2
+                updates[j] += 1
+                mean = velocity[j] / (1 - beta ** updates[j])
+                size = math.sqrt(square[j] / (1 - beta2 ** updates[j]))
+                moved[j] = zeta[j] - lr * mean / (size + 1e-8)
+            else:
+                moved[j] = zeta[j] - lr * velocity[j]
+        zeta = moved
+    write(state[f"zeta_{c}"], index, zeta, kept)
+    write(state[f"zeta_velocity_{c}"], index, velocity, kept)
+    if adam:
+        write(state[f"zeta_square_{c}"], index, square, kept)
+        write(state[f"zeta_updates_{c}"], index, updates, kept)
+    return zeta
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -5,123 +5,22 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from nuclr.objectives import build
 from tests import reference
-
-# float32 cannot represent (n-1)/(B-1), n/B or their logarithms: a constant that was rounded to float32 shows.
-SAMPLES, BATCH, DIM, STEPS = 24, 7, 5, 5
-TOLERANCE = 1e-9
-
-MASKS = {
-    "no ids": (None, None),
-    # Pairs 0-2 are captions of one image, 3-4 of another.
-    "several captions per image": ([0, 0, 0, 1, 1, 2, 3], None),
-    "repeated captions": (None, [0, 1, 2, 2, 3, 4, 0]),
-    "both": ([0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 3, 0]),
-    # Pair 0 shares its image with pairs 1-3 and its caption with pairs 4-6: it has no negatives, c_0 = 0.
-    "a row without negatives": ([0, 0, 0, 0, 4, 5, 6], [0, 1, 2, 3, 0, 0, 0]),
-    "no negatives at all": ([0] * BATCH, None),
-    # Each x has the id of its image and of a group of images. 5 in one column is not 5 in the other.
-    "groups of x": ([[0, 5], [0, 5], [1, 5], [2, 6], [3, 7], [5, 8], [6, 9]], None),
-    "groups of both": (
-        [[0, 5], [0, 5], [1, 5], [2, 6], [3, 7], [5, 8], [6, 9]],
-        [[0, 0], [1, 1], [2, 2], [3, 3], [4, 3], [0, 6], [7, 7]],
-    ),
-}
-masked = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
-
-
-def features(generator: torch.Generator) -> Tensor:
-    return normalize(torch.randn(BATCH, DIM, dtype=torch.float64, generator=generator), dim=1)
-
-
-def batches(seed: int = 0, steps: int = STEPS):
-    """Yield (x, y, index) with new features each time; the second batch revisits the samples of the first."""
-    generator = torch.Generator().manual_seed(seed)
-    index = torch.randperm(SAMPLES, generator=generator)[:BATCH]
-    for step in range(steps):
-        if step > 1:
-            index = torch.randperm(SAMPLES, generator=generator)[:BATCH]
-        x = features(generator)
-        yield x, normalize(x + 0.7 * features(generator), dim=1), index
-
-
-def call(objective, x: Tensor, y: Tensor, index: Tensor | None, mask=(None, None)):
-    """Call the objective as users do; return the output and the gradients with respect to the features."""
-    x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
-    ids = {name: torch.tensor(id_) for name, id_ in zip(("x_id", "y_id"), mask, strict=True) if id_ is not None}
-    objective.zero_grad()
-    out = objective(x, y, index, **ids)
-    out.loss.backward()
-    return out, x.grad, y.grad
-
-
-def assert_close(actual, expected, what: str) -> None:
-    actual, expected = np.asarray(actual), np.asarray(expected)
-    np.testing.assert_allclose(actual.reshape(expected.shape), expected, rtol=0, atol=TOLERANCE, err_msg=what)
-
-
-def state_of(objective) -> dict[str, np.ndarray]:
-    return {name: buffer.detach().double().numpy().copy() for name, buffer in objective.named_buffers()}
-
-
-def assert_same_state(objective, expected: dict[str, np.ndarray], when: str) -> None:
-    actual = state_of(objective)
-    assert set(expected) <= set(actual)
-    for name, table in expected.items():
-        assert_close(actual[name], table, f"{name} {when}")
-
-
-def assert_same_step(out, grad_x: Tensor, grad_y: Tensor, step: reference.Step) -> None:
-    assert out.loss.dtype == grad_x.dtype == grad_y.dtype == torch.float64
-    assert_close(out.loss.item(), step.value, "value")
-    assert_close(float(out.metrics["objective_x"]), step.value_x, "objective_x")
-    assert_close(float(out.metrics["objective_y"]), step.value_y, "objective_y")
-    assert_close(grad_x, step.grad_x, "gradient of x")
-    assert_close(grad_y, step.grad_y, "gradient of y")
-
-
-class Stateful:
-    """An objective and its reference, which get the same batches."""
-
-    def __init__(self, name: str, **options) -> None:
-        self.name, self.options = name, options
-        self.objective = build(name, num_samples=SAMPLES, **options).double()
-        starting = {"sogclr": (), "isogclr": ("temperature",), "nuclr": ("zeta_init", "xi_init", "xi_rule")}[name]
-        starting_options = {key: options[key] for key in starting if key in options}
-        start = getattr(reference, f"{name}_state")(SAMPLES, **starting_options)
-        # Tables start in float32, which rounds 0.1; after that both compute in float64.
-        self.state = {key: np.float64(np.float32(table)) for key, table in start.items()}
-        assert_same_state(self.objective, self.state, "at the start")
-
-    def expected(self, x: Tensor, y: Tensor, index: Tensor | None, mask, training: bool = True) -> reference.Step:
-        options = {key: value for key, value in self.options.items() if key != "xi_init"}
-        x_id, y_id = mask
-        step = getattr(reference, self.name)
-        return step(x.numpy(), y.numpy(), index, self.state, x_id=x_id, y_id=y_id, training=training, **options)
-
-    def set(self, **options) -> None:
-        """Change attributes between steps, as a schedule does."""
-        self.options |= options
-        for key, value in options.items():
-            setattr(self.objective, key, value)
-
-    def check(self, x: Tensor, y: Tensor, index: Tensor, mask=(None, None)) -> None:
-        step = self.expected(x, y, index, mask)
-        assert_same_step(*call(self.objective, x, y, index, mask), step)
-        assert_same_state(self.objective, step.state, "after the step")
-        self.state = step.state
-
-
-def run(name: str, mask=(None, None), **options) -> Stateful:
-    pair = Stateful(name, **options)
-    for batch in batches():
-        pair.check(*batch, mask)
-    return pair
-
+from tests.objectives.comparison import (
+    BATCH,
+    MASKS,
+    SAMPLES,
+    Stateful,
+    assert_close,
+    assert_same_step,
+    batches,
+    call,
+    masked,
+    run,
+    state_of,
+)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # SogCLR, iSogCLR
@@ -137,7 +36,7 @@ def test_sogclr(gamma, mask) -> None:
 @masked
 @pytest.mark.parametrize("gamma", [0.8, 1.0])
 def test_isogclr(gamma, mask) -> None:
-    pair = run("isogclr", mask, temperature=0.1, gamma=gamma, tau_lr=2e-3)
+    pair = run("isogclr", mask, temperature=0.1, gamma=gamma, tau_lr=2e-3, tau_max=1.0)
     if mask[0] != [0] * BATCH:
         assert pair.state["tau_x"].std() > 1e-3, "this test needs temperatures that have moved"
 
@@ -145,15 +44,15 @@ def test_isogclr(gamma, mask) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"rho": 0.3, "tau_lr": 0.01},  # m_i of both signs
+        {"temperature": 0.03},
+        {"rho": 0.3, "tau_lr": 0.01, "tau_max": 1.0},  # m_i of both signs
         {"tau_lr": 0.05, "tau_min": 0.02, "tau_max": 0.12},  # tau reaches its bounds
-        {"tau_lr": 1e-3, "tau_beta": 0.9},
+        {"tau_lr": 1e-5, "tau_beta": 0.5, "tau_max": 1.0},
     ],
     ids=str,
 )
 def test_isogclr_options(options) -> None:
-    run("isogclr", temperature=0.1, gamma=0.8, **options)
+    run("isogclr", **({"temperature": 0.1, "gamma": 0.8} | options))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -196,8 +95,27 @@ def test_nuclr_options(estimator, xi_rule, gamma, mask, options) -> None:
     run("nuclr", mask, **(NUCLR | options | {"gamma": gamma}), zeta_estimator=estimator, xi_rule=xi_rule)
 
 
-def test_defaults_are_the_documented_ones() -> None:
-    defaults = {
+DEFAULTS = {
+    "sogclr": {
+        "temperature": 0.03,
+        "gamma": 0.8,
+        "gamma_rule": "constant",
+        "learn_temperature": False,
+        "sides": "both",
+        "normalizer": "table",
+    },
+    "isogclr": {
+        "temperature": 0.03,
+        "gamma": 0.8,
+        "rho": 8.0,
+        "tau_lr": 1e-3,
+        "tau_beta": 0.9,
+        "tau_min": 0.005,
+        "tau_max": 0.05,
+        "gamma_rule": "constant",
+        "sides": "both",
+    },
+    "nuclr": {
         "temperature": 0.03,
         "gamma": 0.8,
         "zeta_init": 0.0,
@@ -208,9 +126,23 @@ def test_defaults_are_the_documented_ones() -> None:
         "zeta_lr_ratio_x": 1.0,
         "zeta_momentum": 0.0,
         "zeta_estimator": "reference",
-    }
-    pair = Stateful("nuclr", **defaults)
-    pair.objective = build("nuclr", num_samples=SAMPLES).double()
+        "zeta_optimizer": "sgd",
+        "zeta_steps": 1,
+        "zeta_velocity_init": "zero",
+        "individual_temperature": False,
+        "learn_temperature": False,
+        "gamma_rule": "constant",
+        "sides": "both",
+        "popularity": "table",
+        "normalizer": "table",
+    },
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_are_the_documented_ones(name) -> None:
+    pair = Stateful(name, **DEFAULTS[name])
+    pair.objective = build(name, num_samples=SAMPLES).double()
     for batch in batches():
         pair.check(*batch)
 
@@ -243,7 +175,7 @@ def test_zeta_lr_set_between_steps(momentum, estimator) -> None:
 
 STATEFUL = [
     ("sogclr", {"temperature": 0.1, "gamma": 0.8}),
-    ("isogclr", {"temperature": 0.1, "gamma": 0.8, "tau_lr": 2e-3}),
+    ("isogclr", {"temperature": 0.1, "gamma": 0.8, "tau_lr": 2e-3, "tau_max": 1.0}),
     ("nuclr", NUCLR),
     ("nuclr", NUCLR | {"use_xi": False, "zeta_estimator": "unbiased"}),
 ]
@@ -358,60 +290,3 @@ def test_dcl(options, mask) -> None:
 def test_cyclip(tau, mask) -> None:
     objective = build("cyclip", num_samples=SAMPLES, temperature=tau)
     check_stateless(objective, lambda x, y, p, i, j: reference.cyclip(x, y, temperature=tau, x_id=i, y_id=j), mask)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The reference itself
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_reference_gradient_is_that_of_the_surrogate() -> None:
-    """Compare with central differences of (1/B) sum w_ij (s_ij - s_ii), at fixed w."""
-    generator = torch.Generator().manual_seed(3)
-    anchors, candidates = features(generator).numpy(), features(generator).numpy()
-    w = torch.rand(BATCH, BATCH, dtype=torch.float64, generator=generator).tolist()
-
-    def surrogate(a: np.ndarray, c: np.ndarray) -> float:
-        s = reference.scores(a, c)
-        return sum(w[i][j] * (s[i][j] - s[i][i]) for i in range(BATCH) for j in range(BATCH)) / BATCH
-
-    gradients = reference.surrogate_gradient(anchors, candidates, w)
-    for which, gradient in enumerate(gradients):
-        for position in np.ndindex(gradient.shape):
-            shift = np.zeros_like(gradient)
-            shift[position] = 1e-4
-            up = [f + shift if k == which else f for k, f in enumerate((anchors, candidates))]
-            down = [f - shift if k == which else f for k, f in enumerate((anchors, candidates))]
-            assert abs((surrogate(*up) - surrogate(*down)) / 2e-4 - gradient[position]) < 1e-9
-
-
-@pytest.mark.parametrize("tau", [0.03, 0.1, 1.0])
-def test_reference_zeta_gradient_is_that_of_the_convex_problem(tau) -> None:
-    """If the batch is the whole data set and u is exact, n G_j is n times the derivative of the convex problem."""
-    generator = torch.Generator().manual_seed(4)
-    x, y = features(generator), features(generator)
-    zeta = (0.2 * torch.randn(BATCH, dtype=torch.float64, generator=generator)).requires_grad_()
-    problem = (tau * torch.logsumexp((x @ y.T - zeta) / tau, 1)).mean() + zeta.mean()
-    problem.backward()
-
-    s, kept, values = reference.scores(x.numpy(), y.numpy()), reference.kept_pairs(BATCH), zeta.tolist()
-    log_u = reference.log_phi(s, kept, values, [tau] * BATCH, BATCH)
-    for estimator in ("unbiased", "paper", "reference"):  # they agree if B = n
-        gradient = reference.zeta_gradient(s, kept, values, tau, log_u, estimator, BATCH)
-        assert_close(gradient, BATCH * zeta.grad, estimator)
-
-
-def test_reference_relations() -> None:
-    """NUCLR with frozen zeta = 0 and without the positive term is SogCLR; iSogCLR with tau_lr = 0 adds rho tau."""
-    nuclr, isogclr = reference.nuclr_state(SAMPLES, xi_init=math.inf), reference.isogclr_state(SAMPLES, 0.1)
-    sogclr = reference.sogclr_state(SAMPLES)
-    for x, y, index in batches():
-        x, y = x.numpy(), y.numpy()
-        one = reference.sogclr(x, y, index, sogclr, temperature=0.1, gamma=0.8)
-        two = reference.nuclr(x, y, index, nuclr, temperature=0.1, gamma=0.8, zeta_lr=0.0)
-        three = reference.isogclr(x, y, index, isogclr, temperature=0.1, gamma=0.8, tau_lr=0.0)
-        sogclr, nuclr, isogclr = one.state, two.state, three.state
-        for other in (two, three):
-            assert_close(other.grad_x, one.grad_x, "gradient of x")
-            assert_close(other.grad_y, one.grad_y, "gradient of y")
-        assert three.value == pytest.approx(one.value + 2 * 8.0 * 0.1)

@@ -25,6 +25,7 @@ from torch.nn.functional import normalize
 
 from nuclr.objectives import build
 from tests import reference
+from tests.objectives.extensions import cases
 
 pytestmark = pytest.mark.slow
 TAUS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
@@ -143,7 +144,7 @@ def matrices(
     y_id=None,
     **options,
 ) -> reference.Step:
-    """Compute reference.sogclr, .isogclr or .nuclr in training, with default options or the unbiased estimator."""
+    """Compute reference.step in training, with default options, the unbiased estimator or other steps of tau."""
     old = {key: torch.from_numpy(table.copy()) for key, table in state.items()}
     n, batch = len(old["log_u_x"]), len(x)
     features = {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
@@ -188,9 +189,10 @@ def matrices(
         value[a] = (tau * centered).mean().item()
         if name == "isogclr":
             value[a] += (8.0 * tau).mean().item()
-            momentum = 0.5 * old[f"tau_momentum_{a}"][index] + 0.5 * (centered + 8.0 - pull).clamp(-5, 5)
+            momentum = 0.1 * old[f"tau_momentum_{a}"][index] + 0.9 * (centered + 8.0 - pull).clamp(-5, 5)
+            moved = (tau - options["tau_lr"] * momentum).clamp(options["tau_min"], options["tau_max"])
             new[f"tau_momentum_{a}"] = old[f"tau_momentum_{a}"].index_copy(0, index, momentum)
-            new[f"tau_{a}"] = old[f"tau_{a}"].index_copy(0, index, (tau - 1e-5 * momentum).clamp(0.001, 1.0))
+            new[f"tau_{a}"] = old[f"tau_{a}"].index_copy(0, index, moved)
         if name == "nuclr":
             log_z = torch.logaddexp(log_u, -zeta / tau)
             value[a] = (tau * log_z).mean().item()
@@ -206,12 +208,16 @@ def matrices(
 
 
 def loops(name: str, x: np.ndarray, y: np.ndarray, index: Tensor, state, **options):
-    return getattr(reference, name)(x, y, index, state, **options)
+    ids = {key: options.pop(key) for key in ("x_id", "y_id") if key in options}
+    settings = reference.settings(name, num_samples=len(state["log_u_x"]), **options)
+    return reference.step(settings, x, y, index, state, **ids)
 
 
+# The steps of tau are small, so that an error of its gradient, which grows as 1/tau, does not exceed the promise.
+ISOGCLR = {"tau_lr": 1e-5, "tau_min": 0.001, "tau_max": 1.0}
 STATEFUL = {
     "sogclr": ("sogclr", {}),
-    "isogclr": ("isogclr", {}),
+    "isogclr": ("isogclr", ISOGCLR),
     "nuclr": ("nuclr", {"zeta_lr": 1e-3}),
     "nuclr unbiased": ("nuclr", {"zeta_lr": 1e-3, "zeta_estimator": "unbiased"}),
 }
@@ -221,12 +227,7 @@ stateful = pytest.mark.parametrize(("name", "options"), STATEFUL.values(), ids=S
 @stateful
 def test_matrix_reference_equals_the_loops(name, options) -> None:
     def check(kind, ids, tau, gamma) -> None:
-        start = {
-            "sogclr": reference.sogclr_state,
-            "isogclr": lambda n: reference.isogclr_state(n, tau),
-            "nuclr": reference.nuclr_state,
-        }[name]
-        state = start(23)
+        state = reference.initial_state(reference.settings(name, num_samples=23, temperature=tau, **options))
         for x, y, index in batches(kind, 8, steps=3):
             x, y = x.double().numpy(), y.double().numpy()
             slow = loops(name, x, y, index, state, temperature=tau, gamma=gamma, **ids, **options)
@@ -278,8 +279,8 @@ def check_step(objective, judge, name, options, x, y, index, tau, gamma, ids=Non
             # zeta moves by zeta_lr times the velocity.
             assert_within(after[key] * options["zeta_lr"] / tau, table * options["zeta_lr"] / tau, logs, key)
         elif key.startswith("tau_momentum"):
-            # tau moves by tau_lr = 1e-5 times the momentum.
-            assert_within(after[key] * 1e-5 / tau, table * 1e-5 / tau, logs, key)
+            # tau moves by tau_lr times the momentum.
+            assert_within(after[key] * options["tau_lr"] / tau, table * options["tau_lr"] / tau, logs, key)
         elif key.startswith("tau"):
             assert_within(after[key] / tau, table / tau, logs, f"{key} / tau")
 
@@ -359,7 +360,7 @@ def test_large_batch_in_float64(name, options) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), [("isogclr", {}), ("nuclr", {"zeta_lr": 1e-3})])
+@pytest.mark.parametrize(("name", "options"), [("isogclr", ISOGCLR), ("nuclr", {"zeta_lr": 1e-3})])
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_batch_of_5000(name, options, with_ids) -> None:
     """A batch so large that B x B buffers are not kept."""
@@ -403,6 +404,49 @@ def test_many_steps_stay_finite(name) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The extensions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def batches_of_views(kind: str, batch: int, steps: int, views: tuple[int | None, int | None]):
+    """Yield (x, y, index) with this number of views on either side; views of a sample are drawn independently."""
+    generator = torch.Generator().manual_seed(batch)
+    for _, _, index in batches(kind, batch, steps):
+        several = [feature_pair(kind, batch, generator) for _ in range(3)]
+        x, y = (
+            several[0][side] if count is None else torch.stack([one[side] for one in several[:count]], dim=1)
+            for side, count in enumerate(views)
+        )
+        yield x, y, index
+
+
+@cases()
+def test_extensions_are_finite(name, options, views) -> None:
+    """Value, gradients, visited rows and gradients of parameters, with the parameters trained along."""
+
+    def check(tau, kind) -> None:
+        torch.manual_seed(0)
+        objective = build(name, num_samples=23, **(options | {"temperature": tau}))
+        objective.eval()(*next(batches_of_views(kind, 8, 1, views))[:2])  # fixes the width of networks
+        objective.train()
+        parameters = list(objective.parameters())
+        optimizer = torch.optim.Adam(parameters, lr=1e-2) if parameters else None
+        for x, y, index in batches_of_views(kind, 8, 4, views):
+            objective.zero_grad()
+            out, grad_x, grad_y = call(objective, x, y, index)
+            assert out.loss.isfinite() and grad_x.isfinite().all() and grad_y.isfinite().all()
+            for key, parameter in objective.named_parameters():
+                assert parameter.grad.isfinite().all(), key
+            for key, table in state_of(objective).items():
+                rows = index.numpy() if table.shape == (23,) else ()
+                assert np.isfinite(table[rows]).all(), key
+            if optimizer is not None:
+                optimizer.step()
+
+    for_all(check, tau=TAUS, kind=KINDS)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The stateless objectives
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -439,6 +483,17 @@ def test_stateless(name) -> None:
                 assert_within(actual, exact, bound, f"gradient of {what}")
             for key, parameter in objective.named_parameters():
                 assert parameter.grad.isfinite().all(), key
+
+    for_all(check, tau=TAUS, kind=KINDS)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip", "dcl", "cyclip"])
+def test_stateless_views_are_finite(name) -> None:
+    def check(tau, kind) -> None:
+        objective = build(name, num_samples=23, temperature=tau)
+        for x, y, index in batches_of_views(kind, 8, 2, (2, 3)):
+            out, grad_x, grad_y = call(objective, x, y, index)
+            assert out.loss.isfinite() and grad_x.isfinite().all() and grad_y.isfinite().all()
 
     for_all(check, tau=TAUS, kind=KINDS)
 

@@ -39,6 +39,40 @@ def test_shapes(name: str, x: torch.Tensor, y: torch.Tensor, message: str) -> No
 
 
 @pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("side", ["x", "y"])
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((4, 2, 2, 3), r"\(4, 2, 2, 3\)"),  # views in two dimensions
+        ((4, 0, 3), r"\(4, 0, 3\)"),  # no views
+        ((5, 2, 3), r"\(5, 2, 3\)"),  # views of another number of samples
+        ((4, 2, 2), r"\(4, 2, 2\)"),  # another width
+    ],
+)
+def test_shapes_of_views(name: str, side: str, shape: tuple[int, ...], message: str) -> None:
+    objective = build(name, num_samples=N)
+    both = {"x": features(4), "y": features(4)}
+    both[side] = normalize(torch.ones(shape), dim=-1)
+    with pytest.raises(ValueError, match=rf"{side}.*{message}"):
+        objective(both["x"], both["y"], torch.arange(4))
+    assert name not in STATEFUL or objective.log_u_x.isneginf().all(), "refused input must not change the state"
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("side", ["x", "y"])
+def test_values_of_views(name: str, side: str) -> None:
+    """One view is nan, or no view has unit norm."""
+    views = features(8).reshape(4, 2, 3)
+    with_nan = views.clone()
+    with_nan[2, 1] = math.nan
+    for bad, message in ((with_nan, "must be finite"), (2 * views, "must have unit norm")):
+        objective = build(name, num_samples=N)
+        both = {"x": views, "y": views} | {side: bad}
+        with pytest.raises(ValueError, match=f"{side} {message}"):
+            objective(both["x"], both["y"], torch.arange(4))
+
+
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("side", ["x", "y"])
 @pytest.mark.parametrize("rows", [4, 1500])  # one tile, and several
@@ -127,6 +161,28 @@ def test_gamma(name: str, gamma: float) -> None:
         ("nuclr", {"zeta_init": math.inf}, "zeta_init must be finite"),
         ("isogclr", {"tau_min": 0.5, "tau_max": 0.1}, "tau_min must be in"),
         ("dcl", {"tau_plus": 1.0}, r"tau_plus must be in \[0, 1\), but is 1.0"),
+        ("sogclr", {"gamma_rule": "adaptive"}, r"gamma_rule must be one of .*constant.*proximal.*'adaptive'"),
+        ("isogclr", {"gamma_rule": ""}, "gamma_rule must be one of"),
+        ("nuclr", {"gamma_rule": "Proximal"}, "gamma_rule must be one of"),
+        ("sogclr", {"gamma_rule": "proximal", "alpha": 0.0}, "alpha must be"),
+        ("sogclr", {"sides": "xy"}, r"sides must be one of .*both.*'xy'"),
+        ("isogclr", {"sides": "z"}, "sides must be one of"),
+        ("nuclr", {"sides": "left"}, "sides must be one of"),
+        ("nuclr", {"zeta_optimizer": "rmsprop"}, r"zeta_optimizer must be one of .*sgd.*adam.*'rmsprop'"),
+        ("nuclr", {"zeta_velocity_init": "random"}, r"zeta_velocity_init must be one of .*zero.*gradient.*'random'"),
+        ("nuclr", {"popularity": "mlp"}, r"popularity must be one of .*table.*network.*'mlp'"),
+        ("nuclr", {"normalizer": "none"}, r"normalizer must be one of .*table.*network.*'none'"),
+        ("sogclr", {"normalizer": "mlp"}, "normalizer must be one of"),
+        ("nuclr", {"zeta_steps": 0}, "zeta_steps must be .*but is 0"),
+        ("nuclr", {"zeta_steps": -2}, "zeta_steps must be .*but is -2"),
+        ("nuclr", {"zeta_beta2": 1.0}, "zeta_beta2 must be in"),
+        (
+            "nuclr",
+            {"individual_temperature": True, "learn_temperature": True},
+            r"individual_temperature.*learn_temperature|learn_temperature.*individual_temperature",
+        ),
+        ("nuclr", {"individual_temperature": True, "tau_min": 0.5, "tau_max": 0.1}, "tau_min must be in"),
+        ("nuclr", {"individual_temperature": True, "tau_beta": 1.5}, "tau_beta must be in"),
         ("sogclr", {"num_samples": 1}, "num_samples must be at least 2, but is 1"),
         ("nucler", {}, "name must be one of clip, .*nuclr, but is 'nucler'"),
     ],

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nuclr.objectives import build
 
-PAIRS, BATCH, STEPS, WIDTH = 40, 12, 5, 6
+PAIRS, BATCH, STEPS, WIDTH = 41, 12, 5, 6  # four processes hold 11, 11, 11 and 8 rows of sharded state
 NUCLR = {"temperature": 0.1, "zeta_lr": 0.05, "zeta_momentum": 0.1, "zeta_lr_ratio_x": 0.5}
 CASES: dict[str, tuple[str, dict]] = {
     "clip": ("clip", {}),
@@ -23,12 +23,55 @@ CASES: dict[str, tuple[str, dict]] = {
     "dcl": ("dcl", {}),
     "cyclip": ("cyclip", {"learn_temperature": True}),
     "sogclr": ("sogclr", {"temperature": 0.1}),
-    "isogclr": ("isogclr", {"temperature": 0.1, "tau_lr": 1e-3}),
+    "isogclr": ("isogclr", {"temperature": 0.03}),
     "nuclr": ("nuclr", NUCLR),
     "nuclr unbiased": ("nuclr", NUCLR | {"zeta_estimator": "unbiased", "use_xi": False}),
     "nuclr paper": ("nuclr", NUCLR | {"zeta_estimator": "paper", "zeta_init": -0.05, "xi_rule": "max"}),
 }
 VARIANTS = ("outside", "inside", "adamw", "masked", "groups", "float32")
+
+# The extensions: (objective, options, views of x and y), trained in fewer variants.
+ADAM = {"zeta_optimizer": "adam", "zeta_steps": 2}
+INDIVIDUAL = {"individual_temperature": True, "tau_lr": 2e-3, "tau_min": 0.001, "tau_max": 1.0}
+NETWORKS = {"temperature": 0.2, "zeta_lr": 0.05, "popularity": "network", "normalizer": "network"}
+EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
+    "clip views": ("clip", {"learn_temperature": True}, (2, 3)),
+    "siglip views": ("siglip", {}, (None, 2)),
+    "dcl views": ("dcl", {}, (2, None)),
+    "cyclip views": ("cyclip", {}, (2, 2)),
+    "sogclr views": ("sogclr", {"temperature": 0.1}, (2, 3)),
+    "sogclr proximal": ("sogclr", {"temperature": 0.1, "gamma_rule": "proximal"}, (None, None)),
+    "sogclr learnt": ("sogclr", {"temperature": 0.1, "learn_temperature": True}, (None, None)),
+    "sogclr side y": ("sogclr", {"temperature": 0.1, "sides": "y"}, (None, None)),
+    "sogclr normalizer network": ("sogclr", {"temperature": 0.2, "normalizer": "network"}, (None, None)),
+    "nuclr individual": ("nuclr", NUCLR | INDIVIDUAL, (None, None)),
+    "nuclr individual views": ("nuclr", NUCLR | INDIVIDUAL, (3, 2)),
+    "nuclr learnt views": ("nuclr", NUCLR | {"learn_temperature": True}, (2, None)),
+    "nuclr adam": ("nuclr", NUCLR | ADAM, (None, None)),
+    "nuclr adam side x": ("nuclr", NUCLR | ADAM | {"sides": "x"}, (None, None)),
+    "nuclr first gradient": ("nuclr", NUCLR | {"zeta_velocity_init": "gradient"}, (None, None)),
+    "nuclr popularity network": ("nuclr", NETWORKS | {"normalizer": "table"}, (None, None)),
+    "nuclr networks": ("nuclr", NETWORKS, (None, None)),
+    "nuclr networks views": ("nuclr", NETWORKS | {"learn_temperature": True}, (2, 2)),
+}
+EXTENSION_VARIANTS = ("outside", "inside", "masked", "float32")
+# Sharded state: the same objective as the case it is compared with.
+SHARDED = {
+    "sogclr sharded": "sogclr",
+    "isogclr sharded": "isogclr",
+    "nuclr sharded": "nuclr",
+    "sogclr side y sharded": "sogclr side y",
+    "nuclr individual views sharded": "nuclr individual views",
+    "nuclr adam sharded": "nuclr adam",
+    "nuclr first gradient sharded": "nuclr first gradient",
+    "nuclr popularity network sharded": "nuclr popularity network",
+}
+ALL_CASES = {case: (*settings, (None, None)) for case, settings in CASES.items()} | EXTENSIONS
+ALL_CASES |= {
+    case: (ALL_CASES[same][0], ALL_CASES[same][1] | {"state_sharding": True}, ALL_CASES[same][2])
+    for case, same in SHARDED.items()
+}
+RUNS = [(case, variant) for case in ALL_CASES for variant in (VARIANTS if case in CASES else EXTENSION_VARIANTS)]
 
 
 class Towers(nn.Module):
@@ -39,7 +82,7 @@ class Towers(nn.Module):
         self.x, self.y = nn.Linear(5, WIDTH), nn.Linear(7, WIDTH)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return nn.functional.normalize(self.x(x), dim=1), nn.functional.normalize(self.y(y), dim=1)
+        return nn.functional.normalize(self.x(x), dim=-1), nn.functional.normalize(self.y(y), dim=-1)
 
 
 class TrainStep(nn.Module):
@@ -53,11 +96,19 @@ class TrainStep(nn.Module):
         return self.objective(*self.towers(x, y), *rest).loss
 
 
-def train(name: str, options: dict, variant: str) -> dict[str, Tensor]:
+def train(name: str, options: dict, views: tuple[int | None, int | None], variant: str) -> dict[str, Tensor]:
+    """Return weights, state (the whole state on process 0 only, if it is sharded) and losses."""
     dtype = torch.float32 if variant == "float32" else torch.float64
     torch.manual_seed(0)
     towers, objective = Towers().to(dtype), build(name, num_samples=PAIRS, **options).to(dtype)
-    data_x, data_y = torch.randn(PAIRS, 5, dtype=dtype), torch.randn(PAIRS, 7, dtype=dtype)
+    if "network" in options.values():  # DDP and optimizers need networks whose width is known
+        objective.eval()(*(torch.eye(2, WIDTH, dtype=dtype),) * 2)
+        objective.train()
+    torch.manual_seed(1)
+    data_x, data_y = (
+        torch.randn(PAIRS, *([] if count is None else [count]), width, dtype=dtype)
+        for count, width in zip(views, (5, 7), strict=True)
+    )
     x_id, y_id = torch.arange(PAIRS) // 3, torch.arange(PAIRS) % 17
     if variant == "inside":
         run: nn.Module = DistributedDataParallel(TrainStep(towers, objective), forward_sync_buffers=False)
@@ -79,7 +130,8 @@ def train(name: str, options: dict, variant: str) -> dict[str, Tensor]:
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return {**towers.state_dict(), **objective.state_dict(), "losses": torch.stack(losses)}
+    state = objective.gather_state_dict() if options.get("state_sharding") else objective.state_dict()
+    return {**towers.state_dict(), **state, "losses": torch.stack(losses)}
 
 
 def refusals() -> dict[str, str]:
@@ -133,15 +185,31 @@ def untouched_by_ddp() -> dict[str, float]:
     return marks
 
 
+def rows_held() -> dict[int, dict[str, list[int]]]:
+    """Return the shapes of the sharded tables of this process, also if there are hardly more pairs than processes."""
+    held = {}
+    for pairs in (PAIRS, 5):
+        objective = build("nuclr", num_samples=pairs, state_sharding=True)
+        x = nn.functional.normalize(torch.randn(1, WIDTH), dim=1)
+        objective(x, x, torch.tensor([dist.get_rank()]))
+        whole = objective.gather_state_dict()
+        held[pairs] = {
+            "local": [len(objective.log_u_x), len(objective.zeta_y)],
+            "gathered": [len(whole["log_u_x"]), len(whole["zeta_y"])] if whole else [],
+        }
+    return held
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    out = {(case, variant): train(*CASES[case], variant) for case in CASES for variant in VARIANTS}
+    out = {(case, variant): train(*ALL_CASES[case], variant) for case, variant in RUNS}
     several = dist.get_world_size() > 1
     results = {
         "trained": out,
         "messages": refusals() if several else {},
         "marks": untouched_by_ddp() if several else {},
+        "rows": rows_held() if several else {},
     }
     torch.save(results, Path(sys.argv[1]) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()

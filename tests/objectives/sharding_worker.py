@@ -1,0 +1,56 @@
+"""Run by torchrun in test_sharding.py: train a part of a fixed sequence of batches with sharded state.
+
+Usage: torchrun --nproc_per_node K tests/objectives/sharding_worker.py CHECKPOINT FIRST LAST OUT
+Loads CHECKPOINT, unless it is "-", trains on the batches FIRST to LAST - 1, and writes the whole state and the losses
+to OUT.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from nuclr.objectives import build
+
+PAIRS, BATCH, WIDTH = 41, 12, 6
+OPTIONS = {
+    "num_samples": PAIRS,
+    "temperature": 0.1,
+    "zeta_lr": 0.02,
+    "zeta_momentum": 0.5,
+    "zeta_velocity_init": "gradient",
+    "individual_temperature": True,
+    "tau_max": 0.2,
+}
+
+
+def batch(number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x, y and index of one global batch, in float64."""
+    generator = torch.Generator().manual_seed(number)
+    x, y = (normalize(torch.randn(BATCH, WIDTH, dtype=torch.float64, generator=generator), dim=1) for _ in range(2))
+    return x, y, torch.randperm(PAIRS, generator=generator)[:BATCH]
+
+
+def train(objective: torch.nn.Module, first: int, last: int, rows: slice) -> Tensor:
+    """Train on these rows of the batches first to last - 1; return the losses."""
+    losses = [objective(*(part[rows] for part in batch(number))).loss for number in range(first, last)]
+    return torch.stack(losses).detach()
+
+
+if __name__ == "__main__":
+    checkpoint, first, last, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    objective = build("nuclr", **OPTIONS, state_sharding=True).double()
+    if checkpoint != "-":
+        objective.load_state_dict(torch.load(checkpoint, weights_only=True))
+    share = BATCH // dist.get_world_size()
+    losses = train(objective, first, last, slice(dist.get_rank() * share, (dist.get_rank() + 1) * share))
+    state = objective.gather_state_dict()
+    if dist.get_rank() == 0:
+        torch.save(state | {"losses": losses}, out)
+    else:
+        assert state == {}
+    dist.destroy_process_group()

@@ -1,0 +1,214 @@
+"""State of the extended objectives: round trips, copies, eval(), exact float64 starts, sharding on one process."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nuclr.objectives import build
+from tests.objectives.comparison import (
+    BATCH,
+    SAMPLES,
+    Stateful,
+    assert_same_step,
+    batches,
+    call,
+    masked_in_few_ways,
+    materialize,
+    state_of,
+)
+from tests.objectives.extensions import CASES, INDIVIDUAL, NUCLR, cases
+
+
+def train(objective, data) -> list:
+    """Take a step of SGD per batch; return values and gradients."""
+    results = []
+    for batch in data:
+        out, grad_x, grad_y = call(objective, *batch)
+        results.append((out.loss.detach(), grad_x, grad_y))
+        with torch.no_grad():
+            for parameter in objective.parameters():
+                parameter -= 0.1 * parameter.grad
+    return results
+
+
+def build_seeded(name: str, **options):
+    """Build a float32 objective whose networks start the same each time."""
+    torch.manual_seed(0)
+    return materialize(build(name, num_samples=SAMPLES, **options), torch.float32)
+
+
+def assert_bitwise_equal(one, two) -> None:
+    """Compare parameters and buffers; nan, which a velocity may start from, equals nan."""
+    assert one.state_dict().keys() == two.state_dict().keys()
+    for key, value in one.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), two.state_dict()[key].numpy(), err_msg=key)
+
+
+def data_of(views, dtype: torch.dtype, steps: int = 6) -> list:
+    return [(x.to(dtype), y.to(dtype), index) for x, y, index in batches(steps=steps, views=views)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@cases()
+def test_round_trip_continues_bit_for_bit(name, options, views, dtype, tmp_path) -> None:
+    data = data_of(views, dtype)
+    straight = build(name, num_samples=SAMPLES, **options).to(dtype)
+    train(straight, data[:3])
+    torch.save(straight.state_dict(), tmp_path / "state.pt")
+    torch.manual_seed(1)  # other initial networks
+    resumed = build(name, num_samples=SAMPLES, **options).to(dtype)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for expected, actual in zip(train(straight, data[3:]), train(resumed, data[3:]), strict=True):
+        for one, two in zip(expected, actual, strict=True):
+            assert torch.equal(one, two)
+    assert_bitwise_equal(straight, resumed)
+
+
+@cases()
+def test_a_copy_is_independent(name, options, views) -> None:
+    data = data_of(views, torch.float32)
+    objective = build(name, num_samples=SAMPLES, **options)
+    train(objective, data[:2])
+    copied = copy.deepcopy(objective)
+    before = copy.deepcopy(copied.state_dict())
+    train(objective, data[2:])
+    for key, value in copied.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), before[key].numpy(), err_msg=key)
+    train(copied, data[2:])
+    assert_bitwise_equal(objective, copied)
+
+
+@masked_in_few_ways
+@pytest.mark.parametrize("with_index", [True, False])
+@cases()
+def test_eval_leaves_state_untouched(name, options, views, with_index, mask) -> None:
+    """Seen rows use the stored u or its prediction, unseen rows the batch's phi; without an index, all are unseen."""
+    pair = Stateful(name, **options)
+    for batch in batches(steps=2, views=views):
+        pair.check(*batch)
+    visited = {int(k) for _, _, index in batches(steps=2) for k in index}
+    *_, (x, y, _) = batches(seed=1, views=views)
+    others = [k for k in range(SAMPLES) if k not in visited]
+    index = torch.tensor([*sorted(visited)[:4], *others[: BATCH - 4]])
+
+    pair.objective.eval()
+    before = copy.deepcopy(pair.objective.state_dict())
+    step = pair.expected(x, y, index if with_index else None, mask, training=False)
+    results = call(pair.objective, x, y, index if with_index else None, mask)
+    assert_same_step(*results, step, pair.settings.sides)
+    for key, table in pair.objective.state_dict().items():
+        np.testing.assert_array_equal(table.numpy(), before[key].numpy(), err_msg=key)
+
+    pair.objective.train()
+    pair.check(x, y, index, mask)
+
+
+@cases()
+def test_only_visited_rows_change(name, options, views) -> None:
+    x, y, index = next(batches(views=views))
+    objective = build(name, num_samples=SAMPLES, **options).double()
+    start = state_of(objective)
+    call(objective, x, y, index)
+    others = np.setdiff1d(np.arange(SAMPLES), index.numpy())
+    for key, table in state_of(objective).items():
+        if table.shape == (SAMPLES,):
+            np.testing.assert_array_equal(table[others], start[key][others], err_msg=key)
+            assert np.isfinite(table[index]).all(), key
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# float64
+# ---------------------------------------------------------------------------------------------------------------------
+
+STARTS = [
+    ("isogclr", {"temperature": 0.03}, {"tau": 0.03, "tau_momentum": 0.0, "log_u": -math.inf}),
+    ("nuclr", {"zeta_init": -0.05}, {"zeta": -0.05, "xi": 0.05, "zeta_velocity": 0.0, "log_u": -math.inf}),
+    ("nuclr", {"xi_init": 0.1}, {"zeta": 0.0, "xi": 0.1}),
+    ("nuclr", {"temperature": 0.07, **INDIVIDUAL}, {"tau": 0.07}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "starts"), STARTS, ids=str)
+def test_a_float64_objective_starts_with_exact_values(name, options, starts) -> None:
+    objective = build(name, num_samples=SAMPLES, **options).double()
+    for key, start in starts.items():
+        for side in "xy":
+            table = objective.get_buffer(f"{key}_{side}")
+            assert table.dtype == torch.float64
+            assert (table == start).all(), f"{key}_{side} was rounded to float32"
+
+
+@pytest.mark.parametrize(("name", "options", "starts"), STARTS, ids=str)
+def test_float64_features_have_exact_initial_values(name, options, starts) -> None:
+    """Without a call of .double(): the step is that of a float64 objective, and unvisited rows are exact."""
+    implicit, explicit = build(name, num_samples=SAMPLES, **options), build(name, num_samples=SAMPLES, **options)
+    explicit.double()
+    x, y, index = next(batches())
+    assert call(implicit, x, y, index)[0].loss.item() == call(explicit, x, y, index)[0].loss.item()
+    assert_bitwise_equal(implicit, explicit)
+    others = np.setdiff1d(np.arange(SAMPLES), index.numpy())
+    for key, start in starts.items():
+        table = state_of(implicit)[f"{key}_x"]
+        if table.shape:
+            assert (table[others] == start).all(), key
+
+
+def test_visited_rows_keep_their_values_if_the_dtype_changes() -> None:
+    objective = build("nuclr", num_samples=SAMPLES, **NUCLR, **INDIVIDUAL)
+    x, y, index = next(batches())
+    objective(x.float(), y.float(), index)
+    before = state_of(objective)
+    objective.double()
+    for key, table in state_of(objective).items():
+        rows = index.numpy() if table.shape else ()
+        np.testing.assert_array_equal(table[rows], before[key][rows], err_msg=key)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sharding and prefetching on one process: nothing changes
+# ---------------------------------------------------------------------------------------------------------------------
+
+TABLES = ["sogclr, views", "isogclr, views, proximal, side x", "nuclr, adam, two steps", "nuclr, popularity network"]
+
+
+@cases(TABLES)
+def test_sharded_state_of_one_process_is_the_replicated_state(name, options, views) -> None:
+    data = data_of(views, torch.float32)
+    replicated, sharded = build_seeded(name, **options), build_seeded(name, **options, state_sharding=True)
+    for expected, actual in zip(train(replicated, data), train(sharded, data), strict=True):
+        for one, two in zip(expected, actual, strict=True):
+            assert torch.equal(one, two)
+    gathered = sharded.gather_state_dict()
+    assert gathered.keys() == replicated.state_dict().keys()
+    for key, value in replicated.state_dict().items():
+        np.testing.assert_array_equal(gathered[key].numpy(), value.numpy(), err_msg=key)
+
+    loaded = build(name, num_samples=SAMPLES, **options)
+    loaded.load_state_dict(gathered)
+    assert_bitwise_equal(loaded, replicated)
+
+
+@pytest.mark.parametrize("state", [{}, {"state_device": "cpu"}, {"state_sharding": True}], ids=str)
+@cases(TABLES)
+def test_prefetch_changes_nothing(name, options, views, state) -> None:
+    """Also if another batch follows than the one that was announced, or if rows were written in between."""
+    data = data_of(views, torch.float32)
+    plain, prefetched = build_seeded(name, **options, **state), build_seeded(name, **options, **state)
+    for step, batch in enumerate(data):
+        prefetched.prefetch(batch[2] if step != 3 else (batch[2] + 1) % SAMPLES)
+        if step == 4:
+            prefetched.prefetch(batch[2])
+        for one, two in zip(train(plain, [batch])[0], train(prefetched, [batch])[0], strict=True):
+            assert torch.equal(one, two)
+    assert_bitwise_equal(plain, prefetched)
+
+
+def test_options_are_attributes() -> None:
+    for name, options, _ in CASES.values():
+        objective = build(name, num_samples=SAMPLES, **options)
+        for key, value in options.items():
+            if key != "temperature":  # may be learnt
+                assert getattr(objective, key) == value, key

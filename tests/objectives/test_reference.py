@@ -1,0 +1,160 @@
+"""The loops themselves: their gradients are derivatives of the functions that they claim, and their relations hold."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.objectives.comparison import BATCH, MASKS, SAMPLES, assert_close, batches, features
+
+KEPT = {name: reference.kept_pairs(BATCH, *MASKS[name]) for name in ("no ids", "both", "a row without negatives")}
+
+
+def views(generator: torch.Generator, count: int) -> np.ndarray:
+    return features(generator, count).numpy()
+
+
+def test_gradient_is_that_of_the_surrogate() -> None:
+    """Compare with central differences of (1/B) sum w_ikjm (s_ikjm - S_i), at fixed w."""
+    generator = torch.Generator().manual_seed(3)
+    anchors, candidates = views(generator, 2), views(generator, 3)
+    w = torch.rand(BATCH, 2, BATCH, 3, dtype=torch.float64, generator=generator).tolist()
+
+    def surrogate(a: np.ndarray, c: np.ndarray) -> float:
+        s = torch.einsum("ikd,jmd->ikjm", torch.from_numpy(a), torch.from_numpy(c))
+        positive = torch.stack([s[i, :, i].mean() for i in range(BATCH)])
+        return ((torch.tensor(w, dtype=torch.float64) * (s - positive[:, None, None, None])).sum() / BATCH).item()
+
+    gradients = reference.surrogate_gradient(anchors, candidates, w)
+    for which, gradient in enumerate(gradients):
+        for position in np.ndindex(gradient.shape):
+            shift = np.zeros_like(gradient)
+            shift[position] = 1e-4
+            up = [f + shift if k == which else f for k, f in enumerate((anchors, candidates))]
+            down = [f - shift if k == which else f for k, f in enumerate((anchors, candidates))]
+            assert abs((surrogate(*up) - surrogate(*down)) / 2e-4 - gradient[position]) < 1e-9
+
+
+@pytest.mark.parametrize("individual", [False, True])
+@pytest.mark.parametrize("tau", [0.03, 0.1, 1.0])
+def test_zeta_gradient_is_that_of_the_convex_problem(tau, individual) -> None:
+    """If the batch is the whole data set and u is exact, n G_j is n times the derivative of the convex problem.
+
+    With several views it is mean_i tau log(exp(-zeta_i/tau) + sum_{j != i} mean_{k,m} exp((s_ikjm - S_i)/tau_i -
+    zeta_j/tau)) + mean_j zeta_j.
+    """
+    generator = torch.Generator().manual_seed(4)
+    x, y = views(generator, 2), views(generator, 3)
+    tau_i = tau * (0.5 + torch.rand(BATCH, dtype=torch.float64, generator=generator)) if individual else [tau] * BATCH
+    tau_i = torch.as_tensor(tau_i, dtype=torch.float64)
+    zeta = (0.2 * torch.randn(BATCH, dtype=torch.float64, generator=generator)).requires_grad_()
+    s = torch.einsum("ikd,jmd->ikjm", torch.from_numpy(x), torch.from_numpy(y))
+    problem = zeta.mean()
+    for i in range(BATCH):
+        terms = [-zeta[i : i + 1] / tau]
+        for j in range(BATCH):
+            if j != i:
+                difference = (s[i, :, j] - s[i, :, i].mean()) / tau_i[i]
+                terms.append(difference.flatten() - zeta[j] / tau - math.log(6))
+        problem = problem + tau * torch.logsumexp(torch.cat(terms), 0) / BATCH
+    problem.backward()
+
+    loop_scores, kept, values = reference.scores(x, y), reference.kept_pairs(BATCH), zeta.tolist()
+    log_u = reference.log_phi(loop_scores, kept, values, tau_i.tolist(), tau, BATCH)
+    for estimator in ("unbiased", "paper", "reference"):  # they agree if B = n
+        gradient = reference.zeta_gradient(loop_scores, kept, values, tau_i.tolist(), tau, log_u, estimator, BATCH)
+        assert_close(gradient, BATCH * zeta.grad, estimator)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sogclr", {}),
+        ("nuclr", {"zeta_init": 0.05}),
+        ("nuclr", {"zeta_init": -0.05, "use_xi": False}),
+        ("nuclr", {"xi_init": math.inf}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mask", [MASKS["no ids"], MASKS["a row without negatives"]], ids=["no ids", "masked"])
+@pytest.mark.parametrize("counts", [(None, None), (2, 3)])
+def test_temperature_gradient_is_the_derivative_of_the_value(name, options, mask, counts) -> None:
+    """At gamma = 1, u_i is phi_i and the compositional gradient is the derivative of the value."""
+    options = reference.settings(name, num_samples=SAMPLES, gamma=1.0, learn_temperature=True, **options)
+    state = reference.initial_state(options)
+
+    def step_at(tau: float, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> reference.Step:
+        current = options.replace(temperature=tau)
+        return reference.step(current, x.numpy(), y.numpy(), index, state, x_id=mask[0], y_id=mask[1])
+
+    for batch in batches(steps=3, views=counts):
+        difference = (step_at(0.1 + 1e-5, *batch).value - step_at(0.1 - 1e-5, *batch).value) / 2e-5
+        step = step_at(0.1, *batch)
+        assert step.grad_tau == pytest.approx(difference, rel=1e-6)
+        state = step.state
+
+
+def test_temperature_pull_is_part_of_the_derivative_by_an_individual_temperature() -> None:
+    """With zeta = 0, d/dtau_i of tau_i (log phi_i - log(n-1) + rho) is log phi_i - log(n-1) + rho - pull_i."""
+    generator = torch.Generator().manual_seed(5)
+    s = reference.scores(views(generator, 2), views(generator, 3))
+    for kept in (KEPT["no ids"], KEPT["both"]):
+        zeros = [0.0] * BATCH
+
+        def term(tau: float, kept=kept, zeros=zeros) -> list[float]:
+            phi = reference.log_phi(s, kept, zeros, [tau] * BATCH, 1.0, SAMPLES)
+            return [tau * (value - math.log(SAMPLES - 1) + 8.0) for value in phi]
+
+        tau_i = [0.1] * BATCH
+        phi = reference.log_phi(s, kept, zeros, tau_i, 1.0, SAMPLES)
+        w = reference.weights(s, kept, zeros, tau_i, 1.0, phi, SAMPLES)
+        for i, pull in enumerate(reference.temperature_pull(s, w, tau_i)):
+            difference = (term(0.1 + 1e-5)[i] - term(0.1 - 1e-5)[i]) / 2e-5
+            assert phi[i] - math.log(SAMPLES - 1) + 8.0 - pull == pytest.approx(difference, rel=1e-6)
+
+
+def test_proximal_average() -> None:
+    """It is (u + alpha u' phi) / (1 + alpha u'), and the first visit stores phi."""
+    options = reference.settings("sogclr", num_samples=SAMPLES, gamma_rule="proximal", alpha=3.0)
+    for u, phi in ((0.2, 5.0), (40.0, 0.1), (7.0, 7.0)):
+        ratio = 3.0 * u / (SAMPLES - 1)
+        average = (u + ratio * phi) / (1 + ratio)
+        assert reference.running_average(math.log(u), math.log(phi), options) == pytest.approx(math.log(average))
+    assert reference.running_average(-math.inf, 1.5, options) == 1.5
+
+
+def test_relations() -> None:
+    """NUCLR with frozen zeta = 0 and without the positive term is SogCLR; iSogCLR with tau_lr = 0 adds rho tau."""
+    shared = {"num_samples": SAMPLES, "temperature": 0.04, "gamma": 0.8}
+    all_settings = [
+        reference.settings("sogclr", **shared),
+        reference.settings("nuclr", **shared, zeta_lr=0.0, xi_init=math.inf),
+        reference.settings("isogclr", **shared, tau_lr=0.0),
+        reference.settings("nuclr", **shared, zeta_lr=0.0, xi_init=math.inf, tau_lr=0.0, individual_temperature=True),
+    ]
+    states = [reference.initial_state(options) for options in all_settings]
+    for x, y, index in batches():
+        steps = [
+            reference.step(options, x.numpy(), y.numpy(), index, state)
+            for options, state in zip(all_settings, states, strict=True)
+        ]
+        states = [step.state for step in steps]
+        for other in steps[1:]:
+            assert_close(other.grad_x, steps[0].grad_x, "gradient of x")
+            assert_close(other.grad_y, steps[0].grad_y, "gradient of y")
+        assert steps[2].value == pytest.approx(steps[0].value + 2 * 8.0 * 0.04)
+        assert steps[3].value == pytest.approx(steps[2].value, abs=1e-12)
+
+
+def test_adam_takes_steps_of_the_learning_rate_at_first() -> None:
+    """After the first update, mean / size is the sign of the gradient; t counts inner steps."""
+    options = reference.settings(
+        "nuclr", num_samples=SAMPLES, temperature=0.1, zeta_lr=0.01, zeta_optimizer="adam", zeta_momentum=0.9
+    )
+    x, y, index = next(batches())
+    step = reference.step(options, x.numpy(), y.numpy(), index, reference.initial_state(options))
+    np.testing.assert_allclose(step.state["zeta_y"][index], -0.01 * np.sign(step.zeta_gradient["y"]), rtol=1e-5)
+    twice = reference.step(options.replace(zeta_steps=2), x.numpy(), y.numpy(), index, reference.initial_state(options))
+    assert (twice.state["zeta_updates_y"][index] == 2).all() and twice.state["zeta_updates_y"].sum() == 2 * BATCH

@@ -1,0 +1,63 @@
+"""gamma_rule="proximal": gamma_i = alpha u_i' / (1 + alpha u_i') with u' = u/(n-1), in place of a constant gamma."""
+
+import math
+
+import pytest
+import torch
+
+from nuclr.objectives import build
+from tests.objectives.comparison import BATCH, SAMPLES, assert_close, batches, call, masked, run, state_of
+from tests.objectives.extensions import NUCLR
+
+
+@masked
+@pytest.mark.parametrize("alpha", [0.5, 4.0, 100.0])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("sogclr", {"temperature": 0.1}), ("isogclr", {"temperature": 0.03}), ("nuclr", NUCLR)],
+    ids=["sogclr", "isogclr", "nuclr"],
+)
+def test_against_loops(name, options, alpha, mask) -> None:
+    run(name, mask, **options, gamma_rule="proximal", alpha=alpha)
+
+
+@pytest.mark.parametrize("name", ["sogclr", "isogclr", "nuclr"])
+def test_a_very_large_alpha_is_gamma_1(name) -> None:
+    proximal = build(name, num_samples=SAMPLES, gamma_rule="proximal", alpha=1e60).double()
+    newest = build(name, num_samples=SAMPLES, gamma=1.0).double()
+    for x, y, index in batches():
+        out, *gradients = call(proximal, x, y, index)
+        expected, *expected_gradients = call(newest, x, y, index)
+        assert_close(out.loss.item(), expected.loss.item(), "value")
+        for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+            assert_close(gradient, expected_gradient, "gradient")
+    for key, table in state_of(newest).items():
+        assert_close(state_of(proximal)[key], table, key)
+
+
+@pytest.mark.parametrize("name", ["sogclr", "isogclr", "nuclr"])
+def test_the_constant_rule_ignores_alpha(name) -> None:
+    one, two = (build(name, num_samples=SAMPLES, gamma_rule="constant", alpha=alpha).double() for alpha in (1.0, 9.0))
+    for x, y, index in batches():
+        assert call(one, x, y, index)[0].loss.item() == call(two, x, y, index)[0].loss.item()
+    for key, table in state_of(one).items():
+        assert (table == state_of(two)[key]).all(), key
+
+
+@pytest.mark.parametrize("log_u", [-2000.0, 2000.0])
+def test_averages_far_from_the_batch_do_not_overflow(log_u) -> None:
+    """A tiny u has gamma near 0 and keeps its value; a huge one has gamma near 1 and is replaced."""
+    x, y, index = next(batches())
+    objective = build("sogclr", num_samples=SAMPLES, gamma_rule="proximal", temperature=0.1).double()
+    fresh = build("sogclr", num_samples=SAMPLES, temperature=0.1).double()
+    fresh(x, y, index)
+    objective.log_u_x.fill_(log_u)
+    objective.log_u_y.fill_(log_u)
+    call(objective, x, y, index)
+    for side in "xy":
+        after, phi = objective.get_buffer(f"log_u_{side}")[index], fresh.get_buffer(f"log_u_{side}")[index]
+        assert after.isfinite().all()
+        # gamma phi = alpha phi u/(n-1) and (1-gamma) u = (n-1)/alpha
+        growth = torch.log1p(4.0 / (SAMPLES - 1) * phi.exp())
+        replaced = torch.logaddexp(phi, torch.full((BATCH,), math.log((SAMPLES - 1) / 4.0), dtype=torch.float64))
+        assert_close(after, log_u + growth if log_u < 0 else replaced, f"log_u_{side}")

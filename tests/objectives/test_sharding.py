@@ -1,0 +1,76 @@
+"""A checkpoint of state that was sharded over four processes continues on any number of processes, sharded or not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nuclr.objectives import build
+from tests.objectives.sharding_worker import BATCH, OPTIONS, train
+
+WORKER = Path(__file__).with_name("sharding_worker.py")
+EVERYTHING = slice(0, BATCH)
+pytestmark = pytest.mark.slow
+
+
+def run_on(processes: int, checkpoint: Path | str, first: int, last: int, out: Path) -> dict:
+    """Train on this number of processes; return the whole state and the losses."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    arguments = [str(WORKER), str(checkpoint), str(first), str(last), str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(out, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def straight() -> dict:
+    """The state after six batches on one process without sharding."""
+    objective = build("nuclr", **OPTIONS).double()
+    losses = train(objective, 0, 6, EVERYTHING)
+    return objective.state_dict() | {"losses": losses}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole state after three batches on four processes."""
+    folder = tmp_path_factory.mktemp("four")
+    state = run_on(4, "-", 0, 3, folder / "all.pt")
+    del state["losses"]
+    torch.save(state, folder / "checkpoint.pt")
+    return folder / "checkpoint.pt"
+
+
+def assert_same(state: dict, expected: dict) -> None:
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            state[name], value, rtol=0, atol=1e-9, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("processes", [4, 2, 1])
+def test_sharded(processes: int, checkpoint: Path, straight: dict, tmp_path: Path) -> None:
+    state = run_on(processes, checkpoint, 3, 6, tmp_path / "resumed.pt")
+    assert_same(state, straight | {"losses": straight["losses"][3:]})
+
+
+@pytest.mark.parametrize("state_sharding", [False, True])
+def test_without_torch_distributed(state_sharding: bool, checkpoint: Path, straight: dict) -> None:
+    objective = build("nuclr", **OPTIONS, state_sharding=state_sharding).double()
+    objective.load_state_dict(torch.load(checkpoint, weights_only=True))
+    losses = train(objective, 3, 6, EVERYTHING)
+    assert_same(objective.gather_state_dict() | {"losses": losses}, straight | {"losses": straight["losses"][3:]})
+
+
+def test_a_checkpoint_of_one_process_continues_on_two(straight: dict, tmp_path: Path) -> None:
+    objective = build("nuclr", **OPTIONS).double()
+    train(objective, 0, 3, EVERYTHING)
+    torch.save(objective.state_dict(), tmp_path / "checkpoint.pt")
+    state = run_on(2, tmp_path / "checkpoint.pt", 3, 6, tmp_path / "resumed.pt")
+    assert_same(state, straight | {"losses": straight["losses"][3:]})
