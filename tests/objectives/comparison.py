@@ -70,7 +70,9 @@ def call(objective, x: Tensor, y: Tensor, index: Tensor | None, mask=(None, None
 
 def assert_close(actual, expected, what: str) -> None:
     actual, expected = np.asarray(actual), np.asarray(expected)
-    np.testing.assert_allclose(actual.reshape(expected.shape), expected, rtol=0, atol=TOLERANCE, err_msg=what)
+    # relative for large values: proximal averages let the weights of an anchor grow without a bound
+    largest = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
+    np.testing.assert_allclose(actual.reshape(expected.shape), expected, rtol=0, atol=TOLERANCE * largest, err_msg=what)
 
 
 def state_of(objective) -> dict[str, np.ndarray]:
@@ -213,7 +215,7 @@ class Stateful:
             for name, parameter in parameters.items():
                 actual = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 assert_close(actual, parameter_gradients[name], f"gradient of {name}")
-                parameter -= 0.1 * actual
+                parameter -= 1e-3 * actual  # small: the networks are wide
         self.state = step.state
         return step
 

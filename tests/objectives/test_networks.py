@@ -1,7 +1,6 @@
 """Networks in place of the tables of zeta and u: against loops, training without an index, prediction."""
 
 import copy
-import math
 
 import numpy as np
 import pytest
@@ -28,16 +27,13 @@ from tests.objectives.extensions import INDIVIDUAL, NETWORKS
 POPULARITY = {"temperature": 0.2, "popularity": "network"}
 NORMALIZER = {"temperature": 0.2, "normalizer": "network"}
 BOTH = POPULARITY | NORMALIZER
-GRADIENT_FLOOR = -math.exp(4.0)  # of the normalizer network; the loops are exact above it
 
 
 def check_batches(name: str, mask, views=(None, None), with_index: bool = True, **options) -> Stateful:
-    """Compare five batches, and make sure that no gradient of the normalizer network was clipped."""
+    """Compare five batches with the loops, which limit the gradient of the normalizer network as well."""
     pair = Stateful(name, **options)
     for x, y, index in batches(views=views):
-        step = pair.check(x, y, index if with_index else None, mask)
-        for gradient in step.grad_k.values():
-            assert gradient.min() * BATCH * gradient.shape[1] > 0.9 * GRADIENT_FLOOR
+        pair.check(x, y, index if with_index else None, mask)
     return pair
 
 

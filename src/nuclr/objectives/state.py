@@ -170,7 +170,7 @@ class PairTables(Objective):
         """Return the batch's rows of the named tables; without an index, initial values."""
         self._feature_device = batch.x.device
         known = [name for name in names if name in self.initial]
-        if batch.index is None:
+        if batch.index is None or not self.initial:
             rows = {name: batch.x.new_full((2, batch.size), self.initial[name]) for name in known}
             return StateRows(None, rows)
         ready, self._ready = self._ready, None

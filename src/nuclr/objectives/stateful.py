@@ -56,7 +56,7 @@ SOURCES = ("table", "network")
 LEARNT_TAU = (0.001, 1.0)
 TAU_GRADIENT_LIMIT = 5.0
 LEAST_GAMMA = 1e-4  # below, weights are not bounded well enough for the fast kernel
-NETWORK_RATIO_LIMIT = 4.0  # of log(phi / predicted average) in the gradient of a network that predicts too little
+NETWORK_GRADIENT_LIMIT = math.exp(4)  # of a network whose prediction of an average is far too small
 
 
 @dataclass
@@ -229,9 +229,10 @@ class StatefulObjective(PairTables):
         """Compute the closed form of the module's docstring on both sides; in training, update the state."""
         if self.training and batch.x.dtype == torch.float64 and self._is_float32():
             self.double()
-        needs_gradient = torch.is_grad_enabled() and (batch.local_x.requires_grad or batch.local_y.requires_grad)
+        learns = torch.is_grad_enabled()
+        needs_gradient = learns and (batch.local_x.requires_grad or batch.local_y.requires_grad)
         with torch.no_grad():
-            values, gradient, step = self._step(batch, needs_gradient, learns=torch.is_grad_enabled())
+            values, gradient, step = self._step(batch, needs_gradient, learns)
         if needs_gradient:
             loss = cast(Tensor, _ClosedForm.apply(batch.local_x, batch.local_y, values, *gradient))  # type: ignore[no-untyped-call]
         else:
@@ -328,13 +329,19 @@ class StatefulObjective(PairTables):
         if self.normalizer == "table":
             return step.rows.tables["log_u"]
         batch = step.batch
-        predicted = self.predict(self.normalizer_networks, ANCHORS, step)
-        step.predicted_normalizer, step.positive = predicted, positive_scores(batch.x, batch.y, batch.views)
+        step.predicted_normalizer = self.predict(self.normalizer_networks, ANCHORS, step)
+        step.positive = positive_scores(batch.x, batch.y, batch.views)
+        return self._predicted_average(step)
+
+    def _predicted_average(self, step: Step) -> Tensor:
+        assert step.predicted_normalizer is not None and step.positive is not None
         offsets = [
-            self.buffer(f"normalizer_offset_{side}").to(batch.x) if row in self.active else batch.x.new_zeros(())
+            self.buffer(f"normalizer_offset_{side}").to(step.positive)
+            if row in self.active
+            else step.positive.new_zeros(())
             for row, side in enumerate(ANCHORS)
         ]
-        log_u = predicted.detach() + torch.stack(offsets)[:, None] - step.positive / step.tau
+        log_u = step.predicted_normalizer.detach() + torch.stack(offsets)[:, None] - step.positive / step.tau
         return torch.where(log_u.isnan(), -math.inf, log_u)
 
     def _new_average(self, step: Step) -> Tensor:
@@ -385,8 +392,9 @@ class StatefulObjective(PairTables):
             mean = torch.where(known, target[row], 0.0).sum() / known.sum()
             offset = self.buffer(f"normalizer_offset_{ANCHORS[row]}")
             offset.copy_(torch.where(offset.isnan(), mean.to(offset), offset))
-        ratio = (step.log_phi - step.log_u).clamp(max=NETWORK_RATIO_LIMIT).exp()
-        slope = torch.where(step.log_u.isneginf(), 0.0, 1 - ratio)
+        step.log_u = self._predicted_average(step)
+        slope = (1 - (step.log_phi - step.log_u).exp()).clamp(min=-NETWORK_GRADIENT_LIMIT)
+        slope = torch.where(step.log_u.isneginf(), 0.0, slope)
         if predicted.requires_grad:
             step.terms.append(zero_valued(self._for_counted(step, slope, 0.0) / step.batch.size, predicted))
 
