@@ -33,7 +33,7 @@ VARIANTS = ("outside", "inside", "adamw", "masked", "groups", "float32")
 # The extensions: (objective, options, views of x and y), trained in fewer variants.
 ADAM = {"zeta_optimizer": "adam", "zeta_steps": 2}
 INDIVIDUAL = {"individual_temperature": True, "tau_lr": 2e-3, "tau_min": 0.001, "tau_max": 1.0}
-NETWORKS = {"temperature": 0.2, "zeta_lr": 0.05, "popularity": "network", "normalizer": "network"}
+NETWORKS = {"temperature": 0.5, "zeta_lr": 0.05, "popularity": "network", "normalizer": "network"}
 EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "clip views": ("clip", {"learn_temperature": True}, (2, 3)),
     "siglip views": ("siglip", {}, (None, 2)),
@@ -43,7 +43,7 @@ EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "sogclr proximal": ("sogclr", {"temperature": 0.1, "gamma_rule": "proximal"}, (None, None)),
     "sogclr learnt": ("sogclr", {"temperature": 0.1, "learn_temperature": True}, (None, None)),
     "sogclr side y": ("sogclr", {"temperature": 0.1, "sides": "y"}, (None, None)),
-    "sogclr normalizer network": ("sogclr", {"temperature": 0.2, "normalizer": "network"}, (None, None)),
+    "sogclr normalizer network": ("sogclr", {"temperature": 0.5, "normalizer": "network"}, (None, None)),
     "nuclr individual": ("nuclr", NUCLR | INDIVIDUAL, (None, None)),
     "nuclr individual views": ("nuclr", NUCLR | INDIVIDUAL, (3, 2)),
     "nuclr learnt views": ("nuclr", NUCLR | {"learn_temperature": True}, (2, None)),
