@@ -125,7 +125,7 @@ learnt = pytest.mark.parametrize(("name", "options"), LEARNT, ids=str)
 def test_learnt_against_loops(name, options, mask) -> None:
     """The gradient of log_scale is -tau times that of tau; the temperature moves between the batches."""
     pair = run(name, mask, temperature=0.1, learn_temperature=True, **options)
-    assert abs(math.exp(-pair.objective.log_scale.item()) - 0.1) > 1e-3, "this test needs a temperature that has moved"
+    assert abs(math.exp(-pair.objective.log_scale.item()) - 0.1) > 1e-4, "this test needs a temperature that has moved"
 
 
 @pytest.mark.parametrize("mask", [MASKS["no ids"], MASKS["a row without negatives"]], ids=["no ids", "masked"])

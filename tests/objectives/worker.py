@@ -41,18 +41,18 @@ EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "cyclip views": ("cyclip", {}, (2, 2)),
     "sogclr views": ("sogclr", {"temperature": 0.1}, (2, 3)),
     "sogclr proximal": ("sogclr", {"temperature": 0.1, "gamma_rule": "proximal"}, (None, None)),
-    "sogclr learnt": ("sogclr", {"temperature": 0.1, "learn_temperature": True}, (None, None)),
+    "sogclr learnt": ("sogclr", {"temperature": 0.1, "learn_temperature": True, "rho": 2.0}, (None, None)),
     "sogclr side y": ("sogclr", {"temperature": 0.1, "sides": "y"}, (None, None)),
     "sogclr normalizer network": ("sogclr", {"temperature": 0.5, "normalizer": "network"}, (None, None)),
     "nuclr individual": ("nuclr", NUCLR | INDIVIDUAL, (None, None)),
     "nuclr individual views": ("nuclr", NUCLR | INDIVIDUAL, (3, 2)),
-    "nuclr learnt views": ("nuclr", NUCLR | {"learn_temperature": True}, (2, None)),
+    "nuclr learnt views": ("nuclr", NUCLR | {"learn_temperature": True, "rho": 2.0}, (2, None)),
     "nuclr adam": ("nuclr", NUCLR | ADAM, (None, None)),
     "nuclr adam side x": ("nuclr", NUCLR | ADAM | {"sides": "x"}, (None, None)),
     "nuclr first gradient": ("nuclr", NUCLR | {"zeta_velocity_init": "gradient"}, (None, None)),
     "nuclr popularity network": ("nuclr", NETWORKS | {"normalizer": "table"}, (None, None)),
     "nuclr networks": ("nuclr", NETWORKS, (None, None)),
-    "nuclr networks views": ("nuclr", NETWORKS | {"learn_temperature": True}, (2, 2)),
+    "nuclr networks views": ("nuclr", NETWORKS | {"learn_temperature": True, "rho": 2.0}, (2, 2)),
 }
 EXTENSION_VARIANTS = ("outside", "inside", "masked", "float32")
 # Sharded state: the same objective as the case it is compared with.
