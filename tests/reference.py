@@ -495,7 +495,7 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
         result.grad_k[a] = np.zeros_like(k[a])
         for i in range(batch):
             if kept[i]:
-                pull = max(1 - math.exp(phi[i] - old[i]), -math.exp(4.0))
+                pull = max(1 - math.exp(min(phi[i] - old[i], 5.0)), -math.exp(4.0))
                 result.grad_k[a][i] += pull / batch / len(k[a][i])
 
     # tau_i

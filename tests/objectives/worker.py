@@ -72,6 +72,7 @@ ALL_CASES |= {
     for case, same in SHARDED.items()
 }
 RUNS = [(case, variant) for case in ALL_CASES for variant in (VARIANTS if case in CASES else EXTENSION_VARIANTS)]
+RUNS += [("nuclr networks", "no index"), ("nuclr sharded", "prefetch"), ("nuclr adam sharded", "prefetch")]
 
 
 class Towers(nn.Module):
@@ -125,7 +126,10 @@ def train(name: str, options: dict, views: tuple[int | None, int | None], varian
         batch = torch.randperm(PAIRS)[:BATCH]  # the same on every process
         mine = batch[dist.get_rank() * share :][:share]
         ids = {"masked": (x_id, y_id), "groups": (torch.stack([x_id, x_id // 4], dim=1), y_id)}.get(variant, ())
-        loss = run(data_x[mine], data_y[mine], mine, *(id_[mine] for id_ in ids))
+        if variant == "prefetch":
+            objective.prefetch(mine)
+        index = None if variant == "no index" else mine
+        loss = run(data_x[mine], data_y[mine], index, *(id_[mine] for id_ in ids))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
