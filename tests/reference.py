@@ -236,6 +236,7 @@ def running_average(old: float, phi: float, options: Settings) -> float:
         return phi
     if options.gamma_rule == "proximal":
         ratio = math.log(options.alpha) + old - math.log(options.num_samples - 1)
+        ratio = max(ratio, math.log(1e-8))  # a limit of ours, which keeps gradients finite
         log_gamma, log_rest = -logaddexp(0.0, -ratio), -logaddexp(0.0, ratio)
     else:
         log_gamma, log_rest = log(options.gamma), log(1 - options.gamma)
@@ -495,7 +496,7 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
         result.grad_k[a] = np.zeros_like(k[a])
         for i in range(batch):
             if kept[i]:
-                pull = max(1 - math.exp(phi[i] - old[i]), -math.exp(4.0))
+                pull = max(1 - math.exp(min(phi[i] - old[i], 5.0)), -math.exp(4.0))
                 result.grad_k[a][i] += pull / batch / len(k[a][i])
 
     # tau_i

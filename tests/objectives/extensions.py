@@ -16,7 +16,7 @@ CASES: dict[str, Case] = {
     "sogclr, proximal": ("sogclr", {"temperature": 0.1, "gamma_rule": "proximal"}, (None, None)),
     "sogclr, learnt temperature": ("sogclr", {"temperature": 0.1, "learn_temperature": True}, (None, None)),
     "sogclr, side y": ("sogclr", {"temperature": 0.1, "sides": "y"}, (None, None)),
-    "sogclr, normalizer network": ("sogclr", {"temperature": 0.2, "normalizer": "network"}, (None, None)),
+    "sogclr, normalizer network": ("sogclr", {"temperature": 0.5, "normalizer": "network"}, (None, None)),
     "isogclr, views, proximal, side x": (
         "isogclr",
         {"temperature": 0.03, "gamma_rule": "proximal", "sides": "x", "tau_min": 0.001, "tau_max": 1.0},
@@ -46,12 +46,12 @@ CASES: dict[str, Case] = {
         NUCLR | INDIVIDUAL | {"zeta_steps": 3, "zeta_momentum": 0.5, "sides": "y"},
         (None, None),
     ),
-    "nuclr, popularity network": ("nuclr", NUCLR | {"popularity": "network", "temperature": 0.2}, (None, None)),
-    "nuclr, normalizer network": ("nuclr", NUCLR | {"normalizer": "network", "temperature": 0.2}, (None, None)),
-    "nuclr, both networks, views": ("nuclr", NUCLR | NETWORKS | {"temperature": 0.2}, (2, 2)),
+    "nuclr, popularity network": ("nuclr", NUCLR | {"popularity": "network", "temperature": 0.5}, (None, None)),
+    "nuclr, normalizer network": ("nuclr", NUCLR | {"normalizer": "network", "temperature": 0.5}, (None, None)),
+    "nuclr, both networks, views": ("nuclr", NUCLR | NETWORKS | {"temperature": 0.5}, (2, 2)),
     "nuclr, both networks, learnt temperature": (
         "nuclr",
-        NUCLR | NETWORKS | {"temperature": 0.2, "learn_temperature": True},
+        NUCLR | NETWORKS | {"temperature": 0.5, "learn_temperature": True},
         (None, None),
     ),
 }

@@ -10,12 +10,12 @@ import torch
 from nuclr.objectives import build
 from tests.objectives.comparison import (
     BATCH,
+    MASKS,
     SAMPLES,
     Stateful,
     assert_same_step,
     batches,
     call,
-    masked_in_few_ways,
     materialize,
     state_of,
 )
@@ -81,8 +81,8 @@ def test_a_copy_is_independent(name, options, views) -> None:
     assert_bitwise_equal(objective, copied)
 
 
-@masked_in_few_ways
 @pytest.mark.parametrize("with_index", [True, False])
+@pytest.mark.parametrize("mask", [MASKS["a row without negatives"]], ids=["masked"])
 @cases()
 def test_eval_leaves_state_untouched(name, options, views, with_index, mask) -> None:
     """Seen rows use the stored u or its prediction, unseen rows the batch's phi; without an index, all are unseen."""

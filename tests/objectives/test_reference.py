@@ -96,6 +96,28 @@ def test_temperature_gradient_is_the_derivative_of_the_value(name, options, mask
         state = step.state
 
 
+@pytest.mark.parametrize("views_of_x", [1, 2])
+def test_temperature_gradient_replaces_the_derivative_of_u_by_that_of_phi(views_of_x) -> None:
+    """At gamma < 1 it is the derivative of the value with u_i + phi_i(tau) - phi_i(tau_0) in place of u_i."""
+    options = reference.settings(
+        "nuclr", num_samples=SAMPLES, temperature=0.1, gamma=0.3, learn_temperature=True, zeta_lr=0.02, sides="x"
+    )
+    state = reference.initial_state(options)
+    for x, y, index in batches(views=(views_of_x, 3)):
+        step = reference.step(options, x.numpy(), y.numpy(), index, state)
+        s, kept = reference.scores(x.numpy(), y.numpy()), reference.kept_pairs(BATCH)
+        zeta, xi, u = state["zeta_y"][index].tolist(), float(state["xi_y"]), np.exp(step.state["log_u_x"][index])
+
+        def value(tau: float, s=s, kept=kept, zeta=zeta, xi=xi, u=u) -> float:
+            phi, phi_0 = (np.exp(reference.log_phi(s, kept, zeta, [t] * BATCH, t, SAMPLES)) for t in (tau, 0.1))
+            d = u + phi - phi_0 + math.exp(-xi / tau)
+            return float(np.mean(tau * (np.log(d) - math.log(SAMPLES - 1) + 8.0)))
+
+        assert value(0.1) == pytest.approx(step.value)
+        assert step.grad_tau == pytest.approx((value(0.1 + 1e-5) - value(0.1 - 1e-5)) / 2e-5, rel=1e-6)
+        state = step.state
+
+
 def test_temperature_pull_is_part_of_the_derivative_by_an_individual_temperature() -> None:
     """With zeta = 0, d/dtau_i of tau_i (log phi_i - log(n-1) + rho) is log phi_i - log(n-1) + rho - pull_i."""
     generator = torch.Generator().manual_seed(5)

@@ -21,11 +21,10 @@ TABLES = {
 
 
 @masked_in_few_ways
-@pytest.mark.parametrize("views", [(None, None), (2, 3)], ids=str)
 @pytest.mark.parametrize("sides", ["x", "y"])
 @objectives
-def test_against_loops(name, options, sides, views, mask) -> None:
-    pair = run(name, mask, views, **options, sides=sides)
+def test_against_loops(name, options, sides, mask) -> None:
+    pair = run(name, mask, **options, sides=sides)
     other = TABLES["y" if sides == "x" else "x"]
     assert not other & set(state_of(pair.objective)), "tables of the other side must not be registered"
     assert not other & set(pair.objective.state_dict())

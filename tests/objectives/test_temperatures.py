@@ -9,14 +9,12 @@ import torch
 
 from nuclr.objectives import build
 from tests.objectives.comparison import (
-    BATCH,
     MASKS,
     SAMPLES,
     Stateful,
     assert_close,
     batches,
     call,
-    masked,
     masked_in_few_ways,
     run,
     state_of,
@@ -28,14 +26,13 @@ from tests.objectives.extensions import INDIVIDUAL, NUCLR
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@masked
+@masked_in_few_ways
 @pytest.mark.parametrize("estimator", ["reference", "paper", "unbiased"])
 @pytest.mark.parametrize("use_xi", [True, False])
 def test_individual_against_loops(estimator, use_xi, mask) -> None:
     pair = run("nuclr", mask, **NUCLR, **INDIVIDUAL, zeta_estimator=estimator, use_xi=use_xi)
-    if mask[0] != [0] * BATCH:
-        assert pair.state["tau_x"].std() > 1e-3, "this test needs temperatures that have moved"
-        assert np.abs(pair.state["zeta_y"]).max() > 1e-3, "this test needs a zeta that has moved"
+    assert pair.state["tau_x"].std() > 1e-3, "this test needs temperatures that have moved"
+    assert np.abs(pair.state["zeta_y"]).max() > 1e-3, "this test needs a zeta that has moved"
 
 
 @masked_in_few_ways
@@ -128,7 +125,7 @@ learnt = pytest.mark.parametrize(("name", "options"), LEARNT, ids=str)
 def test_learnt_against_loops(name, options, mask) -> None:
     """The gradient of log_scale is -tau times that of tau; the temperature moves between the batches."""
     pair = run(name, mask, temperature=0.1, learn_temperature=True, **options)
-    assert abs(math.exp(-pair.objective.log_scale.item()) - 0.1) > 1e-3, "this test needs a temperature that has moved"
+    assert abs(math.exp(-pair.objective.log_scale.item()) - 0.1) > 1e-4, "this test needs a temperature that has moved"
 
 
 @pytest.mark.parametrize("mask", [MASKS["no ids"], MASKS["a row without negatives"]], ids=["no ids", "masked"])

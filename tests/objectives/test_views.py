@@ -32,7 +32,7 @@ stateful = pytest.mark.parametrize(("name", "options"), STATEFUL, ids=str)
 
 
 @masked_in_few_ways
-@pytest.mark.parametrize("views", [(2, 3), (3, None), (None, 2), (1, 1)], ids=str)
+@pytest.mark.parametrize("views", [(2, 3), (None, 2)], ids=str)
 @stateful
 def test_against_loops(name, options, views, mask) -> None:
     run(name, mask, views, **options)
@@ -112,12 +112,12 @@ def loops_of(name: str, x: Tensor, y: Tensor, parameters: dict[str, Tensor], mas
 
 
 @masked_in_few_ways
-@pytest.mark.parametrize("views", [(2, 3), (None, 2), (1, 1)], ids=str)
+@pytest.mark.parametrize("views", [(2, 3), (3, None)], ids=str)
 @pytest.mark.parametrize("name", ["clip", "clip learnt", "siglip", "dcl", "cyclip"])
 def test_stateless_objectives_average_over_pairs_of_views(name, views, mask) -> None:
     options = {"learn_temperature": True} if name == "clip learnt" else {}
     objective = build(name.split()[0], num_samples=SAMPLES, temperature=0.2, **options).double()
-    for x, y, index in batches(steps=2, views=views):
+    for x, y, index in batches(steps=1, views=views):
         out, grad_x, grad_y = call(objective, x, y, index, mask)
         leaf_x, leaf_y = x.clone().requires_grad_(), y.clone().requires_grad_()
         views_x = leaf_x.unbind(1) if views[0] else [leaf_x]

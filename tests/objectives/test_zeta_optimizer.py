@@ -13,7 +13,6 @@ from tests.objectives.comparison import (
     assert_close,
     batches,
     call,
-    masked,
     masked_in_few_ways,
     run,
     state_of,
@@ -23,13 +22,12 @@ from tests.objectives.extensions import NUCLR
 ADAM = {"zeta_optimizer": "adam", "zeta_momentum": 0.9}
 
 
-@masked
+@masked_in_few_ways
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("estimator", ["reference", "unbiased"])
 def test_adam_against_loops(estimator, steps, mask) -> None:
     pair = run("nuclr", mask, **NUCLR, **ADAM, zeta_estimator=estimator, zeta_steps=steps)
-    if mask[0] != [0] * BATCH:
-        assert pair.state["zeta_updates_y"].max() >= 2 * steps, "this test needs rows that are updated again"
+    assert pair.state["zeta_updates_y"].max() >= 2 * steps, "this test needs rows that are updated again"
 
 
 @masked_in_few_ways
@@ -49,14 +47,13 @@ def test_adam_with_other_options(options, mask) -> None:
 
 
 @masked_in_few_ways
-@pytest.mark.parametrize("steps", [2, 5])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("momentum", "steps"), [(0.0, 2), (0.9, 5)])
 @pytest.mark.parametrize("estimator", ["reference", "paper", "unbiased"])
 def test_inner_steps_against_loops(estimator, momentum, steps, mask) -> None:
     run("nuclr", mask, **NUCLR, zeta_estimator=estimator, zeta_momentum=momentum, zeta_steps=steps)
 
 
-@masked
+@masked_in_few_ways
 @pytest.mark.parametrize("options", [{}, {"zeta_steps": 3}, {"sides": "x", "zeta_lr_ratio_x": 2.0}], ids=str)
 def test_first_gradient_as_velocity_against_loops(options, mask) -> None:
     pair = run("nuclr", mask, **NUCLR, zeta_velocity_init="gradient", zeta_momentum=0.9, **options)

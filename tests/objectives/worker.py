@@ -33,7 +33,7 @@ VARIANTS = ("outside", "inside", "adamw", "masked", "groups", "float32")
 # The extensions: (objective, options, views of x and y), trained in fewer variants.
 ADAM = {"zeta_optimizer": "adam", "zeta_steps": 2}
 INDIVIDUAL = {"individual_temperature": True, "tau_lr": 2e-3, "tau_min": 0.001, "tau_max": 1.0}
-NETWORKS = {"temperature": 0.2, "zeta_lr": 0.05, "popularity": "network", "normalizer": "network"}
+NETWORKS = {"temperature": 0.5, "zeta_lr": 0.05, "popularity": "network", "normalizer": "network"}
 EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "clip views": ("clip", {"learn_temperature": True}, (2, 3)),
     "siglip views": ("siglip", {}, (None, 2)),
@@ -41,18 +41,18 @@ EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "cyclip views": ("cyclip", {}, (2, 2)),
     "sogclr views": ("sogclr", {"temperature": 0.1}, (2, 3)),
     "sogclr proximal": ("sogclr", {"temperature": 0.1, "gamma_rule": "proximal"}, (None, None)),
-    "sogclr learnt": ("sogclr", {"temperature": 0.1, "learn_temperature": True}, (None, None)),
+    "sogclr learnt": ("sogclr", {"temperature": 0.1, "learn_temperature": True, "rho": 2.0}, (None, None)),
     "sogclr side y": ("sogclr", {"temperature": 0.1, "sides": "y"}, (None, None)),
-    "sogclr normalizer network": ("sogclr", {"temperature": 0.2, "normalizer": "network"}, (None, None)),
+    "sogclr normalizer network": ("sogclr", {"temperature": 0.5, "normalizer": "network"}, (None, None)),
     "nuclr individual": ("nuclr", NUCLR | INDIVIDUAL, (None, None)),
     "nuclr individual views": ("nuclr", NUCLR | INDIVIDUAL, (3, 2)),
-    "nuclr learnt views": ("nuclr", NUCLR | {"learn_temperature": True}, (2, None)),
+    "nuclr learnt views": ("nuclr", NUCLR | {"learn_temperature": True, "rho": 2.0}, (2, None)),
     "nuclr adam": ("nuclr", NUCLR | ADAM, (None, None)),
     "nuclr adam side x": ("nuclr", NUCLR | ADAM | {"sides": "x"}, (None, None)),
     "nuclr first gradient": ("nuclr", NUCLR | {"zeta_velocity_init": "gradient"}, (None, None)),
     "nuclr popularity network": ("nuclr", NETWORKS | {"normalizer": "table"}, (None, None)),
     "nuclr networks": ("nuclr", NETWORKS, (None, None)),
-    "nuclr networks views": ("nuclr", NETWORKS | {"learn_temperature": True}, (2, 2)),
+    "nuclr networks views": ("nuclr", NETWORKS | {"learn_temperature": True, "rho": 2.0}, (2, 2)),
 }
 EXTENSION_VARIANTS = ("outside", "inside", "masked", "float32")
 # Sharded state: the same objective as the case it is compared with.
@@ -72,6 +72,7 @@ ALL_CASES |= {
     for case, same in SHARDED.items()
 }
 RUNS = [(case, variant) for case in ALL_CASES for variant in (VARIANTS if case in CASES else EXTENSION_VARIANTS)]
+RUNS += [("nuclr networks", "no index"), ("nuclr sharded", "prefetch"), ("nuclr adam sharded", "prefetch")]
 
 
 class Towers(nn.Module):
@@ -125,7 +126,10 @@ def train(name: str, options: dict, views: tuple[int | None, int | None], varian
         batch = torch.randperm(PAIRS)[:BATCH]  # the same on every process
         mine = batch[dist.get_rank() * share :][:share]
         ids = {"masked": (x_id, y_id), "groups": (torch.stack([x_id, x_id // 4], dim=1), y_id)}.get(variant, ())
-        loss = run(data_x[mine], data_y[mine], mine, *(id_[mine] for id_ in ids))
+        if variant == "prefetch":
+            objective.prefetch(mine)
+        index = None if variant == "no index" else mine
+        loss = run(data_x[mine], data_y[mine], index, *(id_[mine] for id_ in ids))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -7,6 +7,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 
+LOG_LEAST_ODDS = math.log(1e-8)
+
+
 def running_log_mean(log_u: Tensor, log_phi: Tensor, gamma: float) -> Tensor:
     """Return log((1 - gamma) u + gamma phi) element by element; an unseen sample, log u = -inf, starts at phi.
 
@@ -32,7 +35,8 @@ def proximal_log_mean(log_u: Tensor, log_phi: Tensor, log_scale: float) -> Tenso
     """Return the running average whose weight grows with the old average: gamma = a u / (1 + a u).
 
     This is a proximal step on the dual of log (SCENT, Wei et al. 2026). Averages that are small, of samples that are
-    far from all negatives, change slowly.
+    far from all negatives, change slowly. The weight of the new values is at least 1e-8, so that u >= 1e-8 phi and
+    gradients stay finite.
 
     Args:
         log_u: log of the old averages, any shape; -inf for an unseen sample, which starts at phi.
@@ -47,6 +51,6 @@ def proximal_log_mean(log_u: Tensor, log_phi: Tensor, log_scale: float) -> Tenso
         tensor([2.])
 
     """
-    log_odds = log_u + log_scale
+    log_odds = (log_u + log_scale).clamp(min=LOG_LEAST_ODDS)
     mixed = torch.logaddexp(log_u + logsigmoid(-log_odds), log_phi + logsigmoid(log_odds))
     return torch.where(log_u.isneginf(), log_phi, mixed)
