@@ -244,7 +244,8 @@ def test_two_processes_give_the_results_of_one(tmp_path, case):
     changes = {"optimizer.eps": 1e-3}
     if "views" in case:
         # With a small step, rounding errors of the two runs stay far below the tolerance.
-        changes |= {"data.views": 2 if case == "views" else 4, "optimizer.lr": 1e-4}
+        several = {"data.x.views": 2, "data.y.views": 2} if case == "four views" else {}
+        changes |= {"optimizer.lr": 1e-4, **several}
         settings = runs.view_settings(tmp_path, **changes)
     else:
         settings = runs.text_settings(tmp_path, **changes, **{"model.shared": str(case == "shared").lower()})
