@@ -54,6 +54,18 @@ def folder(tmp_path, monkeypatch):
             "data.contrast=views needs images, and this source holds texts",
         ),
         ("vectors.npz data.contrast=views", "data.contrast=views needs images, and this source holds vectors"),
+        (
+            "texts.jsonl data.y.views=2",
+            "data.y.views=2: nothing in texts.jsonl has several distinct y that belong to it",
+        ),
+        ("texts.jsonl data.x.views=2 data.y.views=2", "views on both sides need rows with several x and several y"),
+        ("images.jsonl data.x.views=2 augment.enabled=false", "data.x.views=2 needs augmentation, or all views of an"),
+        (
+            "texts.jsonl data.views=2",
+            "unknown key 'data.views'; data.x.views and data.y.views are the numbers of views",
+        ),
+        ("texts.jsonl data.y.views=0", "data.y.views is 0; it needs a whole number at least 1 and at most 64"),
+        ("texts.jsonl data.y.views=1000", "data.y.views is 1000; it needs a whole number at least 1 and at most 64"),
         ("images.jsonl model.shared=true", "model.shared=true: one encoder cannot take both images (side x) and texts"),
         ("vectors.npz model.shared=true", "model.shared=true: vectors of 3 and 4 coordinates need two encoders"),
         ("texts.jsonl model.x.encoder=tiny_resnet", "model.x.encoder is 'tiny_resnet', but the data holds texts there"),
