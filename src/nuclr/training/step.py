@@ -40,7 +40,7 @@ def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, ma
         mask: whether pairs that share an x, a y or a group are not negatives of each other.
 
     Returns:
-        The mean over all pairs of a view of x and a view of y. A stateful objective moves its state for each of them.
+        The objective's output; it moves the state of each pair once, whatever the number of views.
 
     """
     index, ids = batch.numbers if batch.row is None else batch.row, {}
@@ -49,12 +49,9 @@ def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, ma
     elif mask:
         x_id = batch.x_id if batch.group is None else torch.stack([batch.x_id, batch.group], dim=1)
         ids = {"x_id": x_id, "y_id": batch.y_id}
-    views_x, views_y = (features.unflatten(0, (len(batch), -1)).unbind(1) for features in (x, y))
-    outputs: list[ObjectiveOutput] = [objective(u, v, index, **ids) for u in views_x for v in views_y]
-    if len(outputs) == 1:
-        return outputs[0]
-    metrics = {key: torch.stack([output.metrics[key] for output in outputs]).mean(0) for key in outputs[0].metrics}
-    return ObjectiveOutput(torch.stack([output.loss for output in outputs]).mean(), metrics)
+    x, y = (f if len(f) == len(batch) else f.unflatten(0, (len(batch), -1)) for f in (x, y))
+    output: ObjectiveOutput = objective(x, y, index, **ids)
+    return output
 
 
 def refuse_not_finite(x: Tensor, y: Tensor, batch: Batch, run: Path) -> None:
