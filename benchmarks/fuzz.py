@@ -390,7 +390,7 @@ def run_seeds(folder: Path) -> list[Files]:
     (folder / "images").mkdir()
     for number in range(16):
         (folder / "images" / f"{number}.png").write_bytes(picture(number, "PNG"))
-    views = trained(folder, ["data.train=images", "data.views=2", "model.x.image_size=16"])
+    views = trained(folder, ["data.train=images", "model.x.image_size=16"])
     return [vectors, vectors, popularity, texts, views]
 
 

@@ -31,7 +31,7 @@ def test_the_demo_settings_equal_configs_demo_yaml():
 
 def test_without_a_file_the_defaults_apply_if_an_override_names_the_data():
     settings = config.load(None, ["data.train=pairs.csv"])
-    assert settings == config.fill(Settings(), {"data": {"train": "pairs.csv"}})
+    assert settings == config.fill(Settings(), {"data": {"train": "pairs.csv", "contrast": "sides"}})
     assert config.load(None, ["seed=1"]).name == "demo"
 
 

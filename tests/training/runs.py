@@ -124,7 +124,7 @@ def view_settings(folder: Path, count: int = 40, **changes) -> list[str]:
     """Return overrides for two epochs on two views of every image in a folder, and write the images."""
     if not (folder / "photographs").exists():
         write_photographs(folder / "photographs", count)
-    own = {"data.train": folder / "photographs", "data.views": 2, "model.x.image_size": 16, "data.batch_size": 8}
+    own = {"data.train": folder / "photographs", "model.x.image_size": 16, "data.batch_size": 8}
     settings = picture_settings(folder, **(own | changes))
     return [setting for setting in settings if not setting.startswith("data.val=")]
 

@@ -38,7 +38,7 @@ def test_a_run_on_text_pairs(tmp_path):
         (results["val"]["question_to_answer_R@1"] + results["val"]["answer_to_question_R@1"]) / 2
     )
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert written["data"]["x"] == {"key": "question", "modality": "text", "name": "question"}
+    assert written["data"]["x"] == {"key": "question", "modality": "text", "name": "question", "views": 1}
     assert written["model"]["shared"] is True and written["model"]["y"] == written["model"]["x"]
     model = DualEncoder.from_pretrained(tmp_path / "run" / "model")
     assert model.shared and sorted(path.name for path in (tmp_path / "run" / "model").iterdir() if path.is_dir()) == [
@@ -244,7 +244,8 @@ def test_two_processes_give_the_results_of_one(tmp_path, case):
     changes = {"optimizer.eps": 1e-3}
     if "views" in case:
         # With a small step, rounding errors of the two runs stay far below the tolerance.
-        changes |= {"data.views": 2 if case == "views" else 4, "optimizer.lr": 1e-4}
+        several = {"data.x.views": 2, "data.y.views": 2} if case == "four views" else {}
+        changes |= {"optimizer.lr": 1e-4, **several}
         settings = runs.view_settings(tmp_path, **changes)
     else:
         settings = runs.text_settings(tmp_path, **changes, **{"model.shared": str(case == "shared").lower()})

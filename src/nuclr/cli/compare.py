@@ -207,10 +207,10 @@ def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int, Any]:
     from nuclr.studies.compare.study import ComparedSides
 
     data = base.data
-    if data.views:
+    if data.contrasts_views:
         if data.classes is None:
             raise UserError(
-                "data.classes is missing; models of data.views are tuned on labeled images: name a folder of them"
+                "data.classes is missing; models of data.contrast=views are tuned on labeled images; name a folder"
             )
         source = components.open_train(data, check=False)
         labeled = components.open_classes(data, source.pairs)

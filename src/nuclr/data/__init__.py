@@ -1,9 +1,9 @@
 """Pairs on disk -> numbered samples -> batches.
 
 Reading order: `pairs` (the interface of every source), `formats/` (one file per format) and `builtin/` (generated
-pairs), `open` (a path -> pairs), `selection` (which samples are used), `epochs` (in which order), `loader`
-(batches), `modalities/` (what a side can hold: images, texts, vectors), `labeled` (images with classes), `texts`
-(compact storage of many texts).
+pairs), `open` (a path -> pairs), `selection` (which samples are used), `epochs` (in which order),
+`view_groups` (several captions of an image at once), `loader` (batches), `modalities/` (what a side can hold: images,
+texts, vectors), `labeled` (images with classes), `texts` (compact storage of many texts).
 """
 
 from nuclr.data.epochs import all_batches, batches, epoch_order, steps_per_epoch
@@ -14,6 +14,7 @@ from nuclr.data.modalities.augment import Augment, normalize
 from nuclr.data.open import open_pairs
 from nuclr.data.pairs import BadSample, Pairs, Sample
 from nuclr.data.selection import check_samples, read_keep, usable, write_bad_samples
+from nuclr.data.view_groups import ViewGroups
 
 __all__ = [
     "Augment",
@@ -24,6 +25,7 @@ __all__ = [
     "Modality",
     "Pairs",
     "Sample",
+    "ViewGroups",
     "all_batches",
     "batches",
     "check_samples",

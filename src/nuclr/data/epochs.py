@@ -16,7 +16,12 @@ from nuclr.errors import UserError
 
 
 def epoch_order(
-    pairs: Pairs, seed: int, epoch: int, one_pair_per_x: bool = False, numbers: np.ndarray | None = None
+    pairs: Pairs,
+    seed: int,
+    epoch: int,
+    one_pair_per_x: bool = False,
+    numbers: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the numbers of the pairs of an epoch, in its order.
 
@@ -28,6 +33,8 @@ def epoch_order(
             pair is used once.
         numbers: the usable pairs (see `usable`); by default all. Leaving out pairs does not change the order of the
             others.
+        groups: (n,), the group of each pair (see `ViewGroups`): use every group once per epoch, with one of its pairs
+            drawn at random.
 
     Returns:
         Distinct numbers, int64.
@@ -43,8 +50,10 @@ def epoch_order(
         is_used = np.zeros(len(pairs), bool)
         is_used[numbers] = True
         order = order[is_used[order]]
-    if one_pair_per_x:
-        _, first = np.unique(pairs.x_id[order], return_index=True)
+    if groups is None and one_pair_per_x:
+        groups = pairs.x_id
+    if groups is not None:
+        _, first = np.unique(groups[order], return_index=True)
         order = order[np.sort(first)]
     return order
 

@@ -30,6 +30,7 @@ _CHUNK = 16  # samples per task: enough to make overhead small, few enough to sh
 
 Items = Tensor | list[Any]  # of one side: a tensor (b, ...), or a list of b items such as texts
 SideCrops = Mapping[Side, Sequence[Crops]]  # the random crops of a batch: per side, one entry per view
+SideViews = Mapping[Side, np.ndarray]  # per side with views from several pairs, (b, m) numbers of these pairs
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,10 +42,14 @@ class Batch:
         x_id: (b,) int64, equal for pairs that share their x.
         y_id: (b,) int64, equal for pairs that share their y.
         x: images (b, 3, size, size) uint8, m views of each image (b, m, 3, size, size), vectors (b, d_x), a list of b
-            texts, or the batch of another modality.
+            texts, or the batch of another modality. With m views from several pairs, b * m items, those of a pair next
+            to each other.
         y: the same for y.
         group: (b,) int64, equal for pairs whose x and y all belong together; None if no pairs share more than an x or
             a y.
+        row: (b,) int64, the rows of the pairs in the objective's state; None if they are `numbers`.
+        shared: (b, k) int64; pairs whose views share an x or a y agree in a column. None if `x_id`, `y_id` and `group`
+            say which pairs share one.
 
     """
 
@@ -54,6 +59,8 @@ class Batch:
     x: Items
     y: Items
     group: Tensor | None = None
+    row: Tensor | None = None
+    shared: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -115,14 +122,17 @@ class Loader:
         batches: Iterable[ArrayLike],
         side: Side | None = None,
         crops: Iterable[SideCrops] | None = None,
+        views: Iterable[SideViews] | None = None,
     ) -> Iterator[Batch]:
         """Yield one Batch per array of numbers, in their order.
 
         Args:
             batches: arrays, tensors or lists of numbers of pairs, usually from `batches` or `all_batches`.
             side: read only this side; the other one is an empty list. None: read both.
-            crops: for each batch, the random crops of the sides that hold images: {"x": [crops of b images]}. If
-                `pairs.views` is True, a side has one entry per view in its list.
+            crops: for each batch, the random crops of the sides that hold images: {"x": [crops of b images]}, with one
+                entry per view in the list.
+            views: for each batch, the pairs that the views of a side come from, {"y": (b, m)}; see `ViewGroups`. The
+                other sides have one item per pair.
 
         Yields:
             The batches, as CPU tensors and lists.
@@ -134,19 +144,23 @@ class Loader:
 
         """
         checked = (self._check_numbers(numbers) for numbers in batches)
-        source = zip(checked, crops or repeat({}), strict=False)  # both may be endless, and `crops` usually is
+        # `crops` and `views` may be endless, and usually are.
+        source = zip(checked, crops or repeat({}), views or repeat({}), strict=False)
         sides = [name for name in SIDES if side in (None, name)]
         if not any(self._sides[name].decodes for name in sides):
-            for numbers, boxes in source:
-                yield self._batch(numbers, [self._read(numbers, sides, boxes)])
+            for numbers, boxes, others in source:
+                yield self._batch(numbers, [self._read(numbers, sides, boxes, others)])
             return
         waiting: deque[tuple[np.ndarray, list[Future[dict[Side, Items]]]]] = deque()
         pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
         try:
             while True:
-                for numbers, boxes in islice(source, self.ahead + 1 - len(waiting)):
+                for numbers, boxes, others in islice(source, self.ahead + 1 - len(waiting)):
                     chunks = (slice(begin, begin + _CHUNK) for begin in range(0, len(numbers), _CHUNK))
-                    tasks = [pool.submit(self._read, numbers[rows], sides, _part(boxes, rows)) for rows in chunks]
+                    tasks = [
+                        pool.submit(self._read, numbers[rows], sides, _part(boxes, rows), _rows(others, rows))
+                        for rows in chunks
+                    ]
                     waiting.append((numbers, tasks))
                 if not waiting:
                     return
@@ -165,16 +179,22 @@ class Loader:
             )
         return array.astype(np.int64, copy=False)
 
-    def _read(self, numbers: np.ndarray, sides: Sequence[Side], crops: SideCrops) -> dict[Side, Items]:
+    def _read(
+        self, numbers: np.ndarray, sides: Sequence[Side], crops: SideCrops, views: SideViews
+    ) -> dict[Side, Items]:
         """Return the items of these sides. Views of an image are read together, so that it is decoded once."""
         if self.pairs.views and isinstance(self._sides["x"], _ImageSide):
-            views = [view for side in sides for view in crops.get(side, ())]
-            items = self._sides["x"].read(numbers, views)
-            if not views:
+            every = [crop for side in sides for crop in crops.get(side, ())]
+            items = self._sides["x"].read(numbers, every)
+            if not every:
                 return dict.fromkeys(sides, items)
             first = len(crops.get("x", ())) if "x" in sides else 0
-            return {side: items[:, :first] if side == "x" else items[:, first:] for side in sides}
-        return {side: self._sides[side].read(numbers, crops.get(side, ())) for side in sides}
+            parts = {"x": items[:, :first], "y": items[:, first:]}
+            return {side: parts[side][:, 0] if parts[side].shape[1] == 1 else parts[side] for side in sides}
+        return {
+            side: self._sides[side].read(views[side].reshape(-1) if side in views else numbers, crops.get(side, ()))
+            for side in sides
+        }
 
     def _batch(self, numbers: np.ndarray, parts: list[dict[Side, Items]]) -> Batch:
         pairs = self.pairs
@@ -244,7 +264,10 @@ class _ImageSide(_Side):
         self._cache = cache
 
     def read(self, numbers: np.ndarray, crops: Sequence[Crops] = ()) -> Tensor:
-        """Return the squares (b, 3, size, size); with m `crops` per image of views, (b, m, 3, size, size)."""
+        """Return the squares (b, 3, size, size); with m > 1 `crops` per image, (b, m, 3, size, size).
+
+        If both sides are the same images, the dimension m is always there.
+        """
         size, b = self.options.size, len(numbers)
         if not crops:
             keep = self.options.smallest_crop is None
@@ -255,7 +278,7 @@ class _ImageSide(_Side):
             height, width = pixels.shape[:2]
             for view, choice in enumerate(crops):
                 squares[row, view] = resize_crop(pixels, choice.box(row, width, height), size)
-        return torch.from_numpy(squares if self._pairs.views else squares[:, 0])
+        return torch.from_numpy(squares if self._pairs.views or len(crops) > 1 else squares[:, 0])
 
     def _square(self, number: np.int64, keep: bool) -> np.ndarray:
         return self._cached(number, lambda image: fit_image(image, self.options.size, self.options.fit), keep)
@@ -285,6 +308,10 @@ def _make_side(pairs: Pairs, side: Side, options: Any, cache: _Cache) -> _Side:
 
 def _part(crops: SideCrops, rows: slice) -> SideCrops:
     return {side: [choice[rows] for choice in views] for side, views in crops.items()}
+
+
+def _rows(views: SideViews, rows: slice) -> SideViews:
+    return {side: numbers[rows] for side, numbers in views.items()}
 
 
 def _join(parts: list[Items]) -> Items:

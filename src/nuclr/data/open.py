@@ -9,7 +9,7 @@
 | `.tar`, a folder or a pattern of them, joined by `::` | img2dataset, webdataset | `formats.tars` |
 | `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
 | a folder with `corpus.jsonl`, `queries.jsonl`, `qrels/` | BEIR: queries and relevant documents | `formats.beir` |
-| a folder of images, with `views` | images | `formats.views` |
+| a folder of images | with `views`: images | `formats.views` |
 | `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
 """
 
@@ -66,7 +66,7 @@ def open_pairs(
         y_kind: the modality of y (setting `data.y.modality`).
         x_name: the name of side x, by default that of its column (setting `data.x.name`).
         y_name: the name of side y (setting `data.y.name`).
-        views: read only images, as pairs of an image and itself (setting `data.views`); see `formats.views`.
+        views: read only images, as pairs of an image and itself (setting `data.contrast=views`); see `formats.views`.
 
     Returns:
         The pairs, numbered from 0; see `nuclr.data.Pairs`.
@@ -140,9 +140,27 @@ def _open_folder(path: Path, root: Path | None, choice: Choice, split: str | Non
     if choice.views:
         return open_image_folder(path, allow_outside)
     problem = f"{path}: a folder without tars, Parquet files or a saved dataset"
-    if any(file.suffix.lower() in SUFFIXES for file in path.rglob("*")):
-        raise UserError(f"{problem}; it holds images: set data.views=2 to contrast views of them, or name a list")
+    if _has_images(path):
+        raise UserError(f"{problem}; it holds images: data.contrast=views contrasts views of them; or name a list")
     raise UserError(f"{problem}; known formats: {_KNOWN}")
+
+
+def is_image_folder(name: str, root: str | Path | None = None) -> bool:
+    """Return whether a path is a folder of images, and of no pairs in another format.
+
+    Args:
+        name: the path, as for `open_pairs`.
+        root: the folder that it is relative to (setting `data.root`).
+
+    """
+    path = Path(_below(None if root is None else Path(root), name))
+    if not path.is_dir() or is_beir(path) or is_hf(path) or any(path.glob("*.tar")) or any(path.rglob("*.parquet")):
+        return False
+    return _has_images(path)
+
+
+def _has_images(folder: Path) -> bool:
+    return any(file.suffix.lower() in SUFFIXES for file in folder.rglob("*"))
 
 
 def _below(folder: Path | None, part: str) -> str:

@@ -203,7 +203,7 @@ class TrainingRun(Context):
     @property
     def views(self) -> bool:
         """Whether both sides are views of the same items."""
-        return getattr(self.log.settings.data, "views", 0) > 0
+        return self.log.settings.data.contrasts_views
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
         if what not in self._cache:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nuclr import objectives
-from nuclr.data import Loader, check_samples, open_labeled, open_pairs, read_keep, usable
+from nuclr.data import Loader, ViewGroups, check_samples, open_labeled, open_pairs, read_keep, usable
 from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
 from nuclr.data.modalities import ImageOptions
 from nuclr.data.pairs import SIDES, Pairs, Side
@@ -81,8 +81,30 @@ def open_pairs_of_run(data: s.Data, path: str, root: str | None, split: str | No
         y_kind=data.y.modality,
         x_name=data.x.name,
         y_name=data.y.name,
-        views=data.views > 0,
+        views=data.contrasts_views,
     )
+
+
+def view_groups(settings: s.Settings, source: Source) -> ViewGroups | None:
+    """Return the groups of pairs that views come from; None if every visit is of one pair.
+
+    Raises:
+        UserError: if the pairs do not have so many views.
+
+    """
+    data, pairs, views = settings.data, source.pairs, {"x": 1, "y": 1}
+    for side in SIDES:
+        kind, wanted = getattr(pairs, f"{side}_kind"), getattr(data, side).views
+        if kind != "image":
+            views[side] = wanted
+        elif wanted > 1 and not settings.augment.enabled:
+            raise UserError(
+                f"data.{side}.views={wanted} needs augmentation, or all views of an image are equal; "
+                f"set augment.enabled=true or data.{side}.views=1"
+            )
+    if max(views.values()) == 1:
+        return None
+    return ViewGroups(pairs, views["x"], views["y"], source.numbers)
 
 
 def below(root: str | None, name: str) -> Path:
@@ -249,7 +271,7 @@ def _vectors(pairs: Pairs, numbers: np.ndarray, side: Side) -> Iterator[Tensor]:
 
 
 def make_objective(objective: s.Objective, num_samples: int) -> objectives.Objective:
-    """Return the objective with one row of state per pair, used or not, so that a pair's number is its row."""
+    """Return the objective with one row of state per pair (or group of pairs, see `view_groups`), used or not."""
     try:
         return objectives.build(objective.name, num_samples=num_samples, **objective.arguments())
     except ValueError as error:
@@ -276,7 +298,7 @@ def resolve(settings: s.Settings, out: Path, device: torch.device, source: Sourc
         changes["model.shared"] = model.shared
     for side in SIDES:
         pairs, encoder = source.pairs, getattr(model, side)
-        if side == "x" or not data.views:
+        if side == "x" or not data.contrasts_views:
             changes[f"data.{side}.key"] = getattr(pairs, f"{side}_key") or getattr(data, side).key
             changes[f"data.{side}.modality"] = getattr(pairs, f"{side}_kind")
         changes[f"data.{side}.name"] = getattr(pairs, f"{side}_name")

@@ -45,6 +45,11 @@ DEMO: dict[str, Any] = {
 }
 
 
+_REPLACED = {
+    "data.views": "data.x.views and data.y.views are the numbers of views per side, and data.contrast=views contrasts "
+    "views of each image (the default for a folder of images)",
+}
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 2, 8, 8, 200, 200
 
@@ -74,6 +79,7 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: 
     settings = fill(Settings(), values, origin)
     for key, value in changes:
         settings = fill(settings, nest(key, value))
+    settings = _infer_contrast(settings)
     check(settings, [key for key, value in changes if value is not None] if strict else [])
     return settings
 
@@ -207,7 +213,7 @@ def fill(settings: Any, values: Any, origin: str = "", prefix: str = "") -> Any:
         if key not in kinds:
             if isinstance(value, dict) and value:  # name the whole key, so that the nearest one can be found
                 full = next(flatten(value, f"{full}."))[0]
-            raise UserError(f"{origin}unknown key {_show(full)}; {_nearest(full)}")
+            raise UserError(f"{origin}unknown key {_show(full)}; {_REPLACED.get(full) or _nearest(full)}")
         if dataclasses.is_dataclass(kinds[key]):
             if value is None:
                 continue
@@ -357,21 +363,30 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
                     )
 
 
+def _infer_contrast(settings: Settings) -> Settings:
+    """Return the settings with `data.contrast`, whose default depends on what `data.train` is."""
+    from nuclr.data.open import is_image_folder
+
+    data = settings.data
+    if data.contrast is not None or data.train is None:
+        return settings
+    contrast: Literal["sides", "views"] = "views" if is_image_folder(data.train, data.root) else "sides"
+    return dataclasses.replace(settings, data=dataclasses.replace(data, contrast=contrast))
+
+
 def _check_views(settings: Settings) -> None:
     data = settings.data
-    if data.views == 0:
+    if not data.contrasts_views:
         return
-    if data.views == 1:
-        raise UserError(
-            "data.views is 1; set it to 2 or more to contrast views of the images, or to 0 to contrast pairs"
-        )
     for key, value in (("data.y.key", data.y.key), ("data.y.modality", data.y.modality)):
         if value is not None:
-            raise UserError(f"data.views contrasts the images of side x with themselves; leave out {key}")
+            raise UserError(f"data.contrast=views contrasts the images of side x with themselves; leave out {key}")
     if data.val is not None:
-        raise UserError("data.val is not used with data.views; leave it out, and set data.classes to evaluate")
+        raise UserError("data.val is not used with data.contrast=views; leave it out, and set data.classes to evaluate")
     if not settings.augment.enabled:
-        raise UserError("data.views needs augmentation, or all views of an image are equal; set augment.enabled=true")
+        raise UserError(
+            "data.contrast=views needs augmentation, or all views of an image are equal; set augment.enabled=true"
+        )
 
 
 def _keys_of(kind: Any) -> list[str]:

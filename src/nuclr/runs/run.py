@@ -97,8 +97,21 @@ class Run:
 
     @property
     def objective_state(self) -> dict[str, Tensor] | None:
-        """The objective's state in the newest checkpoint; None if there is no checkpoint."""
-        return None if self._newest is None else self._newest["objective"]
+        """The objective's state in the newest checkpoint, with one row per pair; None if there is no checkpoint.
+
+        If several pairs are views of one sample, each of them has the sample's row.
+        """
+        if self._newest is None:
+            return None
+        state: dict[str, Tensor] = self._newest["objective"]
+        data = self.settings.data
+        groups = components.view_groups(self.settings, self.train) if max(data.x.views, data.y.views) > 1 else None
+        if groups is None:
+            return state
+        row = torch.from_numpy(groups.row)
+        # A name with a dot belongs to a parameter of one of the objective's networks.
+        is_table = {name: "." not in name and table.shape == (groups.count,) for name, table in state.items()}
+        return {name: table[row] if is_table[name] else table for name, table in state.items()}
 
     @cached_property
     def temperature(self) -> float:

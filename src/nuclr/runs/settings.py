@@ -27,29 +27,32 @@ class DataSide:
     key: the column or JSON key that holds it. Default: one of the usual names, such as image, caption, question.
     modality: image, text, vector, or one that a plugin registers. Default: recognized from the column's values.
     name: the side's name in tables, metrics and messages. Default: the column's name; image and text for these.
+    views: how many views of the side a visit takes: augmentations of an image; otherwise several texts or vectors that
+    belong together, such as captions of one image (see `nuclr.data.ViewGroups`).
     """
 
     key: str | None = None
     modality: str | None = None
     name: str | None = None
+    views: int = number(1, 1, 64)
 
 
 @dataclass(frozen=True)
 class Data:
     """The pairs. Names are relative to `root` if they exist there.
 
-    train, val: see `nuclr.data.open_pairs`; val is optional. views: 0 contrasts x with y; 2 or more contrast so many
-    random views of every image of side x with each other. classes: a folder of labeled images, or "builtin", for
-    zero-shot classification, or for k-nearest-neighbor classification if no side takes texts. allow_outside: read
-    images that lists name outside of `root`. keep: a list of pair numbers to train on. one_pair_per_x: an epoch has
-    every x once instead of every pair. mask: pairs that share an x, a y or a group are not used as negatives of each
-    other. batch_size: summed over all processes. fit: how an image is made square. memory: megabytes of decoded images
-    to keep.
+    train, val: see `nuclr.data.open_pairs`; val is optional. contrast: sides contrasts x with y; views contrasts random
+    views of each image of side x with each other. Default: views for a folder of images, otherwise sides; `config.load`
+    fills it in. classes: a folder of labeled images, or "builtin", for zero-shot classification, or for
+    k-nearest-neighbor classification if no side takes texts. allow_outside: read images that lists name outside of
+    `root`. keep: a list of pair numbers to train on. one_pair_per_x: an epoch has every x once instead of every pair.
+    mask: pairs that share an x, a y or a group are not used as negatives of each other. batch_size: summed over all
+    processes. fit: how an image is made square. memory: megabytes of decoded images to keep.
     """
 
     train: str | None = None
     val: str | None = None
-    views: int = number(0, 0, 64)
+    contrast: Literal["sides", "views"] | None = None
     classes: str | None = None
     root: str | None = None
     allow_outside: bool = False
@@ -65,6 +68,11 @@ class Data:
     max_bad_share: float = number(0.05, 0, 1)
     workers: int = number(2, 1, 256)
     memory: int = number(512, 0)
+
+    @property
+    def contrasts_views(self) -> bool:
+        """Return whether both sides are views of the same images."""
+        return self.contrast == "views"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """The encoders' inputs in training: batches with random crops, augmentation, preparation for the towers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import tee
 from typing import Any
 
 import numpy as np
@@ -8,10 +10,11 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.data import Batch, Loader, get_modality
+from nuclr.data import Batch, Loader, ViewGroups, batches, get_modality
 from nuclr.data.loader import SideCrops
 from nuclr.data.modalities.augment import Augment, random_crops
 from nuclr.data.pairs import SIDES, Pairs, Side
+from nuclr.data.view_groups import shared_items
 from nuclr.models import DualEncoder, ImageFormat
 from nuclr.runs.components import to_device
 from nuclr.runs.settings import Augmentation
@@ -20,29 +23,63 @@ from nuclr.runs.settings import Augmentation
 class TrainingInputs:
     """Load batches and make the inputs of both encoders, with everything random drawn from (seed, epoch, step).
 
-    With `views` = m, the first half of the m views of an image (rounded up) belongs to side x and the others to side y.
-    A side with several views has the inputs of a pair next to each other: (b * views, ...).
+    A side with m views has the inputs of a pair next to each other: (b * m, ...). Views of an image are random
+    augmentations of it; views on other sides are items of several pairs that belong together.
 
     Args:
         augment: the settings of augmentation.
-        views: number of views of each image; 0 if the pairs have two sides of their own.
+        views: number of views per side.
         pairs: the training pairs.
         model: the dual encoder.
         seed: seed of the run.
+        groups: the groups of pairs that views come from; None if every visit is of one pair.
 
     """
 
-    def __init__(self, augment: Augmentation, views: int, pairs: Pairs, model: DualEncoder, seed: int) -> None:
+    def __init__(
+        self,
+        augment: Augmentation,
+        views: Mapping[Side, int],
+        pairs: Pairs,
+        model: DualEncoder,
+        seed: int,
+        groups: ViewGroups | None = None,
+    ) -> None:
         self._settings, self._seed, self._pairs, self._model = augment, seed, pairs, model
+        self._groups = groups
         self._kinds = {"x": pairs.x_kind, "y": pairs.y_kind}
         # If both sides hold images, their random numbers differ by the number of the view.
-        on_x = (views + 1) // 2 if views else 1
-        self._views: dict[Side, range] = {"x": range(on_x), "y": range(on_x, views or 2)}
+        self._views: dict[Side, range] = {"x": range(views["x"]), "y": range(views["x"], views["x"] + views["y"])}
         self._augment = Augment(seed, augment.flip, augment.operations, augment.magnitude)
 
-    def load(self, loader: Loader, numbers: Iterable[np.ndarray], b: int, epoch: int, step: int) -> Iterator[Batch]:
-        """Yield the batches of this process, of b pairs each, from step number `step` of an epoch."""
-        return loader.load(numbers, crops=self._crops(b, epoch, step))
+    def load(self, loader: Loader, order: np.ndarray, batch_size: int, epoch: int, step: int) -> Iterator[Batch]:
+        """Yield the batches of this process from step number `step` of an epoch.
+
+        Args:
+            loader: of the training pairs.
+            order: the pairs that the epoch visits, from `epoch_order`.
+            batch_size: pairs per batch, over all processes.
+            epoch: number of the epoch.
+            step: number of the first step.
+
+        """
+        rank, world = distributed.rank(), distributed.world_size()
+        numbers, b = batches(order, batch_size, rank, world, step), batch_size // world
+        crops = self._crops(b, epoch, step)
+        if self._groups is None:
+            yield from loader.load(numbers, crops=crops)
+            return
+        drawn, own = self._groups.draw(self._seed, epoch), slice(rank * b, (rank + 1) * b)
+        # Each process knows the views of the whole batch, and so which of its visits share an item with others.
+        read_ahead, whole = tee(
+            {side: drawn[side](visits) if side in drawn else visits[:, None] for side in SIDES}
+            for visits in batches(order, batch_size, start=step)
+        )
+        views = ({side: visits[side][own] for side in drawn} for visits in read_ahead)
+        for batch, visits in zip(loader.load(numbers, crops=crops, views=views), whole, strict=True):
+            shared = shared_items(self._pairs.x_id[visits["x"]], self._pairs.y_id[visits["y"]])[own]
+            row = self._groups.row[batch.numbers.numpy()]
+            yield replace(batch, row=torch.from_numpy(row), shared=torch.from_numpy(shared))
 
     def _crops(self, b: int, epoch: int, step: int) -> Iterator[SideCrops]:
         smallest = self._settings.smallest_crop
@@ -70,6 +107,8 @@ class TrainingInputs:
             if self._settings.enabled:
                 items = self._augment_images(side, items, epoch, step)
             return inputs.normalize(items)
+        if self._kinds[side] == "image" and len(self._views[side]) > 1:
+            items = self._spread(side, items).flatten(0, 1)  # for an encoder of a plugin, which takes pixels
         if self._settings.enabled:
             items = modality.augment(items, self._seed, epoch, step, rank, world)
         return items if inputs is None else to_device(inputs.prepare(items), device)
@@ -77,9 +116,12 @@ class TrainingInputs:
     def _augment_images(self, side: Side, images: Tensor, epoch: int, step: int) -> Tensor:
         """Return (b * views, 3, size, size) of images (b, 3, size, size) or of crops (b, views, 3, size, size)."""
         rank, world = distributed.rank(), distributed.world_size()
-        if images.ndim == 4:  # no random crops: all views start from the same square
-            images = images[:, None].expand(-1, len(self._views[side]), -1, -1, -1)
+        images = self._spread(side, images)
         views = [
             self._augment(images[:, k], epoch, step, view, rank, world) for k, view in enumerate(self._views[side])
         ]
         return views[0] if len(views) == 1 else torch.stack(views, dim=1).flatten(0, 1)
+
+    def _spread(self, side: Side, images: Tensor) -> Tensor:
+        """Return (b, views, 3, size, size); without random crops all views start from the same square."""
+        return images if images.ndim == 5 else images[:, None].expand(-1, len(self._views[side]), -1, -1, -1)

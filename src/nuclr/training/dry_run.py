@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from nuclr import distributed
-from nuclr.data import batches, epoch_order, steps_per_epoch
+from nuclr.data import epoch_order, steps_per_epoch
+from nuclr.data.pairs import SIDES, Side
 from nuclr.runs import components
 from nuclr.runs.features import autocast
 from nuclr.runs.launch import pick_device, processes
@@ -29,16 +29,18 @@ def dry_run(settings: Settings) -> dict[str, Any]:
     with processes(device):
         source, validation, model = build_parts(settings, device)
         pairs = source.pairs
-        objective = components.make_objective(settings.objective, len(pairs)).to(device)
+        groups = components.view_groups(settings, source)
+        objective = components.make_objective(settings.objective, groups.count if groups else len(pairs)).to(device)
         optimizer = make_optimizer(model, objective, settings.optimizer.lr, settings.optimizer.weight_decay)
         loader = components.make_loader(settings.data, pairs, model, smallest_crop=settings.augment.smallest_crop)
-        inputs = TrainingInputs(settings.augment, settings.data.views, pairs, model, settings.seed)
-        order = epoch_order(pairs, settings.seed, 0, settings.data.one_pair_per_x, source.numbers)
+        views: dict[Side, int] = {"x": settings.data.x.views, "y": settings.data.y.views}
+        inputs = TrainingInputs(settings.augment, views, pairs, model, settings.seed, groups)
+        row = groups.row if groups else None
+        order = epoch_order(pairs, settings.seed, 0, settings.data.one_pair_per_x, source.numbers, row)
         steps = steps_per_epoch(order, settings.data.batch_size)
-        own = batches(order, settings.data.batch_size, distributed.rank(), distributed.world_size())
         begin = time.perf_counter()
-        b = settings.data.batch_size // distributed.world_size()
-        batch = next(inputs.load(loader, [next(own)], b, epoch=0, step=0))
+        first = order[: settings.data.batch_size]
+        batch = next(inputs.load(loader, first, settings.data.batch_size, epoch=0, step=0))
         reading = time.perf_counter() - begin
         step = 0.0
         for _ in range(2):  # the first step includes one-time set-up
@@ -57,6 +59,8 @@ def dry_run(settings: Settings) -> dict[str, Any]:
         state = sum(table.numel() * table.element_size() for table in objective.buffers())
         return {
             "pairs": len(pairs),
+            "views": {getattr(pairs, f"{side}_name"): views[side] for side in SIDES},
+            "visits": len(order),
             "bad_samples": len(source.bad),
             "steps": steps * settings.schedule.epochs,
             "left_over_per_epoch": len(order) - steps * settings.data.batch_size,
@@ -84,9 +88,12 @@ def _peak(device: torch.device) -> int:
 def describe(estimate: dict[str, Any]) -> str:
     """Return the estimate as text for a person."""
     minutes = estimate["seconds"] / 60
+    several = " and ".join(f"{count} of {name}" for name, count in estimate["views"].items())
+    views = f"views: {several} per visit; {estimate['visits']:,} visits per epoch\n"
     return (
         f"{estimate['pairs']:,} pairs ({estimate['bad_samples']} bad), {estimate['parameters']:,} parameters, "
         f"{estimate['steps']:,} steps; {estimate['left_over_per_epoch']} samples left over per epoch\n"
+        f"{views if max(estimate['views'].values()) > 1 else ''}"
         f"memory: model {estimate['bytes_model'] / MB:,.0f} MB, "
         f"gradients and AdamW {estimate['bytes_optimizer'] / MB:,.0f} MB, "
         f"objective state {estimate['bytes_objective'] / MB:,.1f} MB, "

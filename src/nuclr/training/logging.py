@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed, objectives
-from nuclr.data.pairs import Pairs
+from nuclr.data.pairs import SIDES, Pairs
 from nuclr.errors import UserError, printable
 from nuclr.models import DualEncoder, ImageFormat, Tokenizer, modality_of
 from nuclr.objectives import Objective
 from nuclr.runs.components import Source
-from nuclr.runs.settings import Log, Settings, to_dict
+from nuclr.runs.settings import Data, Log, Settings, to_dict
 from nuclr.training.schedules import Position
 
 SECTIONS = ("data", "encoders", "objective")
@@ -99,8 +99,8 @@ def timing_line(position: Position, clock: Clock, samples: int) -> dict[str, Any
     return {"step": position.total, "seconds": seconds, "samples_per_second": rate, **clock.shares()}
 
 
-def state_quantiles(objective: Objective, numbers: np.ndarray) -> dict[str, float]:
-    """Return quantiles of zeta and of individual temperatures over the pairs in use: `state/zeta_y_q05`, ...
+def state_quantiles(objective: Objective, rows: np.ndarray) -> dict[str, float]:
+    """Return quantiles of zeta and of individual temperatures over the rows in use: `state/zeta_y_q05`, ...
 
     It waits for the device, so it is called once per epoch.
     """
@@ -108,7 +108,7 @@ def state_quantiles(objective: Objective, numbers: np.ndarray) -> dict[str, floa
     buffers = dict(objective.named_buffers())
     for name in (name for name in TABLES if name in buffers):
         table = buffers[name]
-        ordered = table[torch.from_numpy(numbers).to(table.device)].sort().values
+        ordered = table[torch.from_numpy(rows).to(table.device)].sort().values
         positions = [round(q / 100 * (len(ordered) - 1)) for q in QUANTILES]
         quantiles |= {f"state/{name}_q{q:02d}": float(ordered[k]) for q, k in zip(QUANTILES, positions, strict=True)}
     return quantiles
@@ -182,7 +182,13 @@ class Loggers:
 
 
 def banner(
-    settings: Settings, train: Source, val: Source | None, model: DualEncoder, steps: int, device: torch.device
+    settings: Settings,
+    train: Source,
+    val: Source | None,
+    model: DualEncoder,
+    steps: int,
+    visits: int,
+    device: torch.device,
 ) -> str:
     """Return what is about to be trained: data, encoders, objective, plan, device and output folder.
 
@@ -192,13 +198,14 @@ def banner(
         val: the held-out pairs.
         model: the dual encoder.
         steps: steps per epoch.
+        visits: pairs, or groups of pairs, in an epoch.
         device: where it is trained.
 
     """
     data, plan, pairs = settings.data, settings.schedule, train.pairs
     bad = f", {len(train.bad):,} bad samples left out" if train.bad else ""
-    if data.views:
-        size = f"{len(train.numbers):,} images, {data.views} views each"
+    if data.contrasts_views:
+        size = f"{len(train.numbers):,} images, {data.x.views} + {data.y.views} views each"
         held_out = "none; data.classes evaluates by nearest neighbors" if data.classes is None else "none"
     else:
         size = f"{len(train.numbers):,} pairs, {pairs.x_name} to {pairs.y_name}"
@@ -217,6 +224,7 @@ def banner(
         "training data": f"{size}, of {data.train}{bad}",
         "held-out data": held_out,
         **_describe_sides(settings, pairs, model),
+        **_describe_views(data, pairs, visits),
         "model": f"{parameters:,} parameters, {trained:,} trained; common space of width {model.width}",
         "objective": f"{objectives.entry(settings.objective.name).label}: {', '.join(options)}",
         "plan": f"{plan.epochs} epoch{'s' if plan.epochs > 1 else ''} of {steps:,} steps, "
@@ -225,6 +233,14 @@ def banner(
         "output": str(settings.out),
     }
     return "\n".join([f"{settings.name}:", *(f"  {name:14} {value}" for name, value in rows.items())])
+
+
+def _describe_views(data: Data, pairs: Pairs, visits: int) -> dict[str, str]:
+    """Return a row with the views of a visit, if a side has several that are not views of the same image."""
+    views = [f"{getattr(data, side).views} of {getattr(pairs, f'{side}_name')}" for side in SIDES]
+    if data.contrasts_views or data.x.views == data.y.views == 1:
+        return {}
+    return {"views": f"{' and '.join(views)} per visit; {visits:,} visits per epoch"}
 
 
 def _describe_sides(settings: Settings, pairs: Pairs, model: DualEncoder) -> dict[str, str]:

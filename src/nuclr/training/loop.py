@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import nuclr
 from nuclr import distributed
 from nuclr.data import batches, epoch_order, steps_per_epoch, write_bad_samples
+from nuclr.data.pairs import Side
 from nuclr.runs import checkpoint, components, folder
 from nuclr.runs.features import Encoding, autocast
 from nuclr.runs.launch import on_first, pick_device, processes
@@ -89,17 +90,20 @@ def _train(
     # -- data, model, objective, optimizer -----------------------------------------------------------------------------
     source, validation, model = build_parts(settings, device, loaders)
     pairs = source.pairs
-    objective = components.make_objective(settings.objective, len(pairs)).to(device)
+    groups = components.view_groups(settings, source)
+    objective = components.make_objective(settings.objective, groups.count if groups else len(pairs)).to(device)
     smallest_crop = settings.augment.smallest_crop
     loader = components.make_loader(settings.data, pairs, model, loaders, smallest_crop=smallest_crop)
-    inputs = TrainingInputs(settings.augment, settings.data.views, pairs, model, seed)
+    views: dict[Side, int] = {"x": settings.data.x.views, "y": settings.data.y.views}
+    inputs = TrainingInputs(settings.augment, views, pairs, model, seed, groups)
     o = settings.optimizer
     optimizer = make_optimizer(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     encoders = DistributedDataParallel(model) if world > 1 else model  # the objective gathers features itself
 
     def order_of(epoch: int) -> np.ndarray:
-        return epoch_order(pairs, seed, epoch, settings.data.one_pair_per_x, source.numbers)
+        row = groups.row if groups else None
+        return epoch_order(pairs, seed, epoch, settings.data.one_pair_per_x, source.numbers, row)
 
     samples = len(order_of(0))
     steps = steps_per_epoch(order_of(0), batch_size)
@@ -110,7 +114,7 @@ def _train(
     settings = components.resolve(settings, run.folder, device, source, model)
     resumed = on_first(lambda: run.open(to_dict(settings), resume))
     progress = logging.Progress(settings.name, epochs * steps, 0, chance, batch_size)
-    progress.say(logging.banner(settings, source, validation.source, model, steps, device))
+    progress.say(logging.banner(settings, source, validation.source, model, steps, samples, device))
     position, window, best, metrics_bytes = Position(), logging.Window(), -math.inf, 0
     saved = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
     if saved is not None:
@@ -164,13 +168,12 @@ def _train(
             epoch = position.epoch
             if position.step == 0 and refresh_due(settings, objective, epoch):
                 encoding = Encoding(settings.evaluate.batch_size, device, settings.precision)
-                refresh_zeta(objective, model, source, loader, encoding)
+                refresh_zeta(objective, model, source, loader, encoding, groups.row if groups else None)
             model.train()
             objective.train()
-            numbers = batches(order_of(epoch), batch_size, rank, world, position.step)
             with signals.steps():
                 clock.lap("other")
-                for batch in inputs.load(loader, numbers, batch_size // world, epoch, position.step):
+                for batch in inputs.load(loader, order_of(epoch), batch_size, epoch, position.step):
                     clock.lap("data")
                     seed_step(seed, position.total, rank, device)
                     set_schedules(settings, optimizer, objective, position, steps)
@@ -217,7 +220,8 @@ def _train(
                     save()
 
             # -- held-out pairs
-            values = logging.state_quantiles(objective, source.numbers) if first else {}
+            rows = source.numbers if groups is None else np.unique(groups.row[source.numbers])
+            values = logging.state_quantiles(objective, rows) if first else {}
             if evaluation_due(settings, epoch):
                 last = validation(model, device, settings.precision)
                 if last:
@@ -249,7 +253,7 @@ def _train(
         "parameters": sum(parameter.numel() for parameter in parameters),
         "val": last,
         "best_mean_R@1": best if math.isfinite(best) else None,
-        "protocol": LABELS_PROTOCOL if settings.data.views else PROTOCOL,
+        "protocol": LABELS_PROTOCOL if settings.data.contrasts_views else PROTOCOL,
         "timing": {
             "seconds": time.perf_counter() - begin,
             "samples_per_second": (position.total - progress.begin_step) * batch_size / max(spent.total(), 1e-9),

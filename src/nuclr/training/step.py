@@ -40,19 +40,18 @@ def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, ma
         mask: whether pairs that share an x, a y or a group are not negatives of each other.
 
     Returns:
-        The mean over all pairs of a view of x and a view of y. A stateful objective moves its state for each of them.
+        The objective's output; it moves the state of each pair once, whatever the number of views.
 
     """
-    ids = {}
-    if mask:
+    index, ids = batch.numbers if batch.row is None else batch.row, {}
+    if mask and batch.shared is not None:
+        ids = {"x_id": batch.shared} if batch.shared.shape[1] else {}
+    elif mask:
         x_id = batch.x_id if batch.group is None else torch.stack([batch.x_id, batch.group], dim=1)
         ids = {"x_id": x_id, "y_id": batch.y_id}
-    views_x, views_y = (features.unflatten(0, (len(batch), -1)).unbind(1) for features in (x, y))
-    outputs: list[ObjectiveOutput] = [objective(u, v, batch.numbers, **ids) for u in views_x for v in views_y]
-    if len(outputs) == 1:
-        return outputs[0]
-    metrics = {key: torch.stack([output.metrics[key] for output in outputs]).mean(0) for key in outputs[0].metrics}
-    return ObjectiveOutput(torch.stack([output.loss for output in outputs]).mean(), metrics)
+    x, y = (f if len(f) == len(batch) else f.unflatten(0, (len(batch), -1)) for f in (x, y))
+    output: ObjectiveOutput = objective(x, y, index, **ids)
+    return output
 
 
 def refuse_not_finite(x: Tensor, y: Tensor, batch: Batch, run: Path) -> None:
@@ -81,10 +80,18 @@ def collapsed_loss(objective: Objective, b: int, device: torch.device) -> float:
         return float(objective(same, same).loss)
 
 
-def refresh_zeta(objective: Objective, model: DualEncoder, source: Source, loader: Loader, encoding: Encoding) -> None:
+def refresh_zeta(
+    objective: Objective,
+    model: DualEncoder,
+    source: Source,
+    loader: Loader,
+    encoding: Encoding,
+    row: np.ndarray | None = None,
+) -> None:
     """Set zeta of both sides to the exact solution on the current features: the paper's subproblem during training.
 
-    The mean of each table, which the problem does not determine, is kept.
+    The mean of each table, which the problem does not determine, is kept. `row` holds the row of state of each pair, by
+    default its number. Pairs that share a row get the mean of their zeta.
     """
     features = encode_pairs(model, loader, source.numbers, encoding)
     x_row, y_row = features.pair_rows.unbind(1)
@@ -92,8 +99,8 @@ def refresh_zeta(objective: Objective, model: DualEncoder, source: Source, loade
         "x": torch.bincount(x_row, minlength=len(features.x)).float(),
         "y": torch.bincount(y_row, minlength=len(features.y)).float(),
     }
-    numbers = torch.from_numpy(source.numbers)
-    for side, anchors, candidates, row in (
+    rows = torch.from_numpy(source.numbers if row is None else row[source.numbers])
+    for side, anchors, candidates, candidate in (
         ("y", "x", (features.x, features.y), y_row),
         ("x", "y", (features.y, features.x), x_row),
     ):
@@ -104,12 +111,16 @@ def refresh_zeta(objective: Objective, model: DualEncoder, source: Source, loade
             x_weight=weights[anchors],
             y_weight=weights[side],
         ).zeta
-        _write_zeta(objective, side, numbers, zeta[row])
+        _write_zeta(objective, side, rows, zeta[candidate])
 
 
-def _write_zeta(objective: Objective, side: str, numbers: Tensor, zeta: Tensor) -> None:
+def _write_zeta(objective: Objective, side: str, rows: Tensor, zeta: Tensor) -> None:
     table, xi = objective.get_buffer(f"zeta_{side}"), objective.get_buffer(f"xi_{side}")
-    rows = numbers.to(table.device)
+    distinct, place, copies = rows.unique(return_inverse=True, return_counts=True)
+    if len(distinct) < len(rows):
+        rows = distinct
+        zeta = zeta.new_zeros(len(rows)).index_add_(0, place.to(zeta.device), zeta) / copies.to(zeta)
+    rows = rows.to(table.device)
     new = (zeta - zeta.mean()).to(table) + table[rows].mean()
     table[rows] = new
     reached = (new.abs() if objective.xi_rule == "norm" else new).max()

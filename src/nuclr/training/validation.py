@@ -61,7 +61,7 @@ def build_parts(
     data = settings.data
     source = components.open_train(data)
     # Views of held-out images are not ranked: which views are similar depends on the augmentation alone.
-    held_out = None if data.views else components.open_val(components.name_sides(data, source.pairs))
+    held_out = None if data.contrasts_views else components.open_val(components.name_sides(data, source.pairs))
     if held_out is not None:
         components.check_compatible(source, held_out)
     classes = components.open_classes(data, source.pairs)

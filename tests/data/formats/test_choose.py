@@ -60,7 +60,7 @@ def test_named_columns_are_used(x_key, y_key, columns, chosen):
             "no usual column next to 'a' among 'a', 'b', 'c'",
         ),
         (Choice(y=SideChoice("y", "z")), ["a", "b"], r"no column 'z' \(data\.y\.key\); found: 'a', 'b'"),
-        (Choice(views=True), ["a", "b"], "no column of images for data.views among 'a', 'b'"),
+        (Choice(views=True), ["a", "b"], "no column of images for data.contrast=views among 'a', 'b'"),
     ],
 )
 def test_missing_columns_are_refused(choice, columns, message):

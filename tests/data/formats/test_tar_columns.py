@@ -101,7 +101,10 @@ def test_a_truncated_tar_has_a_bad_sample(tmp_path):
         ({"y_key": "a.txt"}, r"member or the entry of side x with data\.x\.key"),
         ({}, r"no sample with an image; for other pairs, name two members with data\.x\.key and data\.y\.key"),
         ({"x_key": "q.txt", "y_key": "z"}, "no sample can be used; the first: empty z"),
-        ({"views": True}, r"data\.views needs images, but found only \.a\.txt, \.b\.txt, \.q\.txt; set data\.views=0"),
+        (
+            {"views": True},
+            r"data\.contrast=views needs images, but found only \.a\.txt, \.b\.txt, \.q\.txt; leave it out",
+        ),
         ({"y_kind": "vector"}, r"data\.y\.modality=vector: name its member with data\.y\.key"),
     ],
 )

@@ -21,7 +21,7 @@ def test_a_folder_of_images_is_read_recursively(tmp_path):
     assert list(check_samples(pairs, max_bad_share=0.1)) == [5]
     (batch,) = Loader(pairs, x=ImageOptions(8)).load([[0, 10]])
     assert batch.x.shape == (2, 3, 8, 8) and batch.y is batch.x
-    with pytest.raises(UserError, match=r"a folder without tars.*it holds images: set data\.views=2"):
+    with pytest.raises(UserError, match=r"a folder without tars.*it holds images: data\.contrast=views"):
         open_pairs(tmp_path)
 
 
@@ -61,12 +61,12 @@ def test_views_of_generated_pictures():
 
 def test_a_source_without_images_is_refused(tmp_path):
     np.savez(tmp_path / "e.npz", x=np.eye(3), y=np.eye(3))
-    with pytest.raises(UserError, match=r"e\.npz: data\.views needs images, and this source holds vectors"):
+    with pytest.raises(UserError, match=r"e\.npz: data\.contrast=views needs images, and this source holds vectors"):
         open_pairs(tmp_path / "e.npz", views=True)
     path = make.write_lines(tmp_path / "p.jsonl", {"question": "a", "answer": "b"})
-    with pytest.raises(UserError, match=r"no column of images for data\.views among 'question', 'answer'"):
+    with pytest.raises(UserError, match=r"no column of images for data\.contrast=views among 'question', 'answer'"):
         open_pairs(path, views=True)
-    with pytest.raises(UserError, match=r"p\.jsonl: data\.views needs images, and this source holds texts"):
+    with pytest.raises(UserError, match=r"p\.jsonl: data\.contrast=views needs images, and this source holds texts"):
         open_pairs(path, x_key="question", views=True)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="the folder has no images"):

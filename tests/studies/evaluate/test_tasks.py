@@ -42,7 +42,7 @@ def test_vectors_of_a_views_run_keep_their_own_sides(tmp_path):
     path = make.write_lines(
         tmp_path / "rows.jsonl", {"question": "a?", "answer": "b"}, {"question": "c?", "answer": "d"}
     )
-    data = Data(views=2, x=DataSide("image", "image", "view 1"))
+    data = Data(contrast="views", x=DataSide("image", "image", "view 1"))
     assert open_retrieval(str(path), None, None, 0.0, columns=data).pairs.x_kind == "text"
 
 

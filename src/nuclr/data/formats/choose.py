@@ -86,7 +86,7 @@ def choose_columns(columns: Sequence[str], choice: Choice, path: Path) -> tuple[
         image = x or find_column(columns, IMAGE_COLUMNS)
         if image is None:
             raise UserError(
-                f"{path}: no column of images for data.views among {_list(columns)}; name it with data.x.key"
+                f"{path}: no column of images for data.contrast=views among {_list(columns)}; name it with data.x.key"
             )
         return image, image
     if x is not None and y is not None:

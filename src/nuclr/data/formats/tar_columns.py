@@ -90,7 +90,9 @@ def find_members(tars: Sequence[Path], choice: Choice) -> tuple[Member, Member] 
     x = _member(choice.x, suffixes)
     if choice.views:
         if x is None and suffixes and not _images(suffixes):
-            raise UserError(f"{tars[0]}: data.views needs images, but found only {_list(suffixes)}; set data.views=0")
+            raise UserError(
+                f"{tars[0]}: data.contrast=views needs images, but found only {_list(suffixes)}; leave it out"
+            )
         return x or _ANY_IMAGE, x or _ANY_IMAGE
     y = _member(choice.y, suffixes)
     if (x or _ANY_IMAGE).kind == "image" and (y is None or _is_caption(y)):

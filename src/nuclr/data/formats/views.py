@@ -41,8 +41,8 @@ class ViewPairs(Checkable):
         if not sides:
             held = " and ".join(f"{kind}s" for kind in dict.fromkeys(kinds.values()))
             raise UserError(
-                f"{source.label}: data.views needs images, and this source holds {held}; "
-                "name the column of images with data.x.key, or set data.views=0"
+                f"{source.label}: data.contrast=views needs images, and this source holds {held}; "
+                "name the column of images with data.x.key, or leave out data.contrast"
             )
         side = sides[0]
         self._source, self._read = source, getattr(source, side)

@@ -47,7 +47,8 @@ def run_summary(context: TrainingRun) -> Summary:
 def describe_run(log: RunLog) -> str:
     """Return one sentence with method, data, encoders and length of the training."""
     settings, results = log.settings, log.results or {}
-    things = f"images, {settings.data.views} views each," if settings.data.views else "pairs"
+    data = settings.data
+    things = f"images, {data.x.views + data.y.views} views each," if data.contrasts_views else "pairs"
     pairs = f"{numbers.count(results['pairs'])} {things}" if "pairs" in results else things
     model = settings.model
     names = [str(side.encoder or "default") for side in (model.x, model.y)]

@@ -89,7 +89,7 @@ def protocol(request: Request) -> list[str]:
         f"{method} {one.key.removeprefix('objective.')} {', '.join(map(str, one.values))}"
         for method, one in request.tuned.items()
     )
-    sides, views = request.sides, request.base.data.views > 0
+    sides, views = request.sides, request.base.data.contrasts_views
     size = len(request.temperatures) * len(next(iter(request.tuned.values())).values)
     best = "accuracy" if views else "recall@1 (mean of both directions)"
     lines = [

@@ -92,9 +92,11 @@ def parse_test(text: str, data: Data) -> TestSet:
     if not equals or "/" in name or ":" in name:
         name, path = "", text
     duplicates = MERGE
-    kind = "pairs" if not _is_classes(path, data) else "labels" if data.views else "classes"
-    if data.views and kind == "pairs":
-        raise UserError(f"--test {text}: models of data.views are compared on labeled images, one folder per class")
+    kind = "pairs" if not _is_classes(path, data) else "labels" if data.contrasts_views else "classes"
+    if data.contrasts_views and kind == "pairs":
+        raise UserError(
+            f"--test {text}: models of data.contrast=views are compared on labeled images, one folder per class"
+        )
     try:
         if kind == "pairs":
             task = open_retrieval(path, data.root, None, data.max_bad_share, data.allow_outside, data)
@@ -211,10 +213,10 @@ def _hits(ranked: Ranks) -> np.ndarray:
 def held_out_hits(run: Run) -> dict[str, Hits]:
     """Return the outcome on all held-out pairs, and on each half if there are at least four x or groups of x.
 
-    With `data.views`, the outcome is that of classification by nearest neighbors on `data.classes`. Its halves are
-    halves of the images to classify, with the same labeled images.
+    With `data.contrast=views`, the outcome is that of classification by nearest neighbors on `data.classes`. Its halves
+    are halves of the images to classify, with the same labeled images.
     """
-    if run.settings.data.views:
+    if run.settings.data.contrasts_views:
         whole = label_hits(run, str(run.settings.data.classes))
         cut = halves(torch.arange(len(whole["top"])))
         parts = ({"top": whole["top"][half], "top_cluster": np.arange(len(half))} for half in cut)

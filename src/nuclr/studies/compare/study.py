@@ -110,8 +110,8 @@ class Request:
     def reported_sets(self) -> list[ReportedSet]:
         """Return the sets of the table."""
         a, b = HALVES
-        kind = "classes" if self.base.data.views else "pairs"
-        held_out = "labeled images" if self.base.data.views else "held-out pairs"
+        kind = "classes" if self.base.data.contrasts_views else "pairs"
+        held_out = "labeled images" if self.base.data.contrasts_views else "held-out pairs"
         reported = []
         if self.halves:
             label = f"{held_out}, the half that tuning did not see"

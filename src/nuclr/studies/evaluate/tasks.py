@@ -115,7 +115,7 @@ def open_retrieval(
     """
     standard = _standard_set(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
     if standard is None:
-        trained = columns if columns is not None and not columns.views else Data()
+        trained = columns if columns is not None and not columns.contrasts_views else Data()
         data = dataclasses.replace(trained, allow_outside=allow_outside)
         pairs = _open_pairs(data, text, root, split)
         _refuse_unlinked(text, root)

@@ -1,0 +1,202 @@
+"""Training with several views per side: vectors, texts and images; resume, processes, state, dry run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from nuclr.data import ViewGroups
+from nuclr.runs import checkpoint, components, config
+from nuclr.runs.run import Run
+from nuclr.training import batch_inputs
+from nuclr.training.loop import train
+from tests.training import runs
+from tests.training.test_resume import KilledError, killed_at
+
+TEXTS = {"data.x.views": 2, "data.y.views": 3}
+
+
+def vectors(folder, captions: int = 5, **changes):
+    """Return the settings of a run on 60 x with five y each, of which a visit takes two."""
+    settings = runs.vector_settings(folder, **({"data.y.views": 2} | changes))
+    runs.write_vectors(folder / "train.npz", captions=captions)
+    return config.load(folder / "empty.yaml", settings)
+
+
+def captioned(folder, **changes):
+    """Return overrides for JPEGs with three captions each; a visit takes two crops and two captions."""
+    settings = runs.photograph_settings(folder, **({"data.x.views": 2, "data.y.views": 2} | changes))
+    entries = [{"image": f"{n}.jpg", "caption": [f"{word} {n}" for word in ("one", "two", "three")]} for n in range(60)]
+    (folder / "photographs" / "train.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return settings
+
+
+def last_state(run):
+    return checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0])["objective"]
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """The batches of all steps, as they come from the loader."""
+    seen = []
+    before = batch_inputs.TrainingInputs.load
+
+    def load(self, *args, **kwargs):
+        for batch in before(self, *args, **kwargs):
+            seen.append(batch)
+            yield batch
+
+    monkeypatch.setattr(batch_inputs.TrainingInputs, "load", load)
+    return seen
+
+
+def test_an_epoch_visits_every_x_once_and_the_state_has_a_row_per_x(tmp_path, loaded):
+    results = train(vectors(tmp_path), tmp_path / "run")
+    assert results["samples_per_epoch"] == 60 and results["pairs"] == 300 and results["steps"] == 12
+    state = last_state(tmp_path / "run")
+    assert {len(table) for table in state.values() if table.ndim} == {60}
+    assert not state["log_u_x"].isneginf().any() and not state["log_u_y"].isneginf().any()
+    file = np.load(tmp_path / "train.npz")
+    for batch in loaded:
+        assert batch.x.shape == (16, 12) and batch.y.shape == (32, 8) and batch.shared.shape == (16, 0)
+        assert torch.equal(batch.row, batch.x_id) and len(set(batch.row.tolist())) == 16
+        taken = (batch.y[:, None] == torch.from_numpy(file["y"])).all(2).nonzero()[:, 1].reshape(16, 2)
+        assert torch.equal(taken // 5, batch.row[:, None].expand(-1, 2)) and (taken[:, 0] != taken[:, 1]).all()
+
+
+def test_one_view_is_the_run_without_views(tmp_path):
+    train(runs.load(tmp_path), tmp_path / "plain")
+    train(runs.load(tmp_path, **{"data.x.views": 1, "data.y.views": 1}), tmp_path / "one")
+    runs.assert_same_outcome(tmp_path / "plain", tmp_path / "one")
+
+
+def test_all_views_at_once_train_a_model(tmp_path):
+    losses = {}
+    for m in (2, 5):
+        results = train(vectors(tmp_path, **{"data.y.views": m}), tmp_path / str(m))
+        lines = map(json.loads, (tmp_path / str(m) / "metrics.jsonl").read_text().splitlines())
+        losses[m] = [line["train/loss"] for line in lines if "train/loss" in line]
+        assert losses[m][-1] < losses[m][0] - 0.05 and results["val"]["mean_R@1"] > 0.3
+    assert losses[2] != losses[5]
+
+
+def test_the_state_of_a_run_has_a_row_per_pair(tmp_path):
+    settings = vectors(tmp_path, **{"schedule.zeta_refresh": 1})
+    train(settings, tmp_path / "run")
+    saved, state = last_state(tmp_path / "run"), Run.open(tmp_path / "run").objective_state
+    groups = components.view_groups(settings, components.open_train(settings.data))
+    assert isinstance(groups, ViewGroups) and saved["zeta_y"].std() > 0
+    for name, table in saved.items():
+        assert torch.equal(state[name], table[torch.from_numpy(groups.row)] if table.ndim else table)
+
+
+@pytest.mark.parametrize("make", ["vectors", "texts", pytest.param("images", marks=pytest.mark.slow)])
+def test_resuming_in_mid_epoch(tmp_path, monkeypatch, make):
+    if make == "vectors":
+        settings = vectors(tmp_path)
+    else:
+        overrides = runs.text_settings(tmp_path, several=3, **TEXTS) if make == "texts" else captioned(tmp_path)
+        settings = config.load(tmp_path / "empty.yaml", overrides)
+    train(settings, tmp_path / "whole")
+    for step in (1, 3, 5):
+        with monkeypatch.context() as patch:
+            killed_at(patch, step)
+            with pytest.raises(KilledError):
+                train(settings, tmp_path / "stopped", resume=True)
+    train(settings, tmp_path / "stopped", resume=True)
+    runs.assert_same_outcome(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_rows_of_lists_have_views_on_both_sides(tmp_path, loaded):
+    settings = config.load(tmp_path / "empty.yaml", runs.text_settings(tmp_path, several=3, **TEXTS))
+    results = train(settings, tmp_path / "run")
+    assert results["samples_per_epoch"] == 50 and results["pairs"] == 150
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    for batch in loaded:
+        for i, row in enumerate(batch.row.tolist()):
+            questions, answers = batch.x[2 * i : 2 * i + 2], batch.y[3 * i : 3 * i + 3]
+            assert set(questions) < set(rows[row]["question"]) and len(set(questions)) == 2
+            assert set(answers) == set(rows[row]["answer"])
+        # Two rows about the same words share their texts, and are not negatives of each other.
+        same = (batch.shared[:, None] == batch.shared[None]).any(2) | torch.eye(16, dtype=torch.bool)
+        texts = [set(batch.x[2 * i : 2 * i + 2] + batch.y[3 * i : 3 * i + 3]) for i in range(16)]
+        assert same.tolist() == [[bool(one & other) for other in texts] for one in texts]
+
+
+def test_images_with_several_crops_and_captions(tmp_path, loaded):
+    settings = config.load(tmp_path / "empty.yaml", captioned(tmp_path))
+    results = train(settings, tmp_path / "run")
+    assert results["samples_per_epoch"] == 60
+    for batch in loaded:
+        assert batch.x.shape == (16, 2, 3, 16, 16) and not torch.equal(batch.x[:, 0], batch.x[:, 1])
+        assert [text.split()[1] for text in batch.y[::2]] == [text.split()[1] for text in batch.y[1::2]]
+        assert all(one != two for one, two in zip(batch.y[::2], batch.y[1::2], strict=True))
+
+
+@pytest.mark.parametrize("crop", [0.5, 1])
+def test_several_crops_of_an_image_alone_keep_a_row_per_pair(tmp_path, crop):
+    overrides = runs.photograph_settings(tmp_path, **{"data.x.views": 3, "augment.crop": crop, "schedule.epochs": 1})
+    results = train(config.load(tmp_path / "empty.yaml", overrides), tmp_path / "run")
+    assert results["samples_per_epoch"] == 60 == len(last_state(tmp_path / "run")["log_u_x"])
+
+
+def test_a_folder_of_images_contrasts_views_without_a_setting(tmp_path):
+    settings = config.load(tmp_path / "empty.yaml", runs.view_settings(tmp_path, **{"data.y.views": 2}))
+    assert settings.data.contrasts_views
+    train(settings, tmp_path / "run")
+    assert Run.open(tmp_path / "run").settings.data.contrast == "views"
+    assert Run.open(tmp_path / "run").train.pairs.views
+
+
+def test_a_list_contrasts_views_if_asked(tmp_path):
+    overrides = runs.photograph_settings(tmp_path, **{"schedule.epochs": 1})
+    assert not config.load(tmp_path / "empty.yaml", overrides).data.contrasts_views
+    results = train(config.load(tmp_path / "empty.yaml", [*overrides, "data.contrast=views"]), tmp_path / "run")
+    assert results["sides"] == ["view 1", "view 2"]
+
+
+def test_dry_run_and_banner_show_the_views(nuclr, tmp_path):
+    settings = runs.text_settings(tmp_path, several=3, **TEXTS)
+    status, out, err = nuclr("train", tmp_path / "empty.yaml", *settings, "--dry-run")
+    assert status == 0, err
+    assert "views: 2 of question and 3 of answer per visit; 50 visits per epoch" in out and "6 steps" in out
+    status, _, err = nuclr("train", tmp_path / "empty.yaml", *settings, f"out={tmp_path / 'run'}", "schedule.epochs=1")
+    assert status == 0 and "views          2 of question and 3 of answer per visit; 50 visits per epoch" in err, err
+    status, out, _ = nuclr("train", tmp_path / "empty.yaml", *runs.text_settings(tmp_path), "--dry-run")
+    assert status == 0 and "views" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ["vectors", "texts", "images"])
+def test_two_processes_give_the_results_of_one(tmp_path, make):
+    changes = {"optimizer.eps": 1e-3, "optimizer.lr": 1e-3}
+    if make == "vectors":
+        settings = runs.vector_settings(tmp_path, **changes, **{"data.y.views": 2})
+        runs.write_vectors(tmp_path / "train.npz", captions=5)
+    elif make == "texts":
+        settings = runs.text_settings(tmp_path, several=3, **TEXTS, **changes)
+    else:
+        settings = captioned(tmp_path, **changes | {"optimizer.lr": 1e-4})
+    for name, world in (("one", 1), ("two", 2)):
+        outcomes = runs.finish(runs.start([tmp_path / "empty.yaml", *settings, f"out={tmp_path / name}"], world))
+        assert all(status == 0 for status, _, _ in outcomes), outcomes
+    runs.assert_close_outcome(tmp_path / "one", tmp_path / "two", queries=15)
+
+
+@pytest.mark.slow
+def test_sigkill_and_resume(tmp_path):
+    settings = captioned(tmp_path, **{"schedule.epochs": 6, "checkpoint_every": 2})
+    arguments = [tmp_path / "empty.yaml", *settings, "--resume"]
+    [(status, _, err)] = runs.finish(runs.start([*arguments, f"out={tmp_path / 'whole'}"]))
+    assert status == 0, err
+    for lines in (2, 4, 6):
+        [process] = runs.start([*arguments, f"out={tmp_path / 'run'}"])
+        try:
+            runs.wait_for(tmp_path / "run" / "timing.jsonl", lines, process)
+        finally:
+            process.kill()
+            runs.finish([process])
+    [(status, _, err)] = runs.finish(runs.start([tmp_path / "run", "--resume"]))
+    assert status == 0, err
+    runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")
