@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-
 LOG_LEAST_ODDS = math.log(1e-8)
 
 
