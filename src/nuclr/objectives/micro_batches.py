@@ -30,6 +30,10 @@ from nuclr.objectives.base import ObjectiveOutput
 Output = TypeVar("Output", Tensor, ObjectiveOutput)
 
 
+class InputsError(TypeError, ValueError):
+    """Inputs that cannot be cut into micro-batches."""
+
+
 def backward_in_micro_batches(
     encode: Callable[..., Tensor | Sequence[Tensor]],
     inputs: tuple[Any, ...] | Mapping[str, Any],
@@ -73,9 +77,10 @@ def backward_in_micro_batches(
         What the objective returned, with a detached and unscaled loss.
 
     Raises:
-        TypeError: if an input or an output of `encode` or `objective` has the wrong type.
-        ValueError: if inputs do not have the same number of pairs, processes have different numbers of chunks, or
-            `encode` contains batch norm in training mode.
+        TypeError: if `encode` or `objective` returns something else.
+        ValueError: if `encode` contains batch norm in training mode.
+        InputsError: a TypeError and ValueError, if inputs cannot be cut or do not have the same number of pairs, or
+            processes have different numbers of chunks.
 
     Example:
         >>> from nuclr.objectives import CLIP, backward_in_micro_batches
@@ -151,10 +156,10 @@ def _split_everywhere(inputs: Any, micro_batch: int, pairs: int | None) -> list[
     if problem is not None:
         raise problem
     if 0 in counts:
-        raise ValueError(f"process {counts.index(0)} of {len(counts)} refused its inputs; see its error message")
+        raise InputsError(f"process {counts.index(0)} of {len(counts)} refused its inputs; see its error message")
     if len(set(counts)) > 1:
         each = ", ".join(f"process {rank}: {count}" for rank, count in enumerate(counts))
-        raise ValueError(
+        raise InputsError(
             f"every process must have the same number of micro-batches, but got {each}; pass the same number of pairs "
             "and the same micro_batch on every process, and drop the last incomplete batch"
         )
@@ -165,18 +170,18 @@ def _split(inputs: Any, micro_batch: int, pairs: int | None) -> list[Any]:
     if isinstance(micro_batch, bool) or not isinstance(micro_batch, int) or micro_batch < 1:
         raise ValueError(f"micro_batch must be a positive whole number of pairs, but is {micro_batch!r}")
     if not isinstance(inputs, tuple | Mapping):
-        raise TypeError(
+        raise InputsError(
             "inputs must be a tuple of the positional arguments of encode, or a dict of its keyword arguments, but is "
             f"of type {type(inputs).__name__}; write (images, texts), or (images,) for one argument"
         )
     lengths = dict(_lengths("inputs", inputs))
     if not lengths:
-        raise ValueError("inputs must hold at least one tensor, array or list, but hold none")
+        raise InputsError("inputs must hold at least one tensor, array or list, but hold none")
     b = min(lengths.values()) if pairs is None else pairs
     if b < 1 or any(length % b for length in lengths.values()):
         found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         needed = "the same number of rows, or multiples of it" if pairs is None else f"{pairs} rows, or multiples of it"
-        raise ValueError(f"inputs must have {needed} (several rows per pair), but {found}")
+        raise InputsError(f"inputs must have {needed} (several rows per pair), but {found}")
     return [_cut(inputs, b, start, min(start + micro_batch, b)) for start in range(0, b, micro_batch)]
 
 
@@ -194,7 +199,7 @@ def _lengths(name: str, value: Any) -> Iterator[tuple[str, int]]:
         yield name, len(value)
     else:
         kind = "a scalar" if isinstance(value, Tensor | np.ndarray) else f"of type {type(value).__name__}"
-        raise TypeError(
+        raise InputsError(
             f"{name} must be a tensor, array or list of one row per pair, or a dict or tuple of these, but is {kind}; "
             "bind options of the whole batch to encode, as in functools.partial(model, option=...)"
         )

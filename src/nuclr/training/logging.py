@@ -213,6 +213,7 @@ def banner(
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     processes = distributed.world_size()
+    micro = f" in micro-batches of {data.micro_batch}" if data.micro_batch else ""
     rows = {
         "training data": f"{size}, of {data.train}{bad}",
         "held-out data": held_out,
@@ -220,7 +221,7 @@ def banner(
         "model": f"{parameters:,} parameters, {trained:,} trained; common space of width {model.width}",
         "objective": f"{objectives.entry(settings.objective.name).label}: {', '.join(options)}",
         "plan": f"{plan.epochs} epoch{'s' if plan.epochs > 1 else ''} of {steps:,} steps, "
-        f"batch size {data.batch_size}, learning rate {settings.optimizer.lr:g}, {settings.precision}",
+        f"batch size {data.batch_size}{micro}, learning rate {settings.optimizer.lr:g}, {settings.precision}",
         "device": f"{device}, {processes} process{'es' if processes > 1 else ''}, {torch.get_num_threads()} threads",
         "output": str(settings.out),
     }

@@ -10,21 +10,25 @@ import contextlib
 import dataclasses
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import nuclr
 from nuclr import distributed
-from nuclr.data import batches, epoch_order, steps_per_epoch, write_bad_samples
+from nuclr.data import Batch, batches, epoch_order, steps_per_epoch, write_bad_samples
+from nuclr.objectives import ObjectiveOutput
 from nuclr.runs import checkpoint, components, folder
 from nuclr.runs.features import Encoding, autocast
 from nuclr.runs.launch import on_first, pick_device, processes
 from nuclr.runs.settings import Settings, to_dict
 from nuclr.training import logging
+from nuclr.training.backward import encode_and_backward
 from nuclr.training.batch_inputs import TrainingInputs
 from nuclr.training.guards import FiniteCheck, Interrupted, Signals, TrainingFailed, check_same_data, data_identity
 from nuclr.training.optimizer import make_optimizer
@@ -82,7 +86,8 @@ def _train(
     loaders: components.Loaders | None,
 ) -> dict[str, Any]:
     rank, world, first = distributed.rank(), distributed.world_size(), distributed.rank() == 0
-    batch_size, epochs, seed = settings.data.batch_size, settings.schedule.epochs, settings.seed
+    batch_size, micro_batch = settings.data.batch_size, settings.data.micro_batch
+    epochs, seed = settings.schedule.epochs, settings.seed
     begin = time.perf_counter()
     logging.check_installed(settings.log)
 
@@ -156,6 +161,20 @@ def _train(
             run.log(folder.METRICS, values)
             cast(logging.Loggers, loggers).write(values)
 
+    def encode(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        with autocast(device, settings.precision):
+            return encoders(x, y)
+
+    def contrast(batch: Batch, features_x: Tensor, features_y: Tensor) -> ObjectiveOutput:
+        clock.lap("encoders")
+        try:
+            return apply_objective(objective, features_x, features_y, batch, settings.data.mask)
+        except ValueError:
+            refuse_not_finite(features_x, features_y, batch, run.folder)
+            raise
+        finally:
+            clock.lap("objective")
+
     # -- epochs --------------------------------------------------------------------------------------------------------
     clock, spent = logging.Clock(), logging.Clock()
     last: dict[str, float] = {}
@@ -175,18 +194,9 @@ def _train(
                     seed_step(seed, position.total, rank, device)
                     set_schedules(settings, optimizer, objective, position, steps)
                     x, y = inputs.prepare(batch, epoch, position.step, device)
-                    with autocast(device, settings.precision):
-                        features_x, features_y = encoders(x, y)
-                    clock.lap("encoders")
-                    try:
-                        out = apply_objective(objective, features_x, features_y, batch, settings.data.mask)
-                    except ValueError:
-                        refuse_not_finite(features_x, features_y, batch, run.folder)
-                        raise
-                    clock.lap("objective")
                     for parameter in parameters:
                         parameter.grad = None
-                    out.loss.backward()
+                    out = encode_and_backward(encode, x, y, partial(contrast, batch), len(batch), micro_batch)
                     norm = clip_gradient(parameters, o.clip)
                     finite.check(torch.isfinite(norm + out.loss.detach()), batch.numbers)
                     optimizer.step()
