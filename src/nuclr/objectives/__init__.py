@@ -12,6 +12,7 @@ from nuclr.objectives.clip import CLIP
 from nuclr.objectives.cyclip import CyCLIP
 from nuclr.objectives.dcl import DCL
 from nuclr.objectives.isogclr import ISogCLR
+from nuclr.objectives.micro_batches import backward_in_micro_batches
 from nuclr.objectives.nuclr import NUCLR
 from nuclr.objectives.registry import Entry, build, entry, names, options, register, unregister
 from nuclr.objectives.siglip import SigLIP
@@ -32,6 +33,7 @@ __all__ = [
     "SigLIP",
     "SogCLR",
     "StatefulObjective",
+    "backward_in_micro_batches",
     "build",
     "entry",
     "names",

@@ -205,6 +205,14 @@ class Objective(nn.Module):
         both = distributed.all_gather_with_gradient(torch.cat([x, y], dim=1))
         return both[:, : x.shape[1]], both[:, x.shape[1] :]
 
+    def prefetch(self, index: Integers) -> None:
+        """Announce the pairs of the next call; objectives with state may start reading it.
+
+        Args:
+            index: the object that will be passed to the next call.
+
+        """
+
     def gather_state_dict(self) -> dict[str, Tensor]:
         """Return the state dict on process 0 and an empty one on the others; objectives may gather sharded state.
 

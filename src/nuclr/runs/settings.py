@@ -47,7 +47,8 @@ class Data:
     k-nearest-neighbor classification if no side takes texts. allow_outside: read images that lists name outside of
     `root`. keep: a list of pair numbers to train on. one_pair_per_x: an epoch has every x once instead of every pair.
     mask: pairs that share an x, a y or a group are not used as negatives of each other. batch_size: summed over all
-    processes. fit: how an image is made square. memory: megabytes of decoded images to keep.
+    processes. micro_batch: pairs that each process encodes at once, with the same result as for the whole batch; 0 for
+    all. fit: how an image is made square. memory: megabytes of decoded images to keep.
     """
 
     train: str | None = None
@@ -64,6 +65,7 @@ class Data:
     one_pair_per_x: bool = False
     mask: bool = True
     batch_size: int = number(128, 2)
+    micro_batch: int = number(0, 0)
     fit: Literal["crop", "squash"] = "crop"
     max_bad_share: float = number(0.05, 0, 1)
     workers: int = number(2, 1, 256)

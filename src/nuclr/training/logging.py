@@ -102,13 +102,14 @@ def timing_line(position: Position, clock: Clock, samples: int) -> dict[str, Any
 def state_quantiles(objective: Objective, rows: np.ndarray) -> dict[str, float]:
     """Return quantiles of zeta and of individual temperatures over the rows in use: `state/zeta_y_q05`, ...
 
-    It waits for the device, so it is called once per epoch.
+    Of sharded tables, these are the rows of this process. It waits for the device, so it is called once per epoch.
     """
     quantiles: dict[str, float] = {}
     buffers = dict(objective.named_buffers())
     for name in (name for name in TABLES if name in buffers):
         table = buffers[name]
-        ordered = table[torch.from_numpy(rows).to(table.device)].sort().values
+        held = torch.from_numpy(rows[rows < len(table)]).to(table.device)  # process 0 holds the first rows
+        ordered = table[held].sort().values
         positions = [round(q / 100 * (len(ordered) - 1)) for q in QUANTILES]
         quantiles |= {f"state/{name}_q{q:02d}": float(ordered[k]) for q, k in zip(QUANTILES, positions, strict=True)}
     return quantiles
@@ -220,6 +221,7 @@ def banner(
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     processes = distributed.world_size()
+    micro = f" in micro-batches of {data.micro_batch}" if data.micro_batch else ""
     rows = {
         "training data": f"{size}, of {data.train}{bad}",
         "held-out data": held_out,
@@ -228,7 +230,7 @@ def banner(
         "model": f"{parameters:,} parameters, {trained:,} trained; common space of width {model.width}",
         "objective": f"{objectives.entry(settings.objective.name).label}: {', '.join(options)}",
         "plan": f"{plan.epochs} epoch{'s' if plan.epochs > 1 else ''} of {steps:,} steps, "
-        f"batch size {data.batch_size}, learning rate {settings.optimizer.lr:g}, {settings.precision}",
+        f"batch size {data.batch_size}{micro}, learning rate {settings.optimizer.lr:g}, {settings.precision}",
         "device": f"{device}, {processes} process{'es' if processes > 1 else ''}, {torch.get_num_threads()} threads",
         "output": str(settings.out),
     }

@@ -10,26 +10,30 @@ import contextlib
 import dataclasses
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import nuclr
 from nuclr import distributed
-from nuclr.data import batches, epoch_order, steps_per_epoch, write_bad_samples
+from nuclr.data import Batch, batches, epoch_order, steps_per_epoch, write_bad_samples
 from nuclr.data.pairs import Side
+from nuclr.objectives import ObjectiveOutput
 from nuclr.runs import checkpoint, components, folder
 from nuclr.runs.features import Encoding, autocast
 from nuclr.runs.launch import on_first, pick_device, processes
 from nuclr.runs.settings import Settings, to_dict
 from nuclr.training import logging
+from nuclr.training.backward import encode_and_backward
 from nuclr.training.batch_inputs import TrainingInputs
 from nuclr.training.guards import FiniteCheck, Interrupted, Signals, TrainingFailed, check_same_data, data_identity
 from nuclr.training.optimizer import make_optimizer
-from nuclr.training.schedules import Position, evaluation_due, refresh_due, set_schedules
+from nuclr.training.schedules import Position, check_refresh, evaluation_due, refresh_due, set_schedules
 from nuclr.training.step import (
     apply_objective,
     clip_gradient,
@@ -37,6 +41,7 @@ from nuclr.training.step import (
     refresh_zeta,
     refuse_not_finite,
     seed_step,
+    state_index,
 )
 from nuclr.training.validation import LABELS_PROTOCOL, PROTOCOL, build_parts
 
@@ -83,9 +88,11 @@ def _train(
     loaders: components.Loaders | None,
 ) -> dict[str, Any]:
     rank, world, first = distributed.rank(), distributed.world_size(), distributed.rank() == 0
-    batch_size, epochs, seed = settings.data.batch_size, settings.schedule.epochs, settings.seed
+    batch_size, micro_batch = settings.data.batch_size, settings.data.micro_batch
+    epochs, seed = settings.schedule.epochs, settings.seed
     begin = time.perf_counter()
     logging.check_installed(settings.log)
+    check_refresh(settings)
 
     # -- data, model, objective, optimizer -----------------------------------------------------------------------------
     source, validation, model = build_parts(settings, device, loaders)
@@ -108,7 +115,7 @@ def _train(
     samples = len(order_of(0))
     steps = steps_per_epoch(order_of(0), batch_size)
     next(batches(order_of(0), batch_size, rank, world))  # raises if the batch cannot be divided among the processes
-    chance = collapsed_loss(objective, batch_size // world, device)
+    chance = collapsed_loss(objective, batch_size // world, model.width, device)
 
     # -- the folder, and the position of an earlier run ----------------------------------------------------------------
     settings = components.resolve(settings, run.folder, device, source, model)
@@ -140,13 +147,14 @@ def _train(
 
     def save() -> None:
         finite.flush()
+        objective_state = objective.gather_state_dict()
         if not first:
             return
         content = {
             "version": nuclr.__version__,
             "position": dataclasses.asdict(position),
             "model": model.state_dict(),
-            "objective": objective.state_dict(),
+            "objective": objective_state,
             "optimizer": optimizer.state_dict(),
             "window": {"sums": window.sums, "count": window.count},
             "best": best,
@@ -159,6 +167,20 @@ def _train(
         if first:
             run.log(folder.METRICS, values)
             cast(logging.Loggers, loggers).write(values)
+
+    def encode(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        with autocast(device, settings.precision):
+            return encoders(x, y)
+
+    def contrast(batch: Batch, features_x: Tensor, features_y: Tensor) -> ObjectiveOutput:
+        clock.lap("encoders")
+        try:
+            return apply_objective(objective, features_x, features_y, batch, settings.data.mask)
+        except ValueError:
+            refuse_not_finite(features_x, features_y, batch, run.folder)
+            raise
+        finally:
+            clock.lap("objective")
 
     # -- epochs --------------------------------------------------------------------------------------------------------
     clock, spent = logging.Clock(), logging.Clock()
@@ -177,19 +199,11 @@ def _train(
                     clock.lap("data")
                     seed_step(seed, position.total, rank, device)
                     set_schedules(settings, optimizer, objective, position, steps)
+                    objective.prefetch(state_index(batch))
                     x, y = inputs.prepare(batch, epoch, position.step, device)
-                    with autocast(device, settings.precision):
-                        features_x, features_y = encoders(x, y)
-                    clock.lap("encoders")
-                    try:
-                        out = apply_objective(objective, features_x, features_y, batch, settings.data.mask)
-                    except ValueError:
-                        refuse_not_finite(features_x, features_y, batch, run.folder)
-                        raise
-                    clock.lap("objective")
                     for parameter in parameters:
                         parameter.grad = None
-                    out.loss.backward()
+                    out = encode_and_backward(encode, x, y, partial(contrast, batch), len(batch), micro_batch)
                     norm = clip_gradient(parameters, o.clip)
                     finite.check(torch.isfinite(norm + out.loss.detach()), batch.numbers)
                     optimizer.step()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from nuclr.errors import UserError
 from nuclr.objectives import Objective
 from nuclr.runs.settings import Settings
 
@@ -75,7 +76,17 @@ def refresh_due(settings: Settings, objective: Objective, epoch: int) -> bool:
     """Return whether zeta is to be solved for before this epoch."""
     every = settings.schedule.zeta_refresh
     past = epoch - max(1, settings.schedule.zeta_frozen_epochs)
-    return hasattr(objective, "zeta_y") and every > 0 and past >= 0 and past % every == 0
+    has_table = hasattr(objective, "zeta_x") or hasattr(objective, "zeta_y")
+    return has_table and every > 0 and past >= 0 and past % every == 0
+
+
+def check_refresh(settings: Settings) -> None:
+    """Refuse to solve for zeta exactly if no process has the whole table."""
+    if settings.schedule.zeta_refresh > 0 and settings.objective.arguments().get("state_sharding"):
+        raise UserError(
+            "schedule.zeta_refresh solves for all rows of zeta, but objective.state_sharding=true spreads them over "
+            "the processes; set one of them to 0 or false"
+        )
 
 
 def evaluation_due(settings: Settings, epoch: int) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from nuclr import distributed
 from nuclr.data import Batch, Loader
@@ -29,6 +30,11 @@ def seed_step(seed: int, total: int, rank: int, device: torch.device) -> None:
         torch.manual_seed(number)
 
 
+def state_index(batch: Batch) -> Tensor:
+    """Return the rows of the objective's state that belong to a batch."""
+    return batch.numbers if batch.row is None else batch.row
+
+
 def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, mask: bool) -> ObjectiveOutput:
     """Return the objective's output for a batch.
 
@@ -43,7 +49,7 @@ def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, ma
         The objective's output; it moves the state of each pair once, whatever the number of views.
 
     """
-    index, ids = batch.numbers if batch.row is None else batch.row, {}
+    index, ids = state_index(batch), {}
     if mask and batch.shared is not None:
         ids = {"x_id": batch.shared} if batch.shared.shape[1] else {}
     elif mask:
@@ -69,11 +75,15 @@ def clip_gradient(parameters: list[nn.Parameter], largest: float) -> Tensor:
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
-def collapsed_loss(objective: Objective, b: int, device: torch.device) -> float:
-    """Return the loss of a model whose features are all equal: the chance level shown next to the loss."""
-    if b * distributed.world_size() < 2:
+def collapsed_loss(objective: Objective, b: int, width: int | None, device: torch.device) -> float:
+    """Return the loss of a model whose features are all equal: the chance level shown next to the loss.
+
+    It is not known (nan) if the objective has networks and the width of the features is not known.
+    """
+    waits_for_width = any(is_lazy(parameter) for parameter in objective.parameters())
+    if b * distributed.world_size() < 2 or (waits_for_width and width is None):
         return math.nan
-    same = torch.zeros(b, 2, device=device)
+    same = torch.zeros(b, width or 2, device=device)
     same[:, 0] = 1
     objective.eval()
     with torch.no_grad():
@@ -104,9 +114,11 @@ def refresh_zeta(
         ("y", "x", (features.x, features.y), y_row),
         ("x", "y", (features.y, features.x), x_row),
     ):
+        if not hasattr(objective, f"zeta_{side}"):  # objective.sides leaves this side out
+            continue
         zeta = solve(
             *candidates,
-            temperature=objective.temperature,
+            temperature=objective.current_temperature,
             tolerance=REFRESH_TOLERANCE,
             x_weight=weights[anchors],
             y_weight=weights[side],

@@ -14,6 +14,7 @@ from nuclr.runs import components
 from nuclr.runs.components import Loaders, Source
 from nuclr.runs.features import Encoding, encode_pairs, encode_side, encode_texts, side_that_takes
 from nuclr.runs.settings import Evaluate, Settings
+from nuclr.training.backward import check_micro_batch
 
 PROTOCOL = "every distinct item of both sides; ties by expected rank; fractions, not percent"
 LABELS_PROTOCOL = (
@@ -66,6 +67,7 @@ def build_parts(
         components.check_compatible(source, held_out)
     classes = components.open_classes(data, source.pairs)
     model = components.make_model(settings.model, source, settings.seed).to(device)
+    check_micro_batch(settings, model)
     if classes is not None and not model.takes("image"):
         kinds = " and ".join(dict.fromkeys(f"{kind}s" for kind in (source.pairs.x_kind, source.pairs.y_kind)))
         raise UserError(f"data.classes needs a model that takes images, but this one takes {kinds}; leave it out")

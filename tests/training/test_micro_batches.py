@@ -1,0 +1,183 @@
+"""`data.micro_batch`: the same run as with whole batches, resumed exactly, refused where it cannot be exact."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from nuclr.errors import UserError
+from nuclr.models import VectorFormat, register_encoder
+from nuclr.models.inputs import Inputs
+from nuclr.runs import config
+from nuclr.training.loop import train
+from tests.training import runs
+from tests.training.test_resume import KilledError, killed_at
+
+
+def register_dropout_encoder() -> None:
+    """Register an encoder of vectors that has dropout."""
+
+    def build(in_width=12):
+        tower = nn.Sequential(nn.Linear(in_width, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 8))
+        tower.width = 8
+        return tower, VectorFormat(in_width)
+
+    register_encoder("dropout_test", build, "vector")
+
+
+def assert_close_losses(a, b, tolerance: float) -> None:
+    """Assert that the losses and gradient norms of two runs agree up to rounding errors."""
+    one, two = ([json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (a, b))
+    steps = [(first, second) for first, second in zip(one, two, strict=True) if "train/loss" in first]
+    assert steps
+    for first, second in steps:
+        for key in ("train/loss", "train/grad_norm"):
+            assert second[key] == pytest.approx(first[key], rel=tolerance)
+
+
+@pytest.mark.parametrize("micro_batch", [5, 8, 16, 100])
+def test_the_same_run_as_with_whole_batches(tmp_path, micro_batch):
+    for name, size in (("whole", 0), ("micro", micro_batch)):
+        train(runs.load(tmp_path, **{"data.micro_batch": size, "schedule.epochs": 2}), tmp_path / name)
+    runs.assert_close_outcome(tmp_path / "whole", tmp_path / "micro", queries=20)
+
+
+@pytest.mark.parametrize("kind", ["text", "view"])
+def test_the_same_run_on_tokens_and_on_views(tmp_path, kind):
+    """Tokens come as dicts; with views a side has several rows per pair."""
+    overrides = {"text": runs.text_settings, "view": runs.view_settings}[kind]
+    views = {"data.views": 3} if kind == "view" else {}
+    for name, size in (("whole", 0), ("micro", 3)):
+        changes = {"data.micro_batch": size, "schedule.epochs": 1, **views}
+        train(config.load(overrides=overrides(tmp_path, **changes)), tmp_path / name)
+    assert_close_losses(tmp_path / "whole", tmp_path / "micro", 1e-3)
+
+
+def test_bfloat16(tmp_path):
+    for name, size in (("whole", 0), ("micro", 5)):
+        changes = {"data.micro_batch": size, "precision": "bfloat16", "schedule.epochs": 1, "optimizer.lr": 1e-4}
+        train(runs.load(tmp_path, **changes), tmp_path / name)
+    assert_close_losses(tmp_path / "whole", tmp_path / "micro", 1e-2)
+
+
+def test_a_run_with_dropout_killed_in_mid_epoch_can_be_resumed(tmp_path, monkeypatch):
+    register_dropout_encoder()
+    changes = {"model.x.encoder": "dropout_test", "data.micro_batch": 5, "schedule.epochs": 2}
+    settings = runs.load(tmp_path, **changes)
+    train(settings, tmp_path / "whole")
+    for step in (1, 5, 8, 11):
+        with monkeypatch.context() as patch:
+            killed_at(patch, step)
+            with pytest.raises(KilledError):
+                train(settings, tmp_path / "stopped", resume=True)
+    train(settings, tmp_path / "stopped", resume=True)
+    runs.assert_same_outcome(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_nan_in_the_features_names_the_sample(tmp_path, monkeypatch):
+    from nuclr.training.batch_inputs import TrainingInputs
+    from nuclr.training.guards import TrainingFailed
+
+    prepare = TrainingInputs.prepare
+
+    def poisoned(inputs, batch, epoch, step, device):
+        x, y = prepare(inputs, batch, epoch, step, device)
+        x[14] = torch.nan
+        poisoned.number = int(batch.numbers[14])
+        return x, y
+
+    monkeypatch.setattr(TrainingInputs, "prepare", poisoned)
+    with pytest.raises(TrainingFailed) as failed:
+        train(runs.load(tmp_path, **{"data.micro_batch": 4}), tmp_path / "run")
+    assert f"with the samples {poisoned.number}." in str(failed.value)
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_process_with_whole_batches(tmp_path):
+    """Also after a kill: both processes resume in the middle of an epoch."""
+    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 2})
+    for name, world, size in (("whole", 1, 0), ("micro", 2, 3)):
+        arguments = [tmp_path / "empty.yaml", *settings, f"data.micro_batch={size}", f"out={tmp_path / name}"]
+        outcomes = runs.finish(runs.start(arguments, world))
+        assert all(status == 0 for status, _, _ in outcomes), outcomes
+    runs.assert_close_outcome(tmp_path / "whole", tmp_path / "micro", queries=20)
+
+
+@pytest.mark.slow
+def test_two_processes_with_dropout_killed_by_sigkill_can_be_resumed(tmp_path):
+    (tmp_path / "plugin.py").write_text(
+        "from tests.training.test_micro_batches import register_dropout_encoder\nregister_dropout_encoder()\n"
+    )
+    changes = {"schedule.epochs": 6, "checkpoint_every": 5, "data.micro_batch": 3, "model.x.encoder": "dropout_test"}
+    settings = runs.vector_settings(tmp_path, plugins=tmp_path / "plugin.py", **changes)
+    arguments = [tmp_path / "empty.yaml", *settings, "--resume"]
+    outcomes = runs.finish(runs.start([*arguments, f"out={tmp_path / 'whole'}"], 2))
+    assert all(status == 0 for status, _, _ in outcomes), outcomes
+    processes = runs.start([*arguments, f"out={tmp_path / 'run'}"], 2)
+    runs.wait_for(tmp_path / "run" / "timing.jsonl", 4, processes[0])
+    for process in processes:
+        process.kill()
+    runs.finish(processes)
+    outcomes = runs.finish(runs.start([*arguments, f"out={tmp_path / 'run'}"], 2))
+    assert all(status == 0 for status, _, _ in outcomes), outcomes
+    runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")
+
+
+# The command line
+
+
+def test_the_banner_and_the_dry_run_show_micro_batches(nuclr, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = runs.vector_settings(tmp_path, **{"data.micro_batch": 5, "schedule.epochs": 1})
+    status, out, err = nuclr("train", "empty.yaml", *settings, "--dry-run")
+    assert status == 0, err
+    assert "s per step of 4 micro-batches (data.micro_batch), " in out
+    status, _, err = nuclr("train", "empty.yaml", *settings, "out=run")
+    assert status == 0, err
+    assert "batch size 16 in micro-batches of 5, " in err
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_batch_norm_is_refused_unless_frozen(nuclr, tmp_path, dry):
+    settings = runs.picture_settings(tmp_path, **{"model.x.encoder": "resnet50", "data.micro_batch": 4, "out": "run"})
+    status, _, err = nuclr("train", *settings, "data.val=null", *dry)
+    assert status == 2
+    assert err.startswith("nuclr: data.micro_batch is 4, but model.x.encoder has batch norm (tower.backbone.")
+    assert "set model.x.frozen=true or data.micro_batch=0" in err and len(err.splitlines()) == 1
+    if dry:
+        status, _, err = nuclr("train", *settings, "data.val=null", "model.x.frozen=true", *dry)
+        assert status == 0, err
+
+
+@pytest.mark.parametrize("value", ["-1", "2.5", "all"])
+def test_wrong_values_are_refused(nuclr, tmp_path, value):
+    status, _, err = nuclr("train", "data.train=builtin:n=100", f"data.micro_batch={value}")
+    assert status == 2
+    assert err.startswith("nuclr: data.micro_batch is ") and "it needs a whole number at least 0" in err
+
+
+def test_inputs_that_cannot_be_cut_are_refused(tmp_path):
+    class Whole(Inputs):
+        modality = "vector"
+
+        def prepare(self, items):
+            return Opaque(items)
+
+    class Opaque:
+        def __init__(self, items):
+            self.items = items
+
+        def to(self, *_, **__):
+            return self
+
+    class Tower(nn.Linear):
+        width = 8
+
+        def forward(self, inputs):
+            return super().forward(inputs.items)
+
+    register_encoder("opaque_test", lambda in_width=12: (Tower(in_width, 8), Whole()), "vector")
+    changes = {"model.x.encoder": "opaque_test", "schedule.epochs": 1}
+    with pytest.raises(UserError, match=r"data.micro_batch is 5, but inputs\[0\] must be .* set data.micro_batch=0"):
+        train(runs.load(tmp_path, **changes, **{"data.micro_batch": 5}), tmp_path / "run")
