@@ -1,21 +1,20 @@
 """Measure time and memory of a training step in exact micro-batches, next to the same step on the full batch.
 
-    python benchmarks/micro_batches.py [--repeats 3] [--out benchmarks/results/micro_batches.json]
+    python benchmarks/micro_batches.py [--repeats 3] [--threads 2] [--out benchmarks/results/micro_batches.json]
 
 B = 1024 pairs in chunks of 64, for towers of texts (a BERT-like transformer, both sides texts) and of images (a vision
 transformer against bag-of-words texts), both with dropout. Each step encodes both sides, runs NUCLR and back-propagates
 to the weights. Both ways of a model take turns in one process, so that a busy machine slows both; the ratio is of the
-fastest turns, and the median over turns of the ratio of neighbors is printed as well. One more forward pass costs about
-a third of a step. Memory is the peak above what the process holds before the step (weights, gradients, inputs), one
-step per new process. `largest difference` is between the gradients of the two ways on the same chunks and random
-numbers, relative to the largest gradient.
+fastest turns. The ratio of CPU seconds is printed as well: with one thread it hardly depends on other programs. One
+more forward pass costs about a third of a step. Memory is the peak of the second step of a new process above what it
+holds after the first (weights, gradients, inputs, state, buffers of libraries). `largest difference` is between the
+gradients of micro-batches and of one graph over the same chunks and random numbers, relative to the largest gradient.
 """
 
 import argparse
 import ctypes
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -110,11 +109,11 @@ class Step:
         else:
             backward_in_micro_batches(self.model, (self.x, self.y), self.contrast, CHUNK)
 
-    def seconds(self, way: str) -> float:
-        """Return the time of one step."""
-        start = time.perf_counter()
+    def seconds(self, way: str) -> tuple[float, float]:
+        """Return the time of one step: wall clock and CPU."""
+        start, cpu = time.perf_counter(), time.process_time()
         self(way)
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.process_time() - cpu
 
     def largest_difference(self) -> float:
         """Return the largest difference of gradients to one graph of the same chunks, relative to the largest one."""
@@ -136,10 +135,7 @@ class Step:
 def measure_memory(kind: str, way: str) -> None:
     """Print by how much one step increases the peak memory of this process, in MiB."""
     step = Step(kind)
-    small = Step(kind)  # a small step first: libraries allocate their buffers
-    small.x, small.y, small.index = small.x[:CHUNK], small.y[:CHUNK], small.index[:CHUNK]
-    small(way)
-    del small
+    step(way)
     ctypes.CDLL(None).malloc_trim(0)  # freed memory must not hide what the step allocates
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = resident("VmRSS")
@@ -155,17 +151,19 @@ def resident(kind: str) -> float:
 
 def peak_memory(kind: str, way: str) -> float:
     """Return the peak memory of one step above what is there before, in MiB, measured in a new process."""
-    command = [sys.executable, __file__, "--measure", kind, "--way", way]
+    command = [sys.executable, __file__, "--measure", kind, "--way", way, "--threads", str(torch.get_num_threads())]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "micro_batches.json")
     parser.add_argument("--measure", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     if arguments.measure:
         return measure_memory(arguments.measure, arguments.way)
 
@@ -175,14 +173,14 @@ def main() -> None:
         f"load of the machine before the run {load:.1f}"
     )
     print(
-        f"{'towers':>8} {'parameters':>11} {'full s':>7} {'micro s':>8} {'ratio':>6} {'median':>7} "
+        f"{'towers':>8} {'parameters':>11} {'full s':>7} {'micro s':>8} {'ratio':>6} {'of CPU':>7} "
         f"{'full MiB':>9} {'micro MiB':>10} {'ratio':>6} {'largest difference':>19}"
     )
     for kind in MODELS:
         step = Step(kind)
         times = [{way: step.seconds(way) for way in WAYS} for _ in range(arguments.repeats + 1)][1:]
-        full, micro = (min(turn[way] for turn in times) for way in WAYS)
-        ratios = [turn["micro-batches"] / turn["full batch"] for turn in times]
+        full, micro = (min(turn[way][0] for turn in times) for way in WAYS)
+        cpu_full, cpu_micro = (min(turn[way][1] for turn in times) for way in WAYS)
         memory = {way: peak_memory(kind, way) for way in WAYS}
         row = {
             "model": kind,
@@ -190,7 +188,9 @@ def main() -> None:
             "seconds_full": full,
             "seconds_micro": micro,
             "time_ratio": micro / full,
-            "time_ratio_median": statistics.median(ratios),
+            "cpu_seconds_full": cpu_full,
+            "cpu_seconds_micro": cpu_micro,
+            "cpu_time_ratio": cpu_micro / cpu_full,
             "mib_full": memory["full batch"],
             "mib_micro": memory["micro-batches"],
             "memory_ratio": memory["micro-batches"] / memory["full batch"],
@@ -199,12 +199,13 @@ def main() -> None:
         rows.append(row)
         print(
             f"{kind:>8} {row['parameters']:11,} {full:7.2f} {micro:8.2f} {row['time_ratio']:6.2f} "
-            f"{row['time_ratio_median']:7.2f} {row['mib_full']:9.0f} {row['mib_micro']:10.0f} "
+            f"{row['cpu_time_ratio']:7.2f} {row['mib_full']:9.0f} {row['mib_micro']:10.0f} "
             f"{row['memory_ratio']:6.3f} {row['largest_difference']:19.1e}",
             flush=True,
         )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    content = {"batch": BATCH, "chunk": CHUNK, "repeats": arguments.repeats, "load_before": load, "rows": rows}
+    settings = {"batch": BATCH, "chunk": CHUNK, "repeats": arguments.repeats, "threads": arguments.threads}
+    content = settings | {"load_before": load, "rows": rows}
     arguments.out.write_text(json.dumps(content, indent=1))
     return None
 

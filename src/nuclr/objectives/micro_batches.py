@@ -136,6 +136,7 @@ def backward_in_micro_batches(
             if used:  # frozen encoders have no graph
                 with _no_autocast():
                     torch.autograd.backward([side for side, _ in used], [gradient for _, gradient in used])
+            del again, used  # before the next chunk is encoded
     generators.restore(after)
     return output
 
