@@ -116,20 +116,13 @@ def scatter_networks(objective, seed: int = 0) -> None:
             if "network" in name:
                 size = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1  # outputs of about 1 at any width
                 parameter.copy_(size * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+    objective.load_state_dict(objective.state_dict())  # so that the networks notice that all prototypes are set
 
 
 def network_outputs(network: nn.Module, features: Tensor) -> Tensor:
     """Return the outputs of a network on (B, d) or (B, m, d) features, (B, m), with the graph of its parameters."""
     flat = features.reshape(-1, features.shape[-1])
     return network(flat).reshape(len(features), -1)
-
-
-def without_offset(network: nn.Module) -> nn.Module:
-    """Return a copy of a normalizer network whose offset is 0, wherever the objective adds the offset."""
-    network = copy.deepcopy(network)
-    for buffer in network.buffers():
-        buffer.zero_()
-    return network
 
 
 class Stateful:
@@ -155,7 +148,7 @@ class Stateful:
             if self.settings.popularity == "network":
                 popularity[c] = copy.deepcopy(self.objective.popularity_networks[c])
             if self.settings.normalizer == "network":
-                normalizer[a] = without_offset(self.objective.normalizer_networks[a])
+                normalizer[a] = copy.deepcopy(self.objective.normalizer_networks[a])
         return popularity, normalizer
 
     def expected(self, x: Tensor, y: Tensor, index: Tensor | None, mask, training: bool = True) -> reference.Step:

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from nuclr import distributed
 from nuclr.objectives.base import GatheredBatch
 from nuclr.objectives.checks import Features, check_choice, check_range, to_features
-from nuclr.objectives.networks import FeatureNetwork
+from nuclr.objectives.networks import PrototypeNetwork
 from nuclr.objectives.state import CANDIDATES
 from nuclr.objectives.stateful import SOURCES, StatefulObjective, Step, zero_valued
 
@@ -154,7 +154,7 @@ class NUCLR(StatefulObjective):
         if not math.isfinite(zeta_init) or math.isnan(xi_init):
             raise ValueError(f"zeta_init must be finite and xi_init a number, but they are {zeta_init} and {xi_init}")
         if popularity == "network":
-            self.popularity_networks = nn.ModuleDict({CANDIDATES[row]: FeatureNetwork() for row in self.active})
+            self.popularity_networks = nn.ModuleDict({CANDIDATES[row]: PrototypeNetwork() for row in self.active})
         else:
             self.add_tables("zeta", zeta_init, CANDIDATES)
             starts_with_gradient = zeta_optimizer == "sgd" and zeta_velocity_init == "gradient"
@@ -206,9 +206,9 @@ class NUCLR(StatefulObjective):
         samples = to_features("features", features)
         if samples.ndim != 2:
             raise ValueError(f"features must be (N, d), but are {tuple(samples.shape)}")
-        network = cast(FeatureNetwork, self.popularity_networks[side])
+        network = cast(PrototypeNetwork, self.popularity_networks[side])
         with torch.no_grad():
-            predicted = network(samples.to(network.last.weight.device))
+            predicted = network(samples.to(network.bias.device))
         return torch.exp(predicted + self.zeta_init / self.current_temperature)
 
     # -- zeta and xi ---------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ from nuclr.objectives.kernels import (
     pool,
     positive_scores,
 )
-from nuclr.objectives.networks import FeatureNetwork
+from nuclr.objectives.networks import PrototypeNetwork
 from nuclr.objectives.state import ANCHORS, PairTables, StateRows
 
 GAMMA_RULES = ("constant", "proximal")
@@ -154,7 +154,7 @@ class StatefulObjective(PairTables):
         if normalizer == "table":
             self.add_tables("log_u", -math.inf, ANCHORS)
         else:
-            self.normalizer_networks = nn.ModuleDict({ANCHORS[row]: FeatureNetwork() for row in self.active})
+            self.normalizer_networks = nn.ModuleDict({ANCHORS[row]: PrototypeNetwork() for row in self.active})
             for row in self.active:  # nan before the first batch
                 self.register_buffer(f"normalizer_offset_{ANCHORS[row]}", torch.tensor(math.nan))
         if individual_temperature:
@@ -370,17 +370,22 @@ class StatefulObjective(PairTables):
     def predict(self, networks: nn.ModuleDict, owners: tuple[str, str], step: Step) -> Tensor:
         """Return the mean over views of a network's output for every pair of the global batch, (2, B).
 
-        Every process computes all of them, so that the networks' gradients need no communication.
+        In training, networks whose prototypes are not complete get the batch's. Every process computes the outputs of
+        all pairs, so that the networks' gradients need no communication.
         """
         batch, outputs = step.batch, []
-        for row, side in enumerate(owners):
-            if row not in self.active:
-                outputs.append(batch.x.new_zeros(batch.size))
-                continue
-            features, views = (batch.x, batch.views[0]) if side == "x" else (batch.y, batch.views[1])
-            with torch.set_grad_enabled(step.learns and self.training):
-                outputs.append(pool(networks[side](features.detach()).to(features.dtype), views) / views)
+        sides = {"x": (batch.x.detach(), batch.y.detach(), batch.views[0])}
+        sides["y"] = (batch.y.detach(), batch.x.detach(), batch.views[1])
         with torch.set_grad_enabled(step.learns and self.training):
+            for row, side in enumerate(owners):
+                features, others, views = sides[side]
+                if row not in self.active:
+                    outputs.append(features.new_zeros(batch.size))
+                    continue
+                network = cast(PrototypeNetwork, networks[side])
+                if self.training:
+                    network.add_prototypes(others, features, step.temperature)
+                outputs.append(pool(network(features).to(features.dtype), views) / views)
             return torch.stack(outputs)
 
     def _fit_normalizer(self, step: Step, predicted: Tensor) -> None:
