@@ -7,7 +7,8 @@ multiplies the features once per side. "floor" is what every implementation need
 one exponential of a B x B matrix. All contestants of one size take turns, so that a busy machine slows all of them. The
 order of turns is shuffled, because a contestant is faster after a similar one, and every turn uses other pairs. The
 ratios are of the fastest of all repeats. The median is printed as well: it includes page faults of new memory, which
-training pays for. Peak memory is that of one step in a new process, above the features.
+training pays for. Peak memory is that of one step in a new process, above the features. A second table has NUCLR's
+extensions next to plain NUCLR, at B = 512.
 """
 
 import argparse
@@ -33,6 +34,20 @@ PAIRS, WIDTH = 3_000_000, 256
 SIZES, TEMPERATURES = (512, 1024, 2048, 4096), (0.05, 0.01)
 RIVALS = ("infonce", "two products", "floor", "sogclr")
 MEMORY_SIZE = 16384
+EXTENSION_SIZE = 512
+EXTENSIONS: dict[str, dict[str, object]] = {
+    "nuclr": {},
+    "one side (sides=x)": {"sides": "x"},
+    "gamma_rule=proximal": {"gamma_rule": "proximal"},
+    "learn_temperature": {"learn_temperature": True},
+    "individual_temperature": {"individual_temperature": True},
+    "zeta_optimizer=adam": {"zeta_optimizer": "adam"},
+    "zeta_steps=3": {"zeta_steps": 3},
+    "popularity=network": {"popularity": "network"},
+    "both networks": {"popularity": "network", "normalizer": "network"},
+    "state_sharding": {"state_sharding": True},
+    "2 x 2 views": {},
+}
 
 
 def make_features(size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,6 +94,28 @@ def contestants(size: int, temperature: float) -> dict[str, Callable[[], object]
         "floor": floor,
     }
     return plain | {name: step(name) for name in names()}
+
+
+def extensions(temperature: float) -> dict[str, Callable[[], object]]:
+    """Return a step of plain NUCLR and of each of its extensions."""
+    x, y, numbers = make_features(2 * EXTENSION_SIZE)
+    views = [side.detach().view(EXTENSION_SIZE, 2, WIDTH).requires_grad_() for side in (x, y)]
+    one_view = [side.detach()[:EXTENSION_SIZE].clone().requires_grad_() for side in (x, y)]
+    indices = itertools.cycle(numbers[: PAIRS // EXTENSION_SIZE * EXTENSION_SIZE].split(EXTENSION_SIZE))
+
+    def step(name: str, options: dict[str, object]) -> Callable[[], None]:
+        objective = build("nuclr", num_samples=PAIRS, temperature=temperature, **options)
+        features = views if "views" in name else one_view
+
+        def run() -> None:
+            for side in features:
+                side.grad = None
+            objective.zero_grad()
+            objective(*features, next(indices)).loss.backward()
+
+        return run
+
+    return {name: step(name, options) for name, options in EXTENSIONS.items()}
 
 
 def take_turns(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -128,16 +165,29 @@ def resident(kind: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
 
+def print_extensions(repeats: int) -> dict[str, float]:
+    """Print and return the seconds of the best step of each extension."""
+    print(f"\nextensions of NUCLR, B = {EXTENSION_SIZE}, tau = {TEMPERATURES[0]}")
+    costs = {name: min(taken) for name, taken in take_turns(extensions(TEMPERATURES[0]), repeats).items()}
+    for name, seconds in costs.items():
+        print(f"{name:>24} {seconds * 1e3:8.1f} ms {seconds / costs['nuclr']:8.2f} x nuclr")
+    return costs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "objectives.json")
+    parser.add_argument("--extensions", action="store_true", help="only the extensions of NUCLR")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         return measure(arguments.measure, arguments.size)
 
+    if arguments.extensions:
+        print_extensions(arguments.repeats)
+        return None
     rows = []
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, d = {WIDTH}, n = {PAIRS:,}")
     print(
@@ -161,6 +211,7 @@ def main() -> None:
                 row = {"batch": size, "temperature": temperature, "objective": name, "seconds": best[name]} | ratios
                 rows.append(row | {"median_seconds": median[name], "median_to_infonce": to_median})
 
+    costs = print_extensions(arguments.repeats)
     print(f"\npeak memory of one step above the features, B = {MEMORY_SIZE}; one B x B float32 matrix is 1024 MiB")
     memory = {
         name: peak_memory(name, MEMORY_SIZE) for name in ("infonce", "sogclr", "isogclr", "nuclr", "nuclr masked")
@@ -173,7 +224,9 @@ def main() -> None:
     }
     print("\nstate, bytes per pair: " + ", ".join(f"{name} {size:.0f}" for name, size in tables.items()))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"times": rows, "peak_mib": memory, "bytes_per_pair": tables}, indent=1))
+    arguments.out.write_text(
+        json.dumps({"times": rows, "extensions": costs, "peak_mib": memory, "bytes_per_pair": tables}, indent=1)
+    )
     return None
 
 

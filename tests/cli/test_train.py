@@ -60,7 +60,7 @@ CASES = {
     "not key=value": ([*VECTORS, "epochs"], "overrides are key=value"),
     "impossible value": ([*VECTORS, "data.batch_size=0"], "data.batch_size is 0; it needs a whole number at least 2"),
     "unknown word": ([*VECTORS, "objective.name=nclr"], "did you mean nuclr?"),
-    "option of another objective": ([*VECTORS, "objective.rho=1"], "nuclr has no such option"),
+    "option of another objective": ([*VECTORS, "objective.tau_plus=0.1"], "nuclr has no such option"),
     "no data": (["empty.yaml"], "data.train is missing"),
     "no such file": (
         ["empty.yaml", "data.train=trian.npz"],

@@ -47,7 +47,7 @@ def test_the_same_run_as_with_whole_batches(tmp_path, micro_batch):
 def test_the_same_run_on_tokens_and_on_views(tmp_path, kind):
     """Tokens come as dicts; with views a side has several rows per pair."""
     overrides = {"text": runs.text_settings, "view": runs.view_settings}[kind]
-    views = {"data.views": 3} if kind == "view" else {}
+    views = {"data.x.views": 2} if kind == "view" else {}
     for name, size in (("whole", 0), ("micro", 3)):
         changes = {"data.micro_batch": size, "schedule.epochs": 1, **views}
         train(config.load(overrides=overrides(tmp_path, **changes)), tmp_path / name)
