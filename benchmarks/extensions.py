@@ -66,11 +66,12 @@ MULTI_NUCLR = (*FAST_ZETA, "schedule.epochs=2")
 
 STUDIES: dict[str, dict[str, list[Row]]] = {
     "views": {
-        f"flickr8k {name}": [
-            flickr("1 caption", *extra, "data.one_pair_per_x=true"),
-            flickr("2 captions", *extra, "data.y.views=2"),
-            flickr("5 captions", *extra, "data.y.views=5"),
+        f"flickr8k {name}, gamma {gamma}": [
+            flickr("1 caption", *extra, f"objective.gamma={gamma}", "data.one_pair_per_x=true"),
+            flickr("2 captions", *extra, f"objective.gamma={gamma}", "data.y.views=2"),
+            flickr("5 captions", *extra, f"objective.gamma={gamma}", "data.y.views=5"),
         ]
+        for gamma in (0.3, 0.8)
         for name, extra in (("SogCLR", SOGCLR), ("NUCLR", NUCLR))
     }
     | {
