@@ -61,7 +61,6 @@ def builtin(label: str, *overrides: str) -> Row:
 SOGCLR, NUCLR = ("objective.name=sogclr",), ("objective.name=nuclr",)
 POPULARITY, NORMALIZER = ("objective.popularity=network",), ("objective.normalizer=network",)
 FAST_ZETA = (*NUCLR, "objective.zeta_lr=0.01", "schedule.zeta_frozen_epochs=0")
-MULTI_NUCLR = (*FAST_ZETA, "schedule.epochs=2")
 
 
 STUDIES: dict[str, dict[str, list[Row]]] = {
@@ -87,8 +86,8 @@ STUDIES: dict[str, dict[str, list[Row]]] = {
             flickr("popularity network", *POPULARITY),
         ],
         "multi30k NUCLR": [
-            multi30k("tables", *MULTI_NUCLR),
-            multi30k("popularity network", *MULTI_NUCLR, *POPULARITY),
+            multi30k("tables", *FAST_ZETA),
+            multi30k("popularity network", *FAST_ZETA, *POPULARITY),
         ],
     },
     "one-pass": {
