@@ -214,7 +214,7 @@ def loops(name: str, x: np.ndarray, y: np.ndarray, index: Tensor, state, **optio
 
 
 # The steps of tau are small, so that an error of its gradient, which grows as 1/tau, does not exceed the promise.
-ISOGCLR = {"tau_lr": 1e-5, "tau_min": 0.001, "tau_max": 1.0}
+ISOGCLR = {"tau_lr": 1e-5, "tau_beta": 0.5, "tau_min": 0.001, "tau_max": 1.0}
 STATEFUL = {
     "sogclr": ("sogclr", {}),
     "isogclr": ("isogclr", ISOGCLR),

@@ -38,7 +38,8 @@ class SogCLR(StatefulObjective):
             prediction alone.
         state_device: device on which the tables stay when the module moves. None: they move with the module.
         state_sharding: whether each of K processes holds n/K rows of the tables instead of all; see
-            `gather_state_dict` for checkpoints.
+            `gather_state_dict` for checkpoints. The objective must then stay outside DDP, which broadcasts buffers when
+            it is constructed.
         normalize: as in `Objective`.
 
     Example:

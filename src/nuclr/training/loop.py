@@ -32,7 +32,7 @@ from nuclr.training import logging
 from nuclr.training.backward import encode_and_backward
 from nuclr.training.batch_inputs import TrainingInputs
 from nuclr.training.guards import FiniteCheck, Interrupted, Signals, TrainingFailed, check_same_data, data_identity
-from nuclr.training.optimizer import make_optimizer
+from nuclr.training.optimizer import clipped_parameters, make_optimizer
 from nuclr.training.schedules import Position, check_refresh, evaluation_due, refresh_due, set_schedules
 from nuclr.training.step import (
     apply_objective,
@@ -106,6 +106,7 @@ def _train(
     o = settings.optimizer
     optimizer = make_optimizer(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    clipped = clipped_parameters(optimizer)
     encoders = DistributedDataParallel(model) if world > 1 else model  # the objective gathers features itself
 
     def order_of(epoch: int) -> np.ndarray:
@@ -204,7 +205,7 @@ def _train(
                     for parameter in parameters:
                         parameter.grad = None
                     out = encode_and_backward(encode, x, y, partial(contrast, batch), len(batch), micro_batch)
-                    norm = clip_gradient(parameters, o.clip)
+                    norm = clip_gradient(clipped, o.clip)
                     finite.check(torch.isfinite(norm + out.loss.detach()), batch.numbers)
                     optimizer.step()
                     clock.lap("encoders")

@@ -11,6 +11,7 @@ import torch
 from nuclr.errors import UserError
 from nuclr.objectives import Objective
 from nuclr.runs.settings import Settings
+from nuclr.training.optimizer import LR_FACTOR
 
 
 @dataclass
@@ -61,7 +62,7 @@ def set_schedules(
         position.total, plan.epochs * steps, plan.warmup_steps, plan.lr_start, settings.optimizer.lr, plan.lr_end
     )
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get(LR_FACTOR, 1.0)
     peaks = settings.objective.arguments()
     if "gamma" in peaks:
         setattr(objective, "gamma", gamma(t, plan.epochs, float(peaks["gamma"]), plan.gamma))  # noqa: B010
