@@ -45,15 +45,15 @@ def test_same_as_one_process(case: str, variant: str, one: dict, several: list[d
     for rank, result in enumerate(several):
         for name, value in result["trained"][case, variant].items():
             expected = one["trained"][case, variant][name]
-            # float64 shows that they are equal; float32 rounds, and the velocity of zeta is a difference of numbers as
-            # large as its largest entries
+            # float64 shows that they are equal; float32 rounds, and the velocity of zeta and the momentum of tau are
+            # differences of numbers as large as their largest entries
             size = max(1.0, float(expected.double().nan_to_num(neginf=0.0).abs().max()))
             torch.testing.assert_close(
                 value,
                 expected,
                 rtol=0,
                 equal_nan=True,  # a velocity that starts with the first gradient is nan before
-                atol=5e-6 * size if variant == "float32" else 1e-9,
+                atol=2e-5 * size if variant == "float32" else 1e-9,
                 msg=lambda m, r=rank, n=name: f"process {r}, {n}: {m}",
             )
 

@@ -5,7 +5,6 @@ from torch.optim import AdamW
 
 from nuclr.errors import UserError
 
-
 NETWORK_LR = 1e-3
 LR_FACTOR = "lr_factor"  # key of a parameter group: its learning rate relative to that of the model
 
