@@ -222,7 +222,8 @@ class NUCLR(StatefulObjective):
         """Return zeta of the candidates, (2, B), from the table or the network."""
         if self.popularity == "table":
             return step.rows.tables["zeta"]
-        step.predicted_popularity = self.predict(self.popularity_networks, CANDIDATES, step)
+        frozen = not self.moves_zeta()  # before its first prototypes, a network's zeta is zeta_init
+        step.predicted_popularity = self.predict(self.popularity_networks, CANDIDATES, step, frozen)
         return self.zeta_init + step.temperature * step.predicted_popularity.detach()
 
     def log_normalizer(self, step: Step) -> Tensor:

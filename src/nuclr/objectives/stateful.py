@@ -367,11 +367,11 @@ class StatefulObjective(PairTables):
         smallest = step.log_u.masked_fill(step.log_u.isneginf(), math.inf).min().item()
         return smallest + math.log(self.alpha) - math.log(self.num_samples - 1) > math.log(LEAST_GAMMA)
 
-    def predict(self, networks: nn.ModuleDict, owners: tuple[str, str], step: Step) -> Tensor:
+    def predict(self, networks: nn.ModuleDict, owners: tuple[str, str], step: Step, frozen: bool = False) -> Tensor:
         """Return the mean over views of a network's output for every pair of the global batch, (2, B).
 
-        In training, networks whose prototypes are not complete get the batch's. Every process computes the outputs of
-        all pairs, so that the networks' gradients need no communication.
+        In training, networks whose prototypes are not complete get the batch's, unless they are frozen. Every process
+        computes the outputs of all pairs, so that the networks' gradients need no communication.
         """
         batch, outputs = step.batch, []
         sides = {"x": (batch.x.detach(), batch.y.detach(), batch.views[0])}
@@ -383,7 +383,7 @@ class StatefulObjective(PairTables):
                     outputs.append(features.new_zeros(batch.size))
                     continue
                 network = cast(PrototypeNetwork, networks[side])
-                if self.training:
+                if self.training and not frozen:
                     network.add_prototypes(others, features, step.temperature)
                 outputs.append(pool(network(features).to(features.dtype), views) / views)
             return torch.stack(outputs)
