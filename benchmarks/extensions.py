@@ -135,7 +135,7 @@ def main() -> None:
             seeds, gap = 100 * per_seed(folds), bootstrap.difference(folds, first)
             curve = 100 * np.mean([by_epoch(run) for run in runs], axis=0)
             print(
-                f"{row.label:34}{seeds.mean():6.2f} ± {seeds.std(ddof=1):.2f}       "
+                f"{row.label:34}{seeds.mean():6.2f} ± {seeds.std(ddof=min(1, len(seeds) - 1)):.2f}       "
                 f"{gap['difference']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]   by epoch, all held-out pairs: "
                 + " ".join(f"{value:.1f}" for value in curve)
             )

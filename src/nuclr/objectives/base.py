@@ -134,14 +134,17 @@ class Objective(nn.Module):
 
     """
 
-    needs_index = False
-
     def __init__(self, temperature: float, normalize: bool = False) -> None:
         super().__init__()
         check_positive("temperature", temperature)
         self.temperature = temperature
         self.normalize = normalize
         self._deferred = DeferredCheck()
+
+    @property
+    def needs_index(self) -> bool:
+        """Whether training needs the indices of the pairs."""
+        return False
 
     @property
     def current_temperature(self) -> float:

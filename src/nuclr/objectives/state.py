@@ -96,7 +96,7 @@ class PairTables(Objective):
         self._feature_device: torch.device | None = None
 
     @property
-    def needs_index(self) -> bool:  # type: ignore[override]
+    def needs_index(self) -> bool:
         """Whether training needs the indices of the pairs, because there are tables."""
         return bool(self.initial)
 
