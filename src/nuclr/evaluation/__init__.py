@@ -6,7 +6,7 @@ recall and MAP with graded relevance and trec_eval's ties), `zero_shot`, `probe`
 `test_sets` (standard sets).
 """
 
-from nuclr.evaluation.corrected import choose_correction, cross_validated_ranks
+from nuclr.evaluation.corrected import Bank, Correction, choose_correction, cross_validated_ranks
 from nuclr.evaluation.graded_retrieval import DocumentRanks, document_ranks, ranking_metrics
 from nuclr.evaluation.metric_names import metrics_by_convention
 from nuclr.evaluation.probe import knn_accuracy, knn_metrics, linear_probe_accuracy
@@ -15,6 +15,8 @@ from nuclr.evaluation.retrieval import links_with_copies, retrieval_metrics, ret
 from nuclr.evaluation.zero_shot import class_features, zero_shot_metrics
 
 __all__ = [
+    "Bank",
+    "Correction",
     "DocumentRanks",
     "Ranks",
     "choose_correction",
