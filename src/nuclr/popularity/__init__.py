@@ -1,15 +1,18 @@
-"""Popularity: how many queries would pick an item. `solve` finds it, `PopularityCorrection` improves search with it."""
+"""Popularity: how many queries would pick an item. `solve` finds it, `PopularityCorrection` corrects search."""
 
 from nuclr.popularity.correction import PopularityCorrection
+from nuclr.popularity.hubs import Hubness, hubness
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.result import Result
 from nuclr.popularity.solver import ConvergenceWarning, Solver, solve
 
 __all__ = [
     "ConvergenceWarning",
+    "Hubness",
     "PopularityCorrection",
     "Problem",
     "Result",
     "Solver",
+    "hubness",
     "solve",
 ]
