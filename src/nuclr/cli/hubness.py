@@ -142,6 +142,11 @@ def _print(content: dict[str, Any]) -> None:
             f"Its rank correlation with N_{k} of the queries counted here, which it has not seen: "
             f"{content['correlation']:.2f}"
         )
+    if corrected["never_found"] > plain["never_found"] or corrected["skewness"] > plain["skewness"]:
+        lower = f"{content['temperature'] / 3:.2g}"
+        typer.echo(
+            f"The correction does not reduce hubness here; try a lower temperature, such as --temperature {lower}"
+        )
     typer.echo(f"\nLargest hubs: N_{k} plain -> corrected")
     for hub in content["hubs"][:SHOWN]:
         typer.echo(f"{hub['plain']:>7,} -> {hub['corrected']:<5,} {_name(hub, 'item')}")
