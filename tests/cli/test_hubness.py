@@ -203,6 +203,7 @@ def break_files(folder: Path) -> None:
     [
         ("x.npy wide.npy", "x.npy has 12 columns and wide.npy 13; queries, gallery and bank must"),
         ("x.npy x.npy --bank wide.npy", "wide.npy has 13 columns and x.npy 12"),
+        ("x.npy dev.npz:y --bank x.npy", "--bank x.npy: these are the queries themselves"),
         ("x.npy dev.npz:y --bank one.npy", "--bank one.npy: 1 rows are too few"),
         ("three.npy dev.npz:y", "three.npy: 3 queries; without --bank, at least 4 are needed"),
         ("x.npy one.npy", "one.npy: has one row; a gallery needs at least two items"),

@@ -130,6 +130,10 @@ def _check(search: Search, k: int, one_set: bool, normalize: bool) -> None:
                 f"{vectors.name} has {vectors.features.shape[1]} columns and {gallery.name} {width}; "
                 "queries, gallery and bank must come from the same model"
             )
+    if search.bank is not None and search.bank.pairs is None and search.bank.is_same(queries):
+        raise UserError(
+            f"--bank {search.bank.name}: these are the queries themselves; name others, or leave out --bank"
+        )
     if len(gallery) < 2:
         raise UserError(f"{gallery.name}: has one row; a gallery needs at least two items")
     if search.bank is None and len(queries) < 4:
