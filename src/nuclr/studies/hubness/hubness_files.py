@@ -84,8 +84,7 @@ def write_hubness(
         warnings.simplefilter("ignore", ConvergenceWarning)  # a larger residual hardly changes ranks
         fix.fit(fit_queries, candidates)
     bias = fix.bias(gallery.features)
-    tried = queries.features if counted is None else queries.features[counted]
-    rows = np.arange(len(queries)) if counted is None else counted
+    tried, rows = queries.features[counted], np.arange(len(queries))[counted]
     options: dict[str, Any] = {"exclude": rows if one_set else None, "normalize": normalize}
     plain = hubness(tried, gallery.features, k, **options)
     corrected = hubness(tried, gallery.features, k, bias=bias, **options)
@@ -149,19 +148,22 @@ def _check(search: Search, k: int, one_set: bool, normalize: bool) -> None:
         check_rows(vectors, normalize)
 
 
-def _divide(search: Search, one_set: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, dict[str, Any]]:
-    """Return queries to fit on, what they choose from, the queries to count (None: all), and a description."""
+def _divide(search: Search, one_set: bool) -> tuple[np.ndarray, np.ndarray, slice, dict[str, Any]]:
+    """Return queries to fit on, what they choose from, the queries to count, and a description of the bank.
+
+    All are slices, so that memory-mapped files are not read.
+    """
     queries, gallery = search.queries.features, search.gallery.features
     if search.bank is None:
-        fitted, counted = np.arange(0, len(queries), 2), np.arange(1, len(queries), 2)
+        fitted, counted = queries[::2], slice(1, None, 2)
         candidates = gallery[counted] if one_set else gallery
-        described = {"name": None, "queries": len(fitted), "candidates": len(candidates)}
-        return queries[fitted], candidates, counted, described
+        return fitted, candidates, counted, {"name": None, "queries": len(fitted), "candidates": len(candidates)}
     bank = search.bank.features
     candidates = gallery if search.bank_candidates is None else search.bank_candidates.features
     if one_set:  # a query chooses nothing else next to its own copy
         bank, candidates = bank[::2], bank[1::2]
-    return bank, candidates, None, {"name": search.bank.name, "queries": len(bank), "candidates": len(candidates)}
+    described = {"name": search.bank.name, "queries": len(bank), "candidates": len(candidates)}
+    return bank, candidates, slice(None), described
 
 
 def _of_counted(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
