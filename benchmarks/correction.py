@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nuclr.evaluation.corrected import Bank
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores
-from nuclr.popularity.correction import Bank
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
 from nuclr.studies.compare.measure import halves
@@ -53,7 +53,7 @@ Outcomes = dict[str, np.ndarray]
 def ours(bank: Bank, half: PairFeatures, side: int) -> Biases:
     """Yield zeta of the images (side 0) or captions (side 1) of a half."""
     for temperature in TEMPERATURES:
-        zeta = bank.biases(half.x, half.y, temperature)[side]
+        zeta = bank.zeta(half.x, half.y, temperature)[side]
         yield from (({"temperature": temperature, "factor": c}, c * zeta) for c in FACTORS)
 
 

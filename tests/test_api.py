@@ -114,10 +114,10 @@ CALLS = {
     "solve": lambda x, y, links, labels: popularity.solve(x=x, y=y, temperature=0.2).zeta,
     "solve scores": lambda x, y, links, labels: popularity.solve(scores=x, temperature=0.2).zeta,
     "extend": lambda x, y, links, labels: popularity.solve(x=x, y=y, temperature=0.2).extend(y),
-    "gallery_bias": lambda x, y, links, labels: popularity.gallery_bias(x, y, temperature=0.2),
-    "bias_from_scores": lambda x, y, links, labels: popularity.bias_from_scores(x, temperature=0.2),
-    "append_bias": lambda x, y, links, labels: popularity.append_bias(x, y[:, 0]),
-    "append_one": lambda x, y, links, labels: popularity.append_one(x),
+    "bias": lambda x, y, links, labels: popularity.PopularityCorrection(0.2).fit(x, y).bias(y),
+    "tuned bias": lambda x, y, links, labels: popularity.PopularityCorrection().fit(x, pairs=(x, y, links)).bias(y),
+    "corrected gallery": lambda x, y, links, labels: popularity.PopularityCorrection(0.2).fit(x, y).gallery(x),
+    "corrected queries": lambda x, y, links, labels: popularity.PopularityCorrection().queries(x),
     "query_ranks": lambda x, y, links, labels: evaluation.query_ranks(x, y, links).expected(),
     "query_ranks_from_scores": lambda x, y, links, labels: evaluation.query_ranks_from_scores(
         x[:4], links[:4]

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import normalize
 
 from nuclr.evaluation import (
+    Bank,
     choose_correction,
     cross_validated_ranks,
     query_ranks,
@@ -14,7 +15,7 @@ from nuclr.evaluation import (
     retrieval_ranks,
 )
 from nuclr.evaluation.corrected import ranks_by_correction
-from nuclr.popularity import Bank, gallery_bias
+from nuclr.popularity import PopularityCorrection
 from tests.popularity.test_correction import features
 
 
@@ -23,8 +24,9 @@ def test_the_correction_with_the_best_reciprocal_rank_is_chosen():
     bank = Bank(*features(seed=1, n=200)[:2])
     chosen = choose_correction(x, y, links, bank, temperatures=(0.05, 0.2), strengths=(0.5, 1.0))
     assert chosen.temperature in (0.05, 0.2) and chosen.strength in (0.5, 1.0)
-    bias_x = gallery_bias(bank.y, x, chosen.temperature, chosen.strength, bank.x)
-    bias_y = gallery_bias(bank.x, y, chosen.temperature, chosen.strength, bank.y)
+    settings = chosen.temperature, chosen.strength
+    bias_x = PopularityCorrection(*settings).fit(bank.y, bank.x).bias(x)
+    bias_y = PopularityCorrection(*settings).fit(bank.x, bank.y).bias(y)
     assert retrieval_metrics(x, y, links, bias_x=bias_x, bias_y=bias_y)["mean_R@1"] == pytest.approx(chosen.recall)
     grid = {
         setting: sum(float((1 / of.expected()).mean()) for of in ranked)
@@ -77,3 +79,11 @@ def test_numpy_arrays_give_the_same_choice():
     chosen = choose_correction(x, y, links, Bank(bank_x, bank_y), temperatures=[0.1])
     arrays = x.numpy(), y.numpy(), links.tolist()
     assert choose_correction(*arrays, Bank(bank_x.numpy(), bank_y.numpy()), temperatures=[0.1]) == chosen
+
+
+def test_a_bank_refuses_features_of_other_norms():
+    x, y, _ = features()
+    with pytest.raises(ValueError, match=r"y: row 0 has norm 2"):
+        Bank(x, 2 * y)
+    with pytest.raises(ValueError, match=r"gallery: row 0 has norm 3"):
+        Bank(x, y).zeta(3 * x, y, 0.1)

@@ -1,13 +1,19 @@
-"""Correction of hubs: the popularity of a gallery, as a bias and as an additional coordinate."""
+"""Correction of hubs: the bias of a gallery, the coordinates of an index, tuning, and files."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
+from nuclr.errors import UserError
 from nuclr.evaluation import query_ranks
-from nuclr.popularity import Bank, append_bias, append_one, bias_from_scores, gallery_bias, solve
-from nuclr.popularity.correction import score_std
+from nuclr.popularity import PopularityCorrection, solve, tiles
+from nuclr.popularity.correction import reciprocal_ranks, score_std
+
+METRICS = ("ip", "cosine", "l2")
 
 
 def features(seed=0, n=60, d=8, noise=0.6):
@@ -19,17 +25,19 @@ def features(seed=0, n=60, d=8, noise=0.6):
     return x, y, torch.arange(n)[:, None].expand(n, 2)
 
 
+# The bias
+
+
 def test_bias_is_the_solvers_zeta():
     x, y, _ = features()
     zeta = solve(x, y[:40], temperature=0.1, tolerance=1e-3).zeta
-    assert torch.allclose(gallery_bias(x, y[:40], 0.1), zeta)
-    assert torch.allclose(gallery_bias(x, y[:40], 0.1, strength=0.5), 0.5 * zeta)
-    assert torch.allclose(bias_from_scores(x @ y[:40].T, 0.1), zeta, atol=1e-4)
-    assert int(gallery_bias(x, y, 0.1).argmax()) == 0
+    assert torch.allclose(PopularityCorrection(0.1).fit(x, y[:40]).bias(y[:40]), zeta, atol=2e-4)
+    assert torch.allclose(PopularityCorrection(0.1, 0.5).fit(x, y[:40]).bias(y[:40]), 0.5 * zeta, atol=1e-4)
+    assert int(PopularityCorrection(0.1).fit(x, y).bias(y).argmax()) == 0
 
 
 def test_the_banks_queries_choose_from_its_candidates():
-    x, y, _ = features(n=50)
+    _, y, _ = features(n=50)
     bank_x, bank_y, _ = features(seed=1, n=70)
     solution = solve(bank_x.double(), bank_y.double(), temperature=0.1, tolerance=1e-9)
     probabilities = torch.exp(
@@ -37,82 +45,334 @@ def test_the_banks_queries_choose_from_its_candidates():
     )  # the definition of q, without `extend`
     expected = 0.1 * probabilities.sum(dim=0).log()
     expected -= expected.mean()
-    bias = gallery_bias(bank_x, y, 0.1, strength=2.0, candidates=bank_y)
+    bias = PopularityCorrection(0.1, 2.0).fit(bank_x, bank_y).bias(y)
     assert torch.allclose(bias.double(), 2 * expected, atol=1e-3)
-    assert torch.allclose(bias_from_scores(bank_x @ y.T, 0.1, candidates=bank_x @ bank_y.T), bias / 2, atol=1e-4)
-    bias_x, bias_y = Bank(bank_x, bank_y).biases(x, y, 0.1)
-    assert torch.allclose(bias_y, bias / 2)
-    assert torch.allclose(bias_x, gallery_bias(bank_y, x, 0.1, candidates=bank_x))
 
 
-def test_a_bank_equal_to_the_gallery_gives_the_gallerys_own_zeta():
+def test_without_candidates_the_first_gallery_takes_their_place():
     x, y, _ = features()
-    bias_x, bias_y = Bank(x, y).biases(x, y, 0.1)
-    assert torch.allclose(bias_y, gallery_bias(x, y, 0.1), atol=2e-4)  # up to tau times the residual
-    assert torch.allclose(bias_x, gallery_bias(y, x, 0.1), atol=2e-4)
-
-
-def test_an_additional_coordinate_gives_the_corrected_scores():
-    x, y, links = features()
-    bias = gallery_bias(x, y, 0.1)
-    assert torch.allclose(append_one(x) @ append_bias(y, bias).T, x @ y.T - bias, atol=1e-6)
-    by_bias, by_coordinate = query_ranks(x, y, links, bias), query_ranks(append_one(x), append_bias(y, bias), links)
-    assert torch.equal(by_bias.above, by_coordinate.above)
+    late = PopularityCorrection(0.1).fit(x)
+    assert "no candidates yet" in repr(late)
+    assert torch.equal(late.bias(y), PopularityCorrection(0.1).fit(x, y).bias(y))
+    new = features(seed=2)[1]
+    assert torch.equal(late.bias(new), PopularityCorrection(0.1).fit(x, y).bias(new)), "later galleries are extended"
 
 
 def test_correction_raises_recall_if_there_is_a_hub():
     x, y, links = features(n=300)
-    bank = features(seed=1, n=400)[0]
-    bias = gallery_bias(bank, y, 0.05)
+    bank_x, bank_y, _ = features(seed=1, n=400)
+    bias = PopularityCorrection(0.05).fit(bank_x, bank_y).bias(y)
     assert float(query_ranks(x, y, links, bias).hits(1).mean()) > float(query_ranks(x, y, links).hits(1).mean())
 
 
-def test_score_std_is_that_of_all_scores():
+def test_the_default_temperature_is_in_units_of_all_scores():
     x, y, _ = features()
     y = y[:40]
     assert score_std(x, y + 0.3) == pytest.approx(float((x.double() @ (y + 0.3).double().T).std(correction=0)))
-    scores = x @ y.T
-    assert torch.allclose(gallery_bias(x, y), gallery_bias(x, y, 0.6 * score_std(x, y)))
-    assert torch.allclose(bias_from_scores(scores), bias_from_scores(scores, 0.6 * float(scores.std())))
+    fix = PopularityCorrection().fit(x, y)
+    assert (fix.temperature, fix.strength) == (0.6 * score_std(x, y), 1.0)
+    assert torch.equal(fix.bias(y), PopularityCorrection(0.6 * score_std(x, y), 1.0).fit(x, y).bias(y))
 
 
-def test_numpy_arrays_give_the_same_tensors():
+# Properties
+
+
+@given(seed=st.integers(0, 2**31), temperature=st.floats(0.1, 1.0), strength=st.floats(0.0, 3.0))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_properties_of_the_bias(seed, temperature, strength):
+    x, y, _ = features(seed, n=30)
+    x, y, weight = x.double(), y.double(), torch.rand(30, generator=torch.Generator().manual_seed(seed)) + 0.1
+    x, y = normalize(x, dim=1), normalize(y, dim=1)
+
+    def bias(queries, candidates, gallery, **weights):
+        fix = PopularityCorrection(temperature, strength).fit(queries, candidates, tolerance=1e-10, **weights)
+        return fix.bias(gallery)
+
+    plain = bias(x, y, y)
+    assert abs(float(plain.mean())) < 1e-12
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(seed + 1))
+    close = {"atol": 1e-6 * (1 + strength), "rtol": 0}
+    assert torch.allclose(bias(x[order], y, y), plain, **close), "the order of the queries"
+    assert torch.allclose(bias(x, y[order], y), plain, **close), "the order of the candidates"
+    assert torch.allclose(bias(x, y, y[order]), plain[order], **close), "the order of the gallery"
+    weighted = bias(x, y, y, query_weight=weight, candidate_weight=weight)
+    scaled = bias(x, y, y, query_weight=7 * weight, candidate_weight=0.1 * weight)
+    assert torch.allclose(scaled, weighted, **close)
+    ones = bias(x, y, y, query_weight=torch.full((30,), 3.0), candidate_weight=np.full(30, 0.2))
+    assert torch.allclose(ones, plain, **close)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.2])
+def test_a_new_item_gets_the_bias_of_solving_again(temperature):
+    """A candidate of weight zero has no influence, so solving with new items of weight zero is the reference."""
+    x, y, new = (
+        normalize(side.double(), dim=1) for side in (*features(n=50)[:2], features(seed=3, n=20)[1])
+    )  # at low temperatures zeta is determined to far fewer digits than the residual
+    fix = PopularityCorrection(temperature).fit(x, y, tolerance=1e-10)
+    again = solve(
+        x,
+        torch.cat([y, new]),
+        temperature=temperature,
+        tolerance=1e-10,
+        y_weight=torch.cat([torch.ones(50), torch.zeros(20)]),
+    ).zeta
+    together = fix.bias(torch.cat([y, new]))
+    assert torch.allclose(together, again - again.mean(), atol=1e-7)
+    apart = torch.cat([fix.bias(y, center=False), fix.bias(new, center=False)])
+    assert torch.allclose(apart - apart.mean(), together, atol=1e-12), "two calls have the same constant"
+
+
+# Indexes
+
+
+def ranking(metric, queries, gallery):
+    """Return what an index of this metric computes: larger is better."""
+    if metric == "l2":
+        return -torch.cdist(queries.double(), gallery.double())
+    if metric == "cosine":
+        queries, gallery = normalize(queries.double(), dim=1), normalize(gallery.double(), dim=1)
+    return queries.double() @ gallery.double().T
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("strength", [0.0, 1.0, 2.5])
+def test_the_coordinates_give_the_corrected_ranking(metric, strength):
+    x, y, _ = features()
+    x, y = normalize(x.double(), dim=1) * 1.005, normalize(y.double(), dim=1) * 0.995
+    fix = PopularityCorrection(0.1, strength).fit(x, y[:40])
+    expected = (x @ y.T - fix.bias(y)).argsort(dim=1)
+    rows = torch.cat([fix.gallery(y[:40], metric), fix.gallery(y[40:], metric)])  # the last 20 are added later
+    assert rows.shape[1] == fix.queries(x, metric).shape[1] == (10 if metric == "cosine" else 9)
+    assert torch.equal(ranking(metric, fix.queries(x, metric), rows).argsort(dim=1), expected)
+    if metric == "cosine":
+        assert torch.allclose(rows.norm(dim=1), rows[0].norm()), "all rows have one norm"
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_extreme_items_fit_into_the_index(metric):
+    """The farthest and the nearest possible vectors stay within the bounds that the coordinates need."""
+    x, y, _ = features()
+    fix = PopularityCorrection(0.02, 1.5).fit(x, y)
+    extreme = torch.cat([-x, x, -y, torch.eye(8), -torch.eye(8), -normalize(x.mean(dim=0, keepdim=True), dim=1)])
+    scores = x.double() @ extreme.double().T - fix.bias(extreme).double()
+    values = ranking(metric, fix.queries(x, metric), fix.gallery(extreme, metric))
+    assert bool(values.isfinite().all())
+    gap = scores.sort(dim=1).values - scores.gather(1, values.argsort(dim=1))
+    assert float(gap.abs().max()) < 2e-6, "the order differs only among scores that are equal up to float32 rounding"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_ranking_of_ten_thousand_by_ten_thousand_in_float32(exact):
+    """The appended coordinate gives the ranking of s - bias in float32.
+
+    If the arithmetic is exact (features and biases are multiples of powers of two, so that no product or sum rounds),
+    all scores are equal bit for bit, and so is the whole ranking, ties included. Otherwise the two programs round
+    differently, and the order may differ only among items whose scores differ by less than that rounding.
+    """
+    n, d = 10_000, 64
+    generator = torch.Generator().manual_seed(0)
+    if exact:
+        x, y = (torch.randint(0, 2, (2, n, d), generator=generator) * 2 - 1).float() / 8  # unit norm: 64 entries of 1/8
+    else:
+        x, y = normalize(torch.randn(2, n, d, generator=generator) + 0.3, dim=-1)
+    fix = PopularityCorrection(bank_size=1000).fit(x, y)
+    queries, rows = fix.queries(x), fix.gallery(y)
+    bias = -rows[:, -1]
+    if exact:
+        bias = (bias * 2**12).round() / 2**12
+        rows[:, -1] = -bias
+    for start in range(0, n, 1000):
+        part = slice(start, start + 1000)
+        one, other = x[part] @ y.T - bias, queries[part] @ rows.T
+        if exact:
+            assert torch.equal(one, other)
+            assert torch.equal(one.argsort(dim=1, stable=True), other.argsort(dim=1, stable=True))
+        else:
+            scores = x[part].double() @ y.double().T - bias.double()
+            rounding = 2 * float((one - scores).abs().max() + (other - scores).abs().max())
+            assert rounding < 2e-6
+            gap = scores.sort(dim=1).values - scores.gather(1, other.argsort(dim=1))
+            assert float(gap.abs().max()) <= rounding
+
+
+# Tuning
+
+
+def test_tuning_chooses_the_best_reciprocal_rank():
+    x, y, links = features(n=150)
+    bank_x, bank_y, _ = features(seed=1, n=200)
+    fix = PopularityCorrection().fit(bank_x, bank_y, pairs=(x, y, links))
+    scale = score_std(bank_x, bank_y)
+    quality = {}
+    for factor in (0.25, 0.4, 0.6, 0.8):
+        for strength in (0.5, 0.75, 1.0, 1.25):
+            bias = PopularityCorrection(factor * scale, strength).fit(bank_x, bank_y).bias(y)
+            ranks = query_ranks(x, y, links, bias).expected()
+            quality[factor * scale, strength] = float(torch.where(ranks <= 10, 1 / ranks, 0).mean())
+    assert quality[fix.temperature, fix.strength] == pytest.approx(max(quality.values()))
+    assert PopularityCorrection(0.2).fit(bank_x, bank_y, pairs=(x, y, links)).temperature == 0.2
+    both = PopularityCorrection(0.2, 0.9).fit(bank_x, bank_y, pairs=(x, y, links))
+    assert (both.temperature, both.strength) == (0.2, 0.9)
+    assert PopularityCorrection().fit(bank_x, pairs=(x, y, links)).temperature is not None, "candidates: the gallery"
+
+
+def test_a_second_fit_starts_from_the_arguments():
+    x, y, links = features()
+    fix = PopularityCorrection().fit(x, y, pairs=(x, y, links))
+    fix.fit(y, x)
+    assert (fix.temperature, fix.strength) == (0.6 * score_std(y, x), 1.0)
+
+
+def test_reciprocal_ranks_of_several_right_answers():
+    rows = torch.tensor([[3, 1, 0], [2, 0, 1], [4, 3, 2]])
+    links = [[0, 0], [0, 1], [2, 0]]  # query 1 has no right answer
+    assert reciprocal_ranks(rows, links, 5).tolist() == [0.5, 0.0]
+    for wrong in ([[0, 5]], [[3, 0]], [[-1, 0]], [[0.0, 1.0]], [0, 1], []):
+        with pytest.raises(ValueError, match="links"):
+            reciprocal_ranks(rows, wrong, 5)
+
+
+# Inputs
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "numpy", "memmap"])
+def test_kinds_of_input(kind, tmp_path):
     x, y, _ = features()
     bank_x, bank_y, _ = features(seed=1)
-    arrays = [side.numpy() for side in (x, y, bank_x, bank_y)]
-    bias = gallery_bias(bank_x, y, 0.1, candidates=bank_y)
-    assert torch.equal(gallery_bias(arrays[2], arrays[1], 0.1, candidates=arrays[3]), bias)
-    assert torch.equal(bias_from_scores((bank_x @ y.T).numpy(), 0.1), bias_from_scores(bank_x @ y.T, 0.1))
-    for ours, theirs in zip(
-        Bank(*arrays[2:]).biases(*arrays[:2], 0.1), Bank(bank_x, bank_y).biases(x, y, 0.1), strict=True
-    ):
-        assert torch.equal(ours, theirs)
-    assert torch.equal(append_bias(arrays[1], bias.numpy()), append_bias(y, bias))
-    assert torch.equal(append_one(arrays[0]), append_one(x))
-    assert score_std(arrays[0], arrays[1]) == score_std(x, y)
+    expected = PopularityCorrection(0.1).fit(bank_x, bank_y)
+
+    def make(name, tensor):
+        if kind == "memmap":
+            np.save(tmp_path / name, tensor.numpy())
+            return np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+        return tensor.numpy() if kind == "numpy" else tensor.to(getattr(torch, kind))
+
+    fix = PopularityCorrection(0.1).fit(make("bank_x", bank_x), make("bank_y", bank_y))
+    bias = fix.bias(make("y", y))
+    dtype = torch.float64 if kind == "float64" else torch.float32
+    assert bias.dtype == fix.gallery(make("v", y)).dtype == fix.queries(make("q", x)).dtype == dtype
+    if kind in ("numpy", "memmap"):
+        assert torch.equal(bias, expected.bias(y))
+    else:
+        assert torch.allclose(bias.float(), expected.bias(y), atol=2e-3 if kind == "float16" else 1e-5)
+
+
+def test_large_inputs_are_read_in_blocks(monkeypatch):
+    x, y, _ = features(n=100)
+    fix = PopularityCorrection(0.1).fit(x, y)
+    whole, rows = fix.bias(y), fix.gallery(y, "cosine")
+    monkeypatch.setattr(tiles, "ROWS", 17)
+    again = PopularityCorrection(0.1).fit(x, y)
+    assert torch.allclose(again.bias(y), whole, atol=1e-6)
+    assert torch.allclose(again.gallery(y, "cosine"), rows, atol=1e-6)
+    bad = y.clone()
+    bad[40, 3] = torch.nan
+    with pytest.raises(ValueError, match=r"gallery\[34:51\]\[6, 3\]=nan"):
+        fix.bias(bad)
+
+
+def test_of_a_large_bank_evenly_spaced_rows_are_used():
+    x, y, _ = features(n=101)
+    few = PopularityCorrection(0.1, bank_size=51).fit(x, y)
+    assert torch.equal(few.bias(y), PopularityCorrection(0.1).fit(x[::2], y[::2]).bias(y))
+    weight = torch.arange(101.0) + 1
+    few.fit(x, y, query_weight=weight, candidate_weight=weight)
+    same = PopularityCorrection(0.1).fit(x[::2], y[::2], query_weight=weight[::2], candidate_weight=weight[::2])
+    assert torch.equal(few.bias(y), same.bias(y))
+    bad = x.clone()
+    bad[1] *= 2  # a row that is not used
+    with pytest.raises(ValueError, match="queries: row 1 has norm 2"):
+        few.fit(bad, y)
 
 
 def test_features_of_other_norms_are_refused_or_normalized():
     x, y, _ = features()
-    for arguments, name in (((3 * x, y), "bank"), ((x, 3 * y), "gallery"), ((x, y, 0.1, 1.0, 3 * y), "candidates")):
+    for arguments, name in (((3 * x, y), "queries"), ((x, 3 * y), "candidates")):
         with pytest.raises(ValueError, match=rf"{name}: row 0 has norm 3 .*normalize=True"):
-            gallery_bias(*arguments)
-    bias = gallery_bias(x, y, candidates=y)
-    assert torch.allclose(gallery_bias(3 * x, 2 * y, candidates=5 * y, normalize=True), bias, atol=1e-5)
-    with pytest.raises(ValueError, match=r"y: row 0 has norm 2"):
-        Bank(x, 2 * y)
-    scaled = Bank(2 * x, 3 * y, normalize=True).biases(4 * x, 5 * y, None)
-    for ours, theirs in zip(scaled, Bank(x, y).biases(x, y, None), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-5)
+            PopularityCorrection().fit(*arguments)
+    fix = PopularityCorrection().fit(x, y)
+    with pytest.raises(ValueError, match=r"gallery: row 0 has norm 3"):
+        fix.bias(3 * y)
+    scaled = PopularityCorrection(normalize=True).fit(3 * x, 5 * y)
+    assert torch.allclose(scaled.bias(2 * y), fix.bias(y), atol=1e-5)
+    assert torch.allclose(scaled.gallery(2 * y, "l2"), fix.gallery(y, "l2"), atol=1e-5)
+    assert torch.allclose(scaled.queries(2 * x), fix.queries(x), atol=1e-6)
 
 
-def test_wrong_arguments_are_named():
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: PopularityCorrection(-1.0), "temperature=-1"),
+        (lambda x, y: PopularityCorrection(0.1, -1.0), "strength=-1"),
+        (lambda x, y: PopularityCorrection(bank_size=1), "bank_size=1"),
+        (lambda x, y: PopularityCorrection().fit(x.tolist(), y), "queries is list"),
+        (lambda x, y: PopularityCorrection().fit(x, y[:, :5]), "queries has 8 columns and candidates 5"),
+        (lambda x, y: PopularityCorrection().fit(x[:1], y), "queries has 1 row"),
+        (lambda x, y: PopularityCorrection().fit(x, y[:1]), "candidates has 1 row"),
+        (lambda x, y: PopularityCorrection().fit(x, candidate_weight=[1.0]), "candidate_weight needs candidates"),
+        (lambda x, y: PopularityCorrection().fit(x, y, query_weight=[1.0]), "query_weight has shape"),
+        (lambda x, y: PopularityCorrection().bias(y), "not fitted"),
+        (lambda x, y: PopularityCorrection().fit(x, y).bias(y[:0]), "gallery has no rows"),
+        (lambda x, y: PopularityCorrection().fit(x, y).bias(y[:, :5]), "gallery has 5 columns; the bank has 8"),
+        (
+            lambda x, y: PopularityCorrection().fit(x, y).gallery(y, "dot"),
+            "metric='dot'; allowed: 'ip', 'cosine', 'l2'",
+        ),
+        (lambda x, y: PopularityCorrection().queries(x, "dot"), "metric='dot'"),
+        (lambda x, y: PopularityCorrection().save("file"), "cannot be saved"),
+        (lambda x, y: PopularityCorrection().fit(x).save("file"), "no candidates yet"),
+    ],
+)
+def test_wrong_arguments_are_named(call, message):
     x, y, _ = features()
-    with pytest.raises(ValueError, match="temperature=-1"):
-        gallery_bias(x, y, -1.0)
-    with pytest.raises(ValueError, match="gallery is list"):
-        gallery_bias(x, y.tolist())
-    with pytest.raises(ValueError, match=r"scores\[0, 0\]=nan"):
-        bias_from_scores(np.full((3, 3), np.nan))
-    with pytest.raises(ValueError, match=r"bias has shape \(3,\); it must be \(60,\)"):
-        append_bias(y, torch.zeros(3))
+    with pytest.raises(ValueError, match=message):
+        call(x, y)
+
+
+# Files
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_save_and_load_are_exact(dtype, tmp_path):
+    x, y, links = features()
+    x, y = x.to(dtype), y.to(dtype)
+    fix = PopularityCorrection(normalize=True).fit(3 * x, 2 * y, pairs=(x, y, links), query_weight=range_weights(60))
+    fix.save(tmp_path / "fix.safetensors")
+    loaded = PopularityCorrection.load(tmp_path / "fix.safetensors")
+    assert repr(loaded) == repr(fix) and loaded.normalize
+    new = features(seed=5)[1]
+    assert torch.equal(loaded.bias(new), fix.bias(new))
+    for metric in METRICS:
+        assert torch.equal(loaded.gallery(new, metric), fix.gallery(new, metric))
+    loaded.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "fix.safetensors").read_bytes()
+
+
+def range_weights(n):
+    return torch.arange(n, dtype=torch.float64) + 1
+
+
+def test_damaged_files_are_refused(tmp_path):
+    x, y, _ = features()
+    path = tmp_path / "fix.safetensors"
+    PopularityCorrection(0.1).fit(x, y).save(path)
+    content, tensors = path.read_bytes(), load_file(path)
+    (tmp_path / "cut").write_bytes(content[:-10])
+    (tmp_path / "text").write_text("no tensors")
+    save_file(tensors, tmp_path / "foreign")
+    settings = '{"temperature": 0.1, "strength": 1.0, "normalize": false, "bank_size": 100}'
+    metadata = {"nuclr.PopularityCorrection": settings}
+    save_file(tensors | {"log_z": tensors["log_z"][:5].clone()}, tmp_path / "short", metadata)
+    save_file(tensors | {"mass": torch.full((60,), torch.nan)}, tmp_path / "nan", metadata)
+    save_file(tensors | {"mass": torch.zeros(60)}, tmp_path / "zero", metadata)
+    save_file(tensors | {"queries": 2 * tensors["queries"]}, tmp_path / "norms", metadata)
+    save_file({"queries": tensors["queries"]}, tmp_path / "missing", metadata)
+    for wrong in ("{}", "[]", "[", settings.replace("0.1", "null"), settings.replace("0.1", '"a"')):
+        save_file(tensors, tmp_path / f"settings{hash(wrong)}", {"nuclr.PopularityCorrection": wrong})
+    for file in set(tmp_path.iterdir()) - {path}:
+        with pytest.raises(UserError, match="not a popularity correction"):
+            PopularityCorrection.load(file)
+    with pytest.raises(UserError, match="no such file"):
+        PopularityCorrection.load(tmp_path / "nothing")
+    assert PopularityCorrection.load(path).temperature == 0.1

@@ -77,7 +77,9 @@ def test_a_section_of_one_row(tmp_path):
 
 def test_wrong_registrations():
     section = Section("new", "New", "x", lambda _: 1)
-    with pytest.raises(ValueError, match="page is 'trainings'; allowed: training, comparison, popularity, toy"):
+    with pytest.raises(
+        ValueError, match="page is 'trainings'; allowed: training, comparison, popularity, hubness, toy"
+    ):
         register_section("trainings", section)
     with pytest.raises(ValueError, match="before is 'nowhere', but the toy page has the sections summary, error"):
         register_section("toy", section, before="nowhere")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nuclr import __version__
-from nuclr.cli import compare, embed, evaluate, popularity, report, toy, train
+from nuclr.cli import compare, embed, evaluate, hubness, popularity, report, toy, train
 from nuclr.cli.train import Stopped
 from nuclr.errors import UserError, printable
 
@@ -23,6 +23,7 @@ app.command(epilog=train.EPILOG)(train.train)
 app.command()(embed.embed)
 app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command()(popularity.popularity)
+app.command(epilog=hubness.EPILOG)(hubness.hubness)
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command()(toy.toy)
 app.command(epilog=report.EPILOG)(report.report)

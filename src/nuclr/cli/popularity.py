@@ -227,6 +227,11 @@ def _print_popularity(content: dict[str, Any]) -> None:
             f"{side['residual']:.1g} after {side['iterations']} passes, {side['seconds']:.1f} s; "
             f"effectively {side['effective_number']:,.0f}"
         )
+        if side["agreement"] is not None:
+            typer.echo(
+                f"  rank correlation {side['agreement']:.2f} with N_10 of held-out anchors: solved with half of the "
+                "anchors, compared with what the other half finds"
+            )
         for extreme, title in (("most_popular", "most popular"), ("least_popular", "least popular")):
             typer.echo(f"  {title}")
             for sample in side[extreme]:

@@ -16,7 +16,9 @@ Examples:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder written by train, compare, popularity or toy.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A folder written by train, compare, popularity, hubness or toy.")
+    ],
     out: Annotated[Path | None, typer.Option(help="The page to write. Default: RUN/report.html.")] = None,
     samples: Annotated[
         int | None,

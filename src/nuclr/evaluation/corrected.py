@@ -1,25 +1,109 @@
-"""Choose the temperature and strength of a popularity correction on validation pairs, and rank under it.
+"""Correct the ranking of pairs in both directions, with a temperature and strength chosen on validation pairs.
 
-`choose_correction` picks one correction for all queries. Evaluating it on the same validation pairs would be too
-optimistic, so `cross_validated_ranks` splits the x into two halves. The queries of each half (its x and their partners)
-are ranked in the whole gallery, with the correction that was best for the other half. So no query influences the
-correction that it is ranked with.
+A `Bank` holds a `PopularityCorrection` per direction and temperature. `choose_correction` picks one correction for all
+queries. Evaluating it on the same validation pairs would be too optimistic, so `cross_validated_ranks` splits the x
+into two halves. The queries of each half (its x and their partners) are ranked in the whole gallery, with the
+correction that was best for the other half. So no query influences the correction that it is ranked with.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from nuclr.evaluation.ranks import Ranks, as_links
 from nuclr.evaluation.retrieval import retrieval_ranks
-from nuclr.popularity.correction import Bank, Correction, score_std
-from nuclr.popularity.problem import Array, Indices, Vector, as_vector
+from nuclr.popularity.correction import (
+    DEFAULT_STRENGTH,
+    STRENGTHS,
+    TEMPERATURE_FACTORS,
+    PopularityCorrection,
+    score_std,
+)
+from nuclr.popularity.problem import Array, Indices, Vector, as_features, as_vector
 
-# Temperatures in units of the scores' standard deviation, so that they suit any model: CLIP's scores spread less.
-TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
-STRENGTHS = (0.5, 0.75, 1.0, 1.25)
+
+@dataclass(frozen=True)
+class Correction:
+    """Temperature and strength that correct both directions.
+
+    Args:
+        temperature: Of the popularity problem. None: that of `PopularityCorrection`.
+        strength: Factor on zeta.
+        recall: Recall@1, mean of both directions, on the pairs that the correction was chosen on.
+
+    Example:
+        >>> Correction(temperature=0.05, strength=0.75)
+        Correction(temperature=0.05, strength=0.75, recall=None)
+
+    """
+
+    temperature: float | None = None
+    strength: float = DEFAULT_STRENGTH
+    recall: float | None = None
+
+    def biases(self, bank: "Bank", x: Array, y: Array) -> tuple[Tensor, Tensor]:
+        """Return the biases to subtract from the scores of gallery x and of gallery y, (n_x,) and (n_y,)."""
+        zeta_x, zeta_y = bank.zeta(x, y, self.temperature)
+        return self.strength * zeta_x, self.strength * zeta_y
+
+
+class Bank:
+    """x and y, such as those of the training pairs, each of which serves as the queries that choose from the other.
+
+    The problem is solved once per direction and temperature; a gallery then costs one pass.
+
+    Args:
+        x: Features of side x, (n_x, d), unit norm.
+        y: Features of side y, (n_y, d), unit norm.
+
+    Raises:
+        ValueError: If features have a wrong type or shape, are not finite, or do not have unit norm.
+
+    Example:
+        >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
+        >>> bank = Bank(x, x)
+        >>> bank
+        Bank(x=8, y=8, dimensions=3)
+        >>> zeta_x, zeta_y = bank.zeta(x[:4], x[:5], temperature=0.1)
+        >>> zeta_x.shape, zeta_y.shape
+        (torch.Size([4]), torch.Size([5]))
+
+    """
+
+    def __init__(self, x: Array, y: Array) -> None:
+        self.x, self.y = as_features("x", x), as_features("y", y)
+        self._fitted: dict[float | None, tuple[PopularityCorrection, PopularityCorrection]] = {}
+
+    def __repr__(self) -> str:
+        """Return one line with the sizes."""
+        return f"Bank(x={len(self.x)}, y={len(self.y)}, dimensions={self.x.shape[1]})"
+
+    def zeta(self, x: Array, y: Array, temperature: float | None) -> tuple[Tensor, Tensor]:
+        """Return zeta of gallery x for queries y, and of gallery y for queries x.
+
+        Args:
+            x: Features of a gallery of side x, (m_x, d).
+            y: Features of a gallery of side y, (m_y, d).
+            temperature: Of the popularity problem. None: that of `PopularityCorrection`.
+
+        Returns:
+            (m_x,) and (m_y,), each of mean zero.
+
+        Raises:
+            ValueError: If features have a wrong type or shape, are not finite, or do not have unit norm.
+
+        """
+        if temperature not in self._fitted:
+            size = max(2, len(self.x), len(self.y))  # whoever made the bank has chosen its size
+            fix_x, fix_y = (
+                PopularityCorrection(temperature, strength=1.0, bank_size=size).fit(queries, candidates)
+                for queries, candidates in ((self.y, self.x), (self.x, self.y))
+            )
+            self._fitted[temperature] = fix_x, fix_y
+        fix_x, fix_y = self._fitted[temperature]
+        return fix_x.bias(x), fix_y.bias(y)
 
 
 def choose_correction(
@@ -50,7 +134,6 @@ def choose_correction(
 
     Example:
         >>> import torch
-        >>> from nuclr.popularity import Bank
         >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
         >>> links = [[i, i] for i in range(8)]
         >>> choose_correction(x, x, links, Bank(x, x), temperatures=[0.1], strengths=[0.5])
@@ -78,10 +161,10 @@ def ranks_by_correction(
 ) -> Iterator[tuple[Correction, tuple[Ranks, Ranks]]]:
     """Yield every correction that `choose_correction` tries, with the ranks of both directions under it."""
     if temperatures is None:
-        scale = score_std(bank.x, y)
+        scale = score_std(bank.x, bank.y)
         temperatures = [float(f"{factor * scale:.3g}") for factor in TEMPERATURE_FACTORS]
     for temperature in temperatures:
-        zeta_x, zeta_y = bank.biases(x, y, temperature)
+        zeta_x, zeta_y = bank.zeta(x, y, temperature)
         for strength in strengths:
             ranks = retrieval_ranks(x, y, links, strength * zeta_x, strength * zeta_y)
             yield Correction(temperature, strength), ranks
@@ -107,7 +190,6 @@ def cross_validated_ranks(
 
     Example:
         >>> import torch
-        >>> from nuclr.popularity import Bank
         >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
         >>> (x_to_y, _), corrections = cross_validated_ranks(x, x, [[i, i] for i in range(8)], Bank(x, x))
         >>> len(x_to_y), len(corrections)

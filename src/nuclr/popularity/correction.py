@@ -1,211 +1,459 @@
-"""Popularity-corrected retrieval: rank by s - strength * zeta, so that hubs no longer crowd out the right answer.
+r"""Popularity-corrected search: rank by s - strength * zeta, so that hubs no longer crowd out the right answer.
 
 A hub is a candidate that is near to too many queries. Its zeta is large. The popularity problem is solved on a *bank*:
-queries, and the candidates that they choose from. At its solution all candidates are chosen equally often. The solution
-is then extended to the gallery. Solving on the bank works better than solving on a small gallery, because most of what
-a training query looks for is among the training candidates. One solution serves all galleries.
+queries, and the candidates that they choose from. At its solution all candidates are chosen equally often. One pass
+then gives the zeta of any item, whether or not it was a candidate:
 
-The bank may consist of training pairs, so that nothing of a test set is used. If the test pairs themselves are the
-bank, the result is *transductive* and must be reported as such. Temperature and strength are chosen on validation pairs
-(`nuclr.evaluation.choose_correction`).
+    zeta(g) = tau log sum_b a_b exp(<q_b, g>/tau) / Z_b
 
-    bias = gallery_bias(train_images, captions, candidates=train_captions)         # (n_captions,)
-    scores = images @ captions.T - bias                              # or query_ranks(images, captions, links, bias)
-    index.add(append_bias(captions, bias)); index.search(append_one(images), 10)   # any inner-product index
+with the bank's queries q_b, their masses a_b and their partition functions Z_b. Nothing else of the bank is kept.
 
-Relations: the bias is tau log sum_b exp(s_bj/tau) / Z_b with the bank's partition functions Z_b. With Z_b = 1 it is the
-inverted softmax (Smith et al. 2017), in which queries with many near candidates count most.
+The bank may consist of training pairs, so that nothing of a test set is used. If the test queries themselves are the
+bank, the result is *transductive* and must be reported as such.
+
+**In an index.** With b = strength * zeta(g), additional coordinates turn the corrected score into what an index
+computes. M, R and b_min are constants of the correction, with M >= |g|^2 and R^2 >= |g|^2 + b^2 for all g.
+
+    inner product   g' = (g, -b)                                q' = (q, 1)      <q', g'> = <q, g> - b
+    Euclidean       g' = (g, sqrt(2 (b - b_min) + M - |g|^2))   q' = (q, 0)      |q' - g'|^2 = c - 2 (<q, g> - b)
+    cosine          g' = (g, -b, sqrt(R^2 - |g|^2 - b^2))       q' = (q, 1, 0)   cos(q', g') = (<q, g> - b) / (R |q'|)
+
+Neither c = |q|^2 + M - 2 b_min nor R |q'| depends on g, so each index ranks by <q, g> - b. The zeta of a unit vector
+lies in an interval that is known after `fit`, and the constants follow from it. So items that are added later always
+fit, and rows that are in the index never change.
+
+Relations: with Z_b = 1 the bias is that of the inverted softmax (Smith et al. 2017), in which queries with many near
+candidates count most. The Euclidean line is the reduction of Bachrach et al. 2014, with the bias in place of the norm.
 """
 
-from dataclasses import dataclass
-from typing import Any
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
-from nuclr.popularity.problem import Array, as_features, as_matrix, as_vector
-from nuclr.popularity.result import Result
+from nuclr.errors import UserError
+from nuclr.files import write_atomically
+from nuclr.popularity.kernel import log_column_sums
+from nuclr.popularity.neighbors import nearest
+from nuclr.popularity.problem import NORM_TOLERANCE, Array, Indices, Problem, Vector, as_positive, as_tensor, as_vector
 from nuclr.popularity.solver import solve
+from nuclr.popularity.tiles import feature_tiles, matrix_size, sample_rows
+
+Metric = Literal["ip", "cosine", "l2"]
 
 DEFAULT_TEMPERATURE_FACTOR = 0.6  # default temperature in units of the scores' standard deviation
-BANK_SIZE = 12_000  # images, and captions: a larger bank takes longer and hardly changes the result
+DEFAULT_STRENGTH = 1.0
+# What tuning chooses from. Temperatures are in units of the scores' standard deviation, so that they suit any model.
+TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
+STRENGTHS = (0.5, 0.75, 1.0, 1.25)
+BANK_SIZE = 12_000  # queries, and candidates: a larger bank takes longer and hardly changes the result
 TOLERANCE = 1e-3  # of the solver's residual: a smaller residual does not change ranks
+TUNING_DEPTH = 10  # tuning compares the mean reciprocal rank within the first ten
+LARGEST_SCORE = (1 + NORM_TOLERANCE) ** 2  # of features whose norms pass the check
+FORMAT = "nuclr.PopularityCorrection"
 
 
-@dataclass(frozen=True)
-class Correction:
-    """Temperature and strength of a popularity correction.
-
-    Args:
-        temperature: Of the popularity problem. None: 0.6 standard deviations of the scores.
-        strength: Factor on zeta.
-        recall: Recall@1, mean of both directions, on the pairs that the correction was chosen on.
-
-    Example:
-        >>> Correction(temperature=0.05, strength=0.75)
-        Correction(temperature=0.05, strength=0.75, recall=None)
-
-    """
-
-    temperature: float | None = None
-    strength: float = 1.0
-    recall: float | None = None
-
-    def biases(self, bank: "Bank", x: Array, y: Array) -> tuple[Tensor, Tensor]:
-        """Return the biases to subtract from the scores of images x and of captions y, (n_x,) and (n_y,)."""
-        zeta_x, zeta_y = bank.biases(x, y, self.temperature)
-        return self.strength * zeta_x, self.strength * zeta_y
-
-
-def gallery_bias(
-    bank: Array,
-    gallery: Array,
-    temperature: float | None = None,
-    strength: float = 1.0,
-    candidates: Array | None = None,
-    *,
-    normalize: bool = False,
-    **options: Any,
-) -> Tensor:
-    """Return the bias to subtract from the scores of each candidate of a gallery.
+class PopularityCorrection:
+    """Bias per item that removes the advantage of hubs in a search. It needs no labels and no training.
 
     Args:
-        bank: Features of queries of the kind that will be asked, (n_bank, d), unit norm.
-        gallery: Features of the candidates to be ranked, (n_gallery, d), unit norm.
         temperature: Of the popularity problem, not the one used in training; a higher temperature corrects more
-            coarsely. None: 0.6 standard deviations of the scores.
-        strength: Factor on zeta.
-        candidates: Features of what the bank's queries choose from, (n, d), such as the training captions of training
-            images. None: they choose from the gallery.
-        normalize: Scale all features to unit norm first.
-        options: Passed on to `solve`.
+            coarsely. None: 0.6 standard deviations of the bank's scores, or tuned if `fit` gets labeled pairs.
+        strength: Factor on zeta. None: 1, or tuned if `fit` gets labeled pairs.
+        normalize: Scale all features to unit norm. Without it, features of other norms are refused.
+        bank_size: Largest number of queries and of candidates to solve with; of more, evenly spaced rows are used.
 
-    Returns:
-        (n_gallery,), of mean zero.
-
-    Raises:
-        ValueError: If features have a wrong type or shape, are not finite, or do not have unit norm.
+    Attributes:
+        temperature: As given; after `fit` the one that is used.
+        strength: The same.
+        normalize: As given.
+        bank_size: As given.
 
     Example:
         >>> queries = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.2, 1.0]]), dim=1)
-        >>> bias = gallery_bias(queries, torch.eye(2), temperature=0.5)
+        >>> fix = PopularityCorrection(temperature=0.5).fit(queries, torch.eye(2))
+        >>> fix
+        PopularityCorrection(temperature=0.5, strength=1, queries=3, dimensions=2)
+        >>> bias = fix.bias(torch.eye(2))
         >>> bool(bias[0] > bias[1])  # near to two of the three queries
+        True
+        >>> corrected = fix.queries(queries) @ fix.gallery(torch.eye(2)).T  # any inner-product index does this
+        >>> bool(torch.allclose(corrected.diff(dim=1), (queries @ torch.eye(2) - bias).diff(dim=1)))
         True
 
     """
-    bank, gallery = (as_features(n, v, normalize) for n, v in (("bank", bank), ("gallery", gallery)))
-    temperature = DEFAULT_TEMPERATURE_FACTOR * score_std(bank, gallery) if temperature is None else temperature
-    options = {"temperature": temperature, "tolerance": TOLERANCE} | options
-    if candidates is None:
-        return strength * solve(bank, gallery, **options).zeta
-    candidates = as_features("candidates", candidates, normalize)
-    return strength * _centered(solve(bank, candidates, **options), gallery)
 
-
-def bias_from_scores(
-    scores: Array,
-    temperature: float | None = None,
-    strength: float = 1.0,
-    candidates: Array | None = None,
-    **options: Any,
-) -> Tensor:
-    """Return the bias to subtract from the scores of each candidate of a gallery, from scores of any model.
-
-    The scores need not be inner products.
-
-    Args:
-        scores: Scores of the gallery for the bank's queries, (n_bank, n_gallery).
-        temperature: Of the popularity problem. None: 0.6 standard deviations of the scores.
-        strength: Factor on zeta.
-        candidates: Scores of what the bank's queries choose from, (n_bank, n). None: they choose from the gallery.
-        options: Passed on to `solve`.
-
-    Returns:
-        (n_gallery,), of mean zero.
-
-    Raises:
-        ValueError: If scores have a wrong type or shape or are not finite.
-
-    Example:
-        >>> import numpy as np
-        >>> bias_from_scores(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), temperature=0.5).argmax()
-        tensor(0)
-
-    """
-    scores = as_matrix("scores", scores)
-    temperature = DEFAULT_TEMPERATURE_FACTOR * float(scores.std()) if temperature is None else temperature
-    options = {"temperature": temperature, "tolerance": TOLERANCE} | options
-    if candidates is None:
-        return strength * solve(scores=scores, **options).zeta
-    return strength * _centered(solve(scores=as_matrix("candidates", candidates), **options), scores)
-
-
-def _centered(result: Result, gallery: Tensor) -> Tensor:
-    zeta = result.extend(gallery)
-    return zeta - zeta.mean()
-
-
-class Bank:
-    """Images x and captions y, such as those of training, on which popularity is solved in both directions.
-
-    Each side serves as the queries that choose from the other. The problem is solved once per temperature; a gallery
-    then costs one pass.
-
-    Args:
-        x: Features of the images, (n_x, d), unit norm.
-        y: Features of the captions, (n_y, d), unit norm.
-        normalize: Scale all features to unit norm, including those passed to `biases`.
-
-    Raises:
-        ValueError: If features have a wrong type or shape, are not finite, or do not have unit norm.
-
-    Example:
-        >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
-        >>> bank = Bank(x, x)
-        >>> bank
-        Bank(x=8, y=8, dimensions=3, solved_temperatures=[])
-        >>> bias_x, bias_y = bank.biases(x[:4], x[:5], temperature=0.1)
-        >>> bias_x.shape, bias_y.shape
-        (torch.Size([4]), torch.Size([5]))
-
-    """
-
-    def __init__(self, x: Array, y: Array, *, normalize: bool = False) -> None:
-        self.x, self.y = (as_features(name, side, normalize) for name, side in (("x", x), ("y", y)))
+    def __init__(
+        self,
+        temperature: float | None = None,
+        strength: float | None = None,
+        *,
+        normalize: bool = False,
+        bank_size: int = BANK_SIZE,
+    ) -> None:
+        self.temperature = None if temperature is None else as_positive("temperature", temperature)
+        self.strength = None if strength is None else as_strength(strength)
         self.normalize = normalize
-        self._solved: dict[float, tuple[Result, Result]] = {}
+        if bank_size < 2:
+            raise ValueError(f"bank_size={bank_size}; a bank needs at least two queries and two candidates")
+        self.bank_size = bank_size
+        self._asked = self.temperature, self.strength  # so that a second `fit` starts from the same arguments
+        self._bank: Tensor | None = None  # queries (n, d)
+        self._mass: Tensor | None = None  # of the queries, (n,) float64
+        self._log_z: Tensor | None = None  # (n,) float64; None until the candidates are known
+        self._options: dict[str, Any] = {}
 
     def __repr__(self) -> str:
-        """Return one line with the sizes."""
-        sizes = f"x={len(self.x)}, y={len(self.y)}, dimensions={self.x.shape[1]}"
-        return f"Bank({sizes}, solved_temperatures={sorted(self._solved)})"
+        """Return one line with the settings and the size of the bank."""
+        settings = [
+            f"{name}={'default' if value is None else format(value, 'g')}"
+            for name, value in (("temperature", self.temperature), ("strength", self.strength))
+        ]
+        if self._bank is None:
+            state = ["not fitted"]
+        else:
+            state = [f"queries={len(self._bank)}", f"dimensions={self._bank.shape[1]}"]
+            state += [] if self._log_z is not None else ["no candidates yet"]
+        return f"PopularityCorrection({', '.join(settings + state)})"
 
-    def biases(self, x: Array, y: Array, temperature: float | None) -> tuple[Tensor, Tensor]:
-        """Return the biases to subtract from the scores of images x and of captions y.
+    # -- fitting -------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        queries: Array,
+        candidates: Array | None = None,
+        *,
+        pairs: tuple[Array, Array, Indices] | None = None,
+        query_weight: Vector | None = None,
+        candidate_weight: Vector | None = None,
+        **options: Any,
+    ) -> Self:
+        """Solve for the popularity of candidates among queries; labels are not needed.
+
+        If queries and candidates are the same items, such as sentences that are compared with one another, give
+        disjoint halves of them (`fit(items[::2], items[1::2])`): next to its own copy, a query chooses nothing else.
 
         Args:
-            x: Features of the images of the gallery, (n_x, d).
-            y: Features of the captions of the gallery, (n_y, d).
-            temperature: Of the popularity problem. None: 0.6 standard deviations of the scores.
+            queries: Features of queries of the kind that will be asked, (n, d), unit norm.
+            candidates: Features of the items that they choose from, (m, d), unit norm. None: the first gallery that
+                `bias` or `gallery` is called with; items of later calls are added to it without solving again.
+            pairs: Labeled pairs to choose temperature and strength on, unless both were given to the constructor:
+                (queries, gallery, links), with links (n, 2) of rows (query, right answer). The settings with the
+                highest mean reciprocal rank among the first ten are chosen from 4 temperatures and 4 strengths.
+            query_weight: Weights of the queries up to a factor, (n,), such as how often each is asked.
+            candidate_weight: Weights of the candidates up to a factor, (m,).
+            options: Passed on to `solve`.
 
         Returns:
-            (n_x,) and (n_y,), each of mean zero (see `gallery_bias`).
+            The correction itself.
 
         Raises:
             ValueError: If features have a wrong type or shape, are not finite, or do not have unit norm.
 
+        Example:
+            >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
+            >>> tuned = PopularityCorrection().fit(x[:5], x[5:], pairs=(x[:5], x[5:], [[0, 0], [1, 2]]))
+            >>> tuned.strength in STRENGTHS
+            True
+
         """
-        x, y = (as_features(name, side, self.normalize) for name, side in (("x", x), ("y", y)))
-        temperature = DEFAULT_TEMPERATURE_FACTOR * score_std(self.x, y) if temperature is None else temperature
-        if temperature not in self._solved:
-            sides = ((self.y, self.x), (self.x, self.y))
-            of_x, of_y = (solve(*side, temperature=temperature, tolerance=TOLERANCE) for side in sides)
-            self._solved[temperature] = of_x, of_y
-        of_x, of_y = self._solved[temperature]
-        return _centered(of_x, x), _centered(of_y, y)
+        self.temperature, self.strength = self._asked
+        width = matrix_size("queries", queries)[1]
+        bank, rows = sample_rows("queries", queries, self.bank_size, self.normalize)
+        if len(bank) < 2:
+            raise ValueError("queries has 1 row; a bank needs at least two queries")
+        mass = None if query_weight is None else as_vector("query_weight", query_weight, len(queries))[rows]
+        self._bank, self._mass, self._log_z = bank, mass, None
+        self._options = {"tolerance": TOLERANCE} | options
+        if candidates is None:
+            if candidate_weight is not None:
+                raise ValueError("candidate_weight needs candidates")
+            if pairs is not None:
+                candidates = pairs[1]
+        if candidates is not None:
+            if matrix_size("candidates", candidates)[1] != width:
+                raise ValueError(f"queries has {width} columns and candidates {candidates.shape[1]}; they must match")
+            chosen, rows = sample_rows("candidates", candidates, self.bank_size, self.normalize)
+            if candidate_weight is not None:
+                candidate_weight = as_vector("candidate_weight", candidate_weight, len(candidates))[rows]
+            if pairs is None or None not in self._asked:
+                self._solve(chosen, candidate_weight)
+            else:
+                self._tune(chosen, candidate_weight, *pairs)
+        return self
+
+    def _solve(self, candidates: Tensor, weight: Vector | None = None) -> None:
+        """Find the partition functions of the bank's queries."""
+        assert self._bank is not None
+        if len(candidates) < 2:
+            raise ValueError("candidates has 1 row; a bank needs at least two candidates")
+        if self.temperature is None:
+            self.temperature = DEFAULT_TEMPERATURE_FACTOR * score_std(self._bank, candidates)
+        self.strength = DEFAULT_STRENGTH if self.strength is None else self.strength
+        result = solve(
+            self._bank,
+            candidates.to(self._bank.device),
+            temperature=self.temperature,
+            x_weight=self._mass,
+            y_weight=weight,
+            **self._options,
+        )
+        self._bank, self._mass, self._log_z = result.problem.x, result.problem.a, result.log_z
+
+    def _tune(self, candidates: Tensor, weight: Vector | None, queries: Array, gallery: Array, links: Indices) -> None:
+        """Choose temperature and strength on labeled pairs."""
+        assert self._bank is not None
+        temperature, strength = self._asked
+        scale = score_std(self._bank, candidates)
+        best, highest = None, -1.0
+        for tried in [factor * scale for factor in TEMPERATURE_FACTORS] if temperature is None else [temperature]:
+            self.temperature, self.strength = tried, 1.0
+            self._solve(candidates, weight)
+            zeta = self.bias(gallery)
+            for factor in STRENGTHS if strength is None else [strength]:
+                _, rows = nearest(
+                    queries, gallery, min(TUNING_DEPTH, len(gallery)), factor * zeta, normalize=self.normalize
+                )
+                quality = float(reciprocal_ranks(rows, links, len(gallery)).mean())
+                if quality > highest:
+                    best, highest = (tried, factor, self._log_z), quality
+        assert best is not None
+        self.temperature, self.strength, self._log_z = best
+
+    # -- using it ------------------------------------------------------------------------------------------------------
+
+    def bias(self, gallery: Array, *, center: bool = True) -> Tensor:
+        """Return the bias to subtract from the scores of each item.
+
+        Args:
+            gallery: Features of the items, (n, d), unit norm; also a memory-mapped array, which is read in blocks.
+            center: Subtract the mean, which does not change any ranking. With False, the biases of two calls have the
+                same constant, so that items of both can be ranked together.
+
+        Returns:
+            (n,), of mean zero unless `center` is False.
+
+        Raises:
+            ValueError: If the correction is not fitted, or features have a wrong type, shape or norm.
+
+        """
+        zeta = self._zeta(gallery)
+        assert self.strength is not None
+        bias = self.strength * (zeta - zeta.mean() if center else zeta)
+        return bias.to(self._dtype)
+
+    def _zeta(self, gallery: Array) -> Tensor:
+        """Return zeta of each item in float64, with the constant of the fit, and solve first if that is still due."""
+        if self._bank is None:
+            raise ValueError("the correction is not fitted; call fit(queries, candidates) first")
+        width = matrix_size("gallery", gallery)[1]
+        if width != self._bank.shape[1]:
+            raise ValueError(f"gallery has {width} columns; the bank has {self._bank.shape[1]}")
+        if self._log_z is None:
+            self._solve(sample_rows("gallery", gallery, self.bank_size, self.normalize)[0])
+        assert self._log_z is not None and self._mass is not None and self.temperature is not None
+        zeta = []
+        for _, features in feature_tiles("gallery", gallery, self.normalize):
+            y = features.to(self._bank)
+            ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
+            problem = Problem(self.temperature, self._mass, ones, self._bank.dtype, self._bank, y)
+            zeta.append(self.temperature * log_column_sums(problem, torch.zeros_like(ones), self._log_z))
+        return torch.cat(zeta)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        assert self._bank is not None
+        return self._bank.dtype
+
+    def gallery(self, vectors: Array, metric: Metric = "ip") -> Tensor:
+        """Return the items with the coordinates that correct the ranking of an index.
+
+        Items that are added to the index later need no other call, and rows that are in the index stay valid.
+
+        Args:
+            vectors: Features of the items, (n, d), unit norm.
+            metric: What the index compares: "ip" (inner product), "cosine" or "l2" (Euclidean distance).
+
+        Returns:
+            (n, d + 1); (n, d + 2) for "cosine". At least float32.
+
+        Raises:
+            ValueError: If the correction is not fitted, the metric is unknown, or features have a wrong type, shape or
+                norm.
+
+        """
+        check_metric(metric)
+        bias = self.bias(vectors, center=False).double()
+        features = torch.cat([block for _, block in feature_tiles("vectors", vectors, self.normalize)])
+        bias = bias.to(features.device)
+        if metric == "ip":
+            return torch.cat([features, -bias[:, None].to(features)], dim=1)
+        low, high = self._range()
+        square = features.double().square().sum(dim=1)
+        if metric == "l2":
+            last = (2 * (bias - low) + LARGEST_SCORE - square).clamp(min=0).sqrt()
+            return torch.cat([features, last[:, None].to(features)], dim=1)
+        middle = (low + high) / 2
+        bias = bias - middle
+        last = (LARGEST_SCORE + (high - middle) ** 2 - square - bias.square()).clamp(min=0).sqrt()
+        return torch.cat([features, torch.stack([-bias, last], dim=1).to(features)], dim=1)
+
+    def _range(self) -> tuple[float, float]:
+        """Return bounds on the bias of any unit vector.
+
+        zeta(g) = level + tau log sum_b w_b exp(<q_b, g>/tau) with weights w of sum 1. It is at most level + max <q_b,
+        g> and, by Jensen's inequality, at least level + <sum_b w_b q_b, g>.
+        """
+        assert self._bank is not None and self._mass is not None and self._log_z is not None
+        assert self.temperature is not None and self.strength is not None
+        log_weight = self._mass.log() - self._log_z
+        level = self.temperature * float(log_weight.logsumexp(dim=0))
+        mean = log_weight.softmax(dim=0) @ self._bank.double()
+        low, high = level - (1 + NORM_TOLERANCE) * float(mean.norm()), level + LARGEST_SCORE
+        margin = 1e-3 * (high - low)  # the bias itself is computed with rounding
+        return self.strength * (low - margin), self.strength * (high + margin)
+
+    def queries(self, queries: Array, metric: Metric = "ip") -> Tensor:
+        """Return queries for an index that holds the rows of `gallery`.
+
+        Args:
+            queries: Features, (n, d), unit norm.
+            metric: The same as that of `gallery`.
+
+        Returns:
+            (n, d + 1); (n, d + 2) for "cosine". At least float32.
+
+        Raises:
+            ValueError: If the metric is unknown, or features have a wrong type, shape or norm.
+
+        Example:
+            >>> PopularityCorrection().queries(torch.tensor([[0.0, 1.0]])).tolist()
+            [[0.0, 1.0, 1.0]]
+
+        """
+        check_metric(metric)
+        added = {"ip": (1.0,), "l2": (0.0,), "cosine": (1.0, 0.0)}[metric]
+        features = torch.cat([block for _, block in feature_tiles("queries", queries, self.normalize)])
+        return torch.cat([features, features.new_tensor(added).expand(len(features), -1)], dim=1)
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the correction to a safetensors file; `load` gives the same biases bit for bit.
+
+        Args:
+            path: The file to create or replace. It holds the bank's queries, two numbers per query, and the settings.
+
+        Raises:
+            ValueError: If the correction is not fitted, or its candidates are not known yet.
+            OSError: If the file cannot be written.
+
+        """
+        if self._bank is None or self._mass is None or self._log_z is None:
+            raise ValueError(f"{self!r} cannot be saved; call fit(queries, candidates) first")
+        tensors = {"queries": self._bank, "mass": self._mass, "log_z": self._log_z}
+        settings = {
+            "temperature": self.temperature,
+            "strength": self.strength,
+            "normalize": self.normalize,
+            "bank_size": self.bank_size,
+        }
+        metadata = {FORMAT: json.dumps(settings)}  # one entry: safetensors writes several in a random order
+        content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
+        with write_atomically(Path(path)) as file:
+            file.write(content)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a correction that `save` wrote. Nothing is unpickled.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The fitted correction.
+
+        Raises:
+            UserError: If the file cannot be read or does not hold a correction.
+
+        Example:
+            >>> import tempfile
+            >>> fix = PopularityCorrection(temperature=0.5).fit(torch.eye(3), torch.eye(3))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     fix.save(f"{folder}/fix.safetensors")
+            ...     PopularityCorrection.load(f"{folder}/fix.safetensors")
+            PopularityCorrection(temperature=0.5, strength=1, queries=3, dimensions=3)
+
+        """
+        if not Path(path).is_file():
+            raise UserError(f"{path}: no such file")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if FORMAT not in metadata:
+                    raise ValueError(f"it was not written by {cls.__name__}.save")
+                settings = json.loads(metadata[FORMAT])
+                tensors = {name: file.get_tensor(name) for name in ("queries", "mass", "log_z")}
+            fix = cls(**settings)
+            fix._bank = torch.cat([block for _, block in feature_tiles("queries", tensors["queries"], False)])
+            size = len(fix._bank)
+            fix._mass, fix._log_z = (as_vector(name, tensors[name], size) for name in ("mass", "log_z"))
+            if None in fix._asked or bool((fix._mass < 0).any()) or not bool(fix._mass.sum() > 0):
+                raise ValueError("a setting or a weight is missing")
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: not a popularity correction ({error})") from None
+        return fix
 
 
-def score_std(bank: Array, gallery: Array) -> float:
+def as_strength(value: Any) -> float:
+    """Return `value` as a finite number of at least 0, or raise a ValueError that names it."""
+    return 0.0 if value == 0 else as_positive("strength", value)
+
+
+def check_metric(metric: str) -> None:
+    """Raise a ValueError if a metric is unknown."""
+    if metric not in get_args(Metric):
+        raise ValueError(f"metric={metric!r}; allowed: {', '.join(map(repr, get_args(Metric)))}")
+
+
+def reciprocal_ranks(rows: Tensor, links: Indices, gallery: int) -> Tensor:
+    """Return 1 / rank of the first right answer per query that has one; 0 if it is not in the list.
+
+    Args:
+        rows: Rows of the gallery that each query finds, best first, (n_queries, k).
+        links: Rows (query, right answer), (n, 2).
+        gallery: Number of items in the gallery.
+
+    Returns:
+        (number of queries with a right answer,) float64.
+
+    Raises:
+        ValueError: If `links` has a wrong shape or names a row that does not exist.
+
+    Example:
+        >>> reciprocal_ranks(torch.tensor([[4, 2], [1, 3]]), [[0, 2], [1, 0]], gallery=5).tolist()
+        [0.5, 0.0]
+
+    """
+    pairs = as_tensor("links", links, lists=True)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs) or pairs.is_floating_point():
+        raise ValueError(f"links has shape {tuple(pairs.shape)}; needs integers (n, 2), rows (query, right answer)")
+    pairs = pairs.long().to(rows.device)
+    if bool((pairs < 0).any()) or bool((pairs.amax(dim=0) >= pairs.new_tensor([len(rows), gallery])).any()):
+        raise ValueError(f"links names a row outside of the {len(rows)} queries or the {gallery} items of the gallery")
+    right = torch.isin(
+        torch.arange(len(rows), device=rows.device)[:, None] * gallery + rows, pairs @ pairs.new_tensor([gallery, 1])
+    )
+    position = torch.where(right.any(dim=1), 1 + right.int().argmax(dim=1), math.inf)
+    return (1 / position.double())[torch.unique(pairs[:, 0])]
+
+
+def score_std(bank: Tensor, gallery: Tensor) -> float:
     """Return the standard deviation of all scores <b, g> without computing them.
 
     E s^2 is the inner product of the two second-moment matrices, divided by the number of scores.
@@ -217,58 +465,11 @@ def score_std(bank: Array, gallery: Array) -> float:
     Returns:
         The standard deviation (not less than 1e-6).
 
-    Raises:
-        ValueError: If an argument is not a finite floating-point matrix.
-
     Example:
         >>> round(score_std(torch.eye(2), torch.eye(2)), 3)
         0.5
 
     """
-    b, g = as_matrix("bank", bank).double(), as_matrix("gallery", gallery).double()
+    b, g = bank.double(), gallery.double()
     square = float(((b.T @ b) * (g.T @ g)).sum()) / (len(b) * len(g))
     return float(max(square - float(b.mean(dim=0) @ g.mean(dim=0)) ** 2, 1e-12) ** 0.5)
-
-
-def append_bias(gallery: Array, bias: Array) -> Tensor:
-    """Append the coordinate -bias to each candidate; its inner product with `append_one` of q is <q, g> - bias.
-
-    Args:
-        gallery: (n, d).
-        bias: (n,).
-
-    Returns:
-        (n, d + 1), to be added to any inner-product index.
-
-    Raises:
-        ValueError: If a shape or type is wrong.
-
-    Example:
-        >>> append_bias(torch.tensor([[0.6, 0.8]]), [0.5]).tolist()[0][-1]
-        -0.5
-
-    """
-    gallery = as_matrix("gallery", gallery)
-    bias = as_vector("bias", bias, len(gallery))
-    return torch.cat([gallery, -bias[:, None].to(gallery)], dim=1)
-
-
-def append_one(queries: Array) -> Tensor:
-    """Append the coordinate 1 to each query.
-
-    Args:
-        queries: (n, d).
-
-    Returns:
-        (n, d + 1).
-
-    Raises:
-        ValueError: If `queries` is not a finite floating-point matrix.
-
-    Example:
-        >>> append_one(torch.zeros(1, 2)).tolist()
-        [[0.0, 0.0, 1.0]]
-
-    """
-    queries = as_matrix("queries", queries)
-    return torch.cat([queries, queries.new_ones(len(queries), 1)], dim=1)

@@ -36,7 +36,6 @@ PATIENCE = 20.0  # seconds that encoding a sample may take
 PROBE = 16  # pairs whose encoding is timed to predict the time of all
 FEWEST = 100
 OTHER_COLOR = 7  # of an objective that is not registered
-DEMO = "demo.json"
 
 T = TypeVar("T")
 
@@ -104,7 +103,6 @@ class TrainingRun(Context):
         run: the opened run.
         log: its files.
         baseline: the files of the run that it was trained next to, if there is one (as in the demo).
-        demo: what demo.json holds.
         options: what the user asked for.
 
     """
@@ -112,7 +110,6 @@ class TrainingRun(Context):
     run: Run = field(kw_only=True)
     log: RunLog = field(kw_only=True)
     baseline: RunLog | None = field(default=None, kw_only=True)
-    demo: dict[str, Any] | None = field(default=None, kw_only=True)
     options: Options = field(default_factory=Options, kw_only=True)
     _cache: dict[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
 
@@ -234,7 +231,6 @@ def open_training_run(path: Path, options: Options) -> TrainingRun:
         sentence="",
         run=run,
         log=read_log(path, run.settings, notes),
-        demo=_read_json(path / DEMO, notes),
         options=options,
         notes=notes,
     )

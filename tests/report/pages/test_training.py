@@ -1,6 +1,5 @@
 """The page of a training run: complete, unfinished and damaged runs."""
 
-import json
 import shutil
 
 import numpy as np
@@ -125,7 +124,6 @@ def test_data_that_was_moved(vector_run, copied_run, tmp_path):
         ("timing.jsonl", '{"step": [], "seconds": "long"}\n', "timing.jsonl: 1 lines", set()),
         ("bad_samples.jsonl", "{broken\n", "bad_samples.jsonl: damaged", {"popularity"}),
         ("environment.json", "3", "environment.json could not be read", set()),
-        ("demo.json", '{"nuclr": {"popularity": 5}}', "demo.json does not hold", set()),
         ("model/config.json", "{", "The model is missing: ", {"examples", "popularity"}),
         ("sogclr/config.yaml", "[", "The baseline is missing: ", set()),
     ],
@@ -151,12 +149,21 @@ def test_a_damaged_checkpoint_is_not_needed(copied_run):
 def test_baseline_in_a_folder_of_the_run(copied_run, tmp_path):
     settings = [s for s in runs.vector_settings(tmp_path) if not s.startswith("objective")]
     train(config.load(tmp_path / "empty.yaml", [*settings, "objective.name=sogclr"]), copied_run / "baseline")
-    (copied_run / "demo.json").write_text(json.dumps({"nuclr": {"popularity": {"training_zeta": 0.5}}}))
     context, contents = open_page("training", copied_run)
     assert context.baseline.method == "SogCLR"
     assert contents["summary"].table.columns == ["", "chance", "NUCLR", "SogCLR"]
     assert [key.name for key in contents["curves"].charts[0].legend] == ["NUCLR", "SogCLR"]
-    assert contents["popularity"].truth.rows[-1] == ["zeta at the end of training", "0.500"]
+
+
+def test_popularity_is_checked_on_held_out_queries(copied_run):
+    _, contents = open_page("training", copied_run)
+    popularity = contents["popularity"]
+    assert [row[0] for row in popularity.hubness.rows] == ["found by no query", "skewness of N_10", "recall@1"]
+    assert len(popularity.hubness.columns) == 5 and all(len(row) == 5 for row in popularity.hubness.rows)
+    for side in popularity.gallery.sides:
+        assert side.checked and -1 <= side.agreement <= 1
+    page = make_page(copied_run, Options())
+    assert "Does it predict what a search finds?" in page and "true popularity of" not in page
 
 
 def test_a_hundred_thousand_samples(tmp_path):

@@ -8,8 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from nuclr.errors import UserError
-from nuclr.evaluation import cross_validated_ranks, retrieval_metrics, summarize_ranks
-from nuclr.popularity import Bank, Correction
+from nuclr.evaluation import Bank, Correction, cross_validated_ranks, retrieval_metrics, summarize_ranks
 from nuclr.runs.features import PairFeatures
 from nuclr.studies.evaluate.corrector import Corrector, parse_bank
 

@@ -253,6 +253,71 @@ def _vectors(chunk: Any) -> Iterator[np.ndarray | None]:
         yield None if missing[row] or begin == end else values[begin:end]
 
 
+def read_vectors(path: Path, name: str | None) -> np.ndarray:
+    """Read the vectors of a column of a Parquet file or folder, or of a dataset on disk.
+
+    Args:
+        path: the file or folder.
+        name: the column. None: the only one that holds lists of numbers.
+
+    Returns:
+        (rows, width), in the column's precision; integers become float32.
+
+    Raises:
+        UserError: if the file cannot be read, there is no such column, or its rows differ in length.
+
+    """
+    table = _whole_table(path)
+    vectors = [field.name for field in table.schema if _holds_numbers(field.type)]
+    if name is None and len(vectors) != 1:
+        raise UserError(f"{path}: name a column of numbers as {path}:COLUMN; found: {', '.join(vectors) or 'none'}")
+    name = vectors[0] if name is None else name
+    if name not in vectors:
+        raise UserError(
+            f"{path}: no column {name!r} that holds lists of numbers; found: {', '.join(vectors) or 'none'}"
+        )
+    rows = list(_cells(validate_column(path, table, name)))
+    if not rows:
+        raise UserError(f"{path}: column {name!r} has no rows")
+    for number, row in enumerate(rows):
+        if row is None or rows[0] is None or len(row) != len(rows[0]):
+            width = "no vector" if row is None else f"{len(row)} numbers"
+            raise UserError(f"{path}: row {number} of column {name!r} has {width}; all rows need the same number")
+    array = np.stack(rows)
+    return array if array.dtype.kind == "f" else array.astype(np.float32)
+
+
+def read_texts(path: Path, name: str) -> list[str]:
+    """Read the texts of a column of a Parquet file or folder, or of a dataset on disk.
+
+    Raises:
+        UserError: if the file cannot be read, or there is no such column of texts.
+
+    """
+    table = _whole_table(path)
+    texts = [field.name for field in table.schema if holds_names(field.type)]
+    if name not in texts:
+        raise UserError(f"{path}: no column {name!r} that holds texts; found: {', '.join(texts) or 'none'}")
+    return [cell if isinstance(cell, str) else "" for cell in _cells(validate_column(path, table, name))]
+
+
+def _whole_table(path: Path) -> Any:
+    """Return all columns of a Parquet file, a folder of them, or a dataset on disk."""
+    pyarrow = load_pyarrow(path)
+    try:
+        if path.is_dir() and is_hf(path):
+            if (path / "dataset_dict.json").is_file():
+                splits = sorted(folder.name for folder in path.iterdir() if (folder / "state.json").is_file())
+                raise UserError(f"{path}: has several splits; name the folder of one: {', '.join(splits)}")
+            return pyarrow.concat_tables([_read_stream(file) for file in _hf_files(path, None)[1]])
+        files = [path] if path.is_file() else _files_of_split(path, sorted(path.rglob("*.parquet")), None)
+        return pyarrow.concat_tables([_read(file, pyarrow.parquet.read_schema(file).names) for file in files])
+    except UserError:
+        raise
+    except Exception as error:  # pyarrow raises many types on damaged files
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+
+
 def check_types(path: Path, schema: Any, keys: tuple[str, str], choice: Choice) -> None:
     """Check that both columns have types that can be read.
 
@@ -431,6 +496,20 @@ def open_hf(
 
     """
     pyarrow, choice = load_pyarrow(path), choice or Choice()
+    path, files = _hf_files(path, split)
+    try:
+        table = pyarrow.concat_tables([_read_stream(file) for file in files])
+        keys = choose_columns(table.schema.names, choice, path)
+        check_types(path, table.schema, keys, choice)
+    except UserError:
+        raise
+    except Exception as error:  # pyarrow raises many types on damaged files
+        raise UserError(f"{path}: cannot be read as a dataset on disk ({first_line(error)})") from None
+    return open_arrow(path, files, table, keys, root, choice, allow_outside)
+
+
+def _hf_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
+    """Return the folder of a dataset, or of a split of it, and its files."""
     if (path / "dataset_dict.json").is_file():
         splits = sorted(folder.name for folder in path.iterdir() if (folder / "state.json").is_file())
         if split not in splits:
@@ -440,18 +519,13 @@ def open_hf(
     try:
         state = parse_json((path / "state.json").read_bytes())
         files = [_data_file(path, entry["filename"]) for entry in state["_data_files"]]
-        if state.get("_indices_files"):
-            raise UserError(f"{path}: holds only a selection of rows; call dataset.flatten_indices() and save it again")
-        if not files:
-            raise UserError(f"{path}: holds no pairs")
-        table = pyarrow.concat_tables([_read_stream(file) for file in files])
-        keys = choose_columns(table.schema.names, choice, path)
-        check_types(path, table.schema, keys, choice)
-    except UserError:
-        raise
-    except Exception as error:  # pyarrow raises many types on damaged files
+    except Exception as error:  # a damaged file can hold anything
         raise UserError(f"{path}: cannot be read as a dataset on disk ({first_line(error)})") from None
-    return open_arrow(path, files, table, keys, root, choice, allow_outside)
+    if state.get("_indices_files"):
+        raise UserError(f"{path}: holds only a selection of rows; call dataset.flatten_indices() and save it again")
+    if not files:
+        raise UserError(f"{path}: holds no pairs")
+    return path, files
 
 
 def _read_stream(file: Path) -> Any:

@@ -1,6 +1,7 @@
 """The page of `nuclr popularity`, from popularity.json and popularity.csv."""
 
 import csv
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -66,6 +67,7 @@ class PopularitySummary:
     y: SideWords
     tiles: list[Tile]
     charts: list[Chart]
+    sides: list[GallerySide]
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,7 @@ def read_side(
         anchors=solved["anchors"],
         residual=solved["residual"],
         converged=solved["converged"],
+        agreement=math.nan if (agreement := solved.get("agreement")) is None else float(agreement),
     )
 
 
@@ -275,7 +278,7 @@ def popularity_summary(context: PopularityFolder) -> PopularitySummary:
         effective = numbers.count(side.effective_number())
         tiles.append(Tile(f"{name}: effective number", effective, f"of {numbers.count(len(side.number))} {side.name}"))
     charts = [chart for side in context.sides.values() for chart in popularity_charts(side)]
-    return PopularitySummary(context.words["x"], context.words["y"], tiles, charts)
+    return PopularitySummary(context.words["x"], context.words["y"], tiles, charts, list(context.sides.values()))
 
 
 def popularity_gallery(context: PopularityFolder) -> Gallery:

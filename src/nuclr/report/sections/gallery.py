@@ -36,6 +36,7 @@ class GallerySide:
         converged: whether the residual is below the tolerance.
         zeta: (n,) at the end of training, if the objective has it.
         truth: (n,) true popularity, if it is known.
+        agreement: rank correlation of popularity with N_10 of held-out queries; NaN if it was not measured.
 
     """
 
@@ -48,18 +49,24 @@ class GallerySide:
     converged: bool
     zeta: np.ndarray | None = None
     truth: np.ndarray | None = None
+    agreement: float = math.nan
 
     @property
     def name(self) -> str:
         """What several samples are called: "captions"."""
         return self.words.many
 
+    @property
+    def checked(self) -> bool:
+        """Whether popularity was compared with what held-out queries find."""
+        return math.isfinite(self.agreement)
+
     def effective_number(self) -> float:
         """Return (sum q)^2 / sum q^2: n if all samples are equally popular, 1 if one has all popularity."""
         share = self.weight / self.weight.sum()
         return float(len(share) / (share @ self.popularity**2))
 
-    def agreement(self, other: np.ndarray) -> float:
+    def correlation(self, other: np.ndarray) -> float:
         """Return the rank correlation with other values (n,), each sample counted as often as it occurs."""
         times = np.maximum(1, np.round(self.weight)).astype(np.int64)
         return rank_correlation(np.repeat(self.popularity, times), np.repeat(other, times))
@@ -223,7 +230,7 @@ def make_cards(side: GallerySide, count: int, face: Callable[[int], Face]) -> li
 
 
 def popularity_charts(side: GallerySide) -> list[Chart]:
-    """Return a histogram, and scatter plots against the truth and against the zeta of training if they are known."""
+    """Return a histogram, and a scatter plot against the zeta of training if it is known."""
     median = float(np.median(side.popularity))
     markers = [
         spreads.Marker(1.0, f"mean {numbers.times(1)}", 2),
@@ -236,13 +243,8 @@ def popularity_charts(side: GallerySide) -> list[Chart]:
     drawn = ""
     if len(shown) < len(side.popularity):
         drawn = f"{numbers.count(len(shown))} of {numbers.count(len(side.popularity))} drawn at random. "
-    if side.truth is not None:
-        note = f"{drawn}Rank correlation {numbers.score(side.agreement(side.truth))}."
-        truth = np.maximum(side.truth[shown], FLOOR).tolist()
-        labels = (f"Exact against true, {side.name}", exact, truth, "exact popularity under this model")
-        charts.append(spreads.scatter(*labels, "true popularity", log_x=True, log_y=True, color=3, note=note))
     if side.zeta is not None and np.ptp(side.zeta) > 0:
-        note = f"{drawn}Rank correlation {numbers.score(side.agreement(side.zeta))}."
+        note = f"{drawn}Rank correlation {numbers.score(side.correlation(side.zeta))}."
         zeta = side.zeta[shown].tolist()
         labels = (f"Exact against zeta of training, {side.name}", exact, zeta, "exact popularity under this model")
         charts.append(spreads.scatter(*labels, "zeta at the end of training", log_x=True, color=4, note=note))

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from nuclr.data.builtin import BuiltinPairs
+from nuclr.evaluation import hubness_change, popularity_agreement
 from nuclr.popularity import ConvergenceWarning, Result, solve
 from nuclr.popularity.false_negatives import false_negatives
 from nuclr.report import numbers
@@ -30,10 +31,10 @@ from nuclr.runs.side_words import SideWords
 TOLERANCE = 1e-3  # relative error of a popularity, far below what a page shows
 PASSES = 150
 SHOWN = 12  # false negatives and groups of duplicates
-DEMO_ROWS = (
-    ("solver_on_true_scores", "solver, from the true scores"),
-    ("solver_on_features", "solver, from the trained features"),
-    ("training_zeta", "zeta at the end of training"),
+HUBNESS_ROWS = (  # key, label of a table's row, whether it is a share
+    ("never_found", "found by no query", True),
+    ("skewness", "skewness of N_10", False),
+    ("recall@1", "recall@1", True),
 )
 SMALL_WORDS = frozenset(("a", "an", "the", "is", "are", "of", "in", "on", "at", "to", "and", "with", "by", "its"))
 FEWEST_WORDS = 3  # texts with fewer words are similar by chance if they share all words but one
@@ -119,7 +120,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Popularity:
-    """Content of the section. `truth` compares with the true popularity, if the demo measured it."""
+    """Content of the section. `hubness` compares plain and corrected search of the held-out pairs."""
 
     x: SideWords
     y: SideWords
@@ -130,7 +131,7 @@ class Popularity:
     charts: list[Chart]
     gallery: Gallery
     findings: Findings
-    truth: Table | None
+    hubness: Table | None
 
 
 def training_popularity(context: TrainingRun) -> Popularity:
@@ -164,21 +165,28 @@ def training_popularity(context: TrainingRun) -> Popularity:
                 if side.words.kind == "text"
             ],
         ),
-        truth=_demo_table(context),
+        hubness=_hubness_table(context, sample, items),
     )
 
 
-def _demo_table(context: TrainingRun) -> Table | None:
-    """Return the rank correlations with the true popularity that the demo measured."""
-    demo = context.demo or {}
-    measured = [part["popularity"] for part in demo.values() if isinstance(part, dict) and "popularity" in part]
-    if not measured:
+def _hubness_table(context: TrainingRun, sample: Sample, items: Items) -> Table | None:
+    """Return the hubness of both sides of the held-out pairs before and after correction; None without such pairs."""
+    if context.val is None or context.views:
         return None
-    if not all(isinstance(part, dict) for part in measured):
-        context.note("demo.json does not hold the results of the demo.")
+    held = context.sample(context.val, context.options.samples or context.affordable(context.val, SAMPLES)).features
+    bank, links, temperature = sample.features, held.links, context.temperature()
+    if min(len(bank.x), len(bank.y), len(held.x), len(held.y)) < 2:
         return None
-    rows = [[label, *(numbers.score(part.get(key, math.nan)) for part in measured)] for key, label in DEMO_ROWS]
-    return Table(["", *(log.method for log in context.logs[: len(measured)])], rows)
+    changes = {
+        items.y_words: hubness_change((bank.x, bank.y), held.x, held.y, links, temperature),
+        items.x_words: hubness_change((bank.y, bank.x), held.y, held.x, links.flip(1), temperature),
+    }
+    columns = ["", *(f"{words.many}{suffix}" for words in changes for suffix in ("", ", corrected"))]
+    rows = []
+    for key, label, share in HUBNESS_ROWS:
+        values = [change[f"{key}{suffix}"] for change in changes.values() for suffix in ("", "_corrected")]
+        rows.append([label, *(numbers.percent(value) if share else numbers.number(value) for value in values)])
+    return Table(columns, rows)
 
 
 # Solving
@@ -227,6 +235,7 @@ def solve_sample(
             converged=result.converged,
             zeta=None if table is None else _mean_by(row, table.numpy()[features.numbers], weight),
             truth=truth if letter == "y" else None,
+            agreement=math.nan if views else popularity_agreement(anchors, candidates, temperature),
         )
     return sides
 

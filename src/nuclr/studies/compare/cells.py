@@ -21,9 +21,9 @@ from torch import Tensor
 
 from nuclr import files
 from nuclr.data.builtin import BuiltinPairs
-from nuclr.evaluation import choose_correction
+from nuclr.evaluation import Bank, Correction, choose_correction
 from nuclr.objectives import entry
-from nuclr.popularity.correction import BANK_SIZE, Bank, Correction
+from nuclr.popularity.correction import BANK_SIZE
 from nuclr.runs import components, folder
 from nuclr.runs.features import PairFeatures, encode_side, encode_x, encode_y
 from nuclr.runs.launch import pick_device

@@ -8,10 +8,15 @@ from torch import Tensor
 
 from nuclr.data.formats.beir import BeirPairs, BeirSet
 from nuclr.errors import UserError
-from nuclr.evaluation import choose_correction, cross_validated_ranks, retrieval_metrics, summarize_ranks
-from nuclr.evaluation.corrected import STRENGTHS, TEMPERATURE_FACTORS
-from nuclr.popularity import Bank, Correction
-from nuclr.popularity.correction import DEFAULT_TEMPERATURE_FACTOR
+from nuclr.evaluation import (
+    Bank,
+    Correction,
+    choose_correction,
+    cross_validated_ranks,
+    retrieval_metrics,
+    summarize_ranks,
+)
+from nuclr.popularity.correction import DEFAULT_TEMPERATURE_FACTOR, STRENGTHS, TEMPERATURE_FACTORS
 from nuclr.runs.features import PairFeatures
 from nuclr.studies.evaluate.subject import Subject, pair_features, query_bank
 

@@ -195,7 +195,7 @@ def read_names(
     names: list[str] = []
     folder = None
     if captions is not None:
-        entries = list(_entries(captions))
+        entries = list(read_captions(captions))
         if len(entries) != len(y_to_x):
             raise UserError(
                 f"--captions {captions}: {len(entries)} captions, but the embedding file has {len(y_to_x)} y"
@@ -226,7 +226,7 @@ def read_names(
     return Names(dict(zip(("x", "y"), words, strict=True)), {"x": names, "y": texts}, y_to_x, origin=origin)
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str | None]]:
+def read_captions(path: Path) -> Iterator[tuple[str, str | None]]:
     """Yield (caption, image or None) in the order of y."""
     if path.suffix == ".txt":
         for line in _lines(path):

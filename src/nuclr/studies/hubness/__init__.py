@@ -1,0 +1,1 @@
+"""`nuclr hubness`: which items of a search are hubs, and what correcting their popularity changes."""

@@ -1,0 +1,273 @@
+"""`nuclr hubness`: measure a search before and after correction, and write the table, the bias and the summary.
+
+The queries whose results are counted never take part in fitting the correction. Without a bank, the queries are
+divided: those of even number fit it, those of odd number are counted.
+"""
+
+import csv
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import nuclr
+from nuclr import files
+from nuclr.errors import UserError
+from nuclr.evaluation import rank_correlation
+from nuclr.popularity import ConvergenceWarning, Hubness, PopularityCorrection, hubness
+from nuclr.runs.folder import environment
+from nuclr.studies.hubness.vectors import Vectors, check_rows, find_links
+
+COMMAND = "nuclr hubness"
+SUMMARY, TABLE, BIAS, CORRECTION = "hubness.json", "hubness.csv", "bias.npy", "correction.safetensors"
+FILES = (SUMMARY, TABLE, BIAS, CORRECTION)
+DEPTHS = (1, 5, 10)  # of recall
+HUBS, EXAMPLES = 30, 3  # hubs in the summary, and queries per hub
+
+
+@dataclass(frozen=True)
+class Search:
+    """Queries and what they search.
+
+    Attributes:
+        queries: all queries.
+        gallery: the items.
+        bank: queries to fit the correction on; None: a half of `queries`.
+        bank_candidates: what the bank's queries choose from; None: the gallery.
+        links: rows (query, right answer), (n, 2); None if it is not known.
+
+    """
+
+    queries: Vectors
+    gallery: Vectors
+    bank: Vectors | None = None
+    bank_candidates: Vectors | None = None
+    links: np.ndarray | None = None
+
+
+def write_hubness(
+    search: Search,
+    folder: Path,
+    k: int = 10,
+    temperature: float | None = None,
+    strength: float | None = None,
+    normalize: bool = False,
+    images: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, write everything into `folder`, and return the content of hubness.json.
+
+    Args:
+        search: queries, gallery and bank.
+        folder: created if necessary; files of an earlier `nuclr hubness` are replaced.
+        k: how many items a query looks at.
+        temperature: of the correction; None: the default.
+        strength: of the correction; None: the default.
+        normalize: scale all vectors to unit norm.
+        images: the folder that the names of the gallery are files of, for the page.
+
+    Raises:
+        UserError: anything wrong with the input, before the solver starts.
+
+    """
+    queries, gallery = search.queries, search.gallery
+    one_set = queries.is_same(gallery)
+    _check(search, k, one_set, normalize)
+    files.prepare_folder(folder, COMMAND, SUMMARY, FILES)
+    fit_queries, candidates, counted, bank = _divide(search, one_set)
+    fix = PopularityCorrection(temperature, strength, normalize=normalize)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a larger residual hardly changes ranks
+        fix.fit(fit_queries, candidates)
+    bias = fix.bias(gallery.features)
+    tried, rows = queries.features[counted], np.arange(len(queries))[counted]
+    options: dict[str, Any] = {"exclude": rows if one_set else None, "normalize": normalize}
+    plain = hubness(tried, gallery.features, k, **options)
+    corrected = hubness(tried, gallery.features, k, bias=bias, **options)
+    links = find_links(queries, gallery) if search.links is None else search.links
+    links = _of_counted(links, rows)
+
+    content: dict[str, Any] = {
+        "written_by": COMMAND,
+        "version": nuclr.__version__,
+        "command": environment()["command"],
+        "queries": _describe(queries) | {"counted": len(rows)},
+        "gallery": _describe(gallery) | {"images": None if images is None else str(images)},
+        "bank": bank,
+        "same": one_set,
+        "k": k,
+        "width": int(gallery.features.shape[1]),
+        "temperature": fix.temperature,
+        "strength": fix.strength,
+        "plain": _measures(plain, links),
+        "corrected": _measures(corrected, links),
+        "correlation": _finite(rank_correlation(bias, plain.counts)),
+        "labeled": 0 if links is None else len(np.unique(links[:, 0])),
+        "hubs": _hubs(search, rows, plain, corrected, bias, links),
+        "found_again": _found_again(search, plain, corrected),
+    }
+    with files.user_errors(folder):
+        _write_table(folder / TABLE, gallery, plain, corrected, bias)
+        with files.write_atomically(folder / BIAS) as file:
+            np.save(file, bias.numpy())
+        fix.save(folder / CORRECTION)
+        files.write_json(folder / SUMMARY, content)
+    return content
+
+
+def _check(search: Search, k: int, one_set: bool, normalize: bool) -> None:
+    queries, gallery = search.queries, search.gallery
+    width = gallery.features.shape[1]
+    named = {v.name: v for v in (queries, search.bank, search.bank_candidates, gallery) if v is not None}
+    for vectors in named.values():
+        if vectors.features.shape[1] != width:
+            raise UserError(
+                f"{vectors.name} has {vectors.features.shape[1]} columns and {gallery.name} {width}; "
+                "queries, gallery and bank must come from the same model"
+            )
+    if search.bank is not None and search.bank.pairs is None and search.bank.is_same(queries):
+        raise UserError(
+            f"--bank {search.bank.name}: these are the queries themselves; name others, or leave out --bank"
+        )
+    if len(gallery) < 2:
+        raise UserError(f"{gallery.name}: has one row; a gallery needs at least two items")
+    if search.bank is None and len(queries) < 4:
+        raise UserError(f"{queries.name}: {len(queries)} queries; without --bank, at least 4 are needed")
+    if search.bank is not None and len(search.bank) < (4 if search.bank_candidates is None and one_set else 2):
+        raise UserError(
+            f"--bank {search.bank.name}: {len(search.bank)} rows are too few to find hubs; give more queries"
+        )
+    most = len(gallery) - one_set
+    if k > most:
+        raise UserError(f"--k {k}: the gallery has only {most} items that a query can find")
+    for vectors in named.values():
+        check_rows(vectors, normalize)
+
+
+def _divide(search: Search, one_set: bool) -> tuple[np.ndarray, np.ndarray, slice, dict[str, Any]]:
+    """Return queries to fit on, what they choose from, the queries to count, and a description of the bank.
+
+    All are slices, so that memory-mapped files are not read.
+    """
+    queries, gallery = search.queries.features, search.gallery.features
+    if search.bank is None:
+        fitted, counted = queries[::2], slice(1, None, 2)
+        candidates = gallery[counted] if one_set else gallery
+        return fitted, candidates, counted, {"name": None, "queries": len(fitted), "candidates": len(candidates)}
+    bank = search.bank.features
+    candidates = gallery if search.bank_candidates is None else search.bank_candidates.features
+    if one_set:  # a query chooses nothing else next to its own copy
+        bank, candidates = bank[::2], bank[1::2]
+    described = {"name": search.bank.name, "queries": len(bank), "candidates": len(candidates)}
+    return bank, candidates, slice(None), described
+
+
+def _of_counted(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    """Return the links of the queries that are counted, numbered among them."""
+    if links is None:
+        return None
+    position = np.full(max(int(links[:, 0].max()), int(rows.max())) + 1, -1)
+    position[rows] = np.arange(len(rows))
+    kept = links[position[links[:, 0]] >= 0]
+    return np.stack([position[kept[:, 0]], kept[:, 1]], axis=1) if len(kept) else None
+
+
+def _describe(vectors: Vectors) -> dict[str, Any]:
+    run = None if vectors.pairs is None else str(vectors.path)
+    return {"name": vectors.name, "rows": len(vectors), "run": run, "side": vectors.column}
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _measures(found: Hubness, links: np.ndarray | None) -> dict[str, Any]:
+    counts = found.counts.numpy()
+    measures: dict[str, Any] = {
+        "never_found": found.never_found,
+        "skewness": found.skewness,
+        "top_share": found.top_share(0.01),
+        "largest": int(counts.max()),
+        "mean": float(counts.mean()),
+        "histogram": np.bincount(np.minimum(counts, 500)).tolist(),
+    }
+    if links is not None:
+        measures["recall"] = {str(k): found.recall(links, k) for k in DEPTHS if k <= found.k}
+    return measures
+
+
+def _hubs(
+    search: Search,
+    rows: np.ndarray,
+    plain: Hubness,
+    corrected: Hubness,
+    bias: Tensor,
+    links: np.ndarray | None,
+) -> list[dict[str, Any]]:
+    """Return the worst hubs, each with queries that it crowds out: those that do not find it any more."""
+    right: dict[int, set[int]] = {}
+    for query, item in [] if links is None else links.tolist():
+        right.setdefault(query, set()).add(item)
+    before, after = plain.found, corrected.found
+    hubs = []
+    for hub in plain.worst(HUBS).tolist():
+        asked = (before == hub).any(dim=1).nonzero().flatten().tolist()
+        freed = [query for query in asked if hub not in after[query].tolist()]
+        examples = []
+        for query in freed:
+            new = [item for item in after[query].tolist() if item not in before[query].tolist()]
+            answers = [item for item in new if item in right.get(query, ())]
+            if new:
+                # First the queries that now find a right answer, then those for which the hub was near the top.
+                rank = before[query].tolist().index(hub)
+                examples.append((not answers, rank, query, (answers or new)[0], bool(answers)))
+        wrong = [query for query in asked if query in right and hub not in right[query]]
+        entry = {
+            **_item(search.gallery, hub),
+            "plain": int(plain.counts[hub]),
+            "corrected": int(corrected.counts[hub]),
+            "bias": float(bias[hub]),
+            "crowds_out": [
+                {
+                    "query": _item(search.queries, int(rows[query])),
+                    "rank": rank + 1,
+                    "instead": _item(search.gallery, item),
+                    "right": is_right,
+                }
+                for _, rank, query, item, is_right in sorted(examples)[:EXAMPLES]
+            ],
+        }
+        hubs.append(entry | ({"wrong": len(wrong)} if links is not None else {}))
+    return hubs
+
+
+def _found_again(search: Search, plain: Hubness, corrected: Hubness) -> list[dict[str, Any]]:
+    """Return items that no query found before the correction, those that are found most often after it first."""
+    gained = torch.where(plain.counts == 0, corrected.counts, 0)
+    order = gained.argsort(descending=True, stable=True)[:HUBS].tolist()
+    return [
+        {**_item(search.gallery, row), "plain": 0, "corrected": int(gained[row])} for row in order if gained[row] > 0
+    ]
+
+
+def _item(vectors: Vectors, row: int) -> dict[str, Any]:
+    item: dict[str, Any] = {"row": row}
+    if vectors.numbers is not None:
+        item["number"] = int(vectors.numbers[row])
+    return item | ({} if vectors.texts is None else {"name": vectors.texts[row]})
+
+
+def _write_table(path: Path, gallery: Vectors, plain: Hubness, corrected: Hubness, bias: Tensor) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    named = gallery.texts is not None
+    writer.writerow(["row", f"n{plain.k}", f"n{plain.k}_corrected", "bias", *(["name"] if named else [])])
+    columns = (plain.counts.tolist(), corrected.counts.tolist(), bias.tolist())
+    for row, (before, after, value) in enumerate(zip(*columns, strict=True)):
+        name = [files.csv_cell(gallery.texts[row])] if gallery.texts is not None else []
+        writer.writerow([row, before, after, f"{value:.8g}", *name])
+    files.write_text(path, text.getvalue())

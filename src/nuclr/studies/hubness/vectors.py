@@ -1,0 +1,271 @@
+"""Vectors of any file or run, named on the command line as PATH or PATH:COLUMN.
+
+`.npy` files are memory-mapped, so they may be larger than memory. `.npz` and `.safetensors` files have named arrays,
+Parquet files and datasets on disk have columns, and runs have the sides x and y of their held-out pairs.
+"""
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import torch
+
+from nuclr.data.formats import arrow
+from nuclr.errors import UserError
+from nuclr.files import read_npz
+from nuclr.popularity.correction import BANK_SIZE
+from nuclr.popularity.kernel import free_memory
+from nuclr.runs import folder as run_folder
+from nuclr.runs.components import SIDES, Source
+from nuclr.runs.features import PairFeatures
+from nuclr.runs.run import Run
+from nuclr.runs.side_words import words_of_pairs
+from nuclr.studies.popularity.inputs import read_captions
+
+ROWS = 2**16  # of a block that is checked at once
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors with what is known about them.
+
+    Attributes:
+        features: (n, d), an array or a memory-mapped file.
+        path: the file or folder.
+        column: the array, column or side; None for `.npy`.
+        group: (n,), equal for rows that belong together, comparable within one file; None if it is not known.
+        texts: what people call the rows; None if it is not known.
+        pairs: features of both sides, if they come from a run.
+        numbers: of the pairs that the rows come from, if they come from a run.
+
+    """
+
+    features: np.ndarray
+    path: Path
+    column: str | None = None
+    group: np.ndarray | None = None
+    texts: list[str] | None = None
+    pairs: PairFeatures | None = None
+    numbers: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.features)
+
+    @property
+    def name(self) -> str:
+        """The argument that gives these vectors."""
+        return str(self.path) if self.column is None else f"{self.path}:{self.column}"
+
+    def is_same(self, other: "Vectors") -> bool:
+        """Return whether both are the same rows."""
+        return (self.path.resolve(), self.column) == (other.path.resolve(), other.column)
+
+
+def split_argument(argument: str) -> tuple[Path, str | None]:
+    """Return the path and the column of PATH or PATH:COLUMN; a file whose name has a colon is a file."""
+    if Path(argument).exists() or ":" not in argument:
+        return Path(argument), None
+    path, _, column = argument.rpartition(":")
+    return (Path(path), column) if column else (Path(argument), None)
+
+
+def open_vectors(argument: str, preferred: str, training: bool = False) -> Vectors:
+    """Open the vectors that an argument names.
+
+    Args:
+        argument: PATH or PATH:COLUMN.
+        preferred: the array to take if no column is named and there are several: "x" or "y".
+        training: of a run, take the training pairs instead of the held-out ones.
+
+    Raises:
+        UserError: if there is nothing to read, or it does not hold vectors.
+
+    """
+    path, column = split_argument(argument)
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
+    if path.is_dir() and run_folder.is_run(path):
+        return _of_run(path, column or preferred, training)
+    try:
+        vectors = _of_file(path, column, preferred)
+    except MemoryError:
+        raise _too_large(path, path.stat().st_size) from None
+    features = vectors.features
+    if features.ndim != 2 or features.dtype.kind != "f" or features.dtype.itemsize > 8:
+        raise UserError(
+            f"{vectors.name}: {features.dtype} of shape {features.shape}; needs floating-point numbers (rows, width)"
+        )
+    if not len(features):
+        raise UserError(f"{vectors.name}: has no rows")
+    return vectors
+
+
+def _of_file(path: Path, column: str | None, preferred: str) -> Vectors:
+    if path.suffix == ".npy":
+        if column is not None:
+            raise UserError(f"{path}:{column}: a .npy file holds one array; name it without :{column}")
+        try:
+            return Vectors(np.load(path, mmap_mode="r", allow_pickle=False), path)
+        except Exception as error:  # numpy raises many types for damaged files
+            raise UserError(f"{path}: cannot be read as .npy with numbers ({error})") from None
+    if path.suffix == ".npz":
+        shapes = _npz_sizes(path)
+        name = _choose(path, column, preferred, list(shapes))
+        _refuse_larger_than_memory(path, shapes[name])
+        arrays = read_npz(path, (name, "y_to_x"))
+        return Vectors(arrays[name], path, name, _group(name, arrays))
+    if path.suffix == ".safetensors":
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                name = _choose(path, column, preferred, list(file.keys()))
+                _refuse_larger_than_memory(path, path.stat().st_size)
+                tensors = {key: file.get_tensor(key) for key in {name, "y_to_x"} & set(file.keys())}
+        except (OSError, safetensors.SafetensorError) as error:
+            raise UserError(f"{path}: cannot be read as .safetensors ({error})") from None
+        arrays = {key: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for key, t in tensors.items()}
+        return Vectors(arrays[name], path, name, _group(name, arrays))
+    if path.suffix == ".parquet" or path.is_dir():
+        if path.is_file():
+            _refuse_larger_than_memory(path, path.stat().st_size)
+        return Vectors(arrow.read_vectors(path, column), path, column)
+    raise UserError(
+        f"{path}: unknown kind of file; allowed: .npy, .npz, .safetensors, .parquet, a dataset on disk, a run"
+    )
+
+
+def _npz_sizes(path: Path) -> dict[str, int]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read as .npz ({error})") from None
+
+
+def _choose(path: Path, column: str | None, preferred: str, names: list[str]) -> str:
+    found = ", ".join(names) or "nothing"
+    if column is not None and column not in names:
+        raise UserError(f"{path}: no array named {column!r}; found: {found}")
+    candidates = [name for name in names if name != "y_to_x"]
+    if column is None and preferred not in names and len(candidates) != 1:
+        raise UserError(f"{path}: name one of its arrays as {path}:NAME; found: {found}")
+    return column or (preferred if preferred in names else candidates[0])
+
+
+def _group(name: str, arrays: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Return the row of x that each row belongs to."""
+    y_to_x = arrays.get("y_to_x")
+    if name == "y" and y_to_x is not None and y_to_x.shape == (len(arrays["y"]),) and y_to_x.dtype.kind in "iu":
+        return y_to_x.astype(np.int64)
+    return np.arange(len(arrays[name])) if name in SIDES and (name == "x" or y_to_x is None) else None
+
+
+def _refuse_larger_than_memory(path: Path, size: int) -> None:
+    if size > 0.8 * free_memory(torch.device("cpu")):
+        raise _too_large(path, size)
+
+
+def _too_large(path: Path, size: int) -> UserError:
+    free = free_memory(torch.device("cpu")) / 2**30
+    return UserError(
+        f"{path}: needs {size / 2**30:.1f} GiB and {free:.1f} GiB of memory are free; "
+        "save the vectors with numpy.save as .npy, which is read in parts"
+    )
+
+
+def _of_run(path: Path, side: str, training: bool) -> Vectors:
+    if side not in SIDES:
+        raise UserError(f"{path}:{side}: a run has the sides x and y; name {path}:x or {path}:y")
+    run, features = _encode_run(path, training)
+    pairs = (run.train if training else run.val or run.train).pairs
+    first = side == "x"
+    numbers = features.x_number if first else features.y_number
+    words = words_of_pairs(pairs)[SIDES.index(side)]
+    texts = None
+    if words.kind == "text":
+        texts = [str(pairs.x(number) if first else pairs.y(number)) for number in numbers.tolist()]
+    return Vectors((features.x if first else features.y).numpy(), path, side, None, texts, features, numbers)
+
+
+@lru_cache(maxsize=2)
+def _encode_run(path: Path, training: bool) -> tuple[Run, PairFeatures]:
+    """Encode the pairs of a run once for both sides."""
+    run = Run.open_finished(path)
+    source: Source | None = run.train if training else run.val
+    if source is None:
+        raise UserError(f"{path}: the run has no held-out pairs (data.val), so there are no queries to try")
+    numbers = source.numbers
+    if training and len(numbers) > BANK_SIZE:
+        numbers = numbers[np.linspace(0, len(numbers) - 1, BANK_SIZE).round().astype(np.int64)]
+    return run, run.features(source, numbers)
+
+
+def read_names(argument: str, vectors: Vectors) -> list[str]:
+    """Read what the rows are called: `.txt`, `.jsonl`, `.json` or a column PATH:COLUMN of texts.
+
+    Raises:
+        UserError: if the file cannot be read, or has another number of names.
+
+    """
+    path, column = split_argument(argument)
+    if column is not None:
+        names: Sequence[str] = arrow.read_texts(path, column)
+    else:
+        names = [caption for caption, _ in read_captions(path)]
+    if len(names) != len(vectors):
+        raise UserError(f"{argument}: {len(names):,} names, but {vectors.name} has {len(vectors):,} rows")
+    return list(names)
+
+
+def find_links(queries: Vectors, gallery: Vectors) -> np.ndarray | None:
+    """Return which rows belong together, (n, 2) of (query, right answer), if both are sides of one file or run."""
+    if queries.path.resolve() != gallery.path.resolve():
+        return None
+    if queries.pairs is not None:
+        if queries.column == gallery.column:
+            return None
+        pairs = queries.pairs.links
+        return (pairs if queries.column == "x" else pairs.flip(1)).numpy()
+    if queries.group is None or gallery.group is None:
+        return None
+    order = np.argsort(gallery.group, kind="stable")
+    start, stop = (np.searchsorted(gallery.group[order], queries.group, side) for side in ("left", "right"))
+    query = np.repeat(np.arange(len(queries)), stop - start)
+    offset = np.arange(len(query)) - np.repeat(np.cumsum(stop - start) - (stop - start), stop - start)
+    links = np.stack([query, order[np.repeat(start, stop - start) + offset]], axis=1)
+    if queries.is_same(gallery):
+        links = links[links[:, 0] != links[:, 1]]
+    return links if len(links) else None
+
+
+def check_rows(vectors: Vectors, normalize: bool) -> None:
+    """Refuse rows that are not finite or cannot be compared, by their numbers.
+
+    Raises:
+        UserError: names the first wrong row and the fix.
+
+    """
+    uneven, example, norm = 0, -1, 0.0
+    for start in range(0, len(vectors), ROWS):
+        block = np.asarray(vectors.features[start : start + ROWS])
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            row = start + int(np.argmin(finite))
+            raise UserError(f"{vectors.name}: row {row} holds a NaN or an infinity; fix or remove it")
+        norms = np.linalg.norm(block.astype(np.float64), axis=1)
+        if not norms.all():
+            row = start + int(np.argmin(norms))
+            raise UserError(f"{vectors.name}: row {row} is all zeros and has no direction; remove it")
+        wrong = np.abs(norms - 1) > 1e-2
+        if wrong.any() and example < 0:
+            example, norm = start + int(np.argmax(wrong)), float(norms[np.argmax(wrong)])
+        uneven += int(wrong.sum())
+    if uneven and not normalize:
+        raise UserError(
+            f"{vectors.name}: row {example} has norm {norm:.4g} ({uneven:,} of {len(vectors):,} rows are not unit "
+            "norm); to compare by cosine, add --normalize"
+        )
