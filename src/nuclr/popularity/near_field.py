@@ -1,8 +1,8 @@
 """The near field: pairs (i, j) with a large share of the plan, found without computing all scores.
 
-Anchors and candidates are grouped into cells of similar features by k-means. For each cell of anchors the most similar
-cells of candidates are searched, and for each cell of candidates the most similar cells of anchors: nearest neighbors
-in both directions, as an inverted-file index finds them. With sqrt(n) cells per side, the cost grows as n sqrt(n). A
+Anchors and candidates are grouped into cells of similar features by k-means. Each anchor searches the cells of
+candidates whose centers are nearest to it, and each candidate the cells of anchors: nearest neighbors in both
+directions, as an inverted-file index finds them. With sqrt(n) cells per side, the cost grows as n sqrt(n). A
 pair is near if its A_ij = exp((s_ij - zeta_j)/tau) / Z_i, at an estimate of zeta and Z, is above a threshold: the
 neighbors under the score s_ij - zeta_j - tau log Z_i, as many per row and column as matter there.
 
@@ -10,6 +10,7 @@ Near pairs that the search misses stay in the far field, which is estimated from
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from nuclr.popularity.problem import Problem
 from nuclr.popularity.rows import READ, Rows
 from nuclr.popularity.sampled_kernel import TILE, Near
 
-PROBES = 16  # cells searched per cell, in each direction
+MOST_PROBES, LEAST_PROBES = 32, 8  # cells that each anchor and each candidate searches
+SEARCHED = 12_000  # rows in these cells, unless there are fewer or more probes
 KMEANS_STEPS = 5
 
 
@@ -36,47 +38,58 @@ def find_near(
         most: Largest number of pairs; the search stops there.
 
     Returns:
-        The pairs.
+        The pairs, each once.
 
     """
-    assert problem.x is not None and problem.y is not None
-    tau = problem.temperature
-    cell_x, cell_y = (assign(t, c) for t, c in zip((problem.x, problem.y), centers, strict=True))
-    order_x, starts_x = _by_cell(cell_x, len(centers[0]))
-    order_y, starts_y = _by_cell(cell_y, len(centers[1]))
-    searched = search_list(centers, _cell_means(zeta / tau, cell_y, len(centers[1])), tau)
+    x, y, tau = problem.x, problem.y, problem.temperature
+    assert x is not None and y is not None
+    probed_y, probed_x = (nearest_cells(t, c, probes(len(c))) for t, c in ((x, centers[1]), (y, centers[0])))
+    home_x, home_y = (nearest_cells(t, c, 1)[:, 0] for t, c in ((x, centers[0]), (y, centers[1])))
+    height = (zeta / tau + threshold).to(problem.dtype)
+    log_z = log_z.to(problem.dtype)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    total = 0
-    for cell, (start, stop) in enumerate(zip(starts_x, starts_x[1:], strict=False)):
-        near_cells = searched[cell].nonzero().flatten().tolist()
-        anchors = order_x[start:stop]
-        if not len(anchors):
-            continue
-        candidates = torch.cat([order_y[starts_y[c] : starts_y[c + 1]] for c in near_cells])
-        y = problem.y[candidates] / tau
-        shift = (zeta[candidates] / -tau - threshold).to(y)
-        for rows in anchors.split(max(1, TILE // max(1, len(candidates)))):
-            logit = problem.x[rows] @ y.T
-            above = logit + shift > log_z[rows, None].to(y)
-            i, j = above.nonzero(as_tuple=True)
-            found.append((rows[i].int(), candidates[j].int(), logit[i, j]))
-            total += len(i)
-        if total > most:
-            break
-    if not found:
-        empty = torch.empty(0, dtype=torch.int32, device=zeta.device)
-        return Near(empty, empty, torch.empty(0, dtype=problem.dtype, device=zeta.device))
+
+    def search(anchors: Tensor, candidates: Tensor, again: bool) -> None:
+        right = y[candidates] / tau
+        for rows in torch.split(anchors, max(1, TILE // max(1, len(candidates)))):
+            logit = x[rows] @ right.T
+            i, j = (logit - height[candidates] > log_z[rows, None]).nonzero(as_tuple=True)
+            logit, i, j = logit[i, j], rows[i], candidates[j]
+            if again:  # leave out what the anchors have found in their own search
+                new = (probed_y[i] != home_y[j, None]).all(dim=1)
+                logit, i, j = logit[new], i[new], j[new]
+            found.append((i.int(), j.int(), logit))
+
+    for anchors, candidates in zip(_visitors(probed_y, centers[1]), _members(home_y, centers[1]), strict=True):
+        search(anchors, candidates, again=False)
+    for candidates, anchors in zip(_visitors(probed_x, centers[0]), _members(home_x, centers[0]), strict=True):
+        search(anchors, candidates, again=True)
     return Near(*(torch.cat(parts)[:most] for parts in zip(*found, strict=True)))
 
 
-def search_list(centers: tuple[Tensor, Tensor], zeta: Tensor, temperature: float) -> Tensor:
-    """Return which cells of candidates to search for which cells of anchors, (cells, cells) bool."""
-    scores = centers[0] @ centers[1].T - (zeta * temperature).to(centers[0])
-    searched = torch.zeros_like(scores, dtype=torch.bool)
-    for dim in (0, 1):
-        best = scores.topk(min(PROBES, scores.shape[dim]), dim=dim).indices
-        searched.scatter_(dim, best, torch.ones_like(best, dtype=torch.bool))
-    return searched
+def probes(cells: int) -> int:
+    """Return how many cells to search if there are so many, each with about as many rows."""
+    return min(MOST_PROBES, max(LEAST_PROBES, SEARCHED // cells))
+
+
+def nearest_cells(features: Rows | Tensor, centers: Tensor, count: int) -> Tensor:
+    """Return the cells whose centers have the largest scores for each row, (n, count)."""
+    height, count = min(READ, max(1, TILE // len(centers))), min(count, len(centers))
+    out = torch.empty(len(features), count, dtype=torch.int32, device=centers.device)
+    for start in range(0, len(features), height):
+        out[start : start + height] = (features[start : start + height] @ centers.T).topk(count, dim=1).indices
+    return out
+
+
+def _visitors(probed: Tensor, centers: Tensor) -> Iterable[Tensor]:
+    """Return, per cell, the rows that search it; `probed` is (n, probes)."""
+    order = probed.flatten().argsort(stable=True) // probed.shape[1]
+    return torch.split(order, torch.bincount(probed.flatten(), minlength=len(centers)).tolist())
+
+
+def _members(home: Tensor, centers: Tensor) -> Iterable[Tensor]:
+    """Return, per cell, the rows in it; `home` is (n,)."""
+    return _visitors(home[:, None], centers)
 
 
 def make_cells(features: Rows | Tensor, mass: Tensor, generator: torch.Generator) -> Tensor:
@@ -86,26 +99,8 @@ def make_cells(features: Rows | Tensor, mass: Tensor, generator: torch.Generator
     points = features[some]
     centers = points[torch.randperm(len(points), generator=generator)[:count].to(mass.device)]
     for _ in range(KMEANS_STEPS):
-        cell = assign(points, centers)
+        cell = nearest_cells(points, centers, 1)[:, 0]
         sums = torch.zeros_like(centers).index_add_(0, cell, points)
         empty = torch.bincount(cell, minlength=len(centers)) == 0
         centers = torch.nn.functional.normalize(torch.where(empty[:, None], centers, sums), dim=1)
     return centers
-
-
-def assign(features: Rows | Tensor, centers: Tensor) -> Tensor:
-    """Return the cell of each row, (n,)."""
-    height = min(READ, max(1, TILE // len(centers)))
-    parts = [(features[start : start + height] @ centers.T).argmax(dim=1) for start in range(0, len(features), height)]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long, device=centers.device)
-
-
-def _by_cell(cell: Tensor, cells: int) -> tuple[Tensor, list[int]]:
-    """Return the rows in the order of their cells, and where each cell starts."""
-    counts = torch.bincount(cell, minlength=cells)
-    return cell.argsort(stable=True), [0, *counts.cumsum(0).tolist()]
-
-
-def _cell_means(values: Tensor, cell: Tensor, cells: int) -> Tensor:
-    sums = values.new_zeros(cells).index_add_(0, cell, values)
-    return sums / torch.bincount(cell, minlength=cells).clamp_min(1)

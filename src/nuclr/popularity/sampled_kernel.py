@@ -4,7 +4,7 @@ With A_ij = exp((s_ij - zeta_j)/tau) / Z_i, the sum over the candidates in Z_i a
 split into a *near field*, a list of pairs (i, j) that is summed exactly, and a *far field*, all other pairs, which is
 estimated from a sample of the candidates or of the anchors:
 
-    c_j = sum_{i near j} a_i A_ij + sum_{i sampled, not near j} w_i a_i A_ij,        w_i = 1 / probability of being drawn
+    c_j = sum_{i near j} a_i A_ij + sum_{i sampled, not near j} w_i a_i A_ij,    w_i = 1 / probability of being drawn
 
 Instead of removing near pairs from the dense product with the sample, a near pair of a sampled anchor gets the weight
 1 - w_i in the near field. Any set of near pairs gives an unbiased estimate; a good one leaves little variance.
@@ -115,23 +115,39 @@ class SampledKernel:
         keep = size * problem.dtype.itemsize <= memory
         self.rows = Far(problem.x, problem.y[candidates.index], problem.temperature, keep)
         self.columns = Far(problem.y, problem.x[anchors.index], problem.temperature, keep)
-        self.row_noise, self.column_noise = torch.zeros_like(problem.a), torch.zeros_like(problem.b)
+        self.row_shift, self.column_shift = torch.zeros_like(problem.a), torch.zeros_like(problem.b)
 
     def __call__(self, zeta: Tensor) -> State:
-        """Return the state at zeta; its log c is shifted to mean zero, since the estimates need not conserve mass."""
+        """Return the state at zeta, with the shifts added to log Z and log c."""
         z, _ = self._row_sums(zeta, noise=False)
-        self.log_z = self.log_z + z.log() + self.row_noise
+        self.log_z = self.log_z + z.log() + self.row_shift
         c, squares = self._column_sums(zeta, noise=False)
-        log_c = c.log() + self.column_noise
-        log_c = log_c - log_c.mean()
-        curvature = (1 - self.problem.b * squares / c).clamp(0, 1)
-        return State(zeta, log_c, self.log_z, curvature, float(log_c.norm()))
+        return self._state(zeta, c.log() + self.column_shift, (1 - self.problem.b * squares / c).clamp(0, 1))
 
-    def noise(self, zeta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return draws of the relative errors of Z, (n_x,), and of c, (n_y,), at the last state."""
-        z, z_noise = self._row_sums(zeta, noise=True)
-        c, c_noise = self._column_sums(zeta, noise=True)
-        return z_noise / z, c_noise / c
+    def correct(self, fine: "SampledKernel", zeta: Tensor) -> tuple[State, Tensor, Tensor]:
+        """Set the shifts such that this kernel agrees at zeta with one that has larger samples.
+
+        Args:
+            fine: Kernel of the same problem with the same near pairs.
+            zeta: (n_y,).
+
+        Returns:
+            The fine kernel's state at zeta, and draws of the relative errors of its Z, (n_x,), and of its c, (n_y,).
+
+        """
+        z, _ = self._row_sums(zeta, noise=False)
+        fine.log_z = self.log_z
+        fine_z, noise_z = fine._row_sums(zeta, noise=True)
+        self.row_shift = fine_z.log() - z.log()
+        self.log_z = fine.log_z = fine.log_z + fine_z.log()
+        c, _ = self._column_sums(zeta, noise=False)
+        fine_c, noise_c = fine._column_sums(zeta, noise=True)
+        self.column_shift = fine_c.log() - c.log()
+        return self._state(zeta, fine_c.log(), torch.ones_like(c)), noise_z / fine_z, noise_c / fine_c
+
+    def _state(self, zeta: Tensor, log_c: Tensor, curvature: Tensor) -> State:
+        log_c = log_c - log_c.mean()  # the estimates need not conserve mass, and zeta is defined up to a constant
+        return State(zeta, log_c, self.log_z, curvature, float(log_c.norm()))
 
     def _row_sums(self, zeta: Tensor, noise: bool) -> tuple[Tensor, Tensor]:
         """Return the sums over candidates, relative to exp(log_z), and with the noise's weights."""

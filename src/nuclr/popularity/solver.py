@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,10 +97,11 @@ def solve(
 
     """
     norms: Norms = "normalize" if normalize else "unit"
-    if method == "auto" and scores is None and _score_count(x, y) > EXACT_SCORES:
+    features = [t for t in (x, y) if isinstance(t, (Tensor, np.ndarray))]
+    if method == "auto" and len(features) == 2 and features[0].shape[0] * features[1].shape[0] > EXACT_SCORES:
         method = "sparse"
     if method == "sparse" and scores is not None:
-        raise ValueError('method="sparse" with scores; it needs features x and y, because it does not look at all scores')
+        raise ValueError('method="sparse" with scores; give features x and y, of which it computes only some scores')
     sparse = method == "sparse"
     problem = make_problem(
         x, y, scores, temperature=temperature, x_weight=x_weight, y_weight=y_weight, norms=norms, read_in_parts=sparse
@@ -108,10 +110,6 @@ def solve(
         solver = SparseSolver(neighbors, sample, max_error, max_iterations, seed, memory)
         return solve_sparse(solver, problem, init, progress)
     return Solver(method, tolerance, max_iterations, progress, memory)(problem, init)
-
-
-def _score_count(x: Array | None, y: Array | None) -> int:
-    return 0 if not hasattr(x, "shape") or not hasattr(y, "shape") else math.prod(len(t) for t in (x, y))
 
 
 def solve_sparse(solver: SparseSolver, problem: Problem, init: Vector | None, progress: bool) -> Result:
@@ -125,11 +123,11 @@ def solve_sparse(solver: SparseSolver, problem: Problem, init: Vector | None, pr
     if not converged:
         spread = float(estimate.zeta.std()) / problem.temperature
         message = (
-            f"the sparse estimate of zeta / tau has an error of about {estimate.error:.2g} (root mean square), more than "
-            f"max_error={solver.max_error:g} allows (zeta / tau has standard deviation {spread:.2g}); raise sample or "
-            'neighbors, or use method="anderson"'
+            f"the error of zeta / tau is about {estimate.error:.2g} (root mean square); max_error={solver.max_error:g} "
+            f"allows {target:.2g}, since zeta / tau has standard deviation {spread:.2g}; raise sample or neighbors, or "
+            'use method="anderson"'
             if estimate.settled
-            else f"the sparse method stopped at max_iterations={solver.max_iterations} before it settled"
+            else f"the sparse method stopped before it settled; raise max_iterations={solver.max_iterations}"
         )
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
     mean = estimate.zeta.mean()

@@ -4,7 +4,7 @@ Two estimates exist. Which of them is better depends on the temperature and on t
 
 sample      A sample of the anchors and a sample of the candidates form a small problem. It is solved exactly, and its
             solution is extended to all candidates. Good if each candidate is near to many anchors.
-near field  Near pairs are summed exactly, and only the rest is estimated from a sample (`sampled_kernel`, `near_field`).
+near field  Near pairs are summed exactly, and the rest is estimated from a sample (`sampled_kernel`, `near_field`).
             Good if a few near anchors determine the popularity of a candidate.
 
 The sample is always solved first. If its measured error is too large, the exact column sums of some candidates show how
@@ -37,7 +37,9 @@ from nuclr.popularity.sampling import Sample, draw_sample
 CHECKED = 512  # rows and columns computed exactly
 MEASURED = 8192  # candidates on which the error of the sample estimate is averaged
 GROWTH = 4  # factor by which a sample that is too small grows
-LEAST_FAR = 512  # smallest sample for a far field
+LEAST_COARSE = 128  # smallest sample for the far field of the iteration
+CORRECTIONS = 4  # of the iteration's far field by that of the large sample
+ROUNDS = 2  # searches for near pairs, each at the last estimate of zeta
 PATIENCE = 10  # passes without improvement after which the iteration stops
 LEAST_LOG, STEPS_PER_LOG, BINS = -24.0, 8, 256  # histogram of log A_ij
 
@@ -107,9 +109,12 @@ class SparseSolver:
         best = work.from_sample(self.sample)
         if best.error > self.target(best) and work.larger_sample_or_near_field_helps(self.sample):
             share = work.variance_below
-            near = self.neighbors > 0 and share * self.sample / work.far_size < 1 / GROWTH
-            other = work.from_near_field() if near else work.from_sample(GROWTH * self.sample)
-            best = min(best, other, key=lambda estimate: estimate.error)
+            near = self.neighbors > 0 and share < 1 / GROWTH
+            for _ in range(ROUNDS if near else 1):
+                other = work.from_near_field() if near else work.from_sample(GROWTH * self.sample)
+                best = min(best, other, key=lambda estimate: estimate.error)
+                if best.error <= self.target(best):
+                    break
         return best, work.history
 
     def target(self, estimate: Estimate) -> float:
@@ -132,6 +137,7 @@ class _Work:
         self.solver, self.whole, self.init, self.show = solver, problem, init, show
         self.x, self.y = problem.x, problem.y
         self.own = problem.part(own_rows(len(problem.a)))
+        self.own_x = problem.x.part(own_rows(len(problem.a)))
         self.columns = own_rows(len(problem.b))  # candidates that this process handles if all anchors are at hand
         self.tau = problem.temperature
         self.generator = torch.Generator().manual_seed(solver.seed)
@@ -144,10 +150,15 @@ class _Work:
         self.variance_below = 1.0
 
     @property
-    def far_size(self) -> int:
-        """Number of anchors and of candidates in the sample for the far field: as many as memory can keep."""
+    def tolerance(self) -> float:
+        """Root mean square of log c at which the iteration stops: far below the error allowed."""
+        return self.solver.max_error / 50
+
+    @property
+    def coarse_size(self) -> int:
+        """Number of anchors and of candidates whose far field fits into memory."""
         kept = self.solver.memory * distributed.world_size() // far_bytes(self.whole)
-        return max(LEAST_FAR, min(self.solver.sample, kept))
+        return max(LEAST_COARSE, min(self.solver.sample, kept))
 
     def larger_sample_or_near_field_helps(self, size: int) -> bool:
         """Return whether not all rows were in the sample, and set what a near field leaves of the variance."""
@@ -167,51 +178,62 @@ class _Work:
         zeta = self.tau * log_sums(y, x, self.tau, a.log() - log_z)[0]
         if self.init is not None:
             zeta = self.init[candidates.index]
-        log_z, _ = log_sums(part.x, y, self.tau, b.log() - zeta / self.tau)
-        everything = [_everything(len(t), p.b) for t in (part.a, b)]
-        kernel = SampledKernel(part, None, *everything, log_z, self.solver.memory)
-        state, settled = self._iterate(kernel, zeta)
+        log_z, _ = log_sums(x[rows], y, self.tau, b.log() - zeta / self.tau)
+        all_anchors, all_candidates = (_everything(len(t), p.b) for t in (part.a, b))
+        kernel = SampledKernel(part, None, all_anchors, all_candidates, log_z, self.solver.memory)
+        state, settled = self._iterate(kernel, zeta, self.tolerance / 20)  # passes over the sample cost little
         log_z = gather_rows(state.log_z, len(a))
         y_own = self.y.part(self.columns)
         log_q, noise_c = log_sums(y_own, x, self.tau, a.log() - log_z, anchors.noise / anchors.weight)
         self.zeta = gather_rows(self.tau * log_q, len(p.b))
         noise_c = gather_rows(noise_c, len(p.b))
         log_weight = b.log() - state.zeta / self.tau
-        self.own_log_z, noise_z = log_sums(self.own.x, y, self.tau, log_weight, candidates.noise / candidates.weight)
+        self.own_log_z, noise_z = log_sums(self.own_x, y, self.tau, log_weight, candidates.noise / candidates.weight)
         scale_z, scale_c, residual = self._check(noise_z, noise_c, torch.zeros_like(noise_c))
 
-        kernel.row_noise = scale_z * gather_rows(noise_z, len(p.a))[anchors.index][rows]
-        kernel.column_noise = scale_c * noise_c[candidates.index]
+        kernel.row_shift = scale_z * gather_rows(noise_z, len(p.a))[anchors.index][rows]
+        kernel.column_shift = scale_c * noise_c[candidates.index]
         moved, _ = self._iterate(kernel, state.zeta)
         moved_log_z = gather_rows(moved.log_z, len(a))
         some = torch.randperm(len(p.b), generator=self.generator)[:MEASURED].to(p.b.device)
         moved_zeta, _ = log_sums(self.y[some], x, self.tau, a.log() - moved_log_z)
-        error = float((moved_zeta - self.zeta[some] / self.tau + scale_c * noise_c[some]).std())
+        noise = float((moved_zeta - self.zeta[some] / self.tau + scale_c * noise_c[some]).std())
+        error = math.hypot(noise, _rms(state.log_c))
         return Estimate("sample", replace(p, a=a, x=x), self.zeta, log_z, error, residual, settled)
 
     def from_near_field(self) -> Estimate:
         """Sum near pairs exactly and estimate the rest from a sample, starting from the last estimate."""
         p, own, rows = self.whole, self.own, own_rows(len(self.whole.a))
         assert self.histogram is not None
-        threshold, _ = self.histogram.threshold(self.solver.neighbors)
         centers = make_cells(self.x, p.a, self.generator), make_cells(self.y, p.b, self.generator)
-        most = 2 * self.solver.neighbors * len(p.b)
-        near = find_near(own, self.zeta, self.own_log_z, threshold, centers, most)
-        anchors, candidates = (draw_sample(mass, self.far_size, self.generator) for mass in (p.a, p.b))
-        kernel = SampledKernel(own, near, anchors.part(rows), candidates, self.own_log_z, self.solver.memory)
-        state, settled = self._iterate(kernel, self.zeta)
+        samples = [
+            [draw_sample(mass, size, self.generator) for mass in (p.a, p.b)]
+            for size in (self.solver.sample, self.coarse_size)
+        ]
+        threshold, _ = self.histogram.threshold(self.solver.neighbors)
+        near = find_near(own, self.zeta, self.own_log_z, threshold, centers, 2 * self.solver.neighbors * len(p.b))
+        fine, coarse = (
+            SampledKernel(own, near, x.part(rows), y, self.own_log_z, memory)
+            for (x, y), memory in zip(samples, (0, self.solver.memory), strict=True)
+        )
+        state, settled = self._iterate(coarse, self.zeta)
+        for correction in range(CORRECTIONS):
+            state, noise_z, noise_c = coarse.correct(fine, state.zeta)
+            if _rms(state.log_c) <= 2 * self.tolerance or correction == CORRECTIONS - 1:
+                break
+            state, settled = self._iterate(coarse, state.zeta)
         self.zeta, self.own_log_z = state.zeta, state.log_z
-        noise_z, noise_c = kernel.noise(state.zeta)
         scale_z, scale_c, residual = self._check(noise_z, noise_c, state.log_c)
-        kernel.row_noise, kernel.column_noise = scale_z * noise_z, scale_c * noise_c
-        moved, _ = self._iterate(kernel, state.zeta)
-        error = float(((moved.zeta - state.zeta) / self.tau).std())
+        coarse.row_shift = coarse.row_shift + scale_z * noise_z
+        coarse.column_shift = coarse.column_shift + scale_c * noise_c
+        moved, _ = self._iterate(coarse, state.zeta)
+        error = math.hypot(float(((moved.zeta - state.zeta) / self.tau).std()), _rms(state.log_c))
         log_z = gather_rows(state.log_z, len(p.a))
         return Estimate("near field", p, state.zeta, log_z, error, residual, settled)
 
-    def _iterate(self, kernel: SampledKernel, zeta: Tensor) -> tuple[State, bool]:
-        """Iterate until the root mean square of log c is far below the error allowed; return the best state."""
-        method, tolerance = Anderson(self.tau), self.solver.max_error / 50
+    def _iterate(self, kernel: SampledKernel, zeta: Tensor, tolerance: float | None = None) -> tuple[State, bool]:
+        """Iterate until the root mean square of log c is below a tolerance; return the best state."""
+        method, tolerance = Anderson(self.tau), tolerance or self.tolerance
         state = best = kernel(zeta)
         stale, passes = 0, 1
         while (size := _rms(best.log_c)) > tolerance and stale < PATIENCE and passes < self.solver.max_iterations:
@@ -223,7 +245,7 @@ class _Work:
             best, stale = (proposal, 0) if proposal.objective < best.objective else (best, stale + 1)
         self.history.append(size)
         self.show(self.history)
-        return best, size <= tolerance
+        return best, size <= self.tolerance
 
     def _check(self, noise_z: Tensor, noise_c: Tensor, log_c: Tensor) -> tuple[float, float, float]:
         """Compute some rows and columns exactly, and compare them with the estimates and with the noise expected.
@@ -242,9 +264,8 @@ class _Work:
         y = self.y[self.checked_y]
         counts, variances, sums = (p.b.new_zeros(size) for size in (BINS, BINS, len(y)))
         shift = (-self.zeta[self.checked_y] / tau).to(y)
-        assert isinstance(own.x, Rows)
-        for rows in own.x.tiles(4096):
-            log_a = torch.addmm(shift, own.x[rows], y.T / tau).sub_(self.own_log_z[rows, None].to(y))
+        for rows in self.own_x.tiles(4096):
+            log_a = torch.addmm(shift, self.own_x[rows], y.T / tau).sub_(self.own_log_z[rows, None].to(y))
             mass = own.a[rows, None].to(y)
             share = log_a.exp().mul_(mass)
             sums += share.sum(dim=0)
