@@ -12,7 +12,6 @@ Instead of removing near pairs from the dense product with the sample, a near pa
 Under torch.distributed each process handles its own anchors, and one all-reduce adds the column sums.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +30,7 @@ DRIFT = 40.0  # largest change of the logits of a kept matrix
 
 @dataclass(frozen=True)
 class Near:
-    """Near pairs: anchor (of this process), candidate, and s_ij / tau; all (pairs,)."""
+    """Near pairs: anchor (of this process), candidate, both int32, and s_ij / tau; all (pairs,)."""
 
     anchor: Tensor
     candidate: Tensor
@@ -40,6 +39,55 @@ class Near:
     def __len__(self) -> int:
         """Return the number of pairs."""
         return len(self.logit)
+
+
+class NearProducts:
+    """Products with the sparse matrix exp(s_ij/tau - f_i - g_j) of the near pairs, for potentials f and g.
+
+    The exponentials are kept at reference potentials and computed again only if these have moved by more than DRIFT.
+    """
+
+    def __init__(self, near: Near) -> None:
+        self.near = near
+        self.values = torch.empty_like(near.logit)
+        self.reference: tuple[Tensor, Tensor] | None = None
+
+    def rows(self, f: Tensor, g: Tensor, weights: Tensor) -> Tensor:
+        """Return the product with weights (n_y, k), (n_x, k)."""
+        at_x, at_y = self._factors(f, g)
+        return at_x[:, None] * self._product(self.values, self.near.candidate, self.near.anchor, at_y, weights, len(f))
+
+    def columns(self, f: Tensor, g: Tensor, weights: Tensor) -> Tensor:
+        """Return the product of the transposed matrix with weights (n_x, k), (n_y, k)."""
+        at_x, at_y = self._factors(f, g)
+        return at_y[:, None] * self._product(self.values, self.near.anchor, self.near.candidate, at_x, weights, len(g))
+
+    def squared_columns(self, f: Tensor, g: Tensor, weights: Tensor) -> Tensor:
+        """Return the product of the transposed matrix of squares with weights (n_x, 1), (n_y,)."""
+        at_x, at_y = (factor.square() for factor in self._factors(f, g))
+        squares, near = self.values.square(), self.near
+        return at_y * self._product(squares, near.anchor, near.candidate, at_x, weights, len(g))[:, 0]
+
+    def _factors(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the kept values are to be multiplied with, per anchor and per candidate."""
+        if self.reference is None or moved((f, g), self.reference) > DRIFT:
+            self.reference = f, g
+            for chunk in self._chunks():
+                value = self.near.logit[chunk] - g.to(self.values).index_select(0, self.near.candidate[chunk])
+                value.sub_(f.to(value).index_select(0, self.near.anchor[chunk]))
+                self.values[chunk] = value.mul_(LOG2_E).exp2_()
+        return (self.reference[0] - f).exp(), (self.reference[1] - g).exp()
+
+    def _product(self, values: Tensor, source: Tensor, target: Tensor, at: Tensor, weights: Tensor, n: int) -> Tensor:
+        out = values.new_zeros(weights.shape[1], n)
+        scaled = (weights * at[:, None]).to(values).T.contiguous()
+        for chunk in self._chunks():
+            for sums, weight in zip(out, scaled, strict=True):
+                sums.index_add_(0, target[chunk], weight.index_select(0, source[chunk]).mul_(values[chunk]))
+        return out.T.to(weights)
+
+    def _chunks(self) -> list[slice]:
+        return [slice(start, start + CHUNK) for start in range(0, len(self.near), CHUNK)]
 
 
 class Far:
@@ -66,12 +114,9 @@ class Far:
             return out
         if self.keep and self.matrix is None:
             self.matrix = self.few.new_empty(len(p), len(self.few))
-        if not self.keep or not self._valid(p, q):
+        fresh = not self.keep or self.reference is None or moved((p, q), self.reference) > DRIFT
+        if fresh or self.reference is None:
             self.reference = p, q
-            fresh = True
-        else:
-            fresh = False
-        assert self.reference is not None
         scaled = (weights * (self.reference[1] - q).exp()[:, None]).to(self.few)
         height = max(1, TILE // len(self.few))
         buffer = None if self.matrix is not None else self.few.new_empty(min(height, len(p)), len(self.few))
@@ -85,11 +130,10 @@ class Far:
             out[rows] = (block @ scaled).to(out)
         return out * (self.reference[0] - p).exp()[:, None]
 
-    def _valid(self, p: Tensor, q: Tensor) -> bool:
-        if self.reference is None:
-            return False
-        moved = [new - old for new, old in zip((p, q), self.reference, strict=True)]
-        return max(float(change.abs().amax()) for change in moved) < DRIFT
+
+def moved(potentials: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor]) -> float:
+    """Return the largest change of a potential."""
+    return max(float((new - old).abs().amax()) for new, old in zip(potentials, reference, strict=True) if len(new))
 
 
 class SampledKernel:
@@ -106,10 +150,17 @@ class SampledKernel:
     """
 
     def __init__(
-        self, problem: Problem, near: Near | None, anchors: Sample, candidates: Sample, log_z: Tensor, memory: int
+        self,
+        problem: Problem,
+        near: NearProducts | None,
+        anchors: Sample,
+        candidates: Sample,
+        log_z: Tensor,
+        memory: int,
     ) -> None:
         assert problem.x is not None and problem.y is not None
-        self.problem, self.near, self.anchors, self.candidates = problem, near, anchors, candidates
+        self.problem, self.anchors, self.candidates = problem, anchors, candidates
+        self.near = near
         self.log_z = log_z
         size = len(problem.a) * len(candidates) + len(problem.b) * len(anchors)
         keep = size * problem.dtype.itemsize <= memory
@@ -156,9 +207,7 @@ class SampledKernel:
         index = self.candidates.index
         sums = self.rows.product(self.log_z, g[index], far * p.b[index, None])
         if self.near is not None:
-            mass = near * p.b[:, None]
-            for i, j, value in self._near_values(g):
-                sums.index_add_(0, i, value[:, None] * mass[j])
+            sums += self.near.rows(self.log_z, g, near * p.b[:, None])
         sums[:, 0].clamp_(min=_LEAST)
         return sums[:, 0], sums[:, -1]
 
@@ -170,23 +219,12 @@ class SampledKernel:
         sums = self.columns.product(g, self.log_z[index], far * p.a[index, None])
         squares = torch.zeros_like(zeta)
         if self.near is not None:
-            mass = near * p.a[:, None]
-            for i, j, value in self._near_values(g):
-                sums.index_add_(0, j, value[:, None] * mass[i])
-                if not noise:
-                    squares.index_add_(0, j, value.square_() * p.a[i])
+            sums += self.near.columns(self.log_z, g, near * p.a[:, None])
+            if not noise:
+                squares = self.near.squared_columns(self.log_z, g, p.a[:, None])
         total = distributed.sum_over_processes(torch.cat([sums, squares[:, None]], dim=1))
         total[:, 0].clamp_(min=_LEAST)
         return total[:, 0], total[:, 1] if noise else total[:, -1]
-
-    def _near_values(self, g: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield anchors, candidates and A_ij of the near pairs, in float64, a chunk at a time."""
-        assert self.near is not None
-        shift_x, shift_y = (t.to(self.problem.dtype) for t in (self.log_z, g))
-        for start in range(0, len(self.near), CHUNK):
-            i, j, logit = (t[start : start + CHUNK] for t in (self.near.anchor, self.near.candidate, self.near.logit))
-            value = logit - shift_y[j]
-            yield i, j, value.sub_(shift_x[i]).mul_(LOG2_E).exp2_().double()
 
 
 _LEAST = 1e-35  # rounding in float32 can make a vanishing sum zero or negative

@@ -31,7 +31,7 @@ from nuclr.popularity.methods import Anderson
 from nuclr.popularity.near_field import find_near, make_cells
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.rows import Rows
-from nuclr.popularity.sampled_kernel import SampledKernel, far_bytes, log_sums
+from nuclr.popularity.sampled_kernel import NearProducts, SampledKernel, far_bytes, log_sums
 from nuclr.popularity.sampling import Sample, draw_sample
 
 CHECKED = 512  # rows and columns computed exactly
@@ -40,6 +40,8 @@ GROWTH = 4  # factor by which a sample that is too small grows
 LEAST_COARSE = 128  # smallest sample for the far field of the iteration
 CORRECTIONS = 4  # of the iteration's far field by that of the large sample
 ROUNDS = 2  # searches for near pairs, each at the last estimate of zeta
+EXCESS = 1.3  # ratio of the noise to that of the best near pairs, above which another search pays
+PAIR_BYTES = 16  # per near pair: two indices, the score and its exponential
 PATIENCE = 10  # passes without improvement after which the iteration stops
 LEAST_LOG, STEPS_PER_LOG, BINS = -24.0, 8, 256  # histogram of log A_ij
 
@@ -82,6 +84,12 @@ class _Histogram:
         below = float(self.variance[:first].sum() / self.variance.sum())
         return LEAST_LOG + first / STEPS_PER_LOG, below
 
+    def noise(self, pairs_per_candidate: float, sample: Sample, mass: Tensor) -> float:
+        """Return the noise in c (root mean square) if exactly the largest pairs are summed exactly."""
+        _, below = self.threshold(pairs_per_candidate)
+        weight = float((mass[sample.index] * (sample.weight - 1).clamp_min(0)).mean())
+        return math.sqrt(below * float(self.variance.sum()) * weight) + torch.finfo(torch.float32).eps
+
 
 @dataclass(frozen=True)
 class SparseSolver:
@@ -113,7 +121,7 @@ class SparseSolver:
             for _ in range(ROUNDS if near else 1):
                 other = work.from_near_field() if near else work.from_sample(GROWTH * self.sample)
                 best = min(best, other, key=lambda estimate: estimate.error)
-                if best.error <= self.target(best):
+                if best.error <= self.target(best) or work.excess < EXCESS:
                     break
         return best, work.history
 
@@ -148,11 +156,18 @@ class _Work:
         self.zeta, self.own_log_z = torch.zeros_like(problem.b), torch.zeros_like(self.own.a)
         self.histogram: _Histogram | None = None
         self.variance_below = 1.0
+        self.excess = 0.0
 
     @property
     def tolerance(self) -> float:
         """Root mean square of log c at which the iteration stops: far below the error allowed."""
         return self.solver.max_error / 50
+
+    @property
+    def neighbors(self) -> int:
+        """Number of near pairs per candidate: what the user asks for, or less if memory is short."""
+        pairs = self.solver.memory * distributed.world_size() // (PAIR_BYTES * len(self.whole.b))
+        return min(self.solver.neighbors, max(1, pairs))
 
     @property
     def coarse_size(self) -> int:
@@ -163,7 +178,7 @@ class _Work:
     def larger_sample_or_near_field_helps(self, size: int) -> bool:
         """Return whether not all rows were in the sample, and set what a near field leaves of the variance."""
         assert self.histogram is not None
-        self.variance_below = self.histogram.threshold(self.solver.neighbors)[1]
+        self.variance_below = self.histogram.threshold(self.neighbors)[1]
         return size < max(len(self.whole.a), len(self.whole.b))
 
     def from_sample(self, size: int) -> Estimate:
@@ -210,8 +225,9 @@ class _Work:
             [draw_sample(mass, size, self.generator) for mass in (p.a, p.b)]
             for size in (self.solver.sample, self.coarse_size)
         ]
-        threshold, _ = self.histogram.threshold(self.solver.neighbors)
-        near = find_near(own, self.zeta, self.own_log_z, threshold, centers, 2 * self.solver.neighbors * len(p.b))
+        threshold, _ = self.histogram.threshold(self.neighbors)
+        most = 2 * self.neighbors * len(p.b)
+        near = NearProducts(find_near(own, self.zeta, self.own_log_z, threshold, centers, most))
         fine, coarse = (
             SampledKernel(own, near, x.part(rows), y, self.own_log_z, memory)
             for (x, y), memory in zip(samples, (0, self.solver.memory), strict=True)
@@ -224,6 +240,8 @@ class _Work:
             state, settled = self._iterate(coarse, state.zeta)
         self.zeta, self.own_log_z = state.zeta, state.log_z
         scale_z, scale_c, residual = self._check(noise_z, noise_c, state.log_c)
+        best_noise = self.histogram.noise(self.neighbors, samples[0][0], p.a)
+        self.excess = float(scale_c * noise_c.std()) / best_noise
         coarse.row_shift = coarse.row_shift + scale_z * noise_z
         coarse.column_shift = coarse.column_shift + scale_c * noise_c
         moved, _ = self._iterate(coarse, state.zeta)
@@ -273,7 +291,7 @@ class _Work:
             counts += torch.bincount(bins, minlength=BINS)
             variances += torch.bincount(bins, weights=(share.square_() / mass).flatten(), minlength=BINS)
         total = distributed.sum_over_processes(torch.cat([counts, variances, sums]))
-        self.histogram = _Histogram(total[:BINS] / len(y), total[BINS : 2 * BINS])
+        self.histogram = _Histogram(total[:BINS] / len(y), total[BINS : 2 * BINS] / len(y))
         exact_c = total[2 * BINS :].log()
         # Exact rows: sums over all candidates, which the processes share.
         x = self.x[self.checked_x]
