@@ -76,7 +76,7 @@ def solve(
         y_weight: Marginal of the candidates up to a factor, (n_y,).
         memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
             much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
-        neighbors: Of the sparse method: near pairs per candidate, on average, that are summed exactly if `memory` allows
+        neighbors: Of the sparse method: near pairs per candidate, on average, summed exactly if `memory` allows
             (16 bytes per pair).
         sample: Of the sparse method: number of anchors and of candidates to draw.
         max_error: Of the sparse method: the result counts as converged if the estimated error of zeta (root mean

@@ -235,7 +235,7 @@ class _Work:
         state, settled = self._iterate(coarse, self.zeta)
         for correction in range(CORRECTIONS):
             state, noise_z, noise_c = coarse.correct(fine, state.zeta)
-            if _rms(state.log_c) <= 2 * self.tolerance or correction == CORRECTIONS - 1:
+            if _rms(state.log_c) <= 5 * self.tolerance or correction == CORRECTIONS - 1:
                 break
             state, settled = self._iterate(coarse, state.zeta)
         self.zeta, self.own_log_z = state.zeta, state.log_z
