@@ -10,6 +10,7 @@ import torch.multiprocessing as mp
 
 from nuclr.popularity import solve
 from tests.popularity.reference import paired
+from tests.popularity.test_sparse import clustered
 
 CASES = [
     {"temperature": 0.1, "tolerance": 1e-11},
@@ -57,3 +58,36 @@ def test_processes_share_the_anchors(tmp_path: Path, world: int) -> None:
             continue
         for name in one.keys() - {"residual"}:
             torch.testing.assert_close(many[name], one[name], atol=1e-9, rtol=1e-9)
+
+
+def solve_sparse() -> list[dict]:
+    torch.set_num_threads(1)
+    x, y = clustered(701, 600)
+    results = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for temperature in (0.05, 1.0):  # near field, sample
+            result = solve(x, y, temperature=temperature, method="sparse", sample=150, neighbors=20)
+            results.append({name: getattr(result, name) for name in ("zeta", "log_z", "error", "method")})
+    return results
+
+
+def sparse_worker(rank: int, world: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    torch.save(solve_sparse(), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_processes_share_the_anchors_of_the_sparse_method(tmp_path: Path) -> None:
+    alone = solve_sparse()
+    mp.spawn(sparse_worker, args=(2, str(tmp_path)), nprocs=2)
+    shared = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    assert [one["method"] for one in alone] == ["sparse (near field)", "sparse (sample)"]
+    for number, one in enumerate(alone):
+        first, second = (results[number] for results in shared)
+        assert torch.equal(first["zeta"], second["zeta"])
+        assert first["method"] == one["method"]
+        # Rounding changes the order of sums, and the path of the iteration up to its tolerance.
+        torch.testing.assert_close(first["zeta"], one["zeta"], atol=1e-3 * (0.05, 1.0)[number], rtol=0)
+        torch.testing.assert_close(first["log_z"], one["log_z"], atol=1e-2, rtol=0)
+        assert first["error"] == pytest.approx(one["error"], rel=0.05)

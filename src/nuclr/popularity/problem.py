@@ -14,6 +14,7 @@ only, not on its own mass. Reference: Cuturi and Peyré, "Semidual regularized o
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from nuclr.norms import rescale_extreme_rows
+from nuclr.popularity.rows import READ, Rows
 
 Array = Tensor | npt.NDArray[Any]
 Vector = Array | Sequence[float]
@@ -45,8 +47,8 @@ class Problem:
         a: Masses of the anchors, (n_x,).
         b: Masses of the candidates, (n_y,).
         dtype: Precision of the scores.
-        x: Features of the anchors, (n_x, d).
-        y: Features of the candidates, (n_y, d).
+        x: Features of the anchors, (n_x, d); Rows if they are read a few at a time.
+        y: Features of the candidates, (n_y, d); Rows if they are read a few at a time.
         scores: (n_x, n_y), instead of features.
         norms: What holds for the norms of features: "unit" (checked), "normalize" (scaled to 1) or "any".
 
@@ -56,8 +58,8 @@ class Problem:
     a: Tensor
     b: Tensor
     dtype: torch.dtype
-    x: Tensor | None = None
-    y: Tensor | None = None
+    x: Tensor | Rows | None = None
+    y: Tensor | Rows | None = None
     scores: Tensor | None = None
     norms: Norms = "unit"
 
@@ -74,29 +76,30 @@ class Problem:
 
     def part(self, rows: slice) -> "Problem":
         """Return the problem of some anchors with all candidates."""
-        x, scores = (None if t is None else t[rows] for t in (self.x, self.scores))
-        return replace(self, a=self.a[rows], x=x, scores=scores)
+        x = self.x.part(rows) if isinstance(self.x, Rows) else None if self.x is None else self.x[rows]
+        return replace(self, a=self.a[rows], x=x, scores=None if self.scores is None else self.scores[rows])
 
     @cached_property
     def scale(self) -> float:
         """A bound on |s_ij|; rounding errors are relative to it."""
         if self.scores is not None:
             return max(abs(float(extreme)) for extreme in self.scores.aminmax())
-        assert self.x is not None and self.y is not None
+        assert isinstance(self.x, Tensor) and isinstance(self.y, Tensor)
         return float(self.x.norm(dim=1).amax() * self.y.norm(dim=1).amax())
 
     @cached_property
     def scaled_x(self) -> Tensor:
         """x / tau."""
-        assert self.x is not None
+        assert isinstance(self.x, Tensor)
         return self.x / self.temperature
 
     def logits(self, rows: slice, columns: slice, shift: Tensor, out: Tensor | None = None) -> Tensor:
         """Return s_ij / tau + shift_j of a block; shift is -zeta / tau."""
         if self.scores is not None:
             return torch.add(shift[columns], self.scores[rows, columns], alpha=1 / self.temperature, out=out)
-        assert self.y is not None
-        return torch.mm(self.scaled_x[rows], self.y[columns].T, out=out).add_(shift[columns])
+        assert self.x is not None and self.y is not None
+        x = self.x[rows] / self.temperature if isinstance(self.x, Rows) else self.scaled_x[rows]
+        return torch.mm(x, self.y[columns].T, out=out).add_(shift[columns])
 
 
 def make_problem(
@@ -108,6 +111,7 @@ def make_problem(
     x_weight: Vector | None = None,
     y_weight: Vector | None = None,
     norms: Norms = "unit",
+    read_in_parts: bool = False,
 ) -> Problem:
     """Build a Problem from features or scores, checking all arguments.
 
@@ -120,6 +124,7 @@ def make_problem(
         y_weight: Masses of the candidates up to a factor, (n_y,).
         norms: "unit" refuses features whose norm is not 1, "normalize" scales them to norm 1, "any" takes them as they
             are.
+        read_in_parts: Keep features where they are and read them a few rows at a time (Rows).
 
     Returns:
         The problem; tensors are used without copying when their type allows it.
@@ -137,7 +142,8 @@ def make_problem(
     if arguments.keys() not in ({"x", "y"}, {"scores"}):
         names = " and ".join(arguments) or "neither features nor scores"
         raise ValueError(f"got {names}; give x and y, or scores alone")
-    tensors = {name: as_matrix(name, t).detach() for name, t in arguments.items()}
+    check = as_floating_matrix if read_in_parts else as_matrix
+    tensors: dict[str, Any] = {name: check(name, t).detach() for name, t in arguments.items()}
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
     if scores is None:
         if tensors["x"].shape[1] != tensors["y"].shape[1]:
@@ -146,7 +152,10 @@ def make_problem(
         if tensors["x"].device != tensors["y"].device:
             devices = tensors["x"].device, tensors["y"].device
             raise ValueError(f"x is on {devices[0]} and y on {devices[1]}; put both on one device")
-        tensors = {name: check_norms(name, t.to(dtype), norms) for name, t in tensors.items()}
+        if read_in_parts:
+            tensors = {name: as_rows(name, t, dtype, norms) for name, t in tensors.items()}
+        else:
+            tensors = {name: check_norms(name, t.to(dtype), norms) for name, t in tensors.items()}
         n_x, n_y = len(tensors["x"]), len(tensors["y"])
     else:
         n_x, n_y = tensors["scores"].shape
@@ -193,6 +202,10 @@ def as_tensor(name: str, value: Any, lists: bool = False) -> Tensor:
         raise ValueError(f"{name} is a numpy array of {value.dtype}; give an array of numbers")
     array = np.asarray(value, value.dtype.newbyteorder("="), order="C")  # torch has native byte order, positive strides
     try:
+        if isinstance(value, np.memmap) and not array.flags.writeable:
+            with warnings.catch_warnings():  # torch warns that writing to it is not possible
+                warnings.simplefilter("ignore")
+                return torch.from_numpy(array)
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except TypeError:
         raise ValueError(f"{name} is a numpy array of {value.dtype}; give float16, float32 or float64") from None
@@ -216,15 +229,35 @@ def as_matrix(name: str, value: Array) -> Tensor:
         torch.Size([2, 3])
 
     """
+    matrix = as_floating_matrix(name, value)
+    check_finite(name, matrix)
+    return matrix
+
+
+def as_floating_matrix(name: str, value: Array) -> Tensor:
+    """Return `value` as a floating-point matrix, without looking at its numbers."""
     matrix = as_tensor(name, value)
     if not matrix.is_floating_point() or matrix.ndim != 2:
         kind = str(matrix.dtype).removeprefix("torch.")
         shape = tuple(matrix.shape)
         raise ValueError(f"{name} is {kind} of shape {shape}; give a floating-point matrix of two dimensions")
+    return matrix
+
+
+def check_finite(name: str, matrix: Tensor, first: int = 0) -> None:
+    """Raise a ValueError that names the first number that is not finite; `first` is the number of the first row."""
     if matrix.numel() and not bool(torch.stack(matrix.aminmax()).isfinite().all()):  # aminmax needs no temporary matrix
         row, column = (~matrix.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name}[{row}, {column}]={matrix[row, column]:g}; all numbers must be finite")
-    return matrix
+        raise ValueError(f"{name}[{first + row}, {column}]={matrix[row, column]:g}; all numbers must be finite")
+
+
+def as_rows(name: str, features: Tensor, dtype: torch.dtype, norms: Norms) -> Rows:
+    """Check features a few rows at a time, and return them as Rows."""
+    for start in range(0, len(features), READ):
+        part = features[start : start + READ].to(dtype)
+        check_finite(name, part, start)
+        check_norms(name, part, norms, start)
+    return Rows(features, dtype, unit=norms == "normalize")
 
 
 def as_features(name: str, value: Array, normalize: bool = False) -> Tensor:
@@ -249,8 +282,8 @@ def as_features(name: str, value: Array, normalize: bool = False) -> Tensor:
     return check_norms(name, as_matrix(name, value), "normalize" if normalize else "unit")
 
 
-def check_norms(name: str, features: Tensor, norms: Norms) -> Tensor:
-    """Check or scale the norms of features, as `make_problem` describes."""
+def check_norms(name: str, features: Tensor, norms: Norms, first: int = 0) -> Tensor:
+    """Check or scale the norms of features, as `make_problem` describes; `first` is the number of the first row."""
     if norms == "any" or not features.numel():
         return features
     if norms not in ("unit", "normalize"):
@@ -261,14 +294,14 @@ def check_norms(name: str, features: Tensor, norms: Norms) -> Tensor:
     if norms == "normalize":
         zero = (length.squeeze(1) == 0).nonzero().flatten()
         if len(zero):
-            raise ValueError(f"{name}: row {int(zero[0])} is all zeros and has no direction; remove it")
+            raise ValueError(f"{name}: row {first + int(zero[0])} is all zeros and has no direction; remove it")
         return (features / length).to(features.dtype)
     wrong = ((length.squeeze(1) - 1).abs() > NORM_TOLERANCE).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
         share = f"{len(wrong)} of {len(features)} rows are not unit norm"
         raise ValueError(
-            f"{name}: row {row} has norm {float(length[row]):.4g} ({share}); normalize with "
+            f"{name}: row {first + row} has norm {float(length[row]):.4g} ({share}); normalize with "
             f"torch.nn.functional.normalize({name}, dim=1) or pass normalize=True"
         )
     return features

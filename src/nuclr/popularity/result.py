@@ -21,6 +21,9 @@ class Result:
         converged: Whether the residual is at most the tolerance.
         iterations: Number of passes over the scores.
         history: Residual of each pass.
+        method: "anderson", "sinkhorn" or "gradient" for exact solutions; "sparse (sample)" or "sparse (near field)".
+        error: Of a sparse solution: estimated root mean square error of zeta / tau, that is the relative error of the
+            popularity. None for an exact one.
 
     """
 
@@ -31,6 +34,8 @@ class Result:
     converged: bool
     iterations: int
     history: tuple[float, ...]
+    method: str = "anderson"
+    error: float | None = None
 
     def __repr__(self) -> str:
         """Return one line with the sizes and how well the problem was solved."""

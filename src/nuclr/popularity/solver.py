@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +22,10 @@ from nuclr.popularity.kernel import Kernel, State, gather_rows
 from nuclr.popularity.methods import make_method
 from nuclr.popularity.problem import Array, Norms, Problem, Vector, as_vector, make_problem
 from nuclr.popularity.result import Result
+from nuclr.popularity.sparse import SparseSolver
 
 PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before the solver gives up
+EXACT_SCORES = 2**32  # "auto" computes up to this many scores exactly: 65,536 x 65,536
 RECENT = 10  # passes from which the rate of decrease is estimated
 
 
@@ -45,6 +48,10 @@ def solve(
     x_weight: Vector | None = None,
     y_weight: Vector | None = None,
     memory: int = 2**30,
+    neighbors: int = 256,
+    sample: int = 8192,
+    max_error: float = 0.1,
+    seed: int = 0,
 ) -> Result:
     """Solve for the popularity of candidates y among anchors x: every candidate is chosen equally often at zeta.
 
@@ -57,8 +64,10 @@ def solve(
         temperature: tau.
         normalize: Scale features to unit norm. Without it, features whose norm differs from 1 by more than 1e-2 are
             refused.
-        method: "auto" (Anderson acceleration of Sinkhorn's iteration), "sinkhorn" or "gradient" (the paper's).
-        tolerance: Residual max_j |(n_y/n_x) sum_i P_ij - 1| at which to stop.
+        method: "anderson" (Anderson acceleration of Sinkhorn's iteration), "sinkhorn" or "gradient" (the paper's) solve
+            the problem exactly. "sparse" estimates the solution from a small part of the scores. "auto" is "anderson"
+            up to 2**32 scores (n_x n_y), and "sparse" for features with more.
+        tolerance: Residual max_j |(n_y/n_x) sum_i P_ij - 1| at which an exact method stops.
         max_iterations: Largest number of passes over the scores.
         init: Zeta to start from, (n_y,), for example that of a nearby temperature or of earlier features.
         progress: Show the residual and the time left on stderr.
@@ -67,6 +76,12 @@ def solve(
         y_weight: Marginal of the candidates up to a factor, (n_y,).
         memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
             much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
+        neighbors: Of the sparse method: near pairs per candidate, on average, summed exactly if `memory` allows
+            (16 bytes per pair).
+        sample: Of the sparse method: number of anchors and of candidates to draw.
+        max_error: Of the sparse method: the result counts as converged if the estimated error of zeta (root mean
+            square) is at most this times tau and at most this times the standard deviation of zeta.
+        seed: Of the sparse method's random numbers.
 
     Returns:
         The result. If it did not converge, `converged` is False and a ConvergenceWarning is issued; an interrupt
@@ -83,8 +98,51 @@ def solve(
 
     """
     norms: Norms = "normalize" if normalize else "unit"
-    problem = make_problem(x, y, scores, temperature=temperature, x_weight=x_weight, y_weight=y_weight, norms=norms)
+    features = [t for t in (x, y) if isinstance(t, (Tensor, np.ndarray))]
+    if method == "auto" and len(features) == 2 and features[0].shape[0] * features[1].shape[0] > EXACT_SCORES:
+        method = "sparse"
+    if method == "sparse" and scores is not None:
+        raise ValueError('method="sparse" with scores; give features x and y, of which it computes only some scores')
+    sparse = method == "sparse"
+    problem = make_problem(
+        x, y, scores, temperature=temperature, x_weight=x_weight, y_weight=y_weight, norms=norms, read_in_parts=sparse
+    )
+    if sparse:
+        solver = SparseSolver(neighbors, sample, max_error, max_iterations, seed, memory)
+        return solve_sparse(solver, problem, init, progress)
     return Solver(method, tolerance, max_iterations, progress, memory)(problem, init)
+
+
+def solve_sparse(solver: SparseSolver, problem: Problem, init: Vector | None, progress: bool) -> Result:
+    """Run the sparse method, and warn if its measured error is too large."""
+    zeta = None if init is None else as_vector("init", init, len(problem.b)).to(problem.b)
+    tolerance = solver.max_error
+    with progress_bar(progress and distributed.rank() == 0, tolerance, solver.max_iterations) as show:
+        estimate, history = solver(problem, zeta, show)
+    target = solver.target(estimate)
+    converged = estimate.settled and estimate.error <= target
+    if not converged:
+        spread = float(estimate.zeta.std()) / problem.temperature
+        message = (
+            f"the error of zeta / tau is about {estimate.error:.2g} (root mean square); max_error={solver.max_error:g} "
+            f"allows {target:.2g}, since zeta / tau has standard deviation {spread:.2g}; raise sample or neighbors, or "
+            'use method="anderson"'
+            if estimate.settled
+            else f"the sparse method stopped before it settled; raise max_iterations={solver.max_iterations}"
+        )
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)
+    mean = estimate.zeta.mean()
+    return Result(
+        estimate.problem,
+        (estimate.zeta - mean).to(problem.dtype),
+        estimate.log_z + mean / problem.temperature,
+        estimate.residual,
+        converged,
+        len(history),
+        tuple(history),
+        f"sparse ({estimate.kind})",
+        estimate.error,
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +194,8 @@ class Solver:
             )
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
         log_z = gather_rows(best.log_z, len(problem.a))
-        return Result(problem, best.zeta.to(dtype), log_z, best.residual, converged, len(history), tuple(history))
+        zeta, method = best.zeta.to(dtype), "anderson" if self.method == "auto" else self.method
+        return Result(problem, zeta, log_z, best.residual, converged, len(history), tuple(history), method)
 
     def _passes(self, problem: Problem, zeta: Tensor) -> Iterator[tuple[float, State, torch.dtype]]:
         """Yield, per pass over the scores, its residual, the best state so far in this precision, and the precision."""

@@ -1,0 +1,181 @@
+"""The sparse method against the exact solver: how close it is, and whether it knows how close."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nuclr.evaluation.ranks import rank_correlation
+from nuclr.popularity import ConvergenceWarning, Result, solve
+from nuclr.popularity import problem as problem_module
+from nuclr.popularity import solver as solver_module
+from tests.popularity.reference import unit
+
+SMALL = {"method": "sparse", "sample": 256, "neighbors": 32}
+
+
+def clustered(n_x: int, n_y: int, d: int = 24, clusters: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return float32 features in clusters of unequal sizes, with the same centers on both sides."""
+    generator = torch.Generator().manual_seed(seed)
+    centers = unit(clusters, d, seed).float()
+    sizes = torch.arange(1.0, clusters + 1)
+
+    def side(n: int) -> Tensor:
+        members = torch.multinomial(sizes, n, replacement=True, generator=generator)
+        noise = torch.randn(n, d, generator=generator) / math.sqrt(d)
+        return torch.nn.functional.normalize(centers[members] + 0.8 * noise, dim=1)
+
+    return side(n_x), side(n_y)
+
+
+def sparse(x: Tensor, y: Tensor, **options: object) -> Result:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return solve(x, y, **SMALL | options)
+
+
+def true_error(result: Result, exact: Result) -> float:
+    """Return the root mean square error of zeta / tau, up to a constant."""
+    return float((result.zeta - exact.zeta).std()) / result.temperature
+
+
+@pytest.mark.parametrize(
+    ("temperature", "method"),
+    [(0.03, "near field"), (0.05, "near field"), (0.1, "near field"), (0.5, "sample")],
+)
+def test_close_to_the_exact_solution(temperature: float, method: str):
+    x, y = clustered(2000, 1800)
+    exact = solve(x, y, temperature=temperature, tolerance=1e-3)
+    result = solve(x, y, temperature=temperature, method="sparse", sample=1024, neighbors=200)
+    assert result.method == f"sparse ({method})"
+    assert result.converged
+    assert rank_correlation(result.zeta, exact.zeta) > 0.99
+    assert abs(float(result.zeta.mean())) < 1e-5
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.1, 0.3])
+def test_the_reported_error_is_within_a_factor_of_two(temperature: float):
+    ratios = []
+    for seed in range(4):
+        x, y = clustered(1200, 1200, seed=seed)
+        exact = solve(x, y, temperature=temperature, tolerance=1e-3)
+        result = sparse(x, y, temperature=temperature, seed=seed)
+        ratios.append(math.log2(result.error / true_error(result, exact)))
+    assert abs(sum(ratios) / len(ratios)) < 1, ratios
+
+
+def test_a_poor_estimate_is_not_called_converged():
+    x, y = clustered(1500, 1500)
+    exact = solve(x, y, temperature=0.02, tolerance=1e-3)
+    with pytest.warns(ConvergenceWarning, match="raise sample or neighbors"):
+        result = solve(x, y, temperature=0.02, method="sparse", sample=64, neighbors=2)
+    assert not result.converged
+    assert true_error(result, exact) > 0.1
+    assert result.error > true_error(result, exact) / 2
+
+
+def test_everything_in_the_sample_gives_the_exact_solution():
+    x, y = clustered(300, 400)
+    exact = solve(x, y, temperature=0.05, tolerance=1e-4)
+    result = solve(x, y, temperature=0.05, method="sparse")
+    assert result.converged
+    assert result.error < 1e-3
+    assert true_error(result, exact) < 1e-2
+
+
+def test_the_same_seed_gives_the_same_result():
+    x, y = clustered(800, 800)
+    first, again, other = (sparse(x, y, temperature=0.05, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.zeta, again.zeta)
+    assert first.error == again.error
+    assert not torch.equal(first.zeta, other.zeta)
+
+
+def test_order_of_the_rows_does_not_matter_beyond_the_error():
+    x, y = clustered(1500, 1500)
+    generator = torch.Generator().manual_seed(0)
+    order_x, order_y = (torch.randperm(1500, generator=generator) for _ in range(2))
+    plain, permuted = sparse(x, y, temperature=0.1), sparse(x[order_x], y[order_y], temperature=0.1)
+    difference = float((permuted.zeta - plain.zeta[order_y]).std()) / 0.1
+    assert difference < 3 * max(plain.error, permuted.error)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.5])
+def test_weights(temperature: float):
+    x, y = clustered(1500, 1200)
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        "x_weight": torch.randint(0, 4, (1500,), generator=generator).double(),
+        "y_weight": torch.rand(1200, generator=generator).double() + 0.1,
+    }
+    exact = solve(x, y, temperature=temperature, tolerance=1e-3, **weights)
+    unweighted = solve(x, y, temperature=temperature, tolerance=1e-3)
+    result = sparse(x, y, temperature=temperature, **weights)
+    scaled = sparse(x, y, temperature=temperature, x_weight=3 * weights["x_weight"], y_weight=weights["y_weight"])
+    assert result.error / 2 < true_error(result, exact) < 2 * result.error
+    assert true_error(result, exact) < true_error(result, unweighted)
+    torch.testing.assert_close(scaled.zeta, result.zeta, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.5])
+def test_extend_gives_zeta_of_the_same_candidates(temperature: float):
+    x, y = clustered(1500, 1200)
+    result = sparse(x, y, temperature=temperature)
+    extended = result.extend(y[:200])
+    assert float((extended - result.zeta[:200]).std()) / temperature < 2 * result.error + 0.01
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_arrays_on_disk(tmp_path, dtype: type, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(problem_module, "READ", 100)
+    features = clustered(1000, 900)
+    on_disk = []
+    for name, side in zip("xy", features, strict=True):
+        np.save(tmp_path / f"{name}.npy", (3 * side).numpy().astype(dtype))
+        on_disk.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
+    result = sparse(*on_disk, temperature=0.05, normalize=True)
+    assert np.shares_memory(result.problem.y.stored.numpy(), on_disk[1])
+    in_memory = sparse(*(torch.from_numpy(np.array(a)) for a in on_disk), temperature=0.05, normalize=True)
+    torch.testing.assert_close(result.zeta, in_memory.zeta)
+    assert result.extend(features[1][:5]).shape == (5,)
+
+
+def test_wrong_rows_are_named_by_their_number(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(problem_module, "READ", 100)
+    x, y = clustered(300, 300)
+    with pytest.raises(ValueError, match=r"y: row 250 has norm 2 \(1 of"):
+        solve(x, y * (1 + (torch.arange(300) == 250)[:, None]), temperature=0.1, method="sparse")
+    y[250, 3] = math.nan
+    with pytest.raises(ValueError, match=r"y\[250, 3\]=nan"):
+        solve(x, y, temperature=0.1, method="sparse")
+
+
+def test_auto_is_sparse_above_a_number_of_scores(monkeypatch: pytest.MonkeyPatch):
+    x, y = clustered(300, 300)
+    assert solve(x, y, temperature=0.1).method == "anderson"
+    monkeypatch.setattr(solver_module, "EXACT_SCORES", 300 * 300 - 1)
+    assert solve(x, y, temperature=0.1).method.startswith("sparse")
+    assert solve(scores=x @ y.T, temperature=0.1).method == "anderson"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sample": 1}, "sample=1; give at least 16"),
+        ({"neighbors": -1}, "neighbors=-1; give at least 0"),
+        ({"max_error": 0.0}, "max_error=0.0; give a finite number above 0"),
+        ({"init": [0.0]}, r"init has shape \(1,\)"),
+    ],
+)
+def test_wrong_options(options: dict, message: str):
+    x, y = clustered(50, 50)
+    with pytest.raises(ValueError, match=message):
+        solve(x, y, temperature=0.1, method="sparse", **options)
+
+
+def test_scores_are_refused():
+    with pytest.raises(ValueError, match='method="sparse" with scores; give features'):
+        solve(scores=torch.eye(3), temperature=0.1, method="sparse")
