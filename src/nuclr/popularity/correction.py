@@ -203,7 +203,8 @@ class PopularityCorrection:
             y_weight=weight,
             **self._options,
         )
-        self._bank, self._mass, self._log_z = result.problem.x, result.problem.a, result.log_z
+        assert result.problem.x is not None
+        self._bank, self._mass, self._log_z = result.problem.x[:], result.problem.a, result.log_z
 
     def _tune(self, candidates: Tensor, weight: Vector | None, queries: Array, gallery: Array, links: Indices) -> None:
         """Choose temperature and strength on labeled pairs."""
