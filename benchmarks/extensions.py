@@ -21,19 +21,24 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nuclr import objectives
 from nuclr.runs.run import Run
-from nuclr.studies.compare.measure import HALVES, held_out_hits
+from nuclr.studies.compare.measure import HALVES, Hits, halves, held_out_hits, retrieval_hits, val_features
 from nuclr.studies.compare.statistics import Bootstrap, fold, per_seed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 class Row(NamedTuple):
-    """A config with overrides."""
+    """A config with overrides.
+
+    With `corrected`, the scores minus the popularity that the run's network predicts are ranked.
+    """
 
     label: str
     config: str
     overrides: tuple[str, ...]
+    corrected: bool = False
 
 
 def flickr(label: str, *overrides: str) -> Row:
@@ -83,11 +88,14 @@ STUDIES: dict[str, dict[str, list[Row]]] = {
     "networks": {
         "flickr8k NUCLR": [
             flickr("tables"),
+            flickr("tables, unbiased estimator", "objective.zeta_estimator=unbiased"),
             flickr("popularity network", *POPULARITY),
+            flickr("popularity network", *POPULARITY)._replace(corrected=True),
         ],
         "multi30k NUCLR": [
             multi30k("tables", *FAST_ZETA),
             multi30k("popularity network", *FAST_ZETA, *POPULARITY),
+            multi30k("popularity network", *FAST_ZETA, *POPULARITY)._replace(corrected=True),
         ],
     },
     "one-pass": {
@@ -120,6 +128,7 @@ def main() -> None:
         for name, rows in groups.items()
         for seed in range(options.seeds)
         for row in rows
+        if not row.corrected
     ]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda job: train(*job, options.data), jobs))
@@ -129,13 +138,14 @@ def main() -> None:
         bootstrap, first = Bootstrap(options.seeds), None
         for row in rows:
             runs = [folder(options.out, options.study, name, row, seed) for seed in range(options.seeds)]
-            hits = [measured(run) for run in runs]
+            hits = [measured(run, row.corrected) for run in runs]
             folds = [fold(half, [one[half] for one in hits]) for half in HALVES]
             first = first or folds
             seeds, gap = 100 * per_seed(folds), bootstrap.difference(folds, first)
             curve = 100 * np.mean([by_epoch(run) for run in runs], axis=0)
+            label = row.label + ", corrected" * row.corrected
             print(
-                f"{row.label:34}{seeds.mean():6.2f} ± {seeds.std(ddof=min(1, len(seeds) - 1)):.2f}       "
+                f"{label:34}{seeds.mean():6.2f} ± {seeds.std(ddof=min(1, len(seeds) - 1)):.2f}       "
                 f"{gap['difference']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]   by epoch, all held-out pairs: "
                 + " ".join(f"{value:.1f}" for value in curve)
             )
@@ -144,6 +154,7 @@ def main() -> None:
                     "study": options.study,
                     "group": name,
                     "row": row.label,
+                    "corrected": row.corrected,
                     "seeds": seeds.tolist(),
                     "by_epoch": curve.tolist(),
                 }
@@ -178,8 +189,18 @@ def train(row: Row, seed: int, out: Path, data: str) -> None:
         raise SystemExit(f"{' '.join(done.args)}\n{done.stderr}")
 
 
-def measured(run: Path) -> dict[str, dict[str, np.ndarray]]:
-    return held_out_hits(Run.open(run))
+def measured(folder: Path, corrected: bool) -> dict[str, Hits]:
+    run = Run.open(folder)
+    if not corrected:
+        return held_out_hits(run)
+    features, objective = val_features(run), run.objective
+    assert isinstance(objective, objectives.NUCLR)
+    hits = {}
+    for name, rows in zip(HALVES, halves(features.x_group), strict=True):
+        half = features.of_x(rows)
+        zeta = [run.temperature * objective.predict_popularity(getattr(half, side), side).log() for side in ("x", "y")]
+        hits[name] = retrieval_hits(half, *zeta)
+    return hits
 
 
 def by_epoch(run: Path) -> np.ndarray:

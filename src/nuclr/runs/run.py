@@ -20,6 +20,7 @@ from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.files import parse_json, read_text, refuse_large_config
 from nuclr.models import DualEncoder
+from nuclr.objectives import Objective
 from nuclr.runs import checkpoint, components, config, folder
 from nuclr.runs.components import Loaders, Source
 from nuclr.runs.features import Encoding, PairFeatures, encode_pairs
@@ -114,15 +115,20 @@ class Run:
         return {name: table[row] if is_table[name] else table for name, table in state.items()}
 
     @cached_property
-    def temperature(self) -> float:
-        """Current temperature: the learnt value if the objective learns it."""
-        if self.results is not None:
-            return float(self.results["temperature"])
+    def objective(self) -> Objective:
+        """The objective with its state in the newest checkpoint; without a checkpoint, as it is before training."""
         state = self.objective_state
         objective = components.make_objective(self.settings.objective, len(self.train.pairs) if state else 2)
         if state is not None:
             objective.load_state_dict(state)
-        return float(objective.current_temperature)
+        return objective
+
+    @cached_property
+    def temperature(self) -> float:
+        """Current temperature: the learnt value if the objective learns it."""
+        if self.results is not None:
+            return float(self.results["temperature"])
+        return float(self.objective.current_temperature)
 
     @cached_property
     def sides(self) -> tuple[str, str]:
