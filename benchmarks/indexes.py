@@ -3,7 +3,7 @@
     python benchmarks/indexes.py QUERIES GALLERY [--bank FILE] [--candidates FILE] [--out FILE.json]
 
 Arguments name vectors as those of `nuclr hubness` do (`.npy`, `.npz:ARRAY`, `RUN:y`, ...). The correction is fitted on
-the bank; without one, the queries of even number fit it and those of odd number search.
+the bank; without one, the queries of even number fit it and those of odd number search. At most 1,000 queries search.
 
 Each index is built three times: with the plain vectors (inner product), with the corrected vectors for inner product,
 and with those for Euclidean distance. Recall@10 is the share of the exact first ten of the *same* ranking that the
@@ -12,7 +12,7 @@ In the columns `again`, the index returns 100 items, which are ranked again by t
 
 `PQ` has one byte per eight coordinates. Zeros are added to make the width a multiple of eight. At the end, they leave
 the bias alone in its code if the width of the model is a multiple of eight. At the front (`PQ, shared code`), they make
-it share a code with seven other coordinates. `OPQ` rotates all coordinates.
+it share a code with seven other coordinates.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import numpy as np
 from nuclr.popularity import PopularityCorrection
 from nuclr.studies.hubness.vectors import open_vectors
 
-K, FETCHED, PER_CODE = 10, 100, 8
+K, FETCHED, PER_CODE, SEARCHED = 10, 100, 8, 1000
 ROUNDING = 1e-6
 METRICS = {"plain": faiss.METRIC_INNER_PRODUCT, "ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 COLUMNS = ("plain", "ip", "l2", "plain again", "ip again", "l2 again")
@@ -82,7 +82,6 @@ KINDS = {
     "SQ4": Kind("SQ4"),
     "PQ": Kind("PQ{codes}", pad_end),
     "PQ, shared code": Kind("PQ{codes}", pad_front),
-    "OPQ": Kind("OPQ{codes},PQ{codes}", pad_end),
 }
 
 
@@ -137,6 +136,7 @@ def main() -> None:
         bank, queries = queries[::2], queries[1::2]
     else:
         bank = open_vectors(options.bank, "x", training=True).features
+    queries = queries[:: -(-len(queries) // SEARCHED)]
     fix.fit(bank, open_vectors(options.candidates, "y", training=True).features if options.candidates else gallery)
 
     searches = {name: (fix.queries(queries, name).numpy(), fix.gallery(gallery, name).numpy()) for name in ("ip", "l2")}
