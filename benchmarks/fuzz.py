@@ -249,9 +249,8 @@ def vector_seeds(folder: Path) -> list[Files]:
     nested = pa.array([[row, row[::-1]] for row in vectors], pa.list_(pa.list_(pa.float32())))
     members: Files = {}
     for number, (text, vector) in enumerate(zip(QUESTIONS, VECTORS, strict=True)):
-        file = io.BytesIO()
-        np.save(file, vector if number else np.stack([vector, vector]))
-        members |= {f"{number}.text.txt": text.encode(), f"{number}.vector.npy": file.getvalue()}
+        content = npy(vector if number else np.stack([vector, vector]))
+        members |= {f"{number}.text.txt": text.encode(), f"{number}.vector.npy": content}
         members[f"{number}.json"] = json.dumps({"text": text, "vector": vector.tolist()}).encode()
     datasets.Dataset.from_dict({"text": list(QUESTIONS), "vector": vectors}).save_to_disk(folder / "hf")
     return [
@@ -298,6 +297,12 @@ def npz(content: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
+def npy(content: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, content)
+    return file.getvalue()
+
+
 def npz_seeds(_: Path) -> list[Files]:
     return [{"pairs.npz": npz(arrays())}]
 
@@ -306,6 +311,39 @@ def safetensors_seeds(_: Path) -> list[Files]:
     from safetensors.numpy import save
 
     return [{"pairs.safetensors": save(arrays())}]
+
+
+def hubness_seeds(folder: Path) -> list[Files]:
+    """Return vectors in every file that `nuclr hubness` takes, with names and links of the rows."""
+    import datasets
+    import pyarrow as pa
+    from safetensors.numpy import save
+
+    y = np.random.default_rng(2).normal(size=(8, 4)).astype("f4")
+    titles = [f"title {number}" for number in range(8)]
+    pairs = {"x": y[:4], "y": y, "y_to_x": np.repeat(np.arange(4), 2)}
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(y.ravel()), 4)
+    datasets.Dataset.from_dict({"title": titles, "vector": y.tolist()}).save_to_disk(folder / "hf")
+    links = {"links.txt": b"query,item\n0,1\n2,3\n", "names.txt": "\n".join(titles).encode()}
+    return [
+        links | {"vectors.npy": npy(y)},
+        {"vectors.npy": npy(y.astype("f2")), "links.npy": npy(np.array([[0, 1], [2, 3]]))},
+        links | {"vectors.npz": npz(pairs)},
+        {"vectors.safetensors": save(pairs)},
+        {"vectors.parquet": parquet({"title": titles, "vector": fixed})},
+        {"vectors.parquet": parquet({"title": titles, "vector": y.tolist()})},
+        {"data/a.parquet": parquet({"vector": y.tolist()}), "data/b.parquet": parquet({"vector": y.tolist()})},
+        files_in(folder / "hf"),
+    ]
+
+
+def correction_seeds(folder: Path) -> list[Files]:
+    from nuclr.popularity import PopularityCorrection
+
+    folder.mkdir(parents=True, exist_ok=True)
+    x = np.random.default_rng(3).normal(size=(6, 4))
+    PopularityCorrection(normalize=True).fit(x[:3], x[3:]).save(folder / "fix.safetensors")
+    return [files_in(folder)]
 
 
 def image_seeds(_: Path) -> list[Files]:
@@ -330,9 +368,7 @@ def image_seeds(_: Path) -> list[Files]:
 
 
 def keep_seeds(_: Path) -> list[Files]:
-    file = io.BytesIO()
-    np.save(file, np.arange(5))
-    return [{"keep.txt": b"# numbers\n0\n3  # three\n7\n99\n"}, {"keep.npy": file.getvalue()}]
+    return [{"keep.txt": b"# numbers\n0\n3  # three\n7\n99\n"}, {"keep.npy": npy(np.arange(5))}]
 
 
 def config_seeds(_: Path) -> list[Files]:
@@ -506,6 +542,31 @@ def read_arrays(folder: Path, _: int) -> None:
     read_pairs(path)
 
 
+def read_hubness(folder: Path, _: int) -> None:
+    """Measure the hubness of the items among themselves, as `nuclr hubness` does, without its page."""
+    from dataclasses import replace
+
+    from nuclr.studies.hubness.hubness_files import Search, write_hubness
+    from nuclr.studies.hubness.links import read_links
+    from nuclr.studies.hubness.vectors import open_vectors, read_names
+
+    path = next(folder.glob("vectors.*"), folder / "data" if (folder / "data").exists() else folder)
+    items = open_vectors(str(path), "y")
+    if (folder / "names.txt").exists():
+        items = replace(items, texts=read_names(str(folder / "names.txt"), items))
+    elif path.suffix == ".parquet":
+        items = replace(items, texts=read_names(f"{path}:title", items))
+    links = next((read_links(file, len(items), len(items)) for file in folder.glob("links.*")), None)
+    write_hubness(Search(items, items, links=links), folder / "out", k=1, normalize=True)
+
+
+def read_correction(folder: Path, _: int) -> None:
+    from nuclr.popularity import PopularityCorrection
+
+    fix = PopularityCorrection.load(folder / "fix.safetensors")
+    fix.gallery(np.eye(4), "l2")
+
+
 def read_keep_list(folder: Path, _: int) -> None:
     from nuclr.data import read_keep
 
@@ -569,6 +630,10 @@ READERS = {
     "views": Reader(view_seeds, read_views, ("pairs.*", "[a-d].*", "*.json", "*.arrow")),
     "npz": Reader(npz_seeds, read_arrays, ("*.npz",)),
     "safetensors": Reader(safetensors_seeds, read_arrays, ("*.safetensors",)),
+    "hubness": Reader(
+        hubness_seeds, read_hubness, ("*.npy", "*.npz", "*.safetensors", "*.parquet", "*.json", "*.arrow", "*.txt")
+    ),
+    "correction": Reader(correction_seeds, read_correction, ("*.safetensors",)),
     "images": Reader(image_seeds, read_lists, ("[a-g].*",)),
     "keep": Reader(keep_seeds, read_keep_list, ("keep.*",)),
     "config": Reader(config_seeds, read_config, ("*.yaml",)),
@@ -818,6 +883,7 @@ def import_everything() -> None:
     import nuclr.report
     import nuclr.runs.run
     import nuclr.studies.evaluate.tasks
+    import nuclr.studies.hubness.hubness_files
     import nuclr.training.loop  # noqa: F401
 
     Image.init()

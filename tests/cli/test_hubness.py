@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,9 @@ def break_files(folder: Path) -> None:
     x[17] = 0
     np.save(folder / "zero.npy", x)
     np.save(folder / "x.npy", data["x"])
+    holes = data["y"].copy()
+    holes[3] = np.inf
+    np.savez(folder / "holes.npz", x=data["x"], y=holes)
     (folder / "damaged.npz").write_bytes(b"PK no archive")
     (folder / "damaged.npy").write_bytes(b"no array")
     (folder / "damaged.safetensors").write_bytes(b"no tensors")
@@ -208,6 +212,11 @@ def break_files(folder: Path) -> None:
         ("three.npy dev.npz:y", "three.npy: 3 queries; without --bank, at least 4 are needed"),
         ("x.npy one.npy", "one.npy: has one row; a gallery needs at least two items"),
         ("x.npy none.npy", "none.npy: has no rows"),
+        ("none.npy dev.npz:y", "none.npy: has no rows"),
+        ("x.npy dev.npz:y --bank none.npy", "none.npy: has no rows"),
+        ("x.npy nan.npy", "nan.npy: row 17 holds a NaN or an infinity; fix or remove it"),
+        ("x.npy dev.npz:y --bank nan.npy", "nan.npy: row 17 holds a NaN or an infinity; fix or remove it"),
+        ("x.npy holes.npz:y --normalize", "holes.npz:y: row 3 holds a NaN"),
         ("nan.npy dev.npz:y", "nan.npy: row 17 holds a NaN or an infinity; fix or remove it"),
         ("zero.npy dev.npz:y --normalize", "zero.npy: row 17 is all zeros"),
         ("long.npy dev.npz:y", "row 0 has norm 3 (60 of 60 rows are not unit norm); to compare by cosine, add --norm"),
@@ -250,3 +259,21 @@ def test_a_file_too_large_for_memory(nuclr, pairs, monkeypatch):
     np.save(pairs / "x.npy", data["x"])
     np.save(pairs / "y.npy", data["y"])
     assert nuclr("hubness", pairs / "x.npy", pairs / "y.npy", "--out", pairs / "out").status == 0
+
+
+@pytest.mark.parametrize("name", ["huge.safetensors", "huge.parquet", "huge"])
+def test_a_file_larger_than_the_memory_of_this_machine(nuclr, tmp_path, name):
+    """The files are as large as they say, but the disk holds only their first bytes."""
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    rows = 2 * pages * size // (4 * D)
+    path = tmp_path / name
+    header = json.dumps({"x": {"dtype": "F32", "shape": [rows, D], "data_offsets": [0, 4 * D * rows]}}).encode()
+    if name == "huge":
+        path.mkdir()
+        (path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    with (path / "data.arrow" if name == "huge" else path).open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 4 * D * rows)
+    done = nuclr("hubness", path, path, "--out", tmp_path / "out")
+    assert done.status == 2 and len(done.err.strip().splitlines()) <= 2
+    assert f"{path}: needs " in done.err and "save the vectors with numpy.save as .npy" in done.err

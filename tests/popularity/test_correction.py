@@ -300,6 +300,12 @@ def test_features_of_other_norms_are_refused_or_normalized():
     assert torch.allclose(scaled.queries(2 * x), fix.queries(x), atol=1e-6)
 
 
+def with_nan(x):
+    wrong = x.clone()
+    wrong[17, 2] = torch.nan
+    return wrong
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -315,6 +321,14 @@ def test_features_of_other_norms_are_refused_or_normalized():
         (lambda x, y: PopularityCorrection().bias(y), "not fitted"),
         (lambda x, y: PopularityCorrection().fit(x, y).bias(y[:0]), "gallery has no rows"),
         (lambda x, y: PopularityCorrection().fit(x, y).bias(y[:, :5]), "gallery has 5 columns; the bank has 8"),
+        (lambda x, y: PopularityCorrection().fit(x, y).gallery(y[:0]), "vectors has no rows"),
+        (lambda x, y: PopularityCorrection().fit(x, y).gallery(y[:, :5]), "vectors has 5 columns; the bank has 8"),
+        (lambda x, y: PopularityCorrection().fit(x, y).queries(x[:, :5]), "queries has 5 columns; the bank has 8"),
+        (lambda x, y: PopularityCorrection().fit(with_nan(x), y), r"queries\[17, 2\]=nan"),
+        (lambda x, y: PopularityCorrection(bank_size=3).fit(x, with_nan(y)), r"candidates\[17, 2\]=nan"),
+        (lambda x, y: PopularityCorrection().fit(x, y).bias(with_nan(y)), r"gallery\[17, 2\]=nan"),
+        (lambda x, y: PopularityCorrection().fit(x, y).gallery(with_nan(y)), r"vectors\[17, 2\]=nan"),
+        (lambda x, y: PopularityCorrection().fit(x, y).queries(with_nan(x)), r"queries\[17, 2\]=nan"),
         (
             lambda x, y: PopularityCorrection().fit(x, y).gallery(y, "dot"),
             "metric='dot'; allowed: 'ip', 'cosine', 'l2'",

@@ -243,23 +243,26 @@ class PopularityCorrection:
             ValueError: If the correction is not fitted, or features have a wrong type, shape or norm.
 
         """
-        zeta = self._zeta(gallery)
+        zeta = self._zeta("gallery", gallery)
         assert self.strength is not None
         bias = self.strength * (zeta - zeta.mean() if center else zeta)
         return bias.to(self._dtype)
 
-    def _zeta(self, gallery: Array) -> Tensor:
+    def _check_width(self, name: str, value: Array) -> None:
+        width = matrix_size(name, value)[1]
+        if self._bank is not None and width != self._bank.shape[1]:
+            raise ValueError(f"{name} has {width} columns; the bank has {self._bank.shape[1]}")
+
+    def _zeta(self, name: str, gallery: Array) -> Tensor:
         """Return zeta of each item in float64, with the constant of the fit, and solve first if that is still due."""
         if self._bank is None:
             raise ValueError("the correction is not fitted; call fit(queries, candidates) first")
-        width = matrix_size("gallery", gallery)[1]
-        if width != self._bank.shape[1]:
-            raise ValueError(f"gallery has {width} columns; the bank has {self._bank.shape[1]}")
+        self._check_width(name, gallery)
         if self._log_z is None:
-            self._solve(sample_rows("gallery", gallery, self.bank_size, self.normalize)[0])
+            self._solve(sample_rows(name, gallery, self.bank_size, self.normalize)[0])
         assert self._log_z is not None and self._mass is not None and self.temperature is not None
         zeta = []
-        for _, features in feature_tiles("gallery", gallery, self.normalize):
+        for _, features in feature_tiles(name, gallery, self.normalize):
             y = features.to(self._bank)
             ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
             problem = Problem(self.temperature, self._mass, ones, self._bank.dtype, self._bank, y)
@@ -289,7 +292,9 @@ class PopularityCorrection:
 
         """
         check_metric(metric)
-        bias = self.bias(vectors, center=False).double()
+        zeta = self._zeta("vectors", vectors)
+        assert self.strength is not None
+        bias = (self.strength * zeta).to(self._dtype).double()  # equal to `bias`, bit for bit
         features = torch.cat([block for _, block in feature_tiles("vectors", vectors, self.normalize)])
         bias = bias.to(features.device)
         if metric == "ip":
@@ -338,6 +343,7 @@ class PopularityCorrection:
 
         """
         check_metric(metric)
+        self._check_width("queries", queries)
         added = {"ip": (1.0,), "l2": (0.0,), "cosine": (1.0, 0.0)}[metric]
         features = torch.cat([block for _, block in feature_tiles("queries", queries, self.normalize)])
         return torch.cat([features, features.new_tensor(added).expand(len(features), -1)], dim=1)

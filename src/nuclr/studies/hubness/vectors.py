@@ -120,18 +120,20 @@ def _of_file(path: Path, column: str | None, preferred: str) -> Vectors:
         arrays = read_npz(path, (name, "y_to_x"))
         return Vectors(arrays[name], path, name, _group(name, arrays))
     if path.suffix == ".safetensors":
+        _refuse_larger_than_memory(path, path.stat().st_size)  # opening it reserves as much
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 name = _choose(path, column, preferred, list(file.keys()))
-                _refuse_larger_than_memory(path, path.stat().st_size)
                 tensors = {key: file.get_tensor(key) for key in {name, "y_to_x"} & set(file.keys())}
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"{path}: cannot be read as .safetensors ({error})") from None
         arrays = {key: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for key, t in tensors.items()}
         return Vectors(arrays[name], path, name, _group(name, arrays))
     if path.suffix == ".parquet" or path.is_dir():
-        if path.is_file():
-            _refuse_larger_than_memory(path, path.stat().st_size)
+        tables = (
+            [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (".parquet", ".arrow")]
+        )
+        _refuse_larger_than_memory(path, sum(file.stat().st_size for file in tables))
         return Vectors(arrow.read_vectors(path, column), path, column)
     raise UserError(
         f"{path}: unknown kind of file; allowed: .npy, .npz, .safetensors, .parquet, a dataset on disk, a run"
