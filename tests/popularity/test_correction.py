@@ -11,7 +11,8 @@ from torch.nn.functional import normalize
 from nuclr.errors import UserError
 from nuclr.evaluation import query_ranks
 from nuclr.popularity import PopularityCorrection, solve, tiles
-from nuclr.popularity.correction import reciprocal_ranks, score_std
+from nuclr.popularity.correction import reciprocal_ranks
+from nuclr.popularity.default_temperature import score_std
 
 METRICS = ("ip", "cosine", "l2")
 
