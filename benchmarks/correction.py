@@ -1,12 +1,13 @@
 r"""Popularity-corrected retrieval compared with corrections of hubness from the literature, on held-out pairs.
 
     python benchmarks/correction.py --data ../shared/data --out runs/correction [--seeds 2] [--only multi30k]
+        [--transductive]
 
 Three data sets, whose models are trained into --out unless they are there:
 
 - Flickr8k: linear heads on image and sentence embeddings (configs/flickr8k_embeddings.yaml) by NUCLR, SogCLR and CLIP
 - captions: a ready-made sentence encoder. One caption of each image of Flickr8k searches the other four, and the
-  reverse; every one of the five in turn
+  reverse: the first caption, the second one, as many as there are seeds
 - Multi30k: English and German descriptions of the same image (configs/multi30k.yaml), SogCLR
 
 Held-out images are split into two halves, each with its own gallery. The setting with the highest mean reciprocal rank
@@ -15,8 +16,8 @@ of training queries and training candidates, and 16 settings (benchmarks/peers.p
 is `PopularityCorrection().fit(queries, candidates)`. The table has recall@1 in percent, averaged over both halves and
 both directions. The last table averages the data sets.
 
-In the second table the queries of the half are the bank and the gallery its candidates. It is transductive: all queries
-are known before the first one is answered.
+With --transductive, the queries of the half are the bank and its gallery the candidates: all queries are known before
+the first one is answered, so these values must not be compared with the others.
 
 Intervals are 95 % intervals of a paired bootstrap over images and, for trained models, seeds.
 """
@@ -38,6 +39,7 @@ from torch.nn.functional import normalize
 
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores
 from nuclr.popularity.correction import STRENGTHS, TEMPERATURE_FACTORS, PopularityCorrection
+from nuclr.popularity.default_temperature import score_std
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
 from nuclr.studies.compare.measure import halves
@@ -50,7 +52,6 @@ CAPTIONS = 5
 BOOTSTRAPS = 2000
 OURS, DEFAULT = "ours", "ours, default"
 SHOWN = ("gain", "ours_minus_it")
-TABLES = {"training queries as the bank": 0, "test queries as the bank (transductive)": 1}
 
 
 class Model(NamedTuple):
@@ -81,6 +82,7 @@ class Job(NamedTuple):
     data: Path
     out: Path
     bank_size: int
+    transductive: bool
 
     @property
     def run(self) -> Path:
@@ -152,34 +154,52 @@ def caption_features(job: Job) -> tuple[tuple[Tensor, Tensor], PairFeatures]:
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
-def ranks_by_method(task: Task, links: Tensor) -> Iterator[tuple[str, str, Ranks]]:
+class Bank(NamedTuple):
+    """Queries and candidates of one direction, and our corrections fitted on them, by temperature and by default."""
+
+    queries: Tensor
+    candidates: Tensor
+    tuned: dict[float, PopularityCorrection]
+    default: PopularityCorrection
+
+
+def fit(queries: Tensor, candidates: Tensor) -> Bank:
+    """Fit our corrections."""
+    scale, size = score_std(queries, candidates), max(len(queries), len(candidates))
+    corrections = {
+        factor: PopularityCorrection(factor * scale, 1.0, bank_size=size).fit(queries, candidates)
+        for factor in TEMPERATURE_FACTORS
+    }
+    return Bank(queries, candidates, corrections, PopularityCorrection(bank_size=size).fit(queries, candidates))
+
+
+def ranks_by_method(queries: Tensor, gallery: Tensor, links: Tensor, bank: Bank) -> Iterator[tuple[str, str, Ranks]]:
     """Yield (method, setting, ranks) of all methods."""
-    yield "plain", "{}", query_ranks(task.queries, task.gallery, links)
+    yield "plain", "{}", query_ranks(queries, gallery, links)
+    task = Task(queries, gallery, bank.queries, bank.candidates)
     for method, corrected in PEERS.items():
         for setting, scores in corrected(task):
             yield method, json.dumps(setting), query_ranks_from_scores(scores, links)
-    size = max(len(task.bank), len(task.candidates))
-    for factor in TEMPERATURE_FACTORS:
-        fix = PopularityCorrection(factor * task.scale, 1.0, bank_size=size).fit(task.bank, task.candidates)
-        zeta = fix.bias(task.gallery)
+    for factor, correction in bank.tuned.items():
+        zeta = correction.bias(gallery)
         for strength in STRENGTHS:
             setting = json.dumps({"temperature": factor, "strength": strength})
-            yield OURS, setting, query_ranks(task.queries, task.gallery, links, strength * zeta)
-    fix = PopularityCorrection(bank_size=size).fit(task.bank, task.candidates)
-    yield DEFAULT, "{}", query_ranks(task.queries, task.gallery, links, fix.bias(task.gallery))
+            yield OURS, setting, query_ranks(queries, gallery, links, strength * zeta)
+    chosen = json.dumps({"temperature": round(bank.default.temperature / task.scale, 3), "strength": 1.0})
+    yield DEFAULT, chosen, query_ranks(queries, gallery, links, bank.default.bias(gallery))
 
 
-def half_outcomes(half: PairFeatures, bank: tuple[Tensor, Tensor]) -> Outcomes:
-    """Return the outcome of every method and setting on one half."""
+def half_outcomes(half: PairFeatures, banks: tuple[Bank, Bank]) -> Outcomes:
+    """Return the outcome of every method and setting on one half; `banks` are those of x to y and of y to x."""
     _, of_x = torch.unique(half.x_group, return_inverse=True)
     of_y = torch.empty(len(half.y), dtype=torch.long)
     of_y[half.links[:, 1]] = of_x[half.links[:, 0]]
     size = int(of_x.max()) + 1
-    x_to_y = ranks_by_method(Task(half.x, half.y, bank[0], bank[1]), half.links)
-    y_to_x = ranks_by_method(Task(half.y, half.x, bank[1], bank[0]), half.links.flip(1))
+    x_to_y = ranks_by_method(half.x, half.y, half.links, banks[0])
+    y_to_x = ranks_by_method(half.y, half.x, half.links.flip(1), banks[1])
     outcomes: Outcomes = {}
-    for (method, setting, first), (*same, second) in zip(x_to_y, y_to_x, strict=True):
-        assert same == [method, setting]
+    for (method, setting, first), (same, other, second) in zip(x_to_y, y_to_x, strict=True):
+        assert same == method and (other == setting or method == DEFAULT)
         both = ((first, of_x), (second, of_y))
         quality = float(np.mean([float((1 / ranks.expected()).mean()) for ranks, _ in both]))
         hits = [np.bincount(cluster[ranks.query], ranks.hits(1), size) for ranks, cluster in both]
@@ -188,13 +208,16 @@ def half_outcomes(half: PairFeatures, bank: tuple[Tensor, Tensor]) -> Outcomes:
     return outcomes
 
 
-def measure(job: Job) -> list[list[Outcomes]]:
-    """Return, per table, the outcomes on both halves."""
+def measure(job: Job) -> list[Outcomes]:
+    """Return the outcomes on both halves."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # a solver that stops at a larger residual: the ranks hardly change
-    bank, whole = run_features(job) if job.model.config else caption_features(job)
+    (x, y), whole = run_features(job) if job.model.config else caption_features(job)
     parts = [whole.of_x(rows) for rows in halves(whole.x_group)]
-    return [[half_outcomes(half, bank) for half in parts], [half_outcomes(half, (half.x, half.y)) for half in parts]]
+    if job.transductive:
+        return [half_outcomes(half, (fit(half.x, half.y), fit(half.y, half.x))) for half in parts]
+    banks = fit(x, y), fit(y, x)
+    return [half_outcomes(half, banks) for half in parts]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -311,31 +334,32 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/correction"), help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=2, help="of each trained model")
     parser.add_argument("--only", default="", help="data sets whose name contains this text")
-    parser.add_argument("--bank-size", type=int, default=4000, help="queries, and candidates")
+    parser.add_argument("--bank-size", type=int, default=3000, help="queries, and candidates")
+    parser.add_argument("--transductive", action="store_true", help="the test queries are the bank")
     options = parser.parse_args()
     jobs = [
-        Job(data_set, model, seed, options.data, options.out, options.bank_size)
+        Job(data_set, model, seed, options.data, options.out, options.bank_size, options.transductive)
         for data_set, models in MODELS.items()
         if options.only in data_set
         for model in models
-        for seed in range(options.seeds if model.config else CAPTIONS)
+        for seed in range(options.seeds)
     ]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(train, [job for job in jobs if job.model.config]))
-    measured: list[dict[str, dict[str, list[list[Outcomes]]]]] = [{} for _ in TABLES]
-    with ProcessPoolExecutor(2) as pool:
-        for job, tables in zip(jobs, pool.map(measure, jobs), strict=True):
-            for of_table, outcomes in zip(measured, tables, strict=True):
-                of_table.setdefault(job.data_set, {}).setdefault(job.model.name, []).append(outcomes)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(train, [job for job in jobs if job.model.config]))
+    measured: dict[str, dict[str, list[list[Outcomes]]]] = {}
+    with ProcessPoolExecutor(2) as processes:
+        for job, outcomes in zip(jobs, processes.map(measure, jobs), strict=True):
+            measured.setdefault(job.data_set, {}).setdefault(job.model.name, []).append(outcomes)
             print(f"{job.data_set}, {job.model.name}, {job.seed} done", file=sys.stderr, flush=True)
-    results = {}
-    for name, number in TABLES.items():
-        results[name] = summarize(measured[number])
-        for data_set, table in results[name].items():
-            show(f"{data_set}, {name}: {SETTINGS} settings per method, chosen on the other half", table)
-    path = Path(__file__).parent / "results" / f"correction{'_' + options.only if options.only else ''}.json"
+    tables = summarize(measured)
+    bank = "the test queries as the bank (transductive)" if options.transductive else "training queries as the bank"
+    for data_set, table in tables.items():
+        show(f"{data_set}, {bank}, {SETTINGS} settings per method, chosen on the other half", table)
+    name = "_".join(["correction", *(["transductive"] if options.transductive else []), *filter(None, [options.only])])
+    path = Path(__file__).parent / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"seeds": options.seeds, "bank_size": options.bank_size} | results, indent=1) + "\n")
+    content = {"seeds": options.seeds, "bank_size": options.bank_size, "tables": tables}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

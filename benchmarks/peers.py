@@ -24,7 +24,9 @@ SETTINGS values of it. Scores are ranked per query, so terms that depend only on
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +47,8 @@ SINKHORN_ITERATIONS = 10
 Corrected = Iterator[tuple[dict[str, Any], Tensor]]  # a setting, and the scores (n_queries, n_gallery) to rank by
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """A search with its bank, all unit-norm features.
 
     Attributes:
@@ -61,20 +64,25 @@ class Task(NamedTuple):
     bank: Tensor
     candidates: Tensor
 
-    @property
+    @cached_property
     def scores(self) -> Tensor:
         """Plain scores, (n_queries, n_gallery)."""
         return self.queries @ self.gallery.T
 
-    @property
+    @cached_property
     def bank_scores(self) -> Tensor:
         """Scores of the bank's queries, (n_bank, n_gallery)."""
         return self.bank @ self.gallery.T
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """Standard deviation of the bank's scores."""
         return score_std(self.bank, self.candidates)
+
+    @cached_property
+    def log_sums(self) -> dict[float, Tensor]:
+        """Per temperature, log sum_b exp(s_bj/t), (n_gallery,); several methods use it."""
+        return {factor: torch.logsumexp(self.bank_scores / (factor * self.scale), dim=0) for factor in TEMPERATURES}
 
 
 def distances(scores: Tensor) -> Tensor:
@@ -89,19 +97,15 @@ def running_means(sorted_values: Tensor) -> Tensor:
 
 def inverted_softmax(task: Task) -> Corrected:
     """Divide by the sum over the bank's queries."""
-    scores, bank = task.scores, task.bank_scores
-    for factor in TEMPERATURES:
-        t = factor * task.scale
-        yield {"temperature": factor}, scores - t * torch.logsumexp(bank / t, dim=0)
+    for factor, log_sum in task.log_sums.items():
+        yield {"temperature": factor}, task.scores - factor * task.scale * log_sum
 
 
 def dual_softmax(task: Task) -> Corrected:
     """Multiply the score by the probability of the query given the item."""
-    scores, bank = task.scores.double(), task.bank_scores
-    for factor in TEMPERATURES:
-        t = factor * task.scale
-        log_sum = torch.logsumexp(bank / t, dim=0).double()
-        yield {"temperature": factor}, scores * torch.exp(scores / t - torch.logaddexp(scores / t, log_sum))
+    for factor, log_sum in task.log_sums.items():
+        logits = task.scores.double() / (factor * task.scale)
+        yield {"temperature": factor}, task.scores * torch.exp(logits - torch.logaddexp(logits, log_sum.double()))
 
 
 def qb_norm(task: Task) -> Corrected:

@@ -130,6 +130,7 @@ class PopularityCorrection:
         candidates: Array | None = None,
         *,
         pairs: tuple[Array, Array, Indices] | None = None,
+        exclude: Indices | None = None,
         query_weight: Vector | None = None,
         candidate_weight: Vector | None = None,
         **options: Any,
@@ -146,6 +147,8 @@ class PopularityCorrection:
             pairs: Labeled pairs to choose temperature and strength on, unless both were given to the constructor:
                 (queries, gallery, links), with links (n, 2) of rows (query, right answer). The settings with the
                 highest mean reciprocal rank among the first ten are chosen from 4 temperatures and 4 strengths.
+            exclude: Per query of `pairs`, a row of their gallery that it must not find; -1 for none. If these queries
+                are rows of the gallery, pass their rows, so that none finds itself.
             query_weight: Weights of the queries up to a factor, (n,), such as how often each is asked.
             candidate_weight: Weights of the candidates up to a factor, (m,).
             options: Passed on to `solve`.
@@ -185,7 +188,7 @@ class PopularityCorrection:
             if pairs is None or None not in self._asked:
                 self._solve(chosen, candidate_weight)
             else:
-                self._tune(chosen, candidate_weight, *pairs)
+                self._tune(chosen, candidate_weight, *pairs, exclude)
         return self
 
     def _solve(self, candidates: Tensor, weight: Vector | None = None) -> None:
@@ -207,7 +210,15 @@ class PopularityCorrection:
         assert result.problem.x is not None
         self._bank, self._mass, self._log_z = result.problem.x[:], result.problem.a, result.log_z
 
-    def _tune(self, candidates: Tensor, weight: Vector | None, queries: Array, gallery: Array, links: Indices) -> None:
+    def _tune(
+        self,
+        candidates: Tensor,
+        weight: Vector | None,
+        queries: Array,
+        gallery: Array,
+        links: Indices,
+        exclude: Indices | None,
+    ) -> None:
         """Choose temperature and strength on labeled pairs."""
         assert self._bank is not None
         temperature, strength = self._asked
@@ -217,10 +228,9 @@ class PopularityCorrection:
             self.temperature, self.strength = tried, 1.0
             self._solve(candidates, weight)
             zeta = self.bias(gallery)
+            depth = min(TUNING_DEPTH, len(gallery) - (exclude is not None))
             for factor in STRENGTHS if strength is None else [strength]:
-                _, rows = nearest(
-                    queries, gallery, min(TUNING_DEPTH, len(gallery)), factor * zeta, normalize=self.normalize
-                )
+                _, rows = nearest(queries, gallery, depth, factor * zeta, exclude, normalize=self.normalize)
                 quality = float(reciprocal_ranks(rows, links, len(gallery)).mean())
                 if quality > highest:
                     best, highest = (tried, factor, self._log_z), quality
