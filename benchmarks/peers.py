@@ -181,7 +181,7 @@ def dual_bank_sinkhorn(task: Task) -> Corrected:
         t = factor * task.scale
         top = rows.max(dim=1, keepdim=True).values
         kernel = ((rows - top) / t).exp_()  # each row relative to its largest score, so that none underflows
-        of_bank = torch.ones(len(task.bank))
+        of_bank = rows.new_ones(len(task.bank))
         for _ in range(SINKHORN_ITERATIONS):
             of_row = 1 / (kernel @ of_bank)
             of_bank = len(rows) / len(of_bank) / (kernel.T @ of_row)
