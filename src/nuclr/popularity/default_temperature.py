@@ -2,8 +2,9 @@
 
 At a high temperature zeta is too smooth to reduce the hubs that queries meet. At a low one it describes single queries
 of the bank, and other queries meet other hubs. In between, N_k of queries that were not fitted is most even. To find
-this temperature, popularity is solved with one half of the queries, and N_k of the other half is counted. From the
-highest temperature downwards, the standard deviation of N_k falls until the best temperature is passed.
+this temperature, popularity is solved with a part of the queries, and N_k of the others is counted. From the highest
+temperature downwards, the standard deviation of N_k falls until the best temperature is passed. As many queries as
+possible are fitted, because the best temperature falls with their number.
 """
 
 import math
@@ -19,7 +20,8 @@ from nuclr.popularity.solver import ConvergenceWarning, solve
 FACTORS = (1.0, 0.8, 0.6, 0.4, 0.25, 0.15, 0.1)
 FACTOR_OF_SMALL_BANKS = 0.6
 FEWEST = 100  # queries, and candidates: N_k of fewer is too noisy to choose by
-SAMPLE = 4000  # queries, and candidates, to choose with
+COUNTED = 2000  # queries, at most half of them
+CANDIDATES = 4000
 K = 10
 TOLERANCE, PASSES = 1e-2, 100  # of the solver: a larger residual hardly changes ranks
 
@@ -28,7 +30,7 @@ def default_temperature(queries: Tensor, candidates: Tensor) -> float:
     """Return the temperature at which held-out queries find the candidates most evenly.
 
     Args:
-        queries: Features, (n, d), unit norm. Rows of even number are fitted, the others are counted.
+        queries: Features, (n, d), unit norm. Every other row is fitted; of more than 4,000 rows, all but 2,000.
         candidates: Features of the items that they choose from, (m, d), unit norm.
 
     Returns:
@@ -44,10 +46,13 @@ def default_temperature(queries: Tensor, candidates: Tensor) -> float:
     scale = score_std(queries, candidates)
     if min(len(queries), len(candidates)) < FEWEST:
         return FACTOR_OF_SMALL_BANKS * scale
-    queries, candidates = (_evenly_spaced(side) for side in (queries, candidates.to(queries)))
+    step = max(2, math.ceil(len(queries) / COUNTED))
+    counted = torch.arange(len(queries), device=queries.device) % step == 1
+    rows = torch.linspace(0, len(candidates) - 1, min(CANDIDATES, len(candidates)), dtype=torch.float64).round().long()
+    candidates = candidates[rows.to(candidates.device)].to(queries)
     best, lowest = FACTORS[0], math.inf
     for factor in FACTORS:
-        spread = held_out_spread(queries[::2], queries[1::2], candidates, factor * scale)
+        spread = held_out_spread(queries[~counted], queries[counted], candidates, factor * scale)
         if spread >= lowest:
             break
         best, lowest = factor, spread
@@ -61,11 +66,6 @@ def held_out_spread(fitted: Tensor, counted: Tensor, candidates: Tensor, tempera
         zeta = solve(fitted, candidates, temperature=temperature, tolerance=TOLERANCE, max_iterations=PASSES).zeta
     _, rows = nearest(counted, candidates, K, zeta)
     return float(torch.bincount(rows.flatten(), minlength=len(candidates)).double().std(correction=0))
-
-
-def _evenly_spaced(features: Tensor) -> Tensor:
-    rows = torch.linspace(0, len(features) - 1, min(SAMPLE, len(features)), dtype=torch.float64).round().long()
-    return features[rows.to(features.device)]
 
 
 def score_std(bank: Tensor, gallery: Tensor) -> float:
