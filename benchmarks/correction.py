@@ -1,198 +1,365 @@
-"""Popularity-corrected retrieval compared with plain ranking and with its peers, on held-out pairs.
+r"""Popularity-corrected retrieval compared with corrections of hubness from the literature, on held-out pairs.
 
-    python benchmarks/correction.py RUN... [--out FILE.json]
+    python benchmarks/correction.py --data ../shared/data --out runs/correction [--seeds 2] [--only multi30k]
+        [--transductive]
 
-For each run, the images of its validation pairs are split into two halves, each with its own gallery. Every method is
-tuned on one half (best mean reciprocal rank, which is less noisy than recall@1) and reported on the other, then the
-other way round, and both are averaged. The table shows recall@1 in percent, the mean of both directions, averaged over
-the runs of one objective. The bank consists of training queries; `transductive` uses the queries of the half instead.
-All methods have the same bank and the same number of settings to choose from (SETTINGS). With scores s_ij of query i
-and candidate j, and s_bj of query b of the bank:
+Three data sets, whose models are trained into --out unless they are there:
 
-- ours:              s_ij - c zeta_j, zeta solved at temperature t on the bank's queries and the training candidates
-                     that they choose from, and extended to the gallery
-- inverted softmax:  s_ij - c t log sum_b exp(s_bj/t)                   (Smith et al., ICLR 2017; there c = 1)
-- QB-Norm, dynamic:  the same, only for queries whose plain best candidate is the best of one of the bank's queries
-                     (Bogolin et al., CVPR 2022)
-- NNN:               s_ij - c mean of the k largest s_bj                (Chowdhury et al., EMNLP 2024)
+- Flickr8k: linear heads on image and sentence embeddings (configs/flickr8k_embeddings.yaml) by NUCLR, SogCLR and CLIP
+- captions: a ready-made sentence encoder. One caption of each image of Flickr8k searches the other four, and the
+  reverse: the first caption, the second one, as many as there are seeds
+- Multi30k: English and German descriptions of the same image (configs/multi30k.yaml), SogCLR
 
-Intervals: paired bootstrap over runs and images, of the difference to plain ranking and to each peer.
+Held-out images are split into two halves, each with its own gallery. The setting with the highest mean reciprocal rank
+on one half, mean of both directions, is used on the other half, and the other way round. All methods have the same bank
+of training queries and training candidates, and 16 settings (benchmarks/peers.py). "ours, default" has no settings: it
+is `PopularityCorrection().fit(queries, candidates)`. The table has recall@1 in percent, averaged over both halves and
+both directions. The last table averages the data sets.
+
+With --transductive, the queries of the half are the bank and its gallery the candidates: all queries are known before
+the first one is answered, so these values must not be compared with the others.
+
+Intervals are 95 % intervals of a paired bootstrap over images and, for trained models, seeds.
 """
 
 import argparse
 import json
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from nuclr.evaluation.corrected import Bank
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores
+from nuclr.popularity.correction import STRENGTHS, TEMPERATURE_FACTORS, PopularityCorrection
+from nuclr.popularity.default_temperature import score_std
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
 from nuclr.studies.compare.measure import halves
 from nuclr.studies.evaluate.subject import query_bank, subject_of_run
+from peers import PEERS, SETTINGS, Task
 
-TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
-FACTORS = (0.5, 0.75, 1.0, 1.25)
-NEIGHBORS = (32, 64, 128, 256)
-SETTINGS = len(TEMPERATURES) * len(FACTORS)
+CONFIGS = Path(__file__).parent.parent / "configs"
+ONE_CAPTION = "data.one_pair_per_x=true"  # per visit of an image: a fifth of the time
+CAPTIONS = 5
 BOOTSTRAPS = 2000
-
-# For a bank (m, d) and a gallery (n, d): every setting with its bias (n,).
-Biases = Iterator[tuple[dict[str, float], Tensor]]
-# Setting -> one row per image: hit of the image, hits of its captions, and the reciprocal ranks of both, (n, 4).
-Outcomes = dict[str, np.ndarray]
+OURS, DEFAULT = "ours", "ours, default"
+SHOWN = ("gain", "ours_minus_it")
 
 
-def ours(bank: Bank, half: PairFeatures, side: int) -> Biases:
-    """Yield zeta of the images (side 0) or captions (side 1) of a half."""
-    for temperature in TEMPERATURES:
-        zeta = bank.zeta(half.x, half.y, temperature)[side]
-        yield from (({"temperature": temperature, "factor": c}, c * zeta) for c in FACTORS)
+class Model(NamedTuple):
+    """A model of a data set: a config with overrides, or the sentence encoder if `config` is empty."""
+
+    name: str
+    config: str = ""
+    overrides: tuple[str, ...] = ()
 
 
-def inverted_softmax(bank: Tensor, gallery: Tensor) -> Biases:
-    """Yield the log-sum-exp over the bank."""
-    scores = bank @ gallery.T
-    for temperature in TEMPERATURES:
-        bias = temperature * torch.logsumexp(scores / temperature, dim=0)
-        yield from (({"temperature": temperature, "factor": c}, c * bias) for c in FACTORS)
+MODELS = {
+    "flickr8k": [
+        Model("nuclr", "flickr8k_embeddings.yaml", (ONE_CAPTION,)),
+        Model("sogclr", "flickr8k_embeddings.yaml", (ONE_CAPTION, "objective.name=sogclr")),
+        Model("clip", "flickr8k_embeddings.yaml", (ONE_CAPTION, "objective.name=clip", "objective.temperature=0.07")),
+    ],
+    "captions": [Model("sentence encoder")],
+    "multi30k": [Model("sogclr", "multi30k.yaml")],
+}
 
 
-def nnn(bank: Tensor, gallery: Tensor) -> Biases:
-    """Yield the mean score of the nearest queries of the bank."""
-    nearest = (bank @ gallery.T).topk(max(NEIGHBORS), dim=0).values
-    for k in NEIGHBORS:
-        yield from (({"neighbors": k, "factor": c}, c * nearest[:k].mean(dim=0)) for c in FACTORS)
+class Job(NamedTuple):
+    """One seed of a model, or one rotation of the captions."""
+
+    data_set: str
+    model: Model
+    seed: int
+    data: Path
+    out: Path
+    bank_size: int
+    transductive: bool
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run."""
+        return self.out / f"{self.data_set}_{self.model.name}" / f"seed{self.seed}"
 
 
-def by_method(half: PairFeatures, pairs: Bank, side: int) -> Iterator[tuple[str, str, Ranks]]:
-    """Yield (method, setting, ranks) of all methods with the images (side 0) or captions (side 1) as the gallery."""
-    queries, gallery, bank = (half.x, half.y, pairs.x) if side else (half.y, half.x, pairs.y)
-    links = half.links if side else half.links.flip(1)
-    yield "plain", "", query_ranks(queries, gallery, links)
-    for method, biases in (
-        ("ours", ours(pairs, half, side)),
-        ("transductive", ours(Bank(half.x, half.y), half, side)),
-        ("NNN", nnn(bank, gallery)),
-    ):
-        yield from (
-            (method, json.dumps(setting), query_ranks(queries, gallery, links, bias)) for setting, bias in biases
-        )
-    plain = queries @ gallery.T
-    hubs = torch.zeros(len(gallery), dtype=torch.bool)
-    hubs[(bank @ gallery.T).argmax(dim=1)] = True
-    touched = hubs[plain.argmax(dim=1)][:, None]
-    for setting, bias in inverted_softmax(bank, gallery):
-        yield "inverted softmax", json.dumps(setting), query_ranks_from_scores(plain, links, bias)
-        yield "QB-Norm", json.dumps(setting), query_ranks_from_scores(torch.where(touched, plain - bias, plain), links)
+class Outcome(NamedTuple):
+    """Of one method under one setting on one half.
+
+    Attributes:
+        quality: Mean reciprocal rank, mean of both directions.
+        hits: Sum of the hits of a cluster's queries, (clusters, 2 directions).
+        count: Number of a cluster's queries, (clusters, 2 directions).
+
+    """
+
+    quality: float
+    hits: np.ndarray
+    count: np.ndarray
 
 
-def half_outcomes(half: PairFeatures, bank: Bank) -> dict[str, Outcomes]:
-    """Return, per method, the outcomes of every setting on one half."""
-    links, n_x = half.links, len(half.x)
-    owner = torch.empty(len(half.y), dtype=torch.long)
-    owner[links[:, 1]] = links[:, 0]
+Outcomes = dict[str, dict[str, Outcome]]  # method -> setting -> outcome
 
-    def per_image(values: Tensor) -> Tensor:
-        # The mean over images equals the mean over captions, for any number of captions per image.
-        return torch.zeros(n_x, dtype=torch.float64).index_add(0, owner, values) * n_x / len(owner)
 
-    outcomes: dict[str, Outcomes] = {}
-    for (method, setting, of_x), (*same, of_y) in zip(by_method(half, bank, 1), by_method(half, bank, 0), strict=True):
-        assert same == [method, setting]
-        columns = [of_x.hits(1), per_image(of_y.hits(1)), 1 / of_x.expected(), per_image(1 / of_y.expected())]
-        outcomes.setdefault(method, {})[setting] = torch.stack(columns, dim=1).numpy()
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+def train(job: Job) -> None:
+    """Train a run unless it is finished."""
+    if (job.run / "results.json").exists():
+        return
+    command = [sys.executable, "-m", "nuclr", "train", str(CONFIGS / job.model.config), *job.model.overrides]
+    settings = [f"data.root={job.data / job.data_set}", f"seed={job.seed}", f"out={job.run}", "threads=1"]
+    done = subprocess.run(
+        [*command, *settings, "report=false", "--resume"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(done.args)}\n{done.stderr}")
+
+
+def run_features(job: Job) -> tuple[tuple[Tensor, Tensor], PairFeatures]:
+    """Return the bank of a run and the features of its held-out pairs."""
+    run = Run.open(job.run, device="cpu")
+    assert run.val is not None
+    bank = query_bank(subject_of_run(run), run.train.pairs, run.train.numbers, job.bank_size)
+    return bank, run.features(run.val)
+
+
+def caption_features(job: Job) -> tuple[tuple[Tensor, Tensor], PairFeatures]:
+    """Return one caption of each image as x, and its other captions as y."""
+
+    def sides(name: str) -> tuple[Tensor, Tensor]:
+        with np.load(job.data / "flickr8k" / "embeddings" / name) as file:
+            captions = normalize(torch.from_numpy(file["y"]).float(), dim=1).unflatten(0, (-1, CAPTIONS))
+        others = [number for number in range(CAPTIONS) if number != job.seed]
+        return captions[:, job.seed], captions[:, others].flatten(0, 1)
+
+    (bank_x, bank_y), (x, y) = sides("train.npz"), sides("dev.npz")
+    row = torch.arange(len(y))
+    links = torch.stack([row // (CAPTIONS - 1), row], dim=1)
+    generator = torch.Generator().manual_seed(0)
+    bank = [side[torch.randperm(len(side), generator=generator)[: job.bank_size]] for side in (bank_x, bank_y)]
+    numbers = row.numpy()
+    first = numbers[:: CAPTIONS - 1]
+    return (bank[0], bank[1]), PairFeatures(x, y, links, links, numbers, first, numbers, torch.arange(len(x)))
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+
+class Bank(NamedTuple):
+    """Queries and candidates of one direction, and our corrections fitted on them, by temperature and by default."""
+
+    queries: Tensor
+    candidates: Tensor
+    tuned: dict[float, PopularityCorrection]
+    default: PopularityCorrection
+
+
+def fit(queries: Tensor, candidates: Tensor) -> Bank:
+    """Fit our corrections."""
+    scale, size = score_std(queries, candidates), max(len(queries), len(candidates))
+    corrections = {
+        factor: PopularityCorrection(factor * scale, 1.0, bank_size=size).fit(queries, candidates)
+        for factor in TEMPERATURE_FACTORS
+    }
+    return Bank(queries, candidates, corrections, PopularityCorrection(bank_size=size).fit(queries, candidates))
+
+
+def ranks_by_method(queries: Tensor, gallery: Tensor, links: Tensor, bank: Bank) -> Iterator[tuple[str, str, Ranks]]:
+    """Yield (method, setting, ranks) of all methods."""
+    yield "plain", "{}", query_ranks(queries, gallery, links)
+    task = Task(queries, gallery, bank.queries, bank.candidates)
+    for method, corrected in PEERS.items():
+        for setting, scores in corrected(task):
+            yield method, json.dumps(setting), query_ranks_from_scores(scores, links)
+    for factor, correction in bank.tuned.items():
+        zeta = correction.bias(gallery)
+        for strength in STRENGTHS:
+            setting = json.dumps({"temperature": factor, "strength": strength})
+            yield OURS, setting, query_ranks(queries, gallery, links, strength * zeta)
+    chosen = json.dumps({"temperature": round(bank.default.temperature / task.scale, 3), "strength": 1.0})
+    yield DEFAULT, chosen, query_ranks(queries, gallery, links, bank.default.bias(gallery))
+
+
+def half_outcomes(half: PairFeatures, banks: tuple[Bank, Bank]) -> Outcomes:
+    """Return the outcome of every method and setting on one half; `banks` are those of x to y and of y to x."""
+    _, of_x = torch.unique(half.x_group, return_inverse=True)
+    of_y = torch.empty(len(half.y), dtype=torch.long)
+    of_y[half.links[:, 1]] = of_x[half.links[:, 0]]
+    size = int(of_x.max()) + 1
+    x_to_y = ranks_by_method(half.x, half.y, half.links, banks[0])
+    y_to_x = ranks_by_method(half.y, half.x, half.links.flip(1), banks[1])
+    outcomes: Outcomes = {}
+    for (method, setting, first), (same, other, second) in zip(x_to_y, y_to_x, strict=True):
+        assert same == method and (other == setting or method == DEFAULT)
+        both = ((first, of_x), (second, of_y))
+        quality = float(np.mean([float((1 / ranks.expected()).mean()) for ranks, _ in both]))
+        hits = [np.bincount(cluster[ranks.query], ranks.hits(1), size) for ranks, cluster in both]
+        count = [np.bincount(cluster[ranks.query], minlength=size) for ranks, cluster in both]
+        outcomes.setdefault(method, {})[setting] = Outcome(quality, np.stack(hits, 1), np.stack(count, 1))
     return outcomes
 
 
-def tuned(halves_: list[dict[str, Outcomes]]) -> dict[str, tuple[np.ndarray, list[str]]]:
-    """Return, per method, the hits of every image of both halves, (n, 2), and the settings chosen on the other half."""
-    best = {}
-    for method in halves_[0]:
-        hits, chosen = [], []
-        for tuning, reporting in (halves_, halves_[::-1]):
-            settings = tuning[method]
-            chosen.append(max(settings, key=lambda setting: settings[setting][:, 2:].mean()))
-            hits.append(reporting[method][chosen[-1]][:, :2])
-        best[method] = np.concatenate(hits), chosen
-    return best
+def measure(job: Job) -> list[Outcomes]:
+    """Return the outcomes on both halves."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # a solver that stops at a larger residual: the ranks hardly change
+    (x, y), whole = run_features(job) if job.model.config else caption_features(job)
+    parts = [whole.of_x(rows) for rows in halves(whole.x_group)]
+    if job.transductive:
+        return [half_outcomes(half, (fit(half.x, half.y), fit(half.y, half.x))) for half in parts]
+    banks = fit(x, y), fit(y, x)
+    return [half_outcomes(half, banks) for half in parts]
 
 
-def measure(run: Path, bank_size: int) -> tuple[str, list[dict[str, Outcomes]]]:
-    """Return the run's objective and all outcomes on both halves of its validation pairs."""
-    opened = Run.open(run, device="cpu")
-    if opened.val is None:
-        raise SystemExit(f"{run}: needs a run with held-out pairs (data.val)")
-    bank = Bank(*query_bank(subject_of_run(opened), opened.train.pairs, opened.train.numbers, bank_size))
-    whole = opened.features(opened.val)
-    return opened.settings.objective.name, [half_outcomes(whole.of_x(rows), bank) for rows in halves(whole.x_group)]
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def summarize(runs: list[dict[str, tuple[np.ndarray, list[str]]]]) -> dict[str, dict[str, Any]]:
-    """Return, per method, the metrics over the runs of one objective."""
-    hits = {method: np.stack([run[method][0] for run in runs]) for method in runs[0]}  # (runs, n, 2)
-    rng = np.random.default_rng(0)
-    count, images, _ = hits["plain"].shape
-    draws = [(rng.integers(count, size=count), rng.integers(images, size=images)) for _ in range(BOOTSTRAPS)]
-    means = {m: np.array([100 * of[r][:, i].mean() for r, i in draws]) for m, of in hits.items()}
-    table = {}
-    for method, of in hits.items():
-        table[method] = {
-            "recall@1": 100 * of.mean(),
-            "image_to_text": 100 * of[..., 0].mean(),
-            "text_to_image": 100 * of[..., 1].mean(),
-            "gain": 100 * (of.mean() - hits["plain"].mean()),
-            "gain_interval": np.quantile(means[method] - means["plain"], [0.025, 0.975]).tolist(),
-            "ours_minus_it": 100 * (hits["ours"].mean() - of.mean()),
-            "ours_minus_it_interval": np.quantile(means["ours"] - means[method], [0.025, 0.975]).tolist(),
-            "settings": [json.loads(setting) for run in runs for setting in run[method][1] if setting],
+def tuned(parts: list[Outcomes], method: str) -> tuple[list[Outcome], list[str]]:
+    """Return the outcome of a method on both halves with the setting chosen on the other half, and these settings."""
+    chosen = [max(half[method], key=lambda setting: half[method][setting].quality) for half in reversed(parts)]
+    return [half[method][setting] for half, setting in zip(parts, chosen, strict=True)], chosen
+
+
+class Resampled(NamedTuple):
+    """Recall@1 in percent, and in every resample."""
+
+    value: float
+    draws: np.ndarray
+
+    def minus(self, other: "Resampled") -> dict[str, float]:
+        """Return the difference with its interval."""
+        low, high = np.quantile(self.draws - other.draws, [0.025, 0.975])
+        return {"difference": self.value - other.value, "low": float(low), "high": float(high)}
+
+
+def recall_of(models: list[list[list[Outcome]]], resample_seeds: bool, direction: int | None = None) -> Resampled:
+    """Average recall@1 over models, seeds, halves and directions.
+
+    Args:
+        models: Per model and seed, the outcomes of both halves.
+        resample_seeds: Whether the bootstrap draws the seeds of each model with replacement.
+        direction: 0 for x to y, 1 for y to x. None: the mean of both.
+
+    """
+    rng = np.random.default_rng(0)  # the same draws for all methods
+    columns = slice(None) if direction is None else slice(direction, direction + 1)
+    weights = [
+        rng.multinomial(len(half.hits), np.full(len(half.hits), 1 / len(half.hits)), BOOTSTRAPS)
+        for half in models[0][0]
+    ]
+    values, draws = [], []
+    for seeds in models:
+        exact, drawn = [], []
+        for outcome in seeds:
+            pairs = list(zip(outcome, weights, strict=True))
+            exact.append(np.mean([half.hits[:, columns].sum(0) / half.count[:, columns].sum(0) for half in outcome]))
+            drawn.append(np.mean([(w @ h.hits / (w @ h.count))[:, columns].mean(1) for h, w in pairs], axis=0))
+        times = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), BOOTSTRAPS) / len(seeds)
+        share = times if resample_seeds else np.full(times.shape, 1 / len(seeds))
+        values.append(np.mean(exact))
+        draws.append((np.stack(drawn, axis=1) * share).sum(axis=1))
+    return Resampled(100 * float(np.mean(values)), 100 * np.mean(draws, axis=0))
+
+
+def summarize(measured: dict[str, dict[str, list[list[Outcomes]]]]) -> dict[str, Any]:
+    """Return, per data set and for their mean, a row per method.
+
+    Args:
+        measured: Per data set and model, one entry per seed: the outcomes on both halves.
+
+    """
+    methods = list(next(iter(next(iter(measured.values())).values()))[0][0])
+    recalls: dict[str, dict[str, Resampled]] = {}
+    tables: dict[str, Any] = {}
+    for data_set, models in measured.items():
+        best = {m: [[tuned(seed, m) for seed in seeds] for seeds in models.values()] for m in methods}
+        outcomes = {m: [[outcome for outcome, _ in seeds] for seeds in best[m]] for m in methods}
+        trained = data_set != "captions"
+        recalls[data_set] = {m: recall_of(outcomes[m], trained) for m in methods}
+        tables[data_set] = {
+            m: {
+                "x_to_y": recall_of(outcomes[m], trained, 0).value,
+                "y_to_x": recall_of(outcomes[m], trained, 1).value,
+                "by_model": dict(zip(models, (recall_of([o], trained).value for o in outcomes[m]), strict=True)),
+                "settings": [json.loads(text) for seeds in best[m] for _, chosen in seeds for text in chosen],
+            }
+            for m in methods
         }
-    return table
+    if len(measured) > 1:
+        # The sets are resampled independently of one another, so their draws are combined in random order.
+        orders = [np.random.default_rng(number).permutation(BOOTSTRAPS) for number in range(len(recalls))]
+        recalls["mean"] = {
+            m: Resampled(
+                float(np.mean([of[m].value for of in recalls.values()])),
+                np.mean([of[m].draws[order] for of, order in zip(recalls.values(), orders, strict=True)], axis=0),
+            )
+            for m in methods
+        }
+        tables["mean"] = {m: {} for m in methods}
+    for data_set, of in recalls.items():
+        for m in methods:
+            tables[data_set][m] |= {
+                "recall@1": of[m].value,
+                "gain": of[m].minus(of["plain"]),
+                "ours_minus_it": of[OURS].minus(of[m]),
+                "default_minus_it": of[DEFAULT].minus(of[m]),
+            }
+    return tables
 
 
-def show(name: str, runs: int, table: dict[str, dict[str, Any]]) -> None:
-    """Print a table."""
-    print(f"\n{name}, {runs} run{'s' * (runs > 1)}: recall@1 in percent, {SETTINGS} settings, tuned on the other half")
-    print(f"{'':18}{'mean':>8}{'i2t':>8}{'t2i':>8}{'gain':>8}{'95 %':>16}{'ours minus it':>16}{'95 %':>16}")
-    for method, row in table.items():
-        gain, ahead = ("[{:+.2f}, {:+.2f}]".format(*row[key]) for key in ("gain_interval", "ours_minus_it_interval"))
-        print(
-            f"{method:18}{row['recall@1']:>8.2f}{row['image_to_text']:>8.2f}{row['text_to_image']:>8.2f}"
-            f"{row['gain']:>+8.2f}{gain:>16}{row['ours_minus_it']:>+16.2f}{ahead:>16}",
-            flush=True,
-        )
+def show(title: str, table: dict[str, dict[str, Any]]) -> None:
+    """Print a table, the best method first."""
+    print(f"\n{title}")
+    print(f"{'':18}{'recall@1':>9}{'x to y':>8}{'y to x':>8}{'gain over plain':>24}{'ours minus it':>24}")
+    for method, row in sorted(table.items(), key=lambda item: -item[1]["recall@1"]):
+        directions = "".join(f"{row[key]:>8.2f}" if key in row else " " * 8 for key in ("x_to_y", "y_to_x"))
+        differences = ("{difference:+.2f} [{low:+.2f}, {high:+.2f}]".format(**row[key]) for key in SHOWN)
+        cells = "".join(f"{text:>24}" for text in differences)
+        print(f"{method:18}{row['recall@1']:>9.2f}{directions}{cells}")
 
 
 def main() -> None:
-    """Print a table for each objective and write the JSON."""
+    """Train what is missing, print the tables and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--bank-size", type=int, default=30_000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "correction.json")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--out", type=Path, default=Path("runs/correction"), help="folder of the runs")
+    parser.add_argument("--seeds", type=int, default=2, help="of each trained model")
+    parser.add_argument("--only", default="", help="data sets whose name contains this text")
+    parser.add_argument("--bank-size", type=int, default=3000, help="queries, and candidates")
+    parser.add_argument("--transductive", action="store_true", help="the test queries are the bank")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    by_objective: dict[str, list[Any]] = {}
-    for run in options.runs:
-        name, outcomes = measure(run, options.bank_size)
-        by_objective.setdefault(name, []).append(tuned(outcomes))
-        print(f"{run} done", file=sys.stderr, flush=True)
-    tables = {name: summarize(runs) for name, runs in by_objective.items()}
-    for name, table in tables.items():
-        show(name, len(by_objective[name]), table)
-    everything = [run for runs in by_objective.values() for run in runs]
-    if len(tables) > 1:
-        tables["all"] = summarize(everything)
-        show("all", len(everything), tables["all"])
-    options.out.parent.mkdir(exist_ok=True)
-    content = {"settings": SETTINGS, "runs": {name: len(runs) for name, runs in by_objective.items()}, "tables": tables}
-    options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    jobs = [
+        Job(data_set, model, seed, options.data, options.out, options.bank_size, options.transductive)
+        for data_set, models in MODELS.items()
+        if options.only in data_set
+        for model in models
+        for seed in range(options.seeds)
+    ]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(train, [job for job in jobs if job.model.config]))
+    measured: dict[str, dict[str, list[list[Outcomes]]]] = {}
+    with ProcessPoolExecutor(2) as processes:
+        for job, outcomes in zip(jobs, processes.map(measure, jobs), strict=True):
+            measured.setdefault(job.data_set, {}).setdefault(job.model.name, []).append(outcomes)
+            print(f"{job.data_set}, {job.model.name}, {job.seed} done", file=sys.stderr, flush=True)
+    tables = summarize(measured)
+    bank = "the test queries as the bank (transductive)" if options.transductive else "training queries as the bank"
+    for data_set, table in tables.items():
+        show(f"{data_set}, {bank}, {SETTINGS} settings per method, chosen on the other half", table)
+    name = "_".join(["correction", *(["transductive"] if options.transductive else []), *filter(None, [options.only])])
+    path = Path(__file__).parent / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    content = {"seeds": options.seeds, "bank_size": options.bank_size, "tables": tables}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

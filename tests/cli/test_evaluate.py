@@ -138,7 +138,7 @@ def test_encoders_that_are_not_a_run(nuclr, refused, vectors):
     model = vectors / "run" / "model"
     status, printed, err = nuclr(model, "--retrieval", vectors / "val.npz", "--correct", "bank=queries")
     assert status == 0, err
-    assert "chosen on nothing (no held-out pairs): 0.6 standard deviations" in printed
+    assert "chosen on no labels (the run has no held-out pairs): the default of PopularityCorrection" in printed
     refused("bank=train needs a run folder", model, "--retrieval", vectors / "val.npz", "--correct", "bank=train")
     refused("is not a run folder, so there is nothing to evaluate on", model)
 

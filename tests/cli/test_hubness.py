@@ -119,6 +119,38 @@ def test_without_a_bank_the_other_half_is_counted(nuclr, pairs):
     assert content["hubs"][0]["crowds_out"] == [] or "name" not in content["hubs"][0]["crowds_out"][0]["query"]
 
 
+def test_tuning_on_one_half_of_the_pairs(nuclr, pairs):
+    """Temperature and strength are those that the queries which are not counted would choose."""
+    out = pairs / "out"
+    done = nuclr("hubness", pairs / "dev.npz", "--bank", pairs / "train.npz", "--tune", "--out", out)
+    assert done.status == 0, done.err
+    assert "chosen on 30 labeled queries that are not counted" in done.out
+    assert "30 queries look at their first 10 of 120 items" in done.out
+    data, bank = np.load(pairs / "dev.npz"), np.load(pairs / "train.npz")
+    half = [[i, 2 * (2 * i) + j] for i in range(N // 2) for j in (0, 1)]  # of the queries 0, 2, 4, ...
+    fix = PopularityCorrection().fit(bank["x"], bank["y"], pairs=(data["x"][::2], data["y"], half))
+    content = json.loads((out / "hubness.json").read_text())
+    assert (content["temperature"], content["strength"]) == (fix.temperature, fix.strength)
+    other = [[i, 2 * (2 * i + 1) + j] for i in range(N // 2) for j in (0, 1)]
+    corrected = hubness(data["x"][1::2], data["y"], bias=fix.bias(data["y"]))
+    assert content["corrected"]["recall"]["1"] == pytest.approx(corrected.recall(other))
+
+
+def test_tuning_in_one_set_keeps_captions_of_an_image_together(nuclr, pairs):
+    out = pairs / "out"
+    items = f"{pairs}/dev.npz:y"
+    done = nuclr("hubness", items, items, "--bank", pairs / "train.npz", "--tune", "--strength", 0.9, "--out", out)
+    assert done.status == 0, done.err
+    assert "chosen on 60 labeled queries" in done.out and "60 queries look at" in done.out
+    y, bank = np.load(pairs / "dev.npz")["y"], np.load(pairs / "train.npz")["y"]
+    rows = np.array([4 * i + j for i in range(N // 2) for j in (0, 1)])  # both captions of the images 0, 2, 4, ...
+    fix = PopularityCorrection(strength=0.9).fit(
+        bank[::2], bank[1::2], pairs=(y[rows], y, [[n, row ^ 1] for n, row in enumerate(rows)]), exclude=rows
+    )
+    content = json.loads((out / "hubness.json").read_text())
+    assert (content["temperature"], content["strength"]) == (fix.temperature, 0.9)
+
+
 def write_safetensors(folder, x, y):
     save_file({"queries": x}, folder / "q.safetensors")
     save_file({"a": y, "b": y[:5]}, folder / "g.safetensors")
@@ -198,6 +230,7 @@ def break_files(folder: Path) -> None:
     (folder / "damaged.parquet").write_bytes(b"no table")
     (folder / "words.txt").write_text("a\nb\n")
     (folder / "links.txt").write_text("0 0\n0 999\n")
+    (folder / "one_link.txt").write_text("1 0\n")
     (folder / "bad_links.txt").write_text("0 0\nzero one\n")
     np.savez(folder / "several.npz", a=data["x"], b=data["x"])
 
@@ -236,6 +269,9 @@ def break_files(folder: Path) -> None:
         ("x.npy dev.npz:y --links bad_links.txt", "bad_links.txt: line 2 does not have two whole numbers"),
         ("x.npy dev.npz:y -k 121", "--k 121: the gallery has only 120 items"),
         ("x.npy dev.npz:y --temperature 0", "--temperature is 0"),
+        ("x.npy dev.npz:y --tune", "--tune needs right answers; name a file of rows (query, item) with --links"),
+        ("x.npy dev.npz:y --links one_link.txt --tune", "--tune needs at least two queries with right answers of"),
+        ("dev.npz --tune --temperature 0.1 --strength 1", "--tune has nothing to choose: leave out --temperature or"),
         ("x.npy dev.npz:y --images .", "--images .: needs a folder, and --names"),
         ("x.npy dev.npz:y --out words.txt", "--out words.txt: there is a file with this name"),
     ],

@@ -11,7 +11,8 @@ from torch.nn.functional import normalize
 from nuclr.errors import UserError
 from nuclr.evaluation import query_ranks
 from nuclr.popularity import PopularityCorrection, solve, tiles
-from nuclr.popularity.correction import reciprocal_ranks, score_std
+from nuclr.popularity.correction import reciprocal_ranks
+from nuclr.popularity.default_temperature import score_std
 
 METRICS = ("ip", "cosine", "l2")
 
@@ -65,7 +66,7 @@ def test_correction_raises_recall_if_there_is_a_hub():
     assert float(query_ranks(x, y, links, bias).hits(1).mean()) > float(query_ranks(x, y, links).hits(1).mean())
 
 
-def test_the_default_temperature_is_in_units_of_all_scores():
+def test_the_default_temperature_of_a_small_bank_is_in_units_of_all_scores():
     x, y, _ = features()
     y = y[:40]
     assert score_std(x, y + 0.3) == pytest.approx(float((x.double() @ (y + 0.3).double().T).std(correction=0)))
@@ -215,6 +216,23 @@ def test_tuning_chooses_the_best_reciprocal_rank():
     both = PopularityCorrection(0.2, 0.9).fit(bank_x, bank_y, pairs=(x, y, links))
     assert (both.temperature, both.strength) == (0.2, 0.9)
     assert PopularityCorrection().fit(bank_x, pairs=(x, y, links)).temperature is not None, "candidates: the gallery"
+
+
+def test_tuning_without_finding_oneself():
+    """If every query finds itself first, all settings look equal."""
+    bank_x, bank_y, _ = features(seed=1, n=200)
+    y = normalize(torch.cat([features(n=75)[1], features(n=75, noise=0.7)[1]]), dim=1)
+    rows = torch.arange(150)
+    links = torch.stack([rows, (rows + 75) % 150], dim=1)
+    fix = PopularityCorrection().fit(bank_x, bank_y, pairs=(y, y, links), exclude=rows)
+    quality = {}
+    for factor in (0.25, 0.4, 0.6, 0.8):
+        for strength in (0.5, 0.75, 1.0, 1.25):
+            one = PopularityCorrection(factor * score_std(bank_x, bank_y), strength).fit(bank_x, bank_y)
+            scores = (y @ y.T - one.bias(y)).fill_diagonal_(-torch.inf)
+            rank = 1 + (scores > scores.gather(1, links[:, 1:])).sum(dim=1)
+            quality[one.temperature, strength] = float(torch.where(rank <= 10, 1 / rank, 0).mean())
+    assert quality[fix.temperature, fix.strength] == pytest.approx(max(quality.values()))
 
 
 def test_a_second_fit_starts_from_the_arguments():

@@ -16,6 +16,7 @@ Examples:
     nuclr hubness dev.npz:x dev.npz:y --bank train.npz                  columns x and y of the bank
     nuclr hubness dev.npz:y dev.npz:y --bank train.npz --names dev.jsonl
     nuclr hubness log.parquet:embedding index.parquet:embedding --names index.parquet:title
+    nuclr hubness dev.npz --bank train.npz --tune                       half of the pairs choose the settings
     nuclr hubness RUN                                                   a run's held-out pairs, both sides
 """
 SHOWN = 5  # hubs on the terminal
@@ -63,9 +64,19 @@ def hubness(
         Path | None, typer.Option(help="Folder of pictures that --names are the file names of, for the page.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Of the correction. Default: 0.6 standard deviations of the scores.")
+        float | None,
+        typer.Option(
+            help="Of the correction. Default: that at which held-out queries of the bank find items most evenly."
+        ),
     ] = None,
     strength: Annotated[float | None, typer.Option(help="Of the correction. Default: 1.")] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Choose temperature and strength by the right answers of half of the queries; the others are counted.",
+        ),
+    ] = False,
 ) -> None:
     """Report which items of a search are hubs (found by too many queries), and which are never found.
 
@@ -77,6 +88,8 @@ def hubness(
     for name, value in (("temperature", temperature), ("strength", strength)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UserError(f"--{name} is {value:g}; it needs a number above 0")
+    if tune and temperature is not None and strength is not None:
+        raise UserError("--tune has nothing to choose: leave out --temperature or --strength")
     if images is not None and (names is None or not images.is_dir()):
         raise UserError(f"--images {images}: needs a folder, and --names with the file names in it")
 
@@ -104,7 +117,7 @@ def hubness(
             candidates = open_vectors(f"{path}:{searched.column}", "y", training=True)
     linked = None if links is None else read_links(links, len(asked), len(searched))
     search = Search(asked, searched, fitted, candidates, linked)
-    content = write_hubness(search, out, k, temperature, strength, normalize, images)
+    content = write_hubness(search, out, k, temperature, strength, normalize, images, tune)
     _print(content)
     write_final_report(out)
     typer.echo(f"Subtract {out / 'bias.npy'} from the scores of the gallery; all items are in {out / 'hubness.csv'}")
@@ -136,6 +149,7 @@ def _print(content: dict[str, Any]) -> None:
         f"\nCorrection: popularity of {min(bank['candidates'], 12_000):,} candidates among "
         f"{min(bank['queries'], 12_000):,} queries of {printable(source)}, temperature {content['temperature']:.3g}, "
         f"strength {content['strength']:g}"
+        + (f", chosen on {content['tuned_on']:,} labeled queries that are not counted" if content["tuned_on"] else "")
     )
     if content["correlation"] is not None:
         typer.echo(

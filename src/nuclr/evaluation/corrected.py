@@ -19,8 +19,8 @@ from nuclr.popularity.correction import (
     STRENGTHS,
     TEMPERATURE_FACTORS,
     PopularityCorrection,
-    score_std,
 )
+from nuclr.popularity.default_temperature import score_std
 from nuclr.popularity.problem import Array, Indices, Vector, as_features, as_vector
 
 

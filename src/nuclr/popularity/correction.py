@@ -38,6 +38,7 @@ from torch import Tensor
 
 from nuclr.errors import UserError
 from nuclr.files import write_atomically
+from nuclr.popularity.default_temperature import default_temperature, score_std
 from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.neighbors import nearest
 from nuclr.popularity.problem import NORM_TOLERANCE, Array, Indices, Problem, Vector, as_positive, as_tensor, as_vector
@@ -46,7 +47,6 @@ from nuclr.popularity.tiles import feature_tiles, matrix_size, sample_rows
 
 Metric = Literal["ip", "cosine", "l2"]
 
-DEFAULT_TEMPERATURE_FACTOR = 0.6  # default temperature in units of the scores' standard deviation
 DEFAULT_STRENGTH = 1.0
 # What tuning chooses from. Temperatures are in units of the scores' standard deviation, so that they suit any model.
 TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
@@ -63,7 +63,8 @@ class PopularityCorrection:
 
     Args:
         temperature: Of the popularity problem, not the one used in training; a higher temperature corrects more
-            coarsely. None: 0.6 standard deviations of the bank's scores, or tuned if `fit` gets labeled pairs.
+            coarsely. None: tuned if `fit` gets labeled pairs, else chosen without labels so that queries that were not
+            fitted find the candidates most evenly (`default_temperature`).
         strength: Factor on zeta. None: 1, or tuned if `fit` gets labeled pairs.
         normalize: Scale all features to unit norm. Without it, features of other norms are refused.
         bank_size: Largest number of queries and of candidates to solve with; of more, evenly spaced rows are used.
@@ -129,6 +130,7 @@ class PopularityCorrection:
         candidates: Array | None = None,
         *,
         pairs: tuple[Array, Array, Indices] | None = None,
+        exclude: Indices | None = None,
         query_weight: Vector | None = None,
         candidate_weight: Vector | None = None,
         **options: Any,
@@ -145,6 +147,8 @@ class PopularityCorrection:
             pairs: Labeled pairs to choose temperature and strength on, unless both were given to the constructor:
                 (queries, gallery, links), with links (n, 2) of rows (query, right answer). The settings with the
                 highest mean reciprocal rank among the first ten are chosen from 4 temperatures and 4 strengths.
+            exclude: Per query of `pairs`, a row of their gallery that it must not find; -1 for none. If these queries
+                are rows of the gallery, pass their rows, so that none finds itself.
             query_weight: Weights of the queries up to a factor, (n,), such as how often each is asked.
             candidate_weight: Weights of the candidates up to a factor, (m,).
             options: Passed on to `solve`.
@@ -184,7 +188,7 @@ class PopularityCorrection:
             if pairs is None or None not in self._asked:
                 self._solve(chosen, candidate_weight)
             else:
-                self._tune(chosen, candidate_weight, *pairs)
+                self._tune(chosen, candidate_weight, *pairs, exclude)
         return self
 
     def _solve(self, candidates: Tensor, weight: Vector | None = None) -> None:
@@ -193,7 +197,7 @@ class PopularityCorrection:
         if len(candidates) < 2:
             raise ValueError("candidates has 1 row; a bank needs at least two candidates")
         if self.temperature is None:
-            self.temperature = DEFAULT_TEMPERATURE_FACTOR * score_std(self._bank, candidates)
+            self.temperature = default_temperature(self._bank, candidates)
         self.strength = DEFAULT_STRENGTH if self.strength is None else self.strength
         result = solve(
             self._bank,
@@ -206,7 +210,15 @@ class PopularityCorrection:
         assert result.problem.x is not None
         self._bank, self._mass, self._log_z = result.problem.x[:], result.problem.a, result.log_z
 
-    def _tune(self, candidates: Tensor, weight: Vector | None, queries: Array, gallery: Array, links: Indices) -> None:
+    def _tune(
+        self,
+        candidates: Tensor,
+        weight: Vector | None,
+        queries: Array,
+        gallery: Array,
+        links: Indices,
+        exclude: Indices | None,
+    ) -> None:
         """Choose temperature and strength on labeled pairs."""
         assert self._bank is not None
         temperature, strength = self._asked
@@ -216,10 +228,9 @@ class PopularityCorrection:
             self.temperature, self.strength = tried, 1.0
             self._solve(candidates, weight)
             zeta = self.bias(gallery)
+            depth = min(TUNING_DEPTH, len(gallery) - (exclude is not None))
             for factor in STRENGTHS if strength is None else [strength]:
-                _, rows = nearest(
-                    queries, gallery, min(TUNING_DEPTH, len(gallery)), factor * zeta, normalize=self.normalize
-                )
+                _, rows = nearest(queries, gallery, depth, factor * zeta, exclude, normalize=self.normalize)
                 quality = float(reciprocal_ranks(rows, links, len(gallery)).mean())
                 if quality > highest:
                     best, highest = (tried, factor, self._log_z), quality
@@ -458,25 +469,3 @@ def reciprocal_ranks(rows: Tensor, links: Indices, gallery: int) -> Tensor:
     )
     position = torch.where(right.any(dim=1), 1 + right.int().argmax(dim=1), math.inf)
     return (1 / position.double())[torch.unique(pairs[:, 0])]
-
-
-def score_std(bank: Tensor, gallery: Tensor) -> float:
-    """Return the standard deviation of all scores <b, g> without computing them.
-
-    E s^2 is the inner product of the two second-moment matrices, divided by the number of scores.
-
-    Args:
-        bank: (n_bank, d).
-        gallery: (n_gallery, d).
-
-    Returns:
-        The standard deviation (not less than 1e-6).
-
-    Example:
-        >>> round(score_std(torch.eye(2), torch.eye(2)), 3)
-        0.5
-
-    """
-    b, g = bank.double(), gallery.double()
-    square = float(((b.T @ b) * (g.T @ g)).sum()) / (len(b) * len(g))
-    return float(max(square - float(b.mean(dim=0) @ g.mean(dim=0)) ** 2, 1e-12) ** 0.5)

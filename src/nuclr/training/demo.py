@@ -56,13 +56,10 @@ def demo(settings: Settings, out: Path, resume: bool = False) -> dict[str, Any]:
 
 
 def caption_hubness(run: Run) -> dict[str, float]:
-    """Return the hubness of the held-out captions before and after correction with training pairs as the bank.
-
-    Popularity is solved at the run's temperature, as everywhere that the popularity of a run is shown.
-    """
+    """Return the hubness of the held-out captions before and after correction with training pairs as the bank."""
     assert run.val is not None
     train, val = run.features(run.train, run.train.numbers[:LARGEST]), run.features(run.val)
-    change = hubness_change((train.x, train.y), val.x, val.y, val.links, run.temperature)
+    change = hubness_change((train.x, train.y), val.x, val.y, val.links)
     return {key: value for key, value in change.items() if math.isfinite(value)}
 
 

@@ -174,12 +174,12 @@ def _hubness_table(context: TrainingRun, sample: Sample, items: Items) -> Table 
     if context.val is None or context.views:
         return None
     held = context.sample(context.val, context.options.samples or context.affordable(context.val, SAMPLES)).features
-    bank, links, temperature = sample.features, held.links, context.temperature()
+    bank, links = sample.features, held.links
     if min(len(bank.x), len(bank.y), len(held.x), len(held.y)) < 2:
         return None
     changes = {
-        items.y_words: hubness_change((bank.x, bank.y), held.x, held.y, links, temperature),
-        items.x_words: hubness_change((bank.y, bank.x), held.y, held.x, links.flip(1), temperature),
+        items.y_words: hubness_change((bank.x, bank.y), held.x, held.y, links),
+        items.x_words: hubness_change((bank.y, bank.x), held.y, held.x, links.flip(1)),
     }
     columns = ["", *(f"{words.many}{suffix}" for words in changes for suffix in ("", ", corrected"))]
     rows = []

@@ -16,7 +16,7 @@ from nuclr.evaluation import (
     retrieval_metrics,
     summarize_ranks,
 )
-from nuclr.popularity.correction import DEFAULT_TEMPERATURE_FACTOR, STRENGTHS, TEMPERATURE_FACTORS
+from nuclr.popularity.correction import STRENGTHS, TEMPERATURE_FACTORS
 from nuclr.runs.features import PairFeatures
 from nuclr.studies.evaluate.subject import Subject, pair_features, query_bank
 
@@ -106,7 +106,7 @@ def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
             raise UserError(f"--correct bank=train needs a run folder; {subject.path} is not one, so use bank=queries")
         queries = Bank(*query_bank(subject, run.train.pairs, run.train.numbers, size))
     if run is None or run.val is None:
-        chosen_on = f"nothing (no held-out pairs): {DEFAULT_TEMPERATURE_FACTOR} standard deviations"
+        chosen_on = "no labels (the run has no held-out pairs): the default of PopularityCorrection"
         return Corrector(bank, None, queries, Correction(), chosen_on, size)
     features = pair_features(subject, run.val.pairs, run.val.numbers, "merge")
     own = Bank(features.x, features.y) if queries is None else queries

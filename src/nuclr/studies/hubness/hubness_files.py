@@ -1,7 +1,8 @@
 """`nuclr hubness`: measure a search before and after correction, and write the table, the bias and the summary.
 
 The queries whose results are counted never take part in fitting the correction. Without a bank, the queries are
-divided: those of even number fit it, those of odd number are counted.
+divided: those of even number fit it, those of odd number are counted. With `tune`, half of the queries that would be
+counted choose temperature and strength instead.
 """
 
 import csv
@@ -21,6 +22,7 @@ from nuclr.errors import UserError
 from nuclr.evaluation import rank_correlation
 from nuclr.popularity import ConvergenceWarning, Hubness, PopularityCorrection, hubness
 from nuclr.runs.folder import environment
+from nuclr.studies.hubness.links import tuning_halves
 from nuclr.studies.hubness.vectors import Vectors, check_rows, find_links
 
 COMMAND = "nuclr hubness"
@@ -58,6 +60,7 @@ def write_hubness(
     strength: float | None = None,
     normalize: bool = False,
     images: Path | None = None,
+    tune: bool = False,
 ) -> dict[str, Any]:
     """Measure, write everything into `folder`, and return the content of hubness.json.
 
@@ -69,6 +72,7 @@ def write_hubness(
         strength: of the correction; None: the default.
         normalize: scale all vectors to unit norm.
         images: the folder that the names of the gallery are files of, for the page.
+        tune: choose temperature and strength, unless given, on half of the labeled queries; the others are counted.
 
     Raises:
         UserError: anything wrong with the input, before the solver starts.
@@ -77,19 +81,25 @@ def write_hubness(
     queries, gallery = search.queries, search.gallery
     one_set = queries.is_same(gallery)
     _check(search, k, one_set, normalize)
-    files.prepare_folder(folder, COMMAND, SUMMARY, FILES)
+    links = find_links(queries, gallery) if search.links is None else search.links
     fit_queries, candidates, counted, bank = _divide(search, one_set)
+    rows = np.arange(len(queries))[counted]
+    tuning: dict[str, Any] = {}
+    if tune:
+        chosen_on, rows = tuning_halves(rows, links, one_set)
+        pairs = queries.features[chosen_on], gallery.features, _links_among(links, chosen_on)
+        tuning = {"pairs": pairs, "exclude": chosen_on if one_set else None}
+    files.prepare_folder(folder, COMMAND, SUMMARY, FILES)
     fix = PopularityCorrection(temperature, strength, normalize=normalize)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a larger residual hardly changes ranks
-        fix.fit(fit_queries, candidates)
+        fix.fit(fit_queries, candidates, **tuning)
     bias = fix.bias(gallery.features)
-    tried, rows = queries.features[counted], np.arange(len(queries))[counted]
+    tried = queries.features[rows] if tune else queries.features[counted]
     options: dict[str, Any] = {"exclude": rows if one_set else None, "normalize": normalize}
     plain = hubness(tried, gallery.features, k, **options)
     corrected = hubness(tried, gallery.features, k, bias=bias, **options)
-    links = find_links(queries, gallery) if search.links is None else search.links
-    links = _of_counted(links, rows)
+    links = _links_among(links, rows)
 
     content: dict[str, Any] = {
         "written_by": COMMAND,
@@ -103,6 +113,7 @@ def write_hubness(
         "width": int(gallery.features.shape[1]),
         "temperature": fix.temperature,
         "strength": fix.strength,
+        "tuned_on": len(chosen_on) if tune else 0,
         "plain": _measures(plain, links),
         "corrected": _measures(corrected, links),
         "correlation": _finite(rank_correlation(bias, plain.counts)),
@@ -166,8 +177,8 @@ def _divide(search: Search, one_set: bool) -> tuple[np.ndarray, np.ndarray, slic
     return bank, candidates, slice(None), described
 
 
-def _of_counted(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
-    """Return the links of the queries that are counted, numbered among them."""
+def _links_among(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    """Return the links of some queries, numbered among them."""
     if links is None:
         return None
     position = np.full(max(int(links[:, 0].max()), int(rows.max())) + 1, -1)

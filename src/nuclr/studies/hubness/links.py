@@ -1,4 +1,4 @@
-"""Right answers of a search, from a file of row numbers."""
+"""Right answers of a search: from a file of row numbers, and divided for tuning."""
 
 from pathlib import Path
 
@@ -49,3 +49,46 @@ def read_links(path: Path, queries: int, gallery: int) -> np.ndarray:
                 f"{path}: row {row} names {name} {links[row, column]}; they are numbered from 0 to {size - 1}"
             )
     return links.astype(np.int64)
+
+
+def tuning_halves(rows: np.ndarray, links: np.ndarray | None, one_set: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Divide queries into those that choose the settings and those that are counted.
+
+    Queries that share a right answer, such as captions of the same image, are in the same half. Queries without a right
+    answer are counted.
+
+    Args:
+        rows: numbers of the queries.
+        links: (n, 2), rows (query, right answer).
+        one_set: whether the queries are the items.
+
+    Returns:
+        Both halves, in ascending order.
+
+    Raises:
+        UserError: if no right answers are known, or all queries belong together.
+
+    """
+    if links is None:
+        raise UserError("--tune needs right answers; name a file of rows (query, item) with --links")
+    known = links[np.isin(links[:, 0], rows)]
+    groups = _groups(known, one_set)
+    labeled, first = np.unique(known[:, 0], return_index=True)
+    distinct, number = np.unique(groups[first], return_inverse=True)
+    if len(distinct) < 2:
+        raise UserError("--tune needs at least two queries with right answers of their own; give more pairs")
+    chosen_on = labeled[number % 2 == 0]
+    return chosen_on, np.setdiff1d(rows, chosen_on)
+
+
+def _groups(links: np.ndarray, one_set: bool) -> np.ndarray:
+    """Return a number per link, equal for links that are connected by queries or items."""
+    query, item = links[:, 0], links[:, 1] if one_set else links[:, 1] + int(links[:, 0].max(initial=0)) + 1
+    label = np.arange(max(query.max(initial=0), item.max(initial=0)) + 1)
+    while True:
+        lowest = np.minimum(label[query], label[item])
+        before = label.copy()
+        np.minimum.at(label, query, lowest)
+        np.minimum.at(label, item, lowest)
+        if np.array_equal(label, before):
+            return np.asarray(label[query])
