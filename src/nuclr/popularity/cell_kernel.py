@@ -4,14 +4,14 @@ With A_ij = exp((s_ij - zeta_j)/tau) / Z_i, the sum over the candidates in Z_i a
 estimated from a weighted sample per cell (`cells`). Under torch.distributed the processes share the cells.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.popularity.cells import Cell, Draw, draw_rows
+from nuclr.popularity.cells import Cell, Draws, draw_rows
 from nuclr.popularity.kernel import LOG2_E, State, own_rows
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.rows import Rows
@@ -42,36 +42,36 @@ class CellSums:
         few: Rows,
         temperature: float,
         cells: Sequence[Cell],
-        draws: Sequence[Draw],
+        draws: Draws,
         size: int,
         keep: bool,
     ) -> None:
         self.many, self.few, self.temperature, self.keep = many, few, temperature, keep
-        self.samples = [(cell.rows, *draw.first(size)) for cell, draw in zip(cells, draws, strict=True)]
+        self.cells, self.draws, self.size = cells, draws, min(size, len(few))
         self.reference: Tensor | None = None
-        self.blocks: list[tuple[Tensor, Tensor]] = []
+        self.kept = torch.empty(0, dtype=KEPT, device=few.device)
+        self.top = torch.empty(0)
 
     def log_sums(self, q: Tensor) -> Tensor:
         """Return the logarithms of the sums, (n,) float64."""
         out = q.new_zeros(len(self.many))
         if not self.keep:
-            for rows, index, log_weight in self.samples:
-                sums = log_sums(self.many[rows], self.few[index], self.temperature, q[index] + log_weight)
-                out[rows] = sums[0]
+            for rows, index, log_weight in self._samples():
+                out[rows] = log_sums(self.many[rows], self.few[index], self.temperature, q[index] + log_weight)[0]
             return distributed.sum_over_processes(out)
         if self.reference is None or float((q - self.reference).nan_to_num().abs().amax()) > DRIFT:
             self._fill(q)
         assert self.reference is not None
         factor = (q - self.reference).nan_to_num().exp().to(self.many.dtype)
-        for (rows, index, _), (block, top) in zip(self.samples, self.blocks, strict=True):
-            out[rows] = top + (block.to(factor) @ factor[index]).to(top).log()
+        for (rows, index, _), block in zip(self._samples(), self._blocks(), strict=True):
+            out[rows] = self.top[rows] + (block.to(factor) @ factor[index]).to(out).log()
         return distributed.sum_over_processes(out)
 
     def noise(self, q: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Return the logarithms of the sums and a draw from the distribution of their errors, (n,) and (n,)."""
         out = q.new_zeros(2, len(self.many))
         generator = torch.Generator()
-        for rows, index, log_weight in self.samples:
+        for rows, index, log_weight in self._samples():
             generator.manual_seed(seed + int(rows[0]))
             signs = 2.0 * torch.randint(2, (len(index),), generator=generator).to(q) - 1
             noise = signs * (1 - (-log_weight).exp()).clamp_min(0).sqrt()
@@ -81,13 +81,29 @@ class CellSums:
         return total[0], total[1]
 
     def _fill(self, q: Tensor) -> None:
-        self.reference, self.blocks = q, []
-        for rows, index, log_weight in self.samples:
+        if self.reference is None:
+            self.kept = self.kept.new_empty(sum(len(cell.rows) for cell in self.cells) * self.size)
+            self.top = q.new_zeros(len(self.many))
+        self.reference = q
+        for (rows, index, log_weight), kept in zip(self._samples(), self._blocks(), strict=True):
             shift = (q[index] + log_weight).to(self.many.dtype)
             block = torch.addmm(shift, self.many[rows], self.few[index].T, alpha=1 / self.temperature)
             top = block.amax(dim=1)
-            block.sub_(top[:, None]).mul_(LOG2_E).exp2_()
-            self.blocks.append((block.to(KEPT), top.to(q)))
+            kept.copy_(block.sub_(top[:, None]).mul_(LOG2_E).exp2_())
+            self.top[rows] = top.to(q)
+
+    def _samples(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield, per cell, its rows, the rows drawn for it, and the logarithms of their weights."""
+        for number, cell in enumerate(self.cells):
+            yield cell.rows, *self.draws.first(number, self.size)
+
+    def _blocks(self) -> Iterator[Tensor]:
+        """Yield the kept matrix of each cell."""
+        start = 0
+        for cell in self.cells:
+            stop = start + len(cell.rows) * self.size
+            yield self.kept[start:stop].view(len(cell.rows), self.size)
+            start = stop
 
 
 @dataclass

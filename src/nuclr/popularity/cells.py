@@ -41,27 +41,29 @@ class Cell:
     shares: Tensor
 
 
-@dataclass(frozen=True)
-class Draw:
-    """The sample of the other side for one cell, in order of priority: the first m rows are a sample of size m.
+class Draws:
+    """The samples of the other side for some cells, in order of priority: the first m rows are a sample of size m.
+
+    All samples are in four matrices: thousands of small tensors among large temporary ones would fragment the
+    memory.
 
     Attributes:
-        index: Rows, (k,).
-        log_weight: Logarithm of their weight from the first step, (k,).
-        size: Root mean square of their terms, (k,).
-        priority: Size divided by a random number, decreasing, (k,).
+        index: Rows, (cells, k) int32.
+        log_weight: Logarithm of their weight from the first step, (cells, k).
+        size: Root mean square of their terms, (cells, k).
+        priority: Size divided by a random number, decreasing, (cells, k).
 
     """
 
-    index: Tensor
-    log_weight: Tensor
-    size: Tensor
-    priority: Tensor
+    def __init__(self, cells: int, count: int, like: Tensor) -> None:
+        self.index = torch.empty(cells, count, dtype=torch.int32, device=like.device)
+        self.log_weight, self.size, self.priority = (like.new_empty(cells, count) for _ in range(3))
 
-    def first(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the first rows drawn, in ascending order, and the logarithms of their weights."""
-        index, order = self.index[:count].sort()
-        return index, (self.log_weight[:count] + log_priority_weight(self.size, self.priority, count))[order]
+    def first(self, cell: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first rows drawn for a cell, in ascending order, and the logarithms of their weights."""
+        index, order = self.index[cell, :count].sort()
+        weight = self.log_weight[cell, :count] + log_priority_weight(self.size[cell], self.priority[cell], count)
+        return index, weight[order]
 
 
 def make_cells(features: Rows, size: int, generator: torch.Generator) -> list[Cell]:
@@ -85,7 +87,7 @@ def draw_rows(
     log_weight: Tensor,
     size: int,
     seed: int,
-) -> list[Draw]:
+) -> Draws:
     """Draw rows of the other side for each cell.
 
     Args:
@@ -98,14 +100,16 @@ def draw_rows(
         seed: Of the random numbers; the draws do not depend on which cells are drawn together.
 
     Returns:
-        A draw per cell.
+        The samples.
 
     """
     shift = log_weight.to(few.dtype)
     present = shift.isfinite()
     uniform = UNIFORM / present.sum() * present
     generator = torch.Generator(shift.device)
-    draws: list[Draw] = []
+    draws = Draws(len(cells), min(size + 1, len(few)), shift)
+    largest = max((len(cell.rows) for cell in cells), default=0)
+    buffer = shift.new_empty(largest * min(SEARCHED * size, len(few)))
     together = max(1, SCORES // (MOST_PARTS * len(few)))
     for start in range(0, len(cells), together):
         group = cells[start : start + together]
@@ -116,22 +120,26 @@ def draw_rows(
         block.sub_(block.amax(dim=1, keepdim=True)).exp_()
         parts = [len(cell.centers) for cell in group]
         factors = torch.split(torch.cat([cell.shares for cell in group]) / block.sum(dim=1).square(), parts)
-        for cell, factor, squares in zip(group, factors, torch.split(block.square_(), parts), strict=True):
+        for number, (factor, squares) in enumerate(
+            zip(factors, torch.split(block.square_(), parts), strict=True), start
+        ):
+            cell = cells[number]
             predicted = (factor @ squares).sqrt_()
             predicted = (1 - UNIFORM) / predicted.sum() * predicted + uniform
             generator.manual_seed(seed + int(cell.rows[0]))
             index, sizes, priority = priority_sample(predicted, SEARCHED * size, generator)
             index, order = index[: SEARCHED * size].sort()
             weight = log_priority_weight(sizes, priority, SEARCHED * size)[order]
-            term = _terms(many[cell.rows], few[index], temperature, shift[index] + weight)
-            chosen, sizes, priority = priority_sample(term, size, generator)
-            draws.append(Draw(index[chosen], weight[chosen], sizes, priority))
+            term = _terms(many[cell.rows], few[index], temperature, shift[index] + weight, buffer)
+            chosen, draws.size[number], draws.priority[number] = priority_sample(term, size, generator)
+            draws.index[number], draws.log_weight[number] = index[chosen], weight[chosen]
     return draws
 
 
-def _terms(many: Tensor, few: Tensor, temperature: float, shift: Tensor) -> Tensor:
+def _terms(many: Tensor, few: Tensor, temperature: float, shift: Tensor, buffer: Tensor) -> Tensor:
     """Return the root mean square, over the rows of a cell, of each term's share in the sum, (len(few),)."""
-    block = torch.addmm(shift, many, few.T, alpha=1 / temperature)
+    block = buffer[: len(many) * len(few)].view(len(many), len(few))
+    torch.addmm(shift, many, few.T, alpha=1 / temperature, out=block)
     block.sub_(block.amax(dim=1, keepdim=True)).mul_(LOG2_E).exp2_()
     factor = block.sum(dim=1).square_().mul_(len(many)).reciprocal_()
     return (factor @ block.square_()).sqrt_().clamp_min_(LEAST_TERM / len(few))
