@@ -104,4 +104,4 @@ def log_priority_weight(size: Tensor, priority: Tensor, count: int) -> Tensor:
     """Return the logarithms of the weights of the first `count` rows of a `priority_sample`, (min(count, n),)."""
     if count >= len(size):
         return torch.zeros_like(size)
-    return (priority[count] / size[:count]).log().clamp_min(0)
+    return (priority[count] / size[:count]).nan_to_num(nan=1.0).log().clamp_min(0)  # 0 / 0: a row of size 0
