@@ -67,7 +67,7 @@ def solve_sparse() -> list[dict]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for temperature in (0.05, 1.0):  # near field, sample
-            result = solve(x, y, temperature=temperature, method="sparse", sample=150, neighbors=20)
+            result = solve(x, y, temperature=temperature, method="sparse", sample=150, neighbors=100)
             results.append({name: getattr(result, name) for name in ("zeta", "log_z", "error", "method")})
     return results
 

@@ -14,7 +14,7 @@ from nuclr.popularity import problem as problem_module
 from nuclr.popularity import solver as solver_module
 from tests.popularity.reference import unit
 
-SMALL = {"method": "sparse", "sample": 256, "neighbors": 32}
+SMALL = {"method": "sparse", "sample": 256, "neighbors": 128}
 
 
 def clustered(n_x: int, n_y: int, d: int = 24, clusters: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,8 @@ class Rows:
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         """Return some rows, (m, d)."""
-        part = self.stored[rows].to(self.dtype)
+        picked = self.stored.index_select(0, rows) if isinstance(rows, Tensor) else self.stored[rows]
+        part = picked.to(self.dtype)
         return torch.nn.functional.normalize(rescale_extreme_rows(part), dim=1) if self.unit else part
 
     @property

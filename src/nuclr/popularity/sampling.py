@@ -1,4 +1,4 @@
-"""A random sample of anchors or candidates, drawn in proportion to their masses, and the noise that it causes."""
+"""Random samples of anchors or candidates, and the noise that they cause in sums."""
 
 from dataclasses import dataclass
 
@@ -26,11 +26,6 @@ class Sample:
     def __len__(self) -> int:
         """Return the number of rows drawn."""
         return len(self.index)
-
-    def part(self, rows: slice) -> "Sample":
-        """Return what was drawn of some consecutive rows, numbered from the first of them."""
-        inside = (self.index >= rows.start) & (self.index < rows.stop)
-        return Sample(self.index[inside] - rows.start, self.weight[inside], self.noise[inside])
 
 
 def draw_sample(mass: Tensor, size: int, generator: torch.Generator) -> Sample:
@@ -77,3 +72,36 @@ def _inclusion(mass: Tensor, size: int) -> Tensor:
         if not bool((probability > 1).any()):
             return probability
         certain |= probability >= 1
+
+
+def priority_sample(size: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw rows by priority: their size divided by a uniform random number.
+
+    The first m rows are a sample in which a row of size s has the weight max(1, t / s), where t is the priority of row
+    m + 1 (Duffield, Lund and Thorup, "Priority sampling for estimation of arbitrary subset sums", 2007). Sums are
+    unbiased, and large rows are certain to be drawn.
+
+    Args:
+        size: (n,), not negative.
+        count: Largest m that is needed.
+        generator: Source of randomness, on the device of `size`.
+
+    Returns:
+        Rows, their sizes and their priorities, highest first, each (min(count + 1, n),).
+
+    Example:
+        >>> rows, _, _ = priority_sample(torch.tensor([0.1, 1e9, 0.1]), 1, torch.Generator())
+        >>> int(rows[0])
+        1
+
+    """
+    uniform = torch.rand(len(size), generator=generator, device=size.device, dtype=size.dtype)
+    priority, rows = (size / uniform.clamp_min(torch.finfo(size.dtype).tiny)).topk(min(count + 1, len(size)))
+    return rows, size[rows], priority
+
+
+def log_priority_weight(size: Tensor, priority: Tensor, count: int) -> Tensor:
+    """Return the logarithms of the weights of the first `count` rows of a `priority_sample`, (min(count, n),)."""
+    if count >= len(size):
+        return torch.zeros_like(size)
+    return (priority[count] / size[:count]).nan_to_num(nan=1.0).log().clamp_min(0)  # 0 / 0: a row of size 0

@@ -48,8 +48,8 @@ def solve(
     x_weight: Vector | None = None,
     y_weight: Vector | None = None,
     memory: int = 2**30,
-    neighbors: int = 256,
-    sample: int = 8192,
+    neighbors: int = 2048,
+    sample: int = 4096,
     max_error: float = 0.1,
     seed: int = 0,
 ) -> Result:
@@ -76,9 +76,9 @@ def solve(
         y_weight: Marginal of the candidates up to a factor, (n_y,).
         memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
             much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
-        neighbors: Of the sparse method: near pairs per candidate, on average, summed exactly if `memory` allows
-            (16 bytes per pair).
-        sample: Of the sparse method: number of anchors and of candidates to draw.
+        neighbors: Of the sparse method: number of anchors summed per candidate, and of candidates per anchor; mostly
+            near ones, the others a weighted sample. 0 estimates from `sample` alone.
+        sample: Of the sparse method: number of anchors and of candidates in the small problem that is solved first.
         max_error: Of the sparse method: the result counts as converged if the estimated error of zeta (root mean
             square) is at most this times tau and at most this times the standard deviation of zeta.
         seed: Of the sparse method's random numbers.

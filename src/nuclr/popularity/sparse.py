@@ -1,49 +1,48 @@
 """Estimate popularity from a small part of the scores, and measure how wrong the estimate is.
 
-Two estimates exist. Which of them is better depends on the temperature and on the number of anchors near a candidate:
+Two estimates exist:
 
 sample      A sample of the anchors and a sample of the candidates form a small problem. It is solved exactly, and its
             solution is extended to all candidates. Good if each candidate is near to many anchors.
-near field  Near pairs are summed exactly, and the rest is estimated from a sample (`sampled_kernel`, `near_field`).
-            Good if a few near anchors determine the popularity of a candidate.
+near field  Each candidate sums over its own sample of the anchors, and each anchor over its own sample of the
+            candidates, drawn mostly from near ones (`cells`, `cell_kernel`). Good at all temperatures, and more
+            expensive.
 
-The sample is always solved first. If its measured error is too large, the exact column sums of some candidates show how
-much of the error's variance comes from near pairs, and so whether a near field or a larger sample promises the smaller
-error. The estimate with the smaller measured error is returned.
+The sample is always solved first. If its measured error is too large, it provides the start of the near field. If the
+error is still too large, the near field is drawn again at its own solution or, if the sample was better, the sample is
+enlarged. The estimate with the smallest measured error is returned.
 
 **The error.** The estimates of Z and c have sampling noise. Random signs on the samples give a draw from its
-distribution (`sampling`). The noise that occurred is measured as well: c of some candidates and Z of some anchors are
-computed exactly, from all scores of these columns and rows. The draw is scaled to have the measured root mean square.
-Then the problem is solved again with the draw added to log Z and log c. By how much zeta moves is the estimated error
-of zeta: unlike the residual, it accounts for noise that the solution amplifies.
+distribution. The noise that occurred is measured as well: c of some candidates and Z of some anchors are computed
+exactly, from all scores of these columns and rows. The draw is scaled to have the measured root mean square. Then the
+problem is solved again with the draw added to log Z and log c. By how much zeta moves is the estimated error of zeta:
+unlike the residual, it accounts for noise that the solution amplifies. The error that the iteration leaves is added.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.popularity.kernel import State, gather_rows, own_rows
+from nuclr.popularity.cell_kernel import KEPT, log_sums, make_kernels
+from nuclr.popularity.cells import Cell, make_cells
+from nuclr.popularity.kernel import Kernel, State, gather_rows, own_rows
 from nuclr.popularity.methods import Anderson
-from nuclr.popularity.near_field import find_near, make_cells
 from nuclr.popularity.problem import Problem
-from nuclr.popularity.rows import Rows
-from nuclr.popularity.sampled_kernel import NearProducts, SampledKernel, far_bytes, log_sums
-from nuclr.popularity.sampling import Sample, draw_sample
+from nuclr.popularity.rows import READ, Rows
+from nuclr.popularity.sampling import draw_sample
 
 CHECKED = 512  # rows and columns computed exactly
 MEASURED = 8192  # candidates on which the error of the sample estimate is averaged
-GROWTH = 4  # factor by which a sample that is too small grows
-LEAST_COARSE = 128  # smallest sample for the far field of the iteration
-CORRECTIONS = 4  # of the iteration's far field by that of the large sample
-ROUNDS = 2  # searches for near pairs, each at the last estimate of zeta
-EXCESS = 1.3  # ratio of the noise to that of the best near pairs, above which another search pays
-PAIR_BYTES = 16  # per near pair: two indices, the score and its exponential
+LEAST_COARSE = 128  # smallest sample per cell that is kept in memory
+CORRECTIONS = 6  # of the kept sample's sums by those of the large sample, at most
+ROUNDS = 2  # estimates after the first
+GROWTH = 4  # factor by which the sample grows if the near field is not better
 PATIENCE = 10  # passes without improvement after which the iteration stops
-LEAST_LOG, STEPS_PER_LOG, BINS = -24.0, 8, 256  # histogram of log A_ij
 
 
 @dataclass(frozen=True)
@@ -71,27 +70,6 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class _Histogram:
-    """Per bin of log A_ij, over exact columns: how many pairs there are, and their share of the sampling variance."""
-
-    pairs: Tensor
-    variance: Tensor
-
-    def threshold(self, pairs_per_candidate: float) -> tuple[float, float]:
-        """Return the log A_ij above which a candidate has so many pairs, and the share of the variance below it."""
-        above = self.pairs.flip(0).cumsum(0).flip(0)
-        first = int((above > pairs_per_candidate).sum())
-        below = float(self.variance[:first].sum() / self.variance.sum())
-        return LEAST_LOG + first / STEPS_PER_LOG, below
-
-    def noise(self, pairs_per_candidate: float, sample: Sample, mass: Tensor) -> float:
-        """Return the noise in c (root mean square) if exactly the largest pairs are summed exactly."""
-        _, below = self.threshold(pairs_per_candidate)
-        weight = float((mass[sample.index] * (sample.weight - 1).clamp_min(0)).mean())
-        return math.sqrt(below * float(self.variance.sum()) * weight) + torch.finfo(torch.float32).eps
-
-
-@dataclass(frozen=True)
 class SparseSolver:
     """How to estimate; the fields are arguments of `solve`."""
 
@@ -114,15 +92,13 @@ class SparseSolver:
     ) -> tuple[Estimate, list[float]]:
         """Return the better estimate and the history of the iteration; `show` is called with the history."""
         work = _Work(self, problem, init, show)
-        best = work.from_sample(self.sample)
-        if best.error > self.target(best) and work.larger_sample_or_near_field_helps(self.sample):
-            share = work.variance_below
-            near = self.neighbors > 0 and share < 1 / GROWTH
-            for _ in range(ROUNDS if near else 1):
-                other = work.from_near_field() if near else work.from_sample(GROWTH * self.sample)
-                best = min(best, other, key=lambda estimate: estimate.error)
-                if best.error <= self.target(best) or work.excess < EXCESS:
-                    break
+        best, near = work.from_sample(self.sample), self.neighbors > 0
+        for _ in range(ROUNDS):
+            if best.error <= self.target(best) or work.complete:
+                break
+            other = work.from_near_field() if near else work.from_sample(GROWTH * self.sample)
+            near = near and other.error < best.error
+            best = min(best, other, key=lambda estimate: estimate.error)
         return best, work.history
 
     def target(self, estimate: Estimate) -> float:
@@ -142,21 +118,15 @@ class _Work:
         show: Callable[[Sequence[float]], None],
     ) -> None:
         assert isinstance(problem.x, Rows) and isinstance(problem.y, Rows)
-        self.solver, self.whole, self.init, self.show = solver, problem, init, show
-        self.x, self.y = problem.x, problem.y
-        self.own = problem.part(own_rows(len(problem.a)))
-        self.own_x = problem.x.part(own_rows(len(problem.a)))
-        self.columns = own_rows(len(problem.b))  # candidates that this process handles if all anchors are at hand
-        self.tau = problem.temperature
+        self.solver, self.problem, self.init, self.show = solver, problem, init, show
+        self.x, self.y, self.tau = problem.x, problem.y, problem.temperature
+        self.own_x, self.own_y = own_rows(len(problem.a)), own_rows(len(problem.b))
         self.generator = torch.Generator().manual_seed(solver.seed)
         self.history: list[float] = []
         device = problem.b.device
         self.checked_y = torch.randperm(len(problem.b), generator=self.generator)[:CHECKED].sort().values.to(device)
         self.checked_x = draw_sample(problem.a, CHECKED, self.generator).index
-        self.zeta, self.own_log_z = torch.zeros_like(problem.b), torch.zeros_like(self.own.a)
-        self.histogram: _Histogram | None = None
-        self.variance_below = 1.0
-        self.excess = 0.0
+        self.zeta, self.log_z = torch.zeros_like(problem.b), torch.zeros_like(problem.a)
 
     @property
     def tolerance(self) -> float:
@@ -164,92 +134,77 @@ class _Work:
         return self.solver.max_error / 50
 
     @property
-    def neighbors(self) -> int:
-        """Number of near pairs per candidate: what the user asks for, or less if memory is short."""
-        pairs = self.solver.memory * distributed.world_size() // (PAIR_BYTES * len(self.whole.b))
-        return min(self.solver.neighbors, max(1, pairs))
+    def complete(self) -> bool:
+        """Whether the sample has all anchors and all candidates."""
+        return self.solver.sample >= max(len(self.problem.a), len(self.problem.b))
 
-    @property
-    def coarse_size(self) -> int:
-        """Number of anchors and of candidates whose far field fits into memory."""
-        kept = self.solver.memory * distributed.world_size() // far_bytes(self.whole)
-        return max(LEAST_COARSE, min(self.solver.sample, kept))
-
-    def larger_sample_or_near_field_helps(self, size: int) -> bool:
-        """Return whether not all rows were in the sample, and set what a near field leaves of the variance."""
-        assert self.histogram is not None
-        self.variance_below = self.histogram.threshold(self.neighbors)[1]
-        return size < max(len(self.whole.a), len(self.whole.b))
+    @cached_property
+    def cells(self) -> tuple[list[Cell], list[Cell]]:
+        """Cells of the anchors and of the candidates."""
+        size = self.solver.neighbors
+        return make_cells(self.x, size, self.generator), make_cells(self.y, size, self.generator)
 
     def from_sample(self, size: int) -> Estimate:
         """Solve a sample of anchors and candidates, and extend the solution to all candidates."""
-        p = self.whole
+        p, tau = self.problem, self.tau
         anchors, candidates = (draw_sample(mass, size, self.generator) for mass in (p.a, p.b))
         x, y = self.x[anchors.index], self.y[candidates.index]
         a, b = anchors.weight * p.a[anchors.index], candidates.weight * p.b[candidates.index]
-        rows = own_rows(len(a))
-        part = replace(p, a=a[rows], b=b, x=x[rows], y=y)
-        log_z, _ = log_sums(x, y, self.tau, b.log())
-        zeta = self.tau * log_sums(y, x, self.tau, a.log() - log_z)[0]
-        if self.init is not None:
-            zeta = self.init[candidates.index]
-        log_z, _ = log_sums(x[rows], y, self.tau, b.log() - zeta / self.tau)
-        all_anchors, all_candidates = (_everything(len(t), p.b) for t in (part.a, b))
-        kernel = SampledKernel(part, None, all_anchors, all_candidates, log_z, self.solver.memory)
-        state, settled = self._iterate(kernel, zeta, self.tolerance / 20)  # passes over the sample cost little
+        part = replace(p, a=a, b=b, x=x, y=y)
+        log_z, _ = log_sums(x, y, tau, b.log())
+        start = tau * log_sums(y, x, tau, a.log() - log_z)[0] if self.init is None else self.init[candidates.index]
+        kernel = Kernel(part, self.solver.memory)
+        rough, _ = self._iterate(kernel, start, self.tolerance)
+        state, settled = self._iterate(kernel, rough.zeta, self.tolerance / 20)
         log_z = gather_rows(state.log_z, len(a))
-        y_own = self.y.part(self.columns)
-        log_q, noise_c = log_sums(y_own, x, self.tau, a.log() - log_z, anchors.noise / anchors.weight)
-        self.zeta = gather_rows(self.tau * log_q, len(p.b))
-        noise_c = gather_rows(noise_c, len(p.b))
-        log_weight = b.log() - state.zeta / self.tau
-        self.own_log_z, noise_z = log_sums(self.own_x, y, self.tau, log_weight, candidates.noise / candidates.weight)
+        shift = a.log() - log_z
+        log_q, noise_c = log_sums(self.y.part(self.own_y), x, tau, shift, anchors.noise / anchors.weight)
+        shift = b.log() - state.zeta / tau
+        own_log_z, noise_z = log_sums(self.x.part(self.own_x), y, tau, shift, candidates.noise / candidates.weight)
+        self.zeta, noise_c = (gather_rows(t, len(p.b)) for t in (tau * log_q, noise_c))
+        self.log_z, noise_z = (gather_rows(t, len(p.a)) for t in (own_log_z, noise_z))
         scale_z, scale_c, residual = self._check(noise_z, noise_c, torch.zeros_like(noise_c))
 
-        kernel.row_shift = scale_z * gather_rows(noise_z, len(p.a))[anchors.index][rows]
-        kernel.column_shift = scale_c * noise_c[candidates.index]
-        moved, _ = self._iterate(kernel, state.zeta)
-        moved_log_z = gather_rows(moved.log_z, len(a))
+        # Errors r of log Z and s of log c act as masses a exp(-r) and b exp(-s), and move zeta by tau s.
+        r, s = scale_z * noise_z[anchors.index], scale_c * noise_c[candidates.index]
+        a, b = a * (-r).exp(), b * (-s).exp()
+        kernel = Kernel(replace(part, a=a / a.sum() * b.sum(), b=b), self.solver.memory)
+        moved, _ = self._iterate(kernel, state.zeta - tau * s)
         some = torch.randperm(len(p.b), generator=self.generator)[:MEASURED].to(p.b.device)
-        moved_zeta, _ = log_sums(self.y[some], x, self.tau, a.log() - moved_log_z)
-        noise = float((moved_zeta - self.zeta[some] / self.tau + scale_c * noise_c[some]).std())
-        error = math.hypot(noise, _rms(state.log_c))
-        return Estimate("sample", replace(p, a=a, x=x), self.zeta, log_z, error, residual, settled)
+        moved_log_z = gather_rows(moved.log_z, len(a))
+        moved_zeta, _ = log_sums(self.y[some], x, tau, a.log() - moved_log_z)
+        noise = float((moved_zeta - self.zeta[some] / tau + scale_c * noise_c[some]).std())
+        error = math.hypot(noise, _left(rough, state, tau))
+        return Estimate("sample", replace(part, y=self.y, b=p.b), self.zeta, log_z, error, residual, settled)
 
     def from_near_field(self) -> Estimate:
-        """Sum near pairs exactly and estimate the rest from a sample, starting from the last estimate."""
-        p, own, rows = self.whole, self.own, own_rows(len(self.whole.a))
-        assert self.histogram is not None
-        centers = make_cells(self.x, p.a, self.generator), make_cells(self.y, p.b, self.generator)
-        samples = [
-            [draw_sample(mass, size, self.generator) for mass in (p.a, p.b)]
-            for size in (self.solver.sample, self.coarse_size)
-        ]
-        threshold, _ = self.histogram.threshold(self.neighbors)
-        most = 2 * self.neighbors * len(p.b)
-        near = NearProducts(find_near(own, self.zeta, self.own_log_z, threshold, centers, most))
-        fine, coarse = (
-            SampledKernel(own, near, x.part(rows), y, self.own_log_z, memory)
-            for (x, y), memory in zip(samples, (0, self.solver.memory), strict=True)
-        )
+        """Sum over samples of near anchors and candidates, drawn at the last estimate and starting from it."""
+        p, tau = self.problem, self.tau
+        size = min(self.solver.neighbors, max(len(p.a), len(p.b)))
+        bytes_per_row = KEPT.itemsize * (len(p.a) + len(p.b)) // distributed.world_size()
+        kept = min(size, max(LEAST_COARSE, self.solver.memory // bytes_per_row))
+        seed = int(torch.randint(2**40, (), generator=self.generator))
+        fine, coarse = make_kernels(p, self.cells, (self.zeta, self.log_z), (size, kept), seed)
         state, settled = self._iterate(coarse, self.zeta)
-        for correction in range(CORRECTIONS):
-            state, noise_z, noise_c = coarse.correct(fine, state.zeta)
-            if _rms(state.log_c) <= 5 * self.tolerance or correction == CORRECTIONS - 1:
+        last, noise_z, noise_c = coarse.correct(fine, state.zeta, seed)
+        left = math.inf
+        for _ in range(CORRECTIONS):
+            moved, settled = self._iterate(coarse, last.zeta)
+            state, noise_z, noise_c = coarse.correct(fine, moved.zeta, seed)
+            left, last = _left(last, state, tau), state
+            if left <= self.solver.max_error / 5:
                 break
-            state, settled = self._iterate(coarse, state.zeta)
-        self.zeta, self.own_log_z = state.zeta, state.log_z
+        self.zeta, self.log_z = state.zeta, state.log_z
         scale_z, scale_c, residual = self._check(noise_z, noise_c, state.log_c)
-        best_noise = self.histogram.noise(self.neighbors, samples[0][0], p.a)
-        self.excess = float(scale_c * noise_c.std()) / best_noise
         coarse.row_shift = coarse.row_shift + scale_z * noise_z
         coarse.column_shift = coarse.column_shift + scale_c * noise_c
         moved, _ = self._iterate(coarse, state.zeta)
-        error = math.hypot(float(((moved.zeta - state.zeta) / self.tau).std()), _rms(state.log_c))
-        log_z = gather_rows(state.log_z, len(p.a))
-        return Estimate("near field", p, state.zeta, log_z, error, residual, settled)
+        error = math.hypot(float((moved.zeta - state.zeta).std()) / tau, left)
+        return Estimate("near field", p, state.zeta, state.log_z, error, residual, settled)
 
-    def _iterate(self, kernel: SampledKernel, zeta: Tensor, tolerance: float | None = None) -> tuple[State, bool]:
+    def _iterate(
+        self, kernel: Callable[[Tensor], State], zeta: Tensor, tolerance: float | None = None
+    ) -> tuple[State, bool]:
         """Iterate until the root mean square of log c is below a tolerance; return the best state."""
         method, tolerance = Anderson(self.tau), tolerance or self.tolerance
         state = best = kernel(zeta)
@@ -260,7 +215,7 @@ class _Work:
             proposal = kernel(method.propose(state))
             passes += 1
             state = proposal if method.accepts(state, proposal) else state
-            best, stale = (proposal, 0) if proposal.objective < best.objective else (best, stale + 1)
+            best, stale = (proposal, 0) if _rms(proposal.log_c) < size else (best, stale + 1)
         self.history.append(size)
         self.show(self.history)
         return best, size <= self.tolerance
@@ -269,7 +224,7 @@ class _Work:
         """Compute some rows and columns exactly, and compare them with the estimates and with the noise expected.
 
         Args:
-            noise_z: Draw of the relative error of Z of this process's anchors, (n,).
+            noise_z: Draw of the relative error of Z, (n_x,).
             noise_c: Draw of the relative error of c, (n_y,).
             log_c: Estimate of log c, (n_y,).
 
@@ -277,41 +232,29 @@ class _Work:
             The factors of the noise in Z and in c that make it as large as measured, and max |c - 1|.
 
         """
-        p, own, tau = self.whole, self.own, self.tau
-        # Exact columns, given the estimate of Z: sums over all anchors.
-        y = self.y[self.checked_y]
-        counts, variances, sums = (p.b.new_zeros(size) for size in (BINS, BINS, len(y)))
-        shift = (-self.zeta[self.checked_y] / tau).to(y)
-        for rows in self.own_x.tiles(4096):
-            log_a = torch.addmm(shift, self.own_x[rows], y.T / tau).sub_(self.own_log_z[rows, None].to(y))
-            mass = own.a[rows, None].to(y)
-            share = log_a.exp().mul_(mass)
-            sums += share.sum(dim=0)
-            bins = log_a.sub_(LEAST_LOG).mul_(STEPS_PER_LOG).clamp_(0, BINS - 1).long().flatten()
-            counts += torch.bincount(bins, minlength=BINS)
-            variances += torch.bincount(bins, weights=(share.square_() / mass).flatten(), minlength=BINS)
-        total = distributed.sum_over_processes(torch.cat([counts, variances, sums]))
-        self.histogram = _Histogram(total[:BINS] / len(y), total[BINS : 2 * BINS] / len(y))
-        exact_c = total[2 * BINS :].log()
-        # Exact rows: sums over all candidates, which the processes share.
-        x = self.x[self.checked_x]
-        columns, sums = self.columns, p.b.new_zeros(len(x))
-        checked_log_z = gather_rows(self.own_log_z, len(p.a))[self.checked_x]
-        for part in self.y.part(columns).tiles(4096):
-            where = slice(columns.start + part.start, columns.start + part.stop)
-            shift = (p.b[where].log() - self.zeta[where] / tau).to(x)
-            sums += (torch.addmm(shift, x / tau, self.y[where].T) - checked_log_z[:, None].to(x)).exp().sum(dim=1)
-        exact_z = distributed.sum_over_processes(sums).log()
-        expected_z = gather_rows(noise_z, len(p.a))[self.checked_x]
-        measured_c = log_c[self.checked_y] - exact_c
-        scale_z = _ratio(exact_z.std(), expected_z.std())
-        scale_c = _ratio(measured_c.std(), noise_c[self.checked_y].std())
+        p, tau = self.problem, self.tau
+        x, y = self.x[self.checked_x], self.y[self.checked_y]
+        exact_c = _exact(y, self.x, tau, p.a.log() - self.log_z, self.own_x) - self.zeta[self.checked_y] / tau
+        exact_z = _exact(x, self.y, tau, p.b.log() - self.zeta / tau, self.own_y) - self.log_z[self.checked_x]
+        scale_z = _ratio(exact_z.std(), noise_z[self.checked_x].std())
+        scale_c = _ratio((log_c[self.checked_y] - exact_c).std(), noise_c[self.checked_y].std())
         return scale_z, scale_c, float(torch.expm1(exact_c - exact_c.mean()).abs().amax())
 
 
-def _everything(size: int, like: Tensor) -> Sample:
-    index = torch.arange(size, device=like.device)
-    return Sample(index, like.new_ones(size), like.new_zeros(size))
+def _exact(few: Tensor, many: Rows, tau: float, log_weight: Tensor, own: slice) -> Tensor:
+    """Return log sum_i exp(<few_j, many_i>/tau + log_weight_i) over all i, which the processes share, (len(few),)."""
+    total = log_weight.new_full((len(few),), -math.inf)
+    for start in range(own.start, own.stop, READ):
+        rows = slice(start, min(start + READ, own.stop))
+        total = torch.logaddexp(total, log_sums(few, many[rows], tau, log_weight[rows])[0])
+    return distributed.all_gather(total[None]).logsumexp(dim=0)
+
+
+def _left(before: State, after: State, tau: float) -> float:
+    """Return the error of zeta / tau that remains: log c times the movement of zeta per change of log c."""
+    change = float((after.log_c - before.log_c).std())
+    moved = float((after.zeta - before.zeta).std()) / tau
+    return _rms(after.log_c) * (moved / change if change > 0 else 1.0)
 
 
 def _rms(values: Tensor) -> float:
