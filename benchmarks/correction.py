@@ -185,8 +185,7 @@ def ranks_by_method(queries: Tensor, gallery: Tensor, links: Tensor, bank: Bank)
         for strength in STRENGTHS:
             setting = json.dumps({"temperature": factor, "strength": strength})
             yield OURS, setting, query_ranks(queries, gallery, links, strength * zeta)
-    chosen = json.dumps({"temperature": round(bank.default.temperature / task.scale, 3), "strength": 1.0})
-    yield DEFAULT, chosen, query_ranks(queries, gallery, links, bank.default.bias(gallery))
+    yield DEFAULT, "{}", query_ranks(queries, gallery, links, bank.default.bias(gallery))
 
 
 def half_outcomes(half: PairFeatures, banks: tuple[Bank, Bank]) -> Outcomes:
@@ -198,8 +197,8 @@ def half_outcomes(half: PairFeatures, banks: tuple[Bank, Bank]) -> Outcomes:
     x_to_y = ranks_by_method(half.x, half.y, half.links, banks[0])
     y_to_x = ranks_by_method(half.y, half.x, half.links.flip(1), banks[1])
     outcomes: Outcomes = {}
-    for (method, setting, first), (same, other, second) in zip(x_to_y, y_to_x, strict=True):
-        assert same == method and (other == setting or method == DEFAULT)
+    for (method, setting, first), (*same, second) in zip(x_to_y, y_to_x, strict=True):
+        assert same == [method, setting]
         both = ((first, of_x), (second, of_y))
         quality = float(np.mean([float((1 / ranks.expected()).mean()) for ranks, _ in both]))
         hits = [np.bincount(cluster[ranks.query], ranks.hits(1), size) for ranks, cluster in both]
