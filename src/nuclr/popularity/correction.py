@@ -145,8 +145,9 @@ class PopularityCorrection:
             candidates: Features of the items that they choose from, (m, d), unit norm. None: the first gallery that
                 `bias` or `gallery` is called with; items of later calls are added to it without solving again.
             pairs: Labeled pairs to choose temperature and strength on, unless both were given to the constructor:
-                (queries, gallery, links), with links (n, 2) of rows (query, right answer). The settings with the
-                highest mean reciprocal rank among the first ten are chosen from 4 temperatures and 4 strengths.
+                (queries, gallery, links), with links (n, 2) of rows (query, right answer). Of 5 temperatures and 4
+                strengths, those with the highest mean reciprocal rank among the first ten are chosen if they are
+                better than the default by more than one standard error, and else the default.
             exclude: Per query of `pairs`, a row of their gallery that it must not find; -1 for none. If these queries
                 are rows of the gallery, pass their rows, so that none finds itself.
             query_weight: Weights of the queries up to a factor, (n,), such as how often each is asked.
@@ -222,20 +223,28 @@ class PopularityCorrection:
         """Choose temperature and strength on labeled pairs."""
         assert self._bank is not None
         temperature, strength = self._asked
+        depth = min(TUNING_DEPTH, len(gallery) - (exclude is not None))
+        strengths = STRENGTHS if strength is None else (strength,)
         scale = score_std(self._bank, candidates)
-        best, highest = None, -1.0
-        for tried in [factor * scale for factor in TEMPERATURE_FACTORS] if temperature is None else [temperature]:
+        found: dict[tuple[float, float], Tensor] = {}  # reciprocal ranks of each setting
+        log_z: dict[float, Tensor | None] = {}
+        default = temperature or default_temperature(self._bank, candidates)
+        others = [factor * scale for factor in TEMPERATURE_FACTORS] if temperature is None else []
+        for tried in dict.fromkeys([default, *others]):
             self.temperature, self.strength = tried, 1.0
             self._solve(candidates, weight)
-            zeta = self.bias(gallery)
-            depth = min(TUNING_DEPTH, len(gallery) - (exclude is not None))
-            for factor in STRENGTHS if strength is None else [strength]:
+            log_z[tried], zeta = self._log_z, self.bias(gallery)
+            for factor in strengths:
                 _, rows = nearest(queries, gallery, depth, factor * zeta, exclude, normalize=self.normalize)
-                quality = float(reciprocal_ranks(rows, links, len(gallery)).mean())
-                if quality > highest:
-                    best, highest = (tried, factor, self._log_z), quality
-        assert best is not None
-        self.temperature, self.strength, self._log_z = best
+                found[tried, factor] = reciprocal_ranks(rows, links, len(gallery))
+        first = default, DEFAULT_STRENGTH if strength is None else strength
+        best = max(found, key=lambda setting: float(found[setting].mean()))
+        # The best of many settings on a few hundred queries is often the luckiest one. The default is kept unless the
+        # gain is more than its standard error.
+        gain = found[best] - found[first]
+        chosen = best if len(gain) > 1 and gain.mean() > gain.std() / math.sqrt(len(gain)) else first
+        self.temperature, self.strength = chosen
+        self._log_z = log_z[self.temperature]
 
     # -- using it ------------------------------------------------------------------------------------------------------
 
