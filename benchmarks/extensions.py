@@ -54,9 +54,10 @@ def builtin(label: str, *overrides: str) -> Row:
         label,
         "demo.yaml",
         (
-            "data.train=builtin:n=300000,split=train,size=24",
-            "data.val=builtin:n=2000,split=val,size=24",
-            "model.x.image_size=24",
+            "data.train=builtin:n=300000,split=train,size=16",
+            "data.val=builtin:n=2000,split=val,size=16",
+            "model.x.image_size=16",
+            "model.y.encoder=bag_of_words",
             "schedule.epochs=1",
             *overrides,
         ),
