@@ -1,6 +1,6 @@
 """What an index of faiss loses, with and without correction: recall@10 against exact search of the same vectors.
 
-    python benchmarks/indexes.py QUERIES GALLERY [--bank FILE] [--candidates FILE] [--out FILE.json]
+    python benchmarks/indexes.py QUERIES GALLERY [--bank FILE] [--candidates FILE] [--only PQ]
 
 Arguments name vectors as those of `nuclr hubness` do (`.npy`, `.npz:ARRAY`, `RUN:y`, ...). The correction is fitted on
 the bank; without one, the queries of even number fit it and those of odd number search. At most 1,000 queries search.
@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("gallery")
     parser.add_argument("--bank", help="queries to fit the correction on")
     parser.add_argument("--candidates", help="items that the bank's queries choose from; the gallery by default")
+    parser.add_argument("--only", default="", help="measure only indexes whose names contain this")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "indexes.json")
     options = parser.parse_args()
     queries, gallery = open_vectors(options.queries, "x").features, open_vectors(options.gallery, "y").features
@@ -154,6 +155,8 @@ def main() -> None:
     print(f"{'':34}" + "".join(f"{column:>13}" for column in COLUMNS))
     rows = {}
     for name, kind in KINDS.items():
+        if options.only not in name:
+            continue
         rows[name] = row = measure(kind, searches, exact)
         print(f"{name:34}" + "".join(f"{row[column]:>13.3f}" for column in COLUMNS), flush=True)
     report = {"command": sys.argv, "faiss": faiss.__version__, "shared": shared, "rows": rows}

@@ -8,6 +8,7 @@ from tests.recipes.conftest import K, assert_exact, recall, section
 faiss = pytest.importorskip("faiss")
 faiss.omp_set_num_threads(1)  # several threads build another graph every time
 FLAT, IVF, HNSW = section("faiss")
+(PRODUCT_QUANTIZATION,) = section("What an index loses")
 
 
 def test_flat(names, search):
@@ -37,6 +38,19 @@ def test_hnsw(names, search):
     # The distance gives the corrected score: squared distance = c - 2 score.
     found = np.take_along_axis(scores, names["ids"], axis=1)
     np.testing.assert_allclose(np.ptp(names["distances"] + 2 * found, axis=1), 0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_product_quantization_ranked_again(names, search):
+    exec(FLAT, names)
+    exec(PRODUCT_QUANTIZATION, names)
+    scores = search.scores()
+    # Two bytes for sixteen coordinates, and one for the bias, are coarse: what is left out of the first 100 stays lost.
+    near, again = recall(names["near"][:, :K], scores), recall(names["ids"], scores)
+    assert near + 0.1 < again
+    fetched = np.zeros(scores.shape, bool)
+    np.put_along_axis(fetched, names["near"], True, axis=1)
+    assert_exact(names["ids"], np.where(fetched, scores, -np.inf))
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
