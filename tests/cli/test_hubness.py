@@ -225,6 +225,9 @@ def break_files(folder: Path) -> None:
     holes[3] = np.inf
     np.savez(folder / "holes.npz", x=data["x"], y=holes)
     (folder / "damaged.npz").write_bytes(b"PK no archive")
+    archive = bytearray((folder / "dev.npz").read_bytes())
+    archive[archive.index(b"PK\x01\x02") + 6] = 200  # the version of zip that is needed to read the first array
+    (folder / "newer.npz").write_bytes(archive)
     (folder / "damaged.npy").write_bytes(b"no array")
     (folder / "damaged.safetensors").write_bytes(b"no tensors")
     (folder / "damaged.parquet").write_bytes(b"no table")
@@ -260,6 +263,7 @@ def break_files(folder: Path) -> None:
         ("several.npz x.npy", "several.npz: name one of its arrays as several.npz:NAME; found: a, b"),
         ("several.npz:c x.npy", "several.npz: no array named 'c'"),
         ("damaged.npz x.npy", "damaged.npz: cannot be read as .npz"),
+        ("newer.npz x.npy", "newer.npz: cannot be read as .npz (zip file version 20.0)"),
         ("damaged.npy x.npy", "damaged.npy: cannot be read as .npy"),
         ("damaged.safetensors x.npy", "damaged.safetensors: cannot be read as .safetensors"),
         ("damaged.parquet x.npy", "damaged.parquet: cannot be read"),

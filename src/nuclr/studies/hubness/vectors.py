@@ -144,7 +144,7 @@ def _npz_sizes(path: Path) -> dict[str, int]:
     try:
         with zipfile.ZipFile(path) as archive:
             return {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
-    except (OSError, zipfile.BadZipFile) as error:
+    except Exception as error:  # zipfile raises many types for damaged files
         raise UserError(f"{path}: cannot be read as .npz ({error})") from None
 
 
