@@ -5,21 +5,29 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORE := .venv-core
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Tests run in so many processes, each with one thread.
+JOBS ?= 2
 # COVERAGE=1 make test: measure coverage as well; `make coverage` prints it.
-PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run --append -m )pytest
+PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest -n $(JOBS)
+# Tests that need packages outside of .[dev] have targets of their own: recipes, integrations.
+DEV_ONLY := --ignore=tests/recipes --ignore=tests/integrations
 
-.PHONY: demo test test-slow coverage core recipes lint bench docs clean
+.PHONY: demo environments test test-slow coverage core recipes integrations lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/nuclr train
 
+# With `make --jobs`, two installations at a time. Two targets that build this package must not run at the same time.
+environments: $(VENV)/.docs $(CORE)/.torch
+
 test: $(STAMP)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) --dist worksteal $(DEV_ONLY) -m "not slow"
 
 test-slow: $(STAMP)
-	$(PYTEST) -m slow
+	$(PYTEST) --dist loadgroup $(DEV_ONLY) -m slow
 
 coverage: $(STAMP)
+	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --format=total | sed 's/^/coverage in percent: /'
 	$(BIN)/coverage report --sort=cover --skip-covered --skip-empty | sed -n 1,12p
 
@@ -47,6 +55,12 @@ core: $(CORE)/.torch
 recipes: $(VENV)/.indexes
 	$(BIN)/python -m pytest -rs tests/recipes
 
+# The trainers, exports and remote files with the real packages. open_clip imports torchvision, for which there is no build that
+# fits every torch; it goes to a folder of its own, so that transformers finds no torchvision elsewhere.
+integrations: $(VENV)/.integrations
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -rs tests/integrations -m "not open_clip"
+	PYTHONPATH=$(CURDIR)/$(VENV)/open_clip $(BIN)/python -m pytest -rs tests/integrations -m open_clip
+
 $(CORE)/.torch: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(CORE)
 	$(CORE)/bin/python $(PIP_INSTALL) torch==2.13.0
@@ -63,6 +77,11 @@ $(VENV)/.indexes: $(STAMP)
 	$(BIN)/python $(PIP_INSTALL) hnswlib || echo "hnswlib could not be built; it needs a C++ compiler"
 	touch $@
 
+$(VENV)/.integrations: $(STAMP)
+	$(BIN)/python $(PIP_INSTALL) -e '.[integrations]'
+	$(BIN)/python $(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/open_clip open_clip_torch timm torchvision
+	touch $@
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) torch==2.13.0
@@ -70,4 +89,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) $(CORE) build site .coverage .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CORE) build site .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

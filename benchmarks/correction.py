@@ -12,12 +12,14 @@ Three data sets, whose models are trained into --out unless they are there:
 
 Held-out images are split into two halves, each with its own gallery. The setting with the highest mean reciprocal rank
 on one half, mean of both directions, is used on the other half, and the other way round. All methods have the same bank
-of training queries and training candidates, and 16 settings (benchmarks/peers.py). "ours, default" has no settings: it
-is `PopularityCorrection().fit(queries, candidates)`. The table has recall@1 in percent, averaged over both halves and
-both directions. The last table averages the data sets.
+of training queries and training candidates, and 16 settings (benchmarks/peers.py). "ours" is tuned as the library does
+it, per direction: `PopularityCorrection().fit(queries, candidates, pairs=...)` with the pairs of the other half chooses
+among its default and 16 settings. "ours, default" sees no labels: it is `PopularityCorrection().fit(queries,
+candidates)`. The table has recall@1 in percent, averaged over both halves and both directions. The last table averages
+the data sets.
 
 With --transductive, the queries of the half are the bank and its gallery the candidates: all queries are known before
-the first one is answered, so these values must not be compared with the others.
+the first one is answered, so these values must not be compared with the others. Ours is fitted with transductive=True.
 
 Intervals are 95 % intervals of a paired bootstrap over images and, for trained models, seeds.
 """
@@ -38,8 +40,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores
-from nuclr.popularity.correction import STRENGTHS, TEMPERATURE_FACTORS, PopularityCorrection
-from nuclr.popularity.default_temperature import score_std
+from nuclr.popularity import PopularityCorrection
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
 from nuclr.studies.compare.measure import halves
@@ -51,7 +52,7 @@ ONE_CAPTION = "data.one_pair_per_x=true"  # per visit of an image: a fifth of th
 CAPTIONS = 5
 BOOTSTRAPS = 2000
 OURS, DEFAULT = "ours", "ours, default"
-SHOWN = ("gain", "ours_minus_it")
+SHOWN = ("gain", "ours_minus_it", "default_minus_it")
 
 
 class Model(NamedTuple):
@@ -94,18 +95,20 @@ class Outcome(NamedTuple):
     """Of one method under one setting on one half.
 
     Attributes:
+        setting: As JSON; of ours, that of each direction.
         quality: Mean reciprocal rank, mean of both directions.
         hits: Sum of the hits of a cluster's queries, (clusters, 2 directions).
         count: Number of a cluster's queries, (clusters, 2 directions).
 
     """
 
+    setting: str
     quality: float
     hits: np.ndarray
     count: np.ndarray
 
 
-Outcomes = dict[str, dict[str, Outcome]]  # method -> setting -> outcome
+Outcomes = dict[str, list[Outcome]]  # of each method, one outcome per setting
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -154,56 +157,70 @@ def caption_features(job: Job) -> tuple[tuple[Tensor, Tensor], PairFeatures]:
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
-class Bank(NamedTuple):
-    """Queries and candidates of one direction, and our corrections fitted on them, by temperature and by default."""
+class Direction(NamedTuple):
+    """A search on one half, and the bank."""
 
     queries: Tensor
-    candidates: Tensor
-    tuned: dict[float, PopularityCorrection]
-    default: PopularityCorrection
+    gallery: Tensor
+    links: Tensor
+    bank_queries: Tensor
+    bank_candidates: Tensor
 
 
-def fit(queries: Tensor, candidates: Tensor) -> Bank:
-    """Fit our corrections."""
-    scale, size = score_std(queries, candidates), max(len(queries), len(candidates))
-    corrections = {
-        factor: PopularityCorrection(factor * scale, 1.0, bank_size=size).fit(queries, candidates)
-        for factor in TEMPERATURE_FACTORS
-    }
-    return Bank(queries, candidates, corrections, PopularityCorrection(bank_size=size).fit(queries, candidates))
+def directions(half: PairFeatures, bank: tuple[Tensor, Tensor] | None) -> tuple[Direction, Direction]:
+    """Return x to y and y to x; without a bank, the half itself is the bank."""
+    x, y = (half.x, half.y) if bank is None else bank
+    return Direction(half.x, half.y, half.links, x, y), Direction(half.y, half.x, half.links.flip(1), y, x)
 
 
-def ranks_by_method(queries: Tensor, gallery: Tensor, links: Tensor, bank: Bank) -> Iterator[tuple[str, str, Ranks]]:
+def our_corrections(
+    search: Direction, other: Direction, transductive: bool
+) -> tuple[PopularityCorrection, PopularityCorrection]:
+    """Return the correction that is tuned on the other half, and the one without labels."""
+
+    def fit(temperature: float | None, strength: float | None, where: Direction, **options: Any) -> Any:
+        size = max(len(where.bank_queries), len(where.bank_candidates))
+        correction = PopularityCorrection(temperature, strength, bank_size=size)
+        return correction.fit(where.bank_queries, where.bank_candidates, transductive=transductive, **options)
+
+    tuned = fit(None, None, other, pairs=(other.queries, other.gallery, other.links))
+    if transductive:  # the settings are those of the other half, the queries are not
+        tuned = fit(tuned.temperature, tuned.strength, search)
+    return tuned, fit(None, None, search)
+
+
+def ranks_by_method(search: Direction, other: Direction, transductive: bool) -> Iterator[tuple[str, str, Ranks]]:
     """Yield (method, setting, ranks) of all methods."""
+    queries, gallery, links, bank_queries, bank_candidates = search
     yield "plain", "{}", query_ranks(queries, gallery, links)
-    task = Task(queries, gallery, bank.queries, bank.candidates)
+    task = Task(queries, gallery, bank_queries, bank_candidates)
     for method, corrected in PEERS.items():
         for setting, scores in corrected(task):
             yield method, json.dumps(setting), query_ranks_from_scores(scores, links)
-    for factor, correction in bank.tuned.items():
-        zeta = correction.bias(gallery)
-        for strength in STRENGTHS:
-            setting = json.dumps({"temperature": factor, "strength": strength})
-            yield OURS, setting, query_ranks(queries, gallery, links, strength * zeta)
-    yield DEFAULT, "{}", query_ranks(queries, gallery, links, bank.default.bias(gallery))
+    for method, correction in zip((OURS, DEFAULT), our_corrections(search, other, transductive), strict=True):
+        setting = {"temperature": correction.temperature, "strength": correction.strength, "std": task.scale}
+        yield method, json.dumps(setting), query_ranks(queries, gallery, links, correction.bias(gallery))
 
 
-def half_outcomes(half: PairFeatures, banks: tuple[Bank, Bank]) -> Outcomes:
-    """Return the outcome of every method and setting on one half; `banks` are those of x to y and of y to x."""
+def half_outcomes(half: PairFeatures, other: PairFeatures, bank: tuple[Tensor, Tensor] | None) -> Outcomes:
+    """Return the outcome of every method and setting on one half."""
     _, of_x = torch.unique(half.x_group, return_inverse=True)
     of_y = torch.empty(len(half.y), dtype=torch.long)
     of_y[half.links[:, 1]] = of_x[half.links[:, 0]]
     size = int(of_x.max()) + 1
-    x_to_y = ranks_by_method(half.x, half.y, half.links, banks[0])
-    y_to_x = ranks_by_method(half.y, half.x, half.links.flip(1), banks[1])
+    both_ways = (
+        ranks_by_method(search, other_search, bank is None)
+        for search, other_search in zip(directions(half, bank), directions(other, bank), strict=True)
+    )
     outcomes: Outcomes = {}
-    for (method, setting, first), (*same, second) in zip(x_to_y, y_to_x, strict=True):
-        assert same == [method, setting]
+    for (method, setting, first), (same, other_setting, second) in zip(*both_ways, strict=True):
+        assert same == method
         both = ((first, of_x), (second, of_y))
         quality = float(np.mean([float((1 / ranks.expected()).mean()) for ranks, _ in both]))
         hits = [np.bincount(cluster[ranks.query], ranks.hits(1), size) for ranks, cluster in both]
         count = [np.bincount(cluster[ranks.query], minlength=size) for ranks, cluster in both]
-        outcomes.setdefault(method, {})[setting] = Outcome(quality, np.stack(hits, 1), np.stack(count, 1))
+        chosen = setting if setting == other_setting else f"[{setting}, {other_setting}]"
+        outcomes.setdefault(method, []).append(Outcome(chosen, quality, np.stack(hits, 1), np.stack(count, 1)))
     return outcomes
 
 
@@ -211,21 +228,19 @@ def measure(job: Job) -> list[Outcomes]:
     """Return the outcomes on both halves."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # a solver that stops at a larger residual: the ranks hardly change
-    (x, y), whole = run_features(job) if job.model.config else caption_features(job)
-    parts = [whole.of_x(rows) for rows in halves(whole.x_group)]
-    if job.transductive:
-        return [half_outcomes(half, (fit(half.x, half.y), fit(half.y, half.x))) for half in parts]
-    banks = fit(x, y), fit(y, x)
-    return [half_outcomes(half, banks) for half in parts]
+    bank, whole = run_features(job) if job.model.config else caption_features(job)
+    first, second = (whole.of_x(rows) for rows in halves(whole.x_group))
+    given = None if job.transductive else bank
+    return [half_outcomes(first, second, given), half_outcomes(second, first, given)]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def tuned(parts: list[Outcomes], method: str) -> tuple[list[Outcome], list[str]]:
-    """Return the outcome of a method on both halves with the setting chosen on the other half, and these settings."""
-    chosen = [max(half[method], key=lambda setting: half[method][setting].quality) for half in reversed(parts)]
-    return [half[method][setting] for half, setting in zip(parts, chosen, strict=True)], chosen
+def tuned(parts: list[Outcomes], method: str) -> list[Outcome]:
+    """Return the outcome of a method on both halves with the setting that is best on the other half."""
+    best = [max(range(len(half[method])), key=lambda number: half[method][number].quality) for half in reversed(parts)]
+    return [half[method][number] for half, number in zip(parts, best, strict=True)]
 
 
 class Resampled(NamedTuple):
@@ -280,8 +295,7 @@ def summarize(measured: dict[str, dict[str, list[list[Outcomes]]]]) -> dict[str,
     recalls: dict[str, dict[str, Resampled]] = {}
     tables: dict[str, Any] = {}
     for data_set, models in measured.items():
-        best = {m: [[tuned(seed, m) for seed in seeds] for seeds in models.values()] for m in methods}
-        outcomes = {m: [[outcome for outcome, _ in seeds] for seeds in best[m]] for m in methods}
+        outcomes = {m: [[tuned(seed, m) for seed in seeds] for seeds in models.values()] for m in methods}
         trained = data_set != "captions"
         recalls[data_set] = {m: recall_of(outcomes[m], trained) for m in methods}
         tables[data_set] = {
@@ -289,7 +303,7 @@ def summarize(measured: dict[str, dict[str, list[list[Outcomes]]]]) -> dict[str,
                 "x_to_y": recall_of(outcomes[m], trained, 0).value,
                 "y_to_x": recall_of(outcomes[m], trained, 1).value,
                 "by_model": dict(zip(models, (recall_of([o], trained).value for o in outcomes[m]), strict=True)),
-                "settings": [json.loads(text) for seeds in best[m] for _, chosen in seeds for text in chosen],
+                "settings": [json.loads(half.setting) for seeds in outcomes[m] for both in seeds for half in both],
             }
             for m in methods
         }
@@ -318,7 +332,8 @@ def summarize(measured: dict[str, dict[str, list[list[Outcomes]]]]) -> dict[str,
 def show(title: str, table: dict[str, dict[str, Any]]) -> None:
     """Print a table, the best method first."""
     print(f"\n{title}")
-    print(f"{'':18}{'recall@1':>9}{'x to y':>8}{'y to x':>8}{'gain over plain':>24}{'ours minus it':>24}")
+    heads = "".join(f"{text:>24}" for text in ("gain over plain", "ours minus it", "default minus it"))
+    print(f"{'':18}{'recall@1':>9}{'x to y':>8}{'y to x':>8}{heads}")
     for method, row in sorted(table.items(), key=lambda item: -item[1]["recall@1"]):
         directions = "".join(f"{row[key]:>8.2f}" if key in row else " " * 8 for key in ("x_to_y", "y_to_x"))
         differences = ("{difference:+.2f} [{low:+.2f}, {high:+.2f}]".format(**row[key]) for key in SHOWN)

@@ -337,6 +337,27 @@ def hubness_seeds(folder: Path) -> list[Files]:
     ]
 
 
+def folder_seeds(_: Path) -> list[Files]:
+    """Return folders of embeddings as clip-retrieval and DataComp write them, in two parts."""
+    y = np.random.default_rng(4).normal(size=(8, 4)).astype("f2")
+    titles, uids = [f"title {number}" for number in range(8)], [f"{number:032x}" for number in range(8)]
+    clip_retrieval, datacomp, compressed = {}, {}, {}
+    for part, rows in enumerate((slice(0, 3), slice(3, 8))):
+        clip_retrieval |= {
+            f"img_emb/img_emb_{part}.npy": npy(y[rows]),
+            f"text_emb/text_emb_{part}.npy": npy(y[rows] + 1),
+            f"metadata/metadata_{part}.parquet": parquet(
+                {"image_path": titles[rows], "caption": titles[rows], "uid": uids[rows]}
+            ),
+        }
+        table = parquet({"uid": uids[rows], "url": titles[rows], "text": titles[rows]})
+        datacomp |= {f"{part}.npz": npz({"b32_img": y[rows], "b32_txt": y[rows] + 1}), f"{part}.parquet": table}
+        packed = io.BytesIO()
+        np.savez_compressed(packed, b32_img=y[rows], b32_txt=y[rows] + 1)
+        compressed |= {f"{part}.npz": packed.getvalue(), f"{part}.parquet": table}
+    return [clip_retrieval, datacomp, compressed]
+
+
 def correction_seeds(folder: Path) -> list[Files]:
     from nuclr.popularity import PopularityCorrection
 
@@ -369,6 +390,19 @@ def image_seeds(_: Path) -> list[Files]:
 
 def keep_seeds(_: Path) -> list[Files]:
     return [{"keep.txt": b"# numbers\n0\n3  # three\n7\n99\n"}, {"keep.npy": npy(np.arange(5))}]
+
+
+def key_seeds(folder: Path) -> list[Files]:
+    """Return keys in tars, in a Parquet file and in a list, each with an index to extend."""
+    from nuclr.data import KeyIndex
+
+    folder.mkdir(parents=True, exist_ok=True)
+    KeyIndex.write(folder / "old.keys", ["a", "b", "x"])
+    old = emptied(folder)
+    members = {f"{key}.{suffix}": b'{"key": 7}' for key in "abc" for suffix in ("jpg", "json")}
+    one = {f"{key}.json": json.dumps({"key": key}).encode() for key in "abc"}
+    sources = [{"a.tar": tar(members)}, {"a.tar": tar(one)}, {"a.parquet": parquet({"key": ["a", "b", "c"]})}]
+    return [source | old for source in [*sources, {"a.txt": "a\nb\nWürfel\n".encode()}]]
 
 
 def config_seeds(_: Path) -> list[Files]:
@@ -546,9 +580,10 @@ def read_hubness(folder: Path, _: int) -> None:
     """Measure the hubness of the items among themselves, as `nuclr hubness` does, without its page."""
     from dataclasses import replace
 
+    from nuclr.runs.vectors import open_vectors
     from nuclr.studies.hubness.hubness_files import Search, write_hubness
     from nuclr.studies.hubness.links import read_links
-    from nuclr.studies.hubness.vectors import open_vectors, read_names
+    from nuclr.studies.hubness.names import read_names
 
     path = next(folder.glob("vectors.*"), folder / "data" if (folder / "data").exists() else folder)
     items = open_vectors(str(path), "y")
@@ -558,6 +593,22 @@ def read_hubness(folder: Path, _: int) -> None:
         items = replace(items, texts=read_names(f"{path}:title", items))
     links = next((read_links(file, len(items), len(items)) for file in folder.glob("links.*")), None)
     write_hubness(Search(items, items, links=links), folder / "out", k=1, normalize=True)
+
+
+def read_embedding_folder(folder: Path, _: int) -> None:
+    """Read all embeddings, names and uids as `nuclr popularity` does, without solving, and as pairs."""
+    from nuclr.data.formats.embedding_folders import EmbeddingFolder
+    from nuclr.studies.popularity.inputs import input_from_folder
+    from nuclr.studies.popularity.keep import parse_uids
+
+    EmbeddingFolder(folder)
+    samples = input_from_folder(folder)
+    rows = list(range(len(samples.embeddings.y)))
+    samples.names.of_rows("y", rows)
+    if samples.uids is not None:
+        parse_uids(samples.uids)
+    np.asarray(samples.embeddings.x), samples.embeddings.y[rows[::-1]]
+    read_pairs(folder)
 
 
 def read_correction(folder: Path, _: int) -> None:
@@ -571,6 +622,18 @@ def read_keep_list(folder: Path, _: int) -> None:
     from nuclr.data import read_keep
 
     read_keep(next(folder.glob("keep.*")), 100)
+
+
+def read_keys(folder: Path, case: int) -> None:
+    """Extend an index of keys as `nuclr index` does; without the checksum, damage is found later or not at all."""
+    from nuclr.data import KeyIndex
+    from nuclr.data.formats.keys import KeyReader, key_files
+    from nuclr.data.key_index import write_entries
+
+    old = KeyIndex.open(folder / "old.keys", verify=case % 2 == 0)
+    reader = KeyReader(key_files([str(path) for path in sorted(folder.glob("a.*"))]), "key" if case % 3 == 0 else None)
+    new = write_entries(folder / "new.keys", reader, old)
+    new.numbers([key for key, _ in reader()])
 
 
 def read_config(folder: Path, _: int) -> None:
@@ -633,9 +696,11 @@ READERS = {
     "hubness": Reader(
         hubness_seeds, read_hubness, ("*.npy", "*.npz", "*.safetensors", "*.parquet", "*.json", "*.arrow", "*.txt")
     ),
+    "folders": Reader(folder_seeds, read_embedding_folder, ("*.npy", "*.npz", "*.parquet")),
     "correction": Reader(correction_seeds, read_correction, ("*.safetensors",)),
     "images": Reader(image_seeds, read_lists, ("[a-g].*",)),
     "keep": Reader(keep_seeds, read_keep_list, ("keep.*",)),
+    "keys": Reader(key_seeds, read_keys, ("a.*", "a.*", "*.keys")),
     "config": Reader(config_seeds, read_config, ("*.yaml",)),
     "classes": Reader(class_seeds, read_classes, ("*.json", "*.npz")),
     "model": Reader(model_seeds, read_model, ("*.json", "*.json", "*")),

@@ -1,5 +1,6 @@
 """Tests work on small tensors: one thread is faster than two that wait for each other, and leaves a core free."""
 
+import os
 import sys
 from typing import NamedTuple
 
@@ -9,6 +10,9 @@ import torch
 from nuclr.cli import app as cli
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # measuring their coverage as well would take a third longer
 
 
 class Outcome(NamedTuple):

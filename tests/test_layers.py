@@ -13,11 +13,12 @@ LAYERS = (
     {"__main__"},
     {"cli"},
     {"report", "studies"},
-    {"training"},
+    {"export", "training"},
     {"runs"},
-    {"evaluation"},
+    {"evaluation", "integrations"},
     {"data", "models", "objectives", "popularity"},
-    {"distributed", "files", "image_files", "norms"},
+    {"remote"},
+    {"distributed", "files", "image_files", "norms", "stacked"},
     {"__init__"},
     {"errors"},
 )
@@ -66,3 +67,13 @@ def test_imports_go_downwards():
         if other != part_of(path) and LEVEL[other] <= LEVEL[part_of(path)]
     ]
     assert not upwards, "\n".join(upwards)
+
+
+def test_nothing_imports_the_integrations():
+    importers = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in ROOT.rglob("*.py")
+        for line, other in imported_parts(path)
+        if other == "integrations" and part_of(path) != "integrations"
+    ]
+    assert not importers, "\n".join(importers)

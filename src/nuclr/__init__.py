@@ -16,7 +16,21 @@ from typing import TYPE_CHECKING, Any
 from nuclr.errors import EXTRAS, missing_extra
 
 if TYPE_CHECKING:
-    from nuclr import cli, data, evaluation, models, objectives, popularity, report, runs, studies, training
+    from nuclr import (
+        cli,
+        data,
+        evaluation,
+        export,
+        integrations,
+        models,
+        objectives,
+        popularity,
+        remote,
+        report,
+        runs,
+        studies,
+        training,
+    )
     from nuclr.objectives import build
     from nuclr.popularity.solver import solve
 
@@ -28,9 +42,12 @@ __all__ = [
     "cli",
     "data",
     "evaluation",
+    "export",
+    "integrations",
     "models",
     "objectives",
     "popularity",
+    "remote",
     "report",
     "runs",
     "solve",

@@ -18,9 +18,9 @@ from tests.studies.compare import tiny
 from tests.training import runs
 
 
-def command(config: Path, out: Path, *more: str) -> list[str]:
-    base = [sys.executable, "-m", "nuclr", "compare", str(config), "methods=clip,sogclr", "seeds=2"]
-    return [*base, "--temperatures", "0.03", "--out", str(out), "--workers", "2", *more]
+def arguments(config: Path, out: Path, *more: str, workers: int = 2) -> list[str]:
+    base = ["compare", str(config), "methods=clip,sogclr", "seeds=2"]
+    return [*base, "--temperatures", "0.03", "--out", str(out), "--workers", str(workers), *more]
 
 
 def finished(out: Path) -> dict[str, tuple[int, int]]:
@@ -52,10 +52,11 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
-def test_after_sigkill_it_resumes_and_leaves_finished_cells_unchanged(tmp_path):
+def test_after_sigkill_it_resumes_and_leaves_finished_cells_unchanged(nuclr, tmp_path):
     config, out = tiny.write_config(tmp_path), tmp_path / "out"
     longer = ["schedule.epochs=30", "checkpoint_every=20"]
-    first = subprocess.Popen(command(config, out, *longer), stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "nuclr", *arguments(config, out, *longer)]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert wait_for(lambda: finished(out) or first.poll() is not None)
     workers = children(first.pid)
     os.kill(first.pid, signal.SIGKILL)
@@ -65,31 +66,29 @@ def test_after_sigkill_it_resumes_and_leaves_finished_cells_unchanged(tmp_path):
     assert before
     assert not (out / "compare.json").exists()
 
-    again = subprocess.run(command(config, out, *longer), capture_output=True, text=True, timeout=400, check=False)
-    assert again.returncode == 0, again.stderr
-    assert "SogCLR - CLIP" in again.stdout
+    again = nuclr(*arguments(config, out, *longer))
+    assert again.status == 0, again.err
+    assert "SogCLR - CLIP" in again.out
     after = finished(out)
     assert {path: after[path] for path in before} == before
     assert len(list(out.glob("cells/*/outcomes.npz"))) == 6
     assert not list(out.glob("cells/*/checkpoints"))
 
-    other = subprocess.run(
-        command(config, out, *longer, "optimizer.lr=0.1"), capture_output=True, text=True, timeout=60, check=False
-    )
-    assert other.returncode == 2
-    assert "optimizer.lr is 0.1, but 0.03 in the comparison in" in other.stderr
+    other = nuclr(*arguments(config, out, *longer, "optimizer.lr=0.1"))
+    assert other.status == 2
+    assert "optimizer.lr is 0.1, but 0.03 in the comparison in" in other.err
 
 
 @pytest.mark.slow
-def test_models_of_views_are_compared_by_nearest_neighbors(tmp_path):
+def test_models_of_views_are_compared_by_nearest_neighbors(nuclr, tmp_path):
     write_classes(tmp_path / "classes", red=12, green=10)
     write_classes(tmp_path / "other", red=6, green=6)
     settings = runs.view_settings(tmp_path, **{"data.classes": tmp_path / "classes", "schedule.epochs": 1})
     settings.remove("objective.zeta_lr=0.01")
-    arguments = command(tmp_path / "empty.yaml", tmp_path / "out", "--halves", "--test", f"other={tmp_path / 'other'}")
-    done = subprocess.run([*arguments, *settings], capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "other top-1" in done.stdout and "SogCLR - CLIP" in done.stdout and "recall" not in done.stdout.lower()
+    options = ["--halves", "--test", f"other={tmp_path / 'other'}"]
+    done = nuclr(*arguments(tmp_path / "empty.yaml", tmp_path / "out", *options, workers=1), *settings)
+    assert done.status == 0, done.err
+    assert "other top-1" in done.out and "SogCLR - CLIP" in done.out and "recall" not in done.out.lower()
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert {one["name"]: one["kind"] for one in content["sets"]} == dict.fromkeys(("halves", "val", "other"), "classes")
     assert not any("pairs" in line or "Recall" in line for line in content["protocol"])
@@ -107,10 +106,9 @@ def test_models_of_views_are_compared_by_nearest_neighbors(tmp_path):
     page = (tmp_path / "out" / "report.html").read_text()
     assert "accuracy" in page
 
-    arguments = command(tmp_path / "empty.yaml", tmp_path / "without")
     settings = [setting for setting in settings if not setting.startswith("data.classes=")]
-    refused = subprocess.run([*arguments, *settings], capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode == 2 and "data.classes is missing" in refused.stderr
+    refused = nuclr(*arguments(tmp_path / "empty.yaml", tmp_path / "without"), *settings)
+    assert refused.status == 2 and "data.classes is missing" in refused.err
 
 
 PLUGIN = """

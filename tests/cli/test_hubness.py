@@ -291,7 +291,7 @@ def test_mistakes_are_named(nuclr, pairs, monkeypatch, arguments, message):
 
 def test_a_file_too_large_for_memory(nuclr, pairs, monkeypatch):
     """A machine with little memory: the size in the archive is compared with what is free before anything is read."""
-    monkeypatch.setattr("nuclr.studies.hubness.vectors.free_memory", lambda device: 1000.0)
+    monkeypatch.setattr("nuclr.runs.vectors.free_memory", lambda device: 1000.0)
     done = nuclr("hubness", pairs / "dev.npz", "--out", pairs / "out")
     assert done.status == 2
     assert "of memory are free; save the vectors with numpy.save as .npy, which is read in parts" in done.err

@@ -14,7 +14,7 @@ from nuclr.evaluation import (
     retrieval_metrics,
     retrieval_ranks,
 )
-from nuclr.evaluation.corrected import ranks_by_correction
+from nuclr.evaluation.corrected import Correction, ranks_by_correction
 from nuclr.popularity import PopularityCorrection
 from tests.popularity.test_correction import features
 
@@ -87,3 +87,12 @@ def test_a_bank_refuses_features_of_other_norms():
         Bank(x, 2 * y)
     with pytest.raises(ValueError, match=r"gallery: row 0 has norm 3"):
         Bank(x, y).zeta(3 * x, y, 0.1)
+
+
+@pytest.mark.parametrize("transductive", [False, True])
+def test_without_a_temperature_the_biases_are_the_default_ones(transductive):
+    x, y, _ = features(n=120)
+    bank = Bank(x, y, transductive=transductive)
+    bias_x, bias_y = Correction().biases(bank, x, y)
+    assert torch.equal(bias_x, PopularityCorrection().fit(y, x, transductive=transductive).bias(x))
+    assert torch.equal(bias_y, PopularityCorrection().fit(x, y, transductive=transductive).bias(y))

@@ -2,30 +2,29 @@
 
 import pytest
 import torch
-
-from tests.training.runs import finish, start_python
-
-WORKER = """
-import sys
-import torch
 from torch.nn.parallel import DistributedDataParallel
+
 from nuclr import distributed
 from nuclr.models import build_model
 from nuclr.objectives import build
+from tests import forks
 from tests.models.conftest import CAPTIONS
 
-def main(encoder, out):
+
+def take_steps(encoder: str, world: str, out: str) -> None:
+    """Train in this process, one of `world`, and save the weights."""
     torch.set_num_threads(1)
-    world = distributed.world_size()
+    if int(world) > 1:
+        torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)
     texts = [f"{text} {number}" for number in range(4) for text in CAPTIONS]
     items = texts if encoder != "tiny_resnet" else torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8)
     options = {"x_image_size": 16} if encoder == "tiny_resnet" else {"x_texts": texts}
     model = build_model(encoder, shared=True, width=8, **options)
-    wrapped = DistributedDataParallel(model) if world > 1 else model
+    wrapped = DistributedDataParallel(model) if int(world) > 1 else model
     objective = build("clip", num_samples=12)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    own = slice(distributed.rank() * 12 // world, (distributed.rank() + 1) * 12 // world)
+    own = slice(distributed.rank() * 12 // int(world), (distributed.rank() + 1) * 12 // int(world))
     for _ in range(3):
         x, y = model.prepare_x(items[own]), model.prepare_y(items[own])
         y = y.flip(-1) if torch.is_tensor(y) else y | {"input_ids": y["input_ids"].roll(1, 1)}
@@ -33,13 +32,8 @@ def main(encoder, out):
         objective(*wrapped(x, y), torch.arange(12)[own]).loss.backward()
         optimizer.step()
     torch.save(model.state_dict(), f"{out}/{distributed.rank()}.pt")
-
-if int(__import__("os").environ.get("WORLD_SIZE", 1)) > 1:
-    torch.distributed.init_process_group("gloo")
-main(*sys.argv[1:])
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
-"""
+    if int(world) > 1:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
@@ -49,8 +43,7 @@ def test_two_processes_equal_one(encoder, tmp_path):
     for world in (1, 2):
         folder = tmp_path / str(world)
         folder.mkdir()
-        for status, _, errors in finish(start_python(["-c", WORKER, encoder, str(folder)], world)):
-            assert status == 0, errors[-2000:]
+        forks.call(take_steps, [encoder, world, folder], world)
         states[world] = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     (one,), (first, second) = states[1], states[2]
     assert one.keys() == first.keys() and all(key.startswith("x.") for key in one)

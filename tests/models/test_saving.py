@@ -187,7 +187,7 @@ def test_interrupted_save_is_not_loaded(tmp_path, monkeypatch):
         DualEncoder.from_pretrained(tmp_path)
     monkeypatch.undo()
     second.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "dual_encoder.safetensors"]
 
 
 def test_other_files_in_the_folder_are_kept(tmp_path):
@@ -207,11 +207,11 @@ def test_refusals(tmp_path, joint):
     folder = tmp_path / "model"
     build_model(y_texts=CAPTIONS).save_pretrained(folder)
 
-    weights = load_file(folder / "model.safetensors")
-    save_file({"x.head.0.weight": weights["x.head.0.weight"]}, folder / "model.safetensors")
+    weights = load_file(folder / "dual_encoder.safetensors")
+    save_file({"x.head.0.weight": weights["x.head.0.weight"]}, folder / "dual_encoder.safetensors")
     with pytest.raises(UserError, match="does not fit"):
         DualEncoder.from_pretrained(folder)
-    (folder / "model.safetensors").write_bytes(b"\0" * 100)
+    (folder / "dual_encoder.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(UserError, match="cannot be read"):
         DualEncoder.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())

@@ -1,11 +1,5 @@
-"""Train small transformers with dropout on full batches and in micro-batches; also run by torchrun on two processes.
+"""Train small transformers with dropout on full batches and in micro-batches, on one process or on two."""
 
-Usage: torchrun --nproc_per_node K tests/objectives/micro_batch_worker.py OUT
-Every process writes OUT/{rank}.pt with its final weights and state per case, the number of times that DDP synchronized
-gradients, and the messages of refused input.
-"""
-
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,7 +128,12 @@ def refusals() -> dict[str, str]:
     return messages
 
 
-if __name__ == "__main__":
+def main(folder: str) -> None:
+    """Train all cases as one of several processes.
+
+    Writes FOLDER/{rank}.pt with the final weights and state per case, the number of times that DDP synchronized
+    gradients, and the messages of refused input.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     trained = {}
@@ -143,5 +142,5 @@ if __name__ == "__main__":
         trained[case, "one graph"] = train(case, in_one_graph, DROPOUT)
         trained[case, "without dropout"] = train(case, backward_in_micro_batches, 0.0)
     results = {"trained": trained, "synchronizations": count_synchronizations(), "messages": refusals()}
-    torch.save(results, Path(sys.argv[1]) / f"{dist.get_rank()}.pt")
+    torch.save(results, Path(folder) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()

@@ -1,11 +1,4 @@
-"""Run by torchrun in test_sharding.py: train a part of a fixed sequence of batches with sharded state.
-
-Usage: torchrun --nproc_per_node K tests/objectives/sharding_worker.py CHECKPOINT FIRST LAST OUT
-Loads CHECKPOINT, unless it is "-", trains on the batches FIRST to LAST - 1, and writes the whole state and the losses
-to OUT.
-"""
-
-import sys
+"""Run by the processes of test_sharding.py: train a part of a fixed sequence of batches with sharded state."""
 
 import torch
 import torch.distributed as dist
@@ -39,15 +32,15 @@ def train(objective: torch.nn.Module, first: int, last: int, rows: slice) -> Ten
     return torch.stack(losses).detach()
 
 
-if __name__ == "__main__":
-    checkpoint, first, last, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+def main(checkpoint: str, first: str, last: str, out: str) -> None:
+    """Load the checkpoint, unless it is "-", train on batches first to last - 1, and write the whole state to `out`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     objective = build("nuclr", **OPTIONS, state_sharding=True).double()
     if checkpoint != "-":
         objective.load_state_dict(torch.load(checkpoint, weights_only=True))
     share = BATCH // dist.get_world_size()
-    losses = train(objective, first, last, slice(dist.get_rank() * share, (dist.get_rank() + 1) * share))
+    losses = train(objective, int(first), int(last), slice(dist.get_rank() * share, (dist.get_rank() + 1) * share))
     state = objective.gather_state_dict()
     if dist.get_rank() == 0:
         torch.save(state | {"losses": losses}, out)

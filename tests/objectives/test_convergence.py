@@ -25,11 +25,11 @@ def long_tailed_pairs() -> tuple[Tensor, Tensor]:
 
 
 def sinkhorn(scores: Tensor) -> Tensor:
-    """Return zeta of the columns with mean zero: log q_j <- logsumexp_i (s_ij/tau - log sum_k exp(s_ik/tau)/q_k)."""
+    """Return zeta of the columns with mean zero: q_j <- sum_i exp(s_ij/tau) / sum_k (exp(s_ik/tau)/q_k)."""
+    kernel = torch.exp(scores / TAU)  # at most exp(10)
     zeta = torch.zeros(scores.shape[1], dtype=torch.float64)
     for _ in range(2000):
-        log_z = torch.logsumexp((scores - zeta) / TAU, dim=1, keepdim=True)
-        update = TAU * torch.logsumexp(scores / TAU - log_z, dim=0)
+        update = TAU * torch.log(kernel.T @ (1 / (kernel @ torch.exp(-zeta / TAU))))
         update -= update.mean()
         if (update - zeta).abs().max() < 1e-9:
             return update

@@ -1,37 +1,38 @@
 """K real processes of b pairs each give the weights, state, losses and refusals of one process of K b pairs."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import functools
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from tests.objectives.worker import ALL_CASES, PAIRS, RUNS, SHARDED
+from tests import forks
+from tests.objectives.worker import ALL_CASES, PAIRS, RUNS, RUNS_ON_FOUR, SHARDED, main
 
-WORKER = Path(__file__).with_name("worker.py")
-
-
-def run_on(processes: int, folder: Path) -> list[dict]:
-    """Return what each process wrote."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(WORKER), str(folder)], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(processes)]
+pytestmark = pytest.mark.xdist_group("objectives on several processes")
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return run_on(1, tmp_path_factory.mktemp("one"))[0]
+def run_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict]]:
+    """A function that runs the cases on this number of processes, once, and returns what each process wrote."""
+
+    @functools.cache
+    def run(processes: int) -> list[dict]:
+        folder = tmp_path_factory.mktemp("processes")
+        forks.call(main, [folder], processes)
+        return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(processes)]
+
+    return run
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    return run_on(request.param, tmp_path_factory.mktemp("several"))
+@pytest.fixture
+def one(run_on: Callable[[int], list[dict]]) -> dict:
+    return run_on(1)[0]
+
+
+@pytest.fixture(params=[2, 4])
+def several(request: pytest.FixtureRequest, run_on: Callable[[int], list[dict]]) -> list[dict]:
+    return run_on(request.param)
 
 
 def assert_bitwise_equal(one: torch.Tensor, two: torch.Tensor, what: str) -> None:
@@ -39,8 +40,11 @@ def assert_bitwise_equal(one: torch.Tensor, two: torch.Tensor, what: str) -> Non
     assert torch.equal(one.isnan(), two.isnan()) and torch.equal(one.nan_to_num(), two.nan_to_num()), what
 
 
+RUNS_BY_PROCESSES = [(2, *run) for run in RUNS] + [(4, *run) for run in RUNS_ON_FOUR]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "variant"), RUNS)
+@pytest.mark.parametrize(("several", "case", "variant"), RUNS_BY_PROCESSES, indirect=["several"])
 def test_same_as_one_process(case: str, variant: str, one: dict, several: list[dict]) -> None:
     for rank, result in enumerate(several):
         for name, value in result["trained"][case, variant].items():
@@ -68,7 +72,9 @@ def test_state_is_identical_on_all_processes(case: str, several: list[dict]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "variant"), [run for run in RUNS if run[0] in SHARDED])
+@pytest.mark.parametrize(
+    ("several", "case", "variant"), [run for run in RUNS_BY_PROCESSES if run[1] in SHARDED], indirect=["several"]
+)
 def test_sharded_state_is_the_replicated_state_bit_for_bit(case: str, variant: str, several: list[dict]) -> None:
     for rank, result in enumerate(several):
         sharded = result["trained"][case, variant]

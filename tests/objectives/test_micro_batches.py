@@ -1,11 +1,7 @@
 """Micro-batches give the loss, gradients and state of the full batch, dropout included, on one process and on two."""
 
-import os
 import random
-import subprocess
-import sys
 from collections import UserDict, namedtuple
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +10,10 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from nuclr.objectives import ObjectiveOutput, backward_in_micro_batches, build
-from tests.objectives.micro_batch_worker import BATCH, CASES, DROPOUT, LENGTH, WIDTH, Towers, in_one_graph, train
+from tests import forks
+from tests.objectives.micro_batch_worker import BATCH, CASES, DROPOUT, LENGTH, WIDTH, Towers, in_one_graph, main, train
 
-WORKER = Path(__file__).with_name("micro_batch_worker.py")
+on_two_processes = pytest.mark.xdist_group("micro-batches on two processes")
 
 
 def assert_close(results: dict, expected: dict, tolerance: float) -> None:
@@ -417,20 +414,12 @@ def test_generators_of_all_devices_of_an_accelerator_are_repeated(monkeypatch):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, str(WORKER), str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    forks.call(main, [folder], 2)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
 @pytest.mark.slow
+@on_two_processes
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps_on_two_processes_equal_the_full_batch(case, two):
     for result in two:
@@ -440,6 +429,7 @@ def test_five_steps_on_two_processes_equal_the_full_batch(case, two):
 
 
 @pytest.mark.slow
+@on_two_processes
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps_on_two_processes_equal_one_process_with_one_forward_pass(case, two):
     one = train(case, in_one_graph, 0.0, chunk=BATCH)
@@ -448,12 +438,14 @@ def test_five_steps_on_two_processes_equal_one_process_with_one_forward_pass(cas
 
 
 @pytest.mark.slow
+@on_two_processes
 def test_only_the_last_chunk_synchronizes(two):
     for result in two:
         assert result["synchronizations"] == [1, 0, 1, 0]
 
 
 @pytest.mark.slow
+@on_two_processes
 def test_all_processes_refuse_together(two):
     for result in two:
         assert "process 0: 2, process 1: 4; pass the same number of pairs" in result["messages"]["chunks"]

@@ -1,30 +1,21 @@
 """A checkpoint of state that was sharded over four processes continues on any number of processes, sharded or not."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from nuclr.objectives import build
-from tests.objectives.sharding_worker import BATCH, OPTIONS, train
+from tests import forks
+from tests.objectives.sharding_worker import BATCH, OPTIONS, main, train
 
-WORKER = Path(__file__).with_name("sharding_worker.py")
 EVERYTHING = slice(0, BATCH)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sharded state")]
 
 
 def run_on(processes: int, checkpoint: Path | str, first: int, last: int, out: Path) -> dict:
     """Train on this number of processes; return the whole state and the losses."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    arguments = [str(WORKER), str(checkpoint), str(first), str(last), str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    forks.call(main, [checkpoint, first, last, out], processes)
     return torch.load(out, weights_only=True)
 
 

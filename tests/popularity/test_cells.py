@@ -8,7 +8,7 @@ from nuclr.popularity import solve
 from nuclr.popularity.cell_kernel import CellSums
 from nuclr.popularity.cells import draw_rows, make_cells
 from nuclr.popularity.rows import Rows
-from nuclr.popularity.sampling import log_priority_weight, priority_sample
+from nuclr.popularity.sampling import draw_uniform, log_priority_weight, priority_sample
 from tests.popularity.test_sparse import clustered
 
 TAU = 0.1
@@ -30,10 +30,20 @@ def test_priority_samples_are_unbiased():
     generator = torch.Generator().manual_seed(0)
     sums = []
     for _ in range(5_000):
-        rows, drawn, priority = priority_sample(size, 2, generator)
+        rows, drawn, priority = priority_sample(size, 2, draw_uniform(5, size, generator))
         sums.append(value[rows[:2]] @ log_priority_weight(drawn, priority, 2).exp())
     mean, error = torch.stack(sums).mean(), torch.stack(sums).std() / len(sums) ** 0.5
     assert abs(float(mean) - 10) < 5 * float(error)
+
+
+def test_priority_samples_do_not_depend_on_the_guess():
+    generator = torch.Generator().manual_seed(0)
+    size, uniform = (draw_uniform(1000, torch.zeros(()), generator) for _ in range(2))
+    expected = priority_sample(size, 50, uniform)
+    smallest = float(expected[2][-1])
+    for guess in (0.7 * smallest, smallest, 2 * smallest):
+        for drawn, same in zip(priority_sample(size, 50, uniform, guess), expected, strict=True):
+            torch.testing.assert_close(drawn, same, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(("keep", "tolerance"), [(False, 1e-5), (True, 2e-3)])

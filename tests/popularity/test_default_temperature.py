@@ -1,11 +1,21 @@
 """The default temperature: held-out evenness of N_10, without labels."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 from nuclr.popularity import PopularityCorrection, hubness, solve
-from nuclr.popularity.default_temperature import FACTORS, default_temperature, held_out_spread, score_std
+from nuclr.popularity.default_temperature import (
+    FACTORS,
+    default_temperature,
+    found_spread,
+    lowest_point,
+    rough_bias,
+    score_std,
+)
+from nuclr.popularity.reliability import default_strength, zeta_reliability
 
 
 def sides(seed, n, d, offset):
@@ -19,22 +29,55 @@ def sides(seed, n, d, offset):
 
 def test_spread_is_that_of_a_loop():
     x, y = sides(0, 200, 8, 0.3)
-    zeta = solve(x[::2], y, temperature=0.1, tolerance=1e-2, max_iterations=100).zeta
-    counts = torch.zeros(200)
-    for query in x[1::2]:
-        for item in (y @ query - zeta).argsort(descending=True)[:10]:
-            counts[item] += 1
-    assert held_out_spread(x[::2], x[1::2], y, 0.1) == pytest.approx(float(counts.std(correction=0)), rel=1e-6)
+    bias, weight = solve(x, y, temperature=0.1).zeta, torch.arange(1.0, 201.0).double()
+    counts = torch.zeros(200, dtype=torch.float64)
+    for query, mass in zip(x, weight, strict=True):
+        for item in (y @ query - bias).argsort(descending=True)[:10]:
+            counts[item] += mass
+    assert found_spread(x, y, bias, weight) == pytest.approx(float(counts.std(correction=0)), rel=1e-6)
+
+
+def test_bias_of_a_temperature_is_strength_times_zeta():
+    x, y = sides(0, 200, 8, 0.3)
+    result = solve(x, y, temperature=0.1, tolerance=1e-2, max_iterations=100)
+    strength = default_strength(zeta_reliability(x, result.problem.a, result.log_z, y, 0.1))
+    assert torch.equal(rough_bias(x, y, 0.1, torch.ones(200), None), strength * result.zeta)
+    assert torch.equal(rough_bias(x, y, 0.1, torch.ones(200), 0.7), 0.7 * result.zeta)
 
 
 @pytest.mark.parametrize(("d", "offset"), [(4, 0.0), (16, 0.3)])
-def test_the_choice_is_the_first_minimum_from_above(d, offset):
+def test_the_choice_is_near_the_first_minimum_from_above(d, offset):
     x, y = sides(1, 400, d, offset)
-    scale = score_std(x, y)
-    spreads = [held_out_spread(x[::2], x[1::2], y, factor * scale) for factor in FACTORS]
+    scale, counted, ones = score_std(x, y), torch.arange(400) % 4 == 1, torch.ones(300)
+    spreads = [
+        found_spread(x[counted], y, rough_bias(x[~counted], y, factor * scale, ones, None), ones[:100])
+        for factor in FACTORS
+    ]
     first = next((n for n in range(len(FACTORS) - 1) if spreads[n + 1] >= spreads[n]), len(FACTORS) - 1)
-    assert default_temperature(x, y) == FACTORS[first] * scale
-    assert PopularityCorrection().fit(x, y).temperature == FACTORS[first] * scale
+    expected = lowest_point(FACTORS[: first + 2], spreads[: first + 2]) * scale
+    assert default_temperature(x, y) == pytest.approx(expected, rel=1e-9)
+    assert default_temperature(x, y, torch.full((400,), 3.0).double()) == pytest.approx(expected, rel=1e-3)
+    assert PopularityCorrection().fit(x, y).temperature == default_temperature(x, y)
+    low, high = FACTORS[min(first + 1, len(FACTORS) - 1)], FACTORS[max(first - 1, 0)]
+    assert low * scale <= expected <= high * scale
+
+
+def test_the_lowest_point_is_that_of_a_parabola():
+    factors = tuple(FACTORS[:5])
+    for bottom in (0.45, 0.5, 0.55):
+        spreads = [math.exp(0.3 + 0.7 * math.log(factor / bottom) ** 2) for factor in factors]
+        assert lowest_point(factors, spreads) == pytest.approx(bottom, rel=1e-9)
+    assert lowest_point((1.0,), [2.0]) == 1.0
+    assert lowest_point((1.0, 0.8, 0.63), [3.0, 2.0, 1.0]) == 0.63, "still falling"
+    assert lowest_point((1.0, 0.8), [3.0, 3.0]) == 1.0, "nothing falls"
+    assert lowest_point((1.0, 0.8, 0.63), [3.0, 0.0, 0.0]) == 0.8, "no logarithm of zero"
+
+
+def test_the_temperature_of_a_given_strength():
+    """Half of the correction leaves more noise acceptable, so its temperature is not higher."""
+    x, y = sides(4, 400, 16, 0.3)
+    assert default_temperature(x, y, strength=0.5) <= default_temperature(x, y, strength=1.0)
+    assert PopularityCorrection(strength=0.5).fit(x, y).temperature == default_temperature(x, y, strength=0.5)
 
 
 def test_other_queries_find_the_items_more_evenly():
@@ -60,4 +103,4 @@ def test_other_queries_find_the_items_more_evenly():
 def test_few_queries_or_candidates():
     x, y = sides(3, 120, 8, 0.3)
     for queries, candidates in ((x[:99], y), (x, y[:99])):
-        assert default_temperature(queries, candidates) == 0.6 * score_std(queries, candidates)
+        assert default_temperature(queries, candidates) == score_std(queries, candidates)

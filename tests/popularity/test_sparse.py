@@ -113,9 +113,14 @@ def test_weights(temperature: float):
     }
     exact = solve(x, y, temperature=temperature, tolerance=1e-3, **weights)
     unweighted = solve(x, y, temperature=temperature, tolerance=1e-3)
-    result = sparse(x, y, temperature=temperature, **weights)
+    # The error is estimated from one draw of the noise, so in small problems it varies from seed to seed.
+    results = [sparse(x, y, temperature=temperature, seed=seed, **weights) for seed in range(4)]
+    result = results[0]
     scaled = sparse(x, y, temperature=temperature, x_weight=3 * weights["x_weight"], y_weight=weights["y_weight"])
-    assert result.error / 2 < true_error(result, exact) < 2 * result.error
+    error, true = (
+        np.mean(np.square(e)) ** 0.5 for e in zip(*((r.error, true_error(r, exact)) for r in results), strict=True)
+    )
+    assert error / 2 < true < 2 * error
     assert true_error(result, exact) < true_error(result, unweighted)
     torch.testing.assert_close(scaled.zeta, result.zeta, atol=1e-4, rtol=0)
 

@@ -8,6 +8,7 @@ from tests.recipes.conftest import K, assert_exact, recall, section
 faiss = pytest.importorskip("faiss")
 faiss.omp_set_num_threads(1)  # several threads build another graph every time
 FLAT, IVF, HNSW = section("faiss")
+(EXPORTED,) = section("An index with the correction built in")
 (PRODUCT_QUANTIZATION,) = section("What an index loses")
 
 
@@ -38,6 +39,17 @@ def test_hnsw(names, search):
     # The distance gives the corrected score: squared distance = c - 2 score.
     found = np.take_along_axis(scores, names["ids"], axis=1)
     np.testing.assert_allclose(np.ptp(names["distances"] + 2 * found, axis=1), 0, atol=1e-5)
+
+
+def test_an_exported_index(names, search, nuclr):
+    done = nuclr(
+        "export", "gallery.npy", "--to", "faiss", "--correction", "hubness/correction.safetensors", "--out", "search"
+    )
+    assert done.status == 0, done.err
+    exec(EXPORTED, names)
+    assert_exact(names["ids"], search.scores())
+    _, ids = names["index"].search(search.queries, K)
+    assert_exact(ids, search.scores(new=True))
 
 
 @pytest.mark.slow

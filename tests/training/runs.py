@@ -228,18 +228,35 @@ def start(arguments: list, world: int = 1, ranks: Sequence[int] | None = None) -
 
 def start_python(arguments: list[str], world: int, ranks: Sequence[int] | None = None) -> list[subprocess.Popen]:
     """Start Python in `world` processes, with the variables that torchrun sets."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = []
-    for rank in range(world) if ranks is None else ranks:
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)} if world > 1 else {}
-        command = [sys.executable, *arguments]
-        processes.append(
-            subprocess.Popen(command, env=environment | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
-    return processes
+    command = [sys.executable, *arguments]
+    return [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for environment in environments(world, ranks)
+    ]
+
+
+def environments(world: int, ranks: Sequence[int] | None = None) -> list[dict[str, str]]:
+    """Return the environment of each process, with the variables that torchrun sets unless it is the only one."""
+    if world == 1 and ranks is None:
+        return [dict(os.environ)]
+    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_port()), "WORLD_SIZE": str(world)}
+    ranks = range(world) if ranks is None else ranks
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks]
+
+
+def reserve_port() -> int:
+    """Return a port that no other process is given until this one ends.
+
+    The socket stays open without listening. SO_REUSEADDR, set after the port was chosen, lets torch's store listen.
+    """
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _reserved_ports.append(holder)
+    return holder.getsockname()[1]
+
+
+_reserved_ports: list[socket.socket] = []
 
 
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:

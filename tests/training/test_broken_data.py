@@ -42,19 +42,18 @@ def damaged_tars(folder):
     return ".", {7, 8, *range(144, 150)}
 
 
-def train(folder, source, out):
+def train(nuclr, folder, source, out):
     own = {"data.root": folder, "model.x.image_size": 16, "data.batch_size": BATCH, "schedule.epochs": 1}
     settings = runs.picture_settings(out.parent, **{"data.train": source, **own})
     settings = [setting for setting in settings if not setting.startswith("data.val=")]
-    [outcome] = runs.finish(runs.start([out.parent / "empty.yaml", *settings, f"out={out}"]))
-    return outcome
+    return nuclr("train", out.parent / "empty.yaml", *settings, f"out={out}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [damaged_files, damaged_tars])
-def test_a_few_bad_samples_are_left_out_and_reported(tmp_path, damage):
+def test_a_few_bad_samples_are_left_out_and_reported(nuclr, tmp_path, damage):
     source, bad = damage(tmp_path / "data")
-    status, _, err = train(tmp_path / "data", source, tmp_path / "run")
+    status, _, err = train(nuclr, tmp_path / "data", source, tmp_path / "run")
     assert status == 0, err
     assert "8 bad samples are left out, see bad_samples.jsonl" in err
     lines = [json.loads(line) for line in (tmp_path / "run" / "bad_samples.jsonl").open()]
@@ -66,11 +65,11 @@ def test_a_few_bad_samples_are_left_out_and_reported(tmp_path, damage):
         assert set(state["objective"][f"log_u_{side}"].isneginf().nonzero().flatten().tolist()) == bad
 
 
-def test_too_many_bad_samples_stop_the_run(tmp_path):
+def test_too_many_bad_samples_stop_the_run(nuclr, tmp_path):
     source, bad = damaged_files(tmp_path / "data")
     for number in range(100, 100 + COUNT * 3 // 10 - len(bad) + 1):  # 120 is bad already
         (tmp_path / "data" / f"{number}.jpg").write_bytes(b"")
-    status, _, err = train(tmp_path / "data", source, tmp_path / "run")
+    status, _, err = train(nuclr, tmp_path / "data", source, tmp_path / "run")
     assert status == 2
     assert err.startswith("nuclr: 60 of 200 samples are bad, 30.0%, more than the 5.0% allowed (data.max_bad_share): 5")
     assert "the first is sample 0, 0.jpg" in err and len(err.strip().splitlines()) <= 2

@@ -5,6 +5,7 @@ import torch
 
 from nuclr.runs import checkpoint
 from nuclr.training.loop import train
+from tests import forks
 from tests.training import runs
 from tests.training.test_resume import KilledError, killed_at
 
@@ -41,7 +42,7 @@ def test_sharded_state_on_two_processes_is_the_replicated_state(tmp_path):
             f"objective.state_sharding={sharded}",
             f"out={tmp_path / name}",
         ]
-        outcomes = runs.finish(runs.start(arguments, 2))
+        outcomes = runs.finish(forks.start(arguments, 2))
         assert all(status == 0 for status, _, _ in outcomes), outcomes
     one, two = (checkpoint.load_last(tmp_path / name / "checkpoints", print) for name in ("replicated", "sharded"))
     for part in ("model", "objective"):

@@ -15,6 +15,7 @@ from nuclr.models import DualEncoder
 from nuclr.runs import checkpoint, config
 from nuclr.runs.settings import flatten, to_dict
 from nuclr.training.loop import train
+from tests import forks
 from tests.training import runs
 
 
@@ -111,7 +112,7 @@ def test_two_processes_give_the_results_of_one(tmp_path, make):
     # learning rate, rounding errors of the two runs stay far below the tolerance.
     settings = make(tmp_path, **{"schedule.epochs": 2, "optimizer.eps": 1e-3, "optimizer.lr": 1e-4})
     for name, world in (("one", 1), ("two", 2)):
-        outcomes = runs.finish(runs.start([tmp_path / "empty.yaml", *settings, f"out={tmp_path / name}"], world))
+        outcomes = runs.finish(forks.start([tmp_path / "empty.yaml", *settings, f"out={tmp_path / name}"], world))
         assert all(status == 0 for status, _, _ in outcomes), outcomes
     runs.assert_close_outcome(tmp_path / "one", tmp_path / "two", queries=20)
 

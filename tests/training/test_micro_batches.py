@@ -11,6 +11,7 @@ from nuclr.models import VectorFormat, register_encoder
 from nuclr.models.inputs import Inputs
 from nuclr.runs import config
 from nuclr.training.loop import train
+from tests import forks
 from tests.training import runs
 from tests.training.test_resume import KilledError, killed_at
 
@@ -99,7 +100,7 @@ def test_two_processes_equal_one_process_with_whole_batches(tmp_path):
     settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 2})
     for name, world, size in (("whole", 1, 0), ("micro", 2, 3)):
         arguments = [tmp_path / "empty.yaml", *settings, f"data.micro_batch={size}", f"out={tmp_path / name}"]
-        outcomes = runs.finish(runs.start(arguments, world))
+        outcomes = runs.finish(forks.start(arguments, world))
         assert all(status == 0 for status, _, _ in outcomes), outcomes
     runs.assert_close_outcome(tmp_path / "whole", tmp_path / "micro", queries=20)
 
@@ -112,14 +113,14 @@ def test_two_processes_with_dropout_killed_by_sigkill_can_be_resumed(tmp_path):
     changes = {"schedule.epochs": 6, "checkpoint_every": 5, "data.micro_batch": 3, "model.x.encoder": "dropout_test"}
     settings = runs.vector_settings(tmp_path, plugins=tmp_path / "plugin.py", **changes)
     arguments = [tmp_path / "empty.yaml", *settings, "--resume"]
-    outcomes = runs.finish(runs.start([*arguments, f"out={tmp_path / 'whole'}"], 2))
+    outcomes = runs.finish(forks.start([*arguments, f"out={tmp_path / 'whole'}"], 2))
     assert all(status == 0 for status, _, _ in outcomes), outcomes
-    processes = runs.start([*arguments, f"out={tmp_path / 'run'}"], 2)
+    processes = forks.start([*arguments, f"out={tmp_path / 'run'}"], 2)
     runs.wait_for(tmp_path / "run" / "timing.jsonl", 4, processes[0])
     for process in processes:
         process.kill()
     runs.finish(processes)
-    outcomes = runs.finish(runs.start([*arguments, f"out={tmp_path / 'run'}"], 2))
+    outcomes = runs.finish(forks.start([*arguments, f"out={tmp_path / 'run'}"], 2))
     assert all(status == 0 for status, _, _ in outcomes), outcomes
     runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")
 

@@ -12,6 +12,7 @@ from nuclr.runs import checkpoint, config
 from nuclr.runs.folder import RunFolder
 from nuclr.training import logging
 from nuclr.training.loop import train
+from tests import forks
 from tests.training import runs
 
 
@@ -193,12 +194,12 @@ def test_signals_write_a_checkpoint(tmp_path, number, status):
 def test_a_run_killed_by_sigkill_at_random_moments_can_be_resumed(tmp_path, world):
     settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 40, "checkpoint_every": 5})
     arguments = [tmp_path / "empty.yaml", *settings, "--resume"]
-    outcomes = runs.finish(runs.start([*arguments, f"out={tmp_path / 'whole'}"], world))
+    outcomes = runs.finish(forks.start([*arguments, f"out={tmp_path / 'whole'}"], world))
     assert all(status == 0 for status, _, _ in outcomes), outcomes
     chance = random.Random(world)
     kills = 0
     while kills < 10 // world:
-        processes = runs.start([*arguments, f"out={tmp_path / 'run'}"], world)
+        processes = forks.start([*arguments, f"out={tmp_path / 'run'}"], world)
         lines = runs.count_lines(tmp_path / "run" / "timing.jsonl")
         try:
             runs.wait_for(tmp_path / "run" / "timing.jsonl", lines + chance.randrange(4), processes[0])
@@ -211,7 +212,7 @@ def test_a_run_killed_by_sigkill_at_random_moments_can_be_resumed(tmp_path, worl
         if (tmp_path / "run" / "results.json").exists():
             break
     if not (tmp_path / "run" / "results.json").exists():
-        outcomes = runs.finish(runs.start([tmp_path / "run", "--resume"], world))  # settings from its own config.yaml
+        outcomes = runs.finish(forks.start([tmp_path / "run", "--resume"], world))  # settings from its own config.yaml
         assert all(status == 0 for status, _, _ in outcomes), outcomes
     assert kills >= 3
     runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")

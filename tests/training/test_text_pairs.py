@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import signal
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from nuclr.runs import components, config
 from nuclr.runs.run import Run
 from nuclr.training import step
 from nuclr.training.loop import train
+from tests import forks
 from tests.data import make
 from tests.data.formats.test_beir import write as write_beir
 from tests.training import runs
@@ -223,17 +223,17 @@ def test_resuming(tmp_path, monkeypatch):
 @pytest.mark.parametrize("make", [runs.text_settings, runs.view_settings])
 def test_sigkill_and_resume(tmp_path, make):
     arguments = [tmp_path / "empty.yaml", *make(tmp_path, **{"schedule.epochs": 6, "checkpoint_every": 3}), "--resume"]
-    [(status, _, err)] = runs.finish(runs.start([*arguments, f"out={tmp_path / 'whole'}"]))
+    [(status, _, err)] = runs.finish(forks.start([*arguments, f"out={tmp_path / 'whole'}"]))
     assert status == 0, err
     for lines in (2, 5, 9):
-        [process] = runs.start([*arguments, f"out={tmp_path / 'run'}"])
+        [process] = forks.start([*arguments, f"out={tmp_path / 'run'}"])
         try:
             runs.wait_for(tmp_path / "run" / "timing.jsonl", lines, process)
         finally:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             runs.finish([process])
     assert not (tmp_path / "run" / "results.json").exists()
-    [(status, _, err)] = runs.finish(runs.start([tmp_path / "run", "--resume"]))
+    [(status, _, err)] = runs.finish(forks.start([tmp_path / "run", "--resume"]))
     assert status == 0, err
     runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")
 
@@ -250,9 +250,7 @@ def test_two_processes_give_the_results_of_one(tmp_path, case):
     else:
         settings = runs.text_settings(tmp_path, **changes, **{"model.shared": str(case == "shared").lower()})
     for name, world in (("one", 1), ("two", 2)):
-        arguments = [str(tmp_path / "empty.yaml"), *settings, f"out={tmp_path / name}"]
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"] if world > 1 else []
-        outcomes = runs.finish(runs.start_python([*torchrun, "-m", "nuclr", "train", *arguments], world=1))
+        outcomes = runs.finish(forks.start([tmp_path / "empty.yaml", *settings, f"out={tmp_path / name}"], world))
         assert all(status == 0 for status, _, _ in outcomes), outcomes
     runs.assert_close_outcome(tmp_path / "one", tmp_path / "two", queries=30)
 

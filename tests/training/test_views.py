@@ -11,6 +11,7 @@ from nuclr.runs import checkpoint, components, config
 from nuclr.runs.run import Run
 from nuclr.training import batch_inputs
 from nuclr.training.loop import train
+from tests import forks
 from tests.training import runs
 from tests.training.test_resume import KilledError, killed_at
 
@@ -179,7 +180,7 @@ def test_two_processes_give_the_results_of_one(tmp_path, make):
     else:
         settings = captioned(tmp_path, **changes | {"optimizer.lr": 1e-4})
     for name, world in (("one", 1), ("two", 2)):
-        outcomes = runs.finish(runs.start([tmp_path / "empty.yaml", *settings, f"out={tmp_path / name}"], world))
+        outcomes = runs.finish(forks.start([tmp_path / "empty.yaml", *settings, f"out={tmp_path / name}"], world))
         assert all(status == 0 for status, _, _ in outcomes), outcomes
     runs.assert_close_outcome(tmp_path / "one", tmp_path / "two", queries=15)
 
@@ -188,15 +189,15 @@ def test_two_processes_give_the_results_of_one(tmp_path, make):
 def test_sigkill_and_resume(tmp_path):
     settings = captioned(tmp_path, **{"schedule.epochs": 6, "checkpoint_every": 2})
     arguments = [tmp_path / "empty.yaml", *settings, "--resume"]
-    [(status, _, err)] = runs.finish(runs.start([*arguments, f"out={tmp_path / 'whole'}"]))
+    [(status, _, err)] = runs.finish(forks.start([*arguments, f"out={tmp_path / 'whole'}"]))
     assert status == 0, err
     for lines in (2, 4, 6):
-        [process] = runs.start([*arguments, f"out={tmp_path / 'run'}"])
+        [process] = forks.start([*arguments, f"out={tmp_path / 'run'}"])
         try:
             runs.wait_for(tmp_path / "run" / "timing.jsonl", lines, process)
         finally:
             process.kill()
             runs.finish([process])
-    [(status, _, err)] = runs.finish(runs.start([tmp_path / "run", "--resume"]))
+    [(status, _, err)] = runs.finish(forks.start([tmp_path / "run", "--resume"]))
     assert status == 0, err
     runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nuclr import __version__
-from nuclr.cli import compare, embed, evaluate, hubness, popularity, report, toy, train
+from nuclr.cli import compare, embed, evaluate, export, hubness, index, popularity, report, toy, train
 from nuclr.cli.train import Stopped
 from nuclr.errors import UserError, printable
 
@@ -21,7 +21,9 @@ app = typer.Typer(
 )
 app.command(epilog=train.EPILOG)(train.train)
 app.command()(embed.embed)
+app.command(epilog=index.EPILOG)(index.index)
 app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
+app.command(epilog=export.EPILOG)(export.export)
 app.command()(popularity.popularity)
 app.command(epilog=hubness.EPILOG)(hubness.hubness)
 app.command(epilog=compare.EPILOG)(compare.compare)

@@ -27,7 +27,7 @@ def hubness(
         str,
         typer.Argument(
             help="Vectors of queries: .npy, .npz, .safetensors, Parquet, a dataset on disk or a run; FILE:COLUMN names "
-            "an array, column or side (of pairs, x by default)."
+            "an array, column or side (of pairs, x by default). Files may be URLs."
         ),
     ],
     gallery: Annotated[
@@ -69,7 +69,10 @@ def hubness(
             help="Of the correction. Default: that at which held-out queries of the bank find items most evenly."
         ),
     ] = None,
-    strength: Annotated[float | None, typer.Option(help="Of the correction. Default: 1.")] = None,
+    strength: Annotated[
+        float | None,
+        typer.Option(help="Of the correction. Default: from the noise in the popularity, or 1 with --temperature."),
+    ] = None,
     tune: Annotated[
         bool,
         typer.Option(
@@ -95,12 +98,13 @@ def hubness(
 
     from dataclasses import replace
 
+    from nuclr.runs.vectors import open_vectors, split_argument
     from nuclr.studies.hubness.hubness_files import Search, write_hubness
     from nuclr.studies.hubness.links import read_links
-    from nuclr.studies.hubness.vectors import open_vectors, read_names, split_argument
+    from nuclr.studies.hubness.names import read_names
 
     asked = open_vectors(queries, "x")
-    searched = open_vectors(gallery or str(asked.path), "y")
+    searched = open_vectors(gallery or asked.source, "y")
     if names is not None:
         searched = replace(searched, texts=read_names(names, searched))
     if query_names is not None:
@@ -148,7 +152,7 @@ def _print(content: dict[str, Any]) -> None:
     typer.echo(
         f"\nCorrection: popularity of {min(bank['candidates'], 12_000):,} candidates among "
         f"{min(bank['queries'], 12_000):,} queries of {printable(source)}, temperature {content['temperature']:.3g}, "
-        f"strength {content['strength']:g}"
+        f"strength {content['strength']:.3g}"
         + (f", chosen on {content['tuned_on']:,} labeled queries that are not counted" if content["tuned_on"] else "")
     )
     if content["correlation"] is not None:

@@ -1,4 +1,4 @@
-"""`nuclr popularity`: which samples of an embedding file, or of a run's training pairs, are popular."""
+"""`nuclr popularity`: which samples of an embedding file or folder, or of a run's training pairs, are popular."""
 
 import enum
 import math
@@ -39,11 +39,11 @@ _NAMES, _KEEP, _SOLVER = "Names of the samples", "Keeping pairs in a band of pop
 
 def popularity(
     file: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="FILE|RUN",
+            metavar="FILE|FOLDER|RUN",
             help="Embeddings (.npz or .safetensors with x, y and optionally y_to_x; rows are scaled to unit norm), "
-            "or a trained run.",
+            "their URL, a folder of embeddings of clip-retrieval or DataComp, or a trained run.",
         ),
     ],
     temperature: Annotated[
@@ -63,6 +63,12 @@ def popularity(
     weights: Annotated[
         Weights, typer.Option(help="If an x has several y: equal weight per pair, or per x.")
     ] = Weights.PAIRS,
+    x_key: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a folder with several models: the array of x, as l14_img.")
+    ] = None,
+    y_key: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The array of y. Default: that of the same model as x.")
+    ] = None,
     pairs: Annotated[
         str | None,
         typer.Option(
@@ -83,7 +89,9 @@ def popularity(
     images: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=_NAMES, help="Folder of the images that --captions names, or .txt with one name per x."
+            rich_help_panel=_NAMES,
+            help="Folder of the images that --captions, or the metadata of a folder, names; or .txt with one name "
+            "per x.",
         ),
     ] = None,
     allow_outside: Annotated[
@@ -98,6 +106,14 @@ def popularity(
         Path | None,
         typer.Option(
             rich_help_panel=_KEEP, help="File for the numbers of the pairs in the band; replaces an earlier list."
+        ),
+    ] = None,
+    uids: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.npy",
+            rich_help_panel=_KEEP,
+            help="New file for the uids of the pairs in the band, for DataComp's resharder.",
         ),
     ] = None,
     min_popularity: Annotated[
@@ -115,6 +131,13 @@ def popularity(
     keep_side: Annotated[
         KeepSide, typer.Option(rich_help_panel=_KEEP, help="Whose popularity must lie in the band.")
     ] = KeepSide.Y,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.parquet",
+            help="New file for viewers of embeddings: path, text, popularity, zeta, nearest other y, projection.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the most and least popular to show.")] = 10,
     tolerance: Annotated[
         float, typer.Option(rich_help_panel=_SOLVER, help="Residual at which the solver stops.")
@@ -126,14 +149,17 @@ def popularity(
         str, typer.Option(rich_help_panel=_SOLVER, help="Where to compute: cpu, cuda, cuda:1, ...")
     ] = "cpu",
 ) -> None:
-    """Report which samples of an embedding file, or of a run's training pairs, are popular and which are rare.
+    """Report which samples of an embedding file or folder, or of a run's training pairs, are popular or rare.
 
     The popularity of an item is how many queries would pick it, under these embeddings at this temperature. It is
     solved for both sides: of the y with the x as anchors, and of the x with the y as anchors. Rows of embedding files
     are scaled to unit norm first. Writes popularity.csv (and .parquet if pyarrow is installed), popularity.json and a
-    histogram.
+    histogram. Above a million pairs, popularity.csv and the page are left out.
     """
-    is_run = file.is_dir()
+    from nuclr.data.formats.embedding_folders import is_embedding_folder
+
+    is_folder = is_embedding_folder(Path(file))
+    is_run = Path(file).is_dir() and not is_folder
     if temperature is None and not is_run:
         raise UserError(f"--temperature is missing; {file} is not a run folder that could provide it")
     if out is None and not is_run:
@@ -149,27 +175,43 @@ def popularity(
         "max_quantile": max_quantile,
     }
     band = {name: value for name, value in limits.items() if value is not None}
-    if band and keep is None:
+    lists = {"--keep": keep, "--uids": uids}
+    if band and keep is None and uids is None:
         raise UserError(f"--{next(iter(band)).replace('_', '-')} needs --keep FILE, where the kept pairs are written")
-    if keep is not None and not band:
-        raise UserError("--keep needs a band: --min-popularity, --max-popularity, --min-quantile or --max-quantile")
+    for option, target in lists.items():
+        if target is not None and not band:
+            limits_named = "--min-popularity, --max-popularity, --min-quantile or --max-quantile"
+            raise UserError(f"{option} needs a band: {limits_named}")
+    if not is_folder and (x_key is not None or y_key is not None):
+        option = "--x-key" if x_key is not None else "--y-key"
+        raise UserError(f"{option} belongs to a folder of embeddings, of clip-retrieval or DataComp; {file} is not one")
 
-    from nuclr.studies.popularity.inputs import input_from_file, input_from_pairs, input_from_run
-    from nuclr.studies.popularity.keep import Band, Keep, check_target
+    from nuclr.studies.popularity.inputs import input_from_file, input_from_folder, input_from_pairs, input_from_run
+    from nuclr.studies.popularity.keep import Band, Keep
     from nuclr.studies.popularity.popularity_files import write_popularity
 
-    kept = None if keep is None else Keep(keep, Band(**band), keep_side.value)
-    if is_run:
+    kept = None if keep is None and uids is None else Keep(Band(**band), keep_side.value, keep, uids)
+    if is_folder:
+        for option, value in {"--pairs": pairs, "--root": root, "--split": split, "--captions": captions}.items():
+            if value is not None:
+                raise UserError(f"{option} belongs to an embedding file; the folder {file} has its own metadata")
+        if images is not None and not images.is_dir():
+            raise UserError(f"--images {images}: no such folder")
+        if kept is not None:
+            assert out is not None
+            kept.check_targets(out)  # before all embeddings are read once, which takes long
+        samples = input_from_folder(Path(file), x_key, y_key, images, allow_outside)
+    elif is_run:
         named = {"--pairs": pairs, "--root": root, "--split": split, "--captions": captions, "--images": images}
         for option, value in named.items():
             if value is not None:
                 raise UserError(f"{option} belongs to an embedding file; {file} is a run, which has its own pairs")
         from nuclr.runs.run import Run
 
-        run = Run.open_finished(file)
-        out = file / "popularity" if out is None else out
-        if keep is not None:
-            check_target(keep, out)  # before the samples are encoded, which takes long
+        run = Run.open_finished(Path(file))
+        out = Path(file) / "popularity" if out is None else out
+        if kept is not None:
+            kept.check_targets(out)  # before the samples are encoded, which takes long
         samples = input_from_run(run)
         temperature = run.temperature if temperature is None else temperature
     else:
@@ -193,13 +235,17 @@ def popularity(
         weights=weights.value,
         align=align.value,
         kept=kept,
+        table=table,
         top=top,
         device=device,
         **options,
     )
     _print_popularity(content)
     typer.echo(f"\nTable, summary and histogram are in {out}")
-    write_final_report(out)
+    if (out / "popularity.csv").exists():
+        write_final_report(out)
+    else:
+        typer.echo("Above a million pairs, there is no popularity.csv and no page; popularity.parquet has all pairs")
     unfinished = [name for name, side in content["sides"].items() if not side["converged"]]
     for name in unfinished:
         residual = content["sides"][name]["residual"]
@@ -241,4 +287,7 @@ def _print_popularity(content: dict[str, Any]) -> None:
                 typer.echo(f"  {sample['popularity']:>10.3g}  {name}[{sample['number']}]  {label}{copies}".rstrip())
     if "keep" in content:
         kept = content["keep"]
-        typer.echo(f"\n{kept['pairs']:,} of {kept['of']:,} pairs kept: {kept['file']}")
+        targets = ", ".join(kept[key] for key in ("file", "uids") if key in kept)
+        typer.echo(f"\n{kept['pairs']:,} of {kept['of']:,} pairs kept: {targets}")
+    if "table" in content:
+        typer.echo(f"Table for viewers: {content['table']}")

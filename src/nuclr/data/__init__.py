@@ -3,10 +3,12 @@
 Reading order: `pairs` (the interface of every source), `formats/` (one file per format) and `builtin/` (generated
 pairs), `open` (a path -> pairs), `selection` (which samples are used), `epochs` (in which order),
 `view_groups` (several captions of an image at once), `loader` (batches), `modalities/` (what a side can hold: images,
-texts, vectors), `labeled` (images with classes), `texts` (compact storage of many texts).
+texts, vectors), `labeled` (images with classes), `texts` (compact storage of many texts), `key_index` (stable numbers
+for samples of a stream).
 """
 
 from nuclr.data.epochs import all_batches, batches, epoch_order, steps_per_epoch
+from nuclr.data.key_index import KeyIndex
 from nuclr.data.labeled import open_labeled
 from nuclr.data.loader import Batch, Loader
 from nuclr.data.modalities import ImageOptions, Modality, get_modality, register_modality
@@ -21,6 +23,7 @@ __all__ = [
     "BadSample",
     "Batch",
     "ImageOptions",
+    "KeyIndex",
     "Loader",
     "Modality",
     "Pairs",

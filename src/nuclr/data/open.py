@@ -8,9 +8,13 @@
 | a folder written by `save_to_disk` | Hugging Face dataset | `formats.arrow` |
 | `.tar`, a folder or a pattern of them, joined by `::` | img2dataset, webdataset | `formats.tars` |
 | `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
+| a folder written by clip-retrieval, DataComp's metadata | embeddings in parts | `formats.embedding_folders` |
 | a folder with `corpus.jsonl`, `queries.jsonl`, `qrels/` | BEIR: queries and relevant documents | `formats.beir` |
 | a folder of images | with `views`: images | `formats.views` |
 | `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
+
+The path of a file, and that of a folder of tars, may be a URL (`s3://bucket/{00000..00009}.tar`): it is downloaded to a
+cache first, see `nuclr.remote`.
 """
 
 import difflib
@@ -22,17 +26,20 @@ from nuclr.data.formats import embeddings
 from nuclr.data.formats.arrow import is_hf, open_hf, open_parquet
 from nuclr.data.formats.beir import BeirPairs, is_beir
 from nuclr.data.formats.choose import Choice, SideChoice
+from nuclr.data.formats.embedding_folders import StackedPairs, is_embedding_folder
 from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.data.formats.json_list import open_json_list
 from nuclr.data.formats.listed import ListedPairs
 from nuclr.data.formats.table import open_table
-from nuclr.data.formats.tars import TarPairs, expand, open_tars
+from nuclr.data.formats.tars import TarPairs, expand, open_tars, split_parts
 from nuclr.data.formats.views import ViewPairs, open_image_folder
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
+from nuclr.remote import file_name, is_url, join_url, local_copy, show_urls
 
-AnyPairs = ListedPairs | TarPairs | VectorPairs | BeirPairs | BuiltinPairs | ViewPairs
+AnyPairs = ListedPairs | TarPairs | VectorPairs | StackedPairs | BeirPairs | BuiltinPairs | ViewPairs
 
+_FILES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet", ".tar", *embeddings.SUFFIXES)
 _KNOWN = (
     ".jsonl, .json, .csv, .tsv, .parquet, .tar, .npz, .safetensors; folders of tars, of Parquet, or a saved dataset"
 )
@@ -54,9 +61,10 @@ def open_pairs(
     """Open pairs in any of the formats above.
 
     Args:
-        path: a file, a folder, a pattern of tars such as `cc3m/{00000..00331}.tar`, or "builtin" with options, such as
-            "builtin:n=20000,seed=0,split=train".
-        root: the folder that `path` and the names of files are relative to (setting `data.root`).
+        path: a file, a folder, a pattern of tars such as `cc3m/{00000..00331}.tar`, the URL of a file or of tars, or
+            "builtin" with options, such as "builtin:n=20000,seed=0,split=train".
+        root: the folder that `path` and the names of files are relative to (setting `data.root`); or the URL of one,
+            for tars, embedding files and lists that do not name files.
         x_key: the column of x, if it does not have a usual name (setting `data.x.key`); see `formats.choose`.
         y_key: the column of y (setting `data.y.key`).
         split: the split to read, if the source has several (setting `data.split`).
@@ -83,7 +91,8 @@ def open_pairs(
 
     """
     choice = Choice(SideChoice("x", x_key, x_kind, x_name), SideChoice("y", y_key, y_kind, y_name), views)
-    pairs = _open(str(path), None if root is None else Path(root), choice, split, allow_outside)
+    with show_urls():
+        pairs = _open(str(path), None if root is None else str(root), choice, split, allow_outside)
     if views and not isinstance(pairs, ViewPairs):
         pairs = ViewPairs(pairs)
     for side in (choice.x, choice.y):
@@ -97,15 +106,16 @@ def open_pairs(
     return pairs
 
 
-def _open(name: str, root: Path | None, choice: Choice, split: str | None, allow_outside: bool) -> AnyPairs:
+def _open(name: str, base: str | None, choice: Choice, split: str | None, allow_outside: bool) -> AnyPairs:
     if name.partition(":")[0] == "builtin":
         return _builtin(name.partition(":")[2], split)
+    root = None if base is None or is_url(base) else Path(base)
     if root is not None and not root.is_dir():
         raise UserError(f"data.root={root}: no such folder")
-    parts = [_below(root, part) for part in name.split("::")]
-    if len(parts) > 1 or "{" in name:
+    parts = [locate(base, part) for part in split_parts(name)]
+    if len(parts) > 1 or "{" in name or (is_url(parts[0]) and not _is_file_url(parts[0])):
         return open_tars(expand("::".join(parts)), choice)
-    path = Path(parts[0])
+    path = local_copy(parts[0]) if is_url(parts[0]) else Path(parts[0])
     if not path.exists():
         siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         nearest = difflib.get_close_matches(path.name, siblings)
@@ -128,11 +138,18 @@ def _open(name: str, root: Path | None, choice: Choice, split: str | None, allow
     raise UserError(f"{path}: unknown format; known formats: {_KNOWN}")
 
 
+def _is_file_url(url: str) -> bool:
+    """Return whether a URL is that of a file in a known format; others are taken for folders of tars."""
+    return not url.endswith("/") and Path(file_name(url)).suffix.lower() in _FILES
+
+
 def _open_folder(path: Path, root: Path | None, choice: Choice, split: str | None, allow_outside: bool) -> AnyPairs:
     if is_beir(path):
         return BeirPairs(path, split)
     if is_hf(path):
         return open_hf(path, root, choice, split, allow_outside)
+    if is_embedding_folder(path):
+        return StackedPairs(path, choice.x.key, choice.y.key)
     if any(path.glob("*.tar")):
         return open_tars(expand(str(path)), choice)
     if any(path.rglob("*.parquet")):
@@ -153,8 +170,11 @@ def is_image_folder(name: str, root: str | Path | None = None) -> bool:
         root: the folder that it is relative to (setting `data.root`).
 
     """
-    path = Path(_below(None if root is None else Path(root), name))
-    if not path.is_dir() or is_beir(path) or is_hf(path) or any(path.glob("*.tar")) or any(path.rglob("*.parquet")):
+    place = locate(None if root is None else str(root), name)
+    path = Path(place)
+    if is_url(place) or not path.is_dir() or is_beir(path) or is_hf(path):
+        return False
+    if any(path.glob("*.tar")) or any(path.rglob("*.parquet")):
         return False
     return _has_images(path)
 
@@ -163,11 +183,25 @@ def _has_images(folder: Path) -> bool:
     return any(file.suffix.lower() in SUFFIXES for file in folder.rglob("*"))
 
 
-def _below(folder: Path | None, part: str) -> str:
-    """Return `part` relative to the root, unless it exists only without the root."""
-    if folder is None or (Path(part).exists() and not (folder / part).exists()):
-        return part
-    return str(folder / part)
+def locate(root: str | None, name: str) -> str:
+    """Return the path or the URL of a name.
+
+    Args:
+        root: the folder that it is relative to, or the URL of one (setting `data.root`).
+        name: a path or a URL.
+
+    Returns:
+        `name` relative to the root, unless it is a URL or exists only without the root. Below the URL of a root is
+        every name that is not absolute.
+
+    """
+    if root is None or is_url(name):
+        return name
+    if is_url(root):
+        return name if Path(name).is_absolute() else join_url(root, name)
+    if Path(name).exists() and not (Path(root) / name).exists():
+        return name
+    return str(Path(root) / name)
 
 
 def _builtin(options: str, split: str | None) -> BuiltinPairs:

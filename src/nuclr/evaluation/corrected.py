@@ -29,8 +29,8 @@ class Correction:
     """Temperature and strength that correct both directions.
 
     Args:
-        temperature: Of the popularity problem. None: that of `PopularityCorrection`.
-        strength: Factor on zeta.
+        temperature: Of the popularity problem. None: the default of `PopularityCorrection`.
+        strength: Factor on zeta; without a temperature, on the default bias of `PopularityCorrection`.
         recall: Recall@1, mean of both directions, on the pairs that the correction was chosen on.
 
     Example:
@@ -57,6 +57,7 @@ class Bank:
     Args:
         x: Features of side x, (n_x, d), unit norm.
         y: Features of side y, (n_y, d), unit norm.
+        transductive: Whether they are the queries and the gallery of the search itself.
 
     Raises:
         ValueError: If features have a wrong type or shape, are not finite, or do not have unit norm.
@@ -72,8 +73,9 @@ class Bank:
 
     """
 
-    def __init__(self, x: Array, y: Array) -> None:
+    def __init__(self, x: Array, y: Array, *, transductive: bool = False) -> None:
         self.x, self.y = as_features("x", x), as_features("y", y)
+        self.transductive = transductive
         self._fitted: dict[float | None, tuple[PopularityCorrection, PopularityCorrection]] = {}
 
     def __repr__(self) -> str:
@@ -81,12 +83,13 @@ class Bank:
         return f"Bank(x={len(self.x)}, y={len(self.y)}, dimensions={self.x.shape[1]})"
 
     def zeta(self, x: Array, y: Array, temperature: float | None) -> tuple[Tensor, Tensor]:
-        """Return zeta of gallery x for queries y, and of gallery y for queries x.
+        """Return zeta of gallery x for queries y, and of gallery y for queries x, or the default bias.
 
         Args:
             x: Features of a gallery of side x, (m_x, d).
             y: Features of a gallery of side y, (m_y, d).
-            temperature: Of the popularity problem. None: that of `PopularityCorrection`.
+            temperature: Of the popularity problem. None: the biases are those of `PopularityCorrection` with its
+                default temperature and strength.
 
         Returns:
             (m_x,) and (m_y,), each of mean zero.
@@ -98,7 +101,9 @@ class Bank:
         if temperature not in self._fitted:
             size = max(2, len(self.x), len(self.y))  # whoever made the bank has chosen its size
             fix_x, fix_y = (
-                PopularityCorrection(temperature, strength=1.0, bank_size=size).fit(queries, candidates)
+                PopularityCorrection(temperature, bank_size=size).fit(
+                    queries, candidates, transductive=self.transductive
+                )
                 for queries, candidates in ((self.y, self.x), (self.x, self.y))
             )
             self._fitted[temperature] = fix_x, fix_y

@@ -9,6 +9,7 @@ import math
 import warnings
 
 import torch
+from torch import Tensor
 
 from nuclr.evaluation.ranks import rank_correlation
 from nuclr.popularity import ConvergenceWarning, PopularityCorrection, hubness
@@ -16,6 +17,7 @@ from nuclr.popularity.problem import Array, Indices
 
 K = 10
 LARGEST = 4000  # anchors, and candidates: enough for a correlation, and about a second of work
+MOST_CANDIDATES = 100_000  # that the held-out anchors search
 PASSES = 150  # of the solver: a larger residual hardly changes ranks
 
 
@@ -64,17 +66,20 @@ def hubness_change(
     return change
 
 
-def popularity_agreement(anchors: Array, candidates: Array, temperature: float, k: int = K) -> float:
+def popularity_agreement(
+    anchors: Array, candidates: Array, temperature: float, k: int = K, *, normalize: bool = False
+) -> float:
     """Return how well popularity predicts what other queries find.
 
     Popularity is solved with every other anchor. It is compared with N_k of the remaining anchors. At most 4,000 of
-    each, evenly spaced, are used.
+    each, and 100,000 candidates, are used, evenly spaced.
 
     Args:
         anchors: Features of the queries, (n_x, d).
         candidates: Features of the candidates, (n_y, d).
         temperature: Of the popularity problem.
         k: How many candidates an anchor finds.
+        normalize: Scale all features to unit norm.
 
     Returns:
         The rank correlation of zeta with N_k; NaN with fewer than four anchors or no more than k candidates.
@@ -90,10 +95,17 @@ def popularity_agreement(anchors: Array, candidates: Array, temperature: float, 
     """
     if len(anchors) < 4 or len(candidates) <= k:
         return math.nan
-    fix = _fit(PopularityCorrection(temperature, strength=1.0, bank_size=LARGEST), anchors[::2], candidates)
+    if len(candidates) > MOST_CANDIDATES:
+        candidates = candidates[_evenly_spaced(len(candidates), MOST_CANDIDATES)]
+    fix = PopularityCorrection(temperature, strength=1.0, bank_size=LARGEST, normalize=normalize)
+    _fit(fix, anchors[::2], candidates)
     others = anchors[1::2]
-    rows = torch.linspace(0, len(others) - 1, min(LARGEST, len(others)), dtype=torch.float64).round().long()
-    return rank_correlation(fix.bias(candidates), hubness(others[rows], candidates, k).counts)
+    found = hubness(others[_evenly_spaced(len(others), LARGEST)], candidates, k, normalize=normalize)
+    return rank_correlation(fix.bias(candidates), found.counts)
+
+
+def _evenly_spaced(total: int, size: int) -> Tensor:
+    return torch.linspace(0, total - 1, min(size, total), dtype=torch.float64).round().long()
 
 
 def _fit(fix: PopularityCorrection, queries: Array, candidates: Array) -> PopularityCorrection:

@@ -240,15 +240,24 @@ def check_image_format(image_format: ImageFormat, path: Path) -> None:
             raise UserError(f"{path}: {key} is {str(numbers)[:80]}; needs three finite numbers")
 
 
-def write_image_format(image_format: ImageFormat, folder: Path, processor: str | None = None) -> None:
-    """Write the file that `read_image_format` reads. With the name of a `processor`, transformers reads it as well."""
+def write_image_format(image_format: ImageFormat, folder: Path, squash: bool = False) -> None:
+    """Write preprocessor_config.json, which `read_image_format` and the image processors of transformers read.
+
+    The processor of CLIP does what `central_square` does, whatever the model: it resizes the shorter edge with bicubic
+    interpolation and takes the central square. Everything is written out, because the defaults depend on the class.
+
+    Args:
+        image_format: how images are prepared.
+        folder: the folder of the model.
+        squash: resize the whole image to a square instead (setting `data.fit=squash`).
+
+    """
     square = {"height": image_format.size, "width": image_format.size}
-    size = square if processor == "SiglipImageProcessor" else {"shortest_edge": image_format.size}
-    content: dict[str, Any] = {"size": size, "crop_size": square}
+    content: dict[str, Any] = {"image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True}
+    content |= {"do_resize": True, "size": square if squash else {"shortest_edge": image_format.size}}
+    content |= {"resample": int(Image.Resampling.BICUBIC), "do_center_crop": not squash, "crop_size": square}
+    content |= {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
     content |= {"image_mean": image_format.mean, "image_std": image_format.std}
-    content |= {"do_resize": True, "do_center_crop": True, "do_rescale": True, "do_normalize": True}
-    if processor:
-        content["image_processor_type"] = processor
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "preprocessor_config.json", content)
 

@@ -1,5 +1,6 @@
 """Load a CLIP or SigLIP as a dual encoder with its own projections, and save it so that other tools can read it."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 PROJECTIONS = {"clip": ("visual_projection", "text_projection")}  # SigLIP's projections are part of its towers
-PROCESSORS = {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Joint:
 
     Args:
         config: its configuration.
-        logits: scale and bias of its loss. They are kept unchanged: in training, the objective has the temperature.
+        logits: scale and bias of its loss. In training the objective has the temperature; `with_temperature` sets the
+            scale afterwards.
 
     """
 
@@ -41,8 +42,20 @@ class Joint:
 
     @property
     def temperature(self) -> float:
-        """The temperature at the end of its pretraining."""
+        """The temperature at the end of its last training."""
         return float(torch.exp(-self.logits["logit_scale"]))
+
+    def with_temperature(self, temperature: float, bias: float | None = None) -> "Joint":
+        """Return the same parts with another temperature, and with another bias if the model has one.
+
+        Args:
+            temperature: the divisor of the scores, as in the objectives.
+            bias: the bias that a SigLIP adds to its logits; None to keep it.
+
+        """
+        values = {"logit_scale": -math.log(temperature)} | ({} if bias is None else {"logit_bias": bias})
+        logits = {name: torch.full_like(old, values.get(name, old.item())) for name, old in self.logits.items()}
+        return replace(self, logits=logits)
 
 
 def open_joint(
@@ -92,4 +105,4 @@ def write_joint(joint: Joint, folder: Path, images: Encoder, texts: Encoder) -> 
     with quiet():
         model.save_pretrained(folder)
     if isinstance(images.inputs, ImageFormat):
-        write_image_format(images.inputs, folder, PROCESSORS[model_type])
+        write_image_format(images.inputs, folder)

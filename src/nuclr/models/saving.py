@@ -1,9 +1,14 @@
 """Save a dual encoder to a folder and load it. Nothing is pickled.
 
-    config.json          both sides: tower, modality, how inputs are prepared, head; whether they share an encoder
-    model.safetensors    heads, standardization, embeddings of bags of words, modules of users and plugins
-    x/  y/               transformers models and tokenizers of each side, which AutoModel can load; only x/ if shared
-    joint/               instead of these two for a CLIP or SigLIP: CLIPModel and SiglipModel can load it
+    config.json               both sides: tower, modality, how inputs are prepared, head; whether they share an encoder
+    dual_encoder.safetensors  heads, standardization, embeddings of bags of words, modules of users and plugins
+    x/  y/                    transformers models of each side, with tokenizer or image processor, which AutoModel,
+                              AutoTokenizer and AutoImageProcessor can load; only x/ if shared
+    joint/                    instead of these two for a CLIP or SigLIP: CLIPModel and SiglipModel can load it
+
+The folder itself is not a model of transformers, and must not be mistaken for one: its `model_type` is unknown to
+AutoModel, and there is no model.safetensors, without which CLIPModel.from_pretrained would return random weights.
+`nuclr export` writes folders that other tools load.
 
 All files are first written to a hidden subfolder and then moved; config.json comes last. If saving fails (a full disk),
 the model that was there before is not touched. A folder without config.json is incomplete and is refused.
@@ -37,7 +42,8 @@ from nuclr.models.sides import build_registered
 from nuclr.models.tokenizer import PADDINGS, Tokenizer, load_tokenizer
 from nuclr.models.towers import POOLINGS, BagOfWords, ImageTower, RegisteredTower, TextTower, VectorTower
 
-CONFIG, WEIGHTS, TEMPORARY = "config.json", "model.safetensors", ".saving"
+CONFIG, WEIGHTS, TEMPORARY = "config.json", "dual_encoder.safetensors", ".saving"
+MODEL_TYPE = "nuclr_dual_encoder"
 
 
 def save(model: DualEncoder, folder: Path) -> None:
@@ -79,7 +85,8 @@ def load(folder: Path, x: nn.Module | None = None, y: nn.Module | None = None) -
 
 def _write_parts(model: DualEncoder, folder: Path) -> dict[str, Any]:
     """Write everything except config.json, and return its content."""
-    config: dict[str, Any] = {"nuclr": nuclr.__version__, "joint": model.joint is not None, "shared": model.shared}
+    config: dict[str, Any] = {"model_type": MODEL_TYPE, "nuclr": nuclr.__version__}
+    config |= {"joint": model.joint is not None, "shared": model.shared}
     for name, side in _sides(model):
         config[name] = {
             "tower": _tower_config(side.tower),
@@ -94,7 +101,7 @@ def _write_parts(model: DualEncoder, folder: Path) -> dict[str, Any]:
         if model.joint is None and isinstance(side.inputs, ImageFormat):
             write_image_format(side.inputs, folder / name)
         if isinstance(side.inputs, Tokenizer):
-            side.inputs.tokenizer.save_pretrained(folder / ("joint" if model.joint else name))
+            side.inputs.save(folder / ("joint" if model.joint else name))
     if model.joint:
         images, texts = sorted((model.x, model.y), key=lambda side: isinstance(side.tower, TextTower))
         write_joint(model.joint, folder / "joint", images, texts)

@@ -1,5 +1,6 @@
 """Prepare texts for a text tower: with the tokenizer that belongs to it, or with one trained on the user's texts."""
 
+import copy
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -76,6 +77,12 @@ class Tokenizer(Inputs):
         names = ["input_ids"] if self.padding == "max_length" else encoded.keys()
         # torch.tensor reads nested lists far more slowly than numpy does.
         return {name: torch.from_numpy(np.array(encoded[name], np.int64)) for name in names}
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files, with `max_length`, at which transformers then truncates."""
+        tokenizer = copy.deepcopy(self.tokenizer)
+        tokenizer.model_max_length = self.max_length
+        tokenizer.save_pretrained(folder)
 
 
 def text_batch(texts: Any) -> list[str]:

@@ -41,11 +41,11 @@ class ImageTower(nn.Module):
         nn.Module.to(backbone, memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained_at = getattr(backbone.config, "image_size", size)
         takes_other_sizes = "interpolate_pos_encoding" in inspect.signature(backbone.forward).parameters
-        self._interpolate = takes_other_sizes and trained_at not in (size, [size, size], (size, size))
+        self.interpolates = takes_other_sizes and trained_at not in (size, [size, size], (size, size))
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features (b, d)."""
-        options: dict[str, Any] = {"interpolate_pos_encoding": True} if self._interpolate else {}
+        options: dict[str, Any] = {"interpolate_pos_encoding": True} if self.interpolates else {}
         output = self.backbone(pixel_values=pixels.contiguous(memory_format=torch.channels_last), **options)
         if output.get("pooler_output") is not None:
             return output.pooler_output.flatten(1)

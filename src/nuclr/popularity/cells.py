@@ -10,6 +10,7 @@ predicts the size from the centers of a few parts of the cell and draws several 
 computes the terms of these and draws the sample from them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from nuclr.popularity.kernel import LOG2_E
 from nuclr.popularity.rows import READ, Rows
-from nuclr.popularity.sampling import log_priority_weight, priority_sample
+from nuclr.popularity.sampling import draw_uniform, log_priority_weight, priority_sample
 
 MOST_ROWS, LEAST_ROWS = 100, 8  # per cell, on average
 DRAWN_PER_ROW = 20  # rows drawn per row of a cell: a small sample must not be shared by many
@@ -30,6 +31,7 @@ UNIFORM = 0.05  # share of the sample drawn without regard to the centers, which
 LEAST_TERM = 1e-3  # times the mean term: bounds the weights of the second step
 SEARCHED = 4  # rows drawn in the first step per row of the sample
 SCORES = 2**26  # scores held at a time
+GUESS = 0.7  # times the threshold of the cell before, which is a guess of a lower bound of the next one
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ def make_cells(features: Rows, size: int, generator: torch.Generator) -> list[Ce
     count = max(1, min(len(features) // rows_per_cell, MOST_CENTERS))
     parts = max(1, min(MOST_PARTS, MOST_CENTERS // count))
     points = torch.randperm(len(features), generator=generator)[: min(32 * count, KMEANS_POINTS)].sort().values
-    centers = _kmeans(features[points.to(features.device)], count, KMEANS_STEPS, generator)
-    home = torch.cat([_nearest(features[rows], centers) for rows in features.tiles(READ)])
+    centers = kmeans(features[points.to(features.device)], count, KMEANS_STEPS, generator)
+    home = torch.cat([nearest_center(features[rows], centers) for rows in features.tiles(READ)])
     members = torch.split(home.argsort(stable=True), torch.bincount(home, minlength=count).tolist())
     cut = [rows for cell in members for rows in torch.split(cell, LARGEST_CELL) if len(rows)]
     return [_make_cell(rows, features[rows], parts, generator) for rows in cut]
@@ -105,35 +107,48 @@ def draw_rows(
     """
     shift = log_weight.to(few.dtype)
     present = shift.isfinite()
-    uniform = UNIFORM / present.sum() * present
+    uniform_share = UNIFORM / present.sum() * present
     generator = torch.Generator(shift.device)
     draws = Draws(len(cells), min(size + 1, len(few)), shift)
     largest = max((len(cell.rows) for cell in cells), default=0)
-    buffer = shift.new_empty(largest * min(SEARCHED * size, len(few)))
-    together = max(1, SCORES // (MOST_PARTS * len(few)))
+    searched = SEARCHED * size
+    buffer = shift.new_empty(largest * min(searched, len(few)))
+    # One long vector of random numbers, from which each cell takes a part at a random place: drawing new ones for each
+    # cell would take longer than everything else.
+    random = draw_uniform(2 * len(few), shift, generator.manual_seed(seed))
+    parts = max((len(cell.centers) for cell in cells), default=1)
+    together = max(1, SCORES // (parts * len(few)))
+    threshold = 0.0
     for start in range(0, len(cells), together):
         group = cells[start : start + together]
-        centers = torch.cat([cell.centers for cell in group]) / temperature
-        block = centers.new_empty(len(centers), len(few))
-        for rows in few.tiles(READ):
-            torch.addmm(shift[rows], centers, few[rows].T, out=block[:, rows])
-        block.sub_(block.amax(dim=1, keepdim=True)).exp_()
-        parts = [len(cell.centers) for cell in group]
-        factors = torch.split(torch.cat([cell.shares for cell in group]) / block.sum(dim=1).square(), parts)
-        for number, (factor, squares) in enumerate(
-            zip(factors, torch.split(block.square_(), parts), strict=True), start
-        ):
+        for number, predicted in enumerate(_predict(group, few, temperature, shift), start):
             cell = cells[number]
-            predicted = (factor @ squares).sqrt_()
-            predicted = (1 - UNIFORM) / predicted.sum() * predicted + uniform
+            predicted = predicted.mul_((1 - UNIFORM) / predicted.sum()).add_(uniform_share)
             generator.manual_seed(seed + int(cell.rows[0]))
-            index, sizes, priority = priority_sample(predicted, SEARCHED * size, generator)
-            index, order = index[: SEARCHED * size].sort()
-            weight = log_priority_weight(sizes, priority, SEARCHED * size)[order]
+            first = int(torch.randint(len(few), (), generator=generator, device=shift.device))
+            index, sizes, priority = priority_sample(predicted, searched, random[first : first + len(few)], threshold)
+            threshold = GUESS * float(priority[-1])
+            index, order = index[:searched].sort()
+            weight = log_priority_weight(sizes, priority, searched)[order]
             term = _terms(many[cell.rows], few[index], temperature, shift[index] + weight, buffer)
-            chosen, draws.size[number], draws.priority[number] = priority_sample(term, size, generator)
+            uniform = draw_uniform(len(term), term, generator)
+            chosen, draws.size[number], draws.priority[number] = priority_sample(term, size, uniform)
             draws.index[number], draws.log_weight[number] = index[chosen], weight[chosen]
     return draws
+
+
+def _predict(cells: list[Cell], few: Rows, temperature: float, shift: Tensor) -> Iterator[Tensor]:
+    """Yield, per cell, the predicted share of each row of the other side in the sums of the cell's rows, (m,)."""
+    centers = torch.cat([cell.centers for cell in cells]) / temperature
+    block = centers.new_empty(len(centers), len(few))
+    for rows in few.tiles(READ):
+        torch.addmm(shift[rows], centers, few[rows].T, out=block[:, rows])
+    block.sub_(block.amax(dim=1, keepdim=True)).exp_()
+    factor = torch.cat([cell.shares for cell in cells]).sqrt_() / block.sum(dim=1)
+    for own, scale in zip(
+        *(torch.split(t, [len(cell.centers) for cell in cells]) for t in (block, factor)), strict=True
+    ):
+        yield own[0].mul_(scale) if len(own) == 1 else torch.linalg.vector_norm(own.mul_(scale[:, None]), dim=0)
 
 
 def _terms(many: Tensor, few: Tensor, temperature: float, shift: Tensor, buffer: Tensor) -> Tensor:
@@ -146,26 +161,26 @@ def _terms(many: Tensor, few: Tensor, temperature: float, shift: Tensor, buffer:
 
 
 def _make_cell(rows: Tensor, features: Tensor, parts: int, generator: torch.Generator) -> Cell:
-    centers = _kmeans(features, min(parts, len(rows)), PART_STEPS, generator) if parts > 1 else features[:1]
-    home = _nearest(features, centers)
+    centers = kmeans(features, min(parts, len(rows)), PART_STEPS, generator) if parts > 1 else features[:1]
+    home = nearest_center(features, centers)
     count = torch.bincount(home, minlength=len(centers))
     sums = torch.zeros_like(centers).index_add_(0, home, features)
     kept = count > 0
     return Cell(rows, sums[kept] / count[kept, None], count[kept].to(features) / len(rows))
 
 
-def _kmeans(points: Tensor, count: int, steps: int, generator: torch.Generator) -> Tensor:
-    """Return unit vectors, (count, d)."""
+def kmeans(points: Tensor, count: int, steps: int, generator: torch.Generator) -> Tensor:
+    """Return centers of groups of similar unit vectors, as unit vectors, (count, d)."""
     centers = points[torch.randperm(len(points), generator=generator)[:count].to(points.device)]
     for _ in range(steps):
-        home = _nearest(points, centers)
+        home = nearest_center(points, centers)
         sums = torch.zeros_like(centers).index_add_(0, home, points)
         empty = torch.bincount(home, minlength=count) == 0
         centers = torch.nn.functional.normalize(torch.where(empty[:, None], centers, sums), dim=1)
     return centers
 
 
-def _nearest(features: Tensor, centers: Tensor) -> Tensor:
+def nearest_center(features: Tensor, centers: Tensor) -> Tensor:
     """Return the center with the largest score for each row, (n,)."""
     height = max(1, SCORES // (16 * len(centers)))
     return torch.cat([(part @ centers.T).argmax(dim=1) for part in torch.split(features, height)])

@@ -28,6 +28,7 @@ candidates count most. The Euclidean line is the reduction of Bachrach et al. 20
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -42,6 +43,7 @@ from nuclr.popularity.default_temperature import default_temperature, score_std
 from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.neighbors import nearest
 from nuclr.popularity.problem import NORM_TOLERANCE, Array, Indices, Problem, Vector, as_positive, as_tensor, as_vector
+from nuclr.popularity.reliability import default_strength, zeta_reliability
 from nuclr.popularity.solver import solve
 from nuclr.popularity.tiles import feature_tiles, matrix_size, sample_rows
 
@@ -51,6 +53,7 @@ DEFAULT_STRENGTH = 1.0
 # What tuning chooses from. Temperatures are in units of the scores' standard deviation, so that they suit any model.
 TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
 STRENGTHS = (0.5, 0.75, 1.0, 1.25)
+TRANSDUCTIVE_FACTOR = 0.4  # without noise of the bank, a lower temperature than that of other queries is best
 BANK_SIZE = 12_000  # queries, and candidates: a larger bank takes longer and hardly changes the result
 TOLERANCE = 1e-3  # of the solver's residual: a smaller residual does not change ranks
 TUNING_DEPTH = 10  # tuning compares the mean reciprocal rank within the first ten
@@ -65,7 +68,8 @@ class PopularityCorrection:
         temperature: Of the popularity problem, not the one used in training; a higher temperature corrects more
             coarsely. None: tuned if `fit` gets labeled pairs, else chosen without labels so that queries that were not
             fitted find the candidates most evenly (`default_temperature`).
-        strength: Factor on zeta. None: 1, or tuned if `fit` gets labeled pairs.
+        strength: Factor on zeta. None: tuned if `fit` gets labeled pairs; else 1 if the temperature is given. If it is
+            not, between 0 (zeta is sampling noise of the bank) and 1 (`default_strength`).
         normalize: Scale all features to unit norm. Without it, features of other norms are refused.
         bank_size: Largest number of queries and of candidates to solve with; of more, evenly spaced rows are used.
 
@@ -108,6 +112,7 @@ class PopularityCorrection:
         self._mass: Tensor | None = None  # of the queries, (n,) float64
         self._log_z: Tensor | None = None  # (n,) float64; None until the candidates are known
         self._options: dict[str, Any] = {}
+        self._transductive = False
 
     def __repr__(self) -> str:
         """Return one line with the settings and the size of the bank."""
@@ -122,6 +127,11 @@ class PopularityCorrection:
             state += [] if self._log_z is not None else ["no candidates yet"]
         return f"PopularityCorrection({', '.join(settings + state)})"
 
+    @property
+    def dimensions(self) -> int | None:
+        """Width of the features that it was fitted on; None before `fit`."""
+        return None if self._bank is None else self._bank.shape[1]
+
     # -- fitting -------------------------------------------------------------------------------------------------------
 
     def fit(
@@ -133,6 +143,7 @@ class PopularityCorrection:
         exclude: Indices | None = None,
         query_weight: Vector | None = None,
         candidate_weight: Vector | None = None,
+        transductive: bool = False,
         **options: Any,
     ) -> Self:
         """Solve for the popularity of candidates among queries; labels are not needed.
@@ -145,13 +156,16 @@ class PopularityCorrection:
             candidates: Features of the items that they choose from, (m, d), unit norm. None: the first gallery that
                 `bias` or `gallery` is called with; items of later calls are added to it without solving again.
             pairs: Labeled pairs to choose temperature and strength on, unless both were given to the constructor:
-                (queries, gallery, links), with links (n, 2) of rows (query, right answer). Of 5 temperatures and 4
+                (queries, gallery, links), with links (n, 2) of rows (query, right answer). Of 4 temperatures and 4
                 strengths, those with the highest mean reciprocal rank among the first ten are chosen if they are
                 better than the default by more than one standard error, and else the default.
             exclude: Per query of `pairs`, a row of their gallery that it must not find; -1 for none. If these queries
                 are rows of the gallery, pass their rows, so that none finds itself.
             query_weight: Weights of the queries up to a factor, (n,), such as how often each is asked.
             candidate_weight: Weights of the candidates up to a factor, (m,).
+            transductive: The queries are the ones that will be asked, all of them, and the candidates are the gallery.
+                By default the temperature is then 0.4 standard deviations of the scores and the strength 1, because
+                zeta may describe single queries. Results must be reported as transductive.
             options: Passed on to `solve`.
 
         Returns:
@@ -163,7 +177,7 @@ class PopularityCorrection:
         Example:
             >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
             >>> tuned = PopularityCorrection().fit(x[:5], x[5:], pairs=(x[:5], x[5:], [[0, 0], [1, 2]]))
-            >>> tuned.strength in STRENGTHS
+            >>> 0 <= tuned.strength <= max(STRENGTHS)
             True
 
         """
@@ -173,7 +187,7 @@ class PopularityCorrection:
         if len(bank) < 2:
             raise ValueError("queries has 1 row; a bank needs at least two queries")
         mass = None if query_weight is None else as_vector("query_weight", query_weight, len(queries))[rows]
-        self._bank, self._mass, self._log_z = bank, mass, None
+        self._bank, self._mass, self._log_z, self._transductive = bank, mass, None, transductive
         self._options = {"tolerance": TOLERANCE} | options
         if candidates is None:
             if candidate_weight is not None:
@@ -197,12 +211,13 @@ class PopularityCorrection:
         assert self._bank is not None
         if len(candidates) < 2:
             raise ValueError("candidates has 1 row; a bank needs at least two candidates")
+        candidates = candidates.to(self._bank.device)
+        by_default = self.temperature is None and not self._transductive
         if self.temperature is None:
-            self.temperature = default_temperature(self._bank, candidates)
-        self.strength = DEFAULT_STRENGTH if self.strength is None else self.strength
+            self.temperature = self._default_temperature(candidates)
         result = solve(
             self._bank,
-            candidates.to(self._bank.device),
+            candidates,
             temperature=self.temperature,
             x_weight=self._mass,
             y_weight=weight,
@@ -210,6 +225,21 @@ class PopularityCorrection:
         )
         assert result.problem.x is not None
         self._bank, self._mass, self._log_z = result.problem.x[:], result.problem.a, result.log_z
+        if self.strength is None:
+            self.strength = DEFAULT_STRENGTH
+            if by_default:
+                reliability = zeta_reliability(self._bank, self._mass, self._log_z, candidates, self.temperature)
+                self.strength = default_strength(reliability)
+
+    def _default_temperature(self, candidates: Tensor) -> float:
+        """Find a temperature without labels."""
+        assert self._bank is not None
+        if self._transductive:
+            return TRANSDUCTIVE_FACTOR * score_std(self._bank, candidates)
+        queries, weight = self._bank, self._mass
+        if weight is not None:
+            queries, weight = queries[weight > 0], weight[weight > 0]
+        return default_temperature(queries, candidates, weight, self.strength)
 
     def _tune(
         self,
@@ -224,20 +254,27 @@ class PopularityCorrection:
         assert self._bank is not None
         temperature, strength = self._asked
         depth = min(TUNING_DEPTH, len(gallery) - (exclude is not None))
-        strengths = STRENGTHS if strength is None else (strength,)
         scale = score_std(self._bank, candidates)
+        temperatures = [factor * scale for factor in TEMPERATURE_FACTORS] if temperature is None else [temperature]
+        strengths = STRENGTHS if strength is None else (strength,)
         found: dict[tuple[float, float], Tensor] = {}  # reciprocal ranks of each setting
         log_z: dict[float, Tensor | None] = {}
-        default = temperature or default_temperature(self._bank, candidates)
-        others = [factor * scale for factor in TEMPERATURE_FACTORS] if temperature is None else []
-        for tried in dict.fromkeys([default, *others]):
-            self.temperature, self.strength = tried, 1.0
-            self._solve(candidates, weight)
-            log_z[tried], zeta = self._log_z, self.bias(gallery)
-            for factor in strengths:
+
+        def measure(settings: Iterable[float]) -> None:
+            assert self.temperature is not None
+            log_z[self.temperature], zeta = self._log_z, self._zeta("gallery", gallery)
+            for factor in settings:
                 _, rows = nearest(queries, gallery, depth, factor * zeta, exclude, normalize=self.normalize)
-                found[tried, factor] = reciprocal_ranks(rows, links, len(gallery))
-        first = default, DEFAULT_STRENGTH if strength is None else strength
+                found[self.temperature, factor] = reciprocal_ranks(rows, links, len(gallery))
+
+        self._solve(candidates, weight)
+        assert self.temperature is not None and self.strength is not None
+        first = self.temperature, self.strength
+        measure([self.strength])
+        for tried in temperatures:
+            self.temperature, self.strength = tried, DEFAULT_STRENGTH
+            self._solve(candidates, weight)
+            measure(strengths)
         best = max(found, key=lambda setting: float(found[setting].mean()))
         # The best of many settings on a few hundred queries is often the luckiest one. The default is kept unless the
         # gain is more than its standard error.

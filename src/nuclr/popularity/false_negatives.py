@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import Array, Indices, Vector, as_matrix, as_tensor, as_vector
+from nuclr.popularity.problem import Array, Indices, Vector, as_matrix, as_tensor, as_vector, check_norms
+from nuclr.stacked import Stacked
 
-TILE = 2**24  # scores per tile
+ANCHORS, CANDIDATES = 2048, 8192  # of a tile: 64 MiB of float32 scores
 ROUNDING = 1e-5  # rounding may give a copy of the own caption a score higher by this much
 
 
@@ -49,17 +50,25 @@ class FalseNegatives:
 
 
 def false_negatives(
-    x: Array, y: Array, links: Indices, popularity: Vector, count: int, anchors: Indices | None = None
+    x: Array,
+    y: Array,
+    links: Indices,
+    popularity: Vector,
+    count: int,
+    anchors: Indices | None = None,
+    *,
+    normalize: bool = False,
 ) -> FalseNegatives:
     """Find the strongest likely false negatives; each anchor and each candidate occurs at most once.
 
     Args:
-        x: Features of the anchors, (n_x, d).
-        y: Features of the candidates, (n_y, d).
+        x: Features of the anchors, (n_x, d); also Stacked, of which only rows are read.
+        y: Features of the candidates, (n_y, d); also Stacked, which is read in blocks.
         links: Which x belongs to which y: rows (row of x, row of y), (n, 2).
         popularity: Popularity of the candidates, (n_y,), of mean one.
         count: Largest number to return.
         anchors: Rows of x to examine. None: all that have a candidate.
+        normalize: Scale all features to unit norm.
 
     Returns:
         At most `count` false negatives.
@@ -75,7 +84,8 @@ def false_negatives(
         ([0, 1], [1, 0])
 
     """
-    x, y, own_pairs = as_matrix("x", x), as_matrix("y", y), as_tensor("links", links, lists=True)
+    x, y = (value if isinstance(value, Stacked) else as_matrix(name, value) for name, value in (("x", x), ("y", y)))
+    own_pairs = as_tensor("links", links, lists=True)
     if own_pairs.ndim != 2 or own_pairs.shape[1] != 2 or not len(own_pairs):
         raise ValueError(f"links has shape {tuple(own_pairs.shape)}; needs (n, 2), rows (row of x, row of y)")
     weight = as_vector("popularity", popularity, len(y))
@@ -84,22 +94,30 @@ def false_negatives(
     starts = torch.searchsorted(own_pairs[:, 0].contiguous(), torch.arange(len(x) + 1))
     parts: list[tuple[Tensor, ...]] = []
     anchors_with_any = 0
-    for tile in rows.split(max(1, TILE // len(y))):
-        scores = x[tile].float() @ y.T.float()
+    for tile in rows.split(ANCHORS):
         counts = starts[tile + 1] - starts[tile]
         row = torch.repeat_interleave(torch.arange(len(tile)), counts)
         first = torch.repeat_interleave(starts[tile] - (counts.cumsum(0) - counts), counts)
         partner = own_pairs[first + torch.arange(len(row)), 1]
-        own = torch.full_like(scores, -torch.inf)
-        own[row, partner] = scores[row, partner]
-        best, best_y = own.max(dim=1)
-        margin = (scores - best[:, None]).masked_fill(own > -torch.inf, -torch.inf)
-        margin = margin.masked_fill(~torch.isfinite(best)[:, None], -torch.inf)
-        anchors_with_any += int((margin > ROUNDING).any(dim=1).sum())
-        strength = scores.clamp(min=0) * weight.to(scores)
-        strength, chosen = strength.masked_fill(margin <= ROUNDING, 0).max(dim=1)
-        parts.append((strength, tile, chosen, best_y, scores[torch.arange(len(tile)), chosen], best))
-    strength, anchor, candidate, own_y, score, own_score = (torch.cat(part) for part in zip(*parts, strict=True))
+        queries = _read("x", x, tile, normalize)
+        best, own = _best_own(queries, _read("y", y, partner, normalize), row, partner)
+        strength, score = torch.zeros(len(tile)), torch.zeros(len(tile))
+        candidate, any_found = torch.zeros(len(tile), dtype=torch.long), torch.zeros(len(tile), dtype=torch.bool)
+        for start in range(0, len(y), CANDIDATES):
+            block = slice(start, min(start + CANDIDATES, len(y)))
+            scores = queries @ _read("y", y, block, normalize).T
+            false = (scores - best[:, None] > ROUNDING) & torch.isfinite(best)[:, None]
+            inside = (partner >= block.start) & (partner < block.stop)
+            false[row[inside], partner[inside] - block.start] = False
+            any_found |= false.any(dim=1)
+            largest, column = (scores.clamp(min=0) * weight[block].to(scores)).masked_fill(~false, 0).max(dim=1)
+            better = largest > strength
+            strength = torch.where(better, largest, strength)
+            score = torch.where(better, scores.gather(1, column[:, None]).squeeze(1), score)
+            candidate = torch.where(better, column + block.start, candidate)
+        anchors_with_any += int(any_found.sum())
+        parts.append((strength, tile, candidate, own, score, best))
+    strength, anchor, candidate, own, score, own_score = (torch.cat(part) for part in zip(*parts, strict=True))
     kept: list[int] = []
     used: set[int] = set()
     for k in torch.argsort(strength, descending=True, stable=True).tolist():
@@ -109,4 +127,28 @@ def false_negatives(
             used.add(int(candidate[k]))
             kept.append(k)
     share = anchors_with_any / max(1, len(rows))
-    return FalseNegatives(anchor[kept], candidate[kept], own_y[kept], score[kept], own_score[kept], share, len(rows))
+    return FalseNegatives(anchor[kept], candidate[kept], own[kept], score[kept], own_score[kept], share, len(rows))
+
+
+def _read(name: str, features: Tensor | Stacked, rows: Tensor | slice, normalize: bool) -> Tensor:
+    """Return some rows as float32."""
+    part = as_matrix(name, features[rows]).float()
+    return check_norms(name, part, "normalize" if normalize else "any")
+
+
+def _best_own(queries: Tensor, partners: Tensor, row: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best score of each anchor with its own candidates, -inf without any, and the candidate.
+
+    Args:
+        queries: Features of the anchors, (m, d).
+        partners: Features of their own candidates, (k, d).
+        row: The anchor of each own candidate, (k,).
+        partner: The row of each own candidate, (k,).
+
+    """
+    scores = (queries[row] * partners).sum(dim=1)
+    best = torch.full((len(queries),), -torch.inf).scatter_reduce_(0, row, scores, "amax")
+    is_best = scores == best[row]
+    last = torch.full((len(queries),), torch.iinfo(torch.long).max)
+    own = last.scatter_reduce_(0, row[is_best], partner[is_best], "amin")
+    return best, torch.where(torch.isfinite(best), own, 0)

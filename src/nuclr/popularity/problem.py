@@ -27,8 +27,9 @@ from torch import Tensor
 
 from nuclr.norms import rescale_extreme_rows
 from nuclr.popularity.rows import READ, Rows
+from nuclr.stacked import Stacked
 
-Array = Tensor | npt.NDArray[Any]
+Array = Tensor | npt.NDArray[Any] | Stacked
 Vector = Array | Sequence[float]
 Indices = Array | Sequence[int] | Sequence[Sequence[int]]
 Norms = Literal["unit", "normalize", "any"]
@@ -143,19 +144,22 @@ def make_problem(
         names = " and ".join(arguments) or "neither features nor scores"
         raise ValueError(f"got {names}; give x and y, or scores alone")
     check = as_floating_matrix if read_in_parts else as_matrix
-    tensors: dict[str, Any] = {name: check(name, t).detach() for name, t in arguments.items()}
-    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
+    tensors: dict[str, Any] = {
+        name: t if read_in_parts and isinstance(t, Stacked) else check(name, t).detach()
+        for name, t in arguments.items()
+    }
+    dtype = torch.float64 if any(t.dtype in (torch.float64, np.float64) for t in tensors.values()) else torch.float32
     if scores is None:
         if tensors["x"].shape[1] != tensors["y"].shape[1]:
             columns = tensors["x"].shape[1], tensors["y"].shape[1]
             raise ValueError(f"x has {columns[0]} columns and y {columns[1]}; features must have one size")
-        if tensors["x"].device != tensors["y"].device:
-            devices = tensors["x"].device, tensors["y"].device
-            raise ValueError(f"x is on {devices[0]} and y on {devices[1]}; put both on one device")
         if read_in_parts:
             tensors = {name: as_rows(name, t, dtype, norms) for name, t in tensors.items()}
         else:
             tensors = {name: check_norms(name, t.to(dtype), norms) for name, t in tensors.items()}
+        if tensors["x"].device != tensors["y"].device:
+            devices = tensors["x"].device, tensors["y"].device
+            raise ValueError(f"x is on {devices[0]} and y on {devices[1]}; put both on one device")
         n_x, n_y = len(tensors["x"]), len(tensors["y"])
     else:
         n_x, n_y = tensors["scores"].shape
@@ -188,6 +192,8 @@ def as_tensor(name: str, value: Any, lists: bool = False) -> Tensor:
     """
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, Stacked):
+        return torch.from_numpy(np.asarray(value))
     if lists and isinstance(value, (list, tuple)):
         try:
             value = np.asarray(value)
@@ -251,10 +257,10 @@ def check_finite(name: str, matrix: Tensor, first: int = 0) -> None:
         raise ValueError(f"{name}[{first + row}, {column}]={matrix[row, column]:g}; all numbers must be finite")
 
 
-def as_rows(name: str, features: Tensor, dtype: torch.dtype, norms: Norms) -> Rows:
+def as_rows(name: str, features: Tensor | Stacked, dtype: torch.dtype, norms: Norms) -> Rows:
     """Check features a few rows at a time, and return them as Rows."""
     for start in range(0, len(features), READ):
-        part = features[start : start + READ].to(dtype)
+        part = as_tensor(name, features[start : start + READ]).to(dtype)
         check_finite(name, part, start)
         check_norms(name, part, norms, start)
     return Rows(features, dtype, unit=norms == "normalize")

@@ -1,11 +1,13 @@
-"""Features that are read a few rows at a time, so that an array on disk (np.memmap) need not fit into memory."""
+"""Features that are read a few rows at a time, so that arrays on disk (np.memmap, Stacked) need not fit into memory."""
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nuclr.norms import rescale_extreme_rows
+from nuclr.stacked import Stacked
 
 READ = 2**16  # rows to read at a time
 
@@ -25,7 +27,7 @@ class Rows:
 
     """
 
-    stored: Tensor
+    stored: Tensor | Stacked
     dtype: torch.dtype
     unit: bool = False
 
@@ -35,19 +37,22 @@ class Rows:
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         """Return some rows, (m, d)."""
-        picked = self.stored.index_select(0, rows) if isinstance(rows, Tensor) else self.stored[rows]
+        if isinstance(self.stored, Stacked):
+            picked = torch.from_numpy(np.asarray(self.stored[rows]))
+        else:
+            picked = self.stored.index_select(0, rows) if isinstance(rows, Tensor) else self.stored[rows]
         part = picked.to(self.dtype)
         return torch.nn.functional.normalize(rescale_extreme_rows(part), dim=1) if self.unit else part
 
     @property
     def shape(self) -> torch.Size:
         """The shape, (n, d)."""
-        return self.stored.shape
+        return torch.Size(self.stored.shape)
 
     @property
     def device(self) -> torch.device:
         """The device."""
-        return self.stored.device
+        return self.stored.device if isinstance(self.stored, Tensor) else torch.device("cpu")
 
     def to(self, dtype: torch.dtype) -> "Rows":
         """Return the same rows, read in another precision."""

@@ -74,7 +74,7 @@ def _inclusion(mass: Tensor, size: int) -> Tensor:
         certain |= probability >= 1
 
 
-def priority_sample(size: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def priority_sample(size: Tensor, count: int, uniform: Tensor, guess: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Draw rows by priority: their size divided by a uniform random number.
 
     The first m rows are a sample in which a row of size s has the weight max(1, t / s), where t is the priority of row
@@ -84,20 +84,32 @@ def priority_sample(size: Tensor, count: int, generator: torch.Generator) -> tup
     Args:
         size: (n,), not negative.
         count: Largest m that is needed.
-        generator: Source of randomness, on the device of `size`.
+        uniform: Random numbers above 0, (n,).
+        guess: A number that may be a little below the smallest priority returned. A good guess saves sorting all rows.
 
     Returns:
         Rows, their sizes and their priorities, highest first, each (min(count + 1, n),).
 
     Example:
-        >>> rows, _, _ = priority_sample(torch.tensor([0.1, 1e9, 0.1]), 1, torch.Generator())
+        >>> rows, _, _ = priority_sample(torch.tensor([0.1, 1e9, 0.1]), 1, torch.tensor([0.5, 0.5, 0.7]))
         >>> int(rows[0])
         1
 
     """
-    uniform = torch.rand(len(size), generator=generator, device=size.device, dtype=size.dtype)
-    priority, rows = (size / uniform.clamp_min(torch.finfo(size.dtype).tiny)).topk(min(count + 1, len(size)))
-    return rows, size[rows], priority
+    priority, count = size / uniform, min(count + 1, len(size))
+    if guess > 0:
+        above = (priority > guess).nonzero().squeeze(1)
+        if count <= len(above):
+            largest, order = priority[above].topk(count)
+            rows = above[order]
+            return rows, size[rows], largest
+    largest, rows = priority.topk(count)
+    return rows, size[rows], largest
+
+
+def draw_uniform(count: int, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return random numbers above 0 and at most 1, (count,), on the device and in the precision of `like`."""
+    return 1 - torch.rand(count, generator=generator, device=like.device, dtype=like.dtype)
 
 
 def log_priority_weight(size: Tensor, priority: Tensor, count: int) -> Tensor:

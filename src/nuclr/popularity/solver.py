@@ -23,6 +23,7 @@ from nuclr.popularity.methods import make_method
 from nuclr.popularity.problem import Array, Norms, Problem, Vector, as_vector, make_problem
 from nuclr.popularity.result import Result
 from nuclr.popularity.sparse import SparseSolver
+from nuclr.stacked import Stacked
 
 PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before the solver gives up
 EXACT_SCORES = 2**32  # "auto" computes up to this many scores exactly: 65,536 x 65,536
@@ -98,7 +99,7 @@ def solve(
 
     """
     norms: Norms = "normalize" if normalize else "unit"
-    features = [t for t in (x, y) if isinstance(t, (Tensor, np.ndarray))]
+    features = [t for t in (x, y) if isinstance(t, (Tensor, np.ndarray, Stacked))]
     if method == "auto" and len(features) == 2 and features[0].shape[0] * features[1].shape[0] > EXACT_SCORES:
         method = "sparse"
     if method == "sparse" and scores is not None:

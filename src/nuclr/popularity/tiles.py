@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nuclr.popularity.problem import Array, as_features, as_matrix, as_tensor
+from nuclr.stacked import Stacked
 
 ROWS = 2**16  # of a block: 96 MiB for 384 columns of float32
 
@@ -18,7 +19,7 @@ def matrix_size(name: str, value: Array) -> tuple[int, int]:
         ValueError: If `value` is not such a matrix, or has no rows.
 
     """
-    if not isinstance(value, (Tensor, np.ndarray)):
+    if not isinstance(value, (Tensor, np.ndarray, Stacked)):
         as_tensor(name, value)  # names the wrong type
     if value.ndim != 2:
         as_matrix(name, value)  # names the wrong shape
@@ -34,7 +35,7 @@ def feature_tiles(name: str, value: Array, normalize: bool, rows: int | None = N
     Args:
         name: Name of the argument, for messages. A wrong row of a later block is named by the block, such as
             `gallery[65536:131072]: row 5`.
-        value: Tensor or numpy array, also memory-mapped, (n, d).
+        value: Tensor or numpy array, also memory-mapped, or Stacked, (n, d).
         normalize: Scale the rows to unit norm instead of refusing other norms.
         rows: Number of rows per block. None: `ROWS`.
 
@@ -55,6 +56,11 @@ def feature_tiles(name: str, value: Array, normalize: bool, rows: int | None = N
         yield part, as_features(block, features, normalize)
 
 
+def evenly_spaced(total: int, size: int) -> Tensor:
+    """Return at most `size` row numbers of `total`, (min(total, size),) int64."""
+    return torch.linspace(0, total - 1, min(size, total), dtype=torch.float64).round().long()
+
+
 def sample_rows(name: str, value: Array, size: int, normalize: bool) -> tuple[Tensor, Tensor]:
     """Check all rows and return at most `size` of them, evenly spaced, as features.
 
@@ -66,7 +72,7 @@ def sample_rows(name: str, value: Array, size: int, normalize: bool) -> tuple[Te
 
     """
     total, _ = matrix_size(name, value)
-    chosen = torch.linspace(0, total - 1, min(size, total), dtype=torch.float64).round().long()
+    chosen = evenly_spaced(total, size)
     parts = []
     for part, features in feature_tiles(name, value, normalize):
         own = chosen[(chosen >= part.start) & (chosen < part.stop)] - part.start

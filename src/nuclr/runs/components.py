@@ -28,6 +28,7 @@ from nuclr.models import (
     modality_of,
 )
 from nuclr.models.towers import VectorTower
+from nuclr.remote import is_url, local_copy
 from nuclr.runs import settings as s
 
 TOKENIZER_TEXTS = 1_000_000  # more texts do not change a small vocabulary
@@ -108,7 +109,9 @@ def view_groups(settings: s.Settings, source: Source) -> ViewGroups | None:
 
 
 def below(root: str | None, name: str) -> Path:
-    """Return `name` relative to the root if it exists there, otherwise as it is."""
+    """Return `name` relative to the root if it exists there, otherwise as it is; a URL gives its local copy."""
+    if is_url(name):
+        return local_copy(name)
     return Path(root) / name if root is not None and (Path(root) / name).exists() else Path(name)
 
 
@@ -118,6 +121,8 @@ def open_classes(data: s.Data, pairs: Pairs) -> Any:
         return None
     if data.classes == "builtin":
         return BuiltinLabeled(size=pairs.size) if isinstance(pairs, BuiltinPairs) else BuiltinLabeled()
+    if is_url(data.classes):
+        raise UserError(f"data.classes={data.classes}: labeled images must be in a local folder; download them first")
     return open_labeled(below(data.root, data.classes), allow_outside=data.allow_outside)
 
 

@@ -33,6 +33,7 @@ def dry_run(settings: Settings) -> dict[str, Any]:
     device = pick_device(settings.device)
     with processes(device):
         source, validation, model = build_parts(settings, device)
+        model.train()  # as in training: dropout takes memory and time
         pairs = source.pairs
         groups = components.view_groups(settings, source)
         objective = components.make_objective(settings.objective, groups.count if groups else len(pairs)).to(device)

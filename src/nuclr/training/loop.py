@@ -23,7 +23,7 @@ import nuclr
 from nuclr import distributed
 from nuclr.data import Batch, batches, epoch_order, steps_per_epoch, write_bad_samples
 from nuclr.data.pairs import Side
-from nuclr.objectives import ObjectiveOutput
+from nuclr.objectives import ObjectiveOutput, SigLIP
 from nuclr.runs import checkpoint, components, folder
 from nuclr.runs.features import Encoding, autocast
 from nuclr.runs.launch import on_first, pick_device, processes
@@ -277,6 +277,9 @@ def _train(
     }
 
     def finish() -> None:
+        if model.joint is not None:
+            bias = objective.bias.item() if isinstance(objective, SigLIP) else None
+            model.joint = model.joint.with_temperature(objective.current_temperature, bias)
         model.save_pretrained(run.folder / folder.MODEL)
         run.finish(results)
 

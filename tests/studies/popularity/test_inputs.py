@@ -33,10 +33,10 @@ def test_caption_lists_of_all_formats(tmp_path, jsonl):
         names = read_names(path, None, 2, LINKS)
         assert names.labels["y"] == ["a cat", "one cat", "a dog"]
         assert names.labels["x"] == images
-    assert names.of("y", 1) == {"caption": "one cat"}
-    assert names.of("x", 1) == {"caption": "a dog"}
-    assert read_names(jsonl, None, 2, LINKS).of("y", 2) == {"caption": "a dog", "image": "b.jpg"}
-    assert read_names(None, None, 2, LINKS).of("y", 2) == {}
+    assert names.of_rows("y", [1]) == {"caption": ["one cat"]}
+    assert names.of_rows("x", [1]) == {"caption": ["a dog"]}
+    assert read_names(jsonl, None, 2, LINKS).of_rows("y", [2]) == {"caption": ["a dog"], "image": ["b.jpg"]}
+    assert read_names(None, None, 2, LINKS).of_rows("y", [2]) == {}
 
 
 def test_image_names_from_a_folder_or_a_list(tmp_path, jsonl):
@@ -87,5 +87,5 @@ def test_both_images_of_a_pair_are_named(tmp_path):
     (tmp_path / "two.csv").write_text("before,after\na.png,b.png\na.png,c.png\nb.png,c.png\n")
     np.savez(tmp_path / "e.npz", x=np.eye(2), y=np.eye(3), y_to_x=[0, 0, 1])
     names = input_from_pairs(tmp_path / "e.npz", str(tmp_path / "two.csv")).names
-    assert names.of("y", 1) == {"after": "c.png", "before": "a.png"}
-    assert names.of("x", 0) == {"after": "b.png", "before": "a.png"}
+    assert names.of_rows("y", [1]) == {"after": ["c.png"], "before": ["a.png"]}
+    assert names.of_rows("x", [0]) == {"after": ["b.png"], "before": ["a.png"]}

@@ -21,6 +21,8 @@ from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.files import read_npz
 from nuclr.norms import rescale_extreme_rows
+from nuclr.remote import is_url, local_copy, show_urls
+from nuclr.stacked import Stacked
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -30,14 +32,14 @@ class Embeddings:
     """The content of an embedding file.
 
     Attributes:
-        x: (n_x, d_x), finite, float32 or float64, of any norm.
+        x: (n_x, d_x), finite, float32 or float64, of any norm; Stacked if it is read in parts.
         y: (n_y, d_y), the same.
         y_to_x: (n_y,) int64, in [0, n_x): the row of x that each row of y belongs to.
 
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tensor | Stacked
+    y: Tensor | Stacked
     y_to_x: Tensor
 
     def __repr__(self) -> str:
@@ -51,7 +53,7 @@ def read_embeddings(path: str | Path) -> Embeddings:
     Norms are not changed; see `unit_rows`. float16 and bfloat16 become float32.
 
     Args:
-        path: a `.npz` or `.safetensors` file with `x`, `y` and optionally `y_to_x`.
+        path: a `.npz` or `.safetensors` file with `x`, `y` and optionally `y_to_x`, or the URL of one.
 
     Returns:
         The arrays, as CPU tensors.
@@ -68,7 +70,11 @@ def read_embeddings(path: str | Path) -> Embeddings:
         Embeddings(x=(2, 2) float64, y=(3, 3) float64)
 
     """
-    path = Path(path)
+    with show_urls():
+        return _read(local_copy(str(path)) if is_url(path) else Path(path))
+
+
+def _read(path: Path) -> Embeddings:
     arrays = _load(path)
     for key in ("x", "y"):
         if key not in arrays:
@@ -102,7 +108,8 @@ class VectorPairs(Pairs):
 
     def __init__(self, path: Path) -> None:
         embeddings = read_embeddings(path)
-        self._x, self._y, self.x_id = embeddings.x.numpy(), embeddings.y.numpy(), embeddings.y_to_x.numpy()
+        self._x, self._y = np.asarray(embeddings.x), np.asarray(embeddings.y)
+        self.x_id = embeddings.y_to_x.numpy()
         self.y_id = np.arange(len(self._y))
         self.label = path.name
         hashed = hashlib.sha256()
@@ -218,5 +225,5 @@ def _refuse_rows(name: str, bad: Tensor, why: str) -> None:
         raise UserError(f"{name} {int(rows[0])} {why}{more}")
 
 
-def _dtype(array: Tensor) -> str:
+def _dtype(array: Tensor | Stacked) -> str:
     return str(array.dtype).removeprefix("torch.")

@@ -32,6 +32,7 @@ from nuclr.data.pairs import BadSample, Checkable
 from nuclr.data.texts import digest, number_distinct
 from nuclr.errors import UserError
 from nuclr.files import file_stamp, find_cache_folder, parse_json, write_atomically
+from nuclr.remote import file_name, is_url, list_folder, local_copies
 
 _VERSION = 2
 _LOST = ("truncated tar", "damaged tar")  # reasons of samples that may be good again after a repair
@@ -131,26 +132,42 @@ def open_tars(tars: Sequence[Path], choice: Choice | None = None) -> TarPairs | 
 
 
 def expand(pattern: str) -> list[Path]:
-    """Return the tars of a pattern.
+    """Return the tars of a pattern; those at URLs are downloaded.
 
     Args:
-        pattern: parts joined by `::`. Each is a path or a folder, and may contain `{00000..00012}` or `{a,b}`.
+        pattern: parts joined by `::`. Each is a path, a folder or the URL of one, and may contain `{00000..00012}` or
+            `{a,b}`.
 
     Raises:
         UserError: if a tar is missing or a folder has no tar.
 
     """
-    tars = []
-    for part in pattern.split("::"):
-        for path in map(Path, _braces(part)):
+    tars: list[Path | str] = []  # texts are URLs
+    for part in split_parts(pattern):
+        for name in _braces(part):
+            if is_url(name):
+                tars += [name] if _is_tar(name) else list_folder(name, ".tar")
+                continue
+            path = Path(name)
             inside = sorted(path.glob("*.tar")) if path.is_dir() else [path]
             if not inside:
                 raise UserError(f"{path}: has no .tar file")
             tars += inside
-    missing = [tar for tar in tars if not tar.is_file()]
+    missing = [tar for tar in tars if isinstance(tar, Path) and not tar.is_file()]
     if missing:
         raise UserError(f"{missing[0]}: no such file ({len(missing)} of the {len(tars)} tars are missing)")
-    return tars
+    copies = iter(local_copies([tar for tar in tars if isinstance(tar, str)]))
+    return [tar if isinstance(tar, Path) else next(copies) for tar in tars]
+
+
+def split_parts(pattern: str) -> list[str]:
+    """Return the parts that `::` joins; `::` within the brackets of an address, `http://[::1]/a.tar`, is not meant."""
+    return re.split(r"::(?![^\[\]/]*\])", pattern)
+
+
+def _is_tar(url: str) -> bool:
+    """Return whether a URL is that of a tar, and not of a folder."""
+    return file_name(url).lower().endswith(".tar") and not url.endswith("/")
 
 
 def _braces(pattern: str) -> list[str]:

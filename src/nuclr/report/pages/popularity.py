@@ -18,6 +18,7 @@ from nuclr.data.modalities.base import boundary, read_file
 from nuclr.data.modalities.image import open_image
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
+from nuclr.remote import copies_only
 from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart
 from nuclr.report.items import BROKEN, Item, Items, shorten, show_item
@@ -140,7 +141,8 @@ def _open_pairs(content: dict[str, Any], notes: list[str]) -> tuple[Run | None, 
         if path and run_folder.is_run(Path(path)):
             run = Run.open(path)
             return run, run.train.pairs
-        return None, open_pairs(options.pop("path"), options.pop("root"), **options) if options else None
+        with copies_only():  # the URL in a summary is not the user's
+            return None, open_pairs(options.pop("path"), options.pop("root"), **options) if options else None
     except Exception as error:  # the data may have changed in any way
         notes.append(f"The data of {'the run' if path else '--pairs'} is missing: {describe(error)}")
         return None, None
@@ -177,7 +179,8 @@ def _items_of_files(content: dict[str, Any], rows: Rows, words: dict[str, SideWo
 
     @cache
     def embeddings() -> Embeddings:
-        return read_embeddings(content["file"])
+        with copies_only():
+            return read_embeddings(content["file"])
 
     def make(side: str, number: int, label: str) -> Item:
         kind, named = words[side].kind, f"{words[side].one} {number}"

@@ -20,6 +20,7 @@ from nuclr.evaluation.ranks import Ranks, query_ranks
 from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
 from nuclr.models import ImageFormat
+from nuclr.remote import is_url
 from nuclr.runs.components import below
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
@@ -109,12 +110,14 @@ def parse_test(text: str, data: Data) -> TestSet:
             fingerprint = _file_hash(below(data.root, path)) if vectors else getattr(classes, "fingerprint", "")
     except UserError as error:
         raise UserError(f"--test {text}: {error}") from None
-    stem, set_name = Path(path), path.partition(":")[0]
+    stem, set_name = Path(path), path if is_url(path) else path.partition(":")[0]
     name = name or (set_name if set_name != path else "_".join(part for part in (stem.parent.name, stem.stem) if part))
     return TestSet(name.replace("/", "_"), path, kind, fingerprint, duplicates)
 
 
 def _is_classes(path: str, data: Data) -> bool:
+    if is_url(path) and not path.endswith(".npz"):
+        return False
     set_name, file = path.partition(":")[0], below(data.root, path)
     if set_name in RETRIEVAL or set_name == "builtin":
         return False

@@ -71,11 +71,11 @@ class Corrector:
 
     def document_bias(self, queries: Tensor, documents: Tensor) -> Tensor:
         """Return what is subtracted from the scores of each document of a BEIR set."""
-        bank = self.queries or Bank(self._some(queries), self._some(documents))
+        bank = self.queries or Bank(self._some(queries), self._some(documents), transductive=True)
         return self.correction.biases(bank, queries, documents)[1]
 
     def _bank(self, x: Tensor, y: Tensor) -> Bank:
-        return Bank(x, y) if self.queries is None else self.queries
+        return Bank(x, y, transductive=True) if self.queries is None else self.queries
 
     def _some(self, features: Tensor) -> Tensor:
         """Return at most `size` rows, evenly spaced."""
@@ -109,7 +109,7 @@ def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
         chosen_on = "no labels (the run has no held-out pairs): the default of PopularityCorrection"
         return Corrector(bank, None, queries, Correction(), chosen_on, size)
     features = pair_features(subject, run.val.pairs, run.val.numbers, "merge")
-    own = Bank(features.x, features.y) if queries is None else queries
+    own = Bank(features.x, features.y, transductive=True) if queries is None else queries
     correction = choose_correction(features.x, features.y, features.links, own)
     chosen_on = f"data.val: {subject.data.val}"
     return Corrector(bank, run.val.pairs.fingerprint, queries, correction, chosen_on, size)

@@ -19,10 +19,12 @@ from nuclr.data import check_samples, open_labeled, open_pairs, usable
 from nuclr.data.builtin import BuiltinLabeled
 from nuclr.data.formats.embeddings import SUFFIXES, read_embeddings
 from nuclr.data.labeled import LabeledImages, read_templates
+from nuclr.data.open import locate
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL, ClassificationSet, RetrievalSet
 from nuclr.files import parse_json, read_npz, read_text
+from nuclr.remote import is_url, local_copy
 from nuclr.runs.components import open_pairs_of_run
 from nuclr.runs.settings import Data, DataSide
 from nuclr.runs.side_words import words_of_pairs
@@ -172,14 +174,17 @@ def _retrieval_task(
 
 def _refuse_unlinked(text: str, root: str | None) -> None:
     """Refuse an embedding file with an x that has no y: as a query it has no right answer."""
-    path = Path(root) / text if root is not None and (Path(root) / text).exists() else Path(text)
-    if path.suffix not in SUFFIXES or not path.is_file():
+    place = locate(root, text)
+    if not place.endswith(SUFFIXES):
+        return
+    path = local_copy(place) if is_url(place) else Path(place)
+    if not path.is_file():
         return
     embeddings = read_embeddings(path)
     bare: np.ndarray = np.setdiff1d(np.arange(len(embeddings.x)), embeddings.y_to_x.numpy())
     if len(bare):
         more = f" ({len(bare)} such rows)" if len(bare) > 1 else ""
-        raise UserError(f"{path}: x row {bare[0]} has no y: y_to_x never names it; add one or remove it{more}")
+        raise UserError(f"{place}: x row {bare[0]} has no y: y_to_x never names it; add one or remove it{more}")
 
 
 def open_classification(
@@ -284,6 +289,8 @@ def _find(known: RetrievalSet, folder: Path) -> tuple[Path, Path]:
 
 def _standard_set(text: str, known: Any, others: Any, option: str, other: str) -> tuple[str, Path] | None:
     """Return (name, folder) of a standard test set; None for a path."""
+    if is_url(text):
+        return None
     name, colon, folder = text.partition(":")
     if name in known:
         if not folder:

@@ -22,14 +22,16 @@ from nuclr.errors import UserError
 from nuclr.evaluation import rank_correlation
 from nuclr.popularity import ConvergenceWarning, Hubness, PopularityCorrection, hubness
 from nuclr.runs.folder import environment
-from nuclr.studies.hubness.links import tuning_halves
-from nuclr.studies.hubness.vectors import Vectors, check_rows, find_links
+from nuclr.runs.vectors import Vectors, check_rows
+from nuclr.stacked import Stacked
+from nuclr.studies.hubness.links import find_links, tuning_halves
 
 COMMAND = "nuclr hubness"
 SUMMARY, TABLE, BIAS, CORRECTION = "hubness.json", "hubness.csv", "bias.npy", "correction.safetensors"
 FILES = (SUMMARY, TABLE, BIAS, CORRECTION)
 DEPTHS = (1, 5, 10)  # of recall
 HUBS, EXAMPLES = 30, 3  # hubs in the summary, and queries per hub
+WRITTEN = 2**16  # rows of the table that are written at a time
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def _check(search: Search, k: int, one_set: bool, normalize: bool) -> None:
         check_rows(vectors, normalize)
 
 
-def _divide(search: Search, one_set: bool) -> tuple[np.ndarray, np.ndarray, slice, dict[str, Any]]:
+def _divide(search: Search, one_set: bool) -> tuple[np.ndarray | Stacked, np.ndarray | Stacked, slice, dict[str, Any]]:
     """Return queries to fit on, what they choose from, the queries to count, and a description of the bank.
 
     All are slices, so that memory-mapped files are not read.
@@ -273,12 +275,16 @@ def _item(vectors: Vectors, row: int) -> dict[str, Any]:
 
 
 def _write_table(path: Path, gallery: Vectors, plain: Hubness, corrected: Hubness, bias: Tensor) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text)
     named = gallery.texts is not None
-    writer.writerow(["row", f"n{plain.k}", f"n{plain.k}_corrected", "bias", *(["name"] if named else [])])
-    columns = (plain.counts.tolist(), corrected.counts.tolist(), bias.tolist())
-    for row, (before, after, value) in enumerate(zip(*columns, strict=True)):
-        name = [files.csv_cell(gallery.texts[row])] if gallery.texts is not None else []
-        writer.writerow([row, before, after, f"{value:.8g}", *name])
-    files.write_text(path, text.getvalue())
+    with files.write_atomically(path) as file:
+        text = io.TextIOWrapper(file, "utf-8", "replace", newline="")
+        writer = csv.writer(text)
+        writer.writerow(["row", f"n{plain.k}", f"n{plain.k}_corrected", "bias", *(["name"] if named else [])])
+        for start in range(0, len(gallery), WRITTEN):
+            block = slice(start, start + WRITTEN)
+            columns = (plain.counts[block].tolist(), corrected.counts[block].tolist(), bias[block].tolist())
+            names = [] if gallery.texts is None else [files.csv_cell(name) for name in gallery.texts[block]]
+            for offset, (before, after, value) in enumerate(zip(*columns, strict=True)):
+                writer.writerow([start + offset, before, after, f"{value:.8g}", *names[offset : offset + 1]])
+        text.flush()
+        text.detach()  # otherwise it would close the file before it is renamed

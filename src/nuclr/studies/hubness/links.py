@@ -1,4 +1,4 @@
-"""Right answers of a search: from a file of row numbers, and divided for tuning."""
+"""Right answers of a search: known from the vectors, read from a file of row numbers, and divided for tuning."""
 
 from pathlib import Path
 
@@ -6,6 +6,28 @@ import numpy as np
 
 from nuclr.errors import UserError
 from nuclr.files import read_npy, read_text
+from nuclr.runs.vectors import Vectors
+
+
+def find_links(queries: Vectors, gallery: Vectors) -> np.ndarray | None:
+    """Return which rows belong together, (n, 2) of (query, right answer), if both are sides of one file or run."""
+    if queries.path.resolve() != gallery.path.resolve():
+        return None
+    if queries.pairs is not None:
+        if queries.column == gallery.column:
+            return None
+        pairs = queries.pairs.links
+        return (pairs if queries.column == "x" else pairs.flip(1)).numpy()
+    if queries.group is None or gallery.group is None:
+        return None
+    order = np.argsort(gallery.group, kind="stable")
+    start, stop = (np.searchsorted(gallery.group[order], queries.group, side) for side in ("left", "right"))
+    query = np.repeat(np.arange(len(queries)), stop - start)
+    offset = np.arange(len(query)) - np.repeat(np.cumsum(stop - start) - (stop - start), stop - start)
+    links = np.stack([query, order[np.repeat(start, stop - start) + offset]], axis=1)
+    if queries.is_same(gallery):
+        links = links[links[:, 0] != links[:, 1]]
+    return links if len(links) else None
 
 
 def read_links(path: Path, queries: int, gallery: int) -> np.ndarray:

@@ -6,7 +6,7 @@ caption may be a list, and the key may be "captions"). The j-th caption in the l
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +14,17 @@ from typing import Any, Literal
 
 import numpy as np
 import safetensors
+import torch
 
 from nuclr.data import open_pairs
+from nuclr.data.formats.embedding_folders import UID, EmbeddingFolder
 from nuclr.data.formats.embeddings import Embeddings, read_embeddings
-from nuclr.data.pairs import Pairs
+from nuclr.data.formats.stored_texts import StoredTexts
+from nuclr.data.pairs import SIDES, Pairs
 from nuclr.data.texts import MAX_CHARACTERS, replace_surrogates
 from nuclr.errors import UserError
 from nuclr.files import parse_json, read_npz
+from nuclr.remote import is_url, local_copy
 from nuclr.runs.features import embed_pairs
 from nuclr.runs.run import Run
 from nuclr.runs.side_words import SideWords, name_sides, words_of_pairs
@@ -51,7 +55,7 @@ class Names:
     Attributes:
         words: words for the sides, by "x" and "y".
         labels: texts or file names of the rows, by side; an empty list if they are not known.
-        y_to_x: the row of the x that each y belongs to.
+        y_to_x: the row of the x that each y belongs to; a range if pair j consists of row j of both sides.
         numbers: the numbers of the rows in the data, by side; None if they are the rows themselves.
         views: True if both sides are views of the same items.
         origin: where pages find the items.
@@ -60,15 +64,17 @@ class Names:
     """
 
     words: dict[str, SideWords]
-    labels: dict[str, list[str]]
-    y_to_x: list[int]
+    labels: Mapping[str, Sequence[str]]
+    y_to_x: Sequence[int]
     numbers: dict[str, np.ndarray] | None = None
     views: bool = False
     origin: Origin = Origin()
     group: np.ndarray | None = None
 
     @cached_property
-    def _first_y(self) -> dict[int, int]:
+    def _first_y(self) -> Mapping[int, int] | Sequence[int]:
+        if isinstance(self.y_to_x, range):
+            return self.y_to_x
         return {x: y for y, x in reversed(list(enumerate(self.y_to_x)))}
 
     def number(self, side: str, row: int) -> int:
@@ -79,15 +85,21 @@ class Names:
         """Return the text or the file name of a row, if it is known."""
         return self.labels[side][row] if self.labels[side] else None
 
-    def text(self, side: str, row: int) -> str | None:
-        """Return the text of a row; None if it is not known or the side holds no texts."""
-        return self.label(side, row) if self.words[side].kind == "text" else None
+    def labels_of_rows(self, side: str, rows: Sequence[int]) -> list[str]:
+        """Return the texts or file names of some rows, which must be known."""
+        labels = self.labels[side]
+        return labels.take(rows) if isinstance(labels, StoredTexts) else [labels[row] for row in rows]
 
-    def of(self, side: str, row: int) -> dict[str, str]:
-        """Return the known labels of a row and of its pair, by column; an x has its first y."""
-        x, y = (row, self._first_y[row]) if side == "x" else (self.y_to_x[row], row)
-        rows = (("y", y),) if self.views else (("y", y), ("x", x))
-        return {self.words[side].column: self.labels[side][row] for side, row in rows if self.labels[side]}
+    def of_rows(self, side: str, rows: Sequence[int]) -> dict[str, list[str]]:
+        """Return the known labels of some rows and of their pairs, by column; an x has its first y."""
+        others = [(self._first_y if side == "x" else self.y_to_x)[row] for row in rows]
+        x, y = (rows, others) if side == "x" else (others, rows)
+        both = (("y", y),) if self.views else (("y", y), ("x", x))
+        return {self.words[side].column: self.labels_of_rows(side, own) for side, own in both if len(self.labels[side])}
+
+    def numbers_of_rows(self, side: str, rows: np.ndarray) -> np.ndarray:
+        """Return the numbers in the data of some rows."""
+        return rows if self.numbers is None else self.numbers[side][rows]
 
     def describe(self) -> dict[str, dict[str, str]]:
         """Return name, kind and column of both sides, as popularity.json holds them."""
@@ -98,24 +110,71 @@ class Names:
 
 @dataclass(frozen=True)
 class PopularityInput:
-    """Embeddings with the names of their rows; `origin` is the file or the run folder they come from."""
+    """Embeddings with the names of their rows.
+
+    Attributes:
+        embeddings: of both sides.
+        names: what the rows are called.
+        origin: the file, URL or folder they come from.
+        uids: DataComp's unique identifier of each pair; None if it is not known.
+
+    """
 
     embeddings: Embeddings
     names: Names
-    origin: Path
+    origin: str
+    uids: StoredTexts | None = None
 
 
 def input_from_file(
-    file: Path, captions: Path | None = None, images: Path | None = None, allow_outside: bool = False
+    file: str | Path, captions: Path | None = None, images: Path | None = None, allow_outside: bool = False
 ) -> PopularityInput:
     """Read an embedding file, with captions and image names if lists of them are given."""
     embeddings = read_embeddings(file)
     names = read_names(captions, images, len(embeddings.x), embeddings.y_to_x.tolist(), allow_outside)
-    return PopularityInput(embeddings, names, file)
+    return PopularityInput(embeddings, names, str(file))
+
+
+def input_from_folder(
+    path: Path,
+    x_key: str | None = None,
+    y_key: str | None = None,
+    images: Path | None = None,
+    allow_outside: bool = False,
+) -> PopularityInput:
+    """Open a folder of embeddings in parts, which are read as they are needed.
+
+    Args:
+        path: a folder of clip-retrieval or DataComp.
+        x_key: the array of side x, if there are several.
+        y_key: the array of side y.
+        images: the folder that the file names in the metadata are relative to, for pages.
+        allow_outside: whether pages may show images outside of it.
+
+    Raises:
+        UserError: if a file is missing, damaged or does not fit to the others, or a row cannot be compared.
+
+    """
+    folder = EmbeddingFolder(path)
+    keys = folder.sides(x_key, y_key)
+    folder.check(*keys, directions=True)
+    x, y = (folder.features(key) for key in keys)
+    labels = dict(zip(SIDES, (folder.labels(key) for key in keys), strict=True))
+    modalities = [folder.modality(key) for key in keys]
+    sides = keys if modalities[0] == modalities[1] else modalities
+    kinds = [kind if label else "vector" for kind, label in zip(modalities, labels.values(), strict=True)]
+    words = name_sides(sides[0], kinds[0], sides[1], kinds[1])
+    names = Names(
+        dict(zip(SIDES, words, strict=True)),
+        {side: label or [] for side, label in labels.items()},
+        range(len(y)),
+        origin=Origin(images=None if images is None else str(images), allow_outside=allow_outside),
+    )
+    return PopularityInput(Embeddings(x, y, torch.arange(len(y))), names, str(path), folder.texts([UID]))
 
 
 def input_from_pairs(
-    file: Path, path: str, root: str | None = None, split: str | None = None, allow_outside: bool = False
+    file: str | Path, path: str, root: str | None = None, split: str | None = None, allow_outside: bool = False
 ) -> PopularityInput:
     """Read an embedding file, and the pairs that it was made from.
 
@@ -123,7 +182,7 @@ def input_from_pairs(
     """
     embeddings = read_embeddings(file)
     pairs = open_pairs(path, root, split=split, allow_outside=allow_outside)
-    numbers = _read_numbers(file)
+    numbers = _read_numbers(local_copy(str(file)) if is_url(file) else Path(file))
     if numbers is None:
         numbers = np.arange(len(embeddings.y))
     if len(numbers) != len(embeddings.y) or not 0 <= numbers.min() <= numbers.max() < len(pairs):
@@ -133,7 +192,7 @@ def input_from_pairs(
         )
     origin = {"path": path, "root": root, "split": split, "allow_outside": allow_outside}
     names = names_of_pairs(pairs, numbers, embeddings.y_to_x.tolist(), len(embeddings.x), Origin(pairs=origin))
-    return PopularityInput(embeddings, names, file)
+    return PopularityInput(embeddings, names, str(file))
 
 
 def input_from_run(run: Run) -> PopularityInput:
@@ -142,7 +201,7 @@ def input_from_run(run: Run) -> PopularityInput:
     arrays = embed_pairs(run.model, run.loader(source.pairs), source.numbers, run.encoding)
     y_to_x, origin = arrays["y_to_x"].tolist(), Origin(run=str(run.folder))
     names = names_of_pairs(source.pairs, source.numbers, y_to_x, len(arrays["x"]), origin)
-    return PopularityInput(Embeddings(arrays["x"], arrays["y"], arrays["y_to_x"]), names, run.folder)
+    return PopularityInput(Embeddings(arrays["x"], arrays["y"], arrays["y_to_x"]), names, str(run.folder))
 
 
 def _read_numbers(file: Path) -> np.ndarray | None:

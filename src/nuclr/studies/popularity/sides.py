@@ -19,6 +19,8 @@ from nuclr.data.formats.embeddings import Embeddings, unit_rows
 from nuclr.errors import UserError
 from nuclr.evaluation import popularity_agreement
 from nuclr.popularity import ConvergenceWarning, solve
+from nuclr.popularity.kernel import free_memory
+from nuclr.stacked import Stacked
 
 Weights = Literal["pairs", "x"]
 Align = Literal["none", "ridge"]
@@ -39,11 +41,12 @@ class Alignment:
 
 @dataclass(frozen=True)
 class WeightedPairs:
-    """Unit-norm features in one space, and how they are paired.
+    """Features in one space, and how they are paired.
 
     Attributes:
-        x: (n_x, d), features of the x that have a y.
-        y: (n_y, d).
+        x: (n_x, d), features of the x that have a y, of unit norm; Stacked features have any norm and are scaled when
+            they are read.
+        y: (n_y, d), the same.
         x_row: (n_x,), the row of each x in the embedding file.
         links: (n_y, 2), per pair the row of `x` and the row of `y`.
         x_weight: (n_x,), of mean one.
@@ -52,13 +55,18 @@ class WeightedPairs:
 
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tensor | Stacked
+    y: Tensor | Stacked
     x_row: Tensor
     links: Tensor
     x_weight: Tensor
     y_weight: Tensor
     alignment: Alignment | None
+
+    @property
+    def normalize(self) -> bool:
+        """Whether the features still have to be scaled to unit norm."""
+        return isinstance(self.x, Stacked) or isinstance(self.y, Stacked)
 
 
 @dataclass(frozen=True)
@@ -122,11 +130,16 @@ class SidePopularity:
 def weigh_pairs(embeddings: Embeddings, weights: Weights, align: Align) -> WeightedPairs:
     """Weight the pairs and bring x and y into one space; rows are scaled to unit norm.
 
+    Stacked embeddings are not read, unless x has to be mapped to y.
+
     Raises:
         UserError: x and y have different widths and `align` is "none", or all pairs share one x.
 
     """
-    y = unit_rows(embeddings.y, "y")
+    if align == "none" and isinstance(embeddings.x, Stacked) and isinstance(embeddings.y, Stacked):
+        return _pair_rows(embeddings.x, embeddings.y)
+    all_x, all_y = _in_memory(embeddings.x), _in_memory(embeddings.y)
+    y = unit_rows(all_y, "y")
     x_row, x_of_pair, counts = torch.unique(embeddings.y_to_x, return_inverse=True, return_counts=True)
     y_weight = torch.ones(len(y), dtype=torch.float64) if weights == "pairs" else 1 / counts.double()[x_of_pair]
     x_weight = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, x_of_pair, y_weight)
@@ -136,15 +149,11 @@ def weigh_pairs(embeddings: Embeddings, weights: Weights, align: Align) -> Weigh
     if align == "ridge":
         mean_y = torch.zeros(len(x_row), y.shape[1], dtype=torch.float64)
         mean_y.index_add_(0, x_of_pair, y.double() / counts.double()[x_of_pair, None])
-        alignment = align_ridge(embeddings.x[x_row], mean_y, x_weight)
+        alignment = align_ridge(all_x[x_row], mean_y, x_weight)
         x = unit_rows(alignment.x, "x mapped to y")
-    elif embeddings.x.shape[1] == y.shape[1]:
-        x = unit_rows(embeddings.x, "x")[x_row]
     else:
-        raise UserError(
-            f"x has width {embeddings.x.shape[1]} and y has width {y.shape[1]}: embed both with one model, or add\n"
-            "--align ridge, which maps x to y by a ridge regression fitted on the pairs of this file"
-        )
+        _check_widths(all_x, y)
+        x = unit_rows(all_x, "x")[x_row]
     return WeightedPairs(
         x=x.to(y),
         y=y,
@@ -156,6 +165,36 @@ def weigh_pairs(embeddings: Embeddings, weights: Weights, align: Align) -> Weigh
     )
 
 
+def _pair_rows(x: Stacked, y: Stacked) -> WeightedPairs:
+    """Return the pairs (x_j, y_j) of equal weight."""
+    _check_widths(x, y)
+    if len(y) < 2:
+        raise UserError("popularity needs at least two pairs; there is one")
+    rows, weight = torch.arange(len(y)), torch.ones(len(y), dtype=torch.float64)
+    return WeightedPairs(x, y, rows, torch.stack([rows, rows], dim=1), weight, weight, None)
+
+
+def _check_widths(x: Tensor | Stacked, y: Tensor | Stacked) -> None:
+    if x.shape[1] != y.shape[1]:
+        raise UserError(
+            f"x has width {x.shape[1]} and y has width {y.shape[1]}: embed both with one model, or add\n"
+            "--align ridge, which maps x to y by a ridge regression fitted on the pairs of this file"
+        )
+
+
+def _in_memory(features: Tensor | Stacked) -> Tensor:
+    """Read all rows, at least in float32."""
+    if isinstance(features, Tensor):
+        return features
+    size, free = 4 * math.prod(features.shape), free_memory(torch.device("cpu"))
+    if size > 0.2 * free:  # several copies are needed
+        raise UserError(
+            f"--align ridge and --device need all embeddings in memory: {size / 2**30:.1f} GiB per side, and "
+            f"{free / 2**30:.1f} GiB are free; use --align none and --device cpu, which read them in parts"
+        )
+    return torch.from_numpy(np.asarray(features, np.result_type(features.dtype, np.float32)))
+
+
 def solve_sides(
     pairs: WeightedPairs, temperature: float, device: str = "cpu", views: bool = False, **options: Any
 ) -> dict[str, SidePopularity]:
@@ -163,23 +202,33 @@ def solve_sides(
 
     `options` are passed to `nuclr.popularity.solve`.
     """
-    try:
-        x, y = pairs.x.to(device), pairs.y.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from None
-    y_row = torch.arange(len(y))
+    x, y = (_on_device(features, device) for features in (pairs.x, pairs.y))
+    y_row, options = torch.arange(len(y)), options | {"normalize": pairs.normalize}
     sides = {"y": _solve("y", (x, pairs.x_weight), (y, pairs.y_weight), y_row, temperature, options)}
     if not views:
         sides["x"] = _solve("x", (y, pairs.y_weight), (x, pairs.x_weight), pairs.x_row, temperature, options)
-        found = {"y": popularity_agreement(x, y, temperature), "x": popularity_agreement(y, x, temperature)}
+        found = {
+            "y": popularity_agreement(x, y, temperature, normalize=pairs.normalize),
+            "x": popularity_agreement(y, x, temperature, normalize=pairs.normalize),
+        }
         sides = {name: replace(side, agreement=found[name]) for name, side in sides.items()}
     return sides
 
 
+def _on_device(features: Tensor | Stacked, device: str) -> Tensor | Stacked:
+    """Return features where they are solved. On the CPU, rows in files are read as they are needed."""
+    try:
+        if isinstance(features, Stacked) and torch.device(device).type == "cpu":
+            return features
+        return _in_memory(features).to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from None
+
+
 def _solve(
     name: str,
-    anchors: tuple[Tensor, Tensor],
-    candidates: tuple[Tensor, Tensor],
+    anchors: tuple[Tensor | Stacked, Tensor],
+    candidates: tuple[Tensor | Stacked, Tensor],
     row: Tensor,
     temperature: float,
     options: dict[str, Any],
@@ -191,8 +240,8 @@ def _solve(
             x=anchors[0],
             y=candidates[0],
             temperature=temperature,
-            x_weight=anchors[1].to(anchors[0].device),
-            y_weight=candidates[1].to(candidates[0].device),
+            x_weight=anchors[1],
+            y_weight=candidates[1],
             memory=MEMORY,
             **options,
         )

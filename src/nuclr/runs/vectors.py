@@ -1,12 +1,13 @@
-"""Vectors of any file or run, named on the command line as PATH or PATH:COLUMN.
+"""Vectors of any file or run, named on the command line as PATH or PATH:COLUMN; the path of a file may be a URL.
 
 `.npy` files are memory-mapped, so they may be larger than memory. `.npz` and `.safetensors` files have named arrays,
-Parquet files and datasets on disk have columns, and runs have the sides x and y of their held-out pairs.
+Parquet files and datasets on disk have columns, and runs have the sides x and y of their held-out pairs. Folders of
+embeddings in parts (clip-retrieval, DataComp) have arrays, which are memory-mapped as well.
 """
 
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,16 +16,18 @@ import safetensors
 import torch
 
 from nuclr.data.formats import arrow
+from nuclr.data.formats.embedding_folders import EmbeddingFolder, is_embedding_folder
 from nuclr.errors import UserError
 from nuclr.files import read_npz
 from nuclr.popularity.correction import BANK_SIZE
 from nuclr.popularity.kernel import free_memory
+from nuclr.remote import is_url, local_copy, show_urls
 from nuclr.runs import folder as run_folder
 from nuclr.runs.components import SIDES, Source
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
 from nuclr.runs.side_words import words_of_pairs
-from nuclr.studies.popularity.inputs import read_captions
+from nuclr.stacked import Stacked
 
 ROWS = 2**16  # of a block that is checked at once
 
@@ -34,23 +37,25 @@ class Vectors:
     """Vectors with what is known about them.
 
     Attributes:
-        features: (n, d), an array or a memory-mapped file.
+        features: (n, d), an array, a memory-mapped file, or several of them.
         path: the file or folder.
         column: the array, column or side; None for `.npy`.
         group: (n,), equal for rows that belong together, comparable within one file; None if it is not known.
         texts: what people call the rows; None if it is not known.
         pairs: features of both sides, if they come from a run.
         numbers: of the pairs that the rows come from, if they come from a run.
+        url: of the file, if `path` is a local copy of it.
 
     """
 
-    features: np.ndarray
+    features: np.ndarray | Stacked
     path: Path
     column: str | None = None
     group: np.ndarray | None = None
-    texts: list[str] | None = None
+    texts: Sequence[str] | None = None
     pairs: PairFeatures | None = None
     numbers: np.ndarray | None = None
+    url: str | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -59,19 +64,29 @@ class Vectors:
     @property
     def name(self) -> str:
         """The argument that gives these vectors."""
-        return str(self.path) if self.column is None else f"{self.path}:{self.column}"
+        return self.source if self.column is None else f"{self.source}:{self.column}"
+
+    @property
+    def source(self) -> str:
+        """The path or the URL, without the column."""
+        return self.url or str(self.path)
 
     def is_same(self, other: "Vectors") -> bool:
         """Return whether both are the same rows."""
         return (self.path.resolve(), self.column) == (other.path.resolve(), other.column)
 
 
-def split_argument(argument: str) -> tuple[Path, str | None]:
-    """Return the path and the column of PATH or PATH:COLUMN; a file whose name has a colon is a file."""
-    if Path(argument).exists() or ":" not in argument:
-        return Path(argument), None
-    path, _, column = argument.rpartition(":")
-    return (Path(path), column) if column else (Path(argument), None)
+def split_argument(argument: str) -> tuple[str, str | None]:
+    """Return the path or URL, and the column, of PATH or PATH:COLUMN; a file whose name has a colon is a file."""
+    path, colon, column = argument.rpartition(":")
+    if not colon or not column or Path(argument).exists() or (is_url(argument) and "/" in column):
+        return argument, None
+    return path, column
+
+
+def local_path(path: str) -> Path:
+    """Return the path of a file or folder; a URL is downloaded to the cache."""
+    return local_copy(path) if is_url(path) else Path(path)
 
 
 def open_vectors(argument: str, preferred: str, training: bool = False) -> Vectors:
@@ -86,15 +101,19 @@ def open_vectors(argument: str, preferred: str, training: bool = False) -> Vecto
         UserError: if there is nothing to read, or it does not hold vectors.
 
     """
-    path, column = split_argument(argument)
+    name, column = split_argument(argument)
+    path = local_path(name)
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     if path.is_dir() and run_folder.is_run(path):
         return _of_run(path, column or preferred, training)
-    try:
-        vectors = _of_file(path, column, preferred)
-    except MemoryError:
-        raise _too_large(path, path.stat().st_size) from None
+    if is_embedding_folder(path):
+        return _of_folder(path, column, preferred)
+    with show_urls():
+        try:
+            vectors = replace(_of_file(path, column, preferred), url=name if is_url(name) else None)
+        except MemoryError:
+            raise _too_large(path, path.stat().st_size) from None
     features = vectors.features
     if features.ndim != 2 or features.dtype.kind != "f" or features.dtype.itemsize > 8:
         raise UserError(
@@ -136,8 +155,20 @@ def _of_file(path: Path, column: str | None, preferred: str) -> Vectors:
         _refuse_larger_than_memory(path, sum(file.stat().st_size for file in tables))
         return Vectors(arrow.read_vectors(path, column), path, column)
     raise UserError(
-        f"{path}: unknown kind of file; allowed: .npy, .npz, .safetensors, .parquet, a dataset on disk, a run"
+        f"{path}: unknown kind of file; allowed: .npy, .npz, .safetensors, .parquet, a dataset on disk, a folder of "
+        "embeddings, a run"
     )
+
+
+def _of_folder(path: Path, column: str | None, preferred: str) -> Vectors:
+    folder = EmbeddingFolder(path)
+    if column in SIDES or (column is None and len(folder.keys) > 1):
+        column = folder.sides()[SIDES.index(column or preferred)]
+    column = column or folder.keys[0]
+    if column not in folder.keys:
+        raise UserError(f"{path}: no array named {column!r}; found: {', '.join(folder.keys)}")
+    features = folder.features(column)
+    return Vectors(features, path, column, np.arange(len(features)), folder.labels(column))
 
 
 def _npz_sizes(path: Path) -> dict[str, int]:
@@ -204,44 +235,6 @@ def _encode_run(path: Path, training: bool) -> tuple[Run, PairFeatures]:
     if training and len(numbers) > BANK_SIZE:
         numbers = numbers[np.linspace(0, len(numbers) - 1, BANK_SIZE).round().astype(np.int64)]
     return run, run.features(source, numbers)
-
-
-def read_names(argument: str, vectors: Vectors) -> list[str]:
-    """Read what the rows are called: `.txt`, `.jsonl`, `.json` or a column PATH:COLUMN of texts.
-
-    Raises:
-        UserError: if the file cannot be read, or has another number of names.
-
-    """
-    path, column = split_argument(argument)
-    if column is not None:
-        names: Sequence[str] = arrow.read_texts(path, column)
-    else:
-        names = [caption for caption, _ in read_captions(path)]
-    if len(names) != len(vectors):
-        raise UserError(f"{argument}: {len(names):,} names, but {vectors.name} has {len(vectors):,} rows")
-    return list(names)
-
-
-def find_links(queries: Vectors, gallery: Vectors) -> np.ndarray | None:
-    """Return which rows belong together, (n, 2) of (query, right answer), if both are sides of one file or run."""
-    if queries.path.resolve() != gallery.path.resolve():
-        return None
-    if queries.pairs is not None:
-        if queries.column == gallery.column:
-            return None
-        pairs = queries.pairs.links
-        return (pairs if queries.column == "x" else pairs.flip(1)).numpy()
-    if queries.group is None or gallery.group is None:
-        return None
-    order = np.argsort(gallery.group, kind="stable")
-    start, stop = (np.searchsorted(gallery.group[order], queries.group, side) for side in ("left", "right"))
-    query = np.repeat(np.arange(len(queries)), stop - start)
-    offset = np.arange(len(query)) - np.repeat(np.cumsum(stop - start) - (stop - start), stop - start)
-    links = np.stack([query, order[np.repeat(start, stop - start) + offset]], axis=1)
-    if queries.is_same(gallery):
-        links = links[links[:, 0] != links[:, 1]]
-    return links if len(links) else None
 
 
 def check_rows(vectors: Vectors, normalize: bool) -> None:

@@ -1,0 +1,413 @@
+"""Objectives in the training loop of open_clip (`open_clip_train` of release 3).
+
+`TrainOneEpoch` takes the place of the function `train_one_epoch`, which open_clip's `main` calls once per epoch:
+
+    import sys
+    import open_clip_train.main as training
+    from nuclr.integrations.open_clip import TrainOneEpoch
+
+    training.train_one_epoch = TrainOneEpoch("nuclr", temperature=0.03)
+    training.main(sys.argv[1:])
+
+It calls open_clip's own function with two changes: the loader also yields the indices of the pairs, and the loss is an
+objective. The state of the objective is written next to each of open_clip's checkpoints.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.utils.data import DataLoader, Dataset
+
+from nuclr import distributed
+from nuclr.errors import UserError, require
+from nuclr.files import user_errors, write_atomically
+from nuclr.integrations.index import stable_id
+from nuclr.integrations.state import STATE_FILE, load_state, save_state
+from nuclr.integrations.transformers import set_logit_scale
+from nuclr.objectives import Objective, build
+
+OPTIMIZER_FILE = "nuclr_optimizer.safetensors"
+"""The optimizer's state for parameters of the objective, next to the objective's own state."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Batches
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class IndexedPairs(Dataset[tuple[Any, Any, Tensor]]):
+    """A data set of (image, text) with a third element: the position of the pair and the ids of its two samples."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.columns = torch.arange(len(dataset))[:, None]
+        images, captions = getattr(dataset, "images", None), getattr(dataset, "captions", None)
+        if isinstance(images, list) and isinstance(captions, list):  # open_clip's CsvDataset
+            ids = torch.tensor([[stable_id(str(i)), stable_id(str(c))] for i, c in zip(images, captions, strict=True)])
+            if any(len(column.unique()) < len(column) for column in ids.T):
+                self.columns = torch.cat([self.columns, ids], dim=1)
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.dataset)
+
+    def __getitem__(self, position: int) -> tuple[Any, Any, Tensor]:
+        """Return image, text, and (index,) or (index, x_id, y_id)."""
+        image, text = self.dataset[position]
+        return image, text, self.columns[position]
+
+
+class Keys(Protocol):
+    """Numbers of the keys of a stream; `nuclr.data.KeyIndex` is one."""
+
+    with_tar: bool
+
+    def __len__(self) -> int:
+        """Return the number of keys; numbers are in [0, len)."""
+
+    def numbers(self, keys: Iterable[str], tars: Iterable[str] | None = None) -> np.ndarray:
+        """Return the numbers of some keys, and of their tars if the same key occurs in several tars."""
+
+
+class IndexedBatches:
+    """The batches of a loader as open_clip's loop expects them. Their indices are kept in `pending` for the loss.
+
+    Args:
+        loader: The training loader that open_clip made. Its order and settings are kept.
+        keys: For webdataset, the numbers of the keys of the stream.
+
+    Raises:
+        UserError: If the data is a stream and there are no keys, or its samples have none.
+
+    """
+
+    def __init__(self, loader: Any, keys: Keys | None = None) -> None:
+        self._keys = keys
+        if isinstance(loader, DataLoader) and hasattr(loader.dataset, "__getitem__") and loader.batch_sampler:
+            if keys is not None:
+                raise UserError("keys= is for streams (webdataset); the index of other data is the position; remove it")
+            self._loader: Any = _with_positions(loader)
+            self.num_pairs = len(loader.dataset)  # type: ignore[arg-type]
+        else:
+            if keys is None:
+                raise UserError(
+                    "the training data is a stream (webdataset), in which pairs have no index; run `nuclr index TARS "
+                    "--out train.keys` and pass keys=nuclr.data.KeyIndex.open('train.keys')"
+                )
+            self._loader, self.num_pairs = _with_keys(loader), len(keys)
+        self.num_batches: int = getattr(loader, "num_batches", 0) or len(loader)
+        self.num_samples: int = getattr(loader, "num_samples", self.num_pairs)
+        self.pending: list[Tensor] = []
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """Yield images and texts."""
+        self.pending.clear()  # batches left over from an accumulation that the end of the epoch cut short
+        for images, texts, *columns in self._loader:
+            self.pending.append(columns[0] if self._keys is None else self._numbers(*columns))
+            yield images, texts
+
+    def _numbers(self, names: list[str], tars: list[str]) -> Tensor:
+        assert self._keys is not None
+        return torch.as_tensor(self._keys.numbers(names, tars if self._keys.with_tar else None))[:, None]
+
+
+def _with_positions(loader: DataLoader[Any]) -> DataLoader[Any]:
+    return DataLoader(
+        IndexedPairs(loader.dataset),
+        batch_sampler=loader.batch_sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def _with_keys(loader: Any) -> Any:
+    """Let the pipeline of a webdataset loader keep the key and the tar of each sample, next to image and text."""
+    stages = getattr(getattr(getattr(loader, "pipeline", [None])[0], "dataset", None), "pipeline", [])
+    for position, stage in enumerate(stages):
+        if getattr(stage, "args", None) == ("image", "text"):
+            stages[position] = type(stage)(stage.f, *stage.args, "__key__", "__url__", **stage.kw)
+            return loader
+    raise UserError('the stream has no stage to_tuple("image", "text"), as that of open_clip\'s get_wds_dataset')
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loss
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class ObjectiveLoss(nn.Module):
+    """An objective with the signature of open_clip's losses.
+
+    With ``--accum-freq k``, open_clip encodes k batches without gradient and then calls the loss k times with all
+    features, of which one batch has a graph each time. The objective runs in the first of these calls, and all of them
+    use its gradient with respect to the features. The sum is the gradient of the whole batch, and the state is updated
+    once. This is exact if the model encodes a batch the same way twice, that is, without dropout.
+
+    Args:
+        objective: The objective.
+        batches: The loader that the features come from.
+
+    """
+
+    def __init__(self, objective: Objective, batches: IndexedBatches) -> None:
+        super().__init__()
+        self.objective = objective
+        self._batches = batches
+        self._gradients: list[Tensor] = []
+        self._value = torch.zeros(())
+        self._calls_left = 0
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
+        output_dict: bool = False,
+        **others: Any,
+    ) -> Tensor | dict[str, Tensor]:
+        """Return the loss of the batch, in a dict if `output_dict`.
+
+        Args:
+            image_features: (b, d).
+            text_features: (b, d).
+            logit_scale: Of the model; not used, but DDP needs a gradient for it.
+            logit_bias: As `logit_scale`.
+            output_dict: Whether to return a dict.
+            **others: Further outputs of the model, which are refused.
+
+        """
+        if others:
+            raise UserError(
+                f"the model also returns {', '.join(others)}, which an objective does not train; use a model with two "
+                "towers and no --distill-model"
+            )
+        pending = self._batches.pending
+        if sum(map(len, pending)) != len(image_features):
+            raise UserError(
+                f"the loss got {len(image_features)} pairs, but the loader yielded {sum(map(len, pending))}; call it "
+                "once per batch of the loader, as open_clip's train_one_epoch does"
+            )
+        x, y = (normalize(side.float(), dim=-1) for side in (image_features, text_features))
+        loss = self._loss(x, y) if len(pending) == 1 else self._accumulated_loss(x, y)
+        if self._calls_left == 0:
+            pending.clear()
+        for unused in (logit_scale, logit_bias):
+            if isinstance(unused, Tensor) and unused.requires_grad:
+                loss = loss + 0 * unused.sum()
+        return {"contrastive_loss": loss} if output_dict else loss
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        columns = torch.cat(self._batches.pending)
+        ids = columns[:, 1:] if columns.shape[1] > 1 else None
+        loss: Tensor = self.objective(x, y, columns[:, 0], ids).loss
+        return loss
+
+    def _accumulated_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return a loss whose value is that of the whole batch, and whose gradient is the part of this call."""
+        parameters: list[Tensor] = []
+        if self._calls_left == 0:
+            parameters = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
+            leaves = [side.detach().requires_grad_() for side in (x, y)]
+            with torch.autocast(x.device.type, enabled=False):  # it would also apply to the backward pass
+                value = self._loss(*leaves)
+                gradients = torch.autograd.grad(value, [*leaves, *parameters], allow_unused=True)
+            self._gradients = [torch.zeros(()) if g is None else g for g in gradients]
+            self._value = value.detach()
+            self._calls_left = len(self._batches.pending)
+        self._calls_left -= 1
+        used = [x, y, *parameters]  # parameters take part in the first call only
+        linear = torch.stack([(tensor * g.to(tensor)).sum() for tensor, g in zip(used, self._gradients, strict=False)])
+        loss = linear.sum()
+        return loss + (self._value - loss).detach()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class TrainOneEpoch:
+    """open_clip's `train_one_epoch` with an objective as the loss; call it with the same arguments.
+
+    The index of a pair is its row in the CSV file, or the number of its key in a webdataset. Rows of a CSV file with
+    the same image file or the same caption are not negatives of each other. Under torchrun, the batch is that of all
+    processes; ``--local-loss`` and ``--gather-with-grad`` have no effect. With ``--accum-freq k``, gradients are those
+    of the batch that is k times as large.
+
+    The state of the objective after epoch N is written to ``checkpoints/epoch_N_objective`` before open_clip writes its
+    own checkpoint, and is read with ``--resume``. The model's `logit_scale` is set to the objective's temperature at
+    the end of each epoch.
+
+    Args:
+        objective: The name of an objective, such as "nuclr", or an objective. If it is a name, the objective is built
+            when training starts, with the number of pairs in the training data.
+        keys: The numbers of the keys of a stream, for ``--dataset-type webdataset``: `nuclr.data.KeyIndex`.
+        **options: Options of the named objective, such as `temperature`.
+
+    Raises:
+        ValueError: If the name or an option is unknown.
+
+    Example:
+        >>> TrainOneEpoch("nuclr", temperature=0.03)
+        TrainOneEpoch('nuclr', temperature=0.03)
+
+    """
+
+    def __init__(self, objective: str | Objective, *, keys: Keys | None = None, **options: Any) -> None:
+        if isinstance(objective, str):
+            build(objective, num_samples=2, **options)  # a wrong option is reported before any data is read
+        elif options:
+            raise UserError(f"options {', '.join(options)} belong to the constructor of {type(objective).__name__}")
+        self._given = objective
+        self._options = options
+        self._keys = keys
+        self.loss: ObjectiveLoss | None = None
+        self._batches: IndexedBatches | None = None
+
+    def __repr__(self) -> str:
+        """Return the constructor's arguments."""
+        options = "".join(f", {name}={value!r}" for name, value in self._options.items())
+        return f"{type(self).__name__}({self._given!r}{options})"
+
+    @property
+    def objective(self) -> Objective:
+        """The objective, once training has started."""
+        if self.loss is None:
+            raise RuntimeError("the objective is built in the first epoch")
+        return self.loss.objective
+
+    def __call__(
+        self,
+        model: nn.Module,
+        data: dict[str, Any],
+        loss: Any,
+        epoch: int,
+        optimizer: torch.optim.Optimizer,
+        scaler: Any,
+        scheduler: Any,
+        dist_model: Any,
+        args: Any,
+        tb_writer: Any = None,
+    ) -> None:
+        """Train one epoch; the arguments are those of open_clip's function, whose `loss` is not used."""
+        del loss
+        loop = require("open_clip_train.train", purpose=type(self).__name__)
+        if self.loss is None:
+            self._start(data, epoch, optimizer, args)
+        self.objective.train()
+        data = {**data, "train": dataclasses.replace(data["train"], dataloader=self._batches)}
+        loop.train_one_epoch(
+            model, data, self.loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer
+        )
+        set_logit_scale(loop.unwrap_model(model), self.objective.current_temperature)
+        if is_saved(epoch + 1, args):
+            folder = state_folder(args.checkpoint_path, epoch + 1)
+            save_state(self.objective, folder)
+            if distributed.rank() == 0:
+                _save_optimizer(self.objective, optimizer, folder)
+                _remove_old(Path(args.checkpoint_path), epoch + 1)
+
+    def _start(self, data: dict[str, Any], epoch: int, optimizer: torch.optim.Optimizer, args: Any) -> None:
+        if getattr(args, "horovod", False):
+            raise UserError("--horovod is not supported; start the processes with torchrun")
+        if getattr(args, "dataset_resampled", False):
+            raise UserError("--dataset-resampled draws pairs twice, also within a batch; leave it out")
+        self._batches = IndexedBatches(data["train"].dataloader, self._keys)
+        objective = self._given
+        if isinstance(objective, str):
+            objective = build(objective, num_samples=self._batches.num_pairs, **self._options)
+        self.loss = ObjectiveLoss(objective.to(torch.device(args.device)), self._batches)
+        own = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+        if own:
+            optimizer.add_param_group({"params": own, "weight_decay": 0.0})
+            optimizer.register_state_dict_post_hook(_without_last_group)
+        if getattr(args, "resume", None) and epoch > 0:
+            folder = state_folder(Path(args.resume).parent, epoch)
+            load_state(objective, folder)
+            _load_optimizer(objective, optimizer, folder)
+
+
+def state_folder(checkpoints: str | Path, epoch: int) -> Path:
+    """Return the folder of the objective's state after a number of epochs.
+
+    Example:
+        >>> str(state_folder("logs/run/checkpoints", 3))
+        'logs/run/checkpoints/epoch_3_objective'
+
+    """
+    return Path(checkpoints) / f"epoch_{epoch}_objective"
+
+
+def is_saved(completed: int, args: Any) -> bool:
+    """Return whether open_clip writes a checkpoint after this number of epochs."""
+    if not args.logs or args.logs.lower() == "none":
+        return False
+    regular = args.save_frequency > 0 and completed % args.save_frequency == 0
+    return bool(regular or completed == args.epochs or args.save_most_recent)
+
+
+def _without_last_group(_optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    # open_clip loads the optimizer before the objective exists, so its checkpoint holds the model's parameters only.
+    *groups, own = state["param_groups"]
+    kept = {number: value for number, value in state["state"].items() if number not in own["params"]}
+    return {**state, "param_groups": groups, "state": kept}
+
+
+def _save_optimizer(objective: Objective, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    tensors = {
+        f"{name}/{key}": torch.as_tensor(value).detach().cpu().contiguous()
+        for name, parameter in objective.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    if tensors:
+        with user_errors(folder / OPTIMIZER_FILE), write_atomically(folder / OPTIMIZER_FILE) as file:
+            file.write(save(tensors))
+
+
+def _load_optimizer(objective: Objective, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    path = folder / OPTIMIZER_FILE
+    parameters = dict(objective.named_parameters())
+    if not parameters or not path.is_file():
+        return
+    try:
+        with safe_open(path, framework="pt") as file:
+            for entry in file.keys():  # noqa: SIM118
+                name, _, key = entry.rpartition("/")
+                shape = file.get_slice(entry).get_shape()  # compared before memory is taken
+                if name not in parameters or shape not in ([], list(parameters[name].shape)):
+                    raise UserError(f"{path}: {entry} does not fit the parameters of {type(objective).__name__}")
+                tensor = file.get_tensor(entry)
+                parameter = parameters[name]
+                # Adam counts its steps on the host.
+                optimizer.state[parameter][key] = tensor if key == "step" else tensor.to(parameter.device)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); use another checkpoint") from None
+
+
+def _remove_old(checkpoints: Path, completed: int) -> None:
+    """Remove states whose checkpoint is gone, except the last two: the newest checkpoint is yet to be written."""
+    for folder in checkpoints.glob("epoch_*_objective"):
+        match = re.fullmatch(r"epoch_(\d+)_objective", folder.name)
+        if match is None or int(match[1]) >= completed - 1 or (checkpoints / f"epoch_{match[1]}.pt").exists():
+            continue
+        for name in (STATE_FILE, OPTIMIZER_FILE):
+            (folder / name).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()

@@ -1,0 +1,28 @@
+"""What people call the items of a search."""
+
+from collections.abc import Sequence
+
+from nuclr.data.formats import arrow
+from nuclr.errors import UserError
+from nuclr.remote import show_urls
+from nuclr.runs.vectors import Vectors, local_path, split_argument
+from nuclr.studies.popularity.inputs import read_captions
+
+
+def read_names(argument: str, vectors: Vectors) -> list[str]:
+    """Read what the rows are called: `.txt`, `.jsonl`, `.json` or a column PATH:COLUMN of texts.
+
+    Raises:
+        UserError: if the file cannot be read, or has another number of names.
+
+    """
+    name, column = split_argument(argument)
+    path = local_path(name)
+    with show_urls():
+        if column is not None:
+            names: Sequence[str] = arrow.read_texts(path, column)
+        else:
+            names = [caption for caption, _ in read_captions(path)]
+    if len(names) != len(vectors):
+        raise UserError(f"{argument}: {len(names):,} names, but {vectors.name} has {len(vectors):,} rows")
+    return list(names)

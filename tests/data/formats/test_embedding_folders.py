@@ -1,0 +1,193 @@
+"""Folders of clip-retrieval and DataComp: parts in order, metadata, and what is missing or does not fit."""
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nuclr.data import open_pairs
+from nuclr.data.formats import embedding_folders
+from nuclr.data.formats.embedding_folders import EmbeddingFolder, is_embedding_folder
+from nuclr.data.formats.stored_texts import StoredTexts
+from nuclr.errors import UserError
+from tests.embedding_folders import make_clip_retrieval, make_datacomp, make_features, slices, uids
+
+X, Y = make_features()
+
+
+def test_clip_retrieval(tmp_path):
+    folder = EmbeddingFolder(make_clip_retrieval(tmp_path / "cr", X, Y))
+    assert is_embedding_folder(tmp_path / "cr") and folder.kind == "clip-retrieval"
+    assert folder.sides() == ("img_emb", "text_emb")
+    np.testing.assert_array_equal(np.asarray(folder.features("img_emb")), X)
+    np.testing.assert_array_equal(np.asarray(folder.features("text_emb")), Y)
+    assert list(folder.labels("text_emb")) == [f"caption {row}" for row in range(len(X))]
+    assert folder.labels("img_emb").take(np.array([19, 0])) == ["19.jpg", "0.jpg"]
+    assert list(folder.texts(["uid"])) == uids(len(X))
+
+
+def test_parts_are_in_the_order_of_their_numbers(tmp_path):
+    rows = np.arange(12, dtype="f2")[:, None] + np.zeros((1, 2), "f2")
+    make_clip_retrieval(tmp_path, rows, rows, sizes=(1,) * 12)
+    features = EmbeddingFolder(tmp_path).features("img_emb")
+    np.testing.assert_array_equal(np.asarray(features)[:, 0], np.arange(12))  # not 0, 1, 10, 11, 2, ...
+
+
+def test_clip_retrieval_without_metadata_and_with_images_only(tmp_path):
+    folder = EmbeddingFolder(make_clip_retrieval(tmp_path / "a", X, Y, metadata=False))
+    assert folder.labels("text_emb") is None and len(folder.features("text_emb")) == len(Y)
+    make_clip_retrieval(tmp_path / "b", X, Y)
+    shutil.rmtree(tmp_path / "b" / "text_emb")
+    with pytest.raises(UserError, match=r"has no embeddings of texts \(found: img_emb\)"):
+        EmbeddingFolder(tmp_path / "b").sides()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_datacomp(tmp_path, compressed, monkeypatch):
+    monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "cache"))
+    folder = EmbeddingFolder(make_datacomp(tmp_path / "dc", X, Y, compressed=compressed, models=("b32", "l14")))
+    assert folder.kind == "DataComp" and folder.keys == ["b32_img", "b32_txt", "l14_img", "l14_txt"]
+    assert folder.sides("l14_img") == ("l14_img", "l14_txt") == folder.sides(y_key="l14_txt")
+    np.testing.assert_array_equal(np.asarray(folder.features("l14_img")), X)
+    np.testing.assert_array_equal(folder.features("b32_txt")[[19, 2]], Y[[19, 2]])
+    assert folder.labels("l14_txt")[8] == "text 8" and folder.labels("l14_img")[-1] == "http://host/19.jpg"
+    with pytest.raises(UserError, match="name the arrays of both sides, such as b32_img for x and b32_txt for y"):
+        folder.sides()
+    with pytest.raises(UserError, match="no array 'h14_img' for side x"):
+        folder.sides("h14_img")
+
+
+def test_shards_of_datacomp_in_folders(tmp_path):
+    make_datacomp(tmp_path / "dc" / "a", X, Y)
+    make_datacomp(tmp_path / "dc" / "b", Y, X)
+    features = EmbeddingFolder(tmp_path / "dc").features("l14_img")
+    np.testing.assert_array_equal(np.asarray(features), np.concatenate([X, Y]))
+
+
+def test_other_folders_are_not_taken_for_one(tmp_path):
+    assert not is_embedding_folder(tmp_path) and not is_embedding_folder(tmp_path / "none")
+    np.savez(tmp_path / "pairs.npz", x=X, y=Y)
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "pairs.parquet")
+    assert not is_embedding_folder(tmp_path)
+    with pytest.raises(UserError, match="neither an output folder of clip-retrieval"):
+        EmbeddingFolder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("removed", "words"),
+    [
+        ("metadata/metadata_1.parquet", r"metadata: part 1 is missing, which exists as img_emb/img_emb_1\.npy"),
+        ("img_emb/img_emb_0.npy", r"img_emb: part 0 is missing, which exists as text_emb/text_emb_0\.npy"),
+        ("text_emb/text_emb_2.npy", "text_emb: part 2 is missing"),
+    ],
+)
+def test_a_missing_part_is_named(tmp_path, removed, words):
+    (make_clip_retrieval(tmp_path / "cr", X, Y) / removed).unlink()
+    with pytest.raises(UserError, match=words):
+        EmbeddingFolder(tmp_path / "cr")
+
+
+@pytest.mark.parametrize(("removed", "words"), [("00000001.npz", "00000001.npz: missing"),
+                                                ("00000002.parquet", "00000002.parquet: missing")])  # fmt: skip
+def test_a_missing_file_of_a_shard_is_named(tmp_path, removed, words):
+    (make_datacomp(tmp_path / "dc", X, Y) / removed).unlink()
+    with pytest.raises(UserError, match=words):
+        EmbeddingFolder(tmp_path / "dc")
+
+
+def test_lengths_and_widths_that_differ_are_named(tmp_path):
+    folder = make_clip_retrieval(tmp_path / "cr", X, Y)
+    np.save(folder / "text_emb" / "text_emb_2.npy", Y[:11])
+    with pytest.raises(UserError, match=r"text_emb_2\.npy: text_emb has 11 rows, but .*metadata_2\.parquet has 12"):
+        EmbeddingFolder(folder).features("text_emb")
+    np.save(folder / "text_emb" / "text_emb_2.npy", Y[slices()[2], :5])
+    with pytest.raises(UserError, match=r"text_emb_2\.npy: text_emb has 5 columns, and 6 in .*text_emb_0\.npy"):
+        EmbeddingFolder(folder).features("text_emb")
+    plain = make_clip_retrieval(tmp_path / "plain", X, Y, metadata=False)
+    np.save(plain / "text_emb" / "text_emb_1.npy", Y[:3])
+    with pytest.raises(UserError, match=r"text_emb_1\.npy: text_emb has 3 rows, but .*img_emb_1\.npy has 1"):
+        EmbeddingFolder(plain).features("text_emb")
+
+
+def test_part_numbers_that_occur_twice_are_refused(tmp_path):
+    folder = make_clip_retrieval(tmp_path / "cr", X, Y)
+    shutil.copy(folder / "img_emb" / "img_emb_1.npy", folder / "img_emb" / "img_emb_01.npy")
+    with pytest.raises(UserError, match="part 1 exists twice"):
+        EmbeddingFolder(folder)
+
+
+@pytest.mark.parametrize(("value", "words"), [(np.nan, "holds a NaN or an infinity"), (0, "is all zeros")])
+def test_wrong_rows_are_named_by_file_and_row(tmp_path, monkeypatch, value, words):
+    monkeypatch.setattr(embedding_folders, "CHECKED", 4)
+    broken = Y.copy()
+    broken[10] = value
+    folder = EmbeddingFolder(make_clip_retrieval(tmp_path / "cr", X, broken))
+    folder.check("img_emb", directions=True)
+    with pytest.raises(UserError, match=rf"text_emb_2\.npy: text_emb row 2 \(row 10 of the folder\) {words}"):
+        folder.check("text_emb", directions=True)
+
+
+def test_too_little_space_for_unpacking_is_a_clear_error(tmp_path, monkeypatch):
+    folder = EmbeddingFolder(make_datacomp(tmp_path / "dc", X, Y, compressed=True))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
+    with pytest.raises(UserError, match=r"l14_img is compressed and needs .* save the shards without compression"):
+        folder.features("l14_img")
+
+
+def test_a_folder_as_pairs_for_training(tmp_path):
+    make_clip_retrieval(tmp_path / "cr", X, Y)
+    make_datacomp(tmp_path / "dc", X, Y, models=("b32", "l14"))
+    pairs = open_pairs(tmp_path / "cr")
+    assert len(pairs) == len(X) and pairs.x_kind == pairs.y_kind == "vector"
+    sample = pairs[13]
+    np.testing.assert_array_equal(sample.x, X[13].astype("f4"))
+    np.testing.assert_array_equal(pairs.items("y", np.array([4, 19])), Y[[4, 19]].astype("f4"))
+    assert sample.x.dtype == np.float32
+    assert open_pairs(tmp_path / "dc", x_key="l14_img").fingerprint == pairs.fingerprint
+    X2 = X.copy()
+    X2[0] += 1
+    assert open_pairs(make_clip_retrieval(tmp_path / "other", X2, Y)).fingerprint != pairs.fingerprint
+
+
+def test_texts_in_files(tmp_path):
+    pq.write_table(pa.table({"t": ["a", None, "c", "d"]}), tmp_path / "0.parquet", row_group_size=2)
+    pq.write_table(pa.table({"t": pa.array(["e"], pa.string_view())}), tmp_path / "1.parquet")
+    texts = StoredTexts([tmp_path / "0.parquet", tmp_path / "1.parquet"], "t")
+    assert list(texts) == ["a", "", "c", "d", "e"] and texts[1:4] == ["", "c", "d"] and texts[-1] == "e"
+    assert texts.take([4, 0, 4]) == ["e", "a", "e"] and texts[::-2] == ["e", "c", "a"]
+    with pytest.raises(IndexError):
+        texts[5]
+    (tmp_path / "1.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"1\.parquet: cannot be read as Parquet"):
+        len(StoredTexts([tmp_path / "1.parquet"], "t"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss has another unit elsewhere")
+def test_ten_million_embeddings_are_not_read_into_memory(tmp_path):
+    """Read 4.8 GiB of sparse files completely, and rows at random; the process grows by less than 1 GiB."""
+    (tmp_path / "img_emb").mkdir()
+    for part in range(10):
+        path = tmp_path / "img_emb" / f"img_emb_{part}.npy"
+        np.lib.format.open_memmap(path, "w+", np.float16, (1_000_000, 256))
+    code = """if True:
+        import resource, sys
+        from pathlib import Path
+        import numpy as np
+        from nuclr.data.formats.embedding_folders import EmbeddingFolder
+
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        folder = EmbeddingFolder(Path(sys.argv[1]))
+        folder.check("img_emb")
+        features = folder.features("img_emb")
+        for seed in range(20):
+            features[np.random.default_rng(seed).integers(len(features), size=10_000)]
+        print(len(features), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    count, grown = map(int, done.stdout.split())
+    assert count == 10_000_000 and grown < 2**30, grown

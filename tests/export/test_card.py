@@ -1,0 +1,75 @@
+"""Model cards are complete, and every value in them comes from the run."""
+
+import json
+
+import pytest
+import yaml
+
+from nuclr.export import card
+from nuclr.export.trained import open_trained
+
+HEADINGS = ["How to load", "Encoders", "Preprocessing", "Training data", "Objective", "Metrics", "Limits"]
+HEADINGS += ["License and citation", "How it was made"]
+
+
+def write(run, folder, best=False):
+    card.write(open_trained(run, best), folder, card.Usage("nuclr", "feature-extraction", "code = 1", ["A note."]))
+    return (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["separate", "other_encoders", "resnet", "clip", "siglip", "questions", "vectors", "views"]
+)
+def test_the_card_is_complete(runs, tmp_path, name):
+    text = write(runs(name), tmp_path)
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == HEADINGS
+    assert "None" not in text.replace("state_device=None", "") and "nan" not in text
+    sections = [part.partition("\n")[2].strip() for part in text.split("\n## ")[1:]]
+    assert all(sections)
+    results = json.loads((runs(name) / "results.json").read_text())
+    assert f"| number of pairs | {results['pairs']} |" in text
+    assert f"| temperature | {results['temperature']:.6g} |" in text
+    for key, value in (results["val"] or {}).items():
+        assert f"| `{key}` | {value:.4g} |" in text
+
+
+def test_the_header_is_for_the_hub_and_leaves_the_license_to_the_user(runs, tmp_path):
+    text = write(runs("separate"), tmp_path)
+    header = yaml.safe_load(text.split("---")[1])
+    assert header["library_name"] == "nuclr" and header["license"] is None
+    assert text.count("fill in before you publish the model") == 4
+
+
+def test_the_facts_of_a_run(runs, tmp_path):
+    text = write(runs("clip_at_another_size"), tmp_path)
+    assert "resized to 48 x 48 pixels" in text
+    assert "minus mean (0.1, 0.2, 0.3), divided by standard deviation (0.4, 0.5, 0.6)" in text
+    assert "texts are truncated to 12 tokens" in text
+    assert "| temperature | 0.05 |" in text
+    assert "clip_vision_model, 48 x 48 pixels" in text
+    assert f"| started from | `{runs('clip_at_another_size').parent / 'clip'}` |" in text
+    assert "| training pairs | `builtin:n=32` |" in text
+    assert "| augmentation of images | none |" in text
+    squashed = write(runs("resnet"), tmp_path)
+    assert "the whole image is resized to 40 x 40 pixels" in squashed and "ImageOps.fit" not in squashed
+
+
+def test_a_run_without_held_out_pairs_says_so(runs, tmp_path):
+    assert "The run has no held-out pairs, so it was not evaluated." in write(runs("views"), tmp_path)
+
+
+def test_the_best_checkpoint_has_its_own_metrics(runs, tmp_path):
+    text = write(runs("separate"), tmp_path, best=True)
+    results = json.loads((runs("separate") / "results.json").read_text())
+    assert f"| `mean_R@1` | {results['best_mean_R@1']:.4g} |" in text
+
+
+def test_names_of_users_are_not_markup(runs, tmp_path, monkeypatch):
+    trained = open_trained(runs("vectors"))
+    settings = trained.run.settings
+    import dataclasses
+
+    trained.run.settings = dataclasses.replace(settings, name="<img src=x> | `a`\n# b")
+    card.write(trained, tmp_path, card.Usage("nuclr", "feature-extraction", "code = 1"))
+    text = (tmp_path / "README.md").read_text()
+    assert "<img" not in text and "\n# b" not in text

@@ -1,0 +1,237 @@
+"""open_clip's own training program with objectives of this package, on one process and on two."""
+
+import logging
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("open_clip")
+pytest.importorskip("open_clip_train")
+
+import open_clip_train.data
+from open_clip_train.data import CsvDataset
+from safetensors.torch import load_file
+from torch.nn.functional import normalize
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms import ToTensor
+
+from nuclr.data import KeyIndex
+from nuclr.errors import UserError
+from nuclr.integrations import STATE_FILE
+from nuclr.integrations.open_clip import OPTIMIZER_FILE, IndexedBatches, ObjectiveLoss, TrainOneEpoch
+from nuclr.objectives import build
+from tests.integrations.clip_data import write_pairs
+from tests.integrations.open_clip_worker import BATCH, CASES, register_model, train
+
+pytestmark = pytest.mark.open_clip
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "open_clip_train.py"
+PAIRS = 48
+
+
+@pytest.fixture(scope="module", autouse=True)
+def logging_as_before():
+    """Undo what open_clip's `main` does to logging: handlers on the captured output, and the level of every logger."""
+    loggers = [logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))]
+    before, handlers = [(logger, logger.level) for logger in loggers], list(logging.root.handlers)
+    yield
+    logging.root.handlers[:] = handlers
+    for logger, level in before:
+        logger.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with pairs, in which captions occur several times."""
+    folder = tmp_path_factory.mktemp("open_clip")
+    write_pairs(folder, PAIRS)
+    register_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_process(folder):
+    """Return a function that trains a case on this process, once."""
+    trained = {}
+
+    def run(case):
+        if case not in trained:
+            trained[case] = train(folder, case, **CASES[case])
+        return trained[case]
+
+    return run
+
+
+def assert_equal(one, other, tolerance=0.0):
+    assert one.keys() == other.keys()
+    for name in one:
+
+        def describe(message, name=name):
+            return f"{name}: {message}"
+
+        # The state holds logarithms of the order of 1 / temperature, of features in float32.
+        allowed = 100 * tolerance if name.startswith("objective.") else tolerance
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=allowed, msg=describe)
+
+
+def worker(*arguments, processes=1, cwd=ROOT):
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--standalone"]
+    command += ["-m", "tests.integrations.open_clip_worker", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def test_two_processes_train_the_weights_of_one(folder, one_process):
+    worker(folder, *CASES, processes=2)
+    for case in CASES:
+        assert_equal(load_file(folder / f"{case}.safetensors"), one_process(case), tolerance=1e-6)
+
+
+def test_accumulated_batches_equal_the_full_batch(one_process):
+    assert_equal(one_process("accumulated"), one_process("nuclr"), tolerance=1e-6)
+    assert_equal(one_process("learnt_accumulated"), one_process("learnt"), tolerance=1e-6)
+
+
+def test_resumed_equals_uninterrupted(folder, one_process):
+    """With a learnt temperature, whose moments open_clip's own checkpoint does not hold."""
+    uninterrupted = one_process("learnt")
+    checkpoints = folder / "logs" / "learnt" / "checkpoints"
+    assert {path.name for path in (checkpoints / "epoch_1_objective").iterdir()} == {STATE_FILE, OPTIMIZER_FILE}
+    again = ("--resume", f"{checkpoints}/epoch_1.pt")
+    assert_equal(train(folder, "resumed", **CASES["learnt"], arguments=again), uninterrupted)
+    scale = uninterrupted["objective.log_scale"].item()
+    assert abs(scale + math.log(0.05)) > 1e-3
+    assert uninterrupted["model.logit_scale"].item() == pytest.approx(scale, rel=1e-6)
+
+
+def test_evaluation_leaves_state_and_training_alone(folder, one_process):
+    evaluated = train(folder, "evaluated", arguments=("--val-data", f"{folder}/pairs.tsv"))
+    assert "clip_val_loss" in (folder / "logs" / "evaluated" / "checkpoints" / "results.jsonl").read_text()
+    assert_equal(evaluated, one_process("nuclr"))
+
+
+def test_only_states_of_existing_checkpoints_are_kept(folder):
+    train(folder, "latest", epochs=4, arguments=("--save-frequency", "0", "--save-most-recent"))
+    names = {path.name for path in (folder / "logs" / "latest" / "checkpoints").iterdir()}
+    assert names == {"epoch_4.pt", "epoch_latest.pt", "epoch_3_objective", "epoch_4_objective"}
+
+
+def test_rows_with_the_same_caption_are_not_negatives(folder):
+    data = CsvDataset(folder / "pairs.tsv", ToTensor(), "filepath", "title", tokenizer=lambda texts: torch.zeros(1, 4))
+    batches = IndexedBatches(DataLoader(data, batch_size=PAIRS))
+    assert len(set(data.captions)) < PAIRS
+    objective = build("sogclr", num_samples=PAIRS, temperature=0.05)
+    expected = build("sogclr", num_samples=PAIRS, temperature=0.05)
+    loss = ObjectiveLoss(objective, batches)
+    x, y = (normalize(torch.randn(PAIRS, 8), dim=1) for _ in range(2))
+    next(iter(batches))
+    value = loss(image_features=x, text_features=y, logit_scale=torch.ones(()), output_dict=True)["contrastive_loss"]
+    captions = sorted(set(data.captions))
+    same = expected(x, y, torch.arange(PAIRS), y_id=torch.tensor([captions.index(c) for c in data.captions])).loss
+    torch.testing.assert_close(value, same)
+
+
+def test_a_stream_of_tars(folder, monkeypatch):
+    """Keys give the pairs of a webdataset the same numbers whatever the order, and their state is complete."""
+    webdataset = pytest.importorskip("webdataset")
+    expand = open_clip_train.data.tar_file_expander
+
+    def files_only(*args, **kwargs):
+        # Releases of webdataset after 0.2.86 also yield a marker at the end of a tar, which open_clip 3.3 cannot read.
+        return (file for file in expand(*args, **kwargs) if "fname" in file)
+
+    monkeypatch.setattr(open_clip_train.data, "tar_file_expander", files_only)
+    rows = [line.split("\t") for line in (folder / "pairs.tsv").read_text().splitlines()[1:]]
+    for tar in range(4):
+        with webdataset.TarWriter(str(folder / f"{tar}.tar")) as writer:
+            for number in range(12 * tar, 12 * (tar + 1)):
+                picture = Path(rows[number][0]).read_bytes()
+                writer.write({"__key__": f"{number:09}", "png": picture, "txt": rows[number][1]})
+    keys = KeyIndex.write(folder / "train.keys", [f"{number:09}" for number in range(PAIRS)])
+    tars = ("--train-data", f"{folder}/{{0..3}}.tar", "--dataset-type", "webdataset", "--train-num-samples", f"{PAIRS}")
+    seen = []
+
+    class Watched(TrainOneEpoch):
+        def __call__(self, *args, **kwargs):
+            super().__call__(*args, **kwargs)
+            seen.append(self.objective.log_u_x.isfinite().sum().item())
+
+    found = train(folder, "tars", arguments=tars, task=Watched("nuclr", keys=keys, temperature=0.05))
+    assert seen == [PAIRS, PAIRS] and found["objective.zeta_y"].abs().min() > 0
+    with pytest.raises(UserError, match=r"the training data is a stream.*`nuclr index TARS --out train\.keys`"):
+        train(folder, "no_keys", arguments=tars)
+    with pytest.raises(UserError, match="--dataset-resampled draws pairs twice"):
+        train(folder, "resampled", arguments=(*tars, "--dataset-resampled"), task=TrainOneEpoch("nuclr", keys=keys))
+    with pytest.raises(UserError, match="keys= is for streams"):
+        train(folder, "no_stream", task=TrainOneEpoch("nuclr", keys=keys))
+
+
+# -- wrong input ------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_without_state(folder, one_process):
+    one_process("nuclr")
+    checkpoints = folder / "logs" / "nuclr" / "checkpoints"
+    lonely = folder / "lonely" / "epoch_1.pt"
+    lonely.parent.mkdir()
+    lonely.write_bytes((checkpoints / "epoch_1.pt").read_bytes())
+    with pytest.raises(UserError, match=r"epoch_1_objective.*no such file; the checkpoint was saved without the state"):
+        train(folder, "lonely", arguments=("--resume", f"{lonely}"))
+
+
+def test_an_objective_for_fewer_pairs(folder):
+    with pytest.raises(ValueError, match=r"index must be in \[0, 16\), but holds"):
+        train(folder, "fewer", task=TrainOneEpoch(build("nuclr", num_samples=BATCH)))
+
+
+def test_wrong_options_are_reported_before_training():
+    with pytest.raises(ValueError, match="nuclr has no option 'temprature'"):
+        TrainOneEpoch("nuclr", temprature=0.05)
+    with pytest.raises(UserError, match="options temperature belong to the constructor of NUCLR"):
+        TrainOneEpoch(build("nuclr", num_samples=4), temperature=0.05)
+
+
+def test_streams_and_other_outputs_and_other_loops():
+    with pytest.raises(UserError, match=r"the stream has no stage to_tuple"):
+        IndexedBatches(iter([]), keys=[0, 1])
+    pairs = TensorDataset(torch.randn(4, 8), torch.randn(4, 8))
+    batches = IndexedBatches(DataLoader(pairs, batch_size=4))
+    loss = ObjectiveLoss(build("nuclr", num_samples=4), batches)
+    x = normalize(torch.randn(4, 8), dim=1)
+    with pytest.raises(UserError, match="the loss got 4 pairs, but the loader yielded 0"):
+        loss(x, x, torch.ones(()))
+    with pytest.raises(UserError, match="the model also returns logits, which an objective does not train"):
+        loss(x, x, torch.ones(()), logits=x)
+
+
+# -- example ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_trains_and_differs_in_two_lines(folder, tmp_path):
+    arguments = ["--model", "tiny", "--train-data", f"{folder}/pairs.tsv", "--dataset-type", "csv", "--workers", "0"]
+    arguments += [
+        "--batch-size",
+        "16",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+        "--logs",
+        f"{tmp_path}/logs",
+        "--name",
+        "run",
+    ]
+    worker(EXAMPLE, *arguments, cwd=tmp_path)
+    checkpoints = tmp_path / "logs" / "run" / "checkpoints"
+    assert (checkpoints / "epoch_1.pt").is_file()
+    assert load_file(checkpoints / "epoch_1_objective" / STATE_FILE)["log_u_x"].isfinite().all()
+    assert sum("# nuclr" in line for line in EXAMPLE.read_text().splitlines()) <= 5

@@ -1,0 +1,358 @@
+"""Remote data with a real S3 server (moto) on 127.0.0.1: training, the commands on embedding files, and failures."""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+pytest.importorskip("s3fs")
+pytest.importorskip("moto")
+pytest.importorskip("flask")  # of moto[server]
+
+from nuclr.errors import UserError
+from nuclr.remote import list_folder, local_copies, local_copy, transfer
+from tests.data import make
+from tests.remote.server import serve
+from tests.training import runs
+
+BUCKET, PER_TAR, TARS = "bucket", 30, 2
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",  # nothing but 127.0.0.1 is asked
+    "AWS_CONFIG_FILE": "/nonexistent",
+    "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+}
+
+
+class S3:
+    """The server, its address and the requests that it has answered."""
+
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        self.lines: list[str] = []
+        log = logging.getLogger("werkzeug")
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        handler = logging.Handler()
+        handler.emit = lambda record: self.lines.append(record.getMessage())
+        log.handlers = [handler]
+        self.server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self.server.start()
+        self.port = self.server.get_host_and_port()[1]
+
+    def client(self):
+        import boto3
+
+        return boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.port}")
+
+    def upload(self, path: Path, key: str) -> str:
+        self.client().upload_file(str(path), BUCKET, key)
+        return f"s3://{BUCKET}/{key}"
+
+    def downloads(self, key: str) -> int:
+        return sum(f"GET /{BUCKET}/{key}" in line for line in self.lines)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in ENVIRONMENT.items():
+            patch.setenv(key, value)
+        opened = S3()
+        opened.client().create_bucket(Bucket=BUCKET)
+        yield opened
+        opened.server.stop()
+
+
+@pytest.fixture
+def s3(server, tmp_path, monkeypatch):
+    """The S3 server for this process and those that it starts, and a cache of its own."""
+    import s3fs
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+    monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "cache"))
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.lines.clear()
+    return server
+
+
+@pytest.fixture(scope="module")
+def data(server, tmp_path_factory):
+    """Two tars of photographs and an embedding file, in a folder and on the server."""
+    folder = tmp_path_factory.mktemp("data")
+    for tar in range(TARS):
+        numbers = range(tar * PER_TAR, (tar + 1) * PER_TAR)
+        members = [make.sample(f"{number:06d}", number, f"photograph {number}") for number in numbers]
+        make.write_tar(folder / f"0000{tar}.tar", {k: v for sample in members for k, v in sample.items()})
+    runs.write_vectors(folder / "pairs.npz", images=60)
+    for path in folder.iterdir():
+        server.upload(path, f"data/{path.name}")
+    return folder
+
+
+def settings(folder: Path, root: str | Path) -> list[str]:
+    own = {"data.train": "{00000..00001}.tar", "data.val": "00001.tar", "data.root": root, "data.batch_size": 12}
+    return runs.picture_settings(folder, **own, **{"model.x.image_size": 16, "checkpoint_every": 1, "log.every": 1})
+
+
+def start(folder: Path, root: str | Path, out: Path, world: int = 1, *more: str):
+    return runs.start([folder / "empty.yaml", *settings(folder, root), f"out={out}", *more], world)
+
+
+def train(folder: Path, root: str | Path, out: Path, world: int = 1, *more: str) -> None:
+    for status, _, err in runs.finish(start(folder, root, out, world, *more)):
+        assert status == 0, err
+
+
+def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
+    line = [sys.executable, "-m", "nuclr", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, env=os.environ | environment, timeout=120)
+
+
+class Proxy(threading.Thread):
+    """Passes connections on to a port; the next `cuts` answers of more than 10 kB break off, or all of them stall."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.port, self.cuts, self.stall, self.stalled = port, 0, threading.Event(), threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.start()
+
+    def close(self) -> None:
+        self.stall.clear()
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+    def run(self) -> None:
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            upstream = socket.create_connection(("127.0.0.1", self.port))
+            threading.Thread(target=self._pump, args=(client, upstream, False), daemon=True).start()
+            threading.Thread(target=self._pump, args=(upstream, client, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        passed = 0
+        try:
+            while data := source.recv(8192):
+                passed += len(data)
+                if answers and passed > 10_000 and self.cuts:
+                    self.cuts -= 1
+                    break
+                while answers and passed > 10_000 and self.stall.is_set():
+                    self.stalled.set()
+                    time.sleep(0.01)
+                target.sendall(data)
+        except OSError:
+            pass
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # closing alone does not wake up the other thread
+            end.close()
+
+
+@pytest.fixture
+def proxy(s3, monkeypatch):
+    opened = Proxy(s3.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", opened.address)
+    yield opened
+    opened.close()
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A run on local files that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder, data, folder / "run")
+    return folder / "run"
+
+
+def test_training_from_s3_equals_training_from_local_files(s3, whole, tmp_path, nuclr):
+    overrides = settings(tmp_path, f"s3://{BUCKET}/data")
+    status, _, err = nuclr("train", tmp_path / "empty.yaml", *overrides, f"out={tmp_path / 'run'}")
+    assert status == 0, err
+    runs.assert_same_outcome(whole, tmp_path / "run")
+    assert [s3.downloads(f"data/0000{tar}.tar") for tar in range(TARS)] == [1, 1]  # for data.train and data.val
+
+
+def test_two_processes_on_a_cold_cache_download_once_and_train_as_on_local_files(s3, data, tmp_path):
+    train(tmp_path, data, tmp_path / "local", 2)
+    assert not s3.lines
+    train(tmp_path, f"s3://{BUCKET}/data", tmp_path / "remote", 2)
+    runs.assert_same_outcome(tmp_path / "local", tmp_path / "remote")
+    assert [s3.downloads(f"data/0000{tar}.tar") for tar in range(TARS)] == [1, 1]
+
+
+def test_killed_while_downloading_and_while_training_then_resumed_from_a_local_copy(proxy, data, whole, tmp_path):
+    proxy.stall.set()
+    (process,) = start(tmp_path, f"s3://{BUCKET}/data", tmp_path / "run")
+    assert proxy.stalled.wait(120)
+    process.kill()
+    process.communicate()
+    proxy.stall.clear()
+    assert not (tmp_path / "run").exists()
+    (process,) = start(tmp_path, f"s3://{BUCKET}/data", tmp_path / "run")
+    runs.wait_for(tmp_path / "run" / "metrics.jsonl", 1, process)
+    proxy.close()  # a run in training does not need the server
+    runs.wait_for(tmp_path / "run" / "metrics.jsonl", 3, process)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+    train(tmp_path, data, tmp_path / "run", 1, "--resume")
+    runs.assert_same_outcome(whole, tmp_path / "run")
+
+
+# Commands on embedding files
+
+
+def test_hubness_and_popularity_of_remote_files(s3, data, tmp_path, nuclr):
+    def run(source: str, out: Path) -> tuple[np.ndarray, bytes]:
+        for arguments in (
+            ("hubness", f"{source}:y", f"{source}:y", "--out", out / "h", "--normalize"),
+            ("popularity", source, "--temperature", "0.1", "--align", "ridge", "--out", out / "p"),
+        ):
+            status, _, err = nuclr(*arguments)
+            assert status == 0, err
+        assert all((out / part / "report.html").is_file() for part in "hp")
+        assert json.loads((out / "h" / "hubness.json").read_text())["queries"]["name"] == f"{source}:y"
+        assert json.loads((out / "p" / "popularity.json").read_text())["file"] == source
+        return np.load(out / "h" / "bias.npy"), (out / "p" / "popularity.csv").read_bytes()
+
+    bias, table = run(str(data / "pairs.npz"), tmp_path / "local")
+    with serve({"/pairs.npz": (data / "pairs.npz").read_bytes()}) as web:
+        for url in (web.url("/pairs.npz"), f"s3://{BUCKET}/data/pairs.npz"):
+            remote_bias, remote_table = run(url, tmp_path / url.partition(":")[0])
+            assert np.array_equal(remote_bias, bias) and remote_table == table
+        assert len(web.gets()) == s3.downloads("data/pairs.npz") == 1
+
+
+def test_a_page_made_later_does_not_follow_the_url_in_a_summary(data, tmp_path, nuclr):
+    assert (
+        nuclr("popularity", data / "pairs.npz", "--temperature", "0.1", "--align", "ridge", "--out", tmp_path)[0] == 0
+    )
+    summary = tmp_path / "popularity.json"
+    with serve({"/pairs.npz": (data / "pairs.npz").read_bytes()}) as web:
+        summary.write_text(summary.read_text().replace(str(data / "pairs.npz"), web.url("/pairs.npz")))
+        assert web.url("/pairs.npz") in summary.read_text()
+        status, _, err = nuclr("report", tmp_path)
+        assert status == 0, err
+        assert not web.requests
+
+
+# Other kinds of URLs
+
+
+def test_hf_urls(data, tmp_path):
+    """The real client of the Hugging Face Hub, with a local server that answers as the Hub does."""
+    pytest.importorskip("huggingface_hub")
+    content = (data / "pairs.npz").read_bytes()
+    files = {
+        "/api/datasets/me/set": {"id": "me/set", "sha": "0" * 40},
+        "/api/datasets/me/set/tree/main": [{"type": "file", "path": "a.npz", "size": len(content), "oid": "1" * 40}],
+    }
+    code = """if True:
+        from nuclr.data.formats.embeddings import read_embeddings
+        for name in ("a.npz", "b.npz"):
+            try:
+                print(read_embeddings(f"hf://datasets/me/set/{name}"))
+            except ValueError as error:
+                print(error)
+    """
+    with serve({path: json.dumps(answer).encode() for path, answer in files.items()}) as web:
+        web.files["/datasets/me/set/resolve/main/a.npz"] = content
+        own = {"HF_ENDPOINT": web.url(""), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        environment = os.environ | own | {"NUCLR_CACHE": str(tmp_path / "cache")}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
+        )
+    lines = ["Embeddings(x=(60, 12) float32, y=(120, 8) float32)", "hf://datasets/me/set/b.npz: no such file"]
+    assert done.stdout.splitlines() == lines, done.stderr
+
+
+# Failures
+
+
+def test_tars_of_a_folder(s3, data):
+    assert list_folder(f"s3://{BUCKET}/data", ".tar") == [f"s3://{BUCKET}/data/0000{tar}.tar" for tar in range(TARS)]
+    with pytest.raises(UserError, match="no such file"):
+        list_folder(f"s3://{BUCKET}/none", ".tar")
+
+
+def test_a_changed_object_is_downloaded_again(s3, tmp_path):
+    for content in (b"abc", b"abd"):
+        (tmp_path / "a.bin").write_bytes(content)
+        assert local_copy(s3.upload(tmp_path / "a.bin", "a.bin")).read_bytes() == content
+
+
+def test_broken_connections_are_tried_again(proxy, data, monkeypatch):
+    monkeypatch.setattr(transfer, "WAITS", (0.01,) * 4)
+    proxy.cuts = 4
+    copies = local_copies([f"s3://{BUCKET}/data/0000{tar}.tar" for tar in range(TARS)])
+    assert proxy.cuts == 0
+    assert [copy.read_bytes() for copy in copies] == [(data / f"0000{tar}.tar").read_bytes() for tar in range(TARS)]
+
+
+def test_a_connection_that_always_breaks_is_named(proxy, data, monkeypatch):
+    monkeypatch.setattr(transfer, "WAITS", (0.01,) * 4)
+    proxy.cuts = 100
+    with pytest.raises(UserError, match=rf"^s3://{BUCKET}/data/00000\.tar: cannot be read, 5 attempts within 0\.04 s;"):
+        local_copy(f"s3://{BUCKET}/data/00000.tar")
+    assert proxy.cuts == 95
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (f"s3://{BUCKET}/data/{{00000..00002}}.tar", f"s3://{BUCKET}/data/00002.tar: no such file"),
+        ("s3://another/00000.tar", "s3://another/00000.tar: no such bucket as 'another'"),
+        (f"s3://{BUCKET}/data/pairs.npz/", f"s3://{BUCKET}/data/pairs.npz/: has no .tar file"),
+    ],
+)
+def test_wrong_names_on_the_command_line(s3, data, nuclr, source, problem):
+    status, _, err = nuclr("train", f"data.train={source}")
+    assert (status, err) == (2, f"nuclr: {problem}\n")
+
+
+def test_access_without_credentials(s3, data, tmp_path):
+    missing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(tmp_path)}
+    url = f"s3://{BUCKET}/data/pairs.npz"
+    done = command("popularity", url, "--temperature", "0.1", "--out", tmp_path / "out", **missing)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"nuclr: {url}: no credentials (") and "FSSPEC_S3_ANON=true" in done.stderr
+
+
+def test_anonymous_access_to_a_public_and_to_a_private_object(s3, data, monkeypatch):
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"anon": True})  # as FSSPEC_S3_ANON=true sets it at the start
+    public = {"Bucket": BUCKET, "Key": "public.bin", "Body": b"abc", "ACL": "public-read"}
+    s3.client().put_object(**public)
+    assert local_copy(f"s3://{BUCKET}/public.bin").read_bytes() == b"abc"
+    with pytest.raises(UserError, match=r"^s3://bucket/data/pairs\.npz: access denied \(Forbidden\); check the"):
+        local_copy(f"s3://{BUCKET}/data/pairs.npz")
+
+
+def test_a_data_set_larger_than_the_cache_is_refused(s3, data, nuclr, monkeypatch):
+    monkeypatch.setenv("NUCLR_CACHE_SIZE", "20 kB")
+    status, _, err = nuclr("train", f"data.train=s3://{BUCKET}/data")
+    assert status == 2 and err.count("\n") == 1
+    assert "2 files of" in err and "must fit into the cache, which has 20.0 kB; raise NUCLR_CACHE_SIZE" in err
+    assert not any(s3.downloads(f"data/0000{tar}.tar") for tar in range(TARS))

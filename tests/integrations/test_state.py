@@ -1,0 +1,161 @@
+"""The state file in a trainer's checkpoint folder: a round trip, and a clear line for whatever is wrong with it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import normalize
+
+from nuclr.errors import UserError
+from nuclr.integrations import STATE_FILE, load_state, save_state
+from nuclr.objectives import Objective, build
+
+PAIRS = 12
+
+
+def trained(name: str = "nuclr", **options: object) -> Objective:
+    """Return an objective after one step on half of its pairs."""
+    objective = build(name, num_samples=PAIRS, **options)
+    x, y = normalize(torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
+    objective(x, y, torch.arange(6) * 2)
+    return objective
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("clip", {}),
+        ("clip", {"learn_temperature": True}),
+        ("sogclr", {}),
+        ("isogclr", {}),
+        ("nuclr", {"zeta_momentum": 0.9}),
+        ("nuclr", {"learn_temperature": True}),
+    ],
+)
+def test_round_trip(name, options, tmp_path):
+    objective = trained(name, **options)
+    save_state(objective, tmp_path / "checkpoint-1")
+    fresh = build(name, num_samples=PAIRS, **options)
+    load_state(fresh, tmp_path / "checkpoint-1")
+    assert fresh.state_dict().keys() == objective.state_dict().keys()
+    for key, value in objective.state_dict().items():
+        assert torch.equal(fresh.state_dict()[key], value), key
+
+
+def test_float64_state_stays_float64(tmp_path):
+    objective = trained().double()
+    save_state(objective, tmp_path)
+    fresh = build("nuclr", num_samples=PAIRS)
+    load_state(fresh, tmp_path)
+    assert fresh.state_dict()["log_u_x"].dtype == torch.float64
+    assert torch.equal(fresh.state_dict()["log_u_x"], objective.state_dict()["log_u_x"])
+
+
+def test_an_objective_without_state_needs_no_file(tmp_path):
+    load_state(build("clip"), tmp_path)
+
+
+def damage(path: Path, kind: str) -> None:
+    content = path.read_bytes()
+    if kind == "missing":
+        path.unlink()
+    elif kind == "truncated":
+        path.write_bytes(content[:-3])
+    elif kind == "one bit":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif kind == "foreign":
+        save_file({"weight": torch.zeros(2)}, path)
+    elif kind == "text":
+        path.write_text("not tensors")
+    elif kind == "folder":
+        path.unlink()
+        path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "no such file; the checkpoint was saved without the state of NUCLR"),
+        ("folder", "no such file"),
+        ("truncated", "not a complete state of an objective"),
+        ("one bit", "damaged, the checksum does not match"),
+        ("foreign", r"it was not written by nuclr\.integrations\.save_state"),
+        ("text", "not a complete state of an objective"),
+    ],
+)
+def test_a_bad_file_is_refused_and_named(kind, message, tmp_path):
+    save_state(trained(), tmp_path)
+    damage(tmp_path / STATE_FILE, kind)
+    fresh = build("nuclr", num_samples=PAIRS)
+    before = {name: value.clone() for name, value in fresh.state_dict().items()}
+    with pytest.raises(UserError, match=rf"{STATE_FILE}: .*{message}") as raised:
+        load_state(fresh, tmp_path)
+    assert "\n" not in str(raised.value)
+    assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (("sogclr", {}), "holds the state of NUCLR, but the objective is SogCLR"),
+        (("nuclr", {"num_samples": 40}), "holds 12 pairs, but num_samples=40; .* num_samples=12"),
+        (("nuclr", {"individual_temperature": True}), "lacks tau_momentum_x.*build NUCLR with the options"),
+    ],
+)
+def test_the_state_of_another_objective_is_refused(objective, message, tmp_path):
+    save_state(trained(), tmp_path)
+    name, options = objective
+    with pytest.raises(UserError, match=message):
+        load_state(build(name, **({"num_samples": PAIRS} | options)), tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file.*cannot be written"):
+        save_state(trained(), tmp_path / "file" / "checkpoint-1")
+
+
+WORKER = """
+import sys
+import torch.distributed as dist
+from nuclr.errors import UserError
+from nuclr.integrations import load_state, save_state
+from nuclr.objectives import build
+
+dist.init_process_group("gloo")
+objective = build("sogclr", num_samples=11, state_sharding=True)
+load_state(objective, sys.argv[1])
+rank, table = dist.get_rank(), objective.log_u_x
+assert table.tolist() == [float(value) for value in (range(6) if rank == 0 else range(6, 11))], table
+table += 1
+save_state(objective, sys.argv[2])
+try:
+    load_state(objective, sys.argv[1] if rank == 0 else sys.argv[2] + "/missing")
+except UserError as error:
+    assert ("process 1 failed" in str(error)) == (rank == 0), error
+else:
+    raise AssertionError("both processes must raise")
+dist.destroy_process_group()
+"""
+
+
+def test_sharded_state_on_two_processes(tmp_path):
+    whole = build("sogclr", num_samples=11)
+    whole.log_u_x.copy_(torch.arange(11))
+    save_state(whole, tmp_path / "one")
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "worker.py"), str(tmp_path / "one"), str(tmp_path / "two")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    load_state(whole, tmp_path / "two")
+    assert torch.equal(whole.log_u_x, torch.arange(1.0, 12.0))

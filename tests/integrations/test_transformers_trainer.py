@@ -1,0 +1,342 @@
+"""The Trainer of transformers with objectives of this package, on one process and on two."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from safetensors.torch import load_file
+from torch.nn.functional import normalize
+from transformers import (
+    BertConfig,
+    BertModel,
+    CLIPModel,
+    SiglipConfig,
+    SiglipModel,
+    Trainer,
+    TrainingArguments,
+)
+
+from nuclr.errors import UserError
+from nuclr.integrations import STATE_FILE
+from nuclr.integrations.transformers import NuclrTrainer, NuclrTrainerMixin, add_index
+from nuclr.objectives import CLIP, build
+from tests.integrations.clip_data import save_clip, write_pairs
+from tests.integrations.transformers_worker import CASES, PAIRS, identified, pairs, result, trainer
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "transformers_trainer.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return the folder of a small CLIPModel."""
+    return save_clip(tmp_path_factory.mktemp("model"), ["a b c d e f g h"])
+
+
+def assert_equal(one, other, tolerance=0.0):
+    assert one.keys() == other.keys()
+    for name in one:
+        # infinite entries of the state are those of pairs that were not visited
+        torch.testing.assert_close(
+            one[name], other[name], rtol=0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+@pytest.fixture(scope="module")
+def one_process(model, tmp_path_factory):
+    """Return a function that trains a case on this process, once."""
+    trained = {}
+
+    def run(case):
+        if case not in trained:
+            run = trainer(model, tmp_path_factory.mktemp(case), **CASES[case])
+            run.train()
+            trained[case] = result(run)
+        return trained[case]
+
+    return run
+
+
+def test_two_processes_train_the_weights_of_one(model, one_process, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    command += [
+        "--rdzv_backend",
+        "c10d",
+        "--rdzv_endpoint",
+        "localhost:0",
+        "-m",
+        "tests.integrations.transformers_worker",
+    ]
+    done = subprocess.run([*command, model, tmp_path, *CASES], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for case in CASES:
+        assert_equal(load_file(tmp_path / f"{case}.safetensors"), one_process(case), tolerance=1e-6)
+
+
+def test_micro_batches_give_the_weights_and_state_of_the_full_batch(one_process):
+    assert_equal(one_process("micro_batch"), one_process("nuclr"), tolerance=1e-6)
+
+
+def test_accumulated_batches_are_averaged(model, one_process, tmp_path):
+    """The same steps in a plain loop: the mean over three batches, AdamW with the Trainer's schedule and clipping."""
+    made = trainer(model, tmp_path, **CASES["accumulated"])
+    order = [made.get_train_dataloader() for _ in range(2)]
+    module = CLIPModel.from_pretrained(model).double()
+    objective = build("nuclr", num_samples=PAIRS, temperature=0.05).double()
+    decay = [p for name, p in module.named_parameters() if name != "logit_scale"]
+    optimizer = torch.optim.AdamW(decay, lr=1e-2, weight_decay=0.0)
+    for epoch, loader in enumerate(order):
+        loader.set_epoch(epoch)
+        optimizer.param_groups[0]["lr"] = 1e-2 * (1 - epoch / 2)  # linear, one step per epoch
+        for batch in loader:
+            columns = {name: batch.pop(name) for name in ("index", "x_id")}
+            outputs = module(**batch)
+            x, y = (normalize(side, dim=1) for side in (outputs.image_embeds, outputs.text_embeds))
+            (objective(x, y, **columns).loss / 3).backward()
+        torch.nn.utils.clip_grad_norm_(decay, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
+    expected |= {f"objective.{name}": tensor for name, tensor in objective.state_dict().items()}
+    assert_equal(one_process("accumulated"), expected, tolerance=1e-9)
+
+
+def test_the_index_as_labels_of_compute_loss_func_scales_gradients_by_the_accumulated_batches(model, tmp_path):
+    """What the documentation calls wrong; if the Trainer changes, so must the documentation."""
+    objective = CLIP(temperature=0.05)
+
+    def loss(outputs, labels, num_items_in_batch):
+        del num_items_in_batch
+        x, y = (normalize(side, dim=1) for side in (outputs.image_embeds, outputs.text_embeds))
+        return objective(x, y, labels).loss
+
+    steps = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "max_steps": 1, "max_grad_norm": 0.0}
+    quiet = {"use_cpu": True, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    args = TrainingArguments(str(tmp_path), **steps, **quiet, optim="sgd")
+    data = [{**pair, "labels": number} for number, pair in enumerate(pairs(16))]
+    moved = []
+    for cls, given in ((Trainer, {"compute_loss_func": loss}), (NuclrTrainer, {"objective": objective})):
+        module = CLIPModel.from_pretrained(model).double()
+        before = module.visual_projection.weight.detach().clone()
+        cls(module, args, train_dataset=data, **given).train()
+        moved.append(module.visual_projection.weight.detach() - before)
+    torch.testing.assert_close(moved[0], 2 * moved[1])
+    with pytest.raises(UserError, match="leave out compute_loss_func"):
+        NuclrTrainer(module, args, train_dataset=data, compute_loss_func=loss, objective=objective)
+
+
+def test_resumed_equals_uninterrupted(model, tmp_path):
+    """From a checkpoint in the middle of the second epoch, with a learnt temperature and its moments in AdamW."""
+    settings = CASES["resumed"]
+    whole = trainer(model, tmp_path, **settings)
+    whole.train()
+    checkpoint = tmp_path / "checkpoint-4"
+    assert (checkpoint / STATE_FILE).is_file() and (tmp_path / "checkpoint-6").is_dir()
+    assert len(whole.optimizer.param_groups) == 3
+    resumed = trainer(model, tmp_path, **settings)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert_equal(result(resumed), result(whole))
+    assert whole.objective.current_temperature != pytest.approx(0.05, rel=1e-3)
+    moments = [run.optimizer.state_dict()["state"].values() for run in (whole, resumed)]
+    for one, other in zip(*moments, strict=True):
+        assert_equal(one, other)
+    (checkpoint / STATE_FILE).unlink()
+    with pytest.raises(UserError, match=r"nuclr_objective\.safetensors: no such file"):
+        trainer(model, tmp_path, **settings).train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_the_best_model_comes_with_its_state(model, tmp_path):
+    arguments = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "step", "greater_is_better": False}
+    steps = iter(range(9))
+    run = trainer(
+        model, tmp_path, args=arguments | best, eval_dataset=pairs(8), compute_metrics=lambda _: {"step": next(steps)}
+    )
+    run.train()
+    assert run.state.best_model_checkpoint.endswith("checkpoint-2")
+    expected = load_file(tmp_path / "checkpoint-2" / STATE_FILE)
+    assert_equal({name: run.objective.state_dict()[name] for name in expected}, expected)
+    assert not run.objective.log_u_x.isfinite().all()  # two batches of three
+
+
+def test_a_saved_model_has_the_temperature_of_the_objective(model, tmp_path):
+    run = trainer(model, tmp_path, **CASES["learnt"])
+    run.train()
+    run.save_model(str(tmp_path / "saved"))
+    saved = CLIPModel.from_pretrained(tmp_path / "saved")
+    assert saved.logit_scale.exp().item() == pytest.approx(1 / run.objective.current_temperature)
+
+
+def test_evaluation_leaves_state_and_training_alone(model, one_process, tmp_path):
+    predictions = []
+
+    def metrics(prediction):
+        predictions.append(prediction.predictions)
+        return {"pairs": len(prediction.predictions[0])}
+
+    arguments = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
+    held_out = [dict(pair, index=10**9) for pair in pairs(9)]
+    evaluated = trainer(model, tmp_path, args=arguments, eval_dataset=held_out, compute_metrics=metrics)
+    evaluated.train()
+    assert_equal(result(evaluated), one_process("nuclr"))
+    before = result(evaluated)
+    found = evaluated.evaluate()
+    assert_equal(result(evaluated), before)
+    assert found["eval_loss"] > 0 and found["eval_pairs"] == 9
+    x, y = predictions[-1]
+    assert x.shape == y.shape == (9, 8)
+    np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1, rtol=1e-6)
+
+
+def test_columns_reach_the_objective_through_a_collator_that_drops_them(model, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    table = {"tokens": [[2, 5, 6, 3]] * 8, "caption": list("ababcdef"), "unused": list(range(8))}
+    data = add_index(datasets.Dataset.from_dict(table), y_id="caption")
+    assert data["index"][:] == list(range(8)) and data["y_id"][0] == data["y_id"][2] != data["y_id"][1]
+
+    def collate(samples):
+        assert not any("index" in sample or "unused" in sample for sample in samples)
+        pictures = torch.randn(len(samples), 3, 32, 32, dtype=torch.float64)
+        tokens = torch.tensor([sample["input_ids"] for sample in samples])
+        return {"pixel_values": pictures, "input_ids": tokens, "return_loss": True}
+
+    data = data.rename_column("tokens", "input_ids")
+    run = trainer(model, tmp_path, train_dataset=data, data_collator=collate, args={"per_device_train_batch_size": 8})
+    batch = next(iter(run.get_train_dataloader()))
+    assert sorted(batch) == ["index", "input_ids", "pixel_values", "return_loss", "y_id"]
+    assert batch["index"].sort().values.tolist() == list(range(8)) and batch["y_id"].dtype == torch.int64
+    run.train()
+    assert run.objective.log_u_x[:8].isfinite().all() and not run.objective.log_u_x[8:].isfinite().any()
+
+
+def test_the_trainer_logs_the_metrics_of_the_objective(model, tmp_path):
+    run = trainer(model, tmp_path, args={"logging_strategy": "epoch"})
+    run.train()
+    assert {"loss", "objective_x", "objective_y"} <= run.state.log_history[0].keys()
+
+
+def test_siglip_models_and_a_function_that_encodes(model, tmp_path):
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = SiglipConfig(
+        text_config=tower | {"vocab_size": 20}, vision_config=tower | {"image_size": 32, "patch_size": 16}
+    )
+    siglip = SiglipModel(config).double()
+    args = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=16, max_steps=2, use_cpu=True, report_to=[], save_strategy="no"
+    )
+    run = NuclrTrainer(siglip, args, train_dataset=identified(), objective="sogclr")
+    bias = siglip.logit_bias.item()
+    run.train()
+    assert run.objective.num_samples == PAIRS and siglip.logit_bias.item() == bias
+
+    def encode(module, inputs):
+        outputs = module(**inputs)
+        return outputs.vision_model_output.pooler_output, outputs.text_model_output.pooler_output
+
+    assert trainer(model, tmp_path, encode=encode).train().training_loss > 0
+
+
+def test_the_mixin_works_with_a_trainer_of_the_users(model, tmp_path):
+    class Ours(Trainer):
+        def compute_loss(self, *args, **kwargs):
+            raise AssertionError
+
+    class Both(NuclrTrainerMixin, Ours):
+        pass
+
+    args = TrainingArguments(str(tmp_path), per_device_train_batch_size=16, max_steps=1, use_cpu=True, report_to=[])
+    Both(CLIPModel.from_pretrained(model).double(), args, train_dataset=identified(), objective="nuclr").train()
+
+
+# -- wrong input ------------------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_without_an_index(model, tmp_path):
+    message = r"the training data has no column 'index' with the number of each pair; .*add_index\(train_dataset\)"
+    with pytest.raises(UserError, match=message):
+        trainer(model, tmp_path, train_dataset=pairs()).train()
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"input_ids": [[2, 3]] * 4})
+    with pytest.raises(UserError, match=rf"{message} \(the columns are input_ids\)"):
+        trainer(model, tmp_path, train_dataset=table).train()
+    trainer(model, tmp_path, name="clip", train_dataset=pairs(), args={"max_steps": 1}).train()  # needs none
+
+
+def test_an_index_out_of_range(model, tmp_path):
+    data = [dict(pair, index=number + 1) for number, pair in enumerate(pairs())]
+    with pytest.raises(ValueError, match=r"index must be in \[0, 48\), but holds 48"):
+        trainer(model, tmp_path, train_dataset=data).train()
+
+
+def test_a_model_without_two_embeddings(tmp_path):
+    config = BertConfig(vocab_size=20, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    args = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True, report_to=[])
+    data = add_index([{"input_ids": torch.tensor([2, 5, 3])} for _ in range(8)])
+    run = NuclrTrainer(BertModel(config), args, train_dataset=data, objective="nuclr")
+    message = (
+        "BertModel must return image_embeds and text_embeds, but returned last_hidden_state, pooler_output; pass enc"
+    )
+    with pytest.raises(UserError, match=message):
+        run.train()
+
+
+def test_a_last_batch_of_one_pair(model, tmp_path):
+    with pytest.raises(UserError, match=r"the last batch of 33 pairs in batches of 16 has one pair.*drop_last=True"):
+        trainer(model, tmp_path, train_dataset=identified(33)).train()
+
+
+def test_data_sets_that_cannot_have_an_index():
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"index": [0, 1], "caption": ["a", "b"]})
+    with pytest.raises(UserError, match="already has a column 'index'"):
+        add_index(table)
+    with pytest.raises(UserError, match="x_id='image' is not a column of the data set; it has caption"):
+        add_index(table.remove_columns("index"), x_id="image")
+    with pytest.raises(UserError, match="is a stream"):
+        add_index(table.to_iterable_dataset())
+    with pytest.raises(UserError, match="samples must be dicts to hold an index, but sample 0 is tuple"):
+        add_index([(1, 2)])[0]
+
+
+def test_an_optimizer_without_the_parameters_of_the_objective(model, tmp_path):
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+    run = trainer(model, tmp_path, **CASES["learnt"], optimizers=(optimizer, None))
+    with pytest.raises(UserError, match="optimizers= lacks 1 parameters of NUCLR; add"):
+        run.train()
+
+
+# -- example ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_trains_resumes_and_differs_in_five_lines_from_a_plain_script(tmp_path):
+    listed = write_pairs(tmp_path, 96)
+    captions = [json.loads(line)["caption"] for line in listed.read_text().splitlines()]
+    folder, out = save_clip(tmp_path / "clip", captions, width=32), tmp_path / "out"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+
+    def run():
+        command = [sys.executable, EXAMPLE, folder, listed, out]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+
+    done = run()
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (out / "checkpoint-9" / STATE_FILE).is_file()
+    state = load_file(out / "checkpoint-9" / STATE_FILE)
+    assert state["log_u_x"].isfinite().all()
+    weights = load_file(out / "model.safetensors")
+    subprocess.run(
+        ["rm", "-r", out / "checkpoint-9", out / "model.safetensors"], check=True
+    )  # as if it had been killed
+    done = run()
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert_equal(load_file(out / "model.safetensors"), weights)
+    assert sum("# nuclr" in line for line in EXAMPLE.read_text().splitlines()) <= 5

@@ -1,0 +1,97 @@
+"""The examples of docs/use_your_model.md run as their first lines say. `use_pgvector.py` is run by tests/recipes."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from nuclr.export import export
+from tests.export.runs import Runs
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PAGE = Path(__file__).parents[2] / "docs" / "use_your_model.md"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def example(monkeypatch, capsys):
+    def run(name: str, *arguments: object) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_encode(runs, example):
+    lines = example("use_encode.py", runs("separate"))
+    assert len(lines) == 5 and all(re.match(r"( +-?\d\.\d\d){5}   \w", line) for line in lines)
+
+
+def test_search(runs, example):
+    lines = example("use_search.py", runs("separate"), "a red circle", "two stars")
+    assert lines[0] == "a red circle" and lines[4] == "two stars" and len(lines) == 8
+    assert re.match(r"  -?\d\.\d{3}  image \d+: \w", lines[1])
+
+
+def test_corrected_search(runs, example):
+    plain, corrected, skewness = example("use_corrected_search.py", runs("separate"))
+    assert plain.startswith("plain: recall@10 ") and corrected.startswith("corrected: recall@10 ")
+    never = [float(re.search(r"([\d.]+)% of the images", line)[1]) for line in (plain, corrected)]
+    assert never[1] <= never[0] and skewness
+
+
+def test_onnx(runs, example, tmp_path):
+    for module in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(module)
+    export(runs("other_encoders"), "onnx", tmp_path / "demo")
+    (line,) = example("use_onnx.py", tmp_path / "demo")
+    assert line.startswith("100 images and texts of width 8, recall@1 ")
+    variables = runpy.run_path(str(EXAMPLES / "use_onnx.py"))
+    from tests.export.runs import images, largest_difference, texts
+
+    model = runs.model("other_encoders")
+    assert (
+        largest_difference(variables["encode_images"](tmp_path / "demo", images()), model.encode_images(images()))
+        < 1e-5
+    )
+    assert largest_difference(variables["encode_texts"](tmp_path / "demo", texts()), model.encode_texts(texts())) < 1e-5
+
+
+def test_sentence_transformers(runs, example, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    export(runs("separate"), "sentence-transformers", tmp_path / "demo")
+    lines = example("use_sentence_transformers.py", tmp_path / "demo", "a red circle")
+    assert lines[0] == "a red circle" and len(lines) == 4
+
+
+@pytest.mark.open_clip
+def test_open_clip(runs, example, tmp_path):
+    pytest.importorskip("open_clip")
+    export(runs("clip"), "open-clip", tmp_path / "demo")
+    lines = example("use_open_clip.py", tmp_path / "demo", "a circle", "a square")
+    assert len(lines) == 5 and all(re.search(r"a circle \d+%, a square \d+%$", line) for line in lines)
+
+
+@pytest.mark.parametrize("name", ["shared_texts", "questions"])
+def test_mteb(runs, example, tmp_path, name):
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("mteb")
+    from nuclr.runs.folder import read_results
+
+    export(runs(name), "sentence-transformers", tmp_path / "demo")
+    scores = dict(line.split() for line in example("use_mteb.py", tmp_path / "demo", runs(name)))
+    measured = read_results(runs(name))["val"]
+    assert float(scores["recall_at_1"]) == pytest.approx(measured["question_to_answer_R@1"], abs=1e-4)
+    assert float(scores["recall_at_10"]) == pytest.approx(measured["question_to_answer_R@10"], abs=1e-4)
+
+
+def test_the_page_names_every_example():
+    page = PAGE.read_text(encoding="utf-8")
+    assert all(f"`examples/{path.name}`" in page for path in EXAMPLES.glob("use_*.py"))

@@ -1,0 +1,68 @@
+"""Features in several files give the results of the same features in memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from nuclr.evaluation import popularity_agreement
+from nuclr.popularity import PopularityCorrection, hubness, solve
+from nuclr.popularity.false_negatives import false_negatives
+from nuclr.stacked import Stacked, stored_npy
+
+SIZES = (150, 1, 249)
+
+
+@pytest.fixture
+def features(tmp_path):
+    """Return x and y in memory and in files, float16 and of any norm."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(sum(SIZES), 8)) + 0.5
+    arrays = {"x": (2 * x).astype(np.float16), "y": (x + 0.3 * rng.normal(size=x.shape)).astype(np.float16)}
+    stacked = {}
+    for name, array in arrays.items():
+        parts = np.split(array, np.cumsum(SIZES)[:-1])
+        for number, part in enumerate(parts):
+            np.save(tmp_path / f"{name}{number}.npy", part)
+        stacked[name] = Stacked([stored_npy(tmp_path / f"{name}{number}.npy") for number in range(len(SIZES))])
+    return arrays, stacked
+
+
+@pytest.mark.parametrize("method", ["anderson", "sparse"])
+def test_solve(features, method):
+    arrays, stacked = features
+    options = {
+        "temperature": 0.1,
+        "normalize": True,
+        "method": method,
+        "sample": 100,
+        "neighbors": 64,
+        "max_error": 0.9,
+    }
+    assert torch.equal(solve(**stacked, **options).zeta, solve(**arrays, **options).zeta)
+
+
+def test_correction_and_hubness(features):
+    arrays, stacked = features
+    fixes = [PopularityCorrection(0.1, normalize=True).fit(given["x"][::2], given["y"]) for given in (arrays, stacked)]
+    bias = fixes[0].bias(arrays["y"])
+    assert torch.equal(fixes[1].bias(stacked["y"]), bias)
+    assert torch.equal(fixes[1].gallery(stacked["y"]), fixes[0].gallery(arrays["y"]))
+    counts = [hubness(given["x"][1::2], given["y"], normalize=True, bias=bias).counts for given in (arrays, stacked)]
+    assert torch.equal(*counts)
+    agreement = [popularity_agreement(given["x"], given["y"], 0.1, normalize=True) for given in (arrays, stacked)]
+    assert agreement[0] == agreement[1] != 0
+
+
+def test_false_negatives(features):
+    arrays, stacked = features
+    links = np.stack([np.arange(sum(SIZES))] * 2, axis=1)
+    weight = np.random.default_rng(1).uniform(size=sum(SIZES))
+    found = [false_negatives(given["x"], given["y"], links, weight, 5, normalize=True) for given in (arrays, stacked)]
+    assert found[0].x.tolist() == found[1].x.tolist() and found[0].y.tolist() == found[1].y.tolist()
+    assert len(found[0].x) == 5 and torch.equal(found[0].score, found[1].score)
+
+
+def test_wrong_rows_are_named(features):
+    _, stacked = features
+    with pytest.raises(ValueError, match=r"x: row 0 has norm .* not unit norm"):
+        solve(**stacked, temperature=0.1, method="sparse")
