@@ -5,8 +5,10 @@ processes, to kill them or to compare one with several, fork them. How `python -
 and end is tested in tests/training/test_exit.py, tests/training/test_loop.py and tests/cli/test_app.py.
 """
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,10 +49,14 @@ class Fork:
         """Wait until the process has ended; return stdout and stderr."""
         self._process.join(timeout)
         if self._process.is_alive():
-            self.kill()
             raise subprocess.TimeoutExpired(str(self._process), timeout)
         out, err = (file.read() for file in self._files)
         return out, err
+
+    def dump_stacks(self) -> None:
+        """Let the process write the stacks of its threads to stderr."""
+        if self._process.is_alive() and self._process.pid is not None:
+            os.kill(self._process.pid, signal.SIGUSR1)
 
 
 def start(arguments: list, world: int = 1, ranks: Sequence[int] | None = None) -> list[Fork]:
@@ -78,6 +84,7 @@ def _run(function: Callable, arguments: list[str], environment: dict[str, str], 
         file = os.open(name, os.O_WRONLY)
         os.dup2(file, descriptor)
         os.close(file)
+    faulthandler.register(signal.SIGUSR1, file=2)
     os.environ.clear()
     os.environ.update(environment)
     function(*arguments)

@@ -260,6 +260,17 @@ _reserved_ports: list[socket.socket] = []
 
 
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
-    """Wait for the processes; return status, stdout and stderr of each."""
-    texts = [process.communicate(timeout=300) for process in processes]
+    """Wait for the processes; return status, stdout and stderr of each. If one hangs, show what all of them did."""
+    try:
+        texts = [process.communicate(timeout=300) for process in processes]
+    except subprocess.TimeoutExpired as error:
+        for process in processes:
+            if hasattr(process, "dump_stacks"):
+                process.dump_stacks()
+        time.sleep(2)
+        for process in processes:
+            process.kill()
+        ends = [(process.communicate(timeout=60), process.returncode) for process in processes]
+        shown = [f"process {rank}, status {status}:\n{err[-3000:]}" for rank, ((_, err), status) in enumerate(ends)]
+        raise AssertionError("\n".join([str(error), *shown])) from None
     return [(process.returncode, *both) for process, both in zip(processes, texts, strict=True)]
