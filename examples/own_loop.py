@@ -67,6 +67,7 @@ def main() -> None:
             f"recall@1 {hits:.2%}, chance {1 / PAIRS:.2%}; the checkpoint holds {len(checkpoint['objective'])} tables"
         )
     if several:
+        del model  # before the group: otherwise torch may wait for itself in a rare case
         dist.destroy_process_group()
 
 

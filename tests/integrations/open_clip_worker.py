@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from nuclr import distributed
 from nuclr.integrations.open_clip import TrainOneEpoch
+from tests import process_group
 
 MODEL = {
     "embed_dim": 16,
@@ -121,4 +122,4 @@ if __name__ == "__main__":
                 assert again.keys() == found.keys() and all(torch.equal(again[name], found[name]) for name in found)
             if distributed.rank() == 0:
                 save_file(found, Path(sys.argv[1], f"{case}.safetensors"))
-        torch.distributed.destroy_process_group()
+        process_group.leave()

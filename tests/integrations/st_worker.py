@@ -4,6 +4,7 @@ Usage: torchrun --nproc_per_node K tests/integrations/st_worker.py MODEL OUT RUN
 RUNS is JSON: name -> keyword arguments of `train`. Process 0 writes weights and state of each run to OUT/NAME.pt.
 """
 
+import gc
 import json
 import os
 import signal
@@ -130,4 +131,5 @@ if __name__ == "__main__":
         if int(os.environ.get("RANK", "0")) == 0:
             torch.save(result, folder / f"{name}.pt")
     if dist.is_initialized():
+        gc.collect()  # see tests/process_group.py
         dist.destroy_process_group()

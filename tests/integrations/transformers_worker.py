@@ -18,6 +18,7 @@ from nuclr import distributed
 from nuclr.errors import UserError
 from nuclr.integrations.transformers import NuclrTrainer, add_index
 from nuclr.objectives import build
+from tests import process_group
 
 PAIRS, BATCH = 48, 16
 
@@ -109,4 +110,5 @@ if __name__ == "__main__":
         assert "torch.distributed has 2 processes, but the Trainer uses 1" in str(error), error
     else:
         raise AssertionError("two processes trained without each other")
-    torch.distributed.destroy_process_group()
+    del trained
+    process_group.leave()

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nuclr import distributed
 from nuclr.objectives import ObjectiveOutput, backward_in_micro_batches, build
+from tests import process_group
 
 PAIRS, BATCH, CHUNK, STEPS, LENGTH, WIDTH = 3000, 1024, 64, 5, 4, 16
 CASES = {
@@ -143,4 +144,4 @@ def main(folder: str) -> None:
         trained[case, "without dropout"] = train(case, backward_in_micro_batches, 0.0)
     results = {"trained": trained, "synchronizations": count_synchronizations(), "messages": refusals()}
     torch.save(results, Path(folder) / f"{dist.get_rank()}.pt")
-    dist.destroy_process_group()
+    process_group.leave()

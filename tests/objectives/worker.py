@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nuclr.objectives import build
+from tests import process_group
 
 PAIRS, BATCH, STEPS, WIDTH = 41, 12, 5, 6  # four processes hold 11, 11, 11 and 8 rows of sharded state
 NUCLR = {"temperature": 0.1, "zeta_lr": 0.05, "zeta_momentum": 0.1, "zeta_lr_ratio_x": 0.5}
@@ -217,4 +218,4 @@ def main(folder: str) -> None:
         "rows": rows_held() if several else {},
     }
     torch.save(results, Path(folder) / f"{dist.get_rank()}.pt")
-    dist.destroy_process_group()
+    process_group.leave()
