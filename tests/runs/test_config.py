@@ -155,7 +155,7 @@ def test_a_file_far_larger_than_settings_is_refused_before_it_is_parsed(tmp_path
     monkeypatch.setattr("yaml.load", lambda *_: pytest.fail("the file was parsed"))
     monkeypatch.setattr("yaml.safe_load", lambda *_: pytest.fail("the file was parsed"))
     text = "seed: [" + "0, " * 100_000 + "0]\n"
-    for name, hint in (("config.yaml", "$"), ("pairs.csv", "; to train on it, write data.train=")):
+    for name, hint in (("config.yaml", "$"), ("pairs", "; to train on it, write data.train=")):
         (tmp_path / name).write_text(text)
         with pytest.raises(UserError, match=rf"not a config file \(300,010 bytes; at most 100,000 are allowed\){hint}"):
             config.load(tmp_path / name)

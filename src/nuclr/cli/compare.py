@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nuclr.cli.arguments import split_config
 from nuclr.cli.report import write_final_report
 from nuclr.errors import UserError, printable
 
@@ -22,6 +23,7 @@ _TUNING, _STUDIES = "Tuning", "Other studies, with the tuned settings"
 
 
 def compare(
+    context: typer.Context,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -85,8 +87,7 @@ def compare(
     """
     from nuclr.runs import config
 
-    overrides = list(arguments or [])
-    path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
+    path, overrides = split_config(arguments, context)
     options = {key: _pop(overrides, key) for key in ("methods", "seeds")}
     base = config.load(path, overrides, strict=False)
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nuclr.cli.arguments import options_in_messages
 from nuclr.cli.train import training_errors
 from nuclr.errors import UserError
 
@@ -77,7 +78,8 @@ def embed(
             else:
                 chosen = pairs if pairs is not None else str(data.train)
                 part = split if split is not None else data.split if own else None
-                source = features.open_source(model, chosen, root if root is not None else data.root, part, data)
+                with options_in_messages():
+                    source = features.open_source(model, chosen, root if root is not None else data.root, part, data)
             bad = len(source.bad)
             loader = make_loader(data, source.pairs, model)
             arrays = features.embed_pairs(model, loader, source.numbers, encoding)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nuclr.cli.arguments import options_in_messages
 from nuclr.cli.report import write_final_report
 from nuclr.errors import UserError, printable
 
@@ -84,7 +85,7 @@ def popularity(
     ] = None,
     captions: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=_NAMES, help="Captions of the y, in order: .jsonl, .json or .txt."),
+        typer.Option(rich_help_panel=_NAMES, help="Captions of the y, in order: .jsonl, .json, .csv or .txt."),
     ] = None,
     images: Annotated[
         Path | None,
@@ -219,11 +220,12 @@ def popularity(
             raise UserError("--pairs and --captions or --images exclude each other; --pairs shows everything")
         if pairs is None and (root is not None or split is not None):
             raise UserError(f"--{'root' if root is not None else 'split'} needs --pairs")
-        samples = (
-            input_from_file(file, captions, images, allow_outside)
-            if pairs is None
-            else input_from_pairs(file, pairs, root, split, allow_outside)
-        )
+        with options_in_messages():
+            samples = (
+                input_from_file(file, captions, images, allow_outside)
+                if pairs is None
+                else input_from_pairs(file, pairs, root, split, allow_outside)
+            )
     assert temperature is not None and out is not None
     options: dict[str, Any] = {"tolerance": tolerance, "progress": sys.stderr.isatty()}
     if max_iterations is not None:
