@@ -460,6 +460,16 @@ def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str
         raise UserError(f"--out {folder}: there is a file with this name; name a folder") from None
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written ({error.strerror}); name another folder") from None
+    refuse_other_folder(folder, command, summary, names)
+
+
+def refuse_other_folder(folder: Path, command: str, summary: str, names: Sequence[str]) -> None:
+    """Refuse the folder of a training run or of another command, without creating anything. See `prepare_folder`.
+
+    Raises:
+        UserError: one of the files, the page or the folder belongs to another command.
+
+    """
     if (folder / _RUN).is_file():
         other = folder / command.rpartition(" ")[2]
         raise UserError(f"--out {folder}: the folder of a training run; name another folder, such as {other}")

@@ -52,7 +52,8 @@ def main() -> None:
             raise
         path = f"{error.filename}: " if error.filename else ""
         typer.echo(printable(f"nuclr: {path}{error.strerror}"), err=True)
-        sys.exit(1)
+        wrong_path = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
+        sys.exit(2 if wrong_path else 1)
 
 
 def _print_version(requested: bool) -> None:

@@ -12,15 +12,18 @@ from nuclr.errors import UserError
 
 # For `app.command`: options that a command does not know reach `split_config`, whose message names the setting.
 SETTINGS_CONTEXT = {"ignore_unknown_options": True}
-_WITH_OPTIONS = re.compile(r"\bdata\.(root|split|allow_outside)\b")
+_WITH_OPTIONS = re.compile(r"\bdata\.(root|split|allow_outside)\b(=true\b)?")
 
 
-def split_config(arguments: Sequence[str] | None, context: typer.Context) -> tuple[Path | None, list[str]]:
+def split_config(
+    arguments: Sequence[str] | None, context: typer.Context, names: Sequence[str] = ()
+) -> tuple[Path | None, list[str]]:
     """Return the config file or folder, if the first argument names one, and the settings to change.
 
     Args:
         arguments: of the command line.
         context: of the command, which knows its options.
+        names: what the command takes as NAME=VALUE in addition to settings.
 
     Raises:
         UserError: if an argument is an option that the command does not have.
@@ -29,12 +32,12 @@ def split_config(arguments: Sequence[str] | None, context: typer.Context) -> tup
     overrides = list(arguments or [])
     for position, text in enumerate(overrides):
         if text.startswith("-"):
-            raise UserError(_unknown_option(text, overrides[position + 1 :], context))
+            raise UserError(_unknown_option(text, overrides[position + 1 :], context, names))
     path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
     return path, overrides
 
 
-def _unknown_option(text: str, rest: Sequence[str], context: typer.Context) -> str:
+def _unknown_option(text: str, rest: Sequence[str], context: typer.Context, names: Sequence[str]) -> str:
     from nuclr.runs import config
 
     option, _, value = text.partition("=")
@@ -42,7 +45,8 @@ def _unknown_option(text: str, rest: Sequence[str], context: typer.Context) -> s
     near = difflib.get_close_matches(option, options, n=1, cutoff=0.8)
     if near:
         return f"{option}: unknown option; did you mean {near[0]}?"
-    key = config.nearest_key(option.strip("-").replace("-", "_")) or "optimizer.lr"
+    key = option.strip("-").replace("-", "_")
+    key = key if key in names else config.nearest_key(key) or "optimizer.lr"
     value = value or next((word for word in rest[:1] if "=" not in word and not word.startswith("-")), "VALUE")
     return f"{option}: unknown option; settings are written KEY=VALUE, such as {key}={value}"
 

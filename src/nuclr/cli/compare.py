@@ -19,6 +19,7 @@ Examples:
     nuclr compare CONFIG methods=clip,sogclr,nuclr seeds=5 --halves --out runs/c   any config with any KEY=VALUE
     nuclr compare CONFIG methods=sogclr,nuclr seeds=5 --tune gamma --out runs/g    tune gamma (0.3, 0.8) for both
 """
+COMPARED = ("methods", "seeds")  # arguments NAME=VALUE that are not settings
 _TUNING, _STUDIES = "Tuning", "Other studies, with the tuned settings"
 
 
@@ -87,8 +88,8 @@ def compare(
     """
     from nuclr.runs import config
 
-    path, overrides = split_config(arguments, context)
-    options = {key: _pop(overrides, key) for key in ("methods", "seeds")}
+    path, overrides = split_config(arguments, context, COMPARED)
+    options = {key: _pop(overrides, key) for key in COMPARED}
     base = config.load(path, overrides, strict=False)
 
     from nuclr.objectives import entry, names

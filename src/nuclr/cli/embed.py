@@ -44,16 +44,16 @@ def embed(
         raise UserError(f"--side {side}: needs x or y, and --images or --texts; pairs are embedded on both sides")
 
     from nuclr.models import build_model
-    from nuclr.runs import features, folder, launch
+    from nuclr.runs import features, launch
     from nuclr.runs.components import make_loader
-    from nuclr.runs.run import Run
+    from nuclr.runs.run import Run, opens_as_run
     from nuclr.runs.settings import Data
 
     features.check_target(out)
     own = pairs is None and images is None and texts is None
     with training_errors(), launch.processes(launch.pick_device(device)):
         trained = None
-        if folder.is_run(run):
+        if opens_as_run(run):
             trained = Run.open_finished(run, best, device)
             model, data = trained.model, trained.settings.data
             encoding = trained.encoding._replace(batch_size=batch_size)

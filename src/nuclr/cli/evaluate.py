@@ -125,8 +125,6 @@ def evaluate(
     from nuclr.studies.evaluate.subject import open_subject
 
     banks = list(dict.fromkeys(parse_bank(text) for text in correct or []))
-    if not run.exists():
-        raise UserError(f"{run}: no such folder; name a run that nuclr train wrote, or a folder of encoders")
     with training_errors(), launch.processes(launch.pick_device(device)):
         subject = open_subject(run, best, batch_size, device, head)
         data, model = subject.data, subject.model

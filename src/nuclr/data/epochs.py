@@ -75,8 +75,8 @@ def steps_per_epoch(order: np.ndarray, global_batch: int) -> int:
     """
     if len(order) < 2:
         raise UserError(
-            f"an epoch has {len(order)} sample, and training needs at least 2; with data.one_pair_per_x, the pairs need "
-            "different x"
+            f"an epoch has {len(order)} sample, and training needs at least 2; "
+            "with data.one_pair_per_x, the pairs need different x"
         )
     if len(order) < global_batch:
         raise UserError(

@@ -132,8 +132,9 @@ def read(path: Path) -> dict[str, Any]:
     if is_pairs(str(path)):
         raise pairs
     if path.is_dir():
-        hint = f"name {path / 'config.yaml'}" if (path / "config.yaml").is_file() else f"or data.train={path}"
-        raise UserError(f"{path}: a folder, not a config file; name a YAML file, {hint}")
+        config = path / "config.yaml"
+        hint = f"name {config}" if config.is_file() else f"to train on pairs in it, write data.train={path}"
+        raise UserError(f"{path}: a folder, not a config file; {hint}")
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
@@ -329,9 +330,9 @@ def _describe(options: tuple[Any, ...], bounds: Any) -> str:
         return "a list of names"
     text = {bool: "true or false", int: "a whole number", float: "a number"}.get(target, "a text")
     if bounds:
-        parts = [f"above {bounds['above']:g}"] if bounds["above"] > -math.inf else []
-        parts += [f"at least {bounds['low']:g}"] if bounds["low"] > -math.inf else []
-        parts += [f"at most {bounds['high']:g}"] if bounds["high"] < math.inf else []
+        limits = {name: f"{int(v) if float(v).is_integer() else v}" for name, v in bounds.items() if math.isfinite(v)}
+        words = {"above": "above", "low": "at least", "high": "at most"}
+        parts = [f"{word} {limits[name]}" for name, word in words.items() if name in limits]
         text += " " + " and ".join(parts) if parts else ""
     return text
 

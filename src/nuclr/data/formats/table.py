@@ -92,6 +92,8 @@ def read_cells(path: Path, expected: Sequence[str] = ()) -> Iterator[tuple[int, 
         raise UserError(f"{path}, line {line}: cannot be read as a table ({error})") from None
     except UnicodeDecodeError:
         raise not_utf8(path) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     finally:
         csv.field_size_limit(limit)
 

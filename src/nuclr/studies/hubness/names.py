@@ -25,7 +25,7 @@ def read_names(argument: str, vectors: Vectors) -> list[str]:
         elif column is not None:
             names = arrow.read_texts(path, column)
         else:
-            names = [caption for caption, _ in read_captions(path)]
+            names = [caption for caption, _ in read_captions(path, f"name it as {name}:COLUMN")]
     if len(names) != len(vectors):
         raise UserError(f"{argument}: {len(names):,} names, but {vectors.name} has {len(vectors):,} rows")
     return list(names)

@@ -288,15 +288,15 @@ def read_names(
     return Names(dict(zip(("x", "y"), words, strict=True)), {"x": names, "y": texts}, y_to_x, origin=origin)
 
 
-def read_captions(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield (caption, image or None) in the order of y."""
+def read_captions(path: Path, fix: str = "rename it to caption") -> Iterator[tuple[str, str | None]]:
+    """Yield (caption, image or None) in the order of y; `fix` says what to do if a table has no usual column."""
     suffix = path.suffix.lower()
     if suffix == ".txt":
         for line in read_lines(path):
             yield _shortened(line), None
         return
     if suffix in TABLES:
-        yield from _captions_of_table(path)
+        yield from _captions_of_table(path, fix)
         return
     for position, entry in _objects(path):
         value = entry.get("captions", entry.get("caption")) if isinstance(entry, dict) else None
@@ -309,12 +309,12 @@ def read_captions(path: Path) -> Iterator[tuple[str, str | None]]:
             yield _shortened(caption), entry.get("image")
 
 
-def _captions_of_table(path: Path) -> Iterator[tuple[str, str | None]]:
+def _captions_of_table(path: Path, fix: str) -> Iterator[tuple[str, str | None]]:
     rows = read_cells(path)
     _, header = next(rows)
     caption = find_column(header, CAPTION_COLUMNS) or (header[0] if len(header) == 1 else None)
     if caption is None:
-        raise UserError(f"{path}: no column of captions among {', '.join(header)}; rename it to caption")
+        raise UserError(f"{path}: no column of captions among {', '.join(header)}; {fix}")
     image, column = find_column(header, IMAGE_COLUMNS), header.index(caption)
     for cells in complete_rows(path, header, rows):
         yield _shortened(cells[column]), None if image is None else cells[header.index(image)]
