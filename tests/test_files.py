@@ -7,7 +7,16 @@ import pytest
 
 from nuclr import files
 from nuclr.errors import UserError
-from nuclr.files import find_cache_folder, is_temporary, read_text, write_atomically, write_json, write_text
+from nuclr.files import (
+    find_cache_folder,
+    is_temporary,
+    not_utf8,
+    read_lines,
+    read_text,
+    write_atomically,
+    write_json,
+    write_text,
+)
 
 
 def test_write_atomically_replaces_the_file(tmp_path):
@@ -102,10 +111,35 @@ def test_read_text_drops_the_byte_order_mark_and_refuses_other_encodings(tmp_pat
     path.write_bytes(b"\xef\xbb\xbfabc")
     assert read_text(path) == "abc"
     path.write_bytes(b"ab\xff")
-    with pytest.raises(UserError, match=r"not UTF-8 text \(byte 2\)"):
+    with pytest.raises(UserError, match=r"a\.txt, line 1: not UTF-8 text \(byte 0xFF\)"):
         read_text(path)
     with pytest.raises(UserError, match="cannot be read"):
         read_text(tmp_path / "missing.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("one\ntwo\ncaf\u00e9\n".encode("latin-1"), "line 3: not UTF-8 text (byte 0xE9); if it is Latin-1 or"),
+        ("one\n".encode("utf-16"), "line 1: not UTF-8 text (byte 0xFF); it looks like UTF-16, convert"),
+        (b"x" * (2**20 - 1) + b"\n\xc3", "line 2: not UTF-8 text (byte 0xC3)"),  # the file ends within a character
+        (b"\n" * (2**20 - 1) + b"\xc3\xa9\n\xe9", f"line {2**20 + 1}: "),  # a good character between two blocks
+    ],
+    ids=["latin-1", "utf-16", "cut", "blocks"],
+)  # fmt: skip
+def test_the_line_that_is_not_utf8_is_named_with_a_command_that_converts_the_file(tmp_path, content, message):
+    path = tmp_path / "my list.csv"
+    path.write_bytes(content)
+    error = str(not_utf8(path))
+    assert message in error
+    assert f"-t UTF-8 '{path}' > '{tmp_path}/my list-utf8.csv'" in error
+
+
+def test_lines_end_with_line_feeds_only(tmp_path):
+    (tmp_path / "a.txt").write_bytes("one\u2028more\r\n\ntwo\x0c\n".encode())
+    assert read_lines(tmp_path / "a.txt") == ["one\u2028more", "", "two\x0c"]
+    (tmp_path / "a.txt").write_text("")
+    assert read_lines(tmp_path / "a.txt") == []
 
 
 def test_the_cache_folder_is_the_first_that_can_be_written(tmp_path, monkeypatch):

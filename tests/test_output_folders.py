@@ -38,6 +38,17 @@ def test_files_of_another_program_are_not_replaced(tmp_path, summary):
         prepare(tmp_path)
 
 
+def test_the_folder_of_a_training_run_or_of_another_command_is_refused(tmp_path):
+    (tmp_path / "report.html").touch()
+    with pytest.raises(
+        UserError, match=r"report\.html exists and was not written by `nuclr test`; name another folder"
+    ):
+        prepare(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(UserError, match=rf"the folder of a training run; name another folder, such as {tmp_path}/test"):
+        prepare(tmp_path)
+
+
 def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "out").write_text("mine")
     for folder in (tmp_path / "out", tmp_path / "out" / "deeper"):

@@ -1,14 +1,18 @@
 """Read text, JSON and arrays from untrusted files, write files atomically, find cache folders, check output folders."""
 
+import codecs
 import contextlib
 import io
 import json
 import math
 import os
 import re
+import shlex
 import tempfile
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -19,6 +23,7 @@ from nuclr.errors import UserError, printable
 # Content of more than _LARGE bytes in memory is refused if it is over _MOST_COMPRESSION times its size in the file.
 _LARGE, _MOST_COMPRESSION = 2**28, 100
 _LARGEST_CONFIG = 100_000  # bytes
+_RUN, _PAGE = "config.yaml", "report.html"  # a file of every training run, and the page of every command
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
@@ -38,10 +43,58 @@ def read_text(path: Path) -> str:
     """
     try:
         return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file, as `read_text` reads it.
+
+    A line ends with a line feed, with or without a carriage return. `str.splitlines` would also split a text at
+    characters such as U+2028, which JSON lines and captions may contain.
+
+    Args:
+        path: the file to read.
+
+    Raises:
+        UserError: if the file cannot be read, or is not UTF-8.
+
+    """
+    lines = read_text(path).split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def not_utf8(path: Path) -> UserError:
+    """Return the error for a text file that is not UTF-8.
+
+    Args:
+        path: the file. It is read again, in parts, to find the line.
+
+    Returns:
+        An error to raise. Its message names the line and its first wrong byte, and shows a command that converts the
+        file.
+
+    """
+    line, wrong, decoder = 1, "", codecs.getincrementaldecoder("utf-8")()
+    with path.open("rb") as file:
+        is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        file.seek(0)
+        for block in chain(iter(partial(file.read, 2**20), b""), [b""]):
+            try:
+                decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                line += error.object.count(b"\n", 0, error.start)
+                wrong = f" (byte 0x{error.object[error.start]:02X})"
+                break
+            line += block.count(b"\n")
+    guess, encoding = ("it looks like", "UTF-16") if is_utf16 else ("if it is Latin-1 or", "Windows-1252")
+    converted = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    return UserError(
+        f"{path}, line {line}: not UTF-8 text{wrong}; {guess} {encoding}, convert it: "
+        f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(converted))}"
+    )
 
 
 def refuse_large_config(path: Path) -> None:
@@ -387,7 +440,7 @@ def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str
     """Create `folder` and check that it can be written and that the files to write in it are not somebody else's.
 
     An earlier run of the same command is recognized by the key "written_by" in its `summary`; its files may be
-    replaced.
+    replaced. The page of another command, and the folder of a training run, are refused.
 
     Args:
         folder: the folder of `--out`.
@@ -396,7 +449,7 @@ def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str
         names: the files that will be written.
 
     Raises:
-        UserError: the folder cannot be written, or one of the files belongs to another command.
+        UserError: the folder cannot be written, or it belongs to another command.
 
     """
     try:
@@ -407,7 +460,20 @@ def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str
         raise UserError(f"--out {folder}: there is a file with this name; name a folder") from None
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written ({error.strerror}); name another folder") from None
-    present = [name for name in names if (folder / name).exists()]
+    refuse_other_folder(folder, command, summary, names)
+
+
+def refuse_other_folder(folder: Path, command: str, summary: str, names: Sequence[str]) -> None:
+    """Refuse the folder of a training run or of another command, without creating anything. See `prepare_folder`.
+
+    Raises:
+        UserError: one of the files, the page or the folder belongs to another command.
+
+    """
+    if (folder / _RUN).is_file():
+        other = folder / command.rpartition(" ")[2]
+        raise UserError(f"--out {folder}: the folder of a training run; name another folder, such as {other}")
+    present = [name for name in (*names, _PAGE) if (folder / name).exists()]
     if present and not _written_by(folder / summary, command):
         raise UserError(f"--out {folder}: {present[0]} exists and was not written by `{command}`; name another folder")
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from nuclr import __version__
 
 
@@ -32,6 +34,19 @@ def test_ctrl_c_ends_with_status_130(nuclr, monkeypatch, tmp_path):
 
     monkeypatch.setattr(study, "write_study", interrupt)
     assert nuclr("toy", "--out", tmp_path).status == 130
+
+
+@pytest.mark.parametrize(("error", "status"), [(PermissionError(13, "Denied", "a.txt"), 2), (OSError(28, "Full"), 1)])
+def test_a_wrong_path_is_the_users_mistake_and_a_full_disk_is_not(nuclr, monkeypatch, tmp_path, error, status):
+    from nuclr.studies.toy import study
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(study, "write_study", fail)
+    ended = nuclr("toy", "--out", tmp_path)
+    assert ended.status == status
+    assert f"nuclr: {'a.txt: Denied' if status == 2 else 'Full'}" in ended.err
 
 
 def test_errors_show_control_characters_instead_of_sending_them(nuclr, tmp_path):

@@ -51,7 +51,7 @@ def test_images_outside_of_the_root_need_an_option(nuclr, trained, tmp_path):
     entries = ({"image": f"../elsewhere/{name}", "captions": texts} for name, texts in make.CAPTIONS.items())
     arguments = ["embed", trained, "--pairs", make.write_lines(tmp_path / "lists" / "l.jsonl", *entries)]
     status, _, err = nuclr(*arguments, "--out", tmp_path / "f.npz")
-    assert status == 2 and "data.allow_outside=true allows this" in err
+    assert status == 2 and "--allow-outside allows this" in err
     assert nuclr(*arguments, "--out", tmp_path / "f.npz", "--allow-outside")[0] == 0
     assert np.load(tmp_path / "f.npz")["y"].shape == (8, 8)
 

@@ -129,7 +129,7 @@ def test_images_outside_of_the_root_need_an_option(nuclr, refused, pictures, tmp
     (tmp_path / "lists").mkdir()
     entries = ({"image": f"../elsewhere/{name}", "captions": texts} for name, texts in make.CAPTIONS.items())
     path = make.write_lines(tmp_path / "lists" / "list.jsonl", *entries)
-    refused("data.allow_outside=true allows this", pictures, "--retrieval", path)
+    refused("--allow-outside allows this", pictures, "--retrieval", path)
     status, _, err = nuclr(pictures, "--retrieval", path, "--allow-outside")
     assert status == 0, err
 
@@ -189,6 +189,7 @@ def test_standard_test_sets(nuclr, refused, pictures, tmp_path, monkeypatch):
 def test_wrong_input_for_a_run_on_vectors_is_refused(refused, vectors, tmp_path):
     run = vectors / "run"
     refused("no such folder", tmp_path / "nothing")
+    refused("val.npz: a file, not a folder; name a run folder", vectors / "val.npz")
     refused("neither a run folder (no config.yaml) nor encoders", tmp_path)
     refused("--correct bank=test: unknown; allowed: bank=train or bank=queries", run, "--correct", "bank=test")
     refused("there is no set called 'flickr30'; did you mean flickr30k?", run, "--retrieval", "flickr30:/data")

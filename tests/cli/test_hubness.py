@@ -208,6 +208,8 @@ def test_pictures_of_a_folder(nuclr, pairs, tmp_path):
 
 def break_files(folder: Path) -> None:
     data = dict(np.load(folder / "dev.npz"))
+    (folder / "nothing_in_it").mkdir()
+    (folder / "names.csv").write_text("id,word\n1,cat\n")
     np.save(folder / "wide.npy", unit(np.ones((8, D + 1))))
     np.save(folder / "one.npy", data["x"][:1])
     np.save(folder / "three.npy", data["x"][:3])
@@ -268,6 +270,9 @@ def break_files(folder: Path) -> None:
         ("damaged.safetensors x.npy", "damaged.safetensors: cannot be read as .safetensors"),
         ("damaged.parquet x.npy", "damaged.parquet: cannot be read"),
         ("words.txt x.npy", "words.txt: unknown kind of file"),
+        ("nothing_in_it x.npy", "nothing_in_it: unknown kind of folder; allowed: .npy"),
+        ("x.npy dev.npz:y --names names.csv", "names.csv: no column of captions among id, word; name it as names.csv:"),
+        ("x.npy dev.npz:y --names names.csv:word", "names.csv:word: 1 names, but dev.npz:y has 120 rows"),
         ("x.npy dev.npz:y --names words.txt", "words.txt: 2 names, but dev.npz:y has 120 rows"),
         ("x.npy dev.npz:y --links links.txt", "links.txt: row 1 names item 999"),
         ("x.npy dev.npz:y --links bad_links.txt", "bad_links.txt: line 2 does not have two whole numbers"),

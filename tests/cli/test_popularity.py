@@ -168,6 +168,18 @@ def test_files_of_the_user_are_refused_and_left_unchanged(nuclr, pairs, tmp_path
     assert (tmp_path / "out" / "popularity.csv").read_text() == "mine"
 
 
+def test_the_folder_of_a_run_is_refused_before_encoding(nuclr, pairs, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("nuclr.studies.popularity.inputs.embed_pairs", lambda *_: pytest.fail("pairs were encoded"))
+    before = sorted(trained.iterdir())
+    for source in ((pairs, "--temperature", 0.1), (trained,)):
+        refused = nuclr("popularity", *source, "--out", trained)
+        assert refused.status == 2
+        assert f"the folder of a training run; name another folder, such as {trained / 'popularity'}" in refused.err
+    assert sorted(trained.iterdir()) == before
+    refused = nuclr("popularity", tmp_path)
+    assert refused.status == 2 and "neither a run folder (no config.yaml) nor a folder of embeddings" in refused.err
+
+
 def test_a_list_that_cannot_be_written_is_refused_before_encoding(nuclr, trained, tmp_path):
     keep = ("--keep", tmp_path / "nowhere" / "keep.txt", "--max-quantile", 0.8)
     status, _, err = nuclr("popularity", trained, "--out", tmp_path / "out", *keep)

@@ -24,6 +24,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "not.npz").write_bytes(b"not an archive")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "data.xyz").write_text("?")
+    (tmp_path / "one.csv").write_text("question,answer\nwho,me\n")
+    (tmp_path / "line.jsonl").write_text('{"name": "a", "data": "b"}\n')
+    (tmp_path / "latin1.csv").write_bytes(b"question,r\xe9ponse\nwho,me\n")
     (tmp_path / "pictures").mkdir()
     for i in range(20):
         pixels = rng.integers(0, 255, size=(16, 16, 3), dtype=np.uint8)
@@ -38,6 +41,7 @@ def folder(tmp_path, monkeypatch):
     lines = [{"image": f"pictures/{i}{'_bad' if i < 8 else ''}.png", "caption": f"c {i}"} for i in range(20)]
     (tmp_path / "mostly_bad.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "keep_far.txt").write_text("3\n400\n")
+    (tmp_path / "keep_one.txt").write_text("3\n")
     (tmp_path / "keep_words.txt").write_text("three\n")
     (tmp_path / "unknown.yaml").write_text("name: a\noptimzer: {lr: 1}\n")
     (tmp_path / "not.yaml").write_text("a: [\n")
@@ -104,6 +108,33 @@ CASES = {
     "folder is a file": ([*VECTORS, "out=file"], "out=file: there is a file with this name"),
     "folder with other files": ([*VECTORS, "out=folder"], "folder is not empty (thesis) and is not a run folder"),
     "not a run": (["folder", "--resume"], "folder: not a run folder (it has no config.yaml)"),
+    "folder of data": (
+        ["pictures"],
+        "pictures: not a run folder (it has no config.yaml); to train on pairs in it, write data",
+    ),
+    "pairs instead of a config": (
+        ["good.csv"],
+        "good.csv: not a config file; to train on it, write data.train=good.csv",
+    ),
+    "a line of JSON is YAML": (["line.jsonl"], "line.jsonl: not a config file; to train on it, write data.train=line"),
+    "builtin pairs": (["builtin"], "builtin: not a config file; to train on it, write data.train=builtin"),
+    "one pair": (
+        ["data.train=one.csv"],
+        "data.train=one.csv: has only one pair; training contrasts pairs with each other",
+    ),
+    "one pair kept": (
+        [*VECTORS, "data.keep=keep_one.txt"],
+        "train.npz: has only one pair that data.keep lists and that can be used; training",
+    ),
+    "Latin-1": (["data.train=latin1.csv"], "latin1.csv, line 1: not UTF-8 text (byte 0xE9); if it is Latin-1"),
+    "misspelled section": ([*VECTORS, "objektive.gamma=0.5"], "'objektive.gamma'; did you mean objective.gamma?"),
+    "setting as an option": (
+        [*VECTORS, "--epochs", "3"],
+        "--epochs: unknown option; settings are written KEY=VALUE, such as schedule.epochs=3",
+    ),
+    "option with a value": ([*VECTORS, "--batch-size=3"], "settings are written KEY=VALUE, such as data.batch_size=3"),
+    "misspelled option": ([*VECTORS, "--dryrun"], "--dryrun: unknown option; did you mean --dry-run?"),
+    "pattern": ([*PICTURES, "data.train=*.tar"], "*.tar: no file matches this pattern"),
     "builtin option": (["empty.yaml", "data.train=builtin:m=3"], "unknown option 'm'"),
 }
 

@@ -1,5 +1,7 @@
 """`open_pairs`: the format is recognized from the path, and wrong paths are refused."""
 
+from pathlib import Path
+
 import pytest
 
 from nuclr.data import open_pairs
@@ -29,6 +31,16 @@ def test_a_missing_path_is_refused_with_the_nearest_name(tmp_path):
         open_pairs("train.jsonl", root=tmp_path / "gone")
     with pytest.raises(UserError, match=r"a folder without tars, Parquet files or a saved dataset"):
         open_pairs(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    for path in (make.jsonl(tmp_path), make.table(tmp_path)):
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=r"cannot be read \(Permission denied\)"):
+            patch.setattr(Path, "open", refuse)  # chmod has no effect on root
+            open_pairs(path)
 
 
 def test_builtin_pairs_take_options_and_a_split():

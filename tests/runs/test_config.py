@@ -73,6 +73,9 @@ def test_keys_are_unique_and_belong_to_sections():
         ("bach_size=3", "unknown key 'bach_size'; did you mean data.batch_size?"),
         ("optimzer.lr=3", "unknown key 'optimzer.lr'; did you mean optimizer.lr?"),
         ("lr=3", "did you mean optimizer.lr?"),
+        ("image_key=filepath", "unknown key 'image_key'; data.x.key and data.y.key name the columns of both sides"),
+        ("seed=-1", "seed is -1; it needs a whole number at least 0 and at most 2147483648"),
+        ("=", "overrides are key=value without spaces"),
         ("data.batch_size=1", "data.batch_size is 1; it needs a whole number at least 2"),
         ("data.batch_size=2.5", "needs a whole number"),
         ("optimizer.lr=fast", "optimizer.lr is 'fast'; it needs a number above 0"),
@@ -155,7 +158,7 @@ def test_a_file_far_larger_than_settings_is_refused_before_it_is_parsed(tmp_path
     monkeypatch.setattr("yaml.load", lambda *_: pytest.fail("the file was parsed"))
     monkeypatch.setattr("yaml.safe_load", lambda *_: pytest.fail("the file was parsed"))
     text = "seed: [" + "0, " * 100_000 + "0]\n"
-    for name, hint in (("config.yaml", "$"), ("pairs.csv", "; to train on it, write data.train=")):
+    for name, hint in (("config.yaml", "$"), ("pairs", "; to train on it, write data.train=")):
         (tmp_path / name).write_text(text)
         with pytest.raises(UserError, match=rf"not a config file \(300,010 bytes; at most 100,000 are allowed\){hint}"):
             config.load(tmp_path / name)

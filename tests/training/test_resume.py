@@ -119,6 +119,16 @@ def test_a_finished_run_is_not_overwritten(tmp_path):
         train(settings, tmp_path / "run")
 
 
+def test_resuming_a_finished_run_changes_nothing(tmp_path, capsys):
+    settings = runs.load(tmp_path, **{"schedule.epochs": 1})
+    results = train(settings, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.*") if path.name != ".lock"}
+    assert results["timing"]["steps"] == 7 and results["timing"]["samples_per_second"] > 0
+    assert train(settings, tmp_path / "run", resume=True) == results
+    assert "is finished; nothing is left to train" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
 def test_changed_data_is_refused(tmp_path, monkeypatch):
     settings = runs.load(tmp_path)
     killed_at(monkeypatch, 9)

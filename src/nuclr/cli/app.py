@@ -8,6 +8,7 @@ import typer
 
 from nuclr import __version__
 from nuclr.cli import compare, embed, evaluate, export, hubness, index, popularity, report, toy, train
+from nuclr.cli.arguments import SETTINGS_CONTEXT
 from nuclr.cli.train import Stopped
 from nuclr.errors import UserError, printable
 
@@ -19,14 +20,14 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=train.EPILOG)(train.train)
+app.command(epilog=train.EPILOG, context_settings=SETTINGS_CONTEXT)(train.train)
 app.command()(embed.embed)
 app.command(epilog=index.EPILOG)(index.index)
 app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command(epilog=export.EPILOG)(export.export)
 app.command()(popularity.popularity)
 app.command(epilog=hubness.EPILOG)(hubness.hubness)
-app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=compare.EPILOG, context_settings=SETTINGS_CONTEXT)(compare.compare)
 app.command()(toy.toy)
 app.command(epilog=report.EPILOG)(report.report)
 
@@ -51,7 +52,8 @@ def main() -> None:
             raise
         path = f"{error.filename}: " if error.filename else ""
         typer.echo(printable(f"nuclr: {path}{error.strerror}"), err=True)
-        sys.exit(1)
+        wrong_path = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
+        sys.exit(2 if wrong_path else 1)
 
 
 def _print_version(requested: bool) -> None:

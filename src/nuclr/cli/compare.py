@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nuclr.cli.arguments import split_config
 from nuclr.cli.report import write_final_report
 from nuclr.errors import UserError, printable
 
@@ -18,10 +19,12 @@ Examples:
     nuclr compare CONFIG methods=clip,sogclr,nuclr seeds=5 --halves --out runs/c   any config with any KEY=VALUE
     nuclr compare CONFIG methods=sogclr,nuclr seeds=5 --tune gamma --out runs/g    tune gamma (0.3, 0.8) for both
 """
+COMPARED = ("methods", "seeds")  # arguments NAME=VALUE that are not settings
 _TUNING, _STUDIES = "Tuning", "Other studies, with the tuned settings"
 
 
 def compare(
+    context: typer.Context,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -85,9 +88,8 @@ def compare(
     """
     from nuclr.runs import config
 
-    overrides = list(arguments or [])
-    path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
-    options = {key: _pop(overrides, key) for key in ("methods", "seeds")}
+    path, overrides = split_config(arguments, context, COMPARED)
+    options = {key: _pop(overrides, key) for key in COMPARED}
     base = config.load(path, overrides, strict=False)
 
     from nuclr.objectives import entry, names

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nuclr.cli.arguments import options_in_messages
 from nuclr.cli.train import training_errors
 from nuclr.errors import UserError
 
@@ -43,16 +44,16 @@ def embed(
         raise UserError(f"--side {side}: needs x or y, and --images or --texts; pairs are embedded on both sides")
 
     from nuclr.models import build_model
-    from nuclr.runs import features, folder, launch
+    from nuclr.runs import features, launch
     from nuclr.runs.components import make_loader
-    from nuclr.runs.run import Run
+    from nuclr.runs.run import Run, opens_as_run
     from nuclr.runs.settings import Data
 
     features.check_target(out)
     own = pairs is None and images is None and texts is None
     with training_errors(), launch.processes(launch.pick_device(device)):
         trained = None
-        if folder.is_run(run):
+        if opens_as_run(run):
             trained = Run.open_finished(run, best, device)
             model, data = trained.model, trained.settings.data
             encoding = trained.encoding._replace(batch_size=batch_size)
@@ -77,7 +78,8 @@ def embed(
             else:
                 chosen = pairs if pairs is not None else str(data.train)
                 part = split if split is not None else data.split if own else None
-                source = features.open_source(model, chosen, root if root is not None else data.root, part, data)
+                with options_in_messages():
+                    source = features.open_source(model, chosen, root if root is not None else data.root, part, data)
             bad = len(source.bad)
             loader = make_loader(data, source.pairs, model)
             arrays = features.embed_pairs(model, loader, source.numbers, encoding)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nuclr.cli.arguments import options_in_messages
 from nuclr.cli.train import training_errors
 from nuclr.errors import UserError, printable
 
@@ -124,8 +125,6 @@ def evaluate(
     from nuclr.studies.evaluate.subject import open_subject
 
     banks = list(dict.fromkeys(parse_bank(text) for text in correct or []))
-    if not run.exists():
-        raise UserError(f"{run}: no such folder; name a run that nuclr train wrote, or a folder of encoders")
     with training_errors(), launch.processes(launch.pick_device(device)):
         subject = open_subject(run, best, batch_size, device, head)
         data, model = subject.data, subject.model
@@ -134,7 +133,8 @@ def evaluate(
         size = sizes[0] if sizes else 32
         for folder in beir or []:
             subject.check_beir(folder)  # before a large corpus is read
-        retrievals = [tasks.open_retrieval(text, root, split, share, outside, data) for text in retrieval or []]
+        with options_in_messages():
+            retrievals = [tasks.open_retrieval(text, root, split, share, outside, data) for text in retrieval or []]
         classifications = [
             tasks.open_classification(text, class_names, templates, share, size, outside)
             for text in classification or []

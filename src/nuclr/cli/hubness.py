@@ -57,7 +57,7 @@ def hubness(
     ] = None,
     names: Annotated[
         str | None,
-        typer.Option(help="Names of the items: .txt, .jsonl or .json, or FILE:COLUMN of Parquet."),
+        typer.Option(help="Names of the items: .txt, .jsonl, .json or .csv, or FILE:COLUMN of Parquet or CSV."),
     ] = None,
     query_names: Annotated[str | None, typer.Option(help="Names of the queries, in the same forms.")] = None,
     images: Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nuclr.cli.arguments import options_in_messages
 from nuclr.cli.report import write_final_report
 from nuclr.errors import UserError, printable
 
@@ -84,7 +85,7 @@ def popularity(
     ] = None,
     captions: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=_NAMES, help="Captions of the y, in order: .jsonl, .json or .txt."),
+        typer.Option(rich_help_panel=_NAMES, help="Captions of the y, in order: .jsonl, .json, .csv or .txt."),
     ] = None,
     images: Annotated[
         Path | None,
@@ -186,9 +187,10 @@ def popularity(
         option = "--x-key" if x_key is not None else "--y-key"
         raise UserError(f"{option} belongs to a folder of embeddings, of clip-retrieval or DataComp; {file} is not one")
 
+    from nuclr.files import refuse_other_folder
     from nuclr.studies.popularity.inputs import input_from_file, input_from_folder, input_from_pairs, input_from_run
     from nuclr.studies.popularity.keep import Band, Keep
-    from nuclr.studies.popularity.popularity_files import write_popularity
+    from nuclr.studies.popularity.popularity_files import COMMAND, FILES, SUMMARY, write_popularity
 
     kept = None if keep is None and uids is None else Keep(Band(**band), keep_side.value, keep, uids)
     if is_folder:
@@ -206,12 +208,19 @@ def popularity(
         for option, value in named.items():
             if value is not None:
                 raise UserError(f"{option} belongs to an embedding file; {file} is a run, which has its own pairs")
+        from nuclr.runs import folder
         from nuclr.runs.run import Run
 
+        if not folder.is_run(Path(file)):
+            raise UserError(
+                f"{file}: neither a run folder (no {folder.CONFIG}) nor a folder of embeddings (img_emb/ and text_emb/ "
+                "of clip-retrieval, .npz next to .parquet of DataComp)"
+            )
         run = Run.open_finished(Path(file))
         out = Path(file) / "popularity" if out is None else out
+        refuse_other_folder(out, COMMAND, SUMMARY, FILES)  # before the samples are encoded, which takes long
         if kept is not None:
-            kept.check_targets(out)  # before the samples are encoded, which takes long
+            kept.check_targets(out)
         samples = input_from_run(run)
         temperature = run.temperature if temperature is None else temperature
     else:
@@ -219,11 +228,12 @@ def popularity(
             raise UserError("--pairs and --captions or --images exclude each other; --pairs shows everything")
         if pairs is None and (root is not None or split is not None):
             raise UserError(f"--{'root' if root is not None else 'split'} needs --pairs")
-        samples = (
-            input_from_file(file, captions, images, allow_outside)
-            if pairs is None
-            else input_from_pairs(file, pairs, root, split, allow_outside)
-        )
+        with options_in_messages():
+            samples = (
+                input_from_file(file, captions, images, allow_outside)
+                if pairs is None
+                else input_from_pairs(file, pairs, root, split, allow_outside)
+            )
     assert temperature is not None and out is not None
     options: dict[str, Any] = {"tolerance": tolerance, "progress": sys.stderr.isatty()}
     if max_iterations is not None:

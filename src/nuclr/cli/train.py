@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nuclr.cli.arguments import split_config
 from nuclr.cli.report import write_final_report
 from nuclr.errors import UserError
 
@@ -23,6 +24,7 @@ Examples:
 
 
 def train(
+    context: typer.Context,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A YAML file or a run folder; then settings to change."),
@@ -40,11 +42,11 @@ def train(
     """
     from nuclr.runs import config
 
-    overrides = list(arguments or [])
-    path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
+    path, overrides = split_config(arguments, context)
     if path is not None and path.is_dir():
         if not (path / "config.yaml").is_file():
-            raise UserError(f"{path}: not a run folder (it has no config.yaml); name a YAML file or a run folder")
+            hint = "" if resume else f"; to train on pairs in it, write data.train={path}"
+            raise UserError(f"{path}: not a run folder (it has no config.yaml){hint}")
         overrides.append(f"out={path}")
         path = path / "config.yaml"
     settings = config.load(path, overrides)
@@ -92,11 +94,16 @@ def _print_results(results: dict[str, Any], out: Path) -> None:
     if "knn_acc1" in metrics:
         accuracy, chance = (100 * metrics[key] for key in ("knn_acc1", "knn_chance"))
         typer.echo(f"nearest-neighbor accuracy {accuracy:.1f} % (chance {chance:.1f} %)")
-    timing = results["timing"]
-    typer.echo(
-        f"{results['steps']} steps in {timing['seconds']:.0f} s, {timing['samples_per_second']:,.0f} samples/s; "
-        f"objective, state and logging took {timing['share_objective']:.1%} of the time\nThe run is in {out}"
+    timing, steps = results["timing"], results["steps"]
+    measured = timing.get("steps", steps)
+    share = f"of {steps} steps" if measured < steps else "steps"
+    rate = (
+        f", {timing['samples_per_second']:,.0f} samples/s; objective, state and logging took "
+        f"{timing['share_objective']:.1%} of the time"
+        if measured
+        else ""
     )
+    typer.echo(f"{measured} {share} in {timing['seconds']:.0f} s{rate}\nThe run is in {out}")
 
 
 class Stopped(Exception):  # noqa: N818 (not an error in the program)

@@ -73,9 +73,15 @@ def steps_per_epoch(order: np.ndarray, global_batch: int) -> int:
         3
 
     """
+    if len(order) < 2:
+        raise UserError(
+            f"an epoch has {len(order)} sample, and training needs at least 2; "
+            "with data.one_pair_per_x, the pairs need different x"
+        )
     if len(order) < global_batch:
         raise UserError(
-            f"data.batch_size={global_batch} is larger than the {len(order)} samples of an epoch; make it smaller"
+            f"data.batch_size={global_batch} is larger than the {len(order)} samples of an epoch; "
+            f"set it to {len(order)} or less"
         )
     return len(order) // global_batch
 

@@ -6,7 +6,7 @@
 | `.csv`, `.tsv`, `.txt` | table with a header | `formats.table` |
 | `.parquet`, or a folder of them | texts, file names, vectors, encoded images | `formats.arrow` |
 | a folder written by `save_to_disk` | Hugging Face dataset | `formats.arrow` |
-| `.tar`, a folder or a pattern of them, joined by `::` | img2dataset, webdataset | `formats.tars` |
+| `.tar`, a folder or a pattern of them (`*.tar`), joined by `::` | img2dataset, webdataset | `formats.tars` |
 | `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
 | a folder written by clip-retrieval, DataComp's metadata | embeddings in parts | `formats.embedding_folders` |
 | a folder with `corpus.jsonl`, `queries.jsonl`, `qrels/` | BEIR: queries and relevant documents | `formats.beir` |
@@ -18,6 +18,7 @@ cache first, see `nuclr.remote`.
 """
 
 import difflib
+import glob
 import inspect
 from pathlib import Path
 
@@ -92,7 +93,10 @@ def open_pairs(
     """
     choice = Choice(SideChoice("x", x_key, x_kind, x_name), SideChoice("y", y_key, y_kind, y_name), views)
     with show_urls():
-        pairs = _open(str(path), None if root is None else str(root), choice, split, allow_outside)
+        try:
+            pairs = _open(str(path), None if root is None else str(root), choice, split, allow_outside)
+        except OSError as error:
+            raise UserError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
     if views and not isinstance(pairs, ViewPairs):
         pairs = ViewPairs(pairs)
     for side in (choice.x, choice.y):
@@ -113,7 +117,8 @@ def _open(name: str, base: str | None, choice: Choice, split: str | None, allow_
     if root is not None and not root.is_dir():
         raise UserError(f"data.root={root}: no such folder")
     parts = [locate(base, part) for part in split_parts(name)]
-    if len(parts) > 1 or "{" in name or (is_url(parts[0]) and not _is_file_url(parts[0])):
+    is_pattern = "{" in name or (glob.has_magic(name) and not Path(parts[0]).exists())
+    if len(parts) > 1 or is_pattern or (is_url(parts[0]) and not _is_file_url(parts[0])):
         return open_tars(expand("::".join(parts)), choice)
     path = local_copy(parts[0]) if is_url(parts[0]) else Path(parts[0])
     if not path.exists():
@@ -136,6 +141,11 @@ def _open(name: str, base: str | None, choice: Choice, split: str | None, allow_
     if suffix in embeddings.SUFFIXES:
         return VectorPairs(path)
     raise UserError(f"{path}: unknown format; known formats: {_KNOWN}")
+
+
+def is_pairs(name: str) -> bool:
+    """Return whether a path, to judge by its name alone, is that of pairs: built-in, or a file in a known format."""
+    return name.partition(":")[0] == "builtin" or Path(name).suffix.lower() in _FILES
 
 
 def _is_file_url(url: str) -> bool:

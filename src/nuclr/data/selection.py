@@ -23,7 +23,7 @@ from nuclr import distributed
 from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import BadSample, Checkable, Pairs, Side
 from nuclr.errors import UserError
-from nuclr.files import find_cache_folder, read_npy, read_text, write_atomically, write_text
+from nuclr.files import find_cache_folder, read_lines, read_npy, write_atomically, write_text
 
 _CHUNK = 256
 _VERSION = 3  # of the rules for bad samples; cached results of other versions are not used
@@ -209,8 +209,8 @@ def _too_many(pairs: Pairs, bad: dict[int, str], total: int, max_share: float) -
     reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common(3))
     number = next(iter(bad))
     return (
-        f"{len(bad)} of {total} samples are bad, {len(bad) / total:.1%}, more than the {max_share:.1%} allowed "
-        f"(data.max_bad_share): {reasons}; the first is sample {number}, {pairs.name(number)}"
+        f"{pairs.label}: {len(bad)} of {total} samples are bad, {len(bad) / total:.1%}, more than the {max_share:.1%} "
+        f"allowed (data.max_bad_share): {reasons}; the first is sample {number}, {pairs.name(number)}"
     )
 
 
@@ -240,7 +240,7 @@ def _write_cache(path: Path | None, bad: dict[int, str]) -> None:
 
 def _keep_from_text(path: Path) -> np.ndarray:
     numbers = []
-    for row, line in enumerate(read_text(path).splitlines(), start=1):
+    for row, line in enumerate(read_lines(path), start=1):
         text = line.partition("#")[0].strip()
         try:
             numbers += [np.int64(int(text))] if text else []

@@ -69,7 +69,7 @@ def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) 
     raise UserError(
         f"{key}: {str(name)!r} is {preset}not a folder, and could not be downloaded from the Hugging Face hub (no "
         "network, or no such model with safetensors).\nOn a machine with a network, save it with AutoModel (and "
-        "AutoTokenizer).from_pretrained(NAME).save_pretrained(FOLDER), then give the folder."
+        f"AutoTokenizer).from_pretrained(NAME).save_pretrained(FOLDER), then set {key} to the folder."
     )
 
 

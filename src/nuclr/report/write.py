@@ -110,7 +110,8 @@ def make_page(path: Path, options: Options) -> str:
 
     """
     if not path.is_dir():
-        raise UserError(f"{path}: no such folder; name the folder that a nuclr command wrote")
+        problem = "a file, not a folder" if path.exists() else "no such folder"
+        raise UserError(f"{path}: {problem}; name the folder that a nuclr command wrote")
     page = next((page for page in PAGES.values() if page.accepts(path)), None)
     if page is None:
         expected = ", ".join(name for page in PAGES.values() for name in page.files)

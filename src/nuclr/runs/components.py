@@ -105,7 +105,13 @@ def view_groups(settings: s.Settings, source: Source) -> ViewGroups | None:
             )
     if max(views.values()) == 1:
         return None
-    return ViewGroups(pairs, views["x"], views["y"], source.numbers)
+    groups = ViewGroups(pairs, views["x"], views["y"], source.numbers)
+    if groups.count < 2:
+        raise UserError(
+            "data.train has only one group of pairs that belong together, which data.x.views and data.y.views contrast "
+            "with other groups; leave them out"
+        )
+    return groups
 
 
 def below(root: str | None, name: str) -> Path:

@@ -23,7 +23,7 @@ import yaml
 
 from nuclr import objectives
 from nuclr.errors import UserError
-from nuclr.files import refuse_large_config
+from nuclr.files import read_text, refuse_large_config
 from nuclr.runs.settings import Objective, Settings, flatten, to_dict
 
 # The settings of `nuclr train` without a file and without data, so that it also works from a wheel. configs/demo.yaml
@@ -125,27 +125,36 @@ def describe_yaml_error(error: BaseException) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the content of a YAML file with keys and values."""
+    from nuclr.data.open import is_pairs
+
+    # A line of JSON is YAML, too. Its keys must not be taken for settings.
+    pairs = UserError(f"{path}: not a config file; to train on it, write data.train={path}")
+    if is_pairs(str(path)):
+        raise pairs
+    if path.is_dir():
+        config = path / "config.yaml"
+        hint = f"name {config}" if config.is_file() else f"to train on pairs in it, write data.train={path}"
+        raise UserError(f"{path}: a folder, not a config file; {hint}")
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise UserError(f"{path}: no such config file{hint}")
     refuse_large_config(path)
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
+        content = yaml.load(read_text(path), UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
-        if path.suffix.lower() not in (".yaml", ".yml"):
-            raise UserError(f"{path}: not a config file; to train on it, write data.train={path}") from None
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: not valid YAML ({error.problem})") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}{line}: not valid YAML ({error.problem})") if is_yaml else pairs from None
+    except UserError as error:
+        raise error if is_yaml else pairs from None
     except NOT_YAML as error:
-        raise UserError(f"{path}: not valid YAML ({describe_yaml_error(error)})") from None
+        raise UserError(f"{path}: not valid YAML ({describe_yaml_error(error)})") if is_yaml else pairs from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        if path.suffix.lower() not in (".yaml", ".yml"):
-            raise UserError(f"{path}: not a config file; to train on it, write data.train={path}")
+        if not is_yaml:
+            raise pairs
         raise UserError(f"{path}: holds a {type(content).__name__}; it needs keys and values, such as 'name: mine'")
     return content
 
@@ -155,7 +164,7 @@ def split_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         hint = f"data.train={text}" if Path(text).exists() else "optimizer.lr=0.001"
-        raise UserError(f"{text!r} is not an override; overrides are key=value, such as {hint}")
+        raise UserError(f"{text!r} is not an override; overrides are key=value without spaces, such as {hint}")
     try:
         return key.strip(), yaml.safe_load(value) if value.strip() else None
     except NOT_YAML:
@@ -213,7 +222,7 @@ def fill(settings: Any, values: Any, origin: str = "", prefix: str = "") -> Any:
         if key not in kinds:
             if isinstance(value, dict) and value:  # name the whole key, so that the nearest one can be found
                 full = next(flatten(value, f"{full}."))[0]
-            raise UserError(f"{origin}unknown key {_show(full)}; {_REPLACED.get(full) or _nearest(full)}")
+            raise UserError(f"{origin}unknown key {_show(full)}; {_REPLACED.get(full) or _suggest(full)}")
         if dataclasses.is_dataclass(kinds[key]):
             if value is None:
                 continue
@@ -238,7 +247,7 @@ def _fill_objective(section: Objective, values: dict[str, Any], origin: str, pre
             name = convert(value, Literal[objectives.names()], {}, full, origin)
             section = dataclasses.replace(section, name=name)
         elif key not in kinds:
-            raise UserError(f"{origin}unknown key {_show(full)}; {_nearest(full)}")
+            raise UserError(f"{origin}unknown key {_show(full)}; {_suggest(full)}")
         elif value is None:
             options.pop(key, None)
         else:
@@ -321,9 +330,9 @@ def _describe(options: tuple[Any, ...], bounds: Any) -> str:
         return "a list of names"
     text = {bool: "true or false", int: "a whole number", float: "a number"}.get(target, "a text")
     if bounds:
-        parts = [f"above {bounds['above']:g}"] if bounds["above"] > -math.inf else []
-        parts += [f"at least {bounds['low']:g}"] if bounds["low"] > -math.inf else []
-        parts += [f"at most {bounds['high']:g}"] if bounds["high"] < math.inf else []
+        limits = {name: f"{int(v) if float(v).is_integer() else v}" for name, v in bounds.items() if math.isfinite(v)}
+        words = {"above": "above", "low": "at least", "high": "at most"}
+        parts = [f"{word} {limits[name]}" for name, word in words.items() if name in limits]
         text += " " + " and ".join(parts) if parts else ""
     return text
 
@@ -407,14 +416,23 @@ def all_keys(kind: Any = Settings, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _nearest(key: str) -> str:
+def _suggest(key: str) -> str:
+    """Return a hint for an unknown key: the nearest key, or the sections if none is near."""
+    if key.endswith("_key"):
+        return "data.x.key and data.y.key name the columns of both sides"
+    near = nearest_key(key)
+    return f"known sections: {', '.join(_keys_of(Settings))}" if near is None else f"did you mean {near}?"
+
+
+def nearest_key(key: str) -> str | None:
+    """Return the known key that is most like an unknown one, such as "optimizer.lr" for "lr"; None if none is."""
     known = list(all_keys())
     last = key.rpartition(".")[2]
     by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     near = near or [by_last[name] for name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)]
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-    return f"did you mean {near[0]}?" if near else f"known sections: {', '.join(_keys_of(Settings))}"
+    return near[0] if near else None
 
 
 def to_yaml(settings: Settings) -> str:

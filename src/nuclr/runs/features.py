@@ -369,7 +369,7 @@ def embed_texts(model: DualEncoder, path: Path, encoding: Encoding, side: str | 
     chosen = choose_side(model, "text", side)
     if not path.is_file():
         raise UserError(f"--texts {path}: no such file; it needs one text per line")
-    lines = files.read_text(path).splitlines()
+    lines = files.read_lines(path)
     if not lines:
         raise UserError(f"--texts {path}: the file is empty")
     return {chosen: encode_items(getattr(model, chosen), lines, encoding)}

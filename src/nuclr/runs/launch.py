@@ -40,7 +40,9 @@ def pick_device(name: str) -> torch.device:
             device = torch.device("cuda", local)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0][:80]})") from None
+        raise UserError(
+            f"device: {name!r} cannot be used here ({str(error).splitlines()[0][:80]}); use cpu or auto"
+        ) from None
     return device
 
 

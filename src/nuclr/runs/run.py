@@ -56,7 +56,8 @@ class Run:
         """
         path = Path(path)
         if not path.is_dir():
-            raise UserError(f"{path}: no such folder; name a run folder that nuclr train wrote")
+            problem = "a file, not a folder" if path.exists() else "no such folder"
+            raise UserError(f"{path}: {problem}; name a run folder that nuclr train wrote")
         if not folder.is_run(path):
             raise UserError(f"{path}: not a run folder (it has no {folder.CONFIG}); name one that nuclr train wrote")
         return cls(path, read_settings(path), best, pick_device(device), loaders)
@@ -209,6 +210,26 @@ class Run:
         encoding = self.encoding if batch_size is None else self.encoding._replace(batch_size=batch_size)
         chosen = source.numbers if numbers is None else numbers
         return encode_pairs(self.model, self.loader(source.pairs), chosen, encoding, merge_y)
+
+
+def opens_as_run(path: Path) -> bool:
+    """Return whether a folder is a run; False if it holds a saved model, such as the one of a run.
+
+    Args:
+        path: RUN on the command line of commands that take either.
+
+    Raises:
+        UserError: if it is neither.
+
+    """
+    if folder.is_run(path):
+        return True
+    fix = "name a run folder that nuclr train wrote, or a folder of encoders"
+    if not path.is_dir():
+        raise UserError(f"{path}: {'a file, not a folder' if path.exists() else 'no such folder'}; {fix}")
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path}: neither a run folder (no {folder.CONFIG}) nor encoders (no config.json); {fix}")
+    return False
 
 
 def read_settings(path: Path) -> Settings:

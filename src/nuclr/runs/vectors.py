@@ -152,11 +152,12 @@ def _of_file(path: Path, column: str | None, preferred: str) -> Vectors:
         tables = (
             [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (".parquet", ".arrow")]
         )
-        _refuse_larger_than_memory(path, sum(file.stat().st_size for file in tables))
-        return Vectors(arrow.read_vectors(path, column), path, column)
+        if tables:
+            _refuse_larger_than_memory(path, sum(file.stat().st_size for file in tables))
+            return Vectors(arrow.read_vectors(path, column), path, column)
     raise UserError(
-        f"{path}: unknown kind of file; allowed: .npy, .npz, .safetensors, .parquet, a dataset on disk, a folder of "
-        "embeddings, a run"
+        f"{path}: unknown kind of {'folder' if path.is_dir() else 'file'}; allowed: .npy, .npz, .safetensors, "
+        ".parquet, a dataset on disk, a folder of embeddings, a run"
     )
 
 

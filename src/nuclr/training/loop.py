@@ -122,6 +122,9 @@ def _train(
     settings = components.resolve(settings, run.folder, device, source, model)
     resumed = on_first(lambda: run.open(to_dict(settings), resume))
     progress = logging.Progress(settings.name, epochs * steps, 0, chance, batch_size)
+    if resumed and (finished := folder.read_results(run.folder)) is not None:
+        progress.say(f"{settings.name}: the run in {run.folder} is finished; nothing is left to train")
+        return finished
     progress.say(logging.banner(settings, source, validation.source, model, steps, samples, device))
     position, window, best, metrics_bytes = Position(), logging.Window(), -math.inf, 0
     saved = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
@@ -270,6 +273,7 @@ def _train(
         "best_mean_R@1": best if math.isfinite(best) else None,
         "protocol": LABELS_PROTOCOL if settings.data.contrasts_views else PROTOCOL,
         "timing": {
+            "steps": position.total - progress.begin_step,  # fewer than all in a run that was resumed
             "seconds": time.perf_counter() - begin,
             "samples_per_second": (position.total - progress.begin_step) * batch_size / max(spent.total(), 1e-9),
             **{f"share_{k}": v for k, v in spent.shares().items()},

@@ -61,6 +61,12 @@ def build_parts(
     """Return the training pairs, the validation and the model of a run, checked against each other."""
     data = settings.data
     source = components.open_train(data)
+    if len(source.numbers) < 2:
+        left = " that data.keep lists and that can be used" if data.keep else " that can be used" if source.bad else ""
+        raise UserError(
+            f"data.train={data.train}: has only one pair{left}; training contrasts pairs with each other and needs at "
+            "least 2"
+        )
     # Views of held-out images are not ranked: which views are similar depends on the augmentation alone.
     held_out = None if data.contrasts_views else components.open_val(components.name_sides(data, source.pairs))
     if held_out is not None:

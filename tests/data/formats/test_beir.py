@@ -134,7 +134,7 @@ def test_missing_and_damaged_files_are_refused(tmp_path, monkeypatch):
         (b"{", r"corpus\.jsonl, line 1: not JSON"),
         (b"[" * 100_000, "line 1: not JSON .*nested too deep"),
         (b"[1]", r"line 1: \"\[1\]\" is not"),
-        (b'{"_id": "a", "text": "caf\xe9"}', "after line 0: not UTF-8 text"),
+        (b'{"_id": "a", "text": "caf\xe9"}', "line 1: not UTF-8 text"),
         (b'{"_id": true, "text": "a"}', "_id is true; needs a text"),
     ):
         (folder / "corpus.jsonl").write_bytes(text)

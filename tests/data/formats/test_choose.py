@@ -54,6 +54,7 @@ def test_named_columns_are_used(x_key, y_key, columns, chosen):
             "no two usual columns among 'a', 'b', 'c'; name them with data.x.key",
         ),
         (Choice(), ["URL", "TEXT"], "column 'URL' holds addresses; download the files first"),
+        (Choice(), ["SAMPLE_ID", "URL", "TEXT", "WIDTH"], "column 'URL' holds addresses; download the files first"),
         (
             Choice(SideChoice("x", "a")),
             ["a", "b", "c"],

@@ -42,7 +42,7 @@ def test_x_key_and_y_key_choose_the_keys(tmp_path):
         ("l.jsonl", '{"image": 3, "caption": "x"}\n', r"line 1: 'image' is 3; needs a text"),
         ("l.jsonl", '{"image": "a.jpg", "caption": {"en": "x"}}\n', r"line 1: 'caption' is \{.*needs a text"),
         ("l.jsonl", '{"image": "a.jpg", "label": "x", "id": 3}\n', "no column for the caption among 'image', 'label'"),
-        ("l.jsonl", b'{"image": "a.jpg", "caption": "caf\xe9"}\n', "not UTF-8 text"),
+        ("l.jsonl", b'{"image": "a.jpg", "caption": "caf\xe9"}\n', "line 1: not UTF-8 text"),
         ("l.json", '[{"image": "a.jpg",\n "caption": "x"},\n {"image" "b.png"}]', r"l\.json, line 3: not JSON"),
         ("l.json", '[{"image": "a.jpg", "caption": "x"}\n {}]', r"line 2: not JSON \(',' or '\]' expected"),
         ("l.json", '[{"image": "a.jpg", "caption": "x"},\n', r"line 2: not JSON"),

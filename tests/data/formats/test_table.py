@@ -3,6 +3,7 @@
 import pytest
 
 from nuclr.data import open_pairs
+from nuclr.data.formats.table import read_column
 from nuclr.errors import UserError
 from tests.data import make
 
@@ -29,7 +30,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path):
         ("l.csv", "image caption\na.jpg one\n", r"no two usual columns among 'image caption'"),
         ("l.csv", "image,caption\n", "holds no pairs"),
         ("l.csv", "\n\n", "empty; needs a header"),
-        ("l.csv", b"image,caption\na.jpg,caf\xe9\n", "not UTF-8 text"),
+        ("l.csv", b"image,caption\na.jpg,caf\xe9\n", r"l\.csv, line 2: not UTF-8 text"),
     ],
 )  # fmt: skip
 def test_a_wrong_table_is_refused_with_a_message(tmp_path, name, text, message):
@@ -44,6 +45,16 @@ def test_a_misspelled_column_is_refused_with_the_nearest_name(tmp_path):
         UserError, match=r"no column 'tittle' \(data\.y\.key\); found: 'filepath', 'title'; nearest: 'title'"
     ):
         open_pairs(path, y_key="tittle")
+
+
+def test_the_cells_of_a_column(tmp_path):
+    path = make.write_list(tmp_path, "t.csv", 'id;Name\n1;"a; b"\n\n2;c\n')
+    assert read_column(path, "name") == ["a; b", "c"]
+    with pytest.raises(UserError, match=r"no column 'title'; found: 'id', 'Name'"):
+        read_column(path, "title")
+    make.write_list(tmp_path, "t.csv", "id,name\n1\n")
+    with pytest.raises(UserError, match=r"t\.csv, line 2: 1 cells, but the header has 2"):
+        read_column(path, "name")
 
 
 def test_a_cell_of_megabytes_is_a_bad_sample(tmp_path):

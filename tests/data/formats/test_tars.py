@@ -44,6 +44,8 @@ ALL = [f"tar {tar} sample {number}" for tar in range(3) for number in range(4)]
         "{f}/{{00000,00001,00002}}.tar",
         "{f}/00000.tar::{f}/{{00001..00002}}.tar",
         "{f}/0000{{0..1}}.tar::{f}/00002.tar",
+        "{f}/*.tar",
+        "{f}/0000[0-1].tar::{f}/*2.tar",
     ],
 )
 def test_tars_can_be_named_by_folder_pattern_and_list(tmp_path, pattern):
@@ -164,6 +166,15 @@ def test_tars_without_images_or_captions_are_refused(tmp_path, members, message)
 
 def test_missing_tars_are_refused(tmp_path):
     three_tars(tmp_path / "t")
+    with pytest.raises(UserError, match=r"\*\.tgz: no file matches this pattern"):
+        open_pairs(tmp_path / "t" / "*.tgz")
+    (tmp_path / "t" / "list.csv").write_text("image,caption\n")
+    with pytest.raises(
+        UserError, match=r"\*: matches list\.csv, but patterns are for tars only; name a file or a folder"
+    ):
+        open_pairs(tmp_path / "t" / "*")
+    with pytest.raises(UserError, match=r"s3://b/\*\.tar: \* is not possible in a URL; name the folder"):
+        expand("s3://b/*.tar")
     with pytest.raises(UserError, match=r"00003\.tar: no such file \(2 of the 4 tars are missing\)"):
         expand(str(tmp_path / "t" / "{00001..00004}.tar"))
 

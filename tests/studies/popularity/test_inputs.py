@@ -25,9 +25,13 @@ def test_caption_lists_of_all_formats(tmp_path, jsonl):
         json.dumps([{"image": i, "caption": c} for i, c in zip("aab", ["a cat", "one cat", "a dog"], strict=True)])
     )
     (tmp_path / "captions.txt").write_text("a cat\none cat\na dog\n")
+    (tmp_path / "captions.csv").write_text("IMAGE,CAPTION\na,a cat\na,one cat\nb,a dog\n")
+    (tmp_path / "captions.tsv").write_bytes(b"\xef\xbb\xbftitle\r\na cat\r\none cat\r\na dog\r\n")
     for path, images in (
         (jsonl, ["a.jpg", "b.jpg"]),
         (tmp_path / "captions.json", ["a", "b"]),
+        (tmp_path / "captions.csv", ["a", "b"]),
+        (tmp_path / "captions.tsv", []),
         (tmp_path / "captions.txt", []),
     ):
         names = read_names(path, None, 2, LINKS)
@@ -63,6 +67,8 @@ def test_lists_that_do_not_match_are_refused(tmp_path, jsonl):
     broken.write_text('{"image": "a.jpg", "captions": ["a"]}\n{"image": \n')
     bare = tmp_path / "bare.jsonl"
     bare.write_text('{"image": "a.jpg"}\n')
+    table = tmp_path / "table.csv"
+    table.write_text("id,words\n1,a cat\n")
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe\x00")
     for captions, images, links, message in (
@@ -71,8 +77,9 @@ def test_lists_that_do_not_match_are_refused(tmp_path, jsonl):
         (broken, None, LINKS, "line 2 is not JSON"),
         (bare, None, LINKS, "line 1 has no caption"),
         (binary, None, LINKS, "not UTF-8"),
+        (table, None, LINKS, "no column of captions among id, words; rename it to caption"),
         (tmp_path / "none.txt", None, LINKS, "No such file"),
-        (tmp_path / "captions.doc", None, LINKS, "allowed: .jsonl, .json, .txt"),
+        (tmp_path / "captions.doc", None, LINKS, "allowed: .jsonl, .json, .csv, .tsv, .txt"),
         (jsonl, empty, LINKS, "none of the images in .* is there"),
         (text, empty, LINKS, "a folder needs --captions"),
         (None, text, LINKS, "3 image names, but the embedding file has 2 x"),

@@ -24,7 +24,7 @@ import numpy as np
 from nuclr.data.pairs import BadSample, Checkable
 from nuclr.data.texts import Texts, clean, text_problem
 from nuclr.errors import UserError
-from nuclr.files import file_stamp, parse_json
+from nuclr.files import file_stamp, not_utf8, parse_json
 
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
 _LAYOUT = f"a BEIR folder has {CORPUS}, {QUERIES} and {QRELS}/SPLIT.tsv"
@@ -379,7 +379,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 if line.strip():
                     yield number, line
     except UnicodeDecodeError:
-        raise UserError(f"{path}, after line {number}: not UTF-8 text") from None
+        raise not_utf8(path) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 

@@ -99,14 +99,14 @@ def choose_columns(columns: Sequence[str], choice: Choice, path: Path) -> tuple[
         x, y = find_column(columns, IMAGE_COLUMNS), find_column(columns, CAPTION_COLUMNS)
         if x is None or y is None:
             x, y = _usual_texts(columns) or _both(columns) or (x, None)
-    if x is None or y is None:
-        raise UserError(_missing(columns, x, y, path))
-    for column, side in ((x, choice.x), (y, choice.y)):
-        if side.key is None and column.lower() in _ADDRESSES:
+    for column, side in ((x or find_column(columns, _ADDRESSES), choice.x), (y, choice.y)):
+        if side.key is None and column is not None and column.lower() in _ADDRESSES:
             raise UserError(
                 f"{path}: column {column!r} holds addresses; download the files first (for example with img2dataset), "
                 f"or name another column with data.{side.side}.key among {_list(columns)}"
             )
+    if x is None or y is None:
+        raise UserError(_missing(columns, x, y, path))
     return x, y
 
 

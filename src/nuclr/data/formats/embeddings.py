@@ -174,7 +174,7 @@ def _load(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
     if path.suffix not in SUFFIXES:
-        raise UserError(f"{path}: not an embedding file; allowed: {', '.join(SUFFIXES)}")
+        raise UserError(f"{path}: not an embedding file; needs {' or '.join(SUFFIXES)} with the arrays x and y")
     return _load_npz(path) if path.suffix == ".npz" else _load_safetensors(path)
 
 

@@ -16,7 +16,7 @@ from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, Choice, ch
 from nuclr.data.formats.listed import ListedPairs, Row, open_listed
 from nuclr.data.pairs import BadSample
 from nuclr.errors import UserError
-from nuclr.files import parse_json, read_text
+from nuclr.files import not_utf8, parse_json, read_text
 
 _PROBED = 100  # entries whose keys are the columns
 
@@ -129,7 +129,7 @@ def _entries(path: Path) -> tuple[str, Iterator[Entry]]:
 
     They are read one at a time, so that millions of entries are never in memory as Python objects.
     """
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() == ".jsonl":
         return "line {}", _lines(path)
     text = read_text(path)
     start = len(text) - len(text.lstrip())
@@ -140,13 +140,12 @@ def _entries(path: Path) -> tuple[str, Iterator[Entry]]:
 
 def _lines(path: Path) -> Iterator[Entry]:
     with path.open(encoding="utf-8-sig") as file:
-        number = 0
         try:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, _parse_line(path, number, line)
         except UnicodeDecodeError:
-            raise UserError(f"{path}, after line {number}: not UTF-8 text") from None
+            raise not_utf8(path) from None
 
 
 def _parse_line(path: Path, number: int, line: str) -> Any:

@@ -16,7 +16,7 @@ from nuclr.data.formats.tar_index import MAX_TEXT, TruncatedTar, iter_members, r
 from nuclr.data.formats.tars import expand, split_parts
 from nuclr.data.key_index import name_in_tar
 from nuclr.errors import UserError, printable
-from nuclr.files import parse_json
+from nuclr.files import not_utf8, parse_json
 from nuclr.remote import is_url, local_copy
 
 SUFFIXES = (".tar", ".parquet", ".txt")
@@ -200,8 +200,8 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
                 if not name or len(line) == _MAX_LINE:
                     raise UserError(f"{path}: line {number} is {'empty' if not name else 'too long'}; one key per line")
                 yield name, f"line {number} of {path}"
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
 
 
 def _shown(name: str) -> str:

@@ -6,17 +6,19 @@ column share their x or y, wherever they are in the file. A vector is written as
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, TEXT_COLUMNS, Choice, choose_columns
+from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, TEXT_COLUMNS, Choice, choose_columns, find_column
 from nuclr.data.formats.listed import ListedPairs, Row, open_listed
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
+from nuclr.files import not_utf8
 
 _LARGEST_CELL = 2**30  # characters
 SEPARATORS = ("\t", ",", ";", "|")
+TABLES = (".csv", ".tsv")
 
 
 def open_table(
@@ -44,49 +46,98 @@ def open_table(
 
 def _rows(path: Path, choice: Choice) -> Iterator[Row]:
     """Yield the names of both columns, and then the cells of both columns in every row."""
+    lines = read_cells(path, [key for key in (choice.x.key, choice.y.key) if key])
+    _, header = next(lines)
+    names = [cell for cell in header if cell.lower().endswith(SUFFIXES)]
+    if names:
+        raise UserError(f"{path}: line 1 names an image ({names[0]}); put a header such as filepath,title before it")
+    columns = choose_columns(header, choice, path)
+    yield *columns, None, 1
+    x, y = (header.index(column) for column in columns)
+    for line, cells in lines:
+        if len(cells) == len(header):
+            yield cells[x], cells[y], None, line
+        else:
+            reason = f"line {line} has {len(cells)} cells, the header has {len(header)}"
+            yield cells[x] if x < len(cells) else "", "", reason, line
+
+
+def read_cells(path: Path, expected: Sequence[str] = ()) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line and the cells of the header, and then of every row that is not empty.
+
+    Args:
+        path: the file.
+        expected: columns by which the separator is recognized. Default: the usual names of columns of pairs.
+
+    Raises:
+        UserError: if the file is not a table with a header.
+
+    """
     reader = None
     limit = csv.field_size_limit(_LARGEST_CELL)  # a text that is too long is a bad sample, not the end of the table
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            separator = _separator(file.readline(), (choice.x.key, choice.y.key))
+            separator = _separator(file.readline(), expected)
             file.seek(0)
             reader = csv.reader(file, delimiter=separator)
             header = next(reader, [])
-            _check_header(path, header)
-            columns = choose_columns(header, choice, path)
-            yield *columns, None, 1
-            x, y = (header.index(column) for column in columns)
+            if not header:
+                raise UserError(f"{path}: empty; needs a header with the names of the columns and one row per line")
+            yield 1, header
             for cells in reader:
-                if len(cells) == len(header):
-                    yield cells[x], cells[y], None, reader.line_num
-                elif cells:
-                    reason = f"line {reader.line_num} has {len(cells)} cells, the header has {len(header)}"
-                    yield cells[x] if x < len(cells) else "", "", reason, reader.line_num
+                if cells:
+                    yield reader.line_num, cells
     except csv.Error as error:
         line = reader.line_num if reader is not None else 1
         raise UserError(f"{path}, line {line}: cannot be read as a table ({error})") from None
     except UnicodeDecodeError:
-        line = reader.line_num if reader is not None else 0
-        raise UserError(f"{path}, after line {line}: not UTF-8 text") from None
+        raise not_utf8(path) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     finally:
         csv.field_size_limit(limit)
 
 
-def _separator(header: str, keys: tuple[str | None, str | None]) -> str:
+def read_column(path: Path, name: str) -> list[str]:
+    """Return the cells of a column.
+
+    Raises:
+        UserError: if there is no such column, or a row has another number of cells than the header.
+
+    """
+    rows = read_cells(path, [name])
+    _, header = next(rows)
+    column = find_column(header, (name, name.lower()))
+    if column is None:
+        raise UserError(f"{path}: no column {name!r}; found: {', '.join(map(repr, header))}")
+    return [row[header.index(column)] for row in complete_rows(path, header, rows)]
+
+
+def complete_rows(path: Path, header: Sequence[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[list[str]]:
+    """Yield the cells of every row.
+
+    Args:
+        path: the file.
+        header: the names of the columns.
+        rows: from `read_cells`, after the header.
+
+    Raises:
+        UserError: if a row has another number of cells than the header.
+
+    """
+    for line, cells in rows:
+        if len(cells) != len(header):
+            raise UserError(f"{path}, line {line}: {len(cells)} cells, but the header has {len(header)}")
+        yield cells
+
+
+def _separator(header: str, keys: Sequence[str]) -> str:
     """Return the separator that gives most of the expected columns, then the most columns."""
     usual = {*IMAGE_COLUMNS, *CAPTION_COLUMNS, *(name for names in TEXT_COLUMNS for name in chain(*names))}
-    expected = {key.lower() for key in keys if key} or usual
+    expected = {key.lower() for key in keys} or usual
 
     def quality(separator: str) -> tuple[int, int]:
         cells = next(csv.reader([header], delimiter=separator), [])
         return len(expected & {cell.lower() for cell in cells}), len(cells)
 
     return max(SEPARATORS, key=quality)
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    if not header:
-        raise UserError(f"{path}: empty; needs a header with the names of the columns and one pair per line")
-    names = [cell for cell in header if cell.lower().endswith(SUFFIXES)]
-    if names:
-        raise UserError(f"{path}: line 1 names an image ({names[0]}); put a header such as filepath,title before it")

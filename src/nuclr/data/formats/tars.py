@@ -1,9 +1,9 @@
 """Pairs in img2dataset or webdataset tars, with random access through an index of the samples' positions.
 
-Samples are numbered through all tars, in the order of the tars: a path, a folder (its tars by name), a brace pattern
-such as `cc3m/{00000..00331}.tar`, or several of these joined by `::`. The index has about thirty bytes per pair in one
-memory-mapped file and no Python objects, so ten million samples fit into memory. It is stored in the cache folder. If
-the size or modification time of a tar changes, that tar is indexed again.
+Samples are numbered through all tars, in the order of the tars: a path, a folder (its tars by name), a pattern such as
+`cc3m/{00000..00331}.tar` or `cc3m/*.tar`, or several of these joined by `::`. The index has about thirty bytes per pair
+in one memory-mapped file and no Python objects, so ten million samples fit into memory. It is stored in the cache
+folder. If the size or modification time of a tar changes, that tar is indexed again.
 
 Samples lost from a truncated tar keep their numbers (marked bad), so later tars are not renumbered. How many were lost
 is taken from the previous index, from img2dataset's `00000_stats.json`, or else from the largest of the other tars.
@@ -12,6 +12,7 @@ A damaged tar is read by its previous index only as far as captions in the file 
 digest is compared again whenever a caption is read.
 """
 
+import glob
 import hashlib
 import json
 import re
@@ -136,7 +137,7 @@ def expand(pattern: str) -> list[Path]:
 
     Args:
         pattern: parts joined by `::`. Each is a path, a folder or the URL of one, and may contain `{00000..00012}` or
-            `{a,b}`.
+            `{a,b}`, and a path also `*`, `?` and `[0-9]`.
 
     Raises:
         UserError: if a tar is missing or a folder has no tar.
@@ -145,19 +146,36 @@ def expand(pattern: str) -> list[Path]:
     tars: list[Path | str] = []  # texts are URLs
     for part in split_parts(pattern):
         for name in _braces(part):
+            if is_url(name) and "*" in name:
+                raise UserError(f"{name}: * is not possible in a URL; name the folder, or tars as {{00000..00099}}.tar")
             if is_url(name):
                 tars += [name] if _is_tar(name) else list_folder(name, ".tar")
                 continue
-            path = Path(name)
-            inside = sorted(path.glob("*.tar")) if path.is_dir() else [path]
-            if not inside:
-                raise UserError(f"{path}: has no .tar file")
-            tars += inside
+            tars += _local_tars(name)
     missing = [tar for tar in tars if isinstance(tar, Path) and not tar.is_file()]
     if missing:
         raise UserError(f"{missing[0]}: no such file ({len(missing)} of the {len(tars)} tars are missing)")
     copies = iter(local_copies([tar for tar in tars if isinstance(tar, str)]))
     return [tar if isinstance(tar, Path) else next(copies) for tar in tars]
+
+
+def _local_tars(name: str) -> list[Path]:
+    """Return the tars of a path, of a folder, or of a pattern with `*`, `?` or `[...]`."""
+    path = Path(name)
+    if not path.exists() and glob.has_magic(name):
+        inside = [Path(match) for match in sorted(glob.glob(name))]  # noqa: PTH207 (a pattern may be absolute)
+        if not inside:
+            raise UserError(f"{name}: no file matches this pattern")
+        others = [tar for tar in inside if tar.suffix.lower() != ".tar"]
+        if others:
+            raise UserError(
+                f"{name}: matches {others[0].name}, but patterns are for tars only; name a file or a folder"
+            )
+        return inside
+    inside = sorted(path.glob("*.tar")) if path.is_dir() else [path]
+    if not inside:
+        raise UserError(f"{path}: has no .tar file")
+    return inside
 
 
 def split_parts(pattern: str) -> list[str]:

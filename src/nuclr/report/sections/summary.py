@@ -86,7 +86,7 @@ def headline(context: TrainingRun) -> list[Tile]:
                 details.append(f"{baseline.method} {numbers.percent(other[key])}")
             tiles.append(Tile(label, numbers.percent(values[key]), " · ".join(details)))
     if context.log.results:
-        rate = context.log.results["timing"]["samples_per_second"]  # 0 if a finished run was resumed
+        rate = context.log.results["timing"]["samples_per_second"]  # 0 if no step was left when the run was resumed
         speed = f"{numbers.count(rate)} {'images' if context.views else 'pairs'} per second" if rate else ""
         tiles.append(Tile("Training time", numbers.duration(context.log.seconds()), speed))
     return tiles

@@ -16,7 +16,6 @@ from nuclr.errors import UserError
 from nuclr.evaluation import class_features, links_with_copies
 from nuclr.models import DualEncoder, ImageFormat, build_model
 from nuclr.models.towers import VectorTower
-from nuclr.runs import folder
 from nuclr.runs.components import SIDES, check_tower_widths, make_class_loader, make_loader
 from nuclr.runs.features import (
     Encoding,
@@ -28,7 +27,7 @@ from nuclr.runs.features import (
     side_that_takes,
 )
 from nuclr.runs.launch import pick_device
-from nuclr.runs.run import Run
+from nuclr.runs.run import Run, opens_as_run
 from nuclr.runs.settings import Data
 from nuclr.studies.evaluate.tasks import ClassificationTask, LabeledVectors, ProbeTask, VectorClasses
 
@@ -146,15 +145,10 @@ def subject_of_run(run: Run, batch_size: int | None = None) -> Subject:
 
 def open_subject(path: Path, best: bool, batch_size: int | None, device: str, head: bool | None = None) -> Subject:
     """Open a run, or a folder of encoders (nuclr's, a CLIP or SigLIP); `head` overrides `evaluate.head`."""
-    if folder.is_run(path):
+    if opens_as_run(path):
         subject = subject_of_run(Run.open_finished(path, best, device), batch_size)
     elif best:
         raise UserError(f"--best needs a run folder; {path} is not one")
-    elif path.is_dir() and not (path / "config.json").is_file():
-        raise UserError(
-            f"{path}: neither a run folder (no {folder.CONFIG}) nor encoders (no config.json); name a folder that "
-            "nuclr train wrote"
-        )
     else:
         where = pick_device(device)
         model = build_model(pretrained=str(path)).to(where).eval()

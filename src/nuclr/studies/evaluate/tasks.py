@@ -23,7 +23,7 @@ from nuclr.data.open import locate
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL, ClassificationSet, RetrievalSet
-from nuclr.files import parse_json, read_npz, read_text
+from nuclr.files import parse_json, read_lines, read_npz, read_text
 from nuclr.remote import is_url, local_copy
 from nuclr.runs.components import open_pairs_of_run
 from nuclr.runs.settings import Data, DataSide
@@ -263,7 +263,7 @@ def _listed(opened: LabeledImages, path: Path, known: ClassificationSet) -> np.n
     """Return the numbers of the images in the list."""
     if not path.is_file():
         raise UserError(f"{path}: no such list of test images; the set needs {known.layout}")
-    listed = {str(Path(line.strip()).with_suffix("")) for line in read_text(path).splitlines() if line.strip()}
+    listed = {str(Path(line.strip()).with_suffix("")) for line in read_lines(path) if line.strip()}
     names = [str(Path(opened.name(number)).with_suffix("")) for number in range(len(opened))]
     missing = listed.difference(names)
     if missing:

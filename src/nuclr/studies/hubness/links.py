@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from nuclr.errors import UserError
-from nuclr.files import read_npy, read_text
+from nuclr.files import read_lines, read_npy
 from nuclr.runs.vectors import Vectors
 
 
@@ -51,7 +51,7 @@ def read_links(path: Path, queries: int, gallery: int) -> np.ndarray:
             raise UserError(f"{path}: {links.dtype} of shape {links.shape}; needs integers (n, 2), rows (query, item)")
     else:
         rows = []
-        for number, line in enumerate(read_text(path).splitlines(), start=1):
+        for number, line in enumerate(read_lines(path), start=1):
             cells = line.replace(",", " ").split()
             try:
                 query, item = (int(cell) for cell in cells)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from nuclr.data.formats import arrow
+from nuclr.data.formats.table import TABLES, read_column
 from nuclr.errors import UserError
 from nuclr.remote import show_urls
 from nuclr.runs.vectors import Vectors, local_path, split_argument
@@ -10,7 +11,7 @@ from nuclr.studies.popularity.inputs import read_captions
 
 
 def read_names(argument: str, vectors: Vectors) -> list[str]:
-    """Read what the rows are called: `.txt`, `.jsonl`, `.json` or a column PATH:COLUMN of texts.
+    """Read what the rows are called: `.txt`, `.jsonl`, `.json`, `.csv`, or a column PATH:COLUMN of Parquet or CSV.
 
     Raises:
         UserError: if the file cannot be read, or has another number of names.
@@ -19,10 +20,12 @@ def read_names(argument: str, vectors: Vectors) -> list[str]:
     name, column = split_argument(argument)
     path = local_path(name)
     with show_urls():
-        if column is not None:
-            names: Sequence[str] = arrow.read_texts(path, column)
+        if column is not None and path.suffix.lower() in TABLES:
+            names: Sequence[str] = read_column(path, column)
+        elif column is not None:
+            names = arrow.read_texts(path, column)
         else:
-            names = [caption for caption, _ in read_captions(path)]
+            names = [caption for caption, _ in read_captions(path, f"name it as {name}:COLUMN")]
     if len(names) != len(vectors):
         raise UserError(f"{argument}: {len(names):,} names, but {vectors.name} has {len(vectors):,} rows")
     return list(names)

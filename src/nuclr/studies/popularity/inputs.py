@@ -1,7 +1,8 @@
 """The samples whose popularity is solved, and how people refer to them: from an embedding file or from a run.
 
 Caption lists are `.txt` (one caption per line), `.jsonl` or `.json` (entries `{"image": ..., "caption": ...}`; the
-caption may be a list, and the key may be "captions"). The j-th caption in the list belongs to y_j.
+caption may be a list, and the key may be "captions"), `.csv` or `.tsv` (a header with the usual name of a column of
+captions, and optionally of images). The j-th caption in the list belongs to y_j.
 """
 
 import json
@@ -17,13 +18,15 @@ import safetensors
 import torch
 
 from nuclr.data import open_pairs
+from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, find_column
 from nuclr.data.formats.embedding_folders import UID, EmbeddingFolder
 from nuclr.data.formats.embeddings import Embeddings, read_embeddings
 from nuclr.data.formats.stored_texts import StoredTexts
+from nuclr.data.formats.table import TABLES, complete_rows, read_cells
 from nuclr.data.pairs import SIDES, Pairs
 from nuclr.data.texts import MAX_CHARACTERS, replace_surrogates
 from nuclr.errors import UserError
-from nuclr.files import parse_json, read_npz
+from nuclr.files import parse_json, read_lines, read_npz, read_text
 from nuclr.remote import is_url, local_copy
 from nuclr.runs.features import embed_pairs
 from nuclr.runs.run import Run
@@ -266,7 +269,7 @@ def read_names(
     if images is not None and images.is_dir():
         if not names:
             raise UserError(
-                f"--images {images}: a folder needs --captions with a .jsonl or .json that names the images"
+                f"--images {images}: a folder needs --captions with a .jsonl, .json or .csv that names the images"
             )
         folder = images
         if not any(os.path.isfile(folder / name) for name in names if name):  # noqa: PTH113 (Path.is_file raises an error for long names)
@@ -274,7 +277,7 @@ def read_names(
                 f"--images {images}: none of the images in {captions} is there, such as {folder / names[0]}"
             )
     elif images is not None:
-        names, folder = _lines(images), images.parent
+        names, folder = read_lines(images), images.parent
         if len(names) != n_x:
             raise UserError(f"--images {images}: {len(names)} image names, but the embedding file has {n_x} x")
     origin = Origin(images=None if folder is None else str(folder), allow_outside=allow_outside)
@@ -285,11 +288,15 @@ def read_names(
     return Names(dict(zip(("x", "y"), words, strict=True)), {"x": names, "y": texts}, y_to_x, origin=origin)
 
 
-def read_captions(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield (caption, image or None) in the order of y."""
-    if path.suffix == ".txt":
-        for line in _lines(path):
+def read_captions(path: Path, fix: str = "rename it to caption") -> Iterator[tuple[str, str | None]]:
+    """Yield (caption, image or None) in the order of y; `fix` says what to do if a table has no usual column."""
+    suffix = path.suffix.lower()
+    if suffix == ".txt":
+        for line in read_lines(path):
             yield _shortened(line), None
+        return
+    if suffix in TABLES:
+        yield from _captions_of_table(path, fix)
         return
     for position, entry in _objects(path):
         value = entry.get("captions", entry.get("caption")) if isinstance(entry, dict) else None
@@ -302,6 +309,17 @@ def read_captions(path: Path) -> Iterator[tuple[str, str | None]]:
             yield _shortened(caption), entry.get("image")
 
 
+def _captions_of_table(path: Path, fix: str) -> Iterator[tuple[str, str | None]]:
+    rows = read_cells(path)
+    _, header = next(rows)
+    caption = find_column(header, CAPTION_COLUMNS) or (header[0] if len(header) == 1 else None)
+    if caption is None:
+        raise UserError(f"{path}: no column of captions among {', '.join(header)}; {fix}")
+    image, column = find_column(header, IMAGE_COLUMNS), header.index(caption)
+    for cells in complete_rows(path, header, rows):
+        yield _shortened(cells[column]), None if image is None else cells[header.index(image)]
+
+
 def _shortened(caption: str) -> str:
     """Return a caption that pages and tables can hold; a caption of megabytes is cut."""
     caption = replace_surrogates(caption)
@@ -311,17 +329,18 @@ def _shortened(caption: str) -> str:
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
     position = "the file"
     try:
-        if path.suffix == ".jsonl":
-            for number, line in enumerate(_lines(path), start=1):
+        if path.suffix.lower() == ".jsonl":
+            for number, line in enumerate(read_lines(path), start=1):
                 position = f"line {number}"
-                yield position, parse_json(line)
-        elif path.suffix == ".json":
-            content = parse_json(_read(path))
+                if line.strip():
+                    yield position, parse_json(line)
+        elif path.suffix.lower() == ".json":
+            content = parse_json(read_text(path))
             if not isinstance(content, list):
                 raise UserError(f"{path}: the file does not hold a list of captions")
             yield from ((f"entry {number}", entry) for number, entry in enumerate(content))
         else:
-            raise UserError(f"{path}: unknown kind of caption list; allowed: .jsonl, .json, .txt")
+            raise UserError(f"{path}: unknown kind of caption list; allowed: .jsonl, .json, .csv, .tsv, .txt")
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: {position} is not JSON ({error})") from None
 
@@ -336,15 +355,3 @@ def _images_of_x(path: Path, image_of_y: list[str], n_x: int, y_to_x: list[int])
             )
         images[x] = image
     return images
-
-
-def _lines(path: Path) -> list[str]:
-    return _read(path).splitlines()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(f"{path}: cannot be read ({reason})") from None
