@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import gc
 import itertools
+import math
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from nuclr.errors import UserError
 from nuclr.runs.peers import PeerWatch
 
 JOIN_SECONDS, ANSWER_SECONDS = 300.0, 1800.0
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container on Linux: "QUOTA PERIOD", or "max PERIOD"
 NOTE_SECONDS = 5.0  # a process that waits longer than this for the others to join says so
 
 
@@ -42,6 +44,16 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0][:80]})") from None
     return device
+
+
+def cpu_cores() -> int:
+    """Return the number of CPU cores that this process may use: its affinity, and the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CPU_QUOTA.read_text("ascii").split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no cgroups, or no quota ("max")
+        return cores
 
 
 class LostProcess(RuntimeError):  # noqa: N818 (the name says what happened)
