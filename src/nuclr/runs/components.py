@@ -330,5 +330,7 @@ def to_device(inputs: Any, device: torch.device) -> Any:
     if isinstance(inputs, list):
         return inputs
     if isinstance(inputs, dict):
-        return {name: transfer.to_device(tensor, device) for name, tensor in inputs.items()}
-    return transfer.to_device(inputs, device)
+        return {name: to_device(tensor, device) for name, tensor in inputs.items()}
+    if isinstance(inputs, Tensor):
+        return transfer.to_device(inputs, device)
+    return inputs.to(device, non_blocking=True)  # inputs of an encoder that a plugin registers
