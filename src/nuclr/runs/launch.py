@@ -69,11 +69,11 @@ def processes(device: torch.device) -> Iterator[None]:
         UserError: if `NUCLR_TIMEOUT` or a variable that torchrun sets is wrong.
 
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # events, and synchronization, are those of the current device
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or (dist.is_available() and dist.is_initialized()):
         yield
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     watch = _join("nccl" if device.type == "cuda" else "gloo")
     handler = None
     try:

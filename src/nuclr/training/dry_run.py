@@ -128,7 +128,7 @@ def _measure_data(settings: Settings, inputs: TrainingInputs, loader: Loader, or
 
 def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(device)
 
 
 def _peak(device: torch.device) -> int:
