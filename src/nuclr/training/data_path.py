@@ -59,15 +59,11 @@ class DataRate:
         return min(1.0, self.cpu_seconds / (self.seconds * parallel))
 
     def cores_for(self, rate: float) -> int:
-        """Return the number of cores that read so many samples per second."""
-        return max(1, math.ceil(round(rate / self.per_core, 6)))
+        """Return the number of cores, and of workers, that read so many samples per second for one process.
 
-    def workers_for(self, rate: float) -> int:
-        """Return the value of `data.workers` for so many samples per second, given enough cores.
-
-        It is the number of cores, and more if the workers wait for a part of the time.
+        Workers that wait for storage need no core; there, more workers than cores may be faster.
         """
-        return max(1, math.ceil(round(rate / self.per_core / self.busy, 6)))
+        return max(1, math.ceil(round(rate / self.per_core, 6)))
 
     def is_slower_than(self, rate: float) -> bool:
         """Return whether training at so many samples per second would wait for data."""
@@ -147,11 +143,7 @@ def describe_rates(data: DataRate, step_rate: float, device: str, rate: float | 
         path = f"data path: {_number(data.per_second)} samples/s in the main thread; there is nothing to decode"
     else:
         shared = f" shared by {data.processes} processes" if data.processes > 1 else ""
-        waiting = (
-            f"; the workers computed {data.busy:.0%} of the time and waited otherwise, for storage or other programs"
-            if data.busy < OFTEN_WAITING
-            else ""
-        )
+        waiting = f". {_waiting(data)}" if data.busy < OFTEN_WAITING else ""
         path = (
             f"data path: {_number(data.per_second)} samples/s with data.workers={data.workers} on "
             f"{_count(data.cores, 'core')}{shared}, {_number(data.per_core)} per core{waiting}"
@@ -188,7 +180,8 @@ def bottleneck_warning(data: DataRate, step_rate: float, rate: float | None = No
     problem = f"the data path is the bottleneck: it gives {rates}"
     if data.workers == 0:
         return f"{problem}. It runs in the main thread, so data.workers does not change it."
-    cores, workers = data.cores_for(target) * data.processes, data.workers_for(target)
+    workers = data.cores_for(target)
+    cores = workers * data.processes
     machine = f"{_count(data.cores, 'core')}{f' for {data.processes} processes' if data.processes > 1 else ''}"
     setting = f"data.workers={workers}" if workers > data.workers else ""
     if cores > data.cores:
@@ -196,12 +189,17 @@ def bottleneck_warning(data: DataRate, step_rate: float, rate: float | None = No
     elif setting:
         fix = f"Set {setting}; this machine has {machine}."
     else:
-        fix = f"The workers waited {1 - data.busy:.0%} of the time, for storage or for other programs."
+        fix = f"{_waiting(data)}."
     return f"{problem} with data.workers={data.workers}.\n{fix}"
 
 
 def _needs(data: DataRate, rate: float) -> str:
-    return f"{_count(data.cores_for(rate), 'core')}, data.workers={data.workers_for(rate)}"
+    workers = data.cores_for(rate)
+    return f"{_count(workers, 'core')}, data.workers={workers}"
+
+
+def _waiting(data: DataRate) -> str:
+    return f"The workers waited {1 - data.busy:.0%} of the time, for storage (then add workers) or for other programs"
 
 
 def _number(rate: float) -> str:
