@@ -1,10 +1,12 @@
 """Images per second and core of training batches: random resized crops and flips, from JPEG files to float tensors.
 
     python benchmarks/data.py [--images FOLDER] [--count 1500] [--size 64] [--operations 0] [--repeats 3]
+    python benchmarks/data.py --size 256 --memory 0 --rates 500 1000 2000     # CC3M's setting: nothing stays in memory
 
 Contestants, which take turns in one run:
 
 - crops of the original: what `nuclr train` does. Crops are taken from the decoded image.
+- until the copy to the device: the same without flips, operations and normalization.
 - crops of the square: what it did before. The central square of the training size is loaded, and crops of it are
   enlarged again. It decodes fewer pixels of small images, but never sees what is outside of the square.
 - DataLoader with PIL: torch.utils.data.DataLoader with worker processes; each image is decoded, cropped, resized
@@ -12,7 +14,11 @@ Contestants, which take turns in one run:
 
 The first epoch of each turn decodes all images ("cold"); the second one finds them in memory if they fit ("warm", not
 for the DataLoader, which has no cache). Images per second and core are images by CPU seconds of all threads and worker
-processes, so they do not depend on what else the machine does. Without --images, JPEGs of 500 x 375 pixels are made.
+processes, so they hardly depend on what else the machine does. The cores that a rate of training needs are the rate by
+the images per second and core. Without --images, JPEGs of 500 x 375 pixels are made.
+
+"Until the copy to the device" leaves out flips, operations and normalization, which run on the device in `nuclr train`:
+with a GPU, only these images per second and core count.
 """
 
 import argparse
@@ -57,7 +63,7 @@ def batches(count: int, batch: int, epoch: int) -> list[np.ndarray]:
     return [order[begin : begin + batch] for begin in range(0, count - batch + 1, batch)]
 
 
-def crops_of_originals(folder: Path, options: argparse.Namespace, count: int) -> Epoch:
+def crops_of_originals(folder: Path, options: argparse.Namespace, count: int, on_host: bool = True) -> Epoch:
     pairs = open_pairs(folder, views=True)
     loader = Loader(pairs, ImageOptions(options.size, smallest_crop=SCALE[0]), workers=2, memory=options.memory * 2**20)
     augment = Augment(0, 0.5, options.operations)
@@ -66,9 +72,13 @@ def crops_of_originals(folder: Path, options: argparse.Namespace, count: int) ->
         numbers = batches(count, options.batch, number)
         crops = ({"x": [random_crops(options.batch, SCALE, 0, number, step)]} for step in range(len(numbers)))
         for step, batch in enumerate(loader.load(numbers, side="x", crops=crops)):
-            yield normalize(augment(batch.x[:, 0], number, step))
+            yield normalize(augment(batch.x, number, step)) if on_host else batch.x
 
     return epoch
+
+
+def until_the_copy(folder: Path, options: argparse.Namespace, count: int) -> Epoch:
+    return crops_of_originals(folder, options, count, on_host=False)
 
 
 def crops_of_squares(folder: Path, options: argparse.Namespace, count: int) -> Epoch:
@@ -142,6 +152,7 @@ def measure(epoch: Epoch, number: int) -> tuple[float, float]:
 
 CONTESTANTS = {
     "crops of the original": crops_of_originals,
+    "until the copy to the device": until_the_copy,
     "crops of the square": crops_of_squares,
     "DataLoader with PIL": data_loader,
 }
@@ -156,6 +167,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--operations", type=int, default=0, help="operations of the random policy per image")
     parser.add_argument("--memory", type=int, default=2048, help="megabytes of decoded images to keep")
+    parser.add_argument("--rates", type=float, nargs="+", default=[500, 1000, 2000], help="images per second to feed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "data.json")
     options = parser.parse_args()
@@ -178,12 +190,18 @@ def main() -> None:
     }
     base = best["DataLoader with PIL"]["cold"][0]
     print(f"{count} images, size {options.size}, {options.operations} operations; best of {options.repeats} turns")
-    print(f"{'':24}{'':6}{'images/s and core':>18}{'x DataLoader':>14}{'images/s':>10}")
+    needed = "".join(f"{f'for {rate:,.0f}/s':>12}" for rate in options.rates)
+    print(f"{'':30}{'':6}{'images/s and core':>18}{'x DataLoader':>14}{'images/s':>10}    cores{needed}")
+    rows = []
     for name, states in best.items():
         for state, (per_core, per_second) in states.items():
-            print(f"{name:24}{state:6}{per_core:18,.0f}{per_core / base:14.2f}{per_second:10,.0f}")
+            cores = {f"{rate:g}": rate / per_core for rate in options.rates}
+            row = {"what": name, "state": state, "images_per_second_and_core": per_core}
+            rows.append(row | {"images_per_second": per_second, "cores_for": cores})
+            cells = "".join(f"{value:12.1f}" for value in cores.values())
+            print(f"{name:30}{state:6}{per_core:18,.0f}{per_core / base:14.2f}{per_second:10,.0f}{'':9}{cells}")
     options.out.parent.mkdir(exist_ok=True)
-    content = {"images": count, "size": options.size, "operations": options.operations, "rates": best}
+    content = {"images": count, "size": options.size, "operations": options.operations, "rates": rows}
     options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ LAYERS = (
     {"evaluation", "integrations"},
     {"data", "models", "objectives", "popularity"},
     {"remote"},
-    {"distributed", "files", "image_files", "norms", "stacked"},
+    {"distributed", "files", "image_files", "norms", "stacked", "transfer"},
     {"__init__"},
     {"errors"},
 )

@@ -161,3 +161,38 @@ def test_one_side_only(tmp_path):
     [both], [only_x], [only_y] = (list(loader.load([[0, 3, 5]], side)) for side in (None, "x", "y"))
     assert torch.equal(only_x.x, both.x) and only_x.y == []
     assert only_y.y == both.y and only_y.x == []
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_every_tensor_of_a_batch_is_pinned_if_asked(tmp_path, monkeypatch, pin_memory):
+    """Pinning needs an accelerator, so here the requests for page-locked memory are counted."""
+    np.savez(tmp_path / "e.npz", x=np.eye(9), y=np.eye(9))
+    requests, empty = [], torch.empty
+
+    def count(shape, *, pin_memory=False, **options):
+        requests.append("empty") if pin_memory else None
+        return empty(shape, **options)
+
+    monkeypatch.setattr(torch, "empty", count)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: requests.append("copy") or tensor)
+    images, vectors = open_pairs(make.jsonl(tmp_path)), open_pairs(tmp_path / "e.npz")
+    for pairs in (images, vectors):
+        list(Loader(pairs, x=ImageOptions(12), pin_memory=pin_memory).load([[0, 1], [2]]))
+    # Images are written to page-locked memory; vectors, which have a tensor on both sides, are copied to it.
+    assert requests == (["empty"] * 2 + ["copy"] * 4 if pin_memory else [])
+
+
+def test_batches_never_share_memory(tmp_path):
+    """A batch may still be on its way to a device while the next ones are read."""
+    loader = Loader(open_pairs(make.jsonl(tmp_path)), x=ImageOptions(12), workers=2, ahead=1)
+    loaded = list(loader.load([[0, 1, 2]] * 8))
+    assert len({batch.x.untyped_storage().data_ptr() for batch in loaded}) == 8
+
+
+def test_the_share_of_images_that_fit_into_memory():
+    pairs = open_pairs("builtin:n=40")
+    for memory, share in ((0, 0.0), (10 * 3 * 16**2, 0.25), (2**20, 1.0)):
+        loader = Loader(pairs, x=ImageOptions(16), memory=memory)
+        list(loader.load([np.arange(20)]))
+        assert loader.share_kept(np.arange(40)) == pytest.approx(share)
+    assert loader.decodes

@@ -32,3 +32,13 @@ def test_images_outside_of_the_root_need_allow_outside(tmp_path):
         components.open_train(data)
     source = components.open_train(dataclasses.replace(data, allow_outside=True))
     assert source.bad == {} and source.numbers.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("pins", [False, True])
+def test_batches_are_pinned_if_the_model_is_on_an_accelerator(tmp_path, monkeypatch, pins):
+    loaded = runs.load(tmp_path)
+    source = components.open_train(loaded.data)
+    model = components.make_model(loaded.model, source, 0)
+    assert not components.make_loader(loaded.data, source.pairs, model).pin_memory
+    monkeypatch.setattr(components.transfer, "can_pin", lambda device: pins and device.type == "cpu")
+    assert components.make_loader(loaded.data, source.pairs, model).pin_memory == pins

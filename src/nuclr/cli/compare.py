@@ -1,6 +1,5 @@
 """`nuclr compare`: train several methods on the same data with the same budget, tune them alike, and compare them."""
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -254,8 +253,6 @@ def _baseline(named: str | None, methods: list[str]) -> str:
 
 def _workers(device: str) -> int:
     """Return the default number of workers: one per CPU core, or one on a GPU."""
-    from nuclr.runs.launch import pick_device
+    from nuclr.runs.launch import cpu_cores, pick_device
 
-    if pick_device(device).type != "cpu":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cpu_cores() if pick_device(device).type == "cpu" else 1

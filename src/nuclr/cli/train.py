@@ -1,6 +1,7 @@
 """`nuclr train`: train a dual encoder on pairs."""
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ Examples:
     nuclr train data.train=pairs.csv data.val=held_out.csv       your own pairs, default settings
     nuclr train configs/flickr8k.yaml data.root=DATA seed=1      a config file, two keys changed
     nuclr train runs/flickr8k --resume                           continue a run that was stopped
+    nuclr train CONFIG --dry-run --rate 2000                     what it costs; cores for 2000 samples/s per GPU
     torchrun --nproc_per_node 2 -m nuclr train CONFIG            the same on two processes
 """
 
@@ -31,8 +33,17 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in its folder, if there is one.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build everything, try one batch, estimate memory and time, and stop.")
+        bool,
+        typer.Option("--dry-run", help="Build everything, try a few steps, estimate memory and time, and stop."),
     ] = False,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            metavar="N",
+            help="With --dry-run: how many CPU cores the data path needs if each GPU trains N samples per second.",
+        ),
+    ] = None,
 ) -> None:
     """Train a dual encoder on pairs; without CONFIG and data.train, run the demo on built-in pairs.
 
@@ -42,6 +53,10 @@ def train(
     """
     from nuclr.runs import config
 
+    if rate is not None and not dry_run:
+        raise UserError("--rate is an option of --dry-run; add --dry-run")
+    if rate is not None and not 0 < rate < math.inf:
+        raise UserError(f"--rate {rate:g}: needs a number of samples per second above 0, such as 2000")
     path, overrides = split_config(arguments, context)
     if path is not None and path.is_dir():
         if not (path / "config.yaml").is_file():
@@ -55,12 +70,16 @@ def train(
     from nuclr.training import demo as demo_run
     from nuclr.training import dry_run as trial
     from nuclr.training import loop
+    from nuclr.training.data_path import bottleneck_warning
 
     with training_errors(), launch.processes(launch.pick_device(settings.device)):
         if dry_run:
             estimate = trial.dry_run(settings)
             if launch.is_first():
-                typer.echo(trial.describe(estimate))
+                typer.echo(trial.describe(estimate, rate))
+                warning = bottleneck_warning(estimate["data_rate"], estimate["step_rate"], rate)
+                if warning:
+                    typer.echo(f"nuclr: {warning}", err=True)
             return
         preferred = Path("runs") / settings.name
         out = Path(settings.out) if settings.out else preferred if resume else launch.free_folder(preferred)

@@ -4,6 +4,9 @@ Each side is read by its modality. If a side has something to decode, the loader
 decoding and resizing release Python's global lock, nothing is copied between processes, and a killed run leaves no
 workers behind. Batches arrive in the requested order, whatever the timing of the workers. Texts and vectors are in
 memory already, so pairs of these are loaded without threads.
+
+The threads write images directly into the memory of their batch, which is page-locked if the batch goes to an
+accelerator (`pin_memory`). Each batch has memory of its own, so nothing is overwritten while it is being copied.
 """
 
 from collections import deque
@@ -12,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, repeat
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -86,6 +89,7 @@ class Loader:
         workers: number of threads.
         ahead: number of batches to read ahead.
         memory: bytes that decoded images may occupy.
+        pin_memory: return tensors in page-locked memory, for copies to an accelerator (see `transfer.can_pin`).
 
     Example:
         >>> from nuclr.data import all_batches, open_pairs
@@ -105,17 +109,40 @@ class Loader:
         workers: int = 2,
         ahead: int = 4,
         memory: int = 512 * 2**20,
+        pin_memory: bool = False,
     ) -> None:
-        self.pairs, self.workers, self.ahead = pairs, workers, ahead
-        cache = _Cache(memory)
-        self._sides: dict[Side, _Side] = {"x": _make_side(pairs, "x", x, cache)}
-        self._sides["y"] = self._sides["x"] if pairs.views else _make_side(pairs, "y", y, cache)
+        self.pairs, self.workers, self.ahead, self.pin_memory = pairs, workers, ahead, pin_memory
+        self._cache = _Cache(memory)
+        self._sides: dict[Side, _Side] = {"x": _make_side(pairs, "x", x, self._cache)}
+        self._sides["y"] = self._sides["x"] if pairs.views else _make_side(pairs, "y", y, self._cache)
 
     def __repr__(self) -> str:
         named: Sequence[Side] = SIDES[:1] if self.pairs.views else SIDES
         chosen = ((side, self._sides[side].options) for side in named)
         options = "".join(f", {side}={value!r}" for side, value in chosen if value is not None)
         return f"Loader({self.pairs!r}{options}, workers={self.workers})"
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a side has something to decode, and batches are therefore read by threads."""
+        return any(side.decodes for side in self._sides.values())
+
+    def share_kept(self, numbers: np.ndarray) -> float:
+        """Return the share of the images of these pairs that fit into `memory`, judged by those decoded so far.
+
+        Args:
+            numbers: numbers of pairs.
+
+        Example:
+            >>> from nuclr.data import open_pairs
+            >>> loader = Loader(open_pairs("builtin:n=100"), x=ImageOptions(size=32), memory=5 * 3 * 32 * 32)
+            >>> batch = next(loader.load([np.arange(10)]))
+            >>> loader.share_kept(np.arange(100))
+            0.05
+
+        """
+        sides = {side for side in self._sides.values() if isinstance(side, _ImageSide)}
+        return self._cache.share_kept(sum(len(np.unique(side.ids[numbers])) for side in sides))
 
     def load(
         self,
@@ -149,23 +176,31 @@ class Loader:
         sides = [name for name in SIDES if side in (None, name)]
         if not any(self._sides[name].decodes for name in sides):
             for numbers, boxes, others in source:
-                yield self._batch(numbers, [self._read(numbers, sides, boxes, others)])
+                yield self._batch(numbers, {}, [self._read(numbers, sides, boxes, others, {})])
             return
-        waiting: deque[tuple[np.ndarray, list[Future[dict[Side, Items]]]]] = deque()
+        waiting: deque[tuple[np.ndarray, dict[Side, Tensor], list[Future[dict[Side, Items]]]]] = deque()
         pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
         try:
             while True:
                 for numbers, boxes, others in islice(source, self.ahead + 1 - len(waiting)):
+                    images = self._allocate(len(numbers), sides, boxes, others)
                     chunks = (slice(begin, begin + _CHUNK) for begin in range(0, len(numbers), _CHUNK))
                     tasks = [
-                        pool.submit(self._read, numbers[rows], sides, _part(boxes, rows), _rows(others, rows))
+                        pool.submit(
+                            self._read,
+                            numbers[rows],
+                            sides,
+                            _part(boxes, rows),
+                            _rows(others, rows),
+                            _image_rows(images, rows, len(numbers)),
+                        )
                         for rows in chunks
                     ]
-                    waiting.append((numbers, tasks))
+                    waiting.append((numbers, images, tasks))
                 if not waiting:
                     return
-                numbers, tasks = waiting.popleft()
-                yield self._batch(numbers, [task.result() for task in tasks])
+                numbers, images, tasks = waiting.popleft()
+                yield self._batch(numbers, images, [task.result() for task in tasks])
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -179,45 +214,90 @@ class Loader:
             )
         return array.astype(np.int64, copy=False)
 
-    def _read(
-        self, numbers: np.ndarray, sides: Sequence[Side], crops: SideCrops, views: SideViews
-    ) -> dict[Side, Items]:
-        """Return the items of these sides. Views of an image are read together, so that it is decoded once."""
-        if self.pairs.views and isinstance(self._sides["x"], _ImageSide):
-            every = [crop for side in sides for crop in crops.get(side, ())]
-            items = self._sides["x"].read(numbers, every)
-            if not every:
-                return dict.fromkeys(sides, items)
-            first = len(crops.get("x", ())) if "x" in sides else 0
-            parts = {"x": items[:, :first], "y": items[:, first:]}
-            return {side: parts[side][:, 0] if parts[side].shape[1] == 1 else parts[side] for side in sides}
-        return {
-            side: self._sides[side].read(views[side].reshape(-1) if side in views else numbers, crops.get(side, ()))
-            for side in sides
-        }
+    def _allocate(self, b: int, sides: Sequence[Side], crops: SideCrops, views: SideViews) -> dict[Side, Tensor]:
+        """Return memory for the images of a batch of b pairs, (b, 3, size, size), or (b, m, 3, size, size) for m crops.
 
-    def _batch(self, numbers: np.ndarray, parts: list[dict[Side, Items]]) -> Batch:
+        If both sides are the same images and are not cropped, they share it.
+        """
+        images: dict[Side, Tensor] = {}
+        for name in sides:
+            side, m = self._sides[name], len(crops.get(name, ()))
+            if not isinstance(side, _ImageSide):
+                continue
+            if self.pairs.views and not any(crops.values()) and images:
+                images[name] = next(iter(images.values()))
+                continue
+            rows, size = views[name].size if name in views else b, side.options.size
+            shape = (rows, m, 3, size, size) if m > 1 else (rows, 3, size, size)
+            images[name] = torch.empty(shape, dtype=torch.uint8, pin_memory=self.pin_memory)
+        return images
+
+    def _read(
+        self,
+        numbers: np.ndarray,
+        sides: Sequence[Side],
+        crops: SideCrops,
+        views: SideViews,
+        images: Mapping[Side, list[np.ndarray]],
+    ) -> dict[Side, Items]:
+        """Write images to `images`, one array (b, 3, size, size) per view, and return the items of the other sides."""
+        items: dict[Side, Items] = {}
+        if self.pairs.views and images:  # both sides are views of the same images, each of which is decoded once
+            every = [crop for name in sides for crop in crops.get(name, ())]
+            targets = [view for name in sides for view in images[name]]
+            self._image_side("x").read_into(targets if every else targets[:1], numbers, every)
+            return items
+        for name in sides:
+            own = views[name].reshape(-1) if name in views else numbers
+            if name in images:
+                self._image_side(name).read_into(images[name], own, crops.get(name, ()))
+            else:
+                items[name] = self._sides[name].read(own)
+        return items
+
+    def _image_side(self, name: Side) -> "_ImageSide":
+        return cast(_ImageSide, self._sides[name])
+
+    def _batch(self, numbers: np.ndarray, images: Mapping[Side, Tensor], parts: list[dict[Side, Items]]) -> Batch:
         pairs = self.pairs
-        x, y = (_join([part[side] for part in parts]) if side in parts[0] else [] for side in SIDES)
+        items: dict[Side, Items] = {name: self._join([part[name] for part in parts]) for name in parts[0]}
+        x, y = (images[name] if name in images else items.get(name, []) for name in SIDES)
         x_id, y_id = (torch.from_numpy(ids[numbers]) for ids in (pairs.x_id, pairs.y_id))
         group = None if pairs.group is None else torch.from_numpy(pairs.group[numbers])
         return Batch(torch.from_numpy(numbers), x_id, y_id, x, y, group)
+
+    def _join(self, parts: list[Items]) -> Items:
+        """Return one batch of the parts of a batch."""
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        if tensors:
+            joined = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+            return joined.pin_memory() if self.pin_memory else joined
+        return parts[0] if len(parts) == 1 else [item for part in parts for item in part]
 
 
 class _Cache:
     """Decoded images of a loader, as far as they fit into its memory."""
 
     def __init__(self, memory: int) -> None:
-        self._free, self._kept, self._lock = memory, dict[tuple[Side, int], np.ndarray](), Lock()
+        self._memory = self._free = memory
+        self._kept, self._lock = dict[tuple[Side, int], np.ndarray](), Lock()
+        self._decoded = self._decoded_bytes = 0
 
     def get(self, key: tuple[Side, int]) -> np.ndarray | None:
         return self._kept.get(key)
 
     def put(self, key: tuple[Side, int], pixels: np.ndarray) -> None:
         with self._lock:
+            self._decoded += 1
+            self._decoded_bytes += pixels.nbytes
             if pixels.nbytes <= self._free and key not in self._kept:
                 self._kept[key] = pixels
                 self._free -= pixels.nbytes
+
+    def share_kept(self, images: int) -> float:
+        """Return the share of so many images that fits, if they have the mean size of those decoded so far."""
+        expected = images * self._decoded_bytes / max(self._decoded, 1)
+        return min(1.0, self._memory / expected) if expected else 1.0
 
 
 class _Side:
@@ -228,7 +308,7 @@ class _Side:
         self._modality = get_modality(getattr(pairs, f"{side}_kind"))
         self.decodes = self._modality.decodes
 
-    def read(self, numbers: np.ndarray, crops: Sequence[Crops] = ()) -> Items:  # noqa: ARG002 (only images are cropped)
+    def read(self, numbers: np.ndarray) -> Items:
         """Return the batch of the side for these numbers."""
         try:
             return self._modality.collate(self._pairs.items(self._side, numbers), self.options)
@@ -260,25 +340,20 @@ class _ImageSide(_Side):
 
     def __init__(self, pairs: Pairs, side: Side, options: ImageOptions, cache: _Cache) -> None:
         super().__init__(pairs, side, options)
-        self._ids: np.ndarray = getattr(pairs, f"{side}_id")
+        self.ids: np.ndarray = getattr(pairs, f"{side}_id")
         self._cache = cache
 
-    def read(self, numbers: np.ndarray, crops: Sequence[Crops] = ()) -> Tensor:
-        """Return the squares (b, 3, size, size); with m > 1 `crops` per image, (b, m, 3, size, size).
-
-        If both sides are the same images, the dimension m is always there.
-        """
-        size, b = self.options.size, len(numbers)
-        if not crops:
-            keep = self.options.smallest_crop is None
-            return torch.from_numpy(np.stack([self._square(number, keep) for number in numbers]))
-        squares = np.empty((b, len(crops), 3, size, size), np.uint8)
+    def read_into(self, targets: Sequence[np.ndarray], numbers: np.ndarray, crops: Sequence[Crops]) -> None:
+        """Write the images with these numbers to arrays (b, 3, size, size): one per crop; without crops one array."""
+        keep = self.options.smallest_crop is None
         for row, number in enumerate(numbers):
+            if not crops:
+                targets[0][row] = self._square(number, keep)
+                continue
             pixels = self._decoded(number)
             height, width = pixels.shape[:2]
-            for view, choice in enumerate(crops):
-                squares[row, view] = resize_crop(pixels, choice.box(row, width, height), size)
-        return torch.from_numpy(squares if self._pairs.views or len(crops) > 1 else squares[:, 0])
+            for target, choice in zip(targets, crops, strict=True):
+                target[row] = resize_crop(pixels, choice.box(row, width, height), self.options.size)
 
     def _square(self, number: np.int64, keep: bool) -> np.ndarray:
         return self._cached(number, lambda image: fit_image(image, self.options.size, self.options.fit), keep)
@@ -288,7 +363,7 @@ class _ImageSide(_Side):
         return self._cached(number, lambda image: decode_for_crops(image, self.options.size, smallest), keep=True)
 
     def _cached(self, number: np.int64, decode: Callable[[Image.Image], np.ndarray], keep: bool) -> np.ndarray:
-        key = (self._side, int(self._ids[number]))
+        key = (self._side, int(self.ids[number]))
         pixels = self._cache.get(key) if keep else None
         if pixels is None:
             try:
@@ -314,14 +389,14 @@ def _rows(views: SideViews, rows: slice) -> SideViews:
     return {side: numbers[rows] for side, numbers in views.items()}
 
 
-def _join(parts: list[Items]) -> Items:
-    """Return one batch of the parts of a batch."""
-    if len(parts) == 1:
-        return parts[0]
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    if tensors:
-        return torch.cat(tensors)
-    return [item for part in parts for item in part]
+def _image_rows(images: Mapping[Side, Tensor], rows: slice, b: int) -> dict[Side, list[np.ndarray]]:
+    """Return, per side and view, the images of these rows of a batch of b pairs."""
+    parts: dict[Side, list[np.ndarray]] = {}
+    for side, pixels in images.items():
+        m = len(pixels) // b  # more than 1 if the views of a pair are images of several pairs
+        part = pixels.numpy()[rows.start * m : rows.stop * m]
+        parts[side] = [part] if part.ndim == 4 else [part[:, view] for view in range(part.shape[1])]
+    return parts
 
 
 def _describe(side: Items) -> str:

@@ -21,6 +21,7 @@ from nuclr.files import write_json
 from nuclr.image_files import ImageError, open_image_file, read_image_file, to_rgb
 from nuclr.models.backbones import first_line, read_json
 from nuclr.models.inputs import Inputs
+from nuclr.transfer import to_device
 
 LARGEST_SIZE = 8192  # pixels
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -61,7 +62,10 @@ class ImageFormat(Inputs):
 
         """
         pixels = pixels if pixels.is_floating_point() else pixels.float() / 255
-        mean, std = (pixels.new_tensor(channels)[:, None, None] for channels in (self.mean, self.std))
+        mean, std = (
+            to_device(torch.tensor(channels, dtype=pixels.dtype)[:, None, None], pixels.device)
+            for channels in (self.mean, self.std)
+        )
         return (pixels - mean) / std
 
     def batch(self, items: Any) -> "Sequence[ImageLike] | np.ndarray | Tensor":

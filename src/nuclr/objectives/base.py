@@ -25,6 +25,7 @@ from nuclr.objectives.checks import (
     to_tensors,
 )
 from nuclr.objectives.kernels import Workspace, is_excluded, score_tiles
+from nuclr.transfer import to_device
 
 NORM_TOLERANCE = 1e-2  # features normalized in bf16 have norms within 4e-3 of 1
 
@@ -263,7 +264,8 @@ class Objective(nn.Module):
         if self.normalize:
             x, y = (nn.functional.normalize(rescale_extreme_rows(side, small=False), dim=1) for side in (x, y))
         index, x_id, y_id = (
-            None if t is None else t.to(x.device, torch.int64) for t in (inputs.index, inputs.x_id, inputs.y_id)
+            None if t is None else to_device(t.to(torch.int64), x.device)
+            for t in (inputs.index, inputs.x_id, inputs.y_id)
         )
         given = [t.reshape(pairs, -1) for t in (x_id, y_id) if t is not None]
         ids = torch.cat(given, dim=1) if given else None

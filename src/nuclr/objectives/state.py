@@ -21,6 +21,7 @@ from torch import Tensor
 from nuclr import distributed
 from nuclr.objectives.base import GatheredBatch, Objective, ObjectiveOutput
 from nuclr.objectives.checks import Check, Features, Integers, short_list, to_index
+from nuclr.transfer import to_device
 
 ANCHORS = ("x", "y")  # side x has anchors x and candidates y
 CANDIDATES = ("y", "x")
@@ -213,7 +214,7 @@ class PairTables(Objective):
     def _locate(self, index: Tensor) -> Location:
         device = self.buffer(self._a_table()).device
         if not self.state_sharding:
-            return Location(index.to(device), None)
+            return Location(to_device(index, device), None)
         if self._shards != distributed.world_size():
             raise ValueError(
                 f"state_sharding=True split the state over {self._shards} processes, but there are "
@@ -221,7 +222,7 @@ class PairTables(Objective):
             )
         # For an index on an accelerator this waits for the device; `prefetch` with a host index avoids it.
         owned = ((index >= self._stored.start) & (index < self._stored.stop)).nonzero().flatten()
-        return Location((index[owned] - self._stored.start).to(device), owned.to(device))
+        return Location(to_device(index[owned] - self._stored.start, device), to_device(owned, device))
 
     def _load(self, names: list[str], location: Location, size: int, device: torch.device) -> dict[str, Tensor]:
         self.flush()
@@ -238,8 +239,8 @@ class PairTables(Objective):
                 sides.append(stored)
             loaded[name] = torch.stack(sides)
         if location.owned is None:
-            return {name: _to_device(rows, device) for name, rows in loaded.items()}
-        everything = distributed.sum_over_processes(_to_device(torch.stack(list(loaded.values())), device))
+            return {name: to_device(rows, device) for name, rows in loaded.items()}
+        everything = distributed.sum_over_processes(to_device(torch.stack(list(loaded.values())), device))
         if len(self.active) == 1:  # this side's rows are not stored, but were added up
             for name, rows in zip(loaded, everything, strict=True):
                 rows[1 - self.active[0]] = self.initial[name]
@@ -383,12 +384,3 @@ class PairTables(Objective):
         """Return what copies and pickles need."""
         self.flush()
         return self.__dict__ | {"_prefetched": None, "_ready": None, "_pending": []}
-
-
-def _to_device(rows: Tensor, device: torch.device) -> Tensor:
-    """Copy rows to a device; from the host to an accelerator without waiting for it."""
-    if rows.device == device:
-        return rows
-    if rows.device.type == "cpu":
-        return rows.pin_memory().to(device, non_blocking=True)
-    return rows.to(device)

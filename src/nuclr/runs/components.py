@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr import objectives
+from nuclr import objectives, transfer
 from nuclr.data import Loader, ViewGroups, check_samples, open_labeled, open_pairs, read_keep, usable
 from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
 from nuclr.data.modalities import ImageOptions
@@ -159,7 +159,8 @@ def make_loader(
     key = (pairs.fingerprint, type(pairs).__name__, *options)
     if key not in shared:
         x, y = options
-        shared[key] = Loader(pairs, x, y, data.workers, memory=data.memory * 2**20)
+        pin_memory = transfer.can_pin(_device(model))
+        shared[key] = Loader(pairs, x, y, data.workers, memory=data.memory * 2**20, pin_memory=pin_memory)
     return shared[key]
 
 
@@ -167,6 +168,10 @@ def make_class_loader(data: s.Data, classes: Any, model: DualEncoder, loaders: L
     """Return a loader of the labeled images of `data.classes`, whose x is for the side that takes images."""
     encoder = model.x if model.x.modality == "image" else model.y
     return make_loader(data, classes, model, loaders, encoders=(encoder, encoder))
+
+
+def _device(model: DualEncoder) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _image_size(encoder: Encoder) -> int:
@@ -331,5 +336,7 @@ def to_device(inputs: Any, device: torch.device) -> Any:
     if isinstance(inputs, list):
         return inputs
     if isinstance(inputs, dict):
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
-    return inputs.to(device, non_blocking=True)
+        return {name: to_device(tensor, device) for name, tensor in inputs.items()}
+    if isinstance(inputs, Tensor):
+        return transfer.to_device(inputs, device)
+    return inputs.to(device, non_blocking=True)  # inputs of an encoder that a plugin registers

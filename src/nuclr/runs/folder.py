@@ -23,6 +23,7 @@ import yaml
 
 from nuclr import files
 from nuclr.errors import UserError
+from nuclr.runs.launch import cpu_cores
 from nuclr.runs.settings import flatten
 
 CONFIG, METRICS, TIMING, RESULTS = "config.yaml", "metrics.jsonl", "timing.jsonl", "results.json"
@@ -214,7 +215,7 @@ def machine() -> dict[str, Any]:
     """Return system, number of processors and threads, and the accelerator."""
     facts: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}",
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": cpu_cores(),
         "threads": torch.get_num_threads(),
     }
     if torch.cuda.is_available():

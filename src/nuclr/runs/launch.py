@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import gc
 import itertools
+import math
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from nuclr.errors import UserError
 from nuclr.runs.peers import PeerWatch
 
 JOIN_SECONDS, ANSWER_SECONDS = 300.0, 1800.0
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container on Linux: "QUOTA PERIOD", or "max PERIOD"
 NOTE_SECONDS = 5.0  # a process that waits longer than this for the others to join says so
 
 
@@ -46,6 +48,16 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def cpu_cores() -> int:
+    """Return the number of CPU cores that this process may use: its affinity, and the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CPU_QUOTA.read_text("ascii").split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no cgroups, or no quota ("max")
+        return cores
+
+
 class LostProcess(RuntimeError):  # noqa: N818 (the name says what happened)
     """Another process of the run has ended, did not join, or did not answer in time."""
 
@@ -59,11 +71,11 @@ def processes(device: torch.device) -> Iterator[None]:
         UserError: if `NUCLR_TIMEOUT` or a variable that torchrun sets is wrong.
 
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # events, and synchronization, are those of the current device
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or (dist.is_available() and dist.is_initialized()):
         yield
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     watch = _join("nccl" if device.type == "cuda" else "gloo")
     handler = None
     try:

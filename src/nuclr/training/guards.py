@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nuclr import distributed, files
@@ -83,20 +84,30 @@ class FiniteCheck:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self._pending: tuple[Tensor, Tensor] | None = None
+        self._pending: tuple[Tensor, torch.Event | None, Tensor] | None = None
 
     def check(self, finite: Tensor, numbers: Tensor) -> None:
         """Record whether this step is finite, and the numbers of its samples."""
         self.flush()
-        self._pending = (finite, numbers)
         if finite.device.type == "cpu":
+            self._pending = (finite, None, numbers)
             self.flush()
+            return
+        # Reading the flag directly would wait for all work that is queued; the event is that of this step.
+        copied, event = finite.to("cpu", non_blocking=True), torch.Event(finite.device)
+        event.record()
+        self._pending = (copied, event, numbers)
 
     def flush(self) -> None:
         """Raise if the last step was not finite."""
         pending, self._pending = self._pending, None
-        if pending is not None and not bool(pending[0]):
-            raise not_finite("the gradient is", pending[1], None, self.run)
+        if pending is None:
+            return
+        finite, copied, numbers = pending
+        if copied is not None:
+            copied.synchronize()
+        if not finite:
+            raise not_finite("the gradient is", numbers, None, self.run)
 
 
 def not_finite(what: str, numbers: Tensor, flags: Tensor | None, run: Path) -> TrainingFailed:

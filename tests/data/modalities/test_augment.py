@@ -111,3 +111,12 @@ def test_normalize_uses_the_mean_and_deviation_per_channel():
     expected = (IMAGES / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     torch.testing.assert_close(normalize(IMAGES), expected)
     torch.testing.assert_close(normalize(IMAGES / 255), expected)
+
+
+def test_no_value_is_read_back_from_the_device():
+    """Tensors on "meta" have no values, so an operation that reads one, and would make an accelerator wait, fails."""
+    augment = Augment(operations=2)
+    draw = augment.draw(64, 0, 0)
+    assert set(draw.operations.flatten().tolist()) == set(range(len(OPERATIONS)))
+    images = torch.empty(64, 3, 20, 20, dtype=torch.uint8, device="meta")
+    assert normalize(augment.apply(images, draw)).device.type == "meta"

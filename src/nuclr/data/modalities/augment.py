@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
+from nuclr.transfer import to_device
+
 MEAN = (0.48145466, 0.4578275, 0.40821073)  # of the pixels in CLIP's training set
 STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -196,19 +198,19 @@ class Augment:
 
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
         """Apply the drawn choices to the images; pixels from outside an image are black."""
-        flip = draw.flip.to(images.device, non_blocking=True)[:, None, None, None]
+        flip = to_device(draw.flip, images.device)[:, None, None, None]
         images = to_float(torch.where(flip, images.flip(-1), images))
-        # The choices are on the CPU, so that selecting rows needs no device sync.
+        # The choices are drawn on the CPU, so that selecting rows needs no device sync.
         moved = (draw.theta != torch.eye(2, 3)).flatten(1).any(dim=1).nonzero().flatten()
         if len(moved):
-            rows, theta = moved.to(images.device), draw.theta[moved].to(images.device, non_blocking=True)
+            rows, theta = to_device(moved, images.device), to_device(draw.theta[moved], images.device)
             grid = _grid(theta, *images.shape[2:])
             images[rows] = grid_sample(images[rows], grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         for operations in draw.operations.T:
             for name in COLOR:
                 rows = (operations == OPERATIONS.index(name)).nonzero().flatten()
                 if len(rows):
-                    rows = rows.to(images.device)
+                    rows = to_device(rows, images.device)
                     images[rows] = _color(name, images[rows], self.magnitude / 10)
         return images
 
@@ -234,7 +236,7 @@ def normalize(images: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, 
         tensor(0.)
 
     """
-    shift, scale = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (mean, std))
+    shift, scale = (to_device(torch.tensor(values).view(3, 1, 1), images.device) for values in (mean, std))
     return (to_float(images) - shift) / scale
 
 
@@ -263,5 +265,5 @@ def _color(name: str, images: Tensor, level: float) -> Tensor:
     if name == "equalise":
         return enhance.equalize(images)
     if name == "brightness":
-        return enhance.adjust_brightness_accumulative(images, 0.1 + 1.8 * level)
+        return (images * (0.1 + 1.8 * level)).clamp(0, 1)
     return enhance.sharpness(images, 0.1 + 1.8 * level)
