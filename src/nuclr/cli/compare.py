@@ -36,7 +36,15 @@ def compare(
         typer.Option(
             metavar="[NAME=]PATH",
             help="A test set, never used for tuning: pairs or an embedding file (retrieval), labeled images or .npz "
-            "with x, labels, prompts (classification). May be given several times.",
+            "with x, labels, prompts (classification), or NAME:FOLDER as in nuclr evaluate. May be repeated.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="Prompts for the labeled images of --test, instead of our own, as in nuclr evaluate; NAME= for one of "
+            "several sets.",
         ),
     ] = None,
     halves: Annotated[
@@ -103,9 +111,7 @@ def compare(
     base = _without_clipping(base, overrides)
     tuned = plan.own_hyperparameters(methods, tune or [])
     _check_overrides(overrides, methods, tuned)
-    tests = [measure.parse_test(text, base.data) for text in test or []]
-    if len({one.name for one in tests}) < len(tests):
-        raise UserError("--test: two sets have the same name; name them with --test NAME=PATH")
+    tests = measure.parse_tests(test or [], prompts or [], base.data)
     data, pairs, sides = _check_data(base, halves)
     reference = _baseline(baseline, methods)
     rows = plan.method_rows(methods, values, tuned, base.seed, reference)

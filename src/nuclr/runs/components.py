@@ -86,6 +86,26 @@ def open_pairs_of_run(data: s.Data, path: str, root: str | None, split: str | No
     )
 
 
+def open_pairs_like_run(data: s.Data, path: str, root: str | None, split: str | None) -> Pairs:
+    """Open other pairs than a run's own, with its columns and modalities, or the usual ones if these do not exist.
+
+    If a side of the run was not read from a column, such as an array of an embedding file, the modality of that side is
+    recognized from the new pairs and not taken from the run.
+    """
+    x, y = (side if side.key is not None else s.DataSide(name=side.name) for side in (data.x, data.y))
+    data = dataclasses.replace(data, x=x, y=y)
+    usual = dataclasses.replace(data, x=s.DataSide(name=data.x.name), y=s.DataSide(name=data.y.name))
+    try:
+        return open_pairs_of_run(data, path, root, split)
+    except UserError as error:
+        if usual == data:
+            raise
+        try:
+            return open_pairs_of_run(usual, path, root, split)
+        except UserError:
+            raise error from None
+
+
 def view_groups(settings: s.Settings, source: Source) -> ViewGroups | None:
     """Return the groups of pairs that views come from; None if every visit is of one pair.
 

@@ -1,6 +1,7 @@
 """`nuclr evaluate`: a model on test sets, plain and corrected for popularity, with the protocol of the numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,12 @@ from nuclr.studies.evaluate.tasks import (
     ClassificationTask,
     ProbeTask,
     RetrievalTask,
-    VectorClasses,
     classification_task,
     probe_task,
 )
 
 COMMAND = "nuclr evaluate"
+OWN_CLASSES = "classes"  # name of the set of a run's own labeled images
 PROTOCOL = {
     "scores": "cosine similarity of the features",
     "hit": "a query is right if one of its partners is among the k best",
@@ -67,10 +68,17 @@ COLUMNS = {"plain": "plain", "train": "corrected", "queries": "transductive"}
 LABEL = 28  # characters of the labels of a table's rows
 
 
-def own_sets(subject: Subject) -> tuple[list[RetrievalTask], list[ClassificationTask], list[ProbeTask]]:
+def own_sets(
+    subject: Subject, prompts: Path | None = None
+) -> tuple[list[RetrievalTask], list[ClassificationTask], list[ProbeTask]]:
     """Return the held-out pairs and the classes of a run, exactly as training read them.
 
     Classes are for zero-shot classification if a side takes texts, and for neighbors and a linear probe otherwise.
+
+    Args:
+        subject: the run.
+        prompts: a prompt file for the classes.
+
     """
     run, data = subject.run, subject.data
     if run is None or (data.val is None and data.classes is None):
@@ -84,10 +92,9 @@ def own_sets(subject: Subject) -> tuple[list[RetrievalTask], list[Classification
         split = data.val_split or data.split
         pairs = [RetrievalTask("val", str(data.val), split, run.val.pairs, run.val.numbers, run.val.bad, known=False)]
     if data.classes is not None and subject.model.takes("text"):
-        numbers = np.arange(len(run.classes))
-        classes = [classification_task("classes", data.classes, run.classes, numbers, data.max_bad_share)]
+        classes = [classification_task(OWN_CLASSES, data.classes, run.classes, data.max_bad_share, prompts)]
     elif data.classes is not None:
-        probes = [probe_task("classes", data.classes, run.classes, data.max_bad_share)]
+        probes = [probe_task(OWN_CLASSES, data.classes, run.classes, data.max_bad_share)]
     return pairs, classes, probes
 
 
@@ -198,8 +205,9 @@ def _classification(subject: Subject, task: ClassificationTask) -> dict[str, Any
         "path": task.path,
         "images": len(x),
         "classes": len(classes),
-        "class_names": None if isinstance(task.classes, VectorClasses) else list(task.classes.classes),
-        "templates": task.templates,
+        "class_names": None if task.texts is None else task.texts.names,
+        "templates": None if task.texts is None else task.texts.templates,
+        "prompt_file": None if task.texts is None or task.texts.file is None else str(task.texts.file),
         "bad_samples": len(task.bad),
         "smallest_class": int(np.bincount(labels.numpy(), minlength=len(classes)).min()),
         "plain": plain,
