@@ -231,7 +231,9 @@ def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int, Any]:
     sides = ComparedSides(*words_of_pairs(source.pairs), pairs.group is not None)
     clusters = len(set((pairs.x_id if pairs.group is None else pairs.group)[held_out.numbers].tolist()))
     if halves and clusters < SMALLEST:
-        raise UserError(f"--halves needs at least {SMALLEST} {sides.clusters} in data.val; {data.val} has {clusters}")
+        raise UserError(
+            f"--halves needs at least {SMALLEST} {sides.clusters} in data.val; {data.describe_val()} has {clusters}"
+        )
     return (source.pairs.fingerprint, pairs.fingerprint), len(source.numbers), sides
 
 

@@ -88,9 +88,12 @@ def own_sets(
             "use --retrieval, --classification, --beir or --classes"
         )
     pairs, classes, probes = [], [], []
-    if run.val is not None:
-        split = data.val_split or data.split
-        pairs = [RetrievalTask("val", str(data.val), split, run.val.pairs, run.val.numbers, run.val.bad, known=False)]
+    for name, source in run.held_out.items():
+        chosen = data.val_sets[name]
+        split = chosen.split or data.val_split
+        pairs.append(
+            RetrievalTask(name, str(chosen.path), split, source.pairs, source.numbers, source.bad, known=False)
+        )
     if data.classes is not None and subject.model.takes("text"):
         classes = [classification_task(OWN_CLASSES, data.classes, run.classes, data.max_bad_share, prompts)]
     elif data.classes is not None:
