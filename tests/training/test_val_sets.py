@@ -8,6 +8,7 @@ from nuclr.errors import UserError
 from nuclr.report.render import Options
 from nuclr.report.write import write_report
 from nuclr.runs import checkpoint, config, folder
+from nuclr.runs.components import val_split
 from nuclr.runs.run import Run
 from nuclr.training import loop
 from nuclr.training.loop import train
@@ -168,6 +169,9 @@ def test_standard_sets_and_columns_of_their_own(tmp_path, monkeypatch):
     assert sizes == {"data.val.coco": 10, "data.val.test": 15, "data.val.flickr30k": 10, "data.val.own": 3}
     assert validation.sources["data.val.own"].pairs.y(1) == "picture 1"
     assert validation.prefixes["data.val.coco"] == "coco/"
+    assert [val_split(settings.data, name) for name in settings.data.val_sets] == ["val", "test", "val", None]
+    single = config.load(None, ["data.train=builtin", "data.split=train", f"data.val=mscoco:{coco}"]).data
+    assert val_split(single, "val") == "val"
     (coco / "dataset_coco.json").unlink()
     with pytest.raises(UserError, match=r"MSCOCO: .*coco has no dataset_coco\.json or dataset\.json or coco_val\.json"):
         build_parts(settings, loop.pick_device("cpu"))

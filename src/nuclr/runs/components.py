@@ -69,6 +69,24 @@ def open_held_out(data: s.Data, check: bool = True) -> dict[str, Source]:
     return {name: open_val_set(data, name, check) for name in data.val_sets}
 
 
+def val_split(data: s.Data, name: str) -> str | None:
+    """Return the split of one of the sets of held-out pairs: its own, `data.val_split`, or the default.
+
+    The default is "val" for standard sets. For a path without a name it is `data.split`, since one file may hold both.
+    """
+    split = data.val_sets[name].split or data.val_split
+    if split is None and _standard_set(data, name) is not None:
+        return "val"
+    return split or (None if isinstance(data.val, Mapping) else data.split)
+
+
+def _standard_set(data: s.Data, name: str) -> tuple[str, Path] | None:
+    path = str(data.val_sets[name].path)
+    if "::" in path:  # several tars
+        return None
+    return parse_standard(path, RETRIEVAL, data.val_key(name), CLASSIFICATION, "data.classes")
+
+
 def open_val_set(data: s.Data, name: str, check: bool = True) -> Source:
     """Open one of the sets of held-out pairs, without bad samples.
 
@@ -76,20 +94,18 @@ def open_val_set(data: s.Data, name: str, check: bool = True) -> Source:
         UserError: if it cannot be opened; it names the setting.
 
     """
-    chosen, key = data.val_sets[name], data.val_key(name)
-    path = str(chosen.path)
-    standard = parse_standard(path, RETRIEVAL, key, CLASSIFICATION, "data.classes") if "::" not in path else None
+    chosen, key, split = data.val_sets[name], data.val_key(name), val_split(data, name)
+    path, standard = str(chosen.path), _standard_set(data, name)
     if standard is not None:
-        split = chosen.split or data.val_split or "val"
-        opened = open_standard_pairs(*standard, split, data.allow_outside, data.x.name, data.y.name)
+        opened = open_standard_pairs(*standard, str(split), data.allow_outside, data.x.name, data.y.name)
         return Source(opened.pairs, np.arange(len(opened.pairs)), {})
     if not isinstance(data.val, Mapping):
-        return _open_source(data, path, chosen.split, None, check)
+        return _open_source(data, path, split, None, check)
     columns = (("x", chosen.x_key), ("y", chosen.y_key))
     own = {side: s.DataSide(column, name=getattr(data, side).name) for side, column in columns if column is not None}
     root = chosen.root or data.root
     try:
-        pairs = open_pairs_like_run(dataclasses.replace(data, **own), path, root, chosen.split or data.val_split)
+        pairs = open_pairs_like_run(dataclasses.replace(data, **own), path, root, split)
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
     return _check_source(data, pairs, None, check)
@@ -353,8 +369,11 @@ def resolve(settings: s.Settings, out: Path, device: torch.device, source: Sourc
         "objective": dataclasses.replace(settings.objective, options=settings.objective.arguments()),
         "model.width": model.width,
     }
-    if isinstance(data.val, str):
-        changes["data.val_split"] = data.val_split or data.split
+    if isinstance(data.val, Mapping):
+        sets = {name: dataclasses.replace(own, split=val_split(data, name)) for name, own in data.val.items()}
+        changes["data.val"] = sets
+    elif data.val is not None:
+        changes["data.val_split"] = val_split(data, "val")
     if sides.pretrained is None:
         changes["model.shared"] = model.shared
     for side in SIDES:

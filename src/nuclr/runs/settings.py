@@ -99,7 +99,7 @@ class Data:
         """The sets of held-out pairs by name; one that has no name is called "val"."""
         if self.val is None or isinstance(self.val, Mapping):
             return dict(self.val or {})
-        return {"val": ValSet(self.val, self.val_split or self.split)}
+        return {"val": ValSet(self.val)}
 
     def val_key(self, name: str) -> str:
         """Return the setting of one of the `val_sets`."""

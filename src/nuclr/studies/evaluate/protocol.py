@@ -20,6 +20,7 @@ from nuclr.evaluation import (
 from nuclr.evaluation.probe import TEMPERATURE, K, choose_regularization, split_halves
 from nuclr.evaluation.retrieval import direction_names
 from nuclr.popularity.correction import BANK_SIZE
+from nuclr.runs.components import val_split
 from nuclr.runs.side_words import words_of_pairs
 from nuclr.studies.evaluate.corrector import Corrector, is_chosen_on, make_corrector
 from nuclr.studies.evaluate.subject import (
@@ -89,11 +90,8 @@ def own_sets(
         )
     pairs, classes, probes = [], [], []
     for name, source in run.held_out.items():
-        chosen = data.val_sets[name]
-        split = chosen.split or data.val_split
-        pairs.append(
-            RetrievalTask(name, str(chosen.path), split, source.pairs, source.numbers, source.bad, known=False)
-        )
+        path, split = str(data.val_sets[name].path), val_split(data, name)
+        pairs.append(RetrievalTask(name, path, split, source.pairs, source.numbers, source.bad, known=False))
     if data.classes is not None and subject.model.takes("text"):
         classes = [classification_task(OWN_CLASSES, data.classes, run.classes, data.max_bad_share, prompts)]
     elif data.classes is not None:
