@@ -101,11 +101,13 @@ def open_val_set(data: s.Data, name: str, check: bool = True) -> Source:
         return Source(opened.pairs, np.arange(len(opened.pairs)), {})
     if not isinstance(data.val, Mapping):
         return _open_source(data, path, split, None, check)
-    columns = (("x", chosen.x_key), ("y", chosen.y_key))
-    own = {side: s.DataSide(column, name=getattr(data, side).name) for side, column in columns if column is not None}
+    x, y = (
+        own if column is None else s.DataSide(column, name=own.name)
+        for own, column in ((data.x, chosen.x_key), (data.y, chosen.y_key))
+    )
     root = chosen.root or data.root
     try:
-        pairs = open_pairs_like_run(dataclasses.replace(data, **own), path, root, split)
+        pairs = open_pairs_like_run(dataclasses.replace(data, x=x, y=y), path, root, split)
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
     return _check_source(data, pairs, None, check)

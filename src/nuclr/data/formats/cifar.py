@@ -97,7 +97,7 @@ class CifarImages(Pairs):
         self.x_id = np.arange(len(pixels))
         self.y_id = labels.astype(np.int64)
         hashed = hashlib.sha256("\n".join(names).encode())
-        hashed.update(np.ascontiguousarray(pixels))
+        hashed.update(np.ascontiguousarray(pixels).data)
         hashed.update(self.y_id.tobytes())
         self.fingerprint = hashed.hexdigest()
 

@@ -10,7 +10,7 @@ import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -118,29 +118,29 @@ class _Machine:
         for count, (operation, argument, _) in enumerate(pickletools.genops(data)):
             if count > MOST_OPERATIONS:
                 raise _RefusedError(f"more than {MOST_OPERATIONS:,} operations")
-            name = operation.name
+            name, value = operation.name, cast(Any, argument)
             if name == "STOP":
                 break
             if name in _INTEGERS or name in _TEXTS or name in _BYTES:
-                self.stack.append(argument)
+                self.stack.append(value)
             elif name in _STRINGS:
-                self.stack.append(str(argument).encode("latin-1"))
+                self.stack.append(str(value).encode("latin-1"))
             elif name in _PUTS:
-                self.memo[int(argument)] = self.stack[-1]  # type: ignore[call-overload]
+                self.memo[int(value)] = self.stack[-1]
             elif name in _GETS:
-                self.stack.append(self.memo[int(argument)])  # type: ignore[call-overload]
+                self.stack.append(self.memo[int(value)])
             elif name in _CONSTANTS:
                 self.stack.append(_CONSTANTS[name])
             elif name in _TUPLES:
                 self.stack[-_TUPLES[name] :] = [tuple(self.stack[-_TUPLES[name] :])]
             elif name == "GLOBAL":
-                self.name(str(argument))
+                self.name(str(value))
             elif name in self.special:
                 self.special[name]()
             elif name not in _IGNORED:
                 raise _RefusedError(f"the operation {name}")
-        (value,) = self.stack
-        return _finished(value)
+        (result,) = self.stack
+        return _finished(result)
 
     def since_mark(self) -> list[Any]:
         mark = self.marks.pop()

@@ -205,7 +205,7 @@ def class_texts(
         templates: the set's own templates, if they do not belong to `images`.
 
     """
-    own = list(templates or getattr(images, "templates", ()))
+    own = list(getattr(images, "templates", ()) if templates is None else templates)
     if file is None and isinstance(images, BuiltinLabeled):
         return ClassTexts(list(images.classes), None, images.prompts())
     prompts = Prompts(templates=own) if file is None else read_prompts(file, name)
