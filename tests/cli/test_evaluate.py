@@ -1,4 +1,4 @@
-"""`nuclr evaluate` on tiny trained runs: metrics, their names, corrections, standard test sets, and wrong input."""
+"""`nuclr evaluate` on tiny trained runs: metrics, their names, corrections, and wrong input."""
 
 import json
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL, ClassificationSet, RetrievalSet
 from nuclr.runs import config
 from nuclr.runs import folder as run_folder
 from nuclr.training.loop import train
@@ -112,7 +111,7 @@ def test_a_run_on_images(nuclr, pictures, tmp_path):
     for way in ("merge", "miss", "hit"):
         status, _, err = nuclr(
             pictures, "--retrieval", images / "list.jsonl", "--duplicates", way, "--out", tmp_path / f"{way}.json",
-            "--classification", write_folders(tmp_path / way, cat=2, dog=3), "--templates", tmp_path / "templates.json",
+            "--classification", write_folders(tmp_path / way, cat=2, dog=3), "--prompts", tmp_path / "templates.json",
         )  # fmt: skip
         assert status == 0, err
         content = json.loads((tmp_path / f"{way}.json").read_text())
@@ -141,49 +140,6 @@ def test_encoders_that_are_not_a_run(nuclr, refused, vectors):
     assert "chosen on no labels (the run has no held-out pairs): the default of PopularityCorrection" in printed
     refused("bank=train needs a run folder", model, "--retrieval", vectors / "val.npz", "--correct", "bank=train")
     refused("is not a run folder, so there is nothing to evaluate on", model)
-
-
-def test_standard_test_sets(nuclr, refused, pictures, tmp_path, monkeypatch):
-    """Small copies of two sets: Karpathy's split with images, and WordNet numbers with a list of test images."""
-    small = RetrievalSet("Small", ("dataset.json",), ("flickr-images",), "test", (2, 5), "dataset.json and pictures")
-    monkeypatch.setitem(RETRIEVAL, "small", small)
-    known = ClassificationSet("Tiny", ("images",), 2, True, "test.txt", ("a {}.",), "images/ and test.txt")
-    monkeypatch.setitem(CLASSIFICATION, "tiny", known)
-    refused(f"Small: {tmp_path} is not complete; it needs dataset.json", pictures, "--retrieval", f"small:{tmp_path}")
-    refused("Small: /no/where does not exist; it needs dataset.json", pictures, "--retrieval", "small:/no/where")
-    refused("name its folder, as in small:FOLDER", pictures, "--retrieval", "small")
-    make.write_images(tmp_path / "flickr-images")
-    entries = [
-        {"filename": name, "split": "test" if name in ("a.jpg", "b.png") else "train",
-         "sentences": [{"raw": caption} for caption in captions]}
-        for name, captions in make.CAPTIONS.items()
-    ]  # fmt: skip
-    (tmp_path / "dataset.json").write_text(json.dumps({"images": entries}))
-
-    refused("Tiny: /no/where does not exist; it needs images/", pictures, "--classification", "tiny:/no/where")
-    refused("tiny belongs to --classification", pictures, "--retrieval", f"tiny:{tmp_path}")
-    write_folders(tmp_path / "images", n00000001=3, n00000002=2)
-    refused("WordNet numbers (n00000001, ...)", pictures, "--classification", f"tiny:{tmp_path}")
-    (tmp_path / "LOC_synset_mapping.txt").write_text("n00000001 great_cat, Felis\nn00000002 dog\n")
-    refused("no such list of test images", pictures, "--classification", f"tiny:{tmp_path}")
-    (tmp_path / "test.txt").write_text("n00000001/0\nn00000001/2\nn00000002/1.png\n")
-
-    out = tmp_path / "metrics.json"
-    status, _, err = nuclr(
-        pictures, "--retrieval", f"small:{tmp_path}", "--classification", f"tiny:{tmp_path}", "--out", out
-    )
-    assert status == 0, err
-    content = json.loads(out.read_text())
-    task = content["retrieval"]["small"]
-    assert (task["sizes"], task["duplicates"]["way"], task["split"]) == ([2, 5], "miss", "test")
-    classes = content["classification"]["tiny"]
-    assert (classes["images"], classes["class_names"]) == (3, ["great cat", "dog"])
-    monkeypatch.setitem(
-        RETRIEVAL, "small", RetrievalSet("S", ("dataset.json",), ("flickr-images",), "test", (9, 9), "")
-    )
-    refused(
-        "has 2 images and 5 captions; it needs 9 images and 9 captions", pictures, "--retrieval", f"small:{tmp_path}"
-    )
 
 
 def test_wrong_input_for_a_run_on_vectors_is_refused(refused, vectors, tmp_path):
@@ -230,7 +186,7 @@ def test_wrong_input_for_a_run_on_images_is_refused(refused, pictures, tmp_path)
     refused("no images of this class", pictures, "--classification", write_folders(tmp_path / "a", cat=1, dog=0))
     folders = write_folders(tmp_path / "b", cat=1, dog=1)
     (tmp_path / "templates.json").write_text('["a photo"]')
-    templates = ("--templates", tmp_path / "templates.json")
+    templates = ("--prompts", tmp_path / "templates.json")
     refused("'a photo' does not have it", pictures, "--classification", folders, *templates)
-    refused("no such file", pictures, "--classification", folders, "--class-names", tmp_path / "nothing.json")
+    refused("no such file", pictures, "--classification", folders, "--prompts", tmp_path / "nothing.json")
     refused("holds vectors, but", pictures, "--classification", write_classes(tmp_path / "classes.npz"))

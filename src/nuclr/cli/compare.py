@@ -38,7 +38,15 @@ def compare(
         typer.Option(
             metavar="[NAME=]PATH",
             help="A test set, never used for tuning: pairs or an embedding file (retrieval), labeled images or .npz "
-            "with x, labels, prompts (classification). May be given several times.",
+            "with x, labels, prompts (classification), or NAME:FOLDER as in nuclr evaluate. May be repeated.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="Prompts for the labeled images of --test, instead of our own, as in nuclr evaluate; NAME= for one of "
+            "several sets.",
         ),
     ] = None,
     halves: Annotated[
@@ -104,9 +112,7 @@ def compare(
     base = _without_clipping(base, overrides)
     tuned = plan.own_hyperparameters(methods, tune or [])
     _check_overrides(overrides, methods, tuned)
-    tests = [measure.parse_test(text, base.data) for text in test or []]
-    if len({one.name for one in tests}) < len(tests):
-        raise UserError("--test: two sets have the same name; name them with --test NAME=PATH")
+    tests = measure.parse_tests(test or [], prompts or [], base.data)
     data, pairs, sides = _check_data(base, halves)
     reference = _baseline(baseline, methods)
     rows = plan.method_rows(methods, values, tuned, base.seed, reference)
@@ -226,7 +232,9 @@ def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int, Any]:
     sides = ComparedSides(*words_of_pairs(source.pairs), pairs.group is not None)
     clusters = len(set((pairs.x_id if pairs.group is None else pairs.group)[held_out.numbers].tolist()))
     if halves and clusters < SMALLEST:
-        raise UserError(f"--halves needs at least {SMALLEST} {sides.clusters} in data.val; {data.val} has {clusters}")
+        raise UserError(
+            f"--halves needs at least {SMALLEST} {sides.clusters} in data.val; {data.describe_val()} has {clusters}"
+        )
     return (source.pairs.fingerprint, pairs.fingerprint), len(source.numbers), sides
 
 

@@ -46,8 +46,8 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="PATH|NAME:FOLDER",
-            help="Zero-shot: a folder of classes, .npz with x, labels and prompts, or cifar100:, imagenet1k:, "
-            "imagenet-r:, dtd:, food101:FOLDER; can be given several times.",
+            help="Zero-shot: a folder of classes, .npz with x, labels and prompts, or cifar10:, cifar100:, "
+            "imagenet1k:, imagenet-r:, dtd:, food101:FOLDER; can be given several times.",
         ),
     ] = None,
     beir: Annotated[
@@ -62,8 +62,8 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="k-nearest neighbors and a linear probe: a folder with one folder of images per class, or .npz with "
-            "x and labels; can be given several times.",
+            help="k-nearest neighbors and a linear probe: a folder with one folder of images per class, .npz with "
+            "x and labels, or a NAME:FOLDER of --classification; can be given several times.",
         ),
     ] = None,
     out: Annotated[
@@ -75,11 +75,13 @@ def evaluate(
         bool,
         typer.Option("--allow-outside", help="Read images that lists name outside of the root (data.allow_outside)."),
     ] = False,
-    class_names: Annotated[
-        Path | None, typer.Option(help="JSON with the class names, instead of classes.json in the folder.")
-    ] = None,
-    templates: Annotated[
-        Path | None, typer.Option(help="JSON with a list of prompts; {} stands for the class name.")
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="Prompts for --classification, instead of our own: .txt or .json with templates ({} or {c} stands for "
+            "the class name), names of the classes, or prompts per class; NAME= for one of several sets.",
+        ),
     ] = None,
     duplicates: Annotated[
         Duplicates | None,
@@ -133,16 +135,20 @@ def evaluate(
         size = sizes[0] if sizes else 32
         for folder in beir or []:
             subject.check_beir(folder)  # before a large corpus is read
+        own = not (retrieval or classification or beir or classes)
+        sets = [protocol.OWN_CLASSES] if own and data.classes else list(map(tasks.set_name, classification or []))
+        files_of_sets = tasks.assign_prompts(prompts or [], sets)
         with options_in_messages():
             retrievals = [tasks.open_retrieval(text, root, split, share, outside, data) for text in retrieval or []]
         classifications = [
-            tasks.open_classification(text, class_names, templates, share, size, outside)
+            tasks.open_classification(text, files_of_sets.get(tasks.set_name(text)), share, size, outside)
             for text in classification or []
         ]
         searches = [read_beir(folder, split, share) for folder in beir or []]
         probes = [tasks.open_probe(text, share, size, outside) for text in classes or []]
-        if not (retrievals or classifications or searches or probes):
-            retrievals, classifications, probes = protocol.own_sets(subject)
+        if own:
+            prompt_file = files_of_sets.get(protocol.OWN_CLASSES)
+            retrievals, classifications, probes = protocol.own_sets(subject, prompt_file)
         if banks and not (retrievals or searches):
             raise UserError("--correct needs --retrieval or --beir; classification is not corrected")
         way = duplicates.value if duplicates is not None else None

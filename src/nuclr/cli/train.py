@@ -96,16 +96,18 @@ def train(
 
 
 def _print_results(results: dict[str, Any], out: Path) -> None:
+    from nuclr.evaluation.metric_names import set_prefixes
+
     metrics = results["val"]
-    if "mean_R@1" in metrics:
+    for prefix in set_prefixes(metrics):
         x, y = results["sides"]
         labels = {f"{x}_to_{y}": f"recall, {x} to {y}", f"{y}_to_{x}": f"recall, {y} to {x}", "mean": "recall, mean"}
         width = max(24, 2 + max(map(len, labels.values())))
-        typer.echo(f"{'':{width}}{'@1':>9}{'@5':>9}{'@10':>9}")
+        typer.echo(f"{prefix.rstrip('/'):{width}}{'@1':>9}{'@5':>9}{'@10':>9}")
         for key, label in labels.items():
-            cells = "".join(f"{100 * metrics[f'{key}_R@{k}']:>7.1f} %" for k in (1, 5, 10))
+            cells = "".join(f"{100 * metrics[f'{prefix}{key}_R@{k}']:>7.1f} %" for k in (1, 5, 10))
             typer.echo(f"{label:{width}}{cells}")
-        cells = "".join(f"{100 * metrics[f'mean_chance@{k}']:>7.1f} %" for k in (1, 5, 10))
+        cells = "".join(f"{100 * metrics[f'{prefix}mean_chance@{k}']:>7.1f} %" for k in (1, 5, 10))
         typer.echo(f"{'chance':{width}}{cells}")
     if "zero_shot_acc1" in metrics:
         accuracy, chance = (100 * metrics[key] for key in ("zero_shot_acc1", "zero_shot_chance"))

@@ -3,8 +3,8 @@
 Reading order: `pairs` (the interface of every source), `formats/` (one file per format) and `builtin/` (generated
 pairs), `open` (a path -> pairs), `selection` (which samples are used), `epochs` (in which order),
 `view_groups` (several captions of an image at once), `loader` (batches), `modalities/` (what a side can hold: images,
-texts, vectors), `labeled` (images with classes), `texts` (compact storage of many texts), `key_index` (stable numbers
-for samples of a stream).
+texts, vectors), `labeled` (images with classes), `prompts` (texts of classes), `texts` (compact storage of many texts),
+`key_index` (stable numbers for samples of a stream).
 """
 
 from nuclr.data.epochs import all_batches, batches, epoch_order, steps_per_epoch

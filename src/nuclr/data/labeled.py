@@ -6,7 +6,6 @@ the class names. `templates.json` is a list of prompts in which {} stands for th
 `classes.json` with `{"classes": ..., "templates": [...]}`.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import numpy as np
 from nuclr.data.formats.columns import CellColumn, TextColumn
 from nuclr.data.formats.listed import ListedPairs
 from nuclr.data.modalities.image import SUFFIXES
+from nuclr.data.prompts import check_templates, fill, read_json
 from nuclr.errors import UserError
-from nuclr.files import parse_json, read_text
+from nuclr.files import read_text
 
 TEMPLATES = ("a photo of a {}.",)
 
@@ -31,6 +31,7 @@ class LabeledImages(ListedPairs):
         allow_outside: follow symbolic links that lead out of the folder.
 
     Attributes:
+        keys: the folders of the classes.
         classes: the names of the classes.
         templates: the prompts.
         y_id: (n,) int64, the position of each image's class in `classes`.
@@ -40,7 +41,7 @@ class LabeledImages(ListedPairs):
     def __init__(
         self, folder: Path, classes: dict[str, str], templates: list[str], allow_outside: bool = False
     ) -> None:
-        self.classes, self.templates = list(classes.values()), templates
+        self.keys, self.classes, self.templates = list(classes), list(classes.values()), templates
         files = {
             name: sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
             for name in classes
@@ -57,21 +58,14 @@ class LabeledImages(ListedPairs):
 
     def prompts(self) -> list[list[str]]:
         """Return, for each class, its name in every template."""
-        return [[template.replace("{}", name) for template in self.templates] for name in self.classes]
+        return [[fill(template, name) for template in self.templates] for name in self.classes]
 
 
-def open_labeled(
-    folder: str | Path,
-    classes: Path | None = None,
-    templates: Path | None = None,
-    allow_outside: bool = False,
-) -> LabeledImages:
+def open_labeled(folder: str | Path, allow_outside: bool = False) -> LabeledImages:
     """Open a folder with one folder of images per class.
 
     Args:
         folder: the folder (setting `data.classes`).
-        classes: a JSON file to use instead of `classes.json` in the folder.
-        templates: a JSON file to use instead of `templates.json` in the folder.
         allow_outside: follow symbolic links that lead out of the folder (setting `data.allow_outside`). Otherwise such
             images are bad samples.
 
@@ -98,48 +92,12 @@ def open_labeled(
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(folders) < 2:
         raise UserError(f"{folder}: has {len(folders)} folders; needs one for each of at least two classes")
-    for file in filter(None, (classes, templates)):
-        if not file.is_file():
-            raise UserError(f"{file}: no such file")
-    path = classes or folder / "classes.json"
-    names, prompts = _read_json(path), _read_json(templates or folder / "templates.json")
+    path = folder / "classes.json"
+    names, prompts = _read_json(path), _read_json(folder / "templates.json")
     if isinstance(names, dict) and "classes" in names:
-        names, prompts = names["classes"], names.get("templates", prompts) if templates is None else prompts
-    prompts = list(TEMPLATES) if prompts is None else prompts
-    prompts = check_templates(templates or folder, prompts)
+        names, prompts = names["classes"], names.get("templates", prompts)
+    prompts = check_templates(folder, list(TEMPLATES) if prompts is None else prompts)
     return LabeledImages(folder, _name_folders(path, folders, names), prompts, allow_outside)
-
-
-def read_templates(path: Path) -> list[str]:
-    """Read a list of templates from a JSON file.
-
-    Raises:
-        UserError: if the file is missing, or is not a list of templates.
-
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    return check_templates(path, _read_json(path))
-
-
-def check_templates(path: Path, templates: Any) -> list[str]:
-    """Return `templates` if all of them are texts with {} for the class name.
-
-    Args:
-        path: the file or folder, for messages.
-        templates: the content to check.
-
-    Raises:
-        UserError: if they are not; it names the first wrong one.
-
-    """
-    requirement = f"{path}: templates must be a list of texts with {{}} for the class name"
-    if not isinstance(templates, list) or not templates:
-        raise UserError(requirement)
-    for template in templates:
-        if not isinstance(template, str) or "{}" not in template:
-            raise UserError(f"{requirement}; {template!r} does not have it")
-    return templates
 
 
 def _name_folders(path: Path, folders: list[str], names: Any) -> dict[str, str]:
@@ -161,9 +119,4 @@ def _name_folders(path: Path, folders: list[str], names: Any) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> Any:
-    if not path.is_file():
-        return None
-    try:
-        return parse_json(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    return read_json(path, read_text(path)) if path.is_file() else None

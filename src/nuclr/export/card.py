@@ -153,8 +153,11 @@ def _training_data(trained: Trained) -> str:
         rows.append(["unreadable pairs left out", f"{results['bad_samples']:,}"])
     if data.keep:
         rows.append(["subset", f"`{_plain(data.keep)}`"])
-    held_out = f"`{_plain(data.val)}`" if data.val else "none"
-    rows.append(["held-out pairs", held_out + (f", split {_plain(data.val_split)}" if data.val_split else "")])
+    for name, chosen in data.val_sets.items() or [("", None)]:
+        held_out = "none" if chosen is None else f"`{_plain(str(chosen.path))}`"
+        split = (chosen.split or data.val_split) if chosen is not None else None
+        label = f"held-out pairs, {_plain(name)}" if data.val_prefix(name) else "held-out pairs"
+        rows.append([label, held_out + (f", split {_plain(split)}" if split else "")])
     if any(encoder.modality == "image" for _, encoder in trained.sides):
         augment = settings.augment
         words = f"crops of at least {augment.crop:g} of the area, flips with probability {augment.flip:g}, "

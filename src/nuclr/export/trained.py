@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nuclr.errors import UserError
+from nuclr.evaluation.metric_names import score, val_metrics
 from nuclr.files import parse_json, read_text
 from nuclr.models import DualEncoder, Encoder, ImageFormat, Tokenizer
 from nuclr.models.image_format import write_image_format
@@ -18,7 +19,6 @@ from nuclr.objectives import SigLIP
 from nuclr.runs import checkpoint, components, folder
 from nuclr.runs.run import Run
 
-SCORES = ("val/mean_R@1", "val/zero_shot_acc1", "val/knn_acc1")
 """The first of these metrics that a run has chose its best checkpoint."""
 
 
@@ -83,11 +83,11 @@ class Trained:
             return results.get("val") or {}
         best: dict[str, Any] = {}
         for line in read_text(self.run.folder / folder.METRICS).splitlines():
-            values = parse_json(line)
-            score = next((values[key] for key in SCORES if key in values), None)
-            if score is not None and score > best.get("score", float("-inf")):
-                best = {"score": score, **{k.removeprefix("val/"): v for k, v in values.items() if k[:4] == "val/"}}
-        return {key: value for key, value in best.items() if key != "score"}
+            values = val_metrics(parse_json(line))
+            reached, highest = score(values), score(best)
+            if reached is not None and (highest is None or reached > highest):
+                best = values
+        return best
 
 
 def open_trained(path: Path, best: bool = False) -> Trained:

@@ -17,6 +17,7 @@ from nuclr import files, objectives
 from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import BadSample, Checkable, Pairs
 from nuclr.errors import UserError
+from nuclr.evaluation.metric_names import set_prefixes, val_metrics
 from nuclr.models import DualEncoder
 from nuclr.report import numbers
 from nuclr.report.charts.lines import Color
@@ -67,15 +68,22 @@ class RunLog:
     def last_evaluation(self) -> dict[str, float]:
         """Return the metrics of the last evaluation, without their prefix "val/"."""
         for line in reversed(self.metrics):
-            values = {key.removeprefix("val/"): value for key, value in line.items() if key.startswith("val/")}
+            values = val_metrics(line)
             if values:
                 return values
         return {}
 
     def directions(self) -> list[str]:
-        """Return the directions of the last evaluation as their metrics name them: "image_to_text"."""
+        """Return the directions of the last evaluation as their metrics name them: "image_to_text".
+
+        The names of several sets of held-out pairs are part of them: "coco/image_to_text".
+        """
         names = [key.removesuffix("_R@1") for key in self.last_evaluation() if key.endswith("_R@1")]
-        return [name for name in names if name != "mean"]
+        return [name for name in names if name.rpartition("/")[2] != "mean"]
+
+    def sets(self) -> list[str]:
+        """Return what the metrics of each set of held-out pairs begin with, in order: "coco/", or nothing for one."""
+        return set_prefixes(self.last_evaluation())
 
     def seconds(self) -> float:
         """Return the duration of the whole run.
@@ -194,7 +202,7 @@ class TrainingRun(Context):
             return words_of_pairs(self.train.pairs)
         except LeaveOut:
             first = next(iter(self.log.directions()), "x_to_y")
-            x, _, y = first.partition("_to_")
+            x, _, y = first.rpartition("/")[2].partition("_to_")
             return name_sides(x, "item", y, "item")
 
     @property

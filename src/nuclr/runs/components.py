@@ -1,7 +1,7 @@
 """The components of a run, built from its settings: data, model, objective."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,8 @@ from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
 from nuclr.data.modalities import ImageOptions
 from nuclr.data.pairs import SIDES, Pairs, Side
 from nuclr.errors import UserError
+from nuclr.evaluation.standard_sets import open_standard_pairs, parse_standard
+from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
 from nuclr.models import (
     TEXT_PRESETS,
     DualEncoder,
@@ -58,12 +60,64 @@ def open_train(data: s.Data, check: bool = True) -> Source:
 
 
 def open_val(data: s.Data, check: bool = True) -> Source | None:
-    """Open the held-out pairs, or return None if the run has none; `data.val_split` defaults to `data.split`."""
-    return None if data.val is None else _open_source(data, data.val, data.val_split or data.split, None, check)
+    """Open the first set of held-out pairs, or return None if the run has none."""
+    return next((open_val_set(data, name, check) for name in data.val_sets), None)
+
+
+def open_held_out(data: s.Data, check: bool = True) -> dict[str, Source]:
+    """Open all sets of held-out pairs by name; see `Data.val_sets`."""
+    return {name: open_val_set(data, name, check) for name in data.val_sets}
+
+
+def val_split(data: s.Data, name: str) -> str | None:
+    """Return the split of one of the sets of held-out pairs: its own, `data.val_split`, or the default.
+
+    The default is "val" for standard sets. For a path without a name it is `data.split`, since one file may hold both.
+    """
+    split = data.val_sets[name].split or data.val_split
+    if split is None and _standard_set(data, name) is not None:
+        return "val"
+    return split or (None if isinstance(data.val, Mapping) else data.split)
+
+
+def _standard_set(data: s.Data, name: str) -> tuple[str, Path] | None:
+    path = str(data.val_sets[name].path)
+    if "::" in path:  # several tars
+        return None
+    return parse_standard(path, RETRIEVAL, data.val_key(name), CLASSIFICATION, "data.classes")
+
+
+def open_val_set(data: s.Data, name: str, check: bool = True) -> Source:
+    """Open one of the sets of held-out pairs, without bad samples.
+
+    Raises:
+        UserError: if it cannot be opened; it names the setting.
+
+    """
+    chosen, key, split = data.val_sets[name], data.val_key(name), val_split(data, name)
+    path, standard = str(chosen.path), _standard_set(data, name)
+    if standard is not None:
+        opened = open_standard_pairs(*standard, str(split), data.allow_outside, data.x.name, data.y.name)
+        return Source(opened.pairs, np.arange(len(opened.pairs)), {})
+    if not isinstance(data.val, Mapping):
+        return _open_source(data, path, split, None, check)
+    x, y = (
+        own if column is None else s.DataSide(column, name=own.name)
+        for own, column in ((data.x, chosen.x_key), (data.y, chosen.y_key))
+    )
+    root = chosen.root or data.root
+    try:
+        pairs = open_pairs_like_run(dataclasses.replace(data, x=x, y=y), path, root, split)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+    return _check_source(data, pairs, None, check)
 
 
 def _open_source(data: s.Data, path: str, split: str | None, keep: str | None, check: bool) -> Source:
-    pairs = open_pairs_of_run(data, path, data.root, split)
+    return _check_source(data, open_pairs_of_run(data, path, data.root, split), keep, check)
+
+
+def _check_source(data: s.Data, pairs: Pairs, keep: str | None, check: bool) -> Source:
     kept = None if keep is None else read_keep(below(data.root, keep), len(pairs))
     bad = check_samples(pairs, kept, data.max_bad_share, data.workers) if check else {}
     return Source(pairs, usable(pairs, bad, kept), bad)
@@ -84,6 +138,26 @@ def open_pairs_of_run(data: s.Data, path: str, root: str | None, split: str | No
         y_name=data.y.name,
         views=data.contrasts_views,
     )
+
+
+def open_pairs_like_run(data: s.Data, path: str, root: str | None, split: str | None) -> Pairs:
+    """Open other pairs than a run's own, with its columns and modalities, or the usual ones if these do not exist.
+
+    If a side of the run was not read from a column, such as an array of an embedding file, the modality of that side is
+    recognized from the new pairs and not taken from the run.
+    """
+    x, y = (side if side.key is not None else s.DataSide(name=side.name) for side in (data.x, data.y))
+    data = dataclasses.replace(data, x=x, y=y)
+    usual = dataclasses.replace(data, x=s.DataSide(name=data.x.name), y=s.DataSide(name=data.y.name))
+    try:
+        return open_pairs_of_run(data, path, root, split)
+    except UserError as error:
+        if usual == data:
+            raise
+        try:
+            return open_pairs_of_run(usual, path, root, split)
+        except UserError:
+            raise error from None
 
 
 def view_groups(settings: s.Settings, source: Source) -> ViewGroups | None:
@@ -178,16 +252,16 @@ def _image_size(encoder: Encoder) -> int:
     return encoder.inputs.size if isinstance(encoder.inputs, ImageFormat) else DEFAULT_IMAGE_SIZE
 
 
-def check_compatible(train: Source, val: Source) -> None:
-    """Refuse held-out pairs of another modality or width than the training pairs."""
+def check_compatible(train: Source, val: Source, key: str = "data.val") -> None:
+    """Refuse held-out pairs, of the setting `key`, of another modality or width than the training pairs."""
     for side in SIDES:
         kinds = [getattr(source.pairs, f"{side}_kind") for source in (train, val)]
         if kinds[0] != kinds[1]:
-            raise UserError(f"data.val holds {kinds[1]}s on side {side}, but data.train holds {kinds[0]}s")
+            raise UserError(f"{key} holds {kinds[1]}s on side {side}, but data.train holds {kinds[0]}s")
         if kinds[0] == "vector":
             widths = [_vector_width(source.pairs, side, int(source.numbers[0])) for source in (train, val)]
             if widths[0] != widths[1]:
-                raise UserError(f"data.val has {side} of width {widths[1]}, but data.train has width {widths[0]}")
+                raise UserError(f"{key} has {side} of width {widths[1]}, but data.train has width {widths[0]}")
 
 
 def _vector_width(pairs: Pairs, side: Side, number: int) -> int:
@@ -308,8 +382,11 @@ def resolve(settings: s.Settings, out: Path, device: torch.device, source: Sourc
         "objective": dataclasses.replace(settings.objective, options=settings.objective.arguments()),
         "model.width": model.width,
     }
-    if data.val is not None:
-        changes["data.val_split"] = data.val_split or data.split
+    if isinstance(data.val, Mapping):
+        sets = {name: dataclasses.replace(own, split=val_split(data, name)) for name, own in data.val.items()}
+        changes["data.val"] = sets
+    elif data.val is not None:
+        changes["data.val_split"] = val_split(data, "val")
     if sides.pretrained is None:
         changes["model.shared"] = model.shared
     for side in SIDES:

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import re
 import reprlib
 import sys
 import types
@@ -50,6 +51,7 @@ _REPLACED = {
     "views of each image (the default for a folder of images)",
 }
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 2, 8, 8, 200, 200
 
@@ -78,6 +80,8 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: 
         load_plugins(_texts(names) or ())
     settings = fill(Settings(), values, origin)
     for key, value in changes:
+        if key == "data.val":  # replaces all sets; data.val.NAME=... changes one
+            settings = fill(settings, nest(key, None))
         settings = fill(settings, nest(key, value))
     settings = _infer_contrast(settings)
     check(settings, [key for key, value in changes if value is not None] if strict else [])
@@ -232,10 +236,44 @@ def fill(settings: Any, values: Any, origin: str = "", prefix: str = "") -> Any:
             section = getattr(settings, key)
             into = _fill_objective if isinstance(section, Objective) else fill
             changes[key] = into(section, value, origin, f"{full}.")
+        elif isinstance(value, dict) and (kind := _kind_of_named(kinds[key])) is not None:
+            changes[key] = _fill_named(getattr(settings, key), value, kind, origin, full)
         else:
             bounds = next(f.metadata for f in dataclasses.fields(settings) if f.name == key)
             changes[key] = convert(value, kinds[key], bounds, full, origin)
     return dataclasses.replace(settings, **changes)
+
+
+def _kind_of_named(kind: Any) -> Any:
+    """Return the dataclass of the values if a setting may be a mapping from names to them, otherwise None."""
+    mappings = [option for option in typing.get_args(kind) if typing.get_origin(option) is Mapping]
+    return typing.get_args(mappings[0])[1] if mappings else None
+
+
+def _fill_named(current: Any, values: dict[Any, Any], kind: Any, origin: str, full: str) -> dict[str, Any] | None:
+    """Return the named entries of a setting with `values` filled in; a text is the path of an entry."""
+    if isinstance(current, str):
+        raise UserError(
+            f"{origin}{full} is one path, {current}; for several sets name all of them: {full}={{NAME: PATH, ...}}"
+        )
+    entries = dict(current or {})
+    for name, value in values.items():
+        key = f"{full}.{name}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UserError(
+                f"{origin}{full}: {_show(name)} is not a name; use letters, digits, - and _, such as coco or flickr30k"
+            )
+        if value is None:
+            entries.pop(name, None)
+            continue
+        content = value if isinstance(value, dict) else {"path": value}
+        keys = _keys_of(kind)
+        if unknown := [inner for inner in content if inner not in keys]:
+            raise UserError(f"{origin}unknown key {key}.{unknown[0]}; the keys of a set are {', '.join(keys)}")
+        entries[name] = fill(entries.get(name, kind()), content, origin, f"{key}.")
+        if entries[name].path is None:
+            raise UserError(f"{origin}{key}.path is missing; name the pairs of this set, such as {key}=pairs.jsonl")
+    return entries or None
 
 
 def _fill_objective(section: Objective, values: dict[str, Any], origin: str, prefix: str) -> Objective:
@@ -328,6 +366,8 @@ def _describe(options: tuple[Any, ...], bounds: Any) -> str:
         return "one of " + ", ".join(typing.get_args(target))
     if typing.get_origin(target) is tuple:
         return "a list of names"
+    if any(typing.get_origin(option) is Mapping for option in options):
+        return "a path, or names and paths of several sets, such as {coco: PATH, flickr30k: PATH}"
     text = {bool: "true or false", int: "a whole number", float: "a number"}.get(target, "a text")
     if bounds:
         limits = {name: f"{int(v) if float(v).is_integer() else v}" for name, v in bounds.items() if math.isfinite(v)}

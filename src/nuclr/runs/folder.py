@@ -142,7 +142,8 @@ class RunFolder:
         before = dict(flatten(self._read_config()))
         now = dict(flatten(config))
         for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key) and key not in FREE_ON_RESUME:
+            is_root = key.startswith("data.val.") and key.endswith(".root")
+            if before.get(key) != now.get(key) and key not in FREE_ON_RESUME and not is_root:
                 raise UserError(
                     f"{key} is {now.get(key)!r}, but the run in {self.folder} began with {before.get(key)!r}; "
                     "resume it with its own settings, or start another run with out=..."

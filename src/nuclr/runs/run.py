@@ -185,8 +185,17 @@ class Run:
 
     @cached_property
     def val(self) -> Source | None:
-        """The held-out pairs as training read them; None if the run has none, as for views."""
+        """The held-out pairs, the first set of several, as training read them; None if there are none, as for views."""
         return components.open_val(self.settings.data)
+
+    @cached_property
+    def held_out(self) -> dict[str, Source]:
+        """All sets of held-out pairs by name; the first one is `val`."""
+        data = self.settings.data
+        if self.val is None:
+            return {}
+        first, *others = data.val_sets
+        return {first: self.val, **{name: components.open_val_set(data, name) for name in others}}
 
     @cached_property
     def classes(self) -> Any:

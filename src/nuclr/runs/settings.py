@@ -38,6 +38,21 @@ class DataSide:
 
 
 @dataclass(frozen=True)
+class ValSet:
+    """One of several sets of held-out pairs.
+
+    path: as `data.val`. split: of this set, `data.val_split` by default. root: the folder that names are relative to,
+    `data.root` by default. x_key, y_key: its columns; by default those of the training pairs, or the usual ones.
+    """
+
+    path: str | None = None
+    split: str | None = None
+    root: str | None = None
+    x_key: str | None = None
+    y_key: str | None = None
+
+
+@dataclass(frozen=True)
 class Data:
     """The pairs. Names are relative to `root` if they exist there.
 
@@ -49,10 +64,13 @@ class Data:
     mask: pairs that share an x, a y or a group are not used as negatives of each other. batch_size: summed over all
     processes. micro_batch: pairs that each process encodes at once, with the same result as for the whole batch; 0 for
     all. fit: how an image is made square. memory: megabytes of decoded images to keep.
+
+    val may also be a standard set (mscoco:FOLDER, flickr30k:FOLDER), or several sets by name; the first one chooses the
+    best checkpoint and is the one that methods are tuned on.
     """
 
     train: str | None = None
-    val: str | None = None
+    val: str | Mapping[str, ValSet] | None = None
     contrast: Literal["sides", "views"] | None = None
     classes: str | None = None
     root: str | None = None
@@ -75,6 +93,27 @@ class Data:
     def contrasts_views(self) -> bool:
         """Return whether both sides are views of the same images."""
         return self.contrast == "views"
+
+    @property
+    def val_sets(self) -> dict[str, ValSet]:
+        """The sets of held-out pairs by name; one that has no name is called "val"."""
+        if self.val is None or isinstance(self.val, Mapping):
+            return dict(self.val or {})
+        return {"val": ValSet(self.val)}
+
+    def val_key(self, name: str) -> str:
+        """Return the setting of one of the `val_sets`."""
+        return f"data.val.{name}" if isinstance(self.val, Mapping) else "data.val"
+
+    def val_prefix(self, name: str) -> str:
+        """Return what the names of the metrics of one of the `val_sets` begin with: "coco/", or nothing."""
+        return f"{name}/" if isinstance(self.val, Mapping) else ""
+
+    def describe_val(self) -> str:
+        """Return the paths of the held-out pairs, with the names of the sets if they have some."""
+        if isinstance(self.val, Mapping):
+            return ", ".join(f"{name} ({chosen.path})" for name, chosen in self.val.items())
+        return self.val or "none"
 
 
 @dataclass(frozen=True)

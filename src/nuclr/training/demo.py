@@ -7,6 +7,7 @@ from typing import Any
 
 from nuclr import files
 from nuclr.evaluation import hubness_change
+from nuclr.evaluation.metric_names import set_prefixes
 from nuclr.runs import folder
 from nuclr.runs.components import Loaders
 from nuclr.runs.launch import on_first, pick_device, processes
@@ -74,10 +75,13 @@ def table(results: dict[str, Any], out: Path) -> str:
         shown = ["" if v is None else f"{100 * v:.1f} %" if percent else f"{v:.3f}" for v in cells]
         lines.append(f"{label:38}" + "".join(f"{cell:>9}" for cell in shown))
 
-    for direction, label in (("image_to_text", "image to text"), ("text_to_image", "text to image")):
-        for k in (1, 5, 10):
-            values = [results[name]["val"][f"{direction}_R@{k}"] for name in names]
-            row(f"recall@{k}, {label}", values, first["val"][f"{direction}_chance@{k}"])
+    for prefix in set_prefixes(first["val"]):
+        if prefix:
+            lines.append(prefix.rstrip("/"))
+        for direction, label in (("image_to_text", "image to text"), ("text_to_image", "text to image")):
+            for k in (1, 5, 10):
+                values = [results[name]["val"][f"{prefix}{direction}_R@{k}"] for name in names]
+                row(f"recall@{k}, {label}", values, first["val"][f"{prefix}{direction}_chance@{k}"])
     if "zero_shot_acc1" in first["val"]:
         values = [results[name]["val"]["zero_shot_acc1"] for name in names]
         row("zero-shot accuracy", values, first["val"]["zero_shot_chance"])

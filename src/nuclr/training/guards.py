@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -132,23 +132,23 @@ def not_finite(what: str, numbers: Tensor, flags: Tensor | None, run: Path) -> T
 _FIX = "restore the data, or start another run with out=..."
 
 
-def data_identity(train: Source, held_out: Source | None) -> dict[str, dict[str, str]]:
-    """Return hashes of the pairs and of the numbers in use, for the checkpoint."""
-    sources = {"data.train": train} | ({"data.val": held_out} if held_out is not None else {})
+def data_identity(train: Source, held_out: Mapping[str, Source]) -> dict[str, dict[str, str]]:
+    """Return hashes of the pairs and of the numbers in use, for the checkpoint; `held_out` by their settings."""
+    sources = {"data.train": train, **held_out}
     return {
         key: {"pairs": source.pairs.fingerprint, "numbers": hashlib.sha256(source.numbers.tobytes()).hexdigest()}
         for key, source in sources.items()
     }
 
 
-def check_same_data(saved: dict[str, Any], train: Source, held_out: Source | None, run: Path) -> None:
+def check_same_data(saved: dict[str, Any], train: Source, held_out: Mapping[str, Source], run: Path) -> None:
     """Refuse to resume from the checkpoint `saved` with other data; the message names what changed."""
     now = data_identity(train, held_out)
     for key, before in saved.get("data", {}).items():
         if before["pairs"] != now[key]["pairs"]:
             raise UserError(f"{key}: these are not the pairs that the run in {run} began with; {_FIX}")
         if before["numbers"] != now[key]["numbers"]:
-            changed = f"data.val: the bad samples are not the same as when the run in {run} began"
+            changed = f"{key}: the bad samples are not the same as when the run in {run} began"
             raise UserError(f"{_changed(train, run) if key == 'data.train' else changed}; {_FIX}")
 
 

@@ -4,7 +4,7 @@ import importlib
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from nuclr import distributed, objectives
 from nuclr.data.pairs import SIDES, Pairs
 from nuclr.errors import UserError, printable
+from nuclr.evaluation.metric_names import set_prefixes
 from nuclr.models import DualEncoder, ImageFormat, Tokenizer, modality_of
 from nuclr.objectives import Objective
 from nuclr.runs.components import Source
@@ -185,7 +186,7 @@ class Loggers:
 def banner(
     settings: Settings,
     train: Source,
-    val: Source | None,
+    held_out: Mapping[str, Source],
     model: DualEncoder,
     steps: int,
     visits: int,
@@ -196,7 +197,7 @@ def banner(
     Args:
         settings: resolved settings.
         train: the training pairs.
-        val: the held-out pairs.
+        held_out: the sets of held-out pairs by their settings.
         model: the dual encoder.
         steps: steps per epoch.
         visits: pairs, or groups of pairs, in an epoch.
@@ -207,12 +208,12 @@ def banner(
     bad = f", {len(train.bad):,} bad samples left out" if train.bad else ""
     if data.contrasts_views:
         size = f"{len(train.numbers):,} images, {data.x.views} + {data.y.views} views each"
-        held_out = "none; data.classes evaluates by nearest neighbors" if data.classes is None else "none"
+        evaluated = "none; data.classes evaluates by nearest neighbors" if data.classes is None else "none"
     else:
         size = f"{len(train.numbers):,} pairs, {pairs.x_name} to {pairs.y_name}"
-        held_out = (
-            f"{len(val.numbers):,} pairs of {data.val}" if val else "none (set data.val to evaluate during training)"
-        )
+        paths = [chosen.path for chosen in data.val_sets.values()]
+        sizes = [f"{len(own.numbers):,} pairs of {path}" for own, path in zip(held_out.values(), paths, strict=True)]
+        evaluated = "; ".join(sizes) or "none (set data.val to evaluate during training)"
     options = [
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in settings.objective.arguments().items()
@@ -224,7 +225,7 @@ def banner(
     micro = f" in micro-batches of {data.micro_batch}" if data.micro_batch else ""
     rows = {
         "training data": f"{size}, of {data.train}{bad}",
-        "held-out data": held_out,
+        "held-out data": evaluated,
         **_describe_sides(settings, pairs, model),
         **_describe_views(data, pairs, visits),
         "model": f"{parameters:,} parameters, {trained:,} trained; common space of width {model.width}",
@@ -284,9 +285,10 @@ def _describe_encoder(side: str, settings: Settings, model: DualEncoder) -> str:
 def short_metrics(metrics: dict[str, float]) -> str:
     """Return the metrics of an evaluation in one line for the terminal."""
     parts = []
-    if "mean_R@1" in metrics:
-        recalls = ", ".join(f"@{k} {100 * metrics[f'mean_R@{k}']:.1f}" for k in (1, 5, 10))
-        parts.append(f"recall {recalls} % (chance @1 {100 * metrics['mean_chance@1']:.2f})")
+    for prefix in set_prefixes(metrics):
+        recalls = ", ".join(f"@{k} {100 * metrics[f'{prefix}mean_R@{k}']:.1f}" for k in (1, 5, 10))
+        name = f"{prefix.rstrip('/')} " if prefix else ""
+        parts.append(f"{name}recall {recalls} % (chance @1 {100 * metrics[f'{prefix}mean_chance@1']:.2f})")
     if "zero_shot_acc1" in metrics:
         accuracy, chance = 100 * metrics["zero_shot_acc1"], 100 * metrics["zero_shot_chance"]
         parts.append(f"zero-shot {accuracy:.1f} % (chance {chance:.1f})")

@@ -23,6 +23,7 @@ import nuclr
 from nuclr import distributed
 from nuclr.data import Batch, batches, epoch_order, steps_per_epoch, write_bad_samples
 from nuclr.data.pairs import Side
+from nuclr.evaluation.metric_names import score
 from nuclr.objectives import ObjectiveOutput, SigLIP
 from nuclr.runs import checkpoint, components, folder
 from nuclr.runs.features import Encoding, autocast
@@ -44,8 +45,6 @@ from nuclr.training.step import (
     state_index,
 )
 from nuclr.training.validation import LABELS_PROTOCOL, PROTOCOL, build_parts
-
-SCORES = ("mean_R@1", "zero_shot_acc1", "knn_acc1")  # the first of these that is measured chooses the best checkpoint
 
 
 def train(
@@ -125,11 +124,11 @@ def _train(
     if resumed and (finished := folder.read_results(run.folder)) is not None:
         progress.say(f"{settings.name}: the run in {run.folder} is finished; nothing is left to train")
         return finished
-    progress.say(logging.banner(settings, source, validation.source, model, steps, samples, device))
+    progress.say(logging.banner(settings, source, validation.sources, model, steps, samples, device))
     position, window, best, metrics_bytes = Position(), logging.Window(), -math.inf, 0
     saved = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
     if saved is not None:
-        check_same_data(saved, source, validation.source, run.folder)
+        check_same_data(saved, source, validation.sources, run.folder)
         model.load_state_dict(saved["model"])
         objective.load_state_dict(saved["objective"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -163,7 +162,7 @@ def _train(
             "window": {"sums": window.sums, "count": window.count},
             "best": best,
             "metrics_bytes": run.metrics_bytes(),
-            "data": data_identity(source, validation.source),
+            "data": data_identity(source, validation.sources),
         }
         checkpoint.save_step(run.checkpoints, position.total, content)
 
@@ -244,10 +243,10 @@ def _train(
                 last = validation(model, device, settings.precision)
                 if last:
                     progress.say(f"{settings.name}: epoch {epoch + 1}/{epochs}  {logging.short_metrics(last)}")
-                score = next((last[key] for key in SCORES if key in last), -math.inf)
-                if first and score > best:
+                reached = score(last)
+                if first and reached is not None and reached > best:
                     checkpoint.mark_best(run.checkpoints, position.total)
-                best = max(best, score)
+                best = max(best, -math.inf if reached is None else reached)
                 values |= {f"val/{k}": v for k, v in last.items()}
             if values:
                 log({"step": position.total, "epoch": epoch + 1, **values})

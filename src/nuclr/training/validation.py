@@ -25,22 +25,39 @@ LABELS_PROTOCOL = (
 
 @dataclass(frozen=True)
 class Validation:
-    """Held-out pairs with their loader, and labeled images with theirs; either may be missing."""
+    """Sets of held-out pairs with their loaders, and labeled images with theirs; any of them may be missing.
 
-    source: Source | None
-    loader: Loader | None
+    Attributes:
+        sources: the sets of held-out pairs, by the settings that name them: "data.val", or "data.val.coco".
+        prefixes: what the names of each set's metrics begin with.
+        loaders: of each set.
+        classes: labeled images.
+        class_loader: their loader.
+        settings: of the evaluation.
+
+    """
+
+    sources: dict[str, Source]
+    prefixes: dict[str, str]
+    loaders: dict[str, Loader]
     classes: Any
     class_loader: Loader | None
     settings: Evaluate
+
+    @property
+    def source(self) -> Source | None:
+        """The first set of held-out pairs, if there is one."""
+        return next(iter(self.sources.values()), None)
 
     def __call__(self, model: DualEncoder, device: torch.device, precision: str) -> dict[str, float]:
         """Return all metrics, the same on every process. The model is left in eval mode."""
         metrics: dict[str, float] = {}
         encoding = Encoding(self.settings.batch_size, device, precision, self.settings.head)
         model.eval()
-        if self.source is not None and self.loader is not None:
-            features = encode_pairs(model, self.loader, self.source.numbers, encoding)
-            metrics |= retrieval_metrics(features.x, features.y, features.links, sides=features.sides)
+        for key, source in self.sources.items():
+            features = encode_pairs(model, self.loaders[key], source.numbers, encoding)
+            values = retrieval_metrics(features.x, features.y, features.links, sides=features.sides)
+            metrics |= {f"{self.prefixes[key]}{name}": value for name, value in values.items()}
         if self.classes is not None and self.class_loader is not None:
             encoder = getattr(model, side_that_takes(model, "image"))
             images = encode_side(encoder, self.class_loader, "x", np.arange(len(self.classes)), encoding)
@@ -68,19 +85,22 @@ def build_parts(
             "least 2"
         )
     # Views of held-out images are not ranked: which views are similar depends on the augmentation alone.
-    held_out = None if data.contrasts_views else components.open_val(components.name_sides(data, source.pairs))
-    if held_out is not None:
-        components.check_compatible(source, held_out)
+    named = {} if data.contrasts_views else components.open_held_out(components.name_sides(data, source.pairs))
+    held_out = {data.val_key(name): opened for name, opened in named.items()}
+    for key, opened in held_out.items():
+        components.check_compatible(source, opened, key)
     classes = components.open_classes(data, source.pairs)
     model = components.make_model(settings.model, source, settings.seed).to(device)
     check_micro_batch(settings, model)
     if classes is not None and not model.takes("image"):
         kinds = " and ".join(dict.fromkeys(f"{kind}s" for kind in (source.pairs.x_kind, source.pairs.y_kind)))
         raise UserError(f"data.classes needs a model that takes images, but this one takes {kinds}; leave it out")
-    if not settings.evaluate.head and held_out is not None:
+    if not settings.evaluate.head and held_out:
         components.check_tower_widths(model)
-    val_loader = components.make_loader(data, held_out.pairs, model, loaders) if held_out else None
+    val_loaders = {key: components.make_loader(data, own.pairs, model, loaders) for key, own in held_out.items()}
+    prefixes = {data.val_key(name): data.val_prefix(name) for name in named}
     class_loader = None
     if classes is not None:
         class_loader = components.make_class_loader(data, classes, model, loaders)
-    return source, Validation(held_out, val_loader, classes, class_loader, settings.evaluate), model
+    validation = Validation(held_out, prefixes, val_loaders, classes, class_loader, settings.evaluate)
+    return source, validation, model

@@ -1,5 +1,6 @@
 """Test sets, halves, and the outcome of every query."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 from nuclr.errors import UserError
 from nuclr.evaluation.retrieval import retrieval_metrics
-from nuclr.evaluation.test_sets import RETRIEVAL, RetrievalSet
+from nuclr.evaluation.test_sets import RETRIEVAL
 from nuclr.runs import config
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
@@ -16,9 +17,9 @@ from nuclr.runs.settings import Data
 from nuclr.studies.compare import measure
 from nuclr.studies.evaluate.protocol import evaluate_subject
 from nuclr.studies.evaluate.subject import open_subject
-from nuclr.studies.evaluate.tasks import open_retrieval
+from nuclr.studies.evaluate.tasks import open_classification, open_retrieval
 from nuclr.training.loop import train
-from tests.data import make
+from tests.data import layouts, make
 from tests.training import runs
 
 
@@ -102,8 +103,7 @@ def trained(tmp_path_factory):
 def test_duplicate_captions_count_as_in_evaluate(trained, tmp_path, monkeypatch, name, duplicates, captions):
     """A known set keeps every copy of a caption; other pairs merge copies. `compare` and `evaluate` agree on both."""
     settings, run = trained
-    known = RetrievalSet("Flickr30k", ("dataset.json",), ("images",), "test", (3, 6), "dataset.json and images/")
-    monkeypatch.setitem(RETRIEVAL, "flickr30k", known)
+    monkeypatch.setitem(RETRIEVAL, "flickr30k", dataclasses.replace(RETRIEVAL["flickr30k"], sizes={"test": (3, 6)}))
     make.write_images(tmp_path / "images")
     test = {image: texts for image, texts in make.CAPTIONS.items() if image in ("a.jpg", "b.png", "c.jpg")}
     entries = [
@@ -130,6 +130,36 @@ def test_hits_of_another_protocol_have_another_key():
     merged, kept = (measure.TestSet("coco", "mscoco:x", "pairs", "0123456789", way) for way in ("merge", "miss"))
     assert merged.key == "test_coco_01234567"
     assert kept.key != merged.key
+
+
+def test_prompt_files_belong_to_sets_of_classes(trained, tmp_path, monkeypatch):
+    """Another prompt file is another test set; the outcome equals that of evaluation with these prompts."""
+    settings, run = trained
+    layouts.shrink(monkeypatch)
+    cifar = f"cifar10:{layouts.cifar10_binary(tmp_path / 'cifar')}"
+    (tmp_path / "prompts.txt").write_text("a {}\nthe {}\n")
+    pairs = "pairs=builtin:n=10,split=test"
+    own, other = (
+        measure.parse_tests([pairs, cifar], prompts, settings.data)[1]
+        for prompts in ([], [f"cifar10={tmp_path / 'prompts.txt'}"])
+    )
+    assert (own.prompts, other.prompts) == (None, str(tmp_path / "prompts.txt")) and own.key != other.key
+    hits = measure.test_hits(Run.open(run), measure.TestSet(**dataclasses.asdict(other)))
+    subject = open_subject(run, best=False, batch_size=None, device="cpu")
+    task = open_classification(cifar, tmp_path / "prompts.txt", 0.0)
+    content = evaluate_subject(subject, [], [task])["classification"]["cifar10"]
+    assert content["templates"] == ["a {}", "the {}"]
+    assert hits["top"][:, 0].mean() == pytest.approx(content["plain"]["zero_shot_acc1"])
+    for prompts, message in (
+        (["pairs=x.txt"], "'pairs' is not a set for zero-shot"),
+        (["x.txt"], "x.txt: no such file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            measure.parse_tests([pairs, cifar], prompts, settings.data)
+    with pytest.raises(UserError, match="needs labeled images"):
+        measure.parse_tests([pairs], ["x.txt"], settings.data)
+    with pytest.raises(UserError, match="two sets have the same name"):
+        measure.parse_tests([cifar, cifar], [], settings.data)
 
 
 def test_pairs_and_classes_are_distinguished(tmp_path):

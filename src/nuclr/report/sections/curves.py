@@ -1,5 +1,6 @@
 """The section "curves" of a training page: what was logged, over epochs, next to the baseline if there is one."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from nuclr.report.sections.summary import directions
 from nuclr.report.training_run import RunLog, TrainingRun, curve
 
 SIDE_COLORS = (1, 3)
+SET_COLORS = (1, 3, 6, 4, 5, 2, 7, 8)
 ACCURACIES = (("zero_shot_acc1", "zero_shot_chance", "Zero-shot accuracy"),
               ("knn_acc1", "knn_chance", "Accuracy of the nearest neighbors"))  # fmt: skip
 BASELINE_COLOR = 8  # of a baseline with the run's own objective
@@ -29,8 +31,8 @@ def training_curves(context: TrainingRun) -> Curves:
     log = context.log
     charts = [
         _loss(context),
-        _recall(context),
-        _recall_at(context),
+        *_recalls(context),
+        *_recalls_at(context),
         *(_accuracy(context, *names) for names in ACCURACIES),
         *_zeta(context),
         _temperature(context),
@@ -67,29 +69,51 @@ def _loss(context: TrainingRun) -> Chart | None:
     return _over_epochs(context.log, "Objective, estimated", series, note=note)
 
 
-def _recall(context: TrainingRun) -> Chart | None:
-    log, named = context.log, directions(context)
+def _recalls(context: TrainingRun) -> list[Chart]:
+    """Return recall@1 on the held-out pairs; several sets together, for the mean and for each direction."""
+    log, named, sets = context.log, directions(context), context.log.sets()
+    if not named or not sets:
+        return []
+    if len(sets) > 1 and context.baseline is None:
+        keys = dict.fromkeys(key.rpartition("/")[2] for key, _ in named)
+        titles = {"mean": "mean of both directions"} | {key: key.replace("_to_", " to ") for key in keys}
+        return [
+            _over_epochs(log, f"Recall@1, {title}", _of_sets(log, f"{key}_R@1"), percent=True, zero=True)
+            for key, title in titles.items()
+        ]
+    chance = log.last_evaluation().get(f"{sets[0]}mean_chance@1")
+    reference = None if chance is None else (chance, f"chance {numbers.percent(chance, 2)}")
     if context.baseline is None:
+        title = "Recall@1 on held-out pairs"
         series = [
             Series(name, *curve(log.metrics, f"val/{key}_R@1"), color)
             for (key, name), color in zip(named, SIDE_COLORS, strict=False)
         ]
     else:
-        series = _of_all_runs(context, "val/mean_R@1")
-    if not named or not series[0].x:
-        return None
-    chance = log.last_evaluation().get("mean_chance@1")
-    title = "Recall@1, mean of both directions" if context.baseline else "Recall@1 on held-out pairs"
-    reference = None if chance is None else (chance, f"chance {numbers.percent(chance, 2)}")
-    return _over_epochs(log, title, series, percent=True, zero=True, reference=reference)
+        title, series = "Recall@1, mean of both directions", _of_all_runs(context, f"val/{sets[0]}mean_R@1")
+    return [_over_epochs(log, title, series, percent=True, zero=True, reference=reference)]
 
 
-def _recall_at(context: TrainingRun) -> Chart | None:
-    log = context.log
-    series = [Series(f"@{k}", *curve(log.metrics, f"val/mean_R@{k}"), color) for k, color in ((10, 6), (5, 4), (1, 1))]
-    if context.views or not series[0].x:
-        return None
-    return _over_epochs(log, f"Recall of {log.method}, mean of directions", series, percent=True, zero=True)
+def _of_sets(log: RunLog, metric: str) -> list[Series]:
+    """Return the curve of a metric on each set of held-out pairs."""
+    colors = itertools.cycle(SET_COLORS)
+    return [
+        Series(prefix.rstrip("/"), *curve(log.metrics, f"val/{prefix}{metric}"), color)
+        for prefix, color in zip(log.sets(), colors, strict=False)
+    ]
+
+
+def _recalls_at(context: TrainingRun) -> list[Chart]:
+    log, charts = context.log, []
+    for prefix in [] if context.views else log.sets():
+        series = [
+            Series(f"@{k}", *curve(log.metrics, f"val/{prefix}mean_R@{k}"), color)
+            for k, color in ((10, 6), (5, 4), (1, 1))
+        ]
+        name = f" on {prefix.rstrip('/')}" if prefix else ""
+        title = f"Recall of {log.method}{name}, mean of directions"
+        charts.append(_over_epochs(log, title, series, percent=True, zero=True))
+    return charts
 
 
 def _accuracy(context: TrainingRun, key: str, chance_key: str, title: str) -> Chart | None:

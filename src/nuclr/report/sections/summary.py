@@ -66,9 +66,14 @@ def describe_run(log: RunLog) -> str:
 def directions(context: TrainingRun) -> list[tuple[str, str]]:
     """Return the directions that were evaluated: as metrics name them, and for readers. Views have none.
 
-    Both sides of views are the same items, so each item finds itself.
+    Both sides of views are the same items, so each item finds itself. If there are several sets of held-out pairs, a
+    direction is that of one set: ("coco/image_to_text", "image to text (coco)").
     """
-    return [] if context.views else [(key, key.replace("_to_", " to ")) for key in context.log.directions()]
+    named = []
+    for key in [] if context.views else context.log.directions():
+        name, _, direction = key.rpartition("/")
+        named.append((key, direction.replace("_to_", " to ") + (f" ({name})" if name else "")))
+    return named
 
 
 def headline(context: TrainingRun) -> list[Tile]:
@@ -127,7 +132,7 @@ def facts(context: TrainingRun) -> list[tuple[str, str]]:
         ("Training data", str(settings.data.train)),
         ("Labeled images", str(settings.data.classes or "none"))
         if context.views
-        else ("Held-out data", str(settings.data.val or "none")),
+        else ("Held-out data", settings.data.describe_val()),
         ("Batch size", numbers.count(settings.data.batch_size)),
         ("Epochs", numbers.count(settings.schedule.epochs)),
         ("Steps", numbers.count(context.step())),

@@ -22,6 +22,7 @@ from torch import Tensor
 from nuclr import files
 from nuclr.data.builtin import BuiltinPairs
 from nuclr.evaluation import Bank, Correction, choose_correction
+from nuclr.evaluation.metric_names import score, val_metrics
 from nuclr.objectives import entry
 from nuclr.popularity.correction import BANK_SIZE
 from nuclr.runs import components, folder
@@ -93,11 +94,11 @@ def _keep_state(run: Run) -> None:
 def curve(cell: Path) -> list[tuple[int, float]]:
     """Return (epoch, score) of every evaluation during training.
 
-    The score is the mean recall@1 on the held-out pairs, or the accuracy of nearest neighbors.
+    The score is the mean recall@1 on the (first) held-out pairs, or the accuracy of nearest neighbors.
     """
     rows = (json.loads(line) for line in (cell / folder.METRICS).read_text(encoding="utf-8").splitlines())
-    keys = ("val/mean_R@1", "val/knn_acc1")
-    return [(row["epoch"], row[key]) for row in rows for key in keys if key in row]
+    scores = [(row["epoch"], score(val_metrics(row))) for row in rows]
+    return [(epoch, value) for epoch, value in scores if value is not None]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

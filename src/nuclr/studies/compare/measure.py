@@ -5,7 +5,9 @@ of an x are always in its half, and so are all x and y of a group.
 """
 
 import hashlib
+import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from nuclr.studies.evaluate.tasks import (
     ClassificationTask,
     ProbeTask,
     VectorClasses,
+    assign_prompts,
     open_classification,
     open_probe,
     open_retrieval,
@@ -59,6 +62,7 @@ class TestSet:
             the model takes no texts.
         fingerprint: Hash of the content.
         duplicates: What is done with y that occur more than once, as in `nuclr evaluate`.
+        prompts: Prompt file of zero-shot classification; None for the set's own prompts.
 
     """
 
@@ -67,6 +71,7 @@ class TestSet:
     kind: str
     fingerprint: str
     duplicates: str = MERGE
+    prompts: str | None = None
 
     @property
     def key(self) -> str:
@@ -75,12 +80,42 @@ class TestSet:
         return f"test_{self.name}_{self.fingerprint[:8]}{protocol}"
 
 
-def parse_test(text: str, data: Data) -> TestSet:
+def parse_tests(texts: Sequence[str], prompts: Sequence[str], data: Data) -> list[TestSet]:
+    """Open the test sets of --test to check them, with the prompt files of --prompts.
+
+    Raises:
+        UserError: If one cannot be opened, two have the same name, or a prompt file does not belong to any of them.
+
+    """
+    classes = [_split_name(text)[0] for text in texts if _kind(_split_name(text)[1], data) == "classes"]
+    files = assign_prompts(prompts, classes)
+    tests = [parse_test(text, data, files.get(_split_name(text)[0])) for text in texts]
+    if len({test.name for test in tests}) < len(tests):
+        raise UserError("--test: two sets have the same name; name them with --test NAME=PATH")
+    return tests
+
+
+def _split_name(text: str) -> tuple[str, str]:
+    """Return the name in tables and the path of "NAME=PATH" or "PATH"."""
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name or ":" in name:
+        name, path = "", text
+    stem, set_name = Path(path), path if is_url(path) else path.partition(":")[0]
+    name = name or (set_name if set_name != path else "_".join(part for part in (stem.parent.name, stem.stem) if part))
+    return name.replace("/", "_"), path
+
+
+def _kind(path: str, data: Data) -> str:
+    return "pairs" if not _is_classes(path, data) else "labels" if data.contrasts_views else "classes"
+
+
+def parse_test(text: str, data: Data, prompts: Path | None = None) -> TestSet:
     """Open the test set of --test to check it.
 
     Args:
         text: "PATH" or "NAME=PATH"; PATH may be anything that `nuclr evaluate` takes.
         data: Settings of the data: the root of relative paths and the accepted share of bad samples.
+        prompts: Prompt file, for zero-shot classification.
 
     Returns:
         The test set, described by values that JSON can hold.
@@ -89,11 +124,8 @@ def parse_test(text: str, data: Data) -> TestSet:
         UserError: If it cannot be opened.
 
     """
-    name, equals, path = text.partition("=")
-    if not equals or "/" in name or ":" in name:
-        name, path = "", text
-    duplicates = MERGE
-    kind = "pairs" if not _is_classes(path, data) else "labels" if data.contrasts_views else "classes"
+    name, path = _split_name(text)
+    duplicates, kind = MERGE, _kind(path, data)
     if data.contrasts_views and kind == "pairs":
         raise UserError(
             f"--test {text}: models of data.contrast=views are compared on labeled images, one folder per class"
@@ -105,14 +137,15 @@ def parse_test(text: str, data: Data) -> TestSet:
         elif kind == "labels":
             fingerprint = getattr(_open_labels(path, data, 32).classes, "fingerprint", "")
         else:
-            classes = _open_classes(path, data, 32).classes
-            vectors = isinstance(classes, VectorClasses)
-            fingerprint = _file_hash(below(data.root, path)) if vectors else getattr(classes, "fingerprint", "")
+            labeled = _open_classes(path, data, 32, prompts)
+            vectors = isinstance(labeled.classes, VectorClasses)
+            fingerprint = _file_hash(below(data.root, path)) if vectors else getattr(labeled.classes, "fingerprint", "")
+            if prompts is not None:
+                texts = json.dumps([fingerprint, labeled.texts.prompts if labeled.texts else None])
+                fingerprint = hashlib.sha256(texts.encode()).hexdigest()
     except UserError as error:
         raise UserError(f"--test {text}: {error}") from None
-    stem, set_name = Path(path), path if is_url(path) else path.partition(":")[0]
-    name = name or (set_name if set_name != path else "_".join(part for part in (stem.parent.name, stem.stem) if part))
-    return TestSet(name.replace("/", "_"), path, kind, fingerprint, duplicates)
+    return TestSet(name, path, kind, fingerprint, duplicates, None if prompts is None else str(prompts))
 
 
 def _is_classes(path: str, data: Data) -> bool:
@@ -130,16 +163,17 @@ def _is_classes(path: str, data: Data) -> bool:
     return len(folders) > 1 and any(image.suffix.lower() in IMAGES for image in folders[0].iterdir())
 
 
-def _open_classes(path: str, data: Data, size: int) -> ClassificationTask:
+def _open_classes(path: str, data: Data, size: int, prompts: Path | None = None) -> ClassificationTask:
     if path == BUILTIN_CLASSES:
-        return open_classification("builtin", None, None, data.max_bad_share, size)
+        return open_classification("builtin", prompts, data.max_bad_share, size)
     named = path.partition(":")[0] in CLASSIFICATION
     location = path if named else str(below(data.root, path))
-    return open_classification(location, None, None, data.max_bad_share, allow_outside=data.allow_outside)
+    return open_classification(location, prompts, data.max_bad_share, allow_outside=data.allow_outside)
 
 
 def _open_labels(path: str, data: Data, size: int) -> ProbeTask:
-    location = path if path == "builtin" else str(below(data.root, path))
+    named = path == "builtin" or path.partition(":")[0] in CLASSIFICATION
+    location = path if named else str(below(data.root, path))
     return open_probe(location, data.max_bad_share, size, data.allow_outside)
 
 
@@ -241,7 +275,8 @@ def test_hits(run: Run, test: TestSet) -> Hits:
         return retrieval_hits(test_features(run, test))
     if test.kind == "labels":
         return label_hits(run, test.path)
-    task = _open_classes(test.path, run.settings.data, _image_size(run))
+    prompts = None if test.prompts is None else Path(test.prompts)
+    task = _open_classes(test.path, run.settings.data, _image_size(run), prompts)
     x, classes, labels = class_task_features(subject_of_run(run), task)
     ranked = query_ranks(x, classes, torch.stack([torch.arange(len(x)), labels], dim=1))
     return {"top": _hits(ranked), "top_cluster": ranked.query.numpy()}

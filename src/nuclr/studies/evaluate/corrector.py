@@ -111,7 +111,8 @@ def make_corrector(subject: Subject, bank: str, size: int) -> Corrector:
     features = pair_features(subject, run.val.pairs, run.val.numbers, "merge")
     own = Bank(features.x, features.y, transductive=True) if queries is None else queries
     correction = choose_correction(features.x, features.y, features.links, own)
-    chosen_on = f"data.val: {subject.data.val}"
+    name, first = next(iter(subject.data.val_sets.items()))
+    chosen_on = f"{subject.data.val_key(name)}: {first.path}"
     return Corrector(bank, run.val.pairs.fingerprint, queries, correction, chosen_on, size)
 
 

@@ -1,6 +1,7 @@
 """`nuclr evaluate`: a model on test sets, plain and corrected for popularity, with the protocol of the numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from nuclr.evaluation import (
 from nuclr.evaluation.probe import TEMPERATURE, K, choose_regularization, split_halves
 from nuclr.evaluation.retrieval import direction_names
 from nuclr.popularity.correction import BANK_SIZE
+from nuclr.runs.components import val_split
 from nuclr.runs.side_words import words_of_pairs
 from nuclr.studies.evaluate.corrector import Corrector, is_chosen_on, make_corrector
 from nuclr.studies.evaluate.subject import (
@@ -33,12 +35,12 @@ from nuclr.studies.evaluate.tasks import (
     ClassificationTask,
     ProbeTask,
     RetrievalTask,
-    VectorClasses,
     classification_task,
     probe_task,
 )
 
 COMMAND = "nuclr evaluate"
+OWN_CLASSES = "classes"  # name of the set of a run's own labeled images
 PROTOCOL = {
     "scores": "cosine similarity of the features",
     "hit": "a query is right if one of its partners is among the k best",
@@ -67,10 +69,17 @@ COLUMNS = {"plain": "plain", "train": "corrected", "queries": "transductive"}
 LABEL = 28  # characters of the labels of a table's rows
 
 
-def own_sets(subject: Subject) -> tuple[list[RetrievalTask], list[ClassificationTask], list[ProbeTask]]:
+def own_sets(
+    subject: Subject, prompts: Path | None = None
+) -> tuple[list[RetrievalTask], list[ClassificationTask], list[ProbeTask]]:
     """Return the held-out pairs and the classes of a run, exactly as training read them.
 
     Classes are for zero-shot classification if a side takes texts, and for neighbors and a linear probe otherwise.
+
+    Args:
+        subject: the run.
+        prompts: a prompt file for the classes.
+
     """
     run, data = subject.run, subject.data
     if run is None or (data.val is None and data.classes is None):
@@ -80,14 +89,13 @@ def own_sets(subject: Subject) -> tuple[list[RetrievalTask], list[Classification
             "use --retrieval, --classification, --beir or --classes"
         )
     pairs, classes, probes = [], [], []
-    if run.val is not None:
-        split = data.val_split or data.split
-        pairs = [RetrievalTask("val", str(data.val), split, run.val.pairs, run.val.numbers, run.val.bad, known=False)]
+    for name, source in run.held_out.items():
+        path, split = str(data.val_sets[name].path), val_split(data, name)
+        pairs.append(RetrievalTask(name, path, split, source.pairs, source.numbers, source.bad, known=False))
     if data.classes is not None and subject.model.takes("text"):
-        numbers = np.arange(len(run.classes))
-        classes = [classification_task("classes", data.classes, run.classes, numbers, data.max_bad_share)]
+        classes = [classification_task(OWN_CLASSES, data.classes, run.classes, data.max_bad_share, prompts)]
     elif data.classes is not None:
-        probes = [probe_task("classes", data.classes, run.classes, data.max_bad_share)]
+        probes = [probe_task(OWN_CLASSES, data.classes, run.classes, data.max_bad_share)]
     return pairs, classes, probes
 
 
@@ -198,8 +206,9 @@ def _classification(subject: Subject, task: ClassificationTask) -> dict[str, Any
         "path": task.path,
         "images": len(x),
         "classes": len(classes),
-        "class_names": None if isinstance(task.classes, VectorClasses) else list(task.classes.classes),
-        "templates": task.templates,
+        "class_names": None if task.texts is None else task.texts.names,
+        "templates": None if task.texts is None else task.texts.templates,
+        "prompt_file": None if task.texts is None or task.texts.file is None else str(task.texts.file),
         "bad_samples": len(task.bad),
         "smallest_class": int(np.bincount(labels.numpy(), minlength=len(classes)).min()),
         "plain": plain,

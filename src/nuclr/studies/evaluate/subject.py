@@ -191,7 +191,8 @@ def class_task_features(subject: Subject, task: ClassificationTask) -> tuple[Ten
         x = encode_items(model.x, list(classes.x.numpy()), encoding)
         texts = encode_items(model.y, list(classes.prompts.flatten(0, 1).numpy()), encoding)
         return x, class_features(list(texts.split(classes.prompts.shape[1]))), classes.labels
-    prompts = classes.prompts()
+    assert task.texts is not None  # only vectors have none
+    prompts = task.texts.prompts
     texts = encode_texts(model, [text for group in prompts for text in group], *encoding)
     x, labels = _labeled_images(subject, classes, task.numbers)
     return x, class_features(list(texts.split([len(group) for group in prompts]))), labels

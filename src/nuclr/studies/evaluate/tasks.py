@@ -4,9 +4,7 @@ A BEIR folder is read by `nuclr.data.formats.beir.read_beir`.
 """
 
 import dataclasses
-import difflib
-import json
-import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,24 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.data import check_samples, open_labeled, open_pairs, usable
+from nuclr.data import check_samples, open_labeled, usable
 from nuclr.data.builtin import BuiltinLabeled
+from nuclr.data.formats.cifar import CifarImages
 from nuclr.data.formats.embeddings import SUFFIXES, read_embeddings
-from nuclr.data.labeled import LabeledImages, read_templates
+from nuclr.data.labeled import LabeledImages
 from nuclr.data.open import locate
 from nuclr.data.pairs import Pairs
+from nuclr.data.prompts import ClassTexts, Prompts, read_prompts
 from nuclr.errors import UserError
-from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL, ClassificationSet, RetrievalSet
-from nuclr.files import parse_json, read_lines, read_npz, read_text
+from nuclr.evaluation.standard_sets import open_standard_classes, open_standard_pairs, parse_standard
+from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
+from nuclr.files import read_npz
 from nuclr.remote import is_url, local_copy
-from nuclr.runs.components import open_pairs_of_run
-from nuclr.runs.settings import Data, DataSide
+from nuclr.runs.components import open_pairs_like_run
+from nuclr.runs.settings import Data
 from nuclr.runs.side_words import words_of_pairs
 
 VECTOR_KEYS = ("x", "labels", "prompts")
-# Lists of WordNet numbers with names, as they come with ImageNet (the contest's and the project's) and ImageNet-R.
-NAME_LISTS = ("LOC_synset_mapping.txt", "words.txt", "README.txt")
-_NAME_LINE = re.compile(r"^\s*(n\d{8})\s+(\S.*?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class LabeledVectors:
     labels: Tensor
 
 
-Classes = LabeledImages | BuiltinLabeled | VectorClasses
+Images = LabeledImages | CifarImages | BuiltinLabeled
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,14 @@ class RetrievalTask:
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """Labeled images or vectors: `numbers` of the test part; `templates` is None if prompts are vectors."""
+    """Labeled images or vectors: `numbers` of the test part; `texts` of the classes, None if prompts are vectors."""
 
     name: str
     path: str
-    classes: Classes
+    classes: Images | VectorClasses
     numbers: np.ndarray
     bad: dict[int, str]
-    templates: list[str] | None
+    texts: ClassTexts | None
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class ProbeTask:
 
     name: str
     path: str
-    classes: LabeledImages | BuiltinLabeled | LabeledVectors
+    classes: Images | LabeledVectors
     numbers: np.ndarray
     bad: dict[int, str]
 
@@ -115,45 +113,16 @@ def open_retrieval(
         columns: settings of a run, whose columns, modalities and names of sides are used if the pairs have them.
 
     """
-    standard = _standard_set(text, RETRIEVAL, CLASSIFICATION, "--retrieval", "--classification")
+    standard = parse_standard(text, RETRIEVAL, "--retrieval", CLASSIFICATION, "--classification")
     if standard is None:
         trained = columns if columns is not None and not columns.contrasts_views else Data()
         data = dataclasses.replace(trained, allow_outside=allow_outside)
-        pairs = _open_pairs(data, text, root, split)
+        pairs = open_pairs_like_run(data, text, root, split)
         _refuse_unlinked(text, root)
         return _retrieval_task(text, text, split, pairs, max_bad_share, known=False)
     name, folder = standard
-    known = RETRIEVAL[name]
-    path, images = _find(known, folder)
-    pairs = open_pairs(path, images, split=known.split, allow_outside=allow_outside)
-    task = _retrieval_task(name, str(path), known.split, pairs, max_bad_share, known=True)
-    sizes = len(np.unique(pairs.x_id)), len(pairs)
-    if sizes != known.sizes:
-        expected = "{:,} images and {:,} captions".format(*known.sizes)
-        raise UserError(
-            f"{path}: split {known.split!r} has {sizes[0]:,} images and {sizes[1]:,} captions; it needs {expected}"
-        )
-    return task
-
-
-def _open_pairs(data: Data, text: str, root: str | None, split: str | None) -> Pairs:
-    """Open pairs with the columns and modalities of a run, or with the usual ones if these do not exist.
-
-    If a side of the run was not read from a column, such as an array of an embedding file, the modality of that side is
-    recognized from the new pairs and not taken from the run.
-    """
-    x, y = (side if side.key is not None else DataSide(name=side.name) for side in (data.x, data.y))
-    data = dataclasses.replace(data, x=x, y=y)
-    usual = dataclasses.replace(data, x=DataSide(name=data.x.name), y=DataSide(name=data.y.name))
-    try:
-        return open_pairs_of_run(data, text, root, split)
-    except UserError as error:
-        if usual == data:
-            raise
-        try:
-            return open_pairs_of_run(usual, text, root, split)
-        except UserError:
-            raise error from None
+    opened = open_standard_pairs(name, folder, "test", allow_outside)
+    return _retrieval_task(name, str(opened.path), opened.split, opened.pairs, 0.0, known=True)
 
 
 def _retrieval_task(
@@ -188,121 +157,131 @@ def _refuse_unlinked(text: str, root: str | None) -> None:
 
 
 def open_classification(
-    text: str,
-    classes: Path | None,
-    templates: Path | None,
-    max_bad_share: float,
-    size: int = 32,
-    allow_outside: bool = False,
+    text: str, prompts: Path | None, max_bad_share: float, size: int = 32, allow_outside: bool = False
 ) -> ClassificationTask:
-    """Open a folder of classes, `.npz` with x, labels, prompts, "builtin" (this size), or NAME:PATH (standard sets)."""
-    standard = _standard_set(text, CLASSIFICATION, RETRIEVAL, "--classification", "--retrieval")
+    """Open labeled images or vectors for zero-shot classification.
+
+    Args:
+        text: a folder of classes, `.npz` with x, labels and prompts, "builtin", or NAME:PATH (standard sets).
+        prompts: a prompt file, see `nuclr.data.prompts`; by default, the set's own prompts.
+        max_bad_share: the share of bad samples that is accepted.
+        size: height and width of built-in images.
+        allow_outside: follow symbolic links that lead out of the folder.
+
+    """
+    standard = parse_standard(text, CLASSIFICATION, "--classification", RETRIEVAL, "--retrieval")
     if standard is not None:
-        return _standard_classification(*standard, templates, max_bad_share, allow_outside)
+        name, folder = standard
+        opened = open_standard_classes(name, folder, allow_outside)
+        texts = class_texts(opened.images, prompts, name, opened.templates)
+        return ClassificationTask(name, str(opened.path), opened.images, opened.numbers, {}, texts)
     if text.partition(":")[0] == "builtin":
-        opened: Any = BuiltinLabeled(size=size)
-    elif Path(text).suffix == ".npz":
-        if classes is not None or templates is not None:
-            raise UserError(f"{text}: holds prompts as vectors; --class-names and --templates belong to images")
+        return classification_task(text, text, BuiltinLabeled(size=size), max_bad_share, prompts)
+    if Path(text).suffix == ".npz":
+        if prompts is not None:
+            raise UserError(f"{text}: holds prompts as vectors; --prompts {prompts} belongs to images")
         vectors = read_classes(Path(text))
         return ClassificationTask(text, text, vectors, np.arange(len(vectors.labels)), {}, None)
-    else:
-        opened = open_labeled(text, classes, templates, allow_outside)
-    return classification_task(text, text, opened, np.arange(len(opened)), max_bad_share)
-
-
-def _standard_classification(
-    name: str, folder: Path, templates: Path | None, max_bad_share: float, allow_outside: bool
-) -> ClassificationTask:
-    known = CLASSIFICATION[name]
-    class_folder = next((folder / below for below in known.folders if _class_folders(folder / below, known)), None)
-    if class_folder is None:
-        what = f"does not have {known.classes} class folders" if folder.is_dir() else "does not exist"
-        raise UserError(f"{known.title}: {folder} {what}; it needs {known.layout}")
-    names = names_of(class_folder, folder, _class_folders(class_folder, known), known)
-    prompts = list(known.templates) if templates is None else read_templates(templates)
-    opened = LabeledImages(class_folder, names, prompts, allow_outside)
-    numbers = np.arange(len(opened))
-    if known.listed is not None:
-        numbers = _listed(opened, folder / known.listed, known)
-    return classification_task(name, str(class_folder), opened, numbers, max_bad_share)
+    return classification_task(text, text, open_labeled(text, allow_outside), max_bad_share, prompts)
 
 
 def classification_task(
-    name: str, path: str, opened: Any, numbers: np.ndarray, max_bad_share: float
+    name: str, path: str, images: Images, max_bad_share: float, prompts: Path | None = None
 ) -> ClassificationTask:
     """Return a task on labeled images without bad samples."""
-    bad = check_samples(opened, numbers, max_bad_share)
-    return ClassificationTask(name, path, opened, usable(opened, bad, numbers), bad, getattr(opened, "templates", None))
+    bad = check_samples(images, max_bad_share=max_bad_share)
+    return ClassificationTask(name, path, images, usable(images, bad), bad, class_texts(images, prompts, name))
+
+
+def class_texts(
+    images: Images, file: Path | None, name: str | None = None, templates: Sequence[str] | None = None
+) -> ClassTexts:
+    """Return the names and prompts of the classes.
+
+    Args:
+        images: the labeled images.
+        file: a prompt file; None for the set's own prompts.
+        name: the test set's name, for prompt files of several sets.
+        templates: the set's own templates, if they do not belong to `images`.
+
+    """
+    own = list(getattr(images, "templates", ()) if templates is None else templates)
+    if file is None and isinstance(images, BuiltinLabeled):
+        return ClassTexts(list(images.classes), None, images.prompts())
+    prompts = Prompts(templates=own) if file is None else read_prompts(file, name)
+    if isinstance(images, BuiltinLabeled):
+        return prompts.texts(images.classes, images.classes, ["a {}"])
+    return prompts.texts(images.keys, images.classes, own)
+
+
+def assign_prompts(texts: Sequence[str], sets: Sequence[str]) -> dict[str, Path]:
+    """Return the prompt file of each test set that has one.
+
+    Args:
+        texts: "FILE", for all test sets, or "NAME=FILE", for one of them, which takes precedence.
+        sets: the names of the test sets, or their paths, which are also called by their last part.
+
+    Returns:
+        Test set, as in `sets` -> prompt file.
+
+    Raises:
+        UserError: if a name is unknown, a set has two files, or there is no test set.
+
+    Example:
+        >>> assign_prompts(["all.txt", "dtd=textures.txt"], ["dtd", "data/pets"])
+        {'dtd': PosixPath('textures.txt'), 'data/pets': PosixPath('all.txt')}
+
+    """
+    named: dict[str, Path] = {}
+    for text in texts:
+        name, equals, file = text.partition("=")
+        if not equals or Path(text).is_file():
+            name, file = "", text
+        elif name not in (known := {key for path in sets for key in (path, Path(path).name)}):
+            allowed = f"known: {', '.join(sorted(known))}" if known else "there is none"
+            raise UserError(f"--prompts {text}: {name!r} is not a set for zero-shot classification; {allowed}")
+        if name in named:
+            raise UserError(f"--prompts {text}: {f'{name} has' if name else 'the sets have'} {named[name]} already")
+        named[name] = Path(file)
+    if named and not sets:
+        raise UserError("--prompts needs labeled images for zero-shot classification")
+    chosen = {path: named.get(path) or named.get(Path(path).name) or named.get("") for path in sets}
+    return {path: file for path, file in chosen.items() if file is not None}
+
+
+def set_name(text: str, known: Mapping[str, Any] = CLASSIFICATION) -> str:
+    """Return the name of a standard test set in NAME:FOLDER; a path is returned as it is."""
+    name = text.partition(":")[0]
+    return name if name in known else text
 
 
 def open_probe(text: str, max_bad_share: float, size: int = 32, allow_outside: bool = False) -> ProbeTask:
-    """Open a folder with one folder of images per class, `.npz` with x and labels, or "builtin" (this size)."""
+    """Open a folder of classes, `.npz` with x and labels, "builtin" (this size), or NAME:PATH (standard sets)."""
+    standard = parse_standard(text, CLASSIFICATION, "--classes", RETRIEVAL, "--retrieval")
+    if standard is not None:
+        opened = open_standard_classes(*standard, allow_outside)
+        return probe_task(standard[0], str(opened.path), opened.images, max_bad_share, opened.numbers)
     if Path(text).suffix == ".npz":
         vectors = read_labeled_vectors(Path(text))
         return ProbeTask(text, text, vectors, np.arange(len(vectors.labels)), {})
-    opened: Any = BuiltinLabeled(size=size) if text == "builtin" else open_labeled(text, allow_outside=allow_outside)
-    return probe_task(text, text, opened, max_bad_share)
+    images = BuiltinLabeled(size=size) if text == "builtin" else open_labeled(text, allow_outside)
+    return probe_task(text, text, images, max_bad_share)
 
 
-def probe_task(name: str, path: str, opened: Any, max_bad_share: float) -> ProbeTask:
-    """Return a task on labeled images without bad samples.
+def probe_task(
+    name: str, path: str, images: Images, max_bad_share: float, numbers: np.ndarray | None = None
+) -> ProbeTask:
+    """Return a task on labeled images, all or those with these numbers, without bad samples.
 
     Raises:
         UserError: if no class has two images, one for the gallery and one to ask.
 
     """
-    bad = check_samples(opened, max_bad_share=max_bad_share)
-    numbers = usable(opened, bad)
-    if np.bincount(np.asarray(opened.y_id)[numbers]).max(initial=0) < 2:
+    bad = check_samples(images, numbers, max_bad_share)
+    kept = usable(images, bad, numbers)
+    if np.bincount(np.asarray(images.y_id)[kept]).max(initial=0) < 2:
         raise UserError(f"{path}: no class has two usable images; neighbors need one to ask and one to find")
-    return ProbeTask(name, path, opened, numbers, bad)
-
-
-def _listed(opened: LabeledImages, path: Path, known: ClassificationSet) -> np.ndarray:
-    """Return the numbers of the images in the list."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such list of test images; the set needs {known.layout}")
-    listed = {str(Path(line.strip()).with_suffix("")) for line in read_lines(path) if line.strip()}
-    names = [str(Path(opened.name(number)).with_suffix("")) for number in range(len(opened))]
-    missing = listed.difference(names)
-    if missing:
-        raise UserError(f"{path}: names {len(missing)} images that do not exist, such as {min(missing)}")
-    return np.flatnonzero([name in listed for name in names])
-
-
-def _class_folders(folder: Path, known: ClassificationSet) -> list[str]:
-    """Return the folders in `folder` if there are as many as classes, otherwise an empty list."""
-    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else []
-    return names if len(names) == known.classes else []
-
-
-def _find(known: RetrievalSet, folder: Path) -> tuple[Path, Path]:
-    """Return the list, and the folder that names in it are relative to."""
-    path = next((folder / name for name in known.lists if (folder / name).is_file()), None)
-    images = next((folder / below for below in known.images if (folder / below).is_dir()), None)
-    if path is None or images is None:
-        what = "is not complete" if folder.is_dir() else "does not exist"
-        raise UserError(f"{known.title}: {folder} {what}; it needs {known.layout}")
-    return path, images
-
-
-def _standard_set(text: str, known: Any, others: Any, option: str, other: str) -> tuple[str, Path] | None:
-    """Return (name, folder) of a standard test set; None for a path."""
-    if is_url(text):
-        return None
-    name, colon, folder = text.partition(":")
-    if name in known:
-        if not folder:
-            raise UserError(f"{option} {text}: name its folder, as in {name}:FOLDER; it needs {known[name].layout}")
-        return name, Path(folder)
-    if name in others:
-        raise UserError(f"{option} {text}: {name} belongs to {other}")
-    if colon and name != "builtin" and not Path(text).exists() and "/" not in name and "{" not in text:
-        near = difflib.get_close_matches(name, known)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-        raise UserError(f"{option} {text}: there is no set called {name!r}; {hint}")
-    return None
+    return ProbeTask(name, path, images, kept, bad)
 
 
 # -- vectors with labels -----------------------------------------------------------------------------------------------
@@ -368,43 +347,3 @@ def _check_labels(path: Path, x: np.ndarray, labels: np.ndarray) -> None:
         raise UserError(f"{path}: labels has shape {labels.shape} of {labels.dtype}; it needs {len(x)} whole numbers")
     if labels.min() < 0:
         raise UserError(f"{path}: label {labels.min()}; allowed: whole numbers from 0")
-
-
-# -- class names -------------------------------------------------------------------------------------------------------
-
-
-def names_of(class_folder: Path, top: Path, folders: list[str], known: ClassificationSet) -> dict[str, str]:
-    """Return the name of every class by folder; `class_folder` holds the folders, `top` the whole set."""
-    for folder in dict.fromkeys((class_folder, top)):
-        if (folder / "classes.json").is_file():
-            return _from_json(folder / "classes.json", folders)
-    if not known.wordnet:
-        return {folder: folder.replace("_", " ") for folder in folders}
-    for path in (folder / name for folder in dict.fromkeys((class_folder, top)) for name in NAME_LISTS):
-        if path.is_file():
-            listed = {number: _first(names) for number, names in _NAME_LINE.findall(read_text(path))}
-            if listed.keys() >= set(folders):
-                return {folder: listed[folder] for folder in folders}
-    raise UserError(
-        f"{class_folder}: the folders are WordNet numbers ({folders[0]}, ...), which mean nothing to a model; "
-        f'add classes.json, {{"{folders[0]}": "name", ...}}, or {NAME_LISTS[0]} to it'
-    )
-
-
-def _from_json(path: Path, folders: list[str]) -> dict[str, str]:
-    try:
-        names = parse_json(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    if isinstance(names, list) and len(names) == len(folders):
-        names = dict(zip(folders, names, strict=True))
-    if not isinstance(names, dict) or set(names) != set(folders):
-        raise UserError(f"{path}: needs a dict from folder to name for the {len(folders)} folders, or a list of names")
-    if odd := next((name for name in names.values() if not isinstance(name, str) or not name.strip()), None):
-        raise UserError(f"{path}: {odd!r} is not a class name")
-    return {folder: names[folder] for folder in folders}
-
-
-def _first(names: str) -> str:
-    """Return the first of several names of one class."""
-    return names.split(",")[0].replace("_", " ").strip()
