@@ -73,7 +73,7 @@ def build_parts(
         raise UserError(f"data.classes needs a model that takes images, but this one takes {kinds}; leave it out")
     if not settings.evaluate.head and held_out is not None:
         components.check_tower_widths(model)
-    val_loader = components.make_loader(data, held_out.pairs, model, loaders) if held_out else None
+    val_loader = components.make_loader(data.outside_training(), held_out.pairs, model, loaders) if held_out else None
     class_loader = None
     if classes is not None:
         class_loader = components.make_class_loader(data, classes, model, loaders)

@@ -111,3 +111,12 @@ def test_normalize_uses_the_mean_and_deviation_per_channel():
     expected = (IMAGES / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     torch.testing.assert_close(normalize(IMAGES), expected)
     torch.testing.assert_close(normalize(IMAGES / 255), expected)
+
+
+def test_pixels_from_outside_have_the_brightness_of_fill():
+    shift = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])  # by half of the width
+    draw = Draw(torch.tensor([False]), shift, torch.zeros(1, 1, dtype=torch.int64))
+    for fill in (0.0, 0.5):
+        image = Augment(fill=fill).apply(IMAGES[:1], draw)
+        torch.testing.assert_close(image[..., 11:], torch.full_like(image[..., 11:], fill))
+        torch.testing.assert_close(image[..., :9], IMAGES[:1, :, :, 10:19] / 255)

@@ -138,6 +138,7 @@ class Augment:
         flip: probability of a horizontal flip.
         operations: number of policy operations per image; 0 switches the policy off.
         magnitude: strength of the operations, from 0 to 10.
+        fill: brightness of the pixels from outside an image, from 0 (black) to 1.
 
     Example:
         >>> augment = Augment(operations=0)
@@ -150,6 +151,7 @@ class Augment:
     flip: float = 0.5
     operations: int = 2
     magnitude: float = 7.0
+    fill: float = 0.0
 
     def __call__(self, images: Tensor, epoch: int, step: int, view: int = 0, rank: int = 0, world: int = 1) -> Tensor:
         """Augment this process's part of a global batch.
@@ -195,7 +197,7 @@ class Augment:
         )
 
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
-        """Apply the drawn choices to the images; pixels from outside an image are black."""
+        """Apply the drawn choices to the images."""
         flip = draw.flip.to(images.device, non_blocking=True)[:, None, None, None]
         images = to_float(torch.where(flip, images.flip(-1), images))
         # The choices are on the CPU, so that selecting rows needs no device sync.
@@ -203,7 +205,10 @@ class Augment:
         if len(moved):
             rows, theta = moved.to(images.device), draw.theta[moved].to(images.device, non_blocking=True)
             grid = _grid(theta, *images.shape[2:])
-            images[rows] = grid_sample(images[rows], grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+            above_fill = images[rows] - self.fill  # grid_sample takes zeros from outside an image
+            images[rows] = self.fill + grid_sample(
+                above_fill, grid, mode="bilinear", padding_mode="zeros", align_corners=False
+            )
         for operations in draw.operations.T:
             for name in COLOR:
                 rows = (operations == OPERATIONS.index(name)).nonzero().flatten()
