@@ -52,7 +52,7 @@ def compare(
         str,
         typer.Option(
             rich_help_panel=_TUNING,
-            help="Temperatures that the methods are tuned over. SigLIP's, which is 1 / its initial scale, has values of its own.",
+            help="Temperatures that the methods are tuned over, except SigLIP: its own are inverse initial scales.",
         ),
     ] = "0.01,0.03,0.05,0.07",
     tune: Annotated[

@@ -68,7 +68,8 @@ class NUCLR(StatefulObjective):
         zeta_steps: number of steps of zeta per batch.
         zeta_velocity_init: the velocity of "sgd" starts at "zero", or at the first "gradient" as in the published code.
         xi_update: "step": xi starts at the bound of zeta_init, follows every step and never falls. "epoch", as in the
-            published code: xi starts at xi_init, and `end_epoch` sets it to the bound of all zeta, but not below xi_init.
+            published code: xi starts at xi_init, and `end_epoch` sets it to the larger of xi_init and the bound of all
+            zeta.
         individual_temperature: whether every anchor has a temperature of its own, as in `ISogCLR`.
         rho: as in `SogCLR` and `ISogCLR`.
         tau_lr: as in `ISogCLR`.

@@ -285,7 +285,7 @@ register(
     label="NUCLR",
     color="#0072B2",
     tune=("zeta_lr", (1.0, 10.0)),
-    relative=True,  # a step of zeta scales with n/B and the useful size with the number of visits: see docs/reproduce.md
+    relative=True,  # from 5e-6 on CC3M to 3e-2 on Flickr8k, see docs/reproduce.md
     compare_to=("sogclr",),
     # The paper's ablations, which each remove one part of NUCLR, then ours.
     ablations={

@@ -52,7 +52,8 @@ class Data:
     mask: pairs that share an x, a y or a group are not used as negatives of each other. batch_size: summed over all
     processes. micro_batch: pairs that each process encodes at once, with the same result as for the whole batch; 0 for
     all. fit: how an image is made square where it is not cropped at random. val_fit: the same for pairs outside of
-    training, such as held-out pairs and retrieval test sets; labeled images use fit. memory: megabytes of decoded images to keep.
+    training, such as held-out pairs and retrieval test sets; labeled images use fit. memory: megabytes of decoded
+    images to keep.
     """
 
     train: str | None = None

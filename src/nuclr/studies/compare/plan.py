@@ -2,8 +2,9 @@
 
 Every method is tuned over a grid of the same size: the paper's temperatures, or its own if its temperature is another
 quantity (SigLIP), times the values of one hyperparameter of its own. The registry of objectives has these values; those
-of an option whose scale depends on the data (the step size of zeta) are factors on the config's own value. A study compares methods, runs ablations of a method, or repeats the methods at several batch sizes. Ablations
-and batch sizes start from the setting that tuning chose for the method and change one thing.
+of an option whose scale depends on the data (the step size of zeta) are factors on the config's own value. A study
+compares methods, runs ablations of a method, or repeats the methods at several batch sizes. Ablations and batch sizes
+start from the setting that tuning chose for the method and change one thing.
 """
 
 import dataclasses
