@@ -65,6 +65,15 @@ def test_unused_parameters_need_no_gradient(tmp_path, pictures):
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
+def test_pixels_are_normalized_as_set_and_the_model_is_saved_with_it(tmp_path, image_folder):
+    assert build_model(y_texts=CAPTIONS).x.inputs.mean == (0.485, 0.456, 0.406)
+    for name, encoder in (("preset", "tiny_resnet"), ("folder", image_folder)):
+        model = build_model(encoder, y_texts=CAPTIONS, x_image_normalization="clip")
+        assert model.x.inputs.mean == (0.48145466, 0.4578275, 0.40821073)
+        model.save_pretrained(tmp_path / name)
+        assert build_model(pretrained=tmp_path / name).x.inputs == model.x.inputs
+
+
 def test_only_norms_and_biases_have_one_dimension():
     """The optimizer exempts them from weight decay by their shape."""
     model = build_model(y_texts=CAPTIONS)
@@ -136,6 +145,7 @@ class TestRefusals:
             ("model.x.head", "x_head", "mlp"),
             ("model.y.head", "y_head", "none"),
             ("model.y.tokenizer", "y_tokenizer", text_folder),
+            ("model.x.image_normalization", "x_image_normalization", "clip"),
         ):
             self.refused(key, "model.pretrained", pretrained=joint[0], **{argument: value})
 
@@ -154,6 +164,8 @@ class TestRefusals:
         self.refused("model.x.image_size: -1", x_image_size=-1)
         self.refused("model.y.max_length: 0", y_max_length=0)
         self.refused("model.x.head", "'conv'", "linear, mlp, none", x_head="conv")
+        self.refused("model.x.image_normalization: 'cifar'", "clip, imagenet", x_image_normalization="cifar")
+        self.refused("model.y.image_normalization: is for images", y_image_normalization="clip", y_texts=CAPTIONS)
         self.refused("model.y.head", "model.width is 99", y_head="none", width=99)
 
 

@@ -156,6 +156,8 @@ def test_gamma(name: str, gamma: float) -> None:
             "zeta_estimator must be one of reference, unbiased, paper, but is 'exact'",
         ),
         ("nuclr", {"xi_rule": "mean"}, "xi_rule must be one of norm, max, but is 'mean'"),
+        ("nuclr", {"xi_update": "never"}, "xi_update must be one of step, epoch, but is 'never'"),
+        ("nuclr", {"xi_update": "epoch", "popularity": "network"}, 'xi_update="epoch" needs all zeta in a table'),
         ("nuclr", {"zeta_lr": -1.0}, r"zeta_lr must be in \[0, inf\), but is -1.0"),
         ("nuclr", {"zeta_momentum": 1.0}, r"zeta_momentum must be in \[0, 1\), but is 1.0"),
         ("nuclr", {"zeta_init": math.inf}, "zeta_init must be finite"),

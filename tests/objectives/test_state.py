@@ -259,3 +259,15 @@ def test_training_after_inference_mode(name: str) -> None:
     copied = copy.deepcopy(objective)
     for expected, actual in zip(gradients(objective, *batches(1)[0]), gradients(copied, *batches(1)[0]), strict=True):
         assert torch.equal(expected, actual)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("max", 0.2), ("norm", 0.5)])
+def test_xi_of_an_epoch_follows_all_zeta_and_may_fall(rule: str, expected: float) -> None:
+    objective = build("nuclr", num_samples=4, xi_init=0.1, zeta_init=0.3, xi_rule=rule, xi_update="epoch", zeta_lr=0.1)
+    x = normalize(torch.randn(2, 3, generator=torch.Generator().manual_seed(0)), dim=1)
+    objective(x, x, [0, 1])
+    assert objective.xi_x.item() == objective.xi_y.item() == pytest.approx(0.1), "a step leaves xi unchanged"
+    for zeta in ([-0.5, 0.2, 0.0, 0.1], [0.0, 0.0, 0.05, 0.0]):
+        objective.zeta_y.copy_(torch.tensor(zeta))
+        objective.end_epoch()
+        assert objective.xi_y.item() == pytest.approx(max(0.1, expected) if 0.2 in zeta else 0.1)

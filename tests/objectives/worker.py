@@ -45,6 +45,7 @@ EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "nuclr learnt views": ("nuclr", NUCLR | {"learn_temperature": True, "rho": 2.0}, (2, None)),
     "nuclr adam": ("nuclr", NUCLR | ADAM, (None, None)),
     "nuclr adam side x": ("nuclr", NUCLR | ADAM | {"sides": "x"}, (None, None)),
+    "nuclr xi per epoch": ("nuclr", NUCLR | {"xi_rule": "max", "xi_update": "epoch"}, (None, None)),
     "nuclr first gradient": ("nuclr", NUCLR | {"zeta_velocity_init": "gradient"}, (None, None)),
     "nuclr popularity network": ("nuclr", NETWORKS | {"normalizer": "table"}, (None, None)),
     "nuclr networks": ("nuclr", NETWORKS, (None, None)),
@@ -60,6 +61,7 @@ SHARDED = {
     "nuclr individual views sharded": "nuclr individual views",
     "nuclr adam sharded": "nuclr adam",
     "nuclr first gradient sharded": "nuclr first gradient",
+    "nuclr xi per epoch sharded": "nuclr xi per epoch",
     "nuclr popularity network sharded": "nuclr popularity network",
 }
 ALL_CASES = {case: (*settings, (None, None)) for case, settings in CASES.items()} | EXTENSIONS
@@ -122,7 +124,7 @@ def train(name: str, options: dict, views: tuple[int | None, int | None], varian
     optimizer = kind(parameters, lr=0.01 if variant == "adamw" else 0.1)
     losses = []
     share = BATCH // dist.get_world_size()
-    for _ in range(STEPS):
+    for step in range(STEPS):
         batch = torch.randperm(PAIRS)[:BATCH]  # the same on every process
         mine = batch[dist.get_rank() * share :][:share]
         ids = {"masked": (x_id, y_id), "groups": (torch.stack([x_id, x_id // 4], dim=1), y_id)}.get(variant, ())
@@ -134,6 +136,8 @@ def train(name: str, options: dict, views: tuple[int | None, int | None], varian
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
+        if step == 2:
+            objective.end_epoch()
     state = objective.gather_state_dict() if options.get("state_sharding") else objective.state_dict()
     return {**towers.state_dict(), **state, "losses": torch.stack(losses)}
 

@@ -1,12 +1,15 @@
 """The parts of a run, built from its settings."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from nuclr.data.modalities.image import fit_image
 from nuclr.errors import UserError
+from nuclr.models import ImageFormat
 from nuclr.runs import components, settings
 from tests.data import make
 from tests.training import runs
@@ -42,3 +45,23 @@ def test_batches_are_pinned_if_the_model_is_on_an_accelerator(tmp_path, monkeypa
     assert not components.make_loader(loaded.data, source.pairs, model).pin_memory
     monkeypatch.setattr(components.transfer, "can_pin", lambda device: pins and device.type == "cpu")
     assert components.make_loader(loaded.data, source.pairs, model).pin_memory == pins
+
+
+def test_pairs_outside_of_training_have_a_fit_of_their_own_and_captions_a_form(tmp_path):
+    make.write_images(tmp_path)
+    make.write_lines(tmp_path / "train.jsonl", {"image": "a.jpg", "caption": "A Cat."})
+    data = settings.Data(
+        train="train.jsonl", root=str(tmp_path), val_fit="squash", y=settings.DataSide(text="albef"), workers=1
+    )
+    source = components.open_train(data)
+    encoder = SimpleNamespace(inputs=ImageFormat(32, (0.5,) * 3, (0.5,) * 3))
+    training, outside = (
+        next(iter(components.make_loader(chosen, source.pairs, nn.Module(), encoders=(encoder, None)).load([np.array([0])])))
+        for chosen in (data, data.outside_training())
+    )
+    assert training.y == outside.y == ["a cat"]
+    image = source.pairs.x(0)
+    for batch, fit in ((training, "crop"), (outside, "squash")):
+        np.testing.assert_array_equal(batch.x[0].numpy(), fit_image(image, 32, fit))
+    assert image.size[0] != image.size[1], "this test needs an image that is not square"
+    assert source.pairs.y(0) == "A Cat.", "pages show the caption as it is"

@@ -14,15 +14,18 @@ from nuclr.runs.settings import Settings, to_dict
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
+AUTHORS = sorted((CONFIGS / "authors").glob("*.yaml"))
 
 
 def test_there_are_configs():
     assert {"demo", "flickr8k", "cc3m_nuclr"} <= {path.stem for path in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FILES, *AUTHORS], ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_config_in_the_repository_is_valid(path):
-    assert config.load(path).name == path.stem
+    settings = config.load(path)
+    assert settings.name == (path.stem if path in FILES else f"authors_{path.stem}")
+    objectives.build(settings.objective.name, num_samples=4, **settings.objective.arguments())
 
 
 def test_the_demo_settings_equal_configs_demo_yaml():

@@ -5,13 +5,25 @@ from pathlib import Path
 
 import pytest
 
+from nuclr.objectives import names
 from nuclr.runs import config
+from nuclr.runs.settings import flatten, to_dict
 from nuclr.training.dry_run import dry_run
 from tests.data import make
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("cc*.yaml"))
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = sorted(path for folder in (FOLDER, FOLDER / "authors") for path in folder.glob("cc*.yaml"))
+METHODS = [name for name in names() if name in ("clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr")]
 TOWERS = ["model.x.encoder=tiny_resnet", "model.y.encoder=tiny_text", "model.x.image_size=32"]
 MACHINE = ["data.batch_size=16", "data.workers=1", "threads=1"]
+
+
+def settings_of(path: Path) -> dict:
+    return {key: value for key, value in flatten(to_dict(config.load(path))) if key != "name"}
+
+
+def differences(one: dict, other: dict) -> dict:
+    return {key: other.get(key) for key in one | other if one.get(key) != other.get(key)}
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +44,57 @@ def root(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_passes_a_dry_run(root, path):
-    estimate = dry_run(config.load(path, [f"data.root={root}", *TOWERS, *MACHINE]))
-    assert estimate["pairs"] == (1243 if path.stem.startswith("cc12m") else 332)
+# The others differ from these in the objective only, which tests/runs/test_config.py builds.
+@pytest.mark.parametrize("name", [*(f"cc3m_{method}" for method in METHODS), "cc12m_nuclr", "authors/cc3m_nuclr"])
+def test_configs_pass_a_dry_run(root, name):
+    estimate = dry_run(config.load(FOLDER / f"{name}.yaml", [f"data.root={root}", *TOWERS, *MACHINE]))
+    assert estimate["pairs"] == (1243 if name.startswith("cc12m") else 332)
     assert estimate["bad_samples"] == 0 and estimate["evaluation_pairs"] == 20
     assert estimate["steps"] == 30 * (estimate["pairs"] // 16)
 
 
-def test_there_are_eight_configs():
-    assert len(CONFIGS) == 8
+def test_there_is_a_config_per_recipe_data_set_and_method():
+    expected = {f"{data}_{method}.yaml" for data in ("cc3m", "cc12m") for method in METHODS}
+    for folder in (FOLDER, FOLDER / "authors"):
+        assert {path.name for path in folder.glob("cc*.yaml")} == expected
+
+
+@pytest.mark.parametrize("recipe", [FOLDER, FOLDER / "authors"], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_data_sets_have_the_same_recipe(recipe, method):
+    changed = differences(settings_of(recipe / f"cc3m_{method}.yaml"), settings_of(recipe / f"cc12m_{method}.yaml"))
+    own = {"objective.zeta_init": 0.0} if method == "nuclr" else {}
+    assert changed == {"data.train": "cc12m/{00000..01242}.tar", **own}
+
+
+# The first table of docs/reproduce.md, "Recipes".
+EVERY_METHOD = {
+    "data.mask": False,
+    "data.val_fit": "squash",
+    "data.y.text": "albef",
+    "augment.fill": 0.502,
+    "model.x.image_normalization": "clip",
+    "schedule.warmup_steps": 500,
+    "schedule.per_epoch": True,
+    "precision": "float32",
+}
+OWN = {
+    "cyclip": {"objective.cross": 0.1, "objective.within": 0.1},
+    "nuclr": {
+        "objective.xi_rule": "max",
+        "objective.xi_update": "epoch",
+        "objective.zeta_velocity_init": "gradient",
+    },
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_authors_recipe_differs_from_the_papers_as_documented(method):
+    paper, authors = (settings_of(folder / f"cc3m_{method}.yaml") for folder in (FOLDER, FOLDER / "authors"))
+    assert differences(paper, authors) == EVERY_METHOD | OWN.get(method, {})
+
+
+def test_the_page_names_every_setting_of_the_authors_recipe():
+    page = (FOLDER.parent / "docs" / "reproduce.md").read_text()
+    for key in (*EVERY_METHOD, *(key for own in OWN.values() for key in own)):
+        assert f"`{key}" in page, key

@@ -59,7 +59,11 @@ def compare(
         str | None, typer.Option(help="Method that the others are compared with. Default: clip, or the first method.")
     ] = None,
     temperatures: Annotated[
-        str, typer.Option(rich_help_panel=_TUNING, help="Temperatures that every method is tuned over.")
+        str,
+        typer.Option(
+            rich_help_panel=_TUNING,
+            help="Temperatures that the methods are tuned over, except SigLIP: its own are inverse initial scales.",
+        ),
     ] = "0.01,0.03,0.05,0.07",
     tune: Annotated[
         list[str] | None,
@@ -67,7 +71,8 @@ def compare(
             metavar="[METHOD.]KEY=V1,V2",
             rich_help_panel=_TUNING,
             help="Tune this instead of the method's own hyperparameter: an option of the objective, or lr_factor (a "
-            "factor on optimizer.lr). 'gamma' alone means gamma=0.3,0.8.",
+            "factor on optimizer.lr). 'gamma' alone means gamma=0.3,0.8. METHOD.temperature=V1,V2 are the temperatures "
+            "of one method.",
         ),
     ] = None,
     ablations: Annotated[
@@ -110,12 +115,13 @@ def compare(
     seeds = plan.parse_seeds(options["seeds"] or "5")
     values = plan.parse_temperatures(temperatures)
     base = _without_clipping(base, overrides)
-    tuned = plan.own_hyperparameters(methods, tune or [])
+    tuned = plan.own_hyperparameters(methods, tune or [], base)
+    grids = plan.temperature_grids(methods, values, tune or [])
     _check_overrides(overrides, methods, tuned)
     tests = measure.parse_tests(test or [], prompts or [], base.data)
     data, pairs, sides = _check_data(base, halves)
     reference = _baseline(baseline, methods)
-    rows = plan.method_rows(methods, values, tuned, base.seed, reference)
+    rows = plan.method_rows(methods, grids, tuned, base.seed, reference)
     kind = "methods"
     if ablations:
         kind, rows = "ablations", plan.ablation_rows(rows, base)
@@ -127,7 +133,7 @@ def compare(
         base=base,
         rows=rows,
         seeds=tuple(base.seed + seed for seed in seeds),
-        temperatures=tuple(values),
+        temperatures=grids,
         tuned=tuned,
         tests=tuple(tests),
         halves=halves,
@@ -197,7 +203,7 @@ def _check_overrides(overrides: list[str], methods: list[str], tuned: dict[str, 
         if section == "objective" and not any(name in options(method) for method in methods):
             raise UserError(f"{key}: none of {', '.join(methods)} has an option {name!r}")
         for method, hyperparameter in tuned.items():
-            if hyperparameter.key == key:
+            if hyperparameter.key == key and not hyperparameter.relative:
                 raise UserError(
                     f"{key} is tuned for {method}; give the values to try with --tune {method}.{name}=V1,V2"
                 )

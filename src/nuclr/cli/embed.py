@@ -81,7 +81,7 @@ def embed(
                 with options_in_messages():
                     source = features.open_source(model, chosen, root if root is not None else data.root, part, data)
             bad = len(source.bad)
-            loader = make_loader(data, source.pairs, model)
+            loader = make_loader(data.outside_training(), source.pairs, model)
             arrays = features.embed_pairs(model, loader, source.numbers, encoding)
         features.write_embeddings(out, arrays, names)
     if launch.is_first():

@@ -84,7 +84,7 @@ class Loader:
 
     Args:
         pairs: the source of pairs.
-        x: options of the modality of side x: for images `ImageOptions`. None: the modality's defaults.
+        x: options of the modality of side x: `ImageOptions` or `TextOptions`. None: the modality's defaults.
         y: the same for side y.
         workers: number of threads.
         ahead: number of batches to read ahead.

@@ -50,7 +50,7 @@ class Trained:
     @property
     def squash(self) -> bool:
         """Whether whole images were resized to a square (setting `data.fit`), and not their central squares."""
-        return self.run.settings.data.fit == "squash"
+        return self.run.settings.data.outside_training().fit == "squash"
 
     @cached_property
     def _logits(self) -> tuple[float, float | None]:

@@ -11,7 +11,7 @@ from itertools import chain
 from nuclr.errors import UserError
 from nuclr.models.backbones import locate, read_json
 from nuclr.models.dual_encoder import DualEncoder
-from nuclr.models.image_format import ImageFormat
+from nuclr.models.image_format import NORMALIZATIONS, ImageFormat
 from nuclr.models.pretrained import open_joint
 from nuclr.models.saving import load
 from nuclr.models.sides import EncoderSource, Name, Side, build_side, probe, resolve, train_tokenizers
@@ -46,6 +46,8 @@ def build_model(
     y_pooling: str | None = None,
     x_modality: str | None = None,
     y_modality: str | None = None,
+    x_image_normalization: str | None = None,
+    y_image_normalization: str | None = None,
 ) -> DualEncoder:
     """Build a dual encoder in train mode. Random weights are drawn from torch's global generator.
 
@@ -82,6 +84,9 @@ def build_model(
         x_modality: "image" or "text", for a folder or hub name. Default: what its configuration says; of a CLIP, side x
             takes the image tower and side y the text tower. With `pretrained`, the modality that the side must take.
         y_modality: the same for side y.
+        x_image_normalization: mean and standard deviation of the pixels: "clip" or "imagenet". Default: those of the
+            encoder, which are ImageNet's for presets.
+        y_image_normalization: the same for side y.
 
     Returns:
         The model: `model(x, y)` gives unit-norm features of both sides.
@@ -102,13 +107,36 @@ def build_model(
         y = x if shared else TEXT_ENCODER
     sides = (
         Side(
-            "x", x, x_head, x_frozen, x_image_size, x_max_length, x_width, x_texts, x_tokenizer, x_pooling, x_modality
+            "x",
+            x,
+            x_head,
+            x_frozen,
+            x_image_size,
+            x_max_length,
+            x_width,
+            x_texts,
+            x_tokenizer,
+            x_pooling,
+            x_modality,
+            x_image_normalization,
         ),
         Side(
-            "y", y, y_head, y_frozen, y_image_size, y_max_length, y_width, y_texts, y_tokenizer, y_pooling, y_modality
+            "y",
+            y,
+            y_head,
+            y_frozen,
+            y_image_size,
+            y_max_length,
+            y_width,
+            y_texts,
+            y_tokenizer,
+            y_pooling,
+            y_modality,
+            y_image_normalization,
         ),
     )
     _check_sizes(width, sides)
+    _check_normalizations(sides)
     if pretrained is not None:
         return _open_pretrained(pretrained, shared, width, *sides).train()
     width = width or WIDTH
@@ -131,6 +159,13 @@ def _check_sizes(width: int | None, sides: tuple[Side, Side]) -> None:
             raise UserError(f"{key}: {value} is not allowed; needs a positive number")
 
 
+def _check_normalizations(sides: tuple[Side, Side]) -> None:
+    for side in sides:
+        chosen = side.image_normalization
+        if chosen is not None and chosen not in NORMALIZATIONS:
+            raise UserError(f"{side.key}.image_normalization: {chosen!r}; use one of {', '.join(NORMALIZATIONS)}")
+
+
 def _merge(x: Side, y: Side) -> Side:
     """Return the one side of a shared encoder, with the texts of both; refuse options of y that differ from x's."""
     if x.modality != y.modality and None not in (x.modality, y.modality):
@@ -139,7 +174,17 @@ def _merge(x: Side, y: Side) -> Side:
             "leave it out or set it to false"
         )
     defaults = {"source": x.source, "head": HEAD, "frozen": False}
-    options = ("source", "head", "frozen", "image_size", "max_length", "in_width", "tokenizer", "pooling")
+    options = (
+        "source",
+        "head",
+        "frozen",
+        "image_size",
+        "max_length",
+        "in_width",
+        "tokenizer",
+        "pooling",
+        "image_normalization",
+    )
     for option in options:
         value = getattr(y, option)
         if value != defaults.get(option) and value != getattr(x, option):
@@ -155,6 +200,7 @@ def _open_pretrained(source: Name, shared: bool, width: int | None, x: Side, y: 
         replaced = {"encoder": side.source != default and not (shared and side.source == x.source == IMAGE_ENCODER)}
         replaced |= {"head": side.head != HEAD, "tokenizer": side.tokenizer is not None}
         replaced |= {"pooling": side.pooling is not None}
+        replaced |= {"image_normalization": side.image_normalization is not None}
         for option, is_set in replaced.items():
             if is_set:
                 raise UserError(f"{side.key}.{option}: cannot be set together with {key} ({source}), which has its own")

@@ -25,6 +25,10 @@ from nuclr.transfer import to_device
 
 LARGEST_SIZE = 8192  # pixels
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMALIZATIONS = {  # mean and standard deviation of each channel
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "imagenet": (IMAGENET_MEAN, IMAGENET_STD),
+}
 ALLOWED = "PIL images, paths, numpy arrays (height, width, 3) uint8 or tensors (3, height, width) uint8"
 ImageLike = Image.Image | str | os.PathLike[str] | np.ndarray | Tensor
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nuclr.errors import UserError
 from nuclr.models.backbones import first_line, load_backbone, locate, make_backbone, read_config, read_json
 from nuclr.models.encoder import Encoder, make_head
-from nuclr.models.image_format import IMAGENET_MEAN, IMAGENET_STD, ImageFormat, read_image_format
+from nuclr.models.image_format import IMAGENET_MEAN, IMAGENET_STD, NORMALIZATIONS, ImageFormat, read_image_format
 from nuclr.models.inputs import Inputs, VectorFormat
 from nuclr.models.presets import (
     IMAGE_PRESETS,
@@ -59,6 +59,7 @@ class Side:
     tokenizer: Name | None
     pooling: str | None
     modality: str | None
+    image_normalization: str | None = None
     folder: Path | None = None
 
     @property
@@ -103,8 +104,9 @@ def resolve(side: Side) -> Side:
         )
     if side.preset not in REGISTERED:
         of_texts = {"max_length": side.max_length, "tokenizer": side.tokenizer, "pooling": side.pooling}
-        applies = {"image_size": "image"} | dict.fromkeys(of_texts, "text")
-        for option, value in {"image_size": side.image_size, **of_texts}.items():
+        of_images = {"image_size": side.image_size, "image_normalization": side.image_normalization}
+        applies = dict.fromkeys(of_images, "image") | dict.fromkeys(of_texts, "text")
+        for option, value in {**of_images, **of_texts}.items():
             if value is not None and applies[option] != takes:
                 raise UserError(f"{side.key}.{option}: is for {applies[option]}s, but side {side.name} takes {takes}s")
     return replace(side, modality=takes)
@@ -149,6 +151,9 @@ def _image_side(side: Side, _trained: Any) -> Built:
         backbone = load_backbone(side.folder, key, "image")
         image_format = read_image_format(side.folder)
         image_format = replace(image_format, size=size or image_format.size)
+    if side.image_normalization is not None:
+        mean, std = NORMALIZATIONS[side.image_normalization]
+        image_format = replace(image_format, mean=mean, std=std)
     tower = ImageTower(backbone, image_format.size)
     return tower, image_format, probe(tower, image_format, key, side.source)
 

@@ -217,6 +217,13 @@ class Objective(nn.Module):
 
         """
 
+    def end_epoch(self) -> None:
+        """Do what the objective does once per epoch, after its last step: nothing unless a subclass says so.
+
+        All processes must call it. `nuclr train` does; a training loop of your own needs it for
+        `NUCLR(xi_update="epoch")` only.
+        """
+
     def gather_state_dict(self) -> dict[str, Tensor]:
         """Return the state dict on process 0 and an empty one on the others; objectives may gather sharded state.
 

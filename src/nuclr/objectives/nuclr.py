@@ -40,6 +40,7 @@ from nuclr.objectives.stateful import SOURCES, StatefulObjective, Step, zero_val
 
 ESTIMATORS = ("reference", "unbiased", "paper")
 XI_RULES = ("norm", "max")
+XI_UPDATES = ("step", "epoch")
 ZETA_OPTIMIZERS = ("sgd", "adam")
 VELOCITY_INITS = ("zero", "gradient")
 ADAM_EPSILON = 1e-8
@@ -66,6 +67,9 @@ class NUCLR(StatefulObjective):
         zeta_beta2: Adam's weight of the old squares.
         zeta_steps: number of steps of zeta per batch.
         zeta_velocity_init: the velocity of "sgd" starts at "zero", or at the first "gradient" as in the published code.
+        xi_update: "step": xi starts at the bound of zeta_init, follows every step and never falls. "epoch", as in the
+            published code: xi starts at xi_init, and `end_epoch` sets it to the larger of xi_init and the bound of all
+            zeta.
         individual_temperature: whether every anchor has a temperature of its own, as in `ISogCLR`.
         rho: as in `SogCLR` and `ISogCLR`.
         tau_lr: as in `ISogCLR`.
@@ -110,6 +114,7 @@ class NUCLR(StatefulObjective):
         zeta_beta2: float = 0.999,
         zeta_steps: int = 1,
         zeta_velocity_init: str = "zero",
+        xi_update: str = "step",
         individual_temperature: bool = False,
         rho: float = 8.0,
         tau_lr: float = 1e-3,
@@ -146,13 +151,15 @@ class NUCLR(StatefulObjective):
             normalize,
         )
         self.zeta_init, self.xi_init = zeta_init, xi_init
-        self.xi_rule, self.use_xi = xi_rule, use_xi
+        self.xi_rule, self.xi_update, self.use_xi = xi_rule, xi_update, use_xi
         self.zeta_lr, self.zeta_lr_ratio_x, self.zeta_momentum = zeta_lr, zeta_lr_ratio_x, zeta_momentum
         self.zeta_estimator, self.zeta_optimizer, self.zeta_beta2 = zeta_estimator, zeta_optimizer, zeta_beta2
         self.zeta_steps, self.zeta_velocity_init, self.popularity = zeta_steps, zeta_velocity_init, popularity
         self.check_settings()
         if not math.isfinite(zeta_init) or math.isnan(xi_init):
             raise ValueError(f"zeta_init must be finite and xi_init a number, but they are {zeta_init} and {xi_init}")
+        if popularity == "network" and xi_update == "epoch":
+            raise ValueError('xi_update="epoch" needs all zeta in a table; use popularity="table" or xi_update="step"')
         if popularity == "network":
             self.popularity_networks = nn.ModuleDict({CANDIDATES[row]: PrototypeNetwork() for row in self.active})
         else:
@@ -170,6 +177,7 @@ class NUCLR(StatefulObjective):
         """Raise a ValueError if a setting is unknown or out of range."""
         super().check_settings()
         check_choice("xi_rule", self.xi_rule, XI_RULES)
+        check_choice("xi_update", self.xi_update, XI_UPDATES)
         check_choice("zeta_estimator", self.zeta_estimator, ESTIMATORS)
         check_choice("zeta_optimizer", self.zeta_optimizer, ZETA_OPTIMIZERS)
         check_choice("zeta_velocity_init", self.zeta_velocity_init, VELOCITY_INITS)
@@ -260,13 +268,40 @@ class NUCLR(StatefulObjective):
                 slope = self._scaled_gradient(step, zeta, step.log_total, masses, "unbiased")
                 slope = self._for_counted(step, slope, 0.0) * (step.temperature / step.batch.size)
                 step.terms.append(zero_valued(slope, step.predicted_popularity))
-        bounded = step.unless_alone(zeta.abs() if self.xi_rule == "norm" else zeta, -math.inf)
-        largest = bounded.amax(dim=1)
-        for row in self.active:
-            xi = self.buffer(f"xi_{CANDIDATES[row]}")
-            torch.maximum(xi, largest[row].to(xi), out=xi)
+        if self.xi_update == "step":
+            largest = step.unless_alone(self._bounded(zeta), -math.inf).amax(dim=1)
+            for row in self.active:
+                xi = self.buffer(f"xi_{CANDIDATES[row]}")
+                torch.maximum(xi, largest[row].to(xi), out=xi)
         means = zeta.mean(dim=1)
         step.metrics |= {f"zeta_{CANDIDATES[row]}": means[row] for row in self.active}
+
+    def end_epoch(self) -> None:
+        """Set xi from all zeta if `xi_update` is "epoch"; with several processes all of them must call it.
+
+        Example:
+            >>> objective = NUCLR(num_samples=4, zeta_init=0.2, xi_rule="max", xi_update="epoch")
+            >>> objective.xi_y.item()
+            0.0
+            >>> objective.end_epoch()
+            >>> round(objective.xi_y.item(), 4)
+            0.2
+
+        """
+        if self.xi_update == "step":
+            return
+        self.flush()
+        for row in self.active:
+            xi, zeta = (self.buffer(f"{name}_{CANDIDATES[row]}") for name in ("xi", "zeta"))
+            largest = torch.cat([self._bounded(zeta), zeta.new_tensor([self.xi_init])]).max()
+            if self.state_sharding:
+                device = self._feature_device or largest.device  # nccl gathers on the accelerator only
+                largest = distributed.all_gather(largest.to(device)[None]).max()
+            xi.copy_(largest)
+
+    def _bounded(self, zeta: Tensor) -> Tensor:
+        """Return the values whose largest xi follows."""
+        return zeta.abs() if self.xi_rule == "norm" else zeta
 
     def _move_zeta(self, step: Step, masses: Tensor) -> Tensor:
         """Return zeta after `zeta_steps` steps, (2, B), and set the new tables."""
@@ -320,6 +355,8 @@ class NUCLR(StatefulObjective):
         return torch.stack(sides if len(sides) == 2 else sides * 2)[:, None].to(step.log_u)
 
     def _initial_xi(self) -> float:
+        if self.xi_update == "epoch":
+            return self.xi_init
         return max(self.xi_init, abs(self.zeta_init) if self.xi_rule == "norm" else self.zeta_init)
 
     def initial_value(self, buffer: str) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nuclr import objectives, transfer
 from nuclr.data import Loader, ViewGroups, check_samples, open_labeled, open_pairs, read_keep, usable
 from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
-from nuclr.data.modalities import ImageOptions
+from nuclr.data.modalities import ImageOptions, TextOptions
 from nuclr.data.pairs import SIDES, Pairs, Side
 from nuclr.errors import UserError
 from nuclr.evaluation.standard_sets import open_standard_pairs, parse_standard
@@ -225,17 +225,24 @@ def make_loader(
         smallest_crop: of the random crops in training; None if the loader gives no random crops.
 
     """
-    options = [
-        ImageOptions(_image_size(encoder), data.fit, smallest_crop) if kind == "image" else None
-        for kind, encoder in zip((pairs.x_kind, pairs.y_kind), encoders or (model.x, model.y), strict=True)
-    ]
+    x_encoder, y_encoder = encoders or (model.x, model.y)
+    x = _side_options(data, data.x, pairs.x_kind, x_encoder, smallest_crop)
+    y = _side_options(data, data.y, pairs.y_kind, y_encoder, smallest_crop)
     shared = {} if loaders is None else loaders
-    key = (pairs.fingerprint, type(pairs).__name__, *options)
+    key = (pairs.fingerprint, type(pairs).__name__, x, y)
     if key not in shared:
-        x, y = options
         pin_memory = transfer.can_pin(_device(model))
         shared[key] = Loader(pairs, x, y, data.workers, memory=data.memory * 2**20, pin_memory=pin_memory)
     return shared[key]
+
+
+def _side_options(
+    data: s.Data, side: s.DataSide, kind: str, encoder: Encoder, smallest_crop: float | None
+) -> ImageOptions | TextOptions | None:
+    """Return the options of a side's modality; None for its defaults."""
+    if kind == "image":
+        return ImageOptions(_image_size(encoder), data.fit, smallest_crop)
+    return TextOptions(side.text) if kind == "text" and side.text != "plain" else None
 
 
 def make_class_loader(data: s.Data, classes: Any, model: DualEncoder, loaders: Loaders | None = None) -> Loader:
@@ -293,7 +300,8 @@ def make_model(model: s.Model, source: Source, seed: int) -> DualEncoder:
     encoders += [_encoder("y", model.y.encoder or (encoders[0] if options["shared"] else None), pairs)]
     for side, encoder in zip(SIDES, encoders, strict=True):
         kind, chosen = getattr(pairs, f"{side}_kind"), getattr(model, side)
-        options |= {f"{side}_{key}": getattr(chosen, key) for key in ("head", "tokenizer", "pooling")}
+        for key in ("head", "tokenizer", "pooling", "image_normalization"):
+            options[f"{side}_{key}"] = getattr(chosen, key)
         if kind == "image" and chosen.image_size is None and isinstance(pairs, BuiltinPairs):
             options[f"{side}_image_size"] = pairs.size
         if kind == "vector":

@@ -405,10 +405,16 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
     if settings.model.pretrained:
         for side in ("x", "y"):
             options = getattr(settings.model, side)
-            for key, default in (("head", "linear"), ("tokenizer", None), ("pooling", None)):
+            for key, default in (
+                ("head", "linear"),
+                ("tokenizer", None),
+                ("pooling", None),
+                ("image_normalization", None),
+            ):
                 if getattr(options, key) != default:
                     raise UserError(
-                        f"model.pretrained has its own heads, tokenizer and pooling; leave out model.{side}.{key}"
+                        "model.pretrained has its own heads, tokenizer, pooling and normalization of pixels; leave out "
+                        f"model.{side}.{key}"
                     )
 
 

@@ -359,7 +359,7 @@ def embed_images(
         raise UserError(f"--images {path}: the folder has no images ({', '.join(sorted(SUFFIXES))})")
     images = open_image_folder(path, allow_outside=True)
     encoder = getattr(model, chosen)
-    loader = make_loader(data, images, model, encoders=(encoder, encoder))
+    loader = make_loader(data.outside_training(), images, model, encoders=(encoder, encoder))
     features = encode_side(encoder, loader, "x", np.arange(len(images)), encoding)
     return {chosen: features}, [images.name(number) for number in range(len(images))]
 

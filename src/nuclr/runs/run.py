@@ -204,7 +204,7 @@ class Run:
 
     def loader(self, pairs: Pairs) -> Loader:
         """Return a loader that reads pairs as training did, without augmentation."""
-        return components.make_loader(self.settings.data, pairs, self.model, self._loaders)
+        return components.make_loader(self.settings.data.outside_training(), pairs, self.model, self._loaders)
 
     @property
     def encoding(self) -> Encoding:

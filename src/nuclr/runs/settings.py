@@ -29,12 +29,15 @@ class DataSide:
     name: the side's name in tables, metrics and messages. Default: the column's name; image and text for these.
     views: how many views of the side a visit takes: augmentations of an image; otherwise several texts or vectors that
     belong together, such as captions of one image (see `nuclr.data.ViewGroups`).
+    text: plain, or albef: texts of pairs in lower case, without punctuation and of at most 30 words
+    (`nuclr.data.modalities.albef_caption`).
     """
 
     key: str | None = None
     modality: str | None = None
     name: str | None = None
     views: int = number(1, 1, 64)
+    text: Literal["plain", "albef"] = "plain"
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ class Data:
     `root`. keep: a list of pair numbers to train on. one_pair_per_x: an epoch has every x once instead of every pair.
     mask: pairs that share an x, a y or a group are not used as negatives of each other. batch_size: summed over all
     processes. micro_batch: pairs that each process encodes at once, with the same result as for the whole batch; 0 for
-    all. fit: how an image is made square. memory: megabytes of decoded images to keep.
+    all. fit: how an image is made square where it is not cropped at random. val_fit: the same for pairs outside of
+    training, such as held-out pairs and retrieval test sets; labeled images use fit. memory: megabytes of decoded
+    images to keep.
 
     val may also be a standard set (mscoco:FOLDER, flickr30k:FOLDER), or several sets by name; the first one chooses the
     best checkpoint and is the one that methods are tuned on.
@@ -85,6 +90,7 @@ class Data:
     batch_size: int = number(128, 2)
     micro_batch: int = number(0, 0)
     fit: Literal["crop", "squash"] = "crop"
+    val_fit: Literal["crop", "squash"] | None = None
     max_bad_share: float = number(0.05, 0, 1)
     workers: int = number(2, 1, 256)
     memory: int = number(512, 0)
@@ -115,12 +121,17 @@ class Data:
             return ", ".join(f"{name} ({chosen.path})" for name, chosen in self.val.items())
         return self.val or "none"
 
+    def outside_training(self) -> "Data":
+        """Return the settings for pairs outside of training: `val_fit`, if it is set, takes the place of `fit`."""
+        return self if self.val_fit is None else dataclasses.replace(self, fit=self.val_fit)
+
 
 @dataclass(frozen=True)
 class Augmentation:
     """Image augmentation, see `nuclr.data.modalities.augment`.
 
     crop: smallest share of an image's area that a random crop keeps; 1 takes the same square as evaluation does.
+    fill: brightness, from 0 (black) to 1 (white), of the pixels that shears, shifts and rotations bring in.
     """
 
     enabled: bool = True
@@ -128,6 +139,7 @@ class Augmentation:
     flip: float = number(0.5, 0, 1)
     operations: int = number(2, 0, 10)
     magnitude: float = number(7.0, 0, 10)
+    fill: float = number(0.0, 0, 1)
 
     @property
     def smallest_crop(self) -> float | None:
@@ -139,14 +151,16 @@ class Augmentation:
 class ModelSide:
     """The encoder of one side.
 
-    encoder: a preset, a folder, a hub name, or the name of an encoder that a plugin registers. image_size applies to
-    images; max_length, tokenizer and pooling (over tokens) apply to texts.
+    encoder: a preset, a folder, a hub name, or the name of an encoder that a plugin registers. image_size and
+    image_normalization (mean and deviation of the pixels; default: the encoder's) apply to images; max_length,
+    tokenizer and pooling (over tokens) apply to texts.
     """
 
     encoder: str | None = None
     head: Literal["linear", "mlp", "none"] = "linear"
     frozen: bool = False
     image_size: int | None = number(None, 8)
+    image_normalization: Literal["clip", "imagenet"] | None = None
     max_length: int | None = number(None, 2)
     tokenizer: str | None = None
     pooling: Literal["first", "mean"] | None = None
@@ -205,6 +219,8 @@ class Schedule:
     zeta_frozen_epochs; after that its step size is constant or falls to 0 along a cosine. zeta_steps also divides it
     by 10 after half and by 100 after three quarters of the epochs. zeta_refresh: solve for zeta exactly on the
     current features every so many epochs (0: never). gamma: constant, or a cosine from 1 down to objective.gamma.
+    per_epoch: all of these change from epoch to epoch only, as in the published code, and not with every step; warmup
+    takes the first steps of the first epoch.
     """
 
     epochs: int = number(10, 1)
@@ -216,6 +232,7 @@ class Schedule:
     zeta_steps: bool = False
     zeta_refresh: int = number(0, 0)
     gamma: Literal["constant", "cosine"] = "constant"
+    per_epoch: bool = False
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class TrainingInputs:
         self._kinds = {"x": pairs.x_kind, "y": pairs.y_kind}
         # If both sides hold images, their random numbers differ by the number of the view.
         self._views: dict[Side, range] = {"x": range(views["x"]), "y": range(views["x"], views["x"] + views["y"])}
-        self._augment = Augment(seed, augment.flip, augment.operations, augment.magnitude)
+        self._augment = Augment(seed, augment.flip, augment.operations, augment.magnitude, augment.fill)
 
     def load(self, loader: Loader, order: np.ndarray, batch_size: int, epoch: int, step: int) -> Iterator[Batch]:
         """Yield the batches of this process from step number `step` of an epoch.

@@ -234,6 +234,7 @@ def _train(
                     if stop:
                         raise Interrupted(stop, f"stopped at step {position.total} of {epochs * steps}")
                 if position.step == steps:
+                    objective.end_epoch()  # before the checkpoint; a resumed run repeats it without effect
                     save()
 
             # -- held-out pairs

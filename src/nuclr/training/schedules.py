@@ -35,16 +35,43 @@ def learning_rate(step: int, steps: int, warmup: int, start: float, peak: float,
     return cosine(peak, end, (step - warmup) / max(1, steps - warmup))
 
 
-def zeta_rate(t: float, epochs: int, peak: float, frozen: int, shape: str, steps: bool) -> float:
+def learning_rate_per_epoch(
+    epoch: int, step: int, epochs: int, warmup: int, start: float, peak: float, end: float
+) -> float:
+    """Return the learning rate of an epoch: a cosine of the number of finished epochs.
+
+    It is `peak` in the first epoch and never reaches `end`. In the first `warmup` steps of the first epoch it is linear
+    from `start`.
+    """
+    if epoch == 0 and step < warmup:
+        return start + (peak - start) * step / warmup
+    return cosine(peak, end, epoch / epochs)
+
+
+def zeta_rate(
+    t: float, epochs: int, peak: float, frozen: int, shape: str, steps: bool, per_epoch: bool = False
+) -> float:
     """Return the step size of zeta: 0 for `frozen` epochs, then constant or a cosine to 0 at the end.
 
-    `steps` divides it by 10 after half, and by 100 after three quarters of the epochs, as the published code does.
+    Args:
+        t: position in the run, in epochs.
+        epochs: number of epochs.
+        peak: the largest step size.
+        frozen: number of epochs without steps.
+        shape: "constant" or "cosine".
+        steps: divide by 10 after half, and by 100 after three quarters of the epochs, as the published code does.
+        per_epoch: change from epoch to epoch only, also as the published code does: the cosine is 0 in the last epoch,
+            and half and three quarters are rounded down to whole epochs.
+
     """
+    length, half, three_quarters = float(epochs - frozen), 0.5 * epochs, 0.75 * epochs
+    if per_epoch:
+        t, length, half, three_quarters = math.floor(t), length - 1, epochs // 2, epochs * 3 // 4
     if t < frozen:
         return 0.0
-    rate = cosine(peak, 0.0, (t - frozen) / max(1, epochs - frozen)) if shape == "cosine" else peak
+    rate = cosine(peak, 0.0, (t - frozen) / max(1.0, length)) if shape == "cosine" else peak
     if steps:
-        rate /= 100 if t >= 0.75 * epochs else 10 if t >= 0.5 * epochs else 1
+        rate /= 100 if t >= three_quarters else 10 if t >= half else 1
     return rate
 
 
@@ -58,9 +85,12 @@ def set_schedules(
 ) -> None:
     """Set the learning rate, and gamma and zeta's step size if the objective has them, for the next step."""
     plan, t = settings.schedule, position.epoch + position.step / steps
-    lr = learning_rate(
-        position.total, plan.epochs * steps, plan.warmup_steps, plan.lr_start, settings.optimizer.lr, plan.lr_end
-    )
+    warmup = plan.warmup_steps, plan.lr_start, settings.optimizer.lr, plan.lr_end
+    if plan.per_epoch:
+        t = float(position.epoch)
+        lr = learning_rate_per_epoch(position.epoch, position.step, plan.epochs, *warmup)
+    else:
+        lr = learning_rate(position.total, plan.epochs * steps, *warmup)
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get(LR_FACTOR, 1.0)
     peaks = settings.objective.arguments()
@@ -68,7 +98,13 @@ def set_schedules(
         setattr(objective, "gamma", gamma(t, plan.epochs, float(peaks["gamma"]), plan.gamma))  # noqa: B010
     if "zeta_lr" in peaks:
         step_size = zeta_rate(
-            t, plan.epochs, float(peaks["zeta_lr"]), plan.zeta_frozen_epochs, plan.zeta, plan.zeta_steps
+            t,
+            plan.epochs,
+            float(peaks["zeta_lr"]),
+            plan.zeta_frozen_epochs,
+            plan.zeta,
+            plan.zeta_steps,
+            plan.per_epoch,
         )
         setattr(objective, "zeta_lr", step_size)  # noqa: B010 (Module's annotations allow only tensors and modules)
 

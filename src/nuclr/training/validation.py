@@ -97,7 +97,9 @@ def build_parts(
         raise UserError(f"data.classes needs a model that takes images, but this one takes {kinds}; leave it out")
     if not settings.evaluate.head and held_out:
         components.check_tower_widths(model)
-    val_loaders = {key: components.make_loader(data, own.pairs, model, loaders) for key, own in held_out.items()}
+    val_loaders = {
+        key: components.make_loader(data.outside_training(), own.pairs, model, loaders) for key, own in held_out.items()
+    }
     prefixes = {data.val_key(name): data.val_prefix(name) for name in named}
     class_loader = None
     if classes is not None:

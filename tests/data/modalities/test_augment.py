@@ -120,3 +120,12 @@ def test_no_value_is_read_back_from_the_device():
     assert set(draw.operations.flatten().tolist()) == set(range(len(OPERATIONS)))
     images = torch.empty(64, 3, 20, 20, dtype=torch.uint8, device="meta")
     assert normalize(augment.apply(images, draw)).device.type == "meta"
+
+
+def test_pixels_from_outside_have_the_brightness_of_fill():
+    shift = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])  # by half of the width
+    draw = Draw(torch.tensor([False]), shift, torch.zeros(1, 1, dtype=torch.int64))
+    for fill in (0.0, 0.5):
+        image = Augment(fill=fill).apply(IMAGES[:1], draw)
+        torch.testing.assert_close(image[..., 11:], torch.full_like(image[..., 11:], fill))
+        torch.testing.assert_close(image[..., :9], IMAGES[:1, :, :, 10:19] / 255)

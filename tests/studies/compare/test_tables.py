@@ -15,7 +15,6 @@ def content(low: float, high: float) -> dict:
     comparison = folders.comparison()
     (difference,) = comparison["differences"]
     difference |= interval((low + high) / 2, np.array([low, high])) | {"low": low, "high": high}
-    comparison["settings"]["temperatures"] = [0.03]
     return comparison
 
 

@@ -4,6 +4,7 @@ from collections import deque
 from pathlib import Path
 
 from nuclr.runs import config
+from nuclr.runs.settings import Settings
 from nuclr.studies.compare import plan, pool, study
 from tests.training.runs import write_vectors
 
@@ -30,12 +31,16 @@ def base(folder: Path):
 
 
 def rows(methods, temperatures=(0.03,), baseline=None):
-    return plan.method_rows(methods, temperatures, plan.own_hyperparameters(methods, []), 0, baseline or methods[0])
+    grids = plan.temperature_grids(methods, temperatures, [f"{m}.temperature=0.03" for m in methods if m == "siglip"])
+    tuned = plan.own_hyperparameters(methods, [], Settings())
+    return plan.method_rows(methods, grids, tuned, 0, baseline or methods[0])
 
 
 def request(settings, chosen, seeds=(0, 1), **options):
     methods = list(dict.fromkeys(row.method for row in chosen))
-    return study.Request(settings, tuple(chosen), seeds, (0.03,), plan.own_hyperparameters(methods, []), **options)
+    grids = {row.method: (0.03,) for row in chosen}
+    tuned = plan.own_hyperparameters(methods, [], Settings())
+    return study.Request(settings, tuple(chosen), seeds, grids, tuned, **options)
 
 
 class InlinePool:

@@ -6,7 +6,7 @@ batches of images.
 
 from nuclr.data.modalities.base import Folder, Modality, Shown, get_modality, modality_names, register_modality
 from nuclr.data.modalities.image import ImageModality, ImageOptions
-from nuclr.data.modalities.text import TextModality
+from nuclr.data.modalities.text import TextModality, TextOptions, albef_caption
 from nuclr.data.modalities.vector import VectorModality
 
 for _modality in (ImageModality(), TextModality(), VectorModality()):
@@ -19,7 +19,9 @@ __all__ = [
     "Modality",
     "Shown",
     "TextModality",
+    "TextOptions",
     "VectorModality",
+    "albef_caption",
     "get_modality",
     "modality_names",
     "register_modality",

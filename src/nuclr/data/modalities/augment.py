@@ -140,6 +140,7 @@ class Augment:
         flip: probability of a horizontal flip.
         operations: number of policy operations per image; 0 switches the policy off.
         magnitude: strength of the operations, from 0 to 10.
+        fill: brightness of the pixels from outside an image, from 0 (black) to 1.
 
     Example:
         >>> augment = Augment(operations=0)
@@ -152,6 +153,7 @@ class Augment:
     flip: float = 0.5
     operations: int = 2
     magnitude: float = 7.0
+    fill: float = 0.0
 
     def __call__(self, images: Tensor, epoch: int, step: int, view: int = 0, rank: int = 0, world: int = 1) -> Tensor:
         """Augment this process's part of a global batch.
@@ -197,7 +199,7 @@ class Augment:
         )
 
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
-        """Apply the drawn choices to the images; pixels from outside an image are black."""
+        """Apply the drawn choices to the images."""
         flip = to_device(draw.flip, images.device)[:, None, None, None]
         images = to_float(torch.where(flip, images.flip(-1), images))
         # The choices are drawn on the CPU, so that selecting rows needs no device sync.
@@ -205,7 +207,10 @@ class Augment:
         if len(moved):
             rows, theta = to_device(moved, images.device), to_device(draw.theta[moved], images.device)
             grid = _grid(theta, *images.shape[2:])
-            images[rows] = grid_sample(images[rows], grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+            above_fill = images[rows] - self.fill  # grid_sample takes zeros from outside an image
+            images[rows] = self.fill + grid_sample(
+                above_fill, grid, mode="bilinear", padding_mode="zeros", align_corners=False
+            )
         for operations in draw.operations.T:
             for name in COLOR:
                 rows = (operations == OPERATIONS.index(name)).nonzero().flatten()

@@ -54,7 +54,7 @@ def common(request: Request) -> dict[str, Any]:
     base |= {f"--tune for {method}": [one.key, *one.values] for method, one in request.tuned.items()}
     base["data"] = list(request.data)
     base["halves"] = request.halves
-    base["temperatures"] = list(request.temperatures)
+    base |= {f"temperatures of {method}": list(values) for method, values in request.temperatures.items()}
     # JSON has no infinity, which xi_init may be
     return {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in base.items()}
 
@@ -68,7 +68,7 @@ def _check_plan(out: Path, now: dict[str, Any]) -> None:
     path = out / PLAN
     before = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.is_file() else {}
     for key in sorted(before.keys() | now.keys()) if before else ():
-        if key.startswith(("objective.", "--tune")) and not (key in before and key in now):
+        if key.startswith(("objective.", "--tune", "temperatures of")) and not (key in before and key in now):
             continue
         if before.get(key) != now.get(key):
             problem = (
@@ -89,12 +89,19 @@ def protocol(request: Request) -> list[str]:
         f"{method} {one.key.removeprefix('objective.')} {', '.join(map(str, one.values))}"
         for method, one in request.tuned.items()
     )
+    methods_of: dict[str, list[str]] = {}
+    for method, values in request.temperatures.items():
+        methods_of.setdefault(", ".join(f"{value:g}" for value in values), []).append(method)
+    temperatures = "; ".join(
+        values if len(methods_of) == 1 else f"{values} for {', '.join(methods)}"
+        for values, methods in methods_of.items()
+    )
     sides, views = request.sides, request.base.data.contrasts_views
-    size = len(request.temperatures) * len(next(iter(request.tuned.values())).values)
+    size = len(next(iter(request.temperatures.values()))) * len(next(iter(request.tuned.values())).values)
     best = "accuracy" if views else "recall@1 (mean of both directions)"
     lines = [
         f"Every method is tuned over {size} settings with seed {request.seeds[0]}: temperature "
-        f"{', '.join(f'{t:g}' for t in request.temperatures)} times one hyperparameter of its own ({tuned}). The "
+        f"{temperatures}, times one hyperparameter of its own ({tuned}). The "
         f"setting with the best {best} after the last epoch is then trained with all seeds.",
         "Data, model, epochs, batch size, optimizer and schedules are the same for all methods; gradients are not "
         "clipped, because an absolute limit would clip only the gradients of CLIP, which are about 1/(2 tau) times "

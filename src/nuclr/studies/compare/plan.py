@@ -1,8 +1,10 @@
 """What a comparison trains: cells (runs named by their content), rows of the table, and the three kinds of study.
 
-Every method is tuned over a grid of the same size: the paper's temperatures times the values of one hyperparameter of
-its own. A study compares methods, runs ablations of a method, or repeats the methods at several batch sizes. Ablations
-and batch sizes start from the setting that tuning chose for the method and change one thing.
+Every method is tuned over a grid of the same size: the paper's temperatures, or its own if its temperature is another
+quantity (SigLIP), times the values of one hyperparameter of its own. The registry of objectives has these values; those
+of an option whose scale depends on the data (the step size of zeta) are factors on the config's own value. A study
+compares methods, runs ablations of a method, or repeats the methods at several batch sizes. Ablations and batch sizes
+start from the setting that tuning chose for the method and change one thing.
 """
 
 import dataclasses
@@ -22,6 +24,7 @@ from nuclr.runs.settings import Objective, Settings
 TEMPERATURES = (0.01, 0.03, 0.05, 0.07)
 GAMMAS = (0.3, 0.8)
 LR_FACTOR = "lr_factor"
+TEMPERATURE = "temperature"
 BASELINE = "clip"
 
 
@@ -97,13 +100,21 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Hyperparameter:
-    """A setting (its full key, or "lr_factor") and the values that tuning tries."""
+    """A setting (its full key, or "lr_factor") and the values that tuning tries.
+
+    Attributes:
+        key: The key.
+        values: The values.
+        relative: True if the values are multiples of the config's own, which may therefore be overridden.
+
+    """
 
     key: str
     values: tuple[Any, ...]
+    relative: bool = False
 
 
-def own_hyperparameters(methods: Sequence[str], tune: Sequence[str]) -> dict[str, Hyperparameter]:
+def own_hyperparameters(methods: Sequence[str], tune: Sequence[str], base: Settings) -> dict[str, Hyperparameter]:
     """Return the hyperparameter that each method is tuned over besides the temperature.
 
     It is the one in the registry of objectives, unless `tune` replaces it. All of them must have the same number of
@@ -112,16 +123,18 @@ def own_hyperparameters(methods: Sequence[str], tune: Sequence[str]) -> dict[str
     Args:
         methods: Names of objectives.
         tune: Values of --tune: "gamma", "KEY=V1,V2" or "METHOD.KEY=V1,V2". KEY is an option of the objective or
-            lr_factor.
+            lr_factor. Those of the temperature are for `temperature_grids`.
+        base: Settings of all cells, whose own values relative grids are multiples of.
 
     Raises:
         UserError: If no method has the option, a value is not a number, or the grids would differ in size.
 
     """
-    chosen = {method: _hyperparameter(*entry(method).tune) for method in methods}
+    chosen = {}
     for text in tune:
-        target, _, listed = text.partition("=")
-        method, _, key = target.rpartition(".")
+        method, key, listed = _split_tune(text)
+        if key == TEMPERATURE:
+            continue
         if not listed and key == "gamma":
             values: tuple[Any, ...] = GAMMAS
         else:
@@ -130,14 +143,71 @@ def own_hyperparameters(methods: Sequence[str], tune: Sequence[str]) -> dict[str
         if not takers:
             raise UserError(f"--tune {text}: none of {', '.join(methods)} has an option {key!r}")
         chosen |= {m: _hyperparameter(key, values) for m in takers}
-    sizes = {method: len(tuned.values) for method, tuned in chosen.items()}
+    chosen = {method: chosen.get(method) or _registered(method, base) for method in methods}
+    _check_sizes("--tune", {method: len(tuned.values) for method, tuned in chosen.items()})
+    return chosen
+
+
+def _registered(method: str, base: Settings) -> Hyperparameter:
+    """Return the hyperparameter in the registry; factors are multiplied with the config's own value."""
+    record = entry(method)
+    option, values = record.tune
+    if not record.relative:
+        return _hyperparameter(option, values)
+    own = float(base.objective.options.get(option, record.options[option]))
+    if own == 0:
+        raise UserError(
+            f"objective.{option} is 0, and the values tried for {method} are multiples of it; set it to another value, "
+            f"or name the values with --tune {method}.{option}=V1,V2"
+        )
+    multiples = tuple(float(f"{own * factor:.12g}") for factor in values)
+    return dataclasses.replace(_hyperparameter(option, multiples), relative=True)
+
+
+def temperature_grids(
+    methods: Sequence[str], temperatures: Sequence[float], tune: Sequence[str]
+) -> dict[str, tuple[float, ...]]:
+    """Return the temperatures that each method is tuned over, the same number for all.
+
+    Args:
+        methods: Names of objectives.
+        temperatures: Those of all methods that have none of their own in the registry. Of a method's own, the first so
+            many are used.
+        tune: Values of --tune; "METHOD.temperature=V1,V2" names the temperatures of one method.
+
+    Raises:
+        UserError: If a value is not allowed, or the methods would have different numbers of temperatures.
+
+    """
+    chosen = {method: (entry(method).temperatures or tuple(temperatures))[: len(temperatures)] for method in methods}
+    for text in tune:
+        method, key, listed = _split_tune(text)
+        if key != TEMPERATURE:
+            continue
+        if method not in methods:
+            raise UserError(
+                f"--tune {text}: name one of the methods, such as --tune {methods[0]}.temperature=0.01,0.03; "
+                "--temperatures is for all of them"
+            )
+        chosen[method] = tuple(parse_temperatures(listed, f"--tune {text}"))
+    _check_sizes("--temperatures", {method: len(values) for method, values in chosen.items()})
+    return chosen
+
+
+def _split_tune(text: str) -> tuple[str, str, str]:
+    """Return ("nuclr", "gamma", "0.3,0.8") for "nuclr.gamma=0.3,0.8"."""
+    target, _, listed = text.partition("=")
+    method, _, key = target.rpartition(".")
+    return method, key, listed
+
+
+def _check_sizes(option: str, sizes: Mapping[str, int]) -> None:
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{method} {size}" for method, size in sizes.items())
         raise UserError(
-            f"--tune: the methods would get grids of different sizes (values per method: {listed}); "
-            "give every method the same number of values"
+            f"{option}: the methods would get grids of different sizes (values per method: {listed}); give every "
+            "method the same number of values, with --tune METHOD.KEY=V1,V2 if it has its own"
         )
-    return chosen
 
 
 def _hyperparameter(option: str, values: tuple[Any, ...]) -> Hyperparameter:
@@ -185,14 +255,14 @@ class Row:
 
 def method_rows(
     methods: Sequence[str],
-    temperatures: Sequence[float],
+    temperatures: Mapping[str, Sequence[float]],
     tuned: Mapping[str, Hyperparameter],
     seed: int,
     baseline: str,
 ) -> tuple[Row, ...]:
     """Return one row per method, tuned over its grid with one seed and compared with the baseline."""
     return tuple(
-        Row(m, m, entry(m).label, grid(m, temperatures, tuned[m], seed), to=_compared_with(m, methods, baseline))
+        Row(m, m, entry(m).label, grid(m, temperatures[m], tuned[m], seed), to=_compared_with(m, methods, baseline))
         for m in methods
     )
 
@@ -273,14 +343,14 @@ def parse_methods(text: str) -> list[str]:
     return methods
 
 
-def parse_temperatures(text: str) -> list[float]:
-    """Return the temperatures in a comma-separated list such as "0.01,0.03"."""
-    temperatures = [_number(part, "--temperatures") for part in text.split(",")]
+def parse_temperatures(text: str, option: str = "--temperatures") -> list[float]:
+    """Return the temperatures in a comma-separated list such as "0.01,0.03"; `option` is named in messages."""
+    temperatures = [_number(part, option) for part in text.split(",")]
     for value in temperatures:
         if not 0 < value < float("inf"):
-            raise UserError(f"--temperatures: {value:g} is not allowed; needs numbers above 0, such as 0.01,0.03")
+            raise UserError(f"{option}: {value:g} is not allowed; needs numbers above 0, such as 0.01,0.03")
     if len(set(temperatures)) < len(temperatures):
-        raise UserError(f"--temperatures {text}: a value is given twice; give each one once")
+        raise UserError(f"{option}: {text} has a value twice; give each one once")
     return temperatures
 
 

@@ -7,6 +7,7 @@ it. `Request` is what the user asked for, `Outcomes` reads finished cells, and `
 import dataclasses
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class Request:
         base: Settings that all cells share.
         rows: Rows of the table.
         seeds: Seeds of the final runs; tuning uses the first.
-        temperatures: Temperatures that every method is tuned over.
+        temperatures: Temperatures that each method is tuned over.
         tuned: The other hyperparameter that each method is tuned over.
         tests: Test sets.
         halves: True to tune on one half of the held-out pairs and report on the other, and the reverse.
@@ -94,7 +95,7 @@ class Request:
     base: Settings
     rows: tuple[Row, ...]
     seeds: tuple[int, ...]
-    temperatures: tuple[float, ...]
+    temperatures: Mapping[str, tuple[float, ...]]
     tuned: dict[str, Hyperparameter]
     tests: tuple[TestSet, ...] = ()
     halves: bool = False

@@ -132,15 +132,13 @@ def _chosen(content: dict[str, Any]) -> str:
 
 def _at_an_end(content: dict[str, Any]) -> str:
     """Return a note that names the rows whose best temperature is the lowest or highest one of the grid."""
-    tried = content["settings"]["temperatures"]
-    ends = {min(tried), max(tried)}
-    labels = [
-        row["label"]
-        for row in content["rows"].values()
-        if row["tuning"]["tried"]
-        and any(changes["objective.temperature"] in ends for changes in row["tuning"]["chosen"].values())
-    ]
-    if not labels or len(tried) < 3:
+    labels = []
+    for row in content["rows"].values():
+        tried = {one["changes"]["objective.temperature"] for one in row["tuning"]["tried"]}
+        chosen = {changes["objective.temperature"] for changes in row["tuning"]["chosen"].values()} if tried else set()
+        if len(tried) >= 3 and chosen & {min(tried), max(tried)}:
+            labels.append(row["label"])
+    if not labels:
         return ""
     return f"\nThe best temperature is at an end of the grid, so a wider grid might do better: {', '.join(labels)}.\n"
 

@@ -51,7 +51,7 @@ class Subject:
 
     def loader(self, pairs: Pairs) -> Loader:
         """Return a loader that reads pairs as training did, without augmentation; images are read once and not kept."""
-        return make_loader(dataclasses.replace(self.data, memory=0), pairs, self.model)
+        return make_loader(dataclasses.replace(self.data.outside_training(), memory=0), pairs, self.model)
 
     @property
     def takes(self) -> str:
@@ -133,7 +133,8 @@ class Subject:
         }
         if images is None:
             return facts
-        preparation = {"size": images.size, "mean": list(images.mean), "std": list(images.std), "fit": self.data.fit}
+        preparation = {"size": images.size, "mean": list(images.mean), "std": list(images.std)}
+        preparation |= {"fit": self.data.outside_training().fit, "fit_of_labeled_images": self.data.fit}
         return facts | {"images": preparation}
 
 
