@@ -56,7 +56,13 @@ def test_pairs_outside_of_training_have_a_fit_of_their_own_and_captions_a_form(t
     source = components.open_train(data)
     encoder = SimpleNamespace(inputs=ImageFormat(32, (0.5,) * 3, (0.5,) * 3))
     training, outside = (
-        next(iter(components.make_loader(chosen, source.pairs, nn.Module(), encoders=(encoder, None)).load([np.array([0])])))
+        next(
+            iter(
+                components.make_loader(chosen, source.pairs, torch.nn.Module(), encoders=(encoder, None)).load(
+                    [np.array([0])]
+                )
+            )
+        )
         for chosen in (data, data.outside_training())
     )
     assert training.y == outside.y == ["a cat"]
