@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from nuclr.evaluation import rank_correlation
-from nuclr.popularity import importance_sampling as sampling
 from nuclr.studies import figure_style
 from nuclr.studies.toy import spaces
 from nuclr.studies.toy.spaces import TEMPERATURES, Draw, draw, generator, popularities
@@ -95,7 +94,7 @@ def _maps(samples: dict[float, Draw], folder: Path) -> None:
     for row, (tau, sample) in zip(grid, samples.items(), strict=True):
         log_q = popularities(sample)["nuclr"]
         true = (spaces.log_popularity(sample.x, nodes, tau).exp() / n).numpy()
-        estimated = (interpolate(sample, log_q, nodes, tau).exp() / n).numpy()
+        estimated = (spaces.interpolate(sample, log_q, nodes, tau).exp() / n).numpy()
         levels = MaxNLocator(24).tick_values(min(true.min(), estimated.min()), max(true.max(), estimated.max()))
         for axes, values, name in ((row[0], true, "true"), (row[1], estimated, "estimated at the dots, interpolated")):
             filled = axes.contourf(side, side, values.reshape(61, 61).T, levels=levels, cmap="viridis")
@@ -110,15 +109,6 @@ def _maps(samples: dict[float, Draw], folder: Path) -> None:
         row[2].set(title=f"τ = {tau}: rank correlation {correlation:.4f}", aspect="equal")
         row[2].set(xlabel="true q(y)/n", ylabel="estimated q(y)/n")
     figure_style.save(figure, folder, "popularity_maps")
-
-
-def interpolate(sample: Draw, log_q: Tensor, nodes: Tensor, temperature: float) -> Tensor:
-    """Extend an estimated popularity to other y by its fixed-point equation q(y) = sum_i exp(s(x_i,y)/tau)/Z_i.
-
-    At the samples themselves the result is `log_q`, including its constant.
-    """
-    log_z = sampling.log_partition_from_popularity(sample.scores, log_q, temperature)
-    return (sample.x @ nodes.T / temperature - log_z[:, None]).logsumexp(dim=0)
 
 
 def _distributions(samples: dict[float, Draw], folder: Path) -> None:
