@@ -1,7 +1,7 @@
 """The toy problem with a finite Y: 25 points of the unit square instead of all of it.
 
-Each point v has the measure 1/25, so that Y has area one as before. With N_v samples at v, q~_v = 25 N_v ("counts") turns
-the importance-sampling estimate into the finite sum itself,
+Each point v has the measure 1/25, so that Y has area one as before. With N_v samples at v, q~_v = 25 N_v ("counts")
+turns the importance-sampling estimate into the finite sum itself,
 
     Z_hat(x) = sum_j exp(s(x,y_j)/tau) / q~(y_j) = (1/25) sum_v exp(s(x,v)/tau) = Z(x),
 

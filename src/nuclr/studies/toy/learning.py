@@ -6,8 +6,8 @@ Three losses are minimized over W on the same n pairs:
 - "gcl": mean_i tau log sum_j exp(s_ij/tau) - s_ii, a uniform popularity,
 - "nuclr": mean_i tau log sum_j exp((s_ij - zeta_j)/tau) - s_ii + mean_j zeta_j, minimized over zeta as well.
 
-All three are convex. The learned W is judged by its excess true risk, R(W) - R(I) = tau E_x KL(p(.|x) | p_W(.|x)), and by
-the zero-one loss of classifying x: the unit square is divided into four classes of y, and the class with the largest
+All three are convex. The learned W is judged by its excess true risk, R(W) - R(I) = tau E_x KL(p(.|x), p_W(.|x)), and
+by the zero-one loss of classifying x: the unit square is divided into four classes of y, and the class with the largest
 probability under p_W(y|x) is predicted. With P the class probabilities,
 
     excess zero-one loss  <=  E_x sum_k |P(k|x) - P_W(k|x)|  <=  sqrt(2 (R(W) - R(I)) / tau)
@@ -30,7 +30,7 @@ from nuclr.studies.toy.slopes import mean_std
 from nuclr.studies.toy.spaces import TEMPERATURES, generator
 
 METHODS = ("mle", "gcl", "nuclr")
-LARGEST = 800
+LARGEST = 1600
 CUTS = (0.5, 0.6)  # of y_1 and y_2, between the classes
 RISK_NODES = 48
 CLASSIFIED = 2**16  # points x of the zero-one loss
