@@ -51,7 +51,11 @@ def _print_errors(content: dict[str, Any], tau: float, sizes: tuple[int, ...], m
         typer.echo(f"{'n':>8}" + "".join(f"{method:>14}" for method in shown))
         for n in sizes:
             typer.echo(f"{n:>8}" + "".join(f"{records[method, n][f'{key}_mean']:>14.4f}" for method in shown))
-        fits = {s["method"]: s for s in content["slopes"] if (s["tau"], s["quantity"]) == (tau, key)}
+        fits = {
+            fit["method"]: fit
+            for fit in content["slopes"]
+            if (fit["part"], fit["tau"], fit["quantity"]) == ("records", tau, key)
+        }
         if fits:
             typer.echo(f"{'slope':>8}" + "".join(f"{fits[method]['slope']:>14.2f}" for method in shown))
             half = "".join(f"{'+-' + format(fits[m]['high'] - fits[m]['slope'], '.2f'):>14}" for m in shown)

@@ -13,13 +13,13 @@ from nuclr.report.render import Context, LeaveOut, Options
 
 SUMMARY = "toy.json"
 METHODS = {
-    "gcl": ("GCL: uniform popularity", 2, False),
-    "gcl_constant": ("GCL with its best constant", 6, True),
-    "mle": ("MLE: exact partition function", 8, False),
-    "true_q": ("true popularity", 3, True),
-    "nuclr": ("NUCLR: estimated, scale from maxima", 1, False),
-    "nuclr_area": ("NUCLR: estimated, scale from area", 5, True),
-    "counts": ("popularity from counts", 3, True),
+    "gcl": ("GCL: uniform q", 2, False),
+    "gcl_constant": ("GCL, best constant", 6, True),
+    "mle": ("MLE: exact Z", 8, False),
+    "true_q": ("true q", 3, True),
+    "nuclr": ("NUCLR, scale from maxima", 1, False),
+    "nuclr_area": ("NUCLR, scale from area", 5, True),
+    "counts": ("q from counts", 3, True),
 }
 GUIDE = 7  # the color of a guide
 
@@ -54,11 +54,10 @@ class ToyStudy(Context):
         rows: list[Record] = self.content[name]
         return rows
 
-    def slope(self, tau: float, method: str, quantity: str) -> Record | None:
+    def slope(self, tau: float, method: str, quantity: str, part: str = "records") -> Record | None:
         """Return the fitted slope of a quantity with its interval, if it could be fitted."""
-        key = (tau, method, quantity)
-        matching = [s for s in self.part("slopes") if (s["tau"], s["method"], s["quantity"]) == key]
-        return matching[0] if matching else None
+        key = {"part": part, "tau": tau, "method": method, "quantity": quantity}
+        return next((fit for fit in self.part("slopes") if key.items() <= fit.items()), None)
 
 
 def open_toy_study(path: Path, _: Options) -> ToyStudy:
@@ -99,6 +98,7 @@ def curves(
     *,
     part: str = "records",
     guide: tuple[str, float] | None = None,
+    short: bool = False,
     note: str = "",
 ) -> Chart:
     """Draw the mean of a quantity against n on logarithmic axes, with its fitted slope next to each name.
@@ -113,6 +113,7 @@ def curves(
         methods: The curves.
         part: The list of toy.json.
         guide: A method, and the exponent of a straight line to draw below its curve.
+        short: Name methods without their variant.
         note: Printed below the chart.
 
     """
@@ -122,7 +123,8 @@ def curves(
         rows = [r for r in context.select(tau, method, part) if r.get(f"{quantity}_mean", 0) > 0]
         if not rows:
             continue
-        fit = context.slope(tau, method, quantity)
+        fit = context.slope(tau, method, quantity, part)
+        name = short_name(method) if short else name
         label = f"{name}, slope {exponent(fit['slope'])}" if fit else name
         means = [r[f"{quantity}_mean"] for r in rows]
         halves = [1.96 * r[f"{quantity}_std"] / math.sqrt(r["seeds"]) for r in rows]
@@ -144,6 +146,11 @@ def over_sizes(title: str, series: list[Series], x_label: str, note: str = "") -
     """Draw curves on two logarithmic axes with a tick at every size."""
     ticks = sorted({x for s in series for x in s.x})
     return line_chart(title, series, x_label, log_x=True, log_y=True, x_ticks=ticks, note=note)
+
+
+def short_name(method: str) -> str:
+    """Return the name of a method without its variant: "NUCLR"."""
+    return METHODS[method][0].split(":")[0].split(",")[0]
 
 
 def sizes_of(rows: list[Record]) -> list[float]:

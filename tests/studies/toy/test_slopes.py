@@ -26,7 +26,9 @@ def test_slopes_are_per_temperature_and_method():
         for method, power in (("mle", -0.5), ("gcl", 0.0))
         for n in (100, 200)
     ]
-    fitted = slopes([*records, {"tau": 0.2, "n": 100, "method": "alone", "seeds": 2, "error_mean": 1.0}], "error")
+    records.append({"tau": 0.2, "n": 100, "method": "alone", "seeds": 2, "error_mean": 1.0})
+    fitted = slopes({"records": records}, "records", "error")
+    assert {f["part"] for f in fitted} == {"records"}
     assert [(f["tau"], f["method"], round(f["slope"], 6)) for f in fitted] == [
         (0.2, "mle", -0.5), (0.2, "gcl", 0.0), (1.0, "mle", -0.5), (1.0, "gcl", 0.0)
     ]  # fmt: skip

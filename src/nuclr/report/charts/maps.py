@@ -6,7 +6,7 @@ from markupsafe import escape
 
 from nuclr.report.charts.lines import BOTTOM, LEFT, TOP, WIDTH, Chart, Color, Key, paint, svg, text, tick_labels
 
-SIDE = 232  # pixels of the longer axis
+SIDE = 225  # pixels of the y axis
 Point = tuple[float, float]
 
 
@@ -61,8 +61,7 @@ def value_map(
             share = min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.0
             x, y = plane.left + j * width, TOP + (tall - 1 - i) * height
             cells.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width + 0.2:.1f}" height="{height + 0.2:.1f}" '
-                f'style="--v:{share:.2f}"/>'
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" style="--v:{share:.2f}"/>'
             )
     parts = [f'<g class="map" shape-rendering="crispEdges">{"".join(cells)}</g>', plane.axes()]
     if points:
@@ -80,7 +79,7 @@ class _Plane:
         self.x_range, self.y_range = x_range, y_range
         spans = x_range[1] - x_range[0], y_range[1] - y_range[0]
         self.unit = min((WIDTH - LEFT - 10) / spans[0], SIDE / spans[1])
-        self.left = LEFT + (WIDTH - LEFT - 10 - self.unit * spans[0]) / 2
+        self.left = LEFT + (WIDTH - LEFT - 10 - self.unit * spans[0]) // 2
         self.bottom = TOP + self.unit * spans[1]
         self.height = math.ceil(self.bottom + BOTTOM)
 

@@ -43,7 +43,8 @@ class ToyPopularity:
 
     n: int
     correlation: Table
-    charts: list[Chart]
+    samples: list[Chart]
+    maps: list[list[Chart]]
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ def toy_popularity(context: ToyStudy) -> ToyPopularity:
         measured = {r["n"]: r["rank_correlation_mean"] for r in context.select(tau, "nuclr")}
         rows.append([f"τ = {tau:g}", *(f"{measured[n]:.4f}" if n in measured else numbers.MISSING for n in sizes)])
     shown = context.part("shown")
-    charts = [_anchors(shown[0])] + [chart for sample in shown for chart in _sample_charts(sample)]
-    return ToyPopularity(shown[0]["n"], Table(["", *(f"n = {numbers.count(n)}" for n in sizes)], rows), charts)
+    table = Table(["", *(f"n = {numbers.count(n)}" for n in sizes)], rows)
+    samples = [_anchors(shown[0]), *(_drawn(sample) for sample in shown)]
+    return ToyPopularity(shown[0]["n"], table, samples, [_maps(sample) for sample in shown])
 
 
 def _anchors(sample: Record) -> Chart:
@@ -115,15 +117,18 @@ def _by_direction(sample: Record, points: list[list[float]]) -> list[tuple[str, 
     return [(f"{k * width}° to {(k + 1) * width}°", k + 1, group) for k, group in enumerate(groups)]
 
 
-def _sample_charts(sample: Record) -> list[Chart]:
+def _drawn(sample: Record) -> Chart:
+    title, groups = f"y given x, τ = {sample['tau']:g}", _by_direction(sample, sample["y"])
+    return colored_points(title, groups, (0, 1), (0, 1), "Each y has the color of its x.")
+
+
+def _maps(sample: Record) -> list[Chart]:
     tau, points = sample["tau"], [(a, b) for a, b in sample["y"]]
     values = [v for name in ("true_map", "estimated_map") for row in sample[name] for v in row]
     low, high = min(values), max(values)
     scale = f"The color goes from {numbers.times(low)} to {numbers.times(high)}, stronger for larger values."
     correlation = numbers.score(sample["rank_correlation"])
     return [
-        colored_points(f"y given x, τ = {tau:g}", _by_direction(sample, sample["y"]), (0, 1), (0, 1),
-                       "Each y has the color of its x."),
         value_map(f"True q(y)/n, τ = {tau:g}", sample["true_map"], low, high, points, scale),
         value_map(f"Estimated q(y)/n, τ = {tau:g}", sample["estimated_map"], low, high, points,
                   "Estimated at the dots, interpolated. Colors as in the true map."),

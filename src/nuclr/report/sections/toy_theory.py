@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart, Series, line_chart
 from nuclr.report.render import LeaveOut, Table
-from nuclr.report.toy_study import METHODS, Record, ToyStudy, curves, exponent, over_sizes, sizes_of
+from nuclr.report.toy_study import METHODS, Record, ToyStudy, curves, exponent, over_sizes, short_name, sizes_of
 
 WEIGHTS = {
     "single": ("one proposal", 4, True),
@@ -37,6 +37,8 @@ class ToyConstant:
 class ToySampling:
     """Content of the section "sampling"."""
 
+    n: int
+    repeats: int
     charts: list[Chart]
     bias: Table
     heuristics: Table
@@ -90,21 +92,25 @@ def toy_learning(context: ToyStudy) -> ToyCharts:
     seeds = numbers.count(min((r["seeds"] for r in context.part("learning")), default=0))
     charts, rows = [], []
     for tau in context.temperatures:
-        title = f"Excess true risk of the learned model, τ = {tau:g}"
-        note = f"Mean of {seeds} samples with 95\u202f% intervals."
+        title = f"Excess true risk, τ = {tau:g}"
+        note = f"Mean of at least {seeds} samples with 95\u202f% intervals."
         charts.append(
-            curves(context, tau, title, "excess_risk", methods, part="learning", guide=("mle", -1), note=note)
+            curves(
+                context, tau, title, "excess_risk", methods, part="learning", guide=("mle", -1), short=True, note=note
+            )
         )
     for tau in context.temperatures:
         bayes = context.select(tau, "mle", "learning")[-1]["bayes"]
         title = f"Excess zero-one loss, τ = {tau:g}"
         note = f"Above that of the true model, {numbers.number(bayes)}."
-        charts.append(curves(context, tau, title, "zero_one", methods, part="learning", guide=("mle", -1), note=note))
+        charts.append(
+            curves(context, tau, title, "zero_one", methods, part="learning", guide=("mle", -1), short=True, note=note)
+        )
         for method in methods:
             last = context.select(tau, method, "learning")[-1]
             diagonal = ", ".join(f"{last['w_mean'][k][k]:.2f}" for k in range(2))
             cells = [_plus_minus(last, key) for key in ("excess_risk", "zero_one", "bound")]
-            rows.append([f"τ = {tau:g}, {METHODS[method][0].split(':')[0]}", diagonal, *cells])
+            rows.append([f"τ = {tau:g}, {short_name(method)}", diagonal, *cells])
     largest = max(r["n"] for r in context.part("learning"))
     columns = [
         f"n = {numbers.count(largest)}",
@@ -144,7 +150,10 @@ def toy_sampling(context: ToyStudy) -> ToySampling:
         ]
         for r in context.part("bias")
     ]
+    first = context.part("bias")[0]
     return ToySampling(
+        first["n"],
+        first["repeats"],
         charts,
         Table(["", "mean of Ẑ/Z \u2212 1", "95\u202f% interval"], bias),
         Table(["", "Var Ẑ / Z²", "sum of second moments / Z²"], heuristics),
@@ -155,11 +164,10 @@ def toy_finite(context: ToyStudy) -> ToyCharts:
     """Return the errors on a finite Y."""
     methods = ("gcl", "mle", "nuclr", "counts")
     charts = [
-        curves(
-            context, tau, f"|empirical risk \u2212 true risk|, 25 points, τ = {tau:g}", "error", methods, part="finite"
-        )
+        curves(context, tau, f"Error with 25 points, τ = {tau:g}", "error", methods, part="finite", guide=("mle", -0.5),
+               short=True)
         for tau in context.temperatures
-    ]
+    ]  # fmt: skip
     rows = []
     for tau in context.temperatures:
         for method in methods:
@@ -169,7 +177,7 @@ def toy_finite(context: ToyStudy) -> ToyCharts:
             last = own[-1]
             rows.append(
                 [
-                    f"τ = {tau:g}, {METHODS[method][0].split(',')[0]}",
+                    f"τ = {tau:g}, {short_name(method)}",
                     _plus_minus(last, "error"),
                     numbers.number(last["difference_mean"], 2) if last["difference_mean"] > 1e-12 else "0",
                     numbers.number(last["error_term_mean"], 2) if last["error_term_mean"] else numbers.MISSING,

@@ -191,7 +191,7 @@ def _slopes(axes: Axes, study: dict[str, Any], tau: float, key: str, part: str, 
     """Print the fitted slope of each curve at its end, and draw a guide of the given exponent below one of them."""
     for fit in study["slopes"]:
         rows = [r for r in study[part] if (r["tau"], r["method"]) == (tau, fit["method"])]
-        if (fit["tau"], fit["quantity"]) == (tau, key) and fit["method"] != "true_q" and rows:
+        if (fit["part"], fit["tau"], fit["quantity"]) == (part, tau, key) and fit["method"] != "true_q" and rows:
             at, color = (rows[-1]["n"], rows[-1][f"{key}_mean"]), _METHODS[fit["method"]][1]
             place = {"xytext": (6, -3), "textcoords": "offset points", "annotation_clip": False}
             axes.annotate(f"{fit['slope']:.2f}", at, color=color, fontsize=8, **place)

@@ -43,7 +43,7 @@ def learn_and_judge(
     """Learn W by each method on samples of each size, and summarize its excess true risk and zero-one loss.
 
     Args:
-        seeds: Number of samples per size.
+        seeds: Five times the number of samples at `LARGEST` (see `seeds_at`).
         sizes: Numbers of pairs n; those above `LARGEST` are left out.
         base_seed: Start of the random numbers.
         advance: Called with n^2 after each sample.
@@ -56,7 +56,7 @@ def learn_and_judge(
     for t, temperature in enumerate(TEMPERATURES):
         for n in learning_sizes(sizes):
             learned: dict[str, list[Tensor]] = {method: [] for method in METHODS}
-            for seed in range(seeds):
+            for seed in range(seeds_at(n, seeds)):
                 stream = generator(base_seed, t, n, seed, 1)
                 x = spaces.sample_x(n, stream)
                 y = spaces.sample_y(x, temperature, stream).squeeze(1)
@@ -70,6 +70,11 @@ def learn_and_judge(
 def learning_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the sizes at which W is learned."""
     return tuple(n for n in sizes if n <= LARGEST)
+
+
+def seeds_at(n: int, seeds: int) -> int:
+    """Return the number of samples of n pairs: a fifth of `seeds` at `LARGEST`, up to four times as many below."""
+    return max(2, seeds * min(4, LARGEST // n) // 5)
 
 
 def learn(method: str, x: Tensor, y: Tensor, temperature: float) -> Tensor:

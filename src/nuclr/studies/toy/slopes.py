@@ -32,11 +32,12 @@ def fit_slope(sizes: list[float], means: list[float], errors: list[float]) -> di
     return {"slope": round(slope, 12), "low": slope - NORMAL_95 * deviation, "high": slope + NORMAL_95 * deviation}
 
 
-def slopes(records: list[dict[str, Any]], quantity: str) -> list[dict[str, Any]]:
-    """Fit the slope of a quantity for each temperature and method of some records.
+def slopes(study: dict[str, list[dict[str, Any]]], part: str, quantity: str) -> list[dict[str, Any]]:
+    """Fit the slope of a quantity for each temperature and method of a part of the study.
 
     Args:
-        records: With tau, n, method, seeds, and mean and standard deviation of the quantity.
+        study: Lists of records by part.
+        part: The list to read. Its records have tau, n, method, seeds, and mean and standard deviation of the quantity.
         quantity: "error" reads error_mean and error_std.
 
     Returns:
@@ -44,14 +45,14 @@ def slopes(records: list[dict[str, Any]], quantity: str) -> list[dict[str, Any]]
         left out.
 
     """
-    fitted = []
+    fitted, records = [], study[part]
     for tau, method in dict.fromkeys((r["tau"], r["method"]) for r in records):
         rows = [r for r in records if (r["tau"], r["method"]) == (tau, method) and r.get(f"{quantity}_mean")]
         if len(rows) > 1:
             means = [r[f"{quantity}_mean"] for r in rows]
             errors = [r[f"{quantity}_std"] / math.sqrt(r["seeds"]) for r in rows]
             fit = fit_slope([r["n"] for r in rows], means, errors)
-            fitted.append({"tau": tau, "method": method, "quantity": quantity, **fit})
+            fitted.append({"part": part, "tau": tau, "method": method, "quantity": quantity, **fit})
     return fitted
 
 

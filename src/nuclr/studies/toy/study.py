@@ -38,6 +38,15 @@ from nuclr.studies.toy.weights import compare_weights
 SIZES = (100, 200, 400, 800, 1600, 3200)
 METHODS = ("mle", "gcl", "gcl_constant", "true_q", "nuclr", "nuclr_area")
 SAME_UP_TO_A_FACTOR = {"gcl_constant": "gcl", "nuclr_area": "nuclr"}  # a factor k of q lowers the risk by tau log k
+FITTED = (  # parts and quantities whose slope against n is fitted
+    ("records", "error"),
+    ("records", "bound_term"),
+    ("records", "error_term"),
+    ("learning", "excess_risk"),
+    ("learning", "zero_one"),
+    ("finite", "error"),
+    ("finite", "error_term"),
+)
 TRUE_RISK_PAIRS = 50_000
 SHOWN_N = 100  # pairs of the figures that show one sample, as in the paper
 MAP_SIDE = 25  # nodes per axis of the maps of popularity
@@ -74,17 +83,9 @@ def write_study(
     result = run_study(seeds, sizes, base_seed, advance)
     result |= compare_weights(sizes, base_seed)
     result["constant"] = [constant.risks_along_alpha(tau) for tau in TEMPERATURES]
-    result["learning"] = learning.learn_and_judge(few_seeds(seeds), sizes, base_seed, advance)
-    result["finite"] = finite.finite_study(few_seeds(seeds), sizes, base_seed, advance)
-    result["slopes"] = [
-        fit
-        for part, quantities in (
-            ("records", ("error", "bound_term", "error_term")),
-            ("learning", ("excess_risk", "zero_one")),
-        )
-        for quantity in quantities
-        for fit in slopes(result[part], quantity)
-    ]
+    result["learning"] = learning.learn_and_judge(seeds, sizes, base_seed, advance)
+    result["finite"] = finite.finite_study(seeds, sizes, base_seed, advance)
+    result["slopes"] = [fit for part, key in FITTED for fit in slopes(result, part, key)]
     result["shown"] = [show_sample(tau, base_seed) for tau in TEMPERATURES]
     figures.write_figures(result, folder, SHOWN_N, base_seed)
     content = {
@@ -190,16 +191,11 @@ def seeds_at(n: int, seeds: int, sizes: tuple[int, ...]) -> int:
     return seeds * min(5, max(sizes) // n)
 
 
-def few_seeds(seeds: int) -> int:
-    """Return the number of samples of the parts that learn a model or have a finite Y."""
-    return max(2, seeds // 4)
-
-
 def total_work(seeds: int, sizes: tuple[int, ...]) -> int:
     """Return the total that `write_study` reports through `advance`."""
-    parts = (learning.learning_sizes(sizes), finite.finite_sizes(sizes))
     work = sum(seeds_at(n, seeds, sizes) * n * n for n in sizes)
-    return len(TEMPERATURES) * (work + few_seeds(seeds) * sum(n * n for part in parts for n in part))
+    work += sum(learning.seeds_at(n, seeds) * n * n for n in learning.learning_sizes(sizes))
+    return len(TEMPERATURES) * (work + seeds * sum(n * n for n in finite.finite_sizes(sizes)))
 
 
 def _summaries(samples: list[dict[str, dict[str, float]]], truth: float, **setting: float) -> Iterator[dict[str, Any]]:
