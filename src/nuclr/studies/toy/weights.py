@@ -49,11 +49,12 @@ def compare_weights(sizes: tuple[int, ...], base_seed: int = 0) -> dict[str, lis
             for weights in WEIGHTS:
                 values = by_quadrature(target, anchors[:n], temperature, weights)
                 variances.append(_record(temperature, n, 1, weights, "quadrature", values))
+        repeated = {}
         for m in SAMPLES_PER_PROPOSAL:
-            ratios = repeat_estimates(target, few, temperature, "balance", m, base_seed)
-            variances.append(_record(temperature, sizes[0], m, "balance", "repeated draws", ratios.var(dim=0)))
-        for weights in ("balance", "uniform"):
-            ratios = repeat_estimates(target, few, temperature, weights, 1, base_seed)
+            repeated[m] = repeat_estimates(target, few, temperature, "balance", m, base_seed)
+            variances.append(_record(temperature, sizes[0], m, "balance", "repeated draws", repeated[m].var(dim=0)))
+        uniform = repeat_estimates(target, few, temperature, "uniform", 1, base_seed)
+        for weights, ratios in (("balance", repeated[1]), ("uniform", uniform)):
             biases.append({"tau": temperature, "n": sizes[0], "weights": weights, **_bias(ratios)})
         exponents += [
             {"tau": temperature, "n": sizes[0], **by_exponent(target, few, temperature, exponent)}
