@@ -220,3 +220,36 @@ def test_numpy_arrays_give_the_same_tensors():
 def test_wrong_arguments_are_named(function, arguments, message):
     with pytest.raises(ValueError, match=message):
         function(*arguments)
+
+
+def test_error_term_is_the_sum_of_the_definition():
+    generator = stream(20)
+    scores = 2 * torch.rand(5, 5, dtype=torch.float64, generator=generator) - 1
+    log_q, log_q_true = (torch.randn(5, dtype=torch.float64, generator=generator) for _ in range(2))
+    expected = 0.0
+    for i in range(5):
+        for j in range(5):
+            difference = abs(1 / math.exp(log_q[j]) - 1 / math.exp(log_q_true[j]))
+            expected += difference * math.exp((float(scores[i, j]) - 1) / TAU) / 5
+    assert sampling.error_term(scores, log_q, log_q_true, TAU).item() == pytest.approx(expected, rel=1e-12)
+    several = sampling.error_term(scores.numpy(), torch.stack([log_q, log_q_true]), log_q_true, TAU)
+    assert several.tolist() == [pytest.approx(expected, rel=1e-12), 0.0]
+
+
+def test_error_term_bounds_the_error_of_the_partition_function():
+    """|Z_hat(q~) - Z_hat(q)| <= exp(1/tau) sum_j |1/q~_j - 1/q_j| exp((s_ij - 1)/tau) per anchor, and in the mean."""
+    sample = spaces.draw(40, TAU, spaces.generator(1))
+    for log_q in spaces.popularities(sample).values():
+        z, z_true = (
+            sampling.log_partition_from_popularity(sample.scores, q, TAU).exp() for q in (log_q, sample.log_q_true)
+        )
+        bound = math.exp(1 / TAU) * sampling.error_term(sample.scores, log_q, sample.log_q_true, TAU).item()
+        assert (z - z_true).abs().mean().item() <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [((4,), r"log_q has shape \(4,\)"), ((2, 4), r"log_q has shape \(2, 4\)")]
+)
+def test_error_term_names_a_wrong_shape(shape, message):
+    with pytest.raises(ValueError, match=message):
+        sampling.error_term(torch.zeros(3, 3), torch.zeros(shape), torch.zeros(3), TAU)

@@ -69,18 +69,51 @@ def comparison(label: str = "NUCLR") -> dict:
 
 def toy() -> dict:
     """Return the content of toy.json for two sizes."""
-    records, sampling = [], []
+    methods = ("mle", "gcl", "gcl_constant", "true_q", "nuclr", "nuclr_area")
+    content: dict[str, Any] = {"written_by": "nuclr toy", "seed": 0, "seconds": 1.5, "figures": ["error.svg"]}
+    parts = ("records", "sampling", "bias", "exponents", "constant", "learning", "finite", "slopes", "shown")
+    content |= {part: [] for part in parts}
     for tau in (0.2, 1.0):
         for n in (100, 200):
-            for method in ("mle", "gcl", "true_q", "nuclr", "nuclr_area"):
-                record = {"tau": tau, "n": n, "method": method, "seeds": 2, "error_mean": 1 / n, "error_q10": 0.5 / n}
-                record |= {"error_q90": 2 / n, "bound_term_mean": 3 / n, "rank_correlation_mean": 0.99}
-                records.append(record)
+            setting = {"tau": tau, "n": n, "seeds": 2}
+            for method in methods:
+                record = {**setting, "method": method, "rank_correlation_mean": 0.99}
+                content["records"].append(record | _spreads(n, "error", "bound_term", "error_term"))
+            for method in ("mle", "gcl", "nuclr"):
+                record = {**setting, "method": method, "bayes": 0.5, "w_mean": [[1.0, 0.0], [0.0, 1.0]]}
+                content["learning"].append(record | _spreads(n, "excess_risk", "zero_one", "bound"))
+            for method in ("mle", "gcl", "nuclr", "counts"):
+                record = {**setting, "method": method, "seen": 1.0}
+                content["finite"].append(record | _spreads(n, "error", "difference", "error_term"))
             for weights in ("balance", "uniform", "single"):
                 record = {"tau": tau, "n": n, "m": 1, "weights": weights, "source": "quadrature"}
                 record |= {f"relative_variance_{q}": v / n for q, v in (("median", 1), ("q10", 0.5), ("q90", 2))}
-                sampling.append(record)
-    return {"written_by": "nuclr toy", "seed": 0, "seconds": 1.5, "records": records, "sampling": sampling}
+                content["sampling"].append(record)
+        bias = {"tau": tau, "n": 100, "bias": 0.001, "low": -0.001, "high": 0.003, "repeats": 7}
+        content["bias"] += [bias | {"weights": weights} for weights in ("balance", "uniform")]
+        moments = {"tau": tau, "n": 100, "variance": 0.1, "second_moment": 0.2}
+        content["exponents"] += [moments | {"exponent": exponent} for exponent in (0.0, 1.0, 2.0)]
+        losses = {name: [0.1, 0.0, 0.1] for name in ("mle", "gcl", "nuclr")}
+        minimum = dict.fromkeys(losses, 1.0) | {"gcl": 0.625}
+        content["constant"].append({"tau": tau, "alpha": [0.5, 1.0, 1.5], "minimum": minimum, **losses})
+        fit = {"part": "records", "tau": tau, "quantity": "error", "slope": -0.515, "low": -0.6, "high": -0.4}
+        content["slopes"] += [fit | {"method": method} for method in methods]
+        points = [[0.5, 0.5], [-0.5, 0.5]]
+        shown = {
+            "tau": tau,
+            "n": 2,
+            "x": points,
+            "y": [[0.1, 0.9], [0.5, 0.5]],
+            "true": [1.0, 2.0],
+            "estimated": [1.1, 1.9],
+        }
+        maps = {"true_map": [[1.0, 2.0], [3.0, 4.0]], "estimated_map": [[1.0, 2.0], [3.0, 4.5]]}
+        content["shown"].append(shown | maps | {"rank_correlation": 0.9})
+    return content
+
+
+def _spreads(n: int, *names: str) -> dict[str, float]:
+    return {key: value for name in names for key, value in ((f"{name}_mean", 1 / n), (f"{name}_std", 0.1 / n))}
 
 
 def write_json(path: Path, content: dict) -> Path:

@@ -1,5 +1,6 @@
 """Popularity: how many queries would pick an item. `solve` finds it, `PopularityCorrection` corrects search."""
 
+from nuclr.popularity.conditional import sample_conditional
 from nuclr.popularity.correction import PopularityCorrection
 from nuclr.popularity.hubs import Hubness, hubness
 from nuclr.popularity.problem import Problem
@@ -14,5 +15,6 @@ __all__ = [
     "Result",
     "Solver",
     "hubness",
+    "sample_conditional",
     "solve",
 ]

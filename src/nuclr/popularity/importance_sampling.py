@@ -326,6 +326,39 @@ def bound_term(log_q: Array, log_q_true: Array) -> Tensor:
     return ((-log_q).exp() - (-log_q_true).exp()).abs().sum()
 
 
+def error_term(scores: Array, log_q: Array, log_q_true: Array, temperature: float) -> Tensor:
+    """Compute E = (1/n) sum_ij |1/q~_j - 1/q_j| exp((s_ij - 1)/tau), the error term as the paper defines it.
+
+    It weights `bound_term` by how much each sample contributes to the partition functions. With exp(1/tau)/Z_i in front
+    of its inner sum, each anchor's part bounds the relative error of Z_hat(x_i) that replacing q by q~ causes.
+
+    Args:
+        scores: s_ij, (n, n), anchors by samples.
+        log_q: Log of the approximate popularity, (n,), or one row per approximation, (m, n).
+        log_q_true: Log of the true popularity, (n,).
+        temperature: tau.
+
+    Returns:
+        A scalar, or (m,) for m approximations.
+
+    Raises:
+        ValueError: If a shape or type is wrong, scores are not finite, or the temperature is not positive.
+
+    Example:
+        >>> error_term(torch.ones(2, 2), torch.tensor([0.5, 0.5]).log(), torch.zeros(2), 0.1).item()
+        2.0
+
+    """
+    matrix, true = _scores_and_log_q(scores, log_q_true)
+    log_q = _floating("log_q", log_q)
+    if log_q.ndim > 2 or log_q.shape[-1] != len(true):
+        raise ValueError(f"log_q has shape {tuple(log_q.shape)}; it must be ({len(true)},) or (m, {len(true)})")
+    temperature = as_positive("temperature", temperature)
+    parts = torch.split(matrix, ROWS_AT_A_TIME)
+    weight = torch.stack([((rows - 1) / temperature).exp().sum(dim=0) for rows in parts]).sum(dim=0) / len(matrix)
+    return ((-log_q).exp() - (-true).exp()).abs() @ weight
+
+
 def _floating(name: str, value: Array) -> Tensor:
     tensor = as_tensor(name, value)
     if not tensor.is_floating_point() or not tensor.ndim:

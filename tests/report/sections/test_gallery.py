@@ -1,6 +1,7 @@
 """The gallery: which samples it shows, and their numbers."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,3 +42,26 @@ def test_statistics_of_a_side(side):
     assert 1 < side.effective_number() < 100
     assert side.top_share(0.5) == pytest.approx(POPULARITY[:50].sum() / 101 * 50.5 / 50)
     assert [chart.title for chart in popularity_charts(side)] == ["Popularity of the captions"]
+
+
+def test_cards_at_both_ends_of_zeta_are_added_and_compared(side):
+    zeta = np.roll(POPULARITY, 50)  # the largest zeta is that of sample 50
+    learned = replace(side, zeta=zeta)
+    cards = make_cards(learned, 20, lambda k: Face(f"caption {k}"))
+    groups = {card.number: card.group for card in cards}
+    assert groups[0] == "most" and groups[50] == "middle zeta-most" and groups[49] == "middle zeta-least"
+    assert groups[55] == "zeta-most" and len(cards) == len(groups)
+    [compared] = Gallery([learned], cards).by_zeta
+    assert compared.correlation == pytest.approx(learned.correlation(zeta))
+    (most, exact, by_zeta, both), (least, rarest, by_small_zeta, _) = compared.ends
+    assert (most, least, both) == ("Most popular", "Least popular", 0)
+    assert [card.number for card in exact] == [0, 1, 2, 3, 4, 5]
+    assert [card.number for card in by_zeta] == [50, 51, 52, 53, 54, 55]
+    assert [card.number for card in rarest] == [99, 98, 97, 96, 95, 94]
+    assert [card.number for card in by_small_zeta] == [49, 48, 47, 46, 45, 44]
+
+
+def test_without_a_learned_zeta_nothing_is_compared(side):
+    for zeta in (None, np.zeros(100)):
+        unlearned = replace(side, zeta=zeta)
+        assert Gallery([unlearned], make_cards(unlearned, 10, lambda k: Face(str(k)))).by_zeta == []

@@ -72,3 +72,20 @@ def test_a_draw_is_solved_with_its_inner_products_as_scores():
     assert sample.residual <= 1e-6
     zeta = solve(scores=sample.scores, temperature=0.2, tolerance=1e-9).zeta
     torch.testing.assert_close(0.2 * sample.log_q, zeta, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("tau", [0.05, 1.0])
+def test_expected_y_and_nodes_of_the_half_disc_agree_with_integrals(tau):
+    nodes, measure = spaces.square_nodes(40)
+    density = measure * spaces.log_density(ANCHORS, nodes, tau).exp()
+    torch.testing.assert_close(spaces.expected_y(ANCHORS, tau), density @ nodes)
+    x, weight = spaces.half_disc_nodes(12)
+    assert weight.sum().item() == pytest.approx(1)
+    assert (weight @ x[:, 1]).item() == pytest.approx(4 / (3 * math.pi))
+    assert (weight @ x.square().sum(dim=1)).item() == pytest.approx(0.5)
+
+
+def test_interpolation_returns_the_estimate_at_the_samples():
+    sample = spaces.draw(150, 0.2, spaces.generator(0))
+    log_q = spaces.popularities(sample)["nuclr"]
+    torch.testing.assert_close(spaces.interpolate(sample, log_q, sample.y, 0.2), log_q, rtol=0, atol=1e-4)

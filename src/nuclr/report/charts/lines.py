@@ -97,7 +97,10 @@ def tick_labels(ticks: list[float], percent: bool = False) -> list[str]:
 
 @dataclass(frozen=True)
 class Series:
-    """A curve through the points (x, y). `band` has a lower and an upper bound per point."""
+    """A curve through the points (x, y). `band` has a lower and an upper bound per point.
+
+    Few points are marked by dots unless `dots` is False.
+    """
 
     name: str
     x: list[float]
@@ -105,6 +108,7 @@ class Series:
     color: Color = 1
     dashed: bool = False
     band: tuple[list[float], list[float]] | None = None
+    dots: bool = True
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,7 @@ def _curve(s: Series, across: Scale, up: Scale) -> str:
     dashed = " dashed" if s.dashed else ""
     if len(points) > 1:
         inner += f'<path class="line{dashed}" d="{path(points)}"/>'
-    if len(points) <= 12:
+    if s.dots and len(points) <= 12:
         inner += "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in points)
     return f'<g {paint(s.color)} data-series="{escape(s.name)}">{inner}</g>'
 

@@ -20,6 +20,7 @@ from nuclr.runs.side_words import SideWords
 
 FLOOR = 1e-6  # the smallest popularity on an axis
 MOST_POINTS = 600  # of a scatter plot
+EXTREMES = 6  # samples at each end of the lists by exact popularity and by zeta
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class GallerySide:
         times = np.maximum(1, np.round(self.weight)).astype(np.int64)
         return rank_correlation(np.repeat(self.popularity, times), np.repeat(other, times))
 
+    @property
+    def has_zeta(self) -> bool:
+        """Whether training has learned a zeta that distinguishes the samples."""
+        return self.zeta is not None and bool(np.ptp(self.zeta) > 0)
+
     def top_share(self, part: float = 0.01) -> float:
         """Return the share of all popularity that the most popular `part` of the samples has."""
         mass = np.sort(self.popularity * self.weight)[::-1]
@@ -101,7 +107,11 @@ class Face:
 
 @dataclass(frozen=True)
 class Card:
-    """One sample in the gallery. `position` and `mean` are positions on the card's logarithmic scale, 0 to 1."""
+    """One sample in the gallery. `position` and `mean` are positions on the card's logarithmic scale, 0 to 1.
+
+    `group` says why it is shown: "most", "middle" or "least" by exact popularity, "zeta-most" or "zeta-least" by the
+    zeta of training, or one of each, separated by a space.
+    """
 
     side: str
     group: str
@@ -125,6 +135,11 @@ class Gallery:
 
     sides: list[GallerySide]
     cards: list[Card]
+
+    @property
+    def by_zeta(self) -> "list[ZetaComparison]":
+        """Per side whose zeta was learned in training: its extreme samples by exact popularity and by zeta."""
+        return [compare_zeta(side, self.cards) for side in self.sides if side.has_zeta]
 
     @property
     def columns(self) -> list[str]:
@@ -153,6 +168,36 @@ class Gallery:
             | {key: getattr(card, key) for key in optional if getattr(card, key) is not None}
             for card in self.cards
         ]
+
+
+@dataclass(frozen=True)
+class ZetaComparison:
+    """The most and least popular samples of a side by exact popularity and by the zeta of training.
+
+    Attributes:
+        words: what the samples are called.
+        correlation: rank correlation of exact popularity and zeta over all samples.
+        ends: per end of the order its title, the cards by exact popularity, those by zeta, and how many are in both.
+
+    """
+
+    words: SideWords
+    correlation: float
+    ends: list[tuple[str, list[Card], list[Card], int]]
+
+
+def compare_zeta(side: GallerySide, cards: list[Card]) -> ZetaComparison:
+    """Return the extreme cards of a side by exact popularity and by zeta; the side must have a zeta."""
+    assert side.zeta is not None
+    own = [card for card in cards if card.side == side.name]
+    ends = []
+    for title, group, sign in (("Most popular", "most", 1), ("Least popular", "least", -1)):
+        exact = [card for card in own if group in card.group.split()]
+        exact = sorted(exact, key=lambda card: sign * card.rank)[:EXTREMES]
+        learned = [card for card in own if f"zeta-{group}" in card.group.split()]
+        learned = sorted(learned, key=lambda card: sign * (card.zeta_rank or 0))
+        ends.append((title, exact, learned, len({card.number for card in exact} & {card.number for card in learned})))
+    return ZetaComparison(side.words, side.correlation(side.zeta), ends)
 
 
 def make_face(own: Item, other: Item | None, file: str = "", labels: dict[str, str] | None = None) -> Face:
@@ -206,7 +251,7 @@ def make_cards(side: GallerySide, count: int, face: Callable[[int], Face]) -> li
     low, high = (math.log10(max(float(v), FLOOR)) for v in (side.popularity.min(), side.popularity.max()))
     span = (high - low) or 1
     cards = []
-    for row, group in choose_cards(side.popularity, count):
+    for row, group in _choose_by_both(side, count).items():
         number, popularity = int(side.number[row]), float(side.popularity[row])
         cards.append(
             Card(
@@ -229,6 +274,18 @@ def make_cards(side: GallerySide, count: int, face: Callable[[int], Face]) -> li
     return cards
 
 
+def _choose_by_both(side: GallerySide, count: int) -> dict[int, str]:
+    """Return the rows to show with their groups: those of `choose_cards`, then the extreme ones by zeta."""
+    chosen = dict(choose_cards(side.popularity, count))
+    if side.has_zeta and side.zeta is not None:
+        order = np.argsort(-side.zeta, kind="stable").tolist()
+        ends = min(EXTREMES, len(order) // 2)
+        for group, rows in (("zeta-most", order[:ends]), ("zeta-least", order[len(order) - ends :])):
+            for row in rows:
+                chosen[row] = f"{chosen[row]} {group}" if row in chosen else group
+    return chosen
+
+
 def popularity_charts(side: GallerySide) -> list[Chart]:
     """Return a histogram, and a scatter plot against the zeta of training if it is known."""
     median = float(np.median(side.popularity))
@@ -243,7 +300,7 @@ def popularity_charts(side: GallerySide) -> list[Chart]:
     drawn = ""
     if len(shown) < len(side.popularity):
         drawn = f"{numbers.count(len(shown))} of {numbers.count(len(side.popularity))} drawn at random. "
-    if side.zeta is not None and np.ptp(side.zeta) > 0:
+    if side.has_zeta and side.zeta is not None:
         note = f"{drawn}Rank correlation {numbers.score(side.correlation(side.zeta))}."
         zeta = side.zeta[shown].tolist()
         labels = (f"Exact against zeta of training, {side.name}", exact, zeta, "exact popularity under this model")

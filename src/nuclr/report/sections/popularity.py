@@ -24,6 +24,7 @@ from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart
 from nuclr.report.items import Item, Items, shorten
 from nuclr.report.render import Table
+from nuclr.report.sections.conditional import Conditional, draw_conditional
 from nuclr.report.sections.gallery import Gallery, GallerySide, make_cards, pair_face, popularity_charts
 from nuclr.report.training_run import SAMPLES, Sample, TrainingRun
 from nuclr.runs.side_words import SideWords
@@ -120,7 +121,10 @@ class Findings:
 
 @dataclass(frozen=True)
 class Popularity:
-    """Content of the section. `hubness` compares plain and corrected search of the held-out pairs."""
+    """Content of the section. `hubness` compares plain and corrected search of the held-out pairs.
+
+    `conditional` has y drawn given x; None if both sides are views of the same items.
+    """
 
     x: SideWords
     y: SideWords
@@ -132,6 +136,7 @@ class Popularity:
     gallery: Gallery
     findings: Findings
     hubness: Table | None
+    conditional: Conditional | None
 
 
 def training_popularity(context: TrainingRun) -> Popularity:
@@ -147,7 +152,7 @@ def training_popularity(context: TrainingRun) -> Popularity:
         for key, side in sides.items()
         for card in make_cards(side, context.options.gallery, lambda number, key=key: pair_face(items, key, number))  # type: ignore[misc]
     ]
-    negatives = "y" in sides and not context.views
+    two_sides = "y" in sides and not context.views
     return Popularity(
         x=items.x_words,
         y=items.y_words,
@@ -158,7 +163,7 @@ def training_popularity(context: TrainingRun) -> Popularity:
         charts=[chart for side in sides.values() for chart in popularity_charts(side)],
         gallery=Gallery(list(sides.values()), cards),
         findings=Findings(
-            negatives=find_false_negatives(sample, sides["y"], items) if negatives else None,
+            negatives=find_false_negatives(sample, sides["y"], items) if two_sides else None,
             duplicates=[
                 list_duplicates([str(items.read(key, int(number))) for number in numbers_of[key]], side)
                 for key, side in sides.items()
@@ -166,6 +171,7 @@ def training_popularity(context: TrainingRun) -> Popularity:
             ],
         ),
         hubness=_hubness_table(context, sample, items),
+        conditional=draw_conditional(sample, sides["y"], items, temperature) if two_sides else None,
     )
 
 

@@ -66,7 +66,7 @@
   // The gallery: filter, sort, search, and download the shown cards as CSV.
   const source = one("#g-data");
   if (source) {
-    const data = JSON.parse(source.textContent), list = one(".cards");
+    const data = JSON.parse(source.textContent), list = one(".gallery .cards");
     const cards = all(".card", list), side = one("#g-side"), group = one("#g-group"), sort = one("#g-sort");
     const words = one("#g-text"), count = one("#g-count"), empty = one(".empty");
     let shown = [];
@@ -81,7 +81,7 @@
     const texts = data.map((d) => Object.entries(d).map(([k, v]) => (unsearched.includes(k) ? "" : v ?? "")).join(" ").toLowerCase());
     const update = () => {
       const terms = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-      const fits = (d, i) => (!side.value || d.side === side.value) && (!group.value || d.group === group.value)
+      const fits = (d, i) => (!side.value || d.side === side.value) && (!group.value || d.group.split(" ").includes(group.value))
         && terms.every((w) => texts[i].includes(w));
       shown = data.map((_, i) => i).filter((i) => fits(data[i], i)).sort(order);
       const visible = new Set(shown);

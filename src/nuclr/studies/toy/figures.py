@@ -12,15 +12,24 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from nuclr.evaluation import rank_correlation
-from nuclr.popularity import importance_sampling as sampling
 from nuclr.studies import figure_style
 from nuclr.studies.toy import spaces
 from nuclr.studies.toy.spaces import TEMPERATURES, Draw, draw, generator, popularities
 
-NAMES = ("spaces", "popularity_maps", "popularity_distributions", "error", "bound_term", "sampling_variance")
+NAMES = (
+    "spaces",
+    "popularity_maps",
+    "popularity_distributions",
+    "error",
+    "error_term",
+    "bound_term",
+    "sampling_variance",
+    "excess_risk",
+)
 
 _METHODS = {
     "gcl": ("GCL: uniform popularity", figure_style.ORANGE, "s", "-"),
+    "gcl_constant": ("GCL with its best constant", figure_style.AMBER, "P", "--"),
     "mle": ("MLE: exact partition function", figure_style.INK, "o", "-"),
     "true_q": ("true popularity", figure_style.GREEN, "v", ":"),
     "nuclr": ("NUCLR: estimated, scale from the maxima", figure_style.BLUE, "D", "-"),
@@ -37,7 +46,7 @@ def write_figures(study: dict[str, Any], folder: Path, shown_n: int, base_seed: 
     """Draw all figures into a folder.
 
     Args:
-        study: `records` of the study, and `sampling`, the records of `variance`.
+        study: The content of toy.json.
         folder: Existing folder to write to.
         shown_n: Number of pairs in the figures that show a single sample.
         base_seed: Start of the random numbers.
@@ -48,9 +57,11 @@ def write_figures(study: dict[str, Any], folder: Path, shown_n: int, base_seed: 
         _spaces(samples, folder)
         _maps(samples, folder)
         _distributions(samples, folder)
-        _error(study["records"], folder)
-        _bound_term(study["records"], folder)
+        _error(study, folder)
+        _popularity_error(study, folder, "error_term", "The error term  (1/n) Σᵢⱼ |1/q̃ⱼ - 1/qⱼ| exp((sᵢⱼ - 1)/τ)")
+        _popularity_error(study, folder, "bound_term", "The sum  Σⱼ |1/q̃ⱼ - 1/qⱼ|")
         _variance(study["sampling"], folder)
+        _excess_risk(study, folder)
 
 
 def _spaces(samples: dict[float, Draw], folder: Path) -> None:
@@ -95,7 +106,7 @@ def _maps(samples: dict[float, Draw], folder: Path) -> None:
     for row, (tau, sample) in zip(grid, samples.items(), strict=True):
         log_q = popularities(sample)["nuclr"]
         true = (spaces.log_popularity(sample.x, nodes, tau).exp() / n).numpy()
-        estimated = (interpolate(sample, log_q, nodes, tau).exp() / n).numpy()
+        estimated = (spaces.interpolate(sample, log_q, nodes, tau).exp() / n).numpy()
         levels = MaxNLocator(24).tick_values(min(true.min(), estimated.min()), max(true.max(), estimated.max()))
         for axes, values, name in ((row[0], true, "true"), (row[1], estimated, "estimated at the dots, interpolated")):
             filled = axes.contourf(side, side, values.reshape(61, 61).T, levels=levels, cmap="viridis")
@@ -110,15 +121,6 @@ def _maps(samples: dict[float, Draw], folder: Path) -> None:
         row[2].set(title=f"τ = {tau}: rank correlation {correlation:.4f}", aspect="equal")
         row[2].set(xlabel="true q(y)/n", ylabel="estimated q(y)/n")
     figure_style.save(figure, folder, "popularity_maps")
-
-
-def interpolate(sample: Draw, log_q: Tensor, nodes: Tensor, temperature: float) -> Tensor:
-    """Extend an estimated popularity to other y by its fixed-point equation q(y) = sum_i exp(s(x_i,y)/tau)/Z_i.
-
-    At the samples themselves the result is `log_q`, including its constant.
-    """
-    log_z = sampling.log_partition_from_popularity(sample.scores, log_q, temperature)
-    return (sample.x @ nodes.T / temperature - log_z[:, None]).logsumexp(dim=0)
 
 
 def _distributions(samples: dict[float, Draw], folder: Path) -> None:
@@ -141,30 +143,62 @@ def _distributions(samples: dict[float, Draw], folder: Path) -> None:
     figure_style.save(figure, folder, "popularity_distributions")
 
 
-def _error(records: list[dict[str, Any]], folder: Path) -> None:
-    seeds = min(r["seeds"] for r in records)
+def _error(study: dict[str, Any], folder: Path) -> None:
+    seeds = min(r["seeds"] for r in study["records"])
     title = f"Generalization error |empirical risk - true risk|: mean of {seeds} or more samples, band 10 to 90 %"
     figure, [row] = figure_style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
     for axes, tau in zip(row, TEMPERATURES, strict=True):
-        _lines(axes, records, tau, lambda r: (r["error_mean"], r["error_q10"], r["error_q90"]), tuple(_METHODS))
+        _lines(
+            axes, study["records"], tau, lambda r: (r["error_mean"], r["error_q10"], r["error_q90"]), tuple(_METHODS)
+        )
+        _slopes(axes, study, tau, "error", "records", "mle", -0.5)
         axes.set(title=f"τ = {tau}", ylabel="generalization error", ylim=(3e-4, 0.2))
     _legend_below(figure, row[0])
     figure_style.save(figure, folder, "error")
 
 
-def _bound_term(records: list[dict[str, Any]], folder: Path) -> None:
-    title = "The bound's error term  Σⱼ |1/q̃ⱼ - 1/qⱼ|  of an approximate popularity q̃, mean ± standard deviation"
+def _popularity_error(study: dict[str, Any], folder: Path, key: str, title: str) -> None:
+    title += " of an approximate popularity q̃, mean ± standard deviation"
     figure, [row] = figure_style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
+    for axes, tau in zip(row, TEMPERATURES, strict=True):
+        _lines(axes, study["records"], tau, _around_mean(key), ("gcl", "gcl_constant", "nuclr", "nuclr_area"))
+        _slopes(axes, study, tau, key, "records", "nuclr", -0.5)
+        axes.set(title=f"τ = {tau}", ylabel="error of the popularity")
+    _legend_below(figure, row[0])
+    figure_style.save(figure, folder, key)
 
+
+def _excess_risk(study: dict[str, Any], folder: Path) -> None:
+    title = "Learning W in s = xᵀWy: excess true risk, mean ± standard deviation"
+    figure, [row] = figure_style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
+    for axes, tau in zip(row, TEMPERATURES, strict=True):
+        _lines(axes, study["learning"], tau, _around_mean("excess_risk"), ("gcl", "mle", "nuclr"))
+        _slopes(axes, study, tau, "excess_risk", "learning", "mle", -1.0)
+        axes.set(title=f"τ = {tau}", ylabel="excess true risk")
+    _legend_below(figure, row[0])
+    figure_style.save(figure, folder, "excess_risk")
+
+
+def _around_mean(key: str) -> Callable[[dict[str, Any]], tuple[float, float, float]]:
     def band(r: dict[str, Any]) -> tuple[float, float, float]:
-        mean, std = r["bound_term_mean"], r["bound_term_std"]
+        mean, std = r[f"{key}_mean"], r[f"{key}_std"]
         return mean, max(mean - std, mean / 10), mean + std
 
-    for axes, tau in zip(row, TEMPERATURES, strict=True):
-        _lines(axes, records, tau, band, ("gcl", "nuclr", "nuclr_area"))
-        axes.set(title=f"τ = {tau}", ylabel="error term")
-    _legend_below(figure, row[0])
-    figure_style.save(figure, folder, "bound_term")
+    return band
+
+
+def _slopes(axes: Axes, study: dict[str, Any], tau: float, key: str, part: str, below: str, exponent: float) -> None:
+    """Print the fitted slope of each curve at its end, and draw a guide of the given exponent below one of them."""
+    for fit in study["slopes"]:
+        rows = [r for r in study[part] if (r["tau"], r["method"]) == (tau, fit["method"])]
+        if (fit["part"], fit["tau"], fit["quantity"]) == (part, tau, key) and fit["method"] != "true_q" and rows:
+            at, color = (rows[-1]["n"], rows[-1][f"{key}_mean"]), _METHODS[fit["method"]][1]
+            place = {"xytext": (6, -3), "textcoords": "offset points", "annotation_clip": False}
+            axes.annotate(f"{fit['slope']:.2f}", at, color=color, fontsize=8, **place)
+    rows = [r for r in study[part] if (r["tau"], r["method"]) == (tau, below)]
+    sizes = np.array([rows[0]["n"], rows[-1]["n"]])
+    guide = rows[0][f"{key}_mean"] / 2 * (sizes / sizes[0]) ** exponent
+    axes.plot(sizes, guide, color=figure_style.GREY, linewidth=1, linestyle="--", label=f"guide: slope {exponent:g}")
 
 
 def _lines(

@@ -83,6 +83,21 @@ def square_nodes(per_axis: int) -> tuple[Tensor, Tensor]:
     return torch.cartesian_prod(nodes, nodes), torch.outer(weights, weights).flatten()
 
 
+def half_disc_nodes(per_axis: int) -> tuple[Tensor, Tensor]:
+    """Return quadrature nodes (g, 2) of the upper half disc and their weights (g,), which sum to one: E_x f(x)."""
+    unit, weight = square_nodes(per_axis)
+    radius, angle = unit[:, 0], math.pi * unit[:, 1]
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), 2 * radius * weight
+
+
+def expected_y(x: Tensor, temperature: float) -> Tensor:
+    """Return E[y|x_i], (n, 2)."""
+    a = x / temperature
+    tiny = a.abs() < 1e-4  # the two terms are nearly equal there
+    safe = torch.where(tiny, 1.0, a)
+    return torch.where(tiny, 0.5 + a / 12, 1 / -torch.expm1(-safe) - 1 / safe)
+
+
 @dataclass(frozen=True)
 class Draw:
     """One sample of n pairs with its true and its estimated popularity.
@@ -129,11 +144,28 @@ def draw(n: int, temperature: float, stream: Generator) -> Draw:
     )
 
 
-def popularities(sample: Draw) -> dict[str, Tensor]:
-    """Return log q_j of every method that uses a popularity."""
+def popularities(sample: Draw, gcl_log_constant: float = 0.0) -> dict[str, Tensor]:
+    """Return log q_j of every method that uses a popularity.
+
+    Args:
+        sample: The sample.
+        gcl_log_constant: log k of the uniform popularity q = k n of "gcl_constant" (see `constant`).
+
+    """
+    uniform = sampling.uniform_log_popularity(sample.scores)
     return {
-        "gcl": sampling.uniform_log_popularity(sample.scores),
+        "gcl": uniform,
+        "gcl_constant": uniform + gcl_log_constant,
         "true_q": sample.log_q_true,
         "nuclr": sampling.scale_to_maximum(sample.log_q, sample.log_q_true),
         "nuclr_area": sampling.scale_to_area(sample.log_q, AREA_OF_Y),
     }
+
+
+def interpolate(sample: Draw, log_q: Tensor, nodes: Tensor, temperature: float) -> Tensor:
+    """Extend an estimated popularity to other y by its fixed-point equation q(y) = sum_i exp(s(x_i,y)/tau)/Z_i.
+
+    At the samples themselves the result is `log_q`, including its constant.
+    """
+    log_z = sampling.log_partition_from_popularity(sample.scores, log_q, temperature)
+    return (sample.x @ nodes.T / temperature - log_z[:, None]).logsumexp(dim=0)

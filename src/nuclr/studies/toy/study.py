@@ -5,11 +5,16 @@ computed with
 
 - "mle": the exact partition function,
 - "gcl": a uniform popularity q = n,
+- "gcl_constant": a uniform popularity q = k n with the k that makes the error vanish as n grows (see `constant`),
 - "true_q": the true popularity,
 - "nuclr": the popularity from the convex problem, its constant from the ratio of maxima (as in the paper),
 - "nuclr_area": the same, its constant from sum_j 1/q_j = area of Y, which does not need the true popularity,
 
-and compared with the true risk: error = |empirical risk - true risk|.
+and compared with the true risk: error = |empirical risk - true risk|. The error of the popularity itself is the sum
+over j of |1/q~_j - 1/q_j| ("bound_term") and the paper's error term, which weights this sum ("error_term").
+
+The other parts of the study are in `weights` (importance sampling), `constant` (what a constant can fix), `learning`
+(learning the model) and `finite` (a finite Y).
 """
 
 import time
@@ -19,19 +24,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import nuclr
 from nuclr import files
 from nuclr.evaluation import rank_correlation
 from nuclr.popularity import importance_sampling as sampling
 from nuclr.studies import figure_style
-from nuclr.studies.toy import figures, spaces
+from nuclr.studies.toy import constant, figures, finite, learning, spaces
+from nuclr.studies.toy.slopes import mean_std, slopes
 from nuclr.studies.toy.spaces import TEMPERATURES, Draw, draw, generator, popularities
+from nuclr.studies.toy.weights import compare_weights
 
 SIZES = (100, 200, 400, 800, 1600, 3200)
-METHODS = ("mle", "gcl", "true_q", "nuclr", "nuclr_area")
+METHODS = ("mle", "gcl", "gcl_constant", "true_q", "nuclr", "nuclr_area")
+SAME_UP_TO_A_FACTOR = {"gcl_constant": "gcl", "nuclr_area": "nuclr"}  # a factor k of q lowers the risk by tau log k
+FITTED = (  # parts and quantities whose slope against n is fitted
+    ("records", "error"),
+    ("records", "bound_term"),
+    ("records", "error_term"),
+    ("learning", "excess_risk"),
+    ("learning", "zero_one"),
+    ("finite", "error"),
+    ("finite", "error_term"),
+)
 TRUE_RISK_PAIRS = 50_000
+SHOWN_N = 100  # pairs of the figures that show one sample, as in the paper
+MAP_SIDE = 25  # nodes per axis of the maps of popularity
 COMMAND = "nuclr toy"
 SUMMARY = "toy.json"
 
@@ -63,8 +81,13 @@ def write_study(
     files.prepare_folder(folder, COMMAND, SUMMARY, [SUMMARY, *pictures])
     start = time.perf_counter()
     result = run_study(seeds, sizes, base_seed, advance)
-    result["sampling"] = sampling_variances(sizes, base_seed=base_seed)
-    figures.write_figures(result, folder, shown_n=min(800, sizes[-1]), base_seed=base_seed)
+    result |= compare_weights(sizes, base_seed)
+    result["constant"] = [constant.risks_along_alpha(tau) for tau in TEMPERATURES]
+    result["learning"] = learning.learn_and_judge(seeds, sizes, base_seed, advance)
+    result["finite"] = finite.finite_study(seeds, sizes, base_seed, advance)
+    result["slopes"] = [fit for part, key in FITTED for fit in slopes(result, part, key)]
+    result["shown"] = [show_sample(tau, base_seed) for tau in TEMPERATURES]
+    figures.write_figures(result, folder, SHOWN_N, base_seed)
     content = {
         "written_by": COMMAND,
         "version": nuclr.__version__,
@@ -96,30 +119,71 @@ def run_study(
     risks, records = [], []
     for t, temperature in enumerate(TEMPERATURES):
         truth = spaces.true_risk(temperature, TRUE_RISK_PAIRS, base_seed)
-        risks.append({"tau": temperature, "value": truth, "pairs": TRUE_RISK_PAIRS})
+        log_k = constant.gcl_log_constant(temperature)
+        risks.append({"tau": temperature, "value": truth, "pairs": TRUE_RISK_PAIRS, "gcl_log_constant": log_k})
         for n in sizes:
             samples = []
             for seed in range(seeds_at(n, seeds, sizes)):
-                samples.append(measure(draw(n, temperature, generator(base_seed, t, n, seed)), temperature))
+                samples.append(measure(draw(n, temperature, generator(base_seed, t, n, seed)), temperature, log_k))
                 advance(n * n)
             records += list(_summaries(samples, truth, tau=temperature, n=n))
     return {"true_risk": risks, "records": records}
 
 
-def measure(sample: Draw, temperature: float) -> dict[str, dict[str, float]]:
-    """Return, per method, its empirical risk and, if it uses a popularity, the bound's error term.
+def measure(sample: Draw, temperature: float, gcl_log_constant: float) -> dict[str, dict[str, float]]:
+    """Return, per method, its empirical risk and, if it uses a popularity, both error terms of the popularity.
 
     The methods that estimate the popularity also have its rank correlation with the truth.
     """
     log_z = spaces.log_partition(sample.x, temperature)
     exact = sampling.empirical_risk(sample.scores.diagonal(), log_z, temperature)
     values: dict[str, dict[str, float]] = {"mle": {"risk": exact.item()}}
-    for method, log_q in popularities(sample).items():
-        risk = sampling.empirical_risk_from_popularity(sample.scores, log_q, temperature)
-        values[method] = {"risk": risk.item(), "bound_term": sampling.bound_term(log_q, sample.log_q_true).item()}
+    by_method = popularities(sample, gcl_log_constant)
+    terms = sampling.error_term(sample.scores, torch.stack(list(by_method.values())), sample.log_q_true, temperature)
+    for (method, log_q), term in zip(by_method.items(), terms.tolist(), strict=True):
+        if method in SAME_UP_TO_A_FACTOR:
+            other = SAME_UP_TO_A_FACTOR[method]
+            risk = values[other]["risk"] - temperature * (log_q - by_method[other])[0].item()
+        else:
+            risk = sampling.empirical_risk_from_popularity(sample.scores, log_q, temperature).item()
+        values[method] = {
+            "risk": risk,
+            "bound_term": sampling.bound_term(log_q, sample.log_q_true).item(),
+            "error_term": term,
+        }
         if method.startswith("nuclr"):
             values[method]["rank_correlation"] = rank_correlation(log_q, sample.log_q_true)
     return values
+
+
+def show_sample(temperature: float, base_seed: int) -> dict[str, Any]:
+    """Return one sample of `SHOWN_N` pairs for the figures: its points, and maps of true and estimated q(y)/n.
+
+    Maps are lists of rows from y_2 = 0 to 1; a row goes from y_1 = 0 to 1.
+    """
+    sample = draw(SHOWN_N, temperature, generator(base_seed, TEMPERATURES.index(temperature), SHOWN_N, 0))
+    log_q = popularities(sample)["nuclr"]
+    side = torch.linspace(0, 1, MAP_SIDE, dtype=torch.float64)
+    nodes = torch.cartesian_prod(side, side).flip(1)
+    maps = {
+        "true_map": spaces.log_popularity(sample.x, nodes, temperature),
+        "estimated_map": spaces.interpolate(sample, log_q, nodes, temperature),
+    }
+    points = {"x": sample.x, "y": sample.y}
+    popularity = {"true": sample.log_q_true, "estimated": log_q}
+    return {
+        "tau": temperature,
+        "n": SHOWN_N,
+        **{name: _rounded(values) for name, values in points.items()},
+        **{name: _rounded(values.exp() / SHOWN_N) for name, values in popularity.items()},
+        **{name: _rounded((values.exp() / SHOWN_N).reshape(MAP_SIDE, MAP_SIDE)) for name, values in maps.items()},
+        "rank_correlation": rank_correlation(log_q, sample.log_q_true),
+    }
+
+
+def _rounded(values: torch.Tensor) -> list[Any]:
+    rounded: list[Any] = np.round(values.numpy(), 5).tolist()
+    return rounded
 
 
 def seeds_at(n: int, seeds: int, sizes: tuple[int, ...]) -> int:
@@ -128,8 +192,10 @@ def seeds_at(n: int, seeds: int, sizes: tuple[int, ...]) -> int:
 
 
 def total_work(seeds: int, sizes: tuple[int, ...]) -> int:
-    """Return the total that `run_study` reports through `advance`."""
-    return len(TEMPERATURES) * sum(seeds_at(n, seeds, sizes) * n * n for n in sizes)
+    """Return the total that `write_study` reports through `advance`."""
+    work = sum(seeds_at(n, seeds, sizes) * n * n for n in sizes)
+    work += sum(learning.seeds_at(n, seeds) * n * n for n in learning.learning_sizes(sizes))
+    return len(TEMPERATURES) * (work + seeds * sum(n * n for n in finite.finite_sizes(sizes)))
 
 
 def _summaries(samples: list[dict[str, dict[str, float]]], truth: float, **setting: float) -> Iterator[dict[str, Any]]:
@@ -141,100 +207,12 @@ def _summaries(samples: list[dict[str, dict[str, float]]], truth: float, **setti
             **setting,
             "method": method,
             "seeds": len(samples),
-            **_mean_std("error", error),
+            **mean_std("error", error),
             "error_q10": float(low),
             "error_q90": float(high),
-            **_mean_std("bias", bias),
+            **mean_std("bias", bias),
         }
-        for key in ("bound_term", "rank_correlation"):
+        for key in ("bound_term", "error_term", "rank_correlation"):
             if key in samples[0][method]:
-                record |= _mean_std(key, np.array([sample[method][key] for sample in samples]))
+                record |= mean_std(key, np.array([sample[method][key] for sample in samples]))
         yield record
-
-
-def _mean_std(name: str, values: np.ndarray) -> dict[str, float]:
-    return {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1)) if len(values) > 1 else 0.0}
-
-
-# -- variance of the estimate of the partition function ----------------------------------------------------------------
-
-
-WEIGHTS: tuple[sampling.Heuristic, ...] = ("balance", "uniform", "single")
-NODES_PER_AXIS = 32
-REPEATS = 400
-SAMPLES_PER_PROPOSAL = (1, 4, 16)
-SINGLE = 32  # proposals tried one at a time
-
-
-def sampling_variances(sizes: tuple[int, ...], targets: int = 32, base_seed: int = 0) -> list[dict[str, Any]]:
-    """Compute the relative variance Var Z_hat(x) / Z(x)^2, its median and its 10 % and 90 % quantiles over anchors x.
-
-    All three weights use the same number m n of samples: "single" draws them all from the proposal of one anchor, and
-    its median is also over several choices of that anchor.
-
-    Args:
-        sizes: Numbers of proposals n.
-        targets: Number of anchors x.
-        base_seed: Start of the random numbers.
-
-    Returns:
-        One record per temperature, n, m, weights and source ("quadrature" or "repeated draws").
-
-    """
-    records = []
-    for t, temperature in enumerate(TEMPERATURES):
-        stream = generator(base_seed, t)
-        target = spaces.sample_x(targets, stream)
-        anchors = spaces.sample_x(max(sizes), stream)
-        for n in sizes:
-            x = anchors[:n]
-            for weights in WEIGHTS:
-                values = by_quadrature(target, x, temperature, weights)
-                records.append(_record(temperature, n, 1, weights, "quadrature", values))
-        for m in SAMPLES_PER_PROPOSAL:
-            values = by_repetition(target, anchors[: sizes[0]], temperature, "balance", m, base_seed)
-            records.append(_record(temperature, sizes[0], m, "balance", "repeated draws", values))
-    return records
-
-
-def by_quadrature(target: Tensor, x: Tensor, temperature: float, weights: sampling.Heuristic) -> Tensor:
-    """Return Var Z_hat / Z^2 with m = 1, (targets,), or (targets * SINGLE,) for "single", one part per proposal."""
-    nodes, measure = spaces.square_nodes(NODES_PER_AXIS)
-    log_density = spaces.log_density(x, nodes, temperature).T
-    log_integrand = spaces.log_density(target, nodes, temperature)
-    if weights == "single":
-        alone = (log_density[:, k : k + 1] for k in range(min(SINGLE, len(x))))
-        return torch.cat([sampling.variance(log_integrand, p, torch.zeros_like(p), measure, len(x)) for p in alone])
-    return sampling.variance(log_integrand, log_density, sampling.log_weights(log_density, weights), measure)
-
-
-def by_repetition(
-    target: Tensor, x: Tensor, temperature: float, weights: sampling.Heuristic, m: int, base_seed: int
-) -> Tensor:
-    """Return the variance of `REPEATS` independent estimates of Z_hat / Z with m samples per proposal, (targets,)."""
-    stream = generator(base_seed, m, len(x))
-    log_z = spaces.log_partition(target, temperature)
-    proposal = torch.arange(len(x))
-    estimates = []
-    for _ in range(REPEATS):
-        y = spaces.sample_y(x, temperature, stream, m).flatten(0, 1)
-        log_density = spaces.log_density(x, y, temperature).T.reshape(len(x), m, len(x))
-        log_weight = sampling.log_weights(log_density, weights)
-        log_integrand = (target @ y.T / temperature).reshape(-1, len(x), m)
-        own = log_density[proposal, :, proposal], log_weight[proposal, :, proposal]
-        estimates.append((sampling.log_partition(log_integrand, *own) - log_z).exp())
-    return torch.stack(estimates).var(dim=0)
-
-
-def _record(tau: float, n: int, m: int, weights: str, source: str, values: Tensor) -> dict[str, Any]:
-    low, median, high = values.quantile(torch.tensor([0.1, 0.5, 0.9], dtype=values.dtype)).tolist()
-    return {
-        "tau": tau,
-        "n": n,
-        "m": m,
-        "weights": weights,
-        "source": source,
-        "relative_variance_median": median,
-        "relative_variance_q10": low,
-        "relative_variance_q90": high,
-    }

@@ -1,0 +1,93 @@
+"""Draws of y given x: their probabilities against loops in float64, tiles, devices and wrong inputs."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from nuclr.popularity import conditional, sample_conditional, solve
+
+TAU = 0.4
+
+
+def features(n: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return normalize(torch.randn(n, 3, dtype=torch.float64, generator=generator), dim=1).to(dtype)
+
+
+def probabilities(x: torch.Tensor, y: torch.Tensor, q: list[float]) -> list[float]:
+    """Return exp(s/tau) / q, normalized, by a loop."""
+    weights = [math.exp(sum(float(a * b) for a, b in zip(x, row, strict=True)) / TAU) / q[j] for j, row in enumerate(y)]
+    return [w / sum(weights) for w in weights]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_have_the_probabilities_of_the_formula(dtype):
+    """A chi-square statistic of 20,000 draws with six degrees of freedom; 27.9 has a probability of 1e-4."""
+    x, y = features(3, 0), features(7, 1)
+    q = [0.2, 3.0, 1.0, 0.5, 2.0, 1.5, 0.8]
+    zeta = [TAU * math.log(value) + 0.7 for value in q]  # a constant has no effect
+    generator = torch.Generator().manual_seed(2)
+    drawn = sample_conditional(x.to(dtype), y.to(dtype), zeta, temperature=TAU, count=20_000, generator=generator)
+    assert drawn.shape == (3, 20_000)
+    for i in range(3):
+        expected = 20_000 * np.array(probabilities(x[i], y, q))
+        observed = np.bincount(drawn[i].numpy(), minlength=7)
+        assert ((observed - expected) ** 2 / expected).sum() < 27.9
+
+
+def test_draws_are_the_inverse_of_the_cumulative_probabilities():
+    x, y = features(2, 3), features(9, 4)
+    q = [1.0 + 0.3 * j for j in range(9)]
+    zeta = TAU * torch.tensor(q, dtype=torch.float64).log()
+    drawn = sample_conditional(x, y, zeta, temperature=TAU, count=50, generator=torch.Generator().manual_seed(5))
+    uniform = torch.rand(2, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    for i in range(2):
+        cumulative = np.cumsum(probabilities(x[i], y, q))
+        for k in range(50):
+            assert drawn[i, k] == next(j for j in range(9) if cumulative[j] > float(uniform[i, k]))
+
+
+def test_tiles_do_not_change_the_draws(monkeypatch):
+    x, y = features(10, 6), features(8, 7)
+    zeta = solve(x, y, temperature=TAU).zeta
+
+    def draw() -> torch.Tensor:
+        return sample_conditional(x, y, zeta, temperature=TAU, count=5, generator=torch.Generator().manual_seed(8))
+
+    whole = draw()
+    monkeypatch.setattr(conditional, "ENTRIES", 1)  # one anchor at a time
+    assert torch.equal(draw(), whole)
+
+
+def test_an_item_of_probability_zero_is_never_drawn():
+    x = torch.tensor([[1.0, 0.0]])
+    y = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+    drawn = sample_conditional(x, y, [0.0, 0.0, 0.0], temperature=1e-3, count=1000)
+    assert drawn.unique().tolist() == [1]
+
+
+def test_numpy_arrays_and_scaling():
+    x, y = features(2, 9).numpy() * 3, features(4, 10).numpy()
+    drawn = sample_conditional(x, y, np.zeros(4), temperature=TAU, normalize=True)
+    assert drawn.shape == (2, 1) and drawn.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"zeta": torch.zeros(3)}, "zeta"),
+        ({"count": 0}, "count=0; must be a whole number of at least 1"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"y": torch.eye(4)}, "x has 3 columns and y 4"),
+        ({"y": 2 * torch.eye(3)}, "y: row 0 has norm 2"),
+        ({"y": torch.empty(0, 3), "zeta": []}, "y has no rows"),
+    ],
+)
+def test_wrong_inputs_are_named(changes, message):
+    arguments = {"x": torch.eye(3), "y": torch.eye(3)[:2], "zeta": torch.zeros(2), "temperature": TAU, "count": 1}
+    arguments |= changes
+    with pytest.raises(ValueError, match=message):
+        sample_conditional(arguments.pop("x"), arguments.pop("y"), arguments.pop("zeta"), **arguments)
