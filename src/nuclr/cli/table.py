@@ -188,7 +188,7 @@ def _list_runs(runs: Sequence["PlannedRun"], processes: int) -> None:
             text = f", training {'unknown' if seconds is None else 'about ' + duration(seconds)}"
         typer.echo(printable(f"{where}, seed {run.seed}: {states[run.name]}{text}"))
         if states[run.name] != "done":
-            typer.echo(printable(f"    {run.shell_line(processes)}"))
+            typer.echo(printable(f"    {shlex.join(_next_command(run, processes))}"))
     known = f"about {duration(total)} of training" if len(remaining) > unknown else "an unknown time"
     more = f", without {unknown} whose time is unknown" if unknown and unknown < len(remaining) else ""
     typer.echo(f"{len(remaining)} of {len(runs)} runs are not done: {known}{more}")
@@ -196,6 +196,11 @@ def _list_runs(runs: Sequence["PlannedRun"], processes: int) -> None:
         typer.echo(printable(f"time: {source}"))
     for line in problems((run.located(column), run.settings.data) for run in remaining for column in run.columns):
         typer.echo(printable(f"before training: {line}"))
+
+
+def _next_command(run: "PlannedRun", processes: int) -> list[str]:
+    """Return the command that a run needs next."""
+    return run.evaluate_commands(run.missing_columns())[0][0] if run.trained else run.train_command(processes)
 
 
 def _print_commands(

@@ -19,6 +19,7 @@ refused with a suggestion.
 import difflib
 import glob
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -265,7 +266,7 @@ class _Reader:
     def file(self, value: Any, key: str) -> Path:
         """Return the file, looked for in the table file's folder and in the working directory."""
         text = _text(value, f"{self.where}{key}")
-        places = list(dict.fromkeys([self.folder / text, Path(text)]))
+        places = list(dict.fromkeys(Path(os.path.normpath(place)) for place in (self.folder / text, Path(text))))
         for place in places:
             if place.is_file():
                 return place
