@@ -7,8 +7,8 @@ import pytest
 from nuclr.errors import UserError
 from nuclr.objectives import CLIP, names, options, register, unregister
 from nuclr.runs.components import make_objective
-from nuclr.runs.settings import Data, Settings
 from nuclr.runs.content import content, content_hash
+from nuclr.runs.settings import Data, Settings
 from nuclr.studies.compare import plan
 
 BASE = Settings(data=Data(train="train.npz", val="val.npz"))

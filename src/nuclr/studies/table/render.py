@@ -190,7 +190,7 @@ def comma_separated(content: dict[str, Any]) -> str:
                 *map(_decimal, mean_and_std),
                 int(title in row["best"]),
                 *map(_decimal, numbers),
-                *map(_decimal, cell["per_seed"] if cell else ()),
+                *map(_decimal, [*(cell["per_seed"] if cell else []), *[None] * most][:most]),
             ]
         )
     return text.getvalue()
