@@ -79,7 +79,8 @@ def _block(table: Table, block: Block, runs: Sequence[PlannedRun], tests: Path) 
         found.append(results)
         rows.append(_row(row, label, objective, columns, results, names, table.mean, own))
     for k, column in enumerate(columns):
-        evaluations.check_same_set(column, [one[k] for results in found for one in results if one[k] is not None])
+        of_column = [one[k] for results in found for one in results]
+        evaluations.check_same_set(column, [result for result in of_column if result is not None])
     titles = [column.title for column in columns] + ([MEAN] if table.mean and len(columns) > 1 else [])
     for title in titles:
         _mark_best(rows, title)

@@ -208,8 +208,8 @@ class _Reader:
         kind = values.get("kind") or self.kind_of(test, f"{key}.test")
         if kind not in KINDS:
             raise UserError(f"{self.where}{key}.kind is {kind!r}; allowed: {', '.join(KINDS)}")
-        known = RETRIEVAL if kind == "retrieval" else CLASSIFICATION
-        if test.partition(":")[0] in {*RETRIEVAL, *CLASSIFICATION} and test.partition(":")[0] not in known:
+        other = CLASSIFICATION if kind == "retrieval" else RETRIEVAL
+        if test.partition(":")[0] in list(other):
             raise UserError(f"{self.where}{key}.kind is {kind!r}, but {test} is for the other kind; leave kind out")
         metric = _text(values.get("metric", METRICS[kind]), f"{self.where}{key}.metric")
         if kind == "classification" and metric not in CLASS_METRICS:
