@@ -40,6 +40,13 @@ def test_labels_that_differ_only_in_signs_have_folders_of_their_own(tmp_path):
     assert names == ["clip-seed0", "clip-seed0-2"]
 
 
+def test_two_rows_of_one_objective_need_labels(tmp_path):
+    path = tiny.write_table(tmp_path)
+    path.write_text(path.read_text().replace("label: ours", "label: CLIP"))
+    with pytest.raises(UserError, match=r"two rows are called CLIP; give .*tiny\.yaml another label"):
+        plan_runs(read_table(path), tmp_path / "out", tmp_path)
+
+
 def test_commands(runs, tmp_path):
     run = runs[2]
     expected = f"train {tmp_path}/tiny.yaml report=false objective.name=nuclr objective.gamma=0.5 seed=0 "

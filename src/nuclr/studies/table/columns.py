@@ -40,15 +40,14 @@ def problems(columns: Iterable[tuple[Column, Data]]) -> list[str]:
         A line per test set that cannot be read.
 
     """
-    lines: dict[tuple[str, str], str | None] = {}
+    lines: dict[Column, str | None] = {}
     for column, data in columns:
-        key = (column.kind, column.test)
-        if key not in lines:
+        if column not in lines:
             try:
                 _open(column, data)
-                lines[key] = None
+                lines[column] = None
             except UserError as error:
-                lines[key] = f"column {column.title}: {error}"
+                lines[column] = f"column {column.title}: {error}"
     return [line for line in lines.values() if line is not None]
 
 

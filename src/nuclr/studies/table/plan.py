@@ -176,6 +176,8 @@ def plan_runs(table: Table, out: Path, tests: Path, overrides: Sequence[str] = (
             changes = (*row.overrides, *overrides)
             settings = _load(block, row, changes)
             label = row.label or entry(settings.objective.name).label
+            if any((run.block, run.label) == (block.title, label) for run in runs):
+                raise UserError(f"two rows are called {label}; give {row.config} another label in the table file")
             for seed in table.seeds:
                 name = _free_name("-".join(filter(None, (_slug(block.title), _slug(label), f"seed{seed}"))), runs)
                 place = (out, tests)
