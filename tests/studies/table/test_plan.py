@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nuclr.errors import UserError
-from nuclr.studies.table.columns import locate, problems
+from nuclr.studies.table.columns import PROMPTS_OPTION, locate, problems
 from nuclr.studies.table.plan import check_same, plain_content, plan_runs
 from nuclr.studies.table.table_file import Column, read_table
 from tests.studies.table import tiny
@@ -65,10 +65,11 @@ def test_commands(runs, tmp_path):
 def test_columns_with_prompt_files_are_evaluated_by_commands_of_their_own(runs, tmp_path):
     (tmp_path / "p.json").write_text('["a {}"]')
     plain = Column("a", "dtd", "classification", "zero_shot_acc1")
-    prompted = dataclasses.replace(plain, title="b", templates=tmp_path / "p.json")
+    prompted = dataclasses.replace(plain, title="b", prompts=tmp_path / "p.json")
     run = dataclasses.replace(runs[0], columns=(plain, prompted))
     (first, one), (second, two) = run.evaluate_commands(run.columns)
-    assert "--templates" not in first and second[second.index("--templates") + 1] == str(tmp_path / "p.json")
+    assert PROMPTS_OPTION not in first
+    assert second[second.index(PROMPTS_OPTION) + 1] == str(tmp_path / "p.json")
     assert one.name.startswith("default-") and not two.name.startswith("default-")
     tiny.write_results(one, "r", {"dtd": 0.5})
     assert [column.title for column in run.missing_columns()] == ["b"]

@@ -11,6 +11,8 @@ from nuclr.runs.settings import Data
 from nuclr.studies.evaluate import tasks
 from nuclr.studies.table.table_file import Column
 
+PROMPTS_OPTION = "--templates"  # of nuclr evaluate
+
 
 def locate(column: Column, tests: Path) -> Column:
     """Return the column with its test set relative to the folder `tests`.
@@ -56,4 +58,4 @@ def _open(column: Column, data: Data) -> None:
     if column.kind == "retrieval":
         tasks.open_retrieval(column.test, None, None, share, outside, data)
     else:
-        tasks.open_classification(column.test, column.class_names, column.templates, share, allow_outside=outside)
+        tasks.open_classification(column.test, None, column.prompts, share, allow_outside=outside)

@@ -21,7 +21,7 @@ from nuclr.runs import config, folder
 from nuclr.runs.content import content as content_of
 from nuclr.runs.settings import Settings
 from nuclr.studies.table import evaluations
-from nuclr.studies.table.columns import locate
+from nuclr.studies.table.columns import PROMPTS_OPTION, locate
 from nuclr.studies.table.table_file import Block, Column, Row, Table
 
 RUNS, RESULTS, LOGS = "runs", "results", "logs"
@@ -128,16 +128,15 @@ class PlannedRun:
     def evaluate_commands(self, columns: Sequence[Column], here: bool = False) -> list[tuple[list[str], Path]]:
         """Return commands that evaluate the run on these columns, each with the file that it writes.
 
-        Columns with the same prompt files share a command.
+        Columns with the same prompt file share a command.
         """
-        groups: dict[tuple[Path | None, Path | None], list[Column]] = {}
+        groups: dict[Path | None, list[Column]] = {}
         for column in columns:
-            groups.setdefault((column.class_names, column.templates), []).append(self.located(column))
+            groups.setdefault(column.prompts, []).append(self.located(column))
         commands = []
-        for (class_names, templates), members in groups.items():
+        for prompts, members in groups.items():
             options = [text for column in members for text in (f"--{column.kind}", column.test)]
-            for option, file in (("--class-names", class_names), ("--templates", templates)):
-                options += [option, str(file)] if file is not None else []
+            options += [PROMPTS_OPTION, str(prompts)] if prompts is not None else []
             if self.settings.device != "auto":
                 options += ["--device", self.settings.device]
             path = self.results / f"{_prompt_key(members[0])}-{_digest(' '.join(options).encode())}.json"
@@ -224,8 +223,7 @@ def _load(block: Block, row: Row, overrides: Sequence[str]) -> Settings:
 
 def _prompt_key(column: Column) -> str:
     """Return a name for the prompts of a column: results with other prompts are results of another test."""
-    prompts = [path for path in (column.class_names, column.templates) if path is not None]
-    return _digest(b"\0".join(path.read_bytes() for path in prompts)) if prompts else "default"
+    return _digest(column.prompts.read_bytes()) if column.prompts is not None else "default"
 
 
 def _digest(content: bytes) -> str:

@@ -40,7 +40,7 @@ MEAN = "Mean"
 TABLE_KEYS = ("title", "seeds", "overrides", "columns", "mean", "published_in", "blocks", "rows")
 BLOCK_KEYS = ("title", "columns", "overrides", "rows")
 ROW_KEYS = ("label", "config", "overrides", "results", "published")
-COLUMN_KEYS = ("title", "test", "kind", "metric", "class_names", "templates")
+COLUMN_KEYS = ("title", "test", "kind", "metric", "prompts")
 OWNED = {"seed": "list the seeds with the table's key seeds", "out": "name the folder of the table with --out"}
 MOST_SEEDS = 1000
 
@@ -54,8 +54,7 @@ class Column:
         test: Name of a standard test set, NAME:FOLDER, or a path.
         kind: "retrieval" or "classification".
         metric: Key of the metric in the results of `nuclr evaluate`.
-        class_names: JSON file with class names, for `nuclr evaluate --class-names`.
-        templates: JSON file with prompts, for `nuclr evaluate --templates`.
+        prompts: File with prompts for classification, as `nuclr evaluate` takes it.
 
     """
 
@@ -63,8 +62,7 @@ class Column:
     test: str
     kind: str
     metric: str
-    class_names: Path | None = None
-    templates: Path | None = None
+    prompts: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -208,8 +206,8 @@ class _Reader:
         kind = values.get("kind") or self.kind_of(test, f"{key}.test")
         if kind not in KINDS:
             raise UserError(f"{self.where}{key}.kind is {kind!r}; allowed: {', '.join(KINDS)}")
-        other = CLASSIFICATION if kind == "retrieval" else RETRIEVAL
-        if test.partition(":")[0] in list(other):
+        other = list(CLASSIFICATION) if kind == "retrieval" else list(RETRIEVAL)
+        if test.partition(":")[0] in other:
             raise UserError(f"{self.where}{key}.kind is {kind!r}, but {test} is for the other kind; leave kind out")
         metric = _text(values.get("metric", METRICS[kind]), f"{self.where}{key}.metric")
         if kind == "classification" and metric not in CLASS_METRICS:
@@ -218,13 +216,10 @@ class _Reader:
             raise UserError(
                 f"{self.where}{key}.metric is {metric!r}; it needs a recall, such as mean_R@1 or image_to_text_R@5"
             )
-        prompts = {}
-        for name in ("class_names", "templates"):
-            if name in values:
-                if kind != "classification":
-                    raise UserError(f"{self.where}{key}.{name}: only for classification; leave it out")
-                prompts[name] = self.file(values[name], f"{key}.{name}")
-        return Column(_text(values.get("title", test), f"{self.where}{key}.title"), test, kind, metric, **prompts)
+        if "prompts" in values and kind != "classification":
+            raise UserError(f"{self.where}{key}.prompts: only for classification; leave it out")
+        prompts = self.file(values["prompts"], f"{key}.prompts") if "prompts" in values else None
+        return Column(_text(values.get("title", test), f"{self.where}{key}.title"), test, kind, metric, prompts)
 
     def kind_of(self, test: str, key: str) -> str:
         name = test.partition(":")[0]
