@@ -223,7 +223,7 @@ class _Reader:
 
     def kind_of(self, test: str, key: str) -> str:
         name = test.partition(":")[0]
-        for kind, known in zip(KINDS, (RETRIEVAL, CLASSIFICATION), strict=True):
+        for kind, known in zip(KINDS, (list(RETRIEVAL), list(CLASSIFICATION)), strict=True):
             if name in known:
                 return kind
         near = difflib.get_close_matches(name, [*RETRIEVAL, *CLASSIFICATION], n=1)
