@@ -12,6 +12,7 @@ from nuclr.files import csv_cell, read_csv_cell
 from nuclr.report.render import Options
 from nuclr.report.write import write_report
 from tests.report import browser, folders
+from tests.studies.table.tiny import table_content
 
 pytestmark = [
     pytest.mark.browser,
@@ -44,7 +45,8 @@ def choose(tab, control: str, value: str) -> None:
 def test_pages_fit_and_request_nothing(chromium, page, tmp_path):
     folders.write_json(tmp_path / "c" / "compare.json", folders.comparison())
     folders.write_json(tmp_path / "t" / "toy.json", folders.toy())
-    for file in (page, write_report(tmp_path / "c"), write_report(tmp_path / "t")):
+    folders.write_json(tmp_path / "table" / "table.json", table_content())
+    for file in (page, *(write_report(tmp_path / name) for name in ("c", "t", "table"))):
         for width in (1280, 390):
             for dark in (False, True):
                 chromium.open(file, width, dark=dark)

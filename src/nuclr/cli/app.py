@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nuclr import __version__
-from nuclr.cli import compare, embed, evaluate, export, hubness, index, popularity, report, toy, train
+from nuclr.cli import compare, embed, evaluate, export, hubness, index, popularity, report, table, toy, train
 from nuclr.cli.arguments import SETTINGS_CONTEXT
 from nuclr.cli.train import Stopped
 from nuclr.errors import UserError, printable
@@ -28,6 +28,7 @@ app.command(epilog=export.EPILOG)(export.export)
 app.command()(popularity.popularity)
 app.command(epilog=hubness.EPILOG)(hubness.hubness)
 app.command(epilog=compare.EPILOG, context_settings=SETTINGS_CONTEXT)(compare.compare)
+app.command(epilog=table.EPILOG)(table.table)
 app.command()(toy.toy)
 app.command(epilog=report.EPILOG)(report.report)
 

@@ -17,7 +17,8 @@ Examples:
 
 def report(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A folder written by train, compare, popularity, hubness or toy.")
+        Path,
+        typer.Argument(metavar="RUN", help="A folder written by train, compare, table, popularity, hubness or toy."),
     ],
     out: Annotated[Path | None, typer.Option(help="The page to write. Default: RUN/report.html.")] = None,
     samples: Annotated[

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nuclr import files
 from nuclr.errors import UserError
-from nuclr.report.pages import comparison, hubness, popularity, toy, training
+from nuclr.report.pages import comparison, hubness, popularity, table, toy, training
 from nuclr.report.render import Options, Page, Section, describe, render_page
 
 REPORT = "report.html"
@@ -14,6 +14,7 @@ PAGES: dict[str, Page] = {
     "popularity": popularity.PAGE,
     "hubness": hubness.PAGE,
     "toy": toy.PAGE,
+    "table": table.PAGE,
 }
 
 
@@ -21,7 +22,7 @@ def register_section(page: str, section: Section, before: str | None = None) -> 
     """Add a section to all pages of one kind.
 
     Args:
-        page: "training", "comparison", "popularity", "hubness" or "toy".
+        page: "training", "comparison", "popularity", "hubness", "toy" or "table".
         section: the record. Registering the same record again changes nothing.
         before: the key of the section that it is put in front of. By default it is the last one.
 
@@ -76,7 +77,7 @@ def write_report(path: Path, out: Path | None = None, options: Options | None = 
     """Write the page of a folder.
 
     Args:
-        path: a folder that `nuclr train`, `compare`, `popularity`, `hubness` or `toy` wrote.
+        path: a folder that `nuclr train`, `compare`, `table`, `popularity`, `hubness` or `toy` wrote.
         out: the file to write, by default report.html in the folder.
         options: what the page contains.
 
@@ -102,7 +103,7 @@ def make_page(path: Path, options: Options) -> str:
     """Return the page of a folder as HTML.
 
     Args:
-        path: a folder that `nuclr train`, `compare`, `popularity`, `hubness` or `toy` wrote.
+        path: a folder that `nuclr train`, `compare`, `table`, `popularity`, `hubness` or `toy` wrote.
         options: what the page contains.
 
     Raises:
@@ -117,7 +118,7 @@ def make_page(path: Path, options: Options) -> str:
         expected = ", ".join(name for page in PAGES.values() for name in page.files)
         raise UserError(
             f"{path} is not a run folder: it has none of the files {expected}; "
-            "name the folder that nuclr train, compare, popularity, hubness or toy wrote"
+            "name the folder that nuclr train, compare, table, popularity, hubness or toy wrote"
         )
     try:
         context = page.open(path, options)

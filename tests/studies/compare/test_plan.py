@@ -7,6 +7,7 @@ import pytest
 from nuclr.errors import UserError
 from nuclr.objectives import CLIP, names, options, register, unregister
 from nuclr.runs.components import make_objective
+from nuclr.runs.content import content, content_hash
 from nuclr.runs.settings import Data, Settings
 from nuclr.studies.compare import plan
 
@@ -62,9 +63,9 @@ def test_a_name_depends_on_everything_that_decides_the_result_and_on_nothing_els
     longer = plan.change(BASE, "schedule.epochs", 11)
     assert cell.settings(longer).name != name
     assert dataclasses.replace(cell, seed=1).settings(BASE).name != name
-    assert plan.content(Settings()) == {}  # a setting added by a later version must not change any name
+    assert content(Settings()) == {}  # a setting added by a later version must not change any name
     explicit = plan.change(BASE, "objective.gamma", options("nuclr")["gamma"])
-    assert plan.content_hash(explicit) == plan.content_hash(BASE)
+    assert content_hash(explicit) == content_hash(BASE)
 
 
 def test_ablations_that_equal_the_base_settings_are_left_out():

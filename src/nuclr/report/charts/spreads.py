@@ -128,6 +128,41 @@ def _bounds(row: Interval) -> str:
     return f"{numbers.signed(row.low)}, {numbers.signed(row.high)}"
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Several values of one row, such as those of all seeds."""
+
+    name: str
+    values: list[float]
+    color: Color
+
+
+def spread_chart(title: str, rows: list[Spread], x_label: str, note: str = "") -> Chart:
+    """Draw the values of each row as dots and their mean as a line, with the name of the row above them."""
+    low, high = extent([value for row in rows for value in row.values], pad=0.06)
+    across = Scale(low, high, 8, WIDTH - 8)
+    step, top = 36, 6
+    height = top + step * len(rows) + BOTTOM
+    base = height - BOTTOM
+    parts = [f'<line class="axis" x1="8" x2="{WIDTH - 8}" y1="{base}" y2="{base}"/>']
+    ticks = across.ticks(5)
+    for v, label in zip(ticks, tick_labels(ticks), strict=True):
+        parts.append(f'<line class="grid" x1="{across(v):.1f}" x2="{across(v):.1f}" y1="{top}" y2="{base}"/>')
+        parts.append(text(across(v), base + 15, label, "tick middle"))
+    parts.append(text(WIDTH - 8, height - 3, x_label, "tick end"))
+    described = []
+    for k, row in enumerate(rows):
+        y, mean = top + step * k + 24, float(np.mean(row.values))
+        at = f"{across(mean):.1f}"
+        dots = "".join(f'<circle cx="{across(value):.1f}" cy="{y}" r="3.5"/>' for value in row.values)
+        parts.append(text(8, y - 9, row.name, "tick"))
+        parts.append(text(WIDTH - 8, y - 9, f"{mean:.2f}", "tick end"))
+        parts.append(f"<g {paint(row.color, 'dots')}>{dots}</g>")
+        parts.append(f'<line {paint(row.color, "mark")} x1="{at}" x2="{at}" y1="{y - 7}" y2="{y + 7}"/>')
+        described.append(f"{row.name} {mean:.2f}")
+    return Chart(title, svg(parts, f"{title}: {'; '.join(described)}", height), note=note)
+
+
 def heat_map(title: str, names: list[str], table: np.ndarray, description: str) -> Chart:
     """Draw a confusion matrix: rows are true classes, columns predicted classes, colors shares of the row.
 

@@ -20,8 +20,8 @@ import nuclr
 from nuclr import files
 from nuclr.errors import UserError
 from nuclr.popularity.correction import BANK_SIZE
+from nuclr.runs.content import content as content_of
 from nuclr.studies.compare import figures, row_metrics, tables
-from nuclr.studies.compare.plan import content as content_of
 from nuclr.studies.compare.statistics import LEVEL, RESAMPLES
 from nuclr.studies.compare.study import ComparedSides, Request, Study
 

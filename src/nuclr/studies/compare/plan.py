@@ -9,8 +9,6 @@ start from the setting that tuning chose for the method and change one thing.
 
 import dataclasses
 import difflib
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +16,8 @@ from typing import Any
 from nuclr.errors import UserError
 from nuclr.objectives import entry, names, options
 from nuclr.runs import settings as s
-from nuclr.runs.folder import FREE_ON_RESUME
-from nuclr.runs.settings import Objective, Settings
+from nuclr.runs.content import content, content_hash
+from nuclr.runs.settings import Settings
 
 TEMPERATURES = (0.01, 0.03, 0.05, 0.07)
 GAMMAS = (0.3, 0.8)
@@ -69,25 +67,6 @@ def change(settings: Settings, key: str, value: Any) -> Settings:
         key, value = "optimizer.lr", settings.optimizer.lr * value
     changed: Settings = s.change(settings, key, value)
     return changed
-
-
-def content(settings: Settings) -> dict[str, Any]:
-    """Return the settings that determine a run's result, as a flat dict without names, paths and machine settings.
-
-    Values equal to the default are left out, so a setting added by a later version does not change any name.
-    """
-    defaults = _flat(Settings(objective=Objective(settings.objective.name))) | {"objective.name": Objective().name}
-    free = FREE_ON_RESUME | {"name", "seed"}
-    return {key: value for key, value in _flat(settings).items() if key not in free and defaults.get(key) != value}
-
-
-def content_hash(settings: Settings) -> str:
-    """Return the first eight digits of a hash of `content`."""
-    return hashlib.sha256(json.dumps(content(settings), sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _flat(settings: Settings) -> dict[str, Any]:
-    return dict(s.flatten(s.to_dict(settings)))
 
 
 def _short(value: Any) -> str:

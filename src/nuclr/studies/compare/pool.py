@@ -153,7 +153,7 @@ class Pool:
         if not self.waiting:
             return
         self.logs.mkdir(parents=True, exist_ok=True)
-        with _signals(), selectors.DefaultSelector() as selector:
+        with stop_on_signals(), selectors.DefaultSelector() as selector:
             try:
                 for number in range(min(self.size, len(self.waiting))):
                     self._start(selector, number)
@@ -208,7 +208,9 @@ class Pool:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
+def stop_on_signals() -> Iterator[None]:
+    """Raise `Stop` in the block on SIGINT or SIGTERM."""
+
     def stop(number: int, _frame: FrameType | None) -> None:
         raise Stop(number)
 

@@ -39,7 +39,7 @@ def _cell(metric: dict[str, Any]) -> str:
     return f"{metric['mean']:.2f} ± {metric['std']:.2f}"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     """Return a Markdown table with aligned columns, which is also readable on a terminal."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
@@ -64,7 +64,7 @@ def _metrics(content: dict[str, Any]) -> str:
         f"{' and '.join(names).capitalize()} in percent, mean ± standard deviation over "
         f"{seeds} seed{'s' if seeds > 1 else ''}.\n"
     )
-    return introduction + "\n" + _table(["", *(title for _, _, title in shown)], rows)
+    return introduction + "\n" + markdown_table(["", *(title for _, _, title in shown)], rows)
 
 
 def _differences(content: dict[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _differences(content: dict[str, Any]) -> str:
     recall = "recall@1 of both directions"
     metric = "accuracy" if kinds == {"classes"} else recall if kinds == {"pairs"} else f"{recall}, or accuracy"
     title = f"## Paired differences in points ({metric}), with 95 % intervals\n\n"
-    return title + _table(["", "set", "difference", "interval", "verdict"], rows)
+    return title + markdown_table(["", "set", "difference", "interval", "verdict"], rows)
 
 
 def verdict(difference: dict[str, Any]) -> str:
@@ -109,7 +109,7 @@ def _corrected(content: dict[str, Any]) -> str:
         return ""
     title = "## Popularity-corrected retrieval, recall@1 (mean of both directions)\n\n"
     header = ["", "set", "plain", "bank: training queries", "gain", "bank: own queries (transductive)", "gain"]
-    return title + _table(header, rows)
+    return title + markdown_table(header, rows)
 
 
 def _false_negatives(content: dict[str, Any]) -> str:
@@ -118,7 +118,7 @@ def _false_negatives(content: dict[str, Any]) -> str:
         return ""
     title = "## Share of the negatives' weight on known false negatives, percent\n\n"
     rows = [[label, _cell(one["weighted"]), f"{one['uniform']:.2f}"] for label, one in known.items()]
-    return title + _table(["", "at the trained temperature", "with equal weights"], rows)
+    return title + markdown_table(["", "at the trained temperature", "with equal weights"], rows)
 
 
 def _chosen(content: dict[str, Any]) -> str:
@@ -127,7 +127,7 @@ def _chosen(content: dict[str, Any]) -> str:
         for set_name, changes in row["tuning"]["chosen"].items():
             setting = ", ".join(f"{key.removeprefix('objective.')} {value}" for key, value in changes.items())
             rows.append([row["label"], set_name, setting])
-    return "## Settings chosen by tuning\n\n" + _table(["", "tuned on", "setting"], rows) + _at_an_end(content)
+    return "## Settings chosen by tuning\n\n" + markdown_table(["", "tuned on", "setting"], rows) + _at_an_end(content)
 
 
 def _at_an_end(content: dict[str, Any]) -> str:

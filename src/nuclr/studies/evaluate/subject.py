@@ -17,6 +17,7 @@ from nuclr.evaluation import class_features, links_with_copies
 from nuclr.models import DualEncoder, ImageFormat, build_model
 from nuclr.models.towers import VectorTower
 from nuclr.runs.components import SIDES, check_tower_widths, make_class_loader, make_loader
+from nuclr.runs.content import content_hash
 from nuclr.runs.features import (
     Encoding,
     PairFeatures,
@@ -131,6 +132,9 @@ class Subject:
             "head": self.encoding.head,
             "precision": self.encoding.precision,
         }
+        if self.run is not None:
+            settings = self.run.settings
+            facts |= {"objective": settings.objective.name, "seed": settings.seed, "settings": content_hash(settings)}
         if images is None:
             return facts
         preparation = {"size": images.size, "mean": list(images.mean), "std": list(images.std)}
