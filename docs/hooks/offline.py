@@ -1,0 +1,28 @@
+"""mkdocs hook: refuse a site that would request anything from another server when a page is opened."""
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+
+# Links that a reader may follow (<a href>) are not requests. <link rel="canonical"> and the like are not either.
+REQUESTS = (
+    re.compile(r"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?\b(?:src|data)=[\"']?((?:https?:)?//[^\s\"'>]+)"),
+    re.compile(r"<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preload|preconnect|icon|manifest))[^>]*\bhref=[\"']?((?:https?:)?//[^\s\"'>]+)"),
+    re.compile(r"(?:@import|url\()\s*[\"']?((?:https?:)?//[^\s\"')]+)"),
+)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Search the pages and style sheets of the built site."""
+    site = Path(config.site_dir)
+    requests = [
+        f"{path.relative_to(site)}: {address}"
+        for path in sorted(site.rglob("*"))
+        if path.suffix in (".html", ".css")
+        for pattern in REQUESTS
+        for address in pattern.findall(path.read_text(encoding="utf-8"))
+    ]
+    if requests:
+        raise PluginError("The site requests other servers:\n" + "\n".join(requests))
