@@ -18,7 +18,7 @@ from nuclr.objectives import build
 from nuclr.popularity import PopularityCorrection, hubness, solve
 
 IMAGES = Path(__file__).parent / "images"
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 250, 46, 12, 40, 44
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 262, 46, 12, 52, 44
 STYLE = (
     ".nuclr-drawing{color:#222}"
     ".nuclr-drawing .blue{--c:#0072b2}.nuclr-drawing .orange{--c:#c75400}.nuclr-drawing .soft{opacity:.7}"
@@ -68,7 +68,7 @@ class Chart(Drawing):
         super().__init__(title)
         self._x, self._y, self._scale = x, y, (math.log if log_x else lambda value: value)
         self.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, anchor="middle", style="soft")
-        self.text(0, TOP - 9, y_label, style="soft")
+        self.text(0, TOP - 15, y_label, style="soft")
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Return the position of a point."""
@@ -123,11 +123,11 @@ SCORES = torch.tensor(
 
 def table(name: str, title: str, scores: Tensor, zeta: Tensor | None) -> None:
     """Draw the scores of every query and item, with the best item of each query marked."""
-    drawing = Drawing(title, height=292)
-    left, top, width, height = 104, 108, 43, 27
+    drawing = Drawing(title, height=300)
+    left, top, width, height = 106, 118, 38, 27
     for column, item in enumerate(ITEMS):
         x = left + (column + 0.55) * width
-        drawing.add(f'<g transform="translate({x:g} {top - 8}) rotate(-48)">')
+        drawing.add(f'<g transform="translate({x:g} {top - 8}) rotate(-60)">')
         drawing.text(0, 0, item, size=11.5)
         drawing.add("</g>")
     for row, query in enumerate(QUERIES):
@@ -190,7 +190,7 @@ def hubs() -> None:
     mean = 10 * len(asked) / len(items)
     chart.add('<path class="grid dash" style="opacity:.6" d="M{:.1f} {:.1f}H{}"/>'.format(*chart.at(0, mean), WIDTH - RIGHT))
     chart.text(WIDTH - RIGHT, chart.at(0, mean)[1] - 6, "equally often", size=11, anchor="end", style="soft")
-    chart.key({"plain": "orange", "corrected": "blue"}, 232, 66)
+    chart.key({"plain": "orange", "corrected": "blue"}, 232, 74)
     chart.write("hubs_sorted")
 
     low, high = float(bias.min()), float(bias.max())
@@ -226,7 +226,7 @@ def normalizers(pairs: int = 2048, width: int = 32, temperature: float = 0.1) ->
     chart.ticks((8, 32, 128, 512), (0, 0.2, 0.4, 0.6, 0.8))
     for style, errors in lines.values():
         chart.line(list(zip(sizes, errors, strict=True)), style)
-    chart.key({label: style for label, (style, _) in lines.items()}, 210, 66)
+    chart.key({label: style for label, (style, _) in lines.items()}, 210, 74)
     chart.write("normalizer_error")
 
 

@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import re
+import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nuclr import objectives
@@ -69,18 +70,26 @@ def _rows(section: type, prefixes: list[str]) -> Iterator[str]:
                 yield from _rows(hints["x"], [f"{prefix}{side.name}." for prefix in prefixes for side in sides])
         elif not dataclasses.is_dataclass(field.default_factory) and field.name != "options":
             keys = ", ".join(f"`{prefix}{field.name}`" for prefix in prefixes)
-            yield f"| {keys} | {_allowed(field, hints[field.name])} | {_default(field)} | {_cell(texts[field.name])} |\n"
+            kinds = _kinds(hints[field.name])
+            allowed = " or ".join(map(_name, kinds)) + _bounds(**field.metadata)
+            yield f"| {keys} | {allowed} | {_default(field)} | {_cell(texts[field.name])} |\n"
+            for kind in kinds:
+                if typing.get_origin(kind) is Mapping:  # from names to sections
+                    yield from _rows(typing.get_args(kind)[1], [f"{prefix}{field.name}.NAME." for prefix in prefixes])
 
 
-def _allowed(field: dataclasses.Field[Any], hint: Any) -> str:
-    options = [option for option in typing.get_args(hint) if option is not type(None)]
-    if typing.get_origin(hint) is tuple:
-        return "list of texts"
-    kind = options[0] if options and len(options) < len(typing.get_args(hint)) else hint
-    if typing.get_origin(kind) is typing.Literal:
+def _kinds(hint: Any) -> list[Any]:
+    """Return the alternatives of a type, without None."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return [kind for kind in (typing.get_args(hint) if is_union else [hint]) if kind is not type(None)]
+
+
+def _name(kind: Any) -> str:
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
         return " or ".join(f"`{value}`" for value in typing.get_args(kind))
-    names = {bool: "`true` or `false`", int: "integer", float: "number", str: "text"}
-    return names[kind] + _bounds(**field.metadata)
+    names = {bool: "`true` or `false`", int: "integer", float: "number", str: "text", tuple: "list", Mapping: "sections"}
+    return names[origin or kind]
 
 
 def _bounds(low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> str:
