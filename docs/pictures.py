@@ -63,7 +63,13 @@ class Chart(Drawing):
     """A drawing with two axes."""
 
     def __init__(
-        self, title: str, x_label: str, y_label: str, x: tuple[float, float], y: tuple[float, float], log_x: bool = False
+        self,
+        title: str,
+        x_label: str,
+        y_label: str,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        log_x: bool = False,
     ) -> None:
         super().__init__(title)
         self._x, self._y, self._scale = x, y, (math.log if log_x else lambda value: value)
@@ -188,7 +194,9 @@ def hubs() -> None:
         counts = found.counts.sort(descending=True).values.tolist()
         chart.line([(place, min(count, 120)) for place, count in enumerate(counts)], style)
     mean = 10 * len(asked) / len(items)
-    chart.add('<path class="grid dash" style="opacity:.6" d="M{:.1f} {:.1f}H{}"/>'.format(*chart.at(0, mean), WIDTH - RIGHT))
+    chart.add(
+        '<path class="grid dash" style="opacity:.6" d="M{:.1f} {:.1f}H{}"/>'.format(*chart.at(0, mean), WIDTH - RIGHT)
+    )
     chart.text(WIDTH - RIGHT, chart.at(0, mean)[1] - 6, "equally often", size=11, anchor="end", style="soft")
     chart.key({"plain": "orange", "corrected": "blue"}, 232, 74)
     chart.write("hubs_sorted")

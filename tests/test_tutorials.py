@@ -43,5 +43,5 @@ def test_a_command_that_fails_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "page.md"
     page.write_text("```sh\nnuclr hubness missing.npy\n```\n")
-    with pytest.raises(AssertionError, match="nuclr hubness missing.npy ended with status 2"):
+    with pytest.raises(AssertionError, match=r"nuclr hubness missing\.npy ended with status 2"):
         tutorials.run_page(str(page), str(tmp_path))

@@ -11,8 +11,8 @@ from nuclr.cli.app import app
 
 INTRODUCTION = """# Command line
 
-Every command with its options, generated from the program; `nuclr COMMAND --help` prints the same. A user's mistake gives one or two
-lines on stderr and exit status 2; [Training](training.md#exit-status) lists the others.
+Every command with its options, generated from the program; `nuclr COMMAND --help` prints the same. A user's mistake
+gives one or two lines on stderr and exit status 2; [Training](training.md#exit-status) lists the others.
 
 | command | |
 | --- | --- |

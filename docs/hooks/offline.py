@@ -7,10 +7,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 
 # Links that a reader may follow (<a href>) are not requests. <link rel="canonical"> and the like are not either.
+ADDRESS = r"[\"']?((?:https?:)?//[^\s\"'>)]+)"
 REQUESTS = (
-    re.compile(r"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?\b(?:src|data)=[\"']?((?:https?:)?//[^\s\"'>]+)"),
-    re.compile(r"<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preload|preconnect|icon|manifest))[^>]*\bhref=[\"']?((?:https?:)?//[^\s\"'>]+)"),
-    re.compile(r"(?:@import|url\()\s*[\"']?((?:https?:)?//[^\s\"')]+)"),
+    re.compile(rf"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?\b(?:src|data)={ADDRESS}"),
+    re.compile(rf"<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preload|preconnect|icon|manifest))[^>]*\bhref={ADDRESS}"),
+    re.compile(rf"(?:@import|url\()\s*{ADDRESS}"),
 )
 
 

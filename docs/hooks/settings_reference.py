@@ -13,18 +13,18 @@ from nuclr.runs import settings
 
 INTRODUCTION = """# Configuration
 
-Every setting of `nuclr train` and `nuclr compare`, generated from the program (`nuclr.runs.settings`). A configuration is a YAML
-file with these keys, and `key=value` on the command line overrides the file:
+Every setting of `nuclr train` and `nuclr compare`, generated from the program (`nuclr.runs.settings`). A configuration
+is a YAML file with these keys, and `key=value` on the command line overrides the file:
 
     nuclr train CONFIG.yaml data.batch_size=64 objective.name=sogclr
 
-Every run writes all settings, with the values used, to its `config.yaml`. An unknown key is refused, and the message suggests the
-closest one. [Training](training.md) explains what the settings do together.
+Every run writes all settings, with the values used, to its `config.yaml`. An unknown key is refused, and the message
+suggests the closest one. [Training](training.md) explains what the settings do together.
 """
 
 OBJECTIVES = """
-The other keys of this section are the arguments of the objective's class. A file may hold options of several objectives; each takes
-its own. [Objectives](objectives.md) says when to use which.
+The other keys of this section are the arguments of the objective's class. A file may hold options of several
+objectives; each takes its own. [Objectives](objectives.md) says when to use which.
 
 | key | default | objectives | |
 | --- | --- | --- | --- |
@@ -88,8 +88,9 @@ def _name(kind: Any) -> str:
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" for value in typing.get_args(kind))
-    names = {bool: "`true` or `false`", int: "integer", float: "number", str: "text", tuple: "list", Mapping: "sections"}
-    return names[origin or kind]
+    numbers = {bool: "`true` or `false`", int: "integer", float: "number"}
+    others = {str: "text", tuple: "list", Mapping: "sections"}
+    return (numbers | others)[origin or kind]
 
 
 def _bounds(low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> str:
