@@ -12,6 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 COPIED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+WITHOUT_SIDEBAR = "---\nhide: [navigation]\n---\n"
 GENERATED = {"configuration.md": settings_reference.page, "commands.md": command_reference.page}
 
 
@@ -22,7 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (root / source).read_text(encoding="utf-8").replace("](docs/", "](")
         for name, target in COPIED.items():
             text = text.replace(f"]({name})", f"]({target})")
-        files.append(File.generated(config, page, content=text))
+        files.append(File.generated(config, page, content=WITHOUT_SIDEBAR + text if page == "index.md" else text))
     for page, write in GENERATED.items():
         files.append(File.generated(config, page, content=write()))
     return files
