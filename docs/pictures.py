@@ -201,9 +201,9 @@ def hubs() -> None:
     chart.key({"plain": "orange", "corrected": "blue"}, 232, 74)
     chart.write("hubs_sorted")
 
-    low, high = float(bias.min()), float(bias.max())
+    low, high = float(bias.min()), max(0.2, float(bias.max()))
     chart = Chart("Popularity predicts what is found", "zeta, from other queries", "N_10", (low, high), (0, 120))
-    chart.ticks((-0.1, 0, 0.1), (0, 30, 60, 90, 120))
+    chart.ticks((-0.4, -0.2, 0, 0.2), (0, 30, 60, 90, 120))
     chart.dots(zip(bias.tolist(), plain.counts.clamp(max=120).tolist(), strict=True), "orange")
     chart.write("hubs_predicted")
 
