@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -144,11 +145,13 @@ def test_the_table_of_settings_lists_every_setting_and_no_other():
 
 @pytest.fixture
 def hooks(monkeypatch):
-    """The modules of docs/hooks, without those that need mkdocs."""
+    """A function that imports a module of docs/hooks."""
     monkeypatch.syspath_prepend(DOCS / "hooks")
+    before = set(sys.modules)
     yield importlib.import_module
-    for name in ("settings_reference", "command_reference"):
-        sys.modules.pop(name, None)
+    for path in (DOCS / "hooks").glob("*.py"):
+        if path.stem not in before:
+            sys.modules.pop(path.stem, None)
 
 
 def test_the_page_of_settings_has_every_setting_and_option_with_a_description(hooks):
@@ -167,6 +170,37 @@ def test_the_page_of_commands_has_every_command_and_option(hooks):
         section = page.partition(f"\n## nuclr {name}\n")[2].partition("\n## ")[0]
         shown = set(re.findall(r"(?<![\w-])--[a-z-]+", section))
         assert {option for p in command.params for option in p.opts if option.startswith("--")} <= shown, name
+
+
+def test_a_site_that_requests_other_servers_is_refused(hooks, tmp_path):
+    exceptions = pytest.importorskip("mkdocs.exceptions")
+    offline, config = hooks("offline"), SimpleNamespace(site_dir=str(tmp_path))
+    page = tmp_path / "page.html"
+    page.write_text(
+        '<a href="https://a.org">a</a><link rel="canonical" href="https://a.org"><script src="a.js"></script>'
+    )
+    offline.on_post_build(config)
+    for request in (
+        '<script defer src="https://cdn.org/a.js"></script>',
+        "<img alt=a src=//cdn.org/a.png>",
+        '<link href="https://cdn.org/a.css" rel="stylesheet">',
+        "<style>@font-face { src: url('https://cdn.org/a.woff2') }</style>",
+    ):
+        page.write_text(request)
+        with pytest.raises(exceptions.PluginError, match=r"page\.html: (https:)?//cdn\.org/a\."):
+            offline.on_post_build(config)
+
+
+def test_pictures_become_part_of_the_page(hooks):
+    pytest.importorskip("mkdocs")
+    first, second = (
+        f'<img alt="Scores of &quot;A dog.&quot;" src="../images/{name}.svg" />'
+        for name in ("hubs_sorted", "hubs_predicted")
+    )
+    page = f"<p>{first} {second}</p><p>and {first}</p>"
+    content = hooks("figures").on_page_content(page, None, SimpleNamespace(docs_dir=str(DOCS)), None)
+    assert content.count('<svg role="img" aria-label="Scores of &quot;A dog.&quot;" xmlns=') == 2
+    assert content.startswith('<div class="drawings"><svg') and content.endswith(f"<p>and {first}</p>")
 
 
 PUBLIC = ("objectives", "popularity", "evaluation", "data", "remote", "models", "integrations", "export", "report")
