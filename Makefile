@@ -40,8 +40,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/popularity.py
 
+# Links, headings and the navigation are checked (`strict` in mkdocs.yml), and that no page requests another server.
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "The site is in site/index.html"
 
 # Without extras, in an environment of its own: objectives, popularity and metrics work, and the rest explains itself.

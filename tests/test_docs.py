@@ -1,12 +1,15 @@
-"""The documentation agrees with the code: examples run, names exist, the version is stated once."""
+"""The documentation agrees with the code: examples run, names exist, references are complete."""
 
 import ast
 import dataclasses
 import doctest
 import importlib
 import re
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -19,7 +22,9 @@ from nuclr.runs.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nuclr"
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+GENERATED = {DOCS / "configuration.md", DOCS / "commands.md"}  # by docs/hooks/pages.py
 
 
 def module_name(path: Path) -> str:
@@ -52,7 +57,7 @@ def python_blocks() -> list[tuple[str, str]]:
         (f"{path.relative_to(ROOT)}:{text[: match.start()].count(chr(10)) + 1}", match[1])
         for path in PAGES
         for text in [path.read_text(encoding="utf-8")]
-        for match in re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
+        for match in re.finditer(r"```python[^\n]*\n(.*?)```", text, re.DOTALL)
     ]
 
 
@@ -70,16 +75,27 @@ def test_what_the_pages_import_exists(where, code):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_linked_files_exist(path):
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-    missing = [link for link in links if not (path.parent / link).exists()]
+    prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose)
+    targets = {link: (path.parent / link).resolve() for link in links}
+    missing = [link for link, target in targets.items() if not target.exists() and target not in GENERATED]
     assert not missing
+
+
+def pages_of(nav: object) -> Iterator[str]:
+    """Yield the pages of a navigation, whose entries are pages, titled pages or titled lists of entries."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages_of(entry)
 
 
 def test_every_page_is_in_the_navigation():
     # BaseLoader: plain strings are enough, and mkdocs' own tags are not needed.
     nav = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)["nav"]
-    listed = {page for entry in nav for page in entry.values()}
-    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= listed
+    listed = set(pages_of(nav))
+    assert {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} <= listed
 
 
 def test_the_version_is_stated_once():
@@ -125,6 +141,79 @@ def test_the_table_of_settings_lists_every_setting_and_no_other():
         return {re.sub(r"\.[xy]\.", ".side.", key) for key in keys}
 
     assert not of_either_side(existing) - of_either_side(documented), "a setting that is not documented"
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    """A function that imports a module of docs/hooks."""
+    monkeypatch.syspath_prepend(DOCS / "hooks")
+    before = set(sys.modules)
+    yield importlib.import_module
+    for path in (DOCS / "hooks").glob("*.py"):
+        if path.stem not in before:
+            sys.modules.pop(path.stem, None)
+
+
+def test_the_page_of_settings_has_every_setting_and_option_with_a_description(hooks):
+    page = hooks("settings_reference").page()
+    rows = [re.split(r"(?<!\\) \| ", row.strip("| \n")) for row in re.findall(r"^\| `.*\n", page, re.MULTILINE)]
+    assert all(len(row) == 4 and row[3].endswith((".", '"')) for row in rows), rows
+    keys = {key for row in rows for key in re.findall(r"`([^`]+)`", row[0]) if ".NAME." not in key}
+    options = {f"objective.{key}" for name in nuclr.objectives.names() for key in nuclr.objectives.options(name)}
+    assert keys == {key for key in settings_keys(Settings) if key != "objective.options"} | options
+    assert not [row for row in rows if row[3].startswith("as in ")], "a description refers to another class"
+
+
+def test_the_page_of_commands_has_every_command_and_option(hooks):
+    page = hooks("command_reference").page()
+    for name, command in typer.main.get_command(app).commands.items():
+        section = page.partition(f"\n## nuclr {name}\n")[2].partition("\n## ")[0]
+        shown = set(re.findall(r"(?<![\w-])--[a-z-]+", section))
+        assert {option for p in command.params for option in p.opts if option.startswith("--")} <= shown, name
+
+
+def test_a_site_that_requests_other_servers_is_refused(hooks, tmp_path):
+    exceptions = pytest.importorskip("mkdocs.exceptions")
+    offline, config = hooks("offline"), SimpleNamespace(site_dir=str(tmp_path))
+    page = tmp_path / "page.html"
+    page.write_text(
+        '<a href="https://a.org">a</a><link rel="canonical" href="https://a.org"><script src="a.js"></script>'
+    )
+    offline.on_post_build(config)
+    for request in (
+        '<script defer src="https://cdn.org/a.js"></script>',
+        "<img alt=a src=//cdn.org/a.png>",
+        '<link href="https://cdn.org/a.css" rel="stylesheet">',
+        "<style>@font-face { src: url('https://cdn.org/a.woff2') }</style>",
+    ):
+        page.write_text(request)
+        with pytest.raises(exceptions.PluginError, match=r"page\.html: (https:)?//cdn\.org/a\."):
+            offline.on_post_build(config)
+
+
+def test_pictures_become_part_of_the_page(hooks):
+    pytest.importorskip("mkdocs")
+    first, second = (
+        f'<img alt="Scores of &quot;A dog.&quot;" src="../images/{name}.svg" />'
+        for name in ("hubs_sorted", "hubs_predicted")
+    )
+    page = f"<p>{first} {second}</p><p>and {first}</p>"
+    content = hooks("figures").on_page_content(page, None, SimpleNamespace(docs_dir=str(DOCS)), None)
+    assert content.count('<svg role="img" aria-label="Scores of &quot;A dog.&quot;" xmlns=') == 2
+    assert content.startswith('<div class="drawings"><svg') and content.endswith(f"<p>and {first}</p>")
+
+
+PUBLIC = ("objectives", "popularity", "evaluation", "data", "remote", "models", "integrations", "export", "report")
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_reference_has_every_public_name(package):
+    text = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    shown = set(re.findall(rf"^::: nuclr\.{package}\b(?:[\w.]*\.)?(\w+)?$", text, re.MULTILINE))
+    if f"::: nuclr.{package}\n    options: {{show_root_heading" in text:  # with all of its members
+        return
+    missing = set(importlib.import_module(f"nuclr.{package}").__all__) - shown
+    assert not missing
 
 
 def documented_commands() -> list[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """All settings of a run, with types, bounds and defaults.
 
 `nuclr.runs.config` fills them from YAML and key=value. The section `objective` is not fixed: its keys are the
-arguments of the registered objectives' constructors (`nuclr.objectives.registry`).
+arguments of the registered objectives' constructors (`nuclr.objectives.registry`). The documentation's page of settings
+is generated from this module: "Attributes" in the docstring of a class describes its keys.
 """
 
 import dataclasses
@@ -24,13 +25,18 @@ def number(
 class DataSide:
     """One side of the pairs.
 
-    key: the column or JSON key that holds it. Default: one of the usual names, such as image, caption, question.
-    modality: image, text, vector, or one that a plugin registers. Default: recognized from the column's values.
-    name: the side's name in tables, metrics and messages. Default: the column's name; image and text for these.
-    views: how many views of the side a visit takes: augmentations of an image; otherwise several texts or vectors that
-    belong together, such as captions of one image (see `nuclr.data.ViewGroups`).
-    text: plain, or albef: texts of pairs in lower case, without punctuation and of at most 30 words
-    (`nuclr.data.modalities.albef_caption`).
+    Attributes:
+        key: Column of a table, or key of a list, that holds this side. By default one of the usual names is found, such
+            as image, caption, question, or the columns of a table with exactly two.
+        modality: `image`, `text`, `vector`, or one that a plugin registers. By default it is recognized from the
+            column's values.
+        name: Name of the side in tables, pages, metrics and messages. By default that of the column; `image` and `text`
+            for a pair of both.
+        views: Views of this side per visit of a sample: augmentations of an image; otherwise several texts or vectors
+            that belong together, such as captions of one image (see `nuclr.data.ViewGroups`).
+        text: `plain`, or `albef`: texts of pairs in lower case, without punctuation and of at most 30 words
+            (`nuclr.data.modalities.albef_caption`).
+
     """
 
     key: str | None = None
@@ -44,8 +50,13 @@ class DataSide:
 class ValSet:
     """One of several sets of held-out pairs.
 
-    path: as `data.val`. split: of this set, `data.val_split` by default. root: the folder that names are relative to,
-    `data.root` by default. x_key, y_key: its columns; by default those of the training pairs, or the usual ones.
+    Attributes:
+        path: As `data.val`.
+        split: Which split of it to read. By default `data.val_split`.
+        root: Folder that names in it are relative to. By default `data.root`.
+        x_key: Column of side x. By default that of the training pairs, or one of the usual names.
+        y_key: Column of side y, likewise.
+
     """
 
     path: str | None = None
@@ -59,19 +70,34 @@ class ValSet:
 class Data:
     """The pairs. Names are relative to `root` if they exist there.
 
-    train, val: see `nuclr.data.open_pairs`; val is optional. contrast: sides contrasts x with y; views contrasts random
-    views of each image of side x with each other. Default: views for a folder of images, otherwise sides; `config.load`
-    fills it in. classes: a folder of labeled images, or "builtin", for zero-shot classification, or for
-    k-nearest-neighbor classification if no side takes texts. allow_outside: read images that lists name outside of
-    `root`. keep: a list of pair numbers to train on. one_pair_per_x: an epoch has every x once instead of every pair.
-    mask: pairs that share an x, a y or a group are not used as negatives of each other. batch_size: summed over all
-    processes. micro_batch: pairs that each process encodes at once, with the same result as for the whole batch; 0 for
-    all. fit: how an image is made square where it is not cropped at random. val_fit: the same for pairs outside of
-    training, such as held-out pairs and retrieval test sets; labeled images use fit. memory: megabytes of decoded
-    images to keep.
+    Attributes:
+        train: Pairs to train on, in any of the formats, their URL, or `builtin` (see `nuclr.data.open_pairs`).
+        val: Held-out pairs to evaluate on, in the same forms, or a standard set (`mscoco:FOLDER`, `flickr30k:FOLDER`).
+            Several sets are given by name; the first one chooses the best checkpoint, and methods are tuned on it.
+        contrast: `sides` contrasts x with y; `views` contrasts random views of each image of side x with each other,
+            and does not read side y. By default `views` for a folder of images, otherwise `sides`.
+        classes: Folder of labeled images, or `builtin`: for zero-shot accuracy if a side takes texts, otherwise for
+            k-nearest-neighbor accuracy.
+        root: Folder that file names in the data are relative to; or the URL of a folder, for `train` and `val`.
+        allow_outside: Read images that a list names outside of `root` (without it: of the list's folder), by `..`, an
+            absolute path or a symbolic link. Otherwise they are bad samples, because reports show images.
+        x: Side x.
+        y: Side y.
+        split: Which split of `train` to read, if the file holds several, such as Karpathy's.
+        val_split: Which split of `val` to read.
+        keep: File with the numbers of the pairs to train on, as written by `nuclr popularity --keep`. By default all.
+        one_pair_per_x: An epoch contains every x once, with one of its y, instead of every pair. Not used if views
+            group the pairs: then an epoch contains every group once.
+        mask: Pairs that share an x, a y or a group are not used as negatives of each other.
+        batch_size: Pairs per step, over all processes.
+        micro_batch: Pairs that each process encodes at a time, with the same result as for the whole batch; 0 for all.
+        fit: How an image is made square if it is not cropped at random: its center is cut out, or its sides are scaled.
+        val_fit: The same for pairs outside of training, such as held-out pairs and retrieval test sets. By default
+            `fit`, which labeled images always use.
+        max_bad_share: If a larger share of the samples is bad, the run does not start.
+        workers: Decoding threads.
+        memory: Megabytes of decoded images to cache.
 
-    val may also be a standard set (mscoco:FOLDER, flickr30k:FOLDER), or several sets by name; the first one chooses the
-    best checkpoint and is the one that methods are tuned on.
     """
 
     train: str | None = None
@@ -130,8 +156,14 @@ class Data:
 class Augmentation:
     """Image augmentation, see `nuclr.data.modalities.augment`.
 
-    crop: smallest share of an image's area that a random crop keeps; 1 takes the same square as evaluation does.
-    fill: brightness, from 0 (black) to 1 (white), of the pixels that shears, shifts and rotations bring in.
+    Attributes:
+        enabled: Whether training images are augmented at all.
+        crop: Smallest share of an image's area that a random crop keeps; 1 takes the same square as evaluation does.
+        flip: Probability of a horizontal flip.
+        operations: Number of random operations, such as rotations and changes of contrast.
+        magnitude: Strength of the operations.
+        fill: Brightness, from 0 (black) to 1 (white), of the pixels that shears, shifts and rotations bring in.
+
     """
 
     enabled: bool = True
@@ -151,9 +183,17 @@ class Augmentation:
 class ModelSide:
     """The encoder of one side.
 
-    encoder: a preset, a folder, a hub name, or the name of an encoder that a plugin registers. image_size and
-    image_normalization (mean and deviation of the pixels; default: the encoder's) apply to images; max_length,
-    tokenizer and pooling (over tokens) apply to texts.
+    Attributes:
+        encoder: A preset, a folder, a hub name, or the name of an encoder that a plugin registers. Vectors need none.
+        head: The layers from the encoder's features to the common space.
+        frozen: Train only the head.
+        image_size: Height and width of images in pixels. By default the encoder's.
+        image_normalization: Mean and deviation of the pixels. By default the encoder's.
+        max_length: Longest text in tokens. By default the encoder's.
+        tokenizer: Folder or hub name of another tokenizer than the encoder's.
+        pooling: The feature of a text is that of its first token, or the mean over its tokens. By default the
+            encoder's.
+
     """
 
     encoder: str | None = None
@@ -168,11 +208,17 @@ class ModelSide:
 
 @dataclass(frozen=True)
 class Model:
-    """The dual encoder: one encoder per side, or `pretrained`, a whole CLIP, SigLIP or saved nuclr model.
+    """The dual encoder: one encoder per side, or `pretrained`.
 
-    shared: one encoder for both sides, with the options of side x. Default: true if both sides are images or both are
-    texts, and side y has no options of its own. width: of the common space. standardize: center and scale vectors by
-    the training set's mean and deviation.
+    Attributes:
+        x: The encoder of side x.
+        y: The encoder of side y.
+        shared: One encoder for both sides, with the options of side x. By default if both sides hold images or both
+            hold texts, and side y has no options of its own.
+        pretrained: A complete dual encoder instead: CLIP, SigLIP, or the `model/` folder of a run.
+        width: Dimensions of the common space. By default the encoder's.
+        standardize: Center and scale input vectors by the mean and deviation of the training set.
+
     """
 
     x: ModelSide = field(default_factory=ModelSide)
@@ -187,8 +233,11 @@ class Model:
 class Objective:
     """The objective's name in the registry, and arguments of its constructor.
 
-    `options` may hold options of other objectives too, so that one file serves `nuclr compare`; `arguments` leaves
-    those out and fills in the defaults.
+    Attributes:
+        name: Name of the objective: a built-in one, or one that a plugin registers.
+        options: Arguments of the constructor. Options of other objectives are allowed, so that one file serves
+            `nuclr compare`; `arguments` leaves those out and fills in the defaults.
+
     """
 
     name: str = "nuclr"
@@ -201,7 +250,17 @@ class Objective:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW. `clip` is the largest norm of the whole gradient; 0 means no limit."""
+    """AdamW. The networks of an objective have a learning rate of at most 1e-3.
+
+    Attributes:
+        lr: Largest learning rate, reached after the warmup.
+        weight_decay: Decoupled weight decay.
+        beta1: Weight of the old mean of the gradients.
+        beta2: Weight of the old mean of their squares.
+        eps: Added to the root of the mean of squares.
+        clip: Largest norm of the whole gradient; 0 for no limit.
+
+    """
 
     lr: float = number(1e-3, above=0)
     weight_decay: float = number(0.02, 0)
@@ -215,12 +274,19 @@ class Optimizer:
 class Schedule:
     """Everything that changes over time, see `nuclr.training.schedules`.
 
-    The learning rate rises from lr_start over warmup_steps and falls to lr_end along a cosine. zeta is frozen for
-    zeta_frozen_epochs; after that its step size is constant or falls to 0 along a cosine. zeta_steps also divides it
-    by 10 after half and by 100 after three quarters of the epochs. zeta_refresh: solve for zeta exactly on the
-    current features every so many epochs (0: never). gamma: constant, or a cosine from 1 down to objective.gamma.
-    per_epoch: all of these change from epoch to epoch only, as in the published code, and not with every step; warmup
-    takes the first steps of the first epoch.
+    Attributes:
+        epochs: Passes over the training pairs.
+        warmup_steps: Steps in which the learning rate rises linearly from `lr_start` to `optimizer.lr`.
+        lr_start: Learning rate of the first step of a warmup.
+        lr_end: Learning rate at the end; after the warmup it falls along a cosine.
+        zeta_frozen_epochs: Epochs at the start during which zeta is frozen.
+        zeta: Step size of zeta after that: constant, or falling to 0 along a cosine.
+        zeta_steps: Also divide the step size of zeta by 10 after half and by 100 after three quarters of the epochs.
+        zeta_refresh: Solve for zeta exactly on the current features every so many epochs; 0 for never.
+        gamma: Constant, or a cosine from 1 down to `objective.gamma`.
+        per_epoch: All of these change from epoch to epoch only, as in the published code, and not with every step. The
+            warmup takes the first steps of the first epoch.
+
     """
 
     epochs: int = number(10, 1)
@@ -237,9 +303,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluation on the held-out pairs every `every` epochs and at the end; 0 means only at the end.
+    """Evaluation on the held-out pairs.
 
-    head: false evaluates and embeds with the towers' features, without the projection heads.
+    Attributes:
+        every: Epochs between evaluations; 0 for only at the end.
+        batch_size: Samples that are encoded at a time.
+        head: Whether evaluation and `nuclr embed` include the projection heads; `false` takes the towers' features.
+
     """
 
     every: int = number(1, 0)
@@ -249,7 +319,14 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Log:
-    """`every`: steps between lines of metrics.jsonl. The others need the packages of the same name."""
+    """Logging. TensorBoard and W&B need `pip install 'nuclr[logging]'`.
+
+    Attributes:
+        every: Steps between lines of `metrics.jsonl`.
+        tensorboard: Also write events for TensorBoard.
+        wandb: Also log to Weights & Biases. A resumed run continues the same W&B run.
+
+    """
 
     every: int = number(50, 1)
     tensorboard: bool = False
@@ -260,9 +337,26 @@ class Log:
 class Settings:
     """Settings of one run.
 
-    out: the run's folder, runs/NAME by default. checkpoint_every: steps between checkpoints, in addition to one at
-    the end of every epoch. report: write report.html at the end. plugins: Python files or modules to import first,
-    which may register objectives or report sections.
+    Attributes:
+        name: Name of the run.
+        out: Folder of the run. By default `runs/NAME`, or `runs/NAME-2`, ... if that exists.
+        seed: Seed of all random numbers.
+        device: `cpu`, `cuda`, ...; `auto` takes an accelerator if there is one.
+        precision: `bfloat16` is autocast for the encoders; the objective stays in float32.
+        threads: CPU threads; 0 for all cores.
+        checkpoint_every: Steps between checkpoints, in addition to one at the end of every epoch.
+        report: Write `report.html` at the end.
+        plugins: Python files or modules to import first; they may register objectives, modalities, encoders or report
+            sections.
+        data: The pairs.
+        augment: Image augmentation.
+        model: The dual encoder.
+        objective: The objective.
+        optimizer: The optimizer.
+        schedule: Everything that changes over time.
+        evaluate: Evaluation on the held-out pairs.
+        log: Logging.
+
     """
 
     name: str = "run"

@@ -1,0 +1,26 @@
+// Pages that are opened from the disk may not start workers, and the search of the theme is one. Run its script in a hidden frame
+// instead, and pass the messages on. (The theme would load such a script from a network, unless one of this name exists.)
+if (location.protocol === "file:") {
+  window.Worker = class extends EventTarget {
+    constructor(url) {
+      super();
+      const frame = document.createElement("iframe");
+      frame.hidden = true;
+      document.body.append(frame);
+      this.inside = frame.contentWindow;
+      this.inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", { data }));
+      const script = this.inside.document.createElement("script");
+      script.src = url;
+      this.ready = new Promise(resolve => script.addEventListener("load", resolve));
+      this.inside.document.body.append(script);
+    }
+
+    postMessage(data) {
+      this.ready.then(() => this.inside.dispatchEvent(new MessageEvent("message", { data })));
+    }
+
+    terminate() {
+      this.inside.frameElement.remove();
+    }
+  };
+}
