@@ -109,7 +109,7 @@ def own_hyperparameters(methods: Sequence[str], tune: Sequence[str], base: Setti
         UserError: If no method has the option, a value is not a number, or the grids would differ in size.
 
     """
-    chosen = {}
+    chosen: dict[str, Hyperparameter] = {}
     for text in tune:
         method, key, listed = _split_tune(text)
         if key == TEMPERATURE:
