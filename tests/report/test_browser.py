@@ -73,13 +73,14 @@ def test_sort_filter_and_download(chromium, page, tmp_path):
     chromium.open(page)
     data = chromium.run("JSON.parse(document.getElementById('g-data').textContent)")
     first = shown(chromium)
-    assert all(data[k]["side"] == "captions" for k in first) and len(first) == 24
+    assert all(data[k]["side"] == "captions" for k in first)
+    assert sum(data[k]["group"].split(" ")[0] in ("most", "middle", "least") for k in first) == 24
     assert first == sorted(first, key=lambda k: -data[k]["popularity"])
     choose(chromium, "g-sort", "-zeta")
     assert shown(chromium) == sorted(first, key=lambda k: (-data[k]["zeta"], k))
     choose(chromium, "g-group", "least")
     choose(chromium, "g-text", "THING")
-    expected = [k for k in first if data[k]["group"] == "least" and "thing" in data[k]["caption"]]
+    expected = [k for k in first if "least" in data[k]["group"].split(" ") and "thing" in data[k]["caption"]]
     assert set(shown(chromium)) == set(expected) and 0 < len(expected) < len(first)
     assert (
         chromium.run("document.getElementById('g-count').textContent")

@@ -34,7 +34,8 @@ class Options:
 
     Args:
         samples: number of training pairs on which popularity is solved. None: 3000, or fewer if the model is slow.
-        gallery: number of samples of each side that the popularity gallery shows.
+        gallery: number of samples of each side that the popularity gallery shows, chosen by exact popularity. The
+            samples with the largest and smallest zeta of training are added.
         pictures: whether the page contains small pictures.
         model: whether to encode pairs with the trained model. Without it, the page has only numbers and curves.
 
