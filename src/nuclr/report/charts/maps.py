@@ -1,6 +1,7 @@
 """Charts of the plane: points in colors, and values over a grid."""
 
 import math
+from collections.abc import Sequence
 
 from markupsafe import escape
 
@@ -12,7 +13,7 @@ Point = tuple[float, float]
 
 def colored_points(
     title: str,
-    groups: list[tuple[str, Color, list[Point]]],
+    groups: Sequence[tuple[str, Color, list[Point]]],
     x_range: tuple[float, float],
     y_range: tuple[float, float],
     note: str = "",

@@ -193,7 +193,7 @@ def _slopes(axes: Axes, study: dict[str, Any], tau: float, key: str, part: str, 
         rows = [r for r in study[part] if (r["tau"], r["method"]) == (tau, fit["method"])]
         if (fit["part"], fit["tau"], fit["quantity"]) == (part, tau, key) and fit["method"] != "true_q" and rows:
             at, color = (rows[-1]["n"], rows[-1][f"{key}_mean"]), _METHODS[fit["method"]][1]
-            place = {"xytext": (6, -3), "textcoords": "offset points", "annotation_clip": False}
+            place: dict[str, Any] = {"xytext": (6, -3), "textcoords": "offset points", "annotation_clip": False}
             axes.annotate(f"{fit['slope']:.2f}", at, color=color, fontsize=8, **place)
     rows = [r for r in study[part] if (r["tau"], r["method"]) == (tau, below)]
     sizes = np.array([rows[0]["n"], rows[-1]["n"]])

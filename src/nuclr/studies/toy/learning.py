@@ -109,7 +109,7 @@ def learn(method: str, x: Tensor, y: Tensor, temperature: float) -> Tensor:
                 zeta = solver(problem, init=zeta).zeta
             log_z = ((x @ w @ y.T - zeta) / temperature).logsumexp(dim=1)
         value = temperature * log_z.mean() - (w * mean_positive).sum() + zeta.mean()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
     optimizer.step(loss)
