@@ -1,4 +1,4 @@
-"""Draw pictures of scenes: shapes on a textured background, one to three of the same kind and color, or two of their own.
+"""Draw pictures of scenes: one to three shapes of the same kind and color, or two of any kind, on a background.
 
 Details that the scene does not fix (exact position, size, tilt and shade of the shapes, brightness and texture of the
 background) come from the picture's own random words. The ranges of different levels never overlap, so the picture
