@@ -3,16 +3,15 @@
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from nuclr.data.open import open_pairs
 from nuclr.objectives import entry
 from nuclr.runs.settings import Settings
 from nuclr.studies.demo.study import MAIN, METHODS, SEEDS, Results
 
-BASELINE = "clip"
+OTHERS = [method for method in METHODS if method != MAIN]
 INDENT = "   "
-FIRST_COLUMN = 26
+FIRST_COLUMN, RECALL_COLUMN = 26, 22
 DIRECTIONS = {"image_to_text": "picture to caption", "text_to_image": "caption to picture"}
 LABELS = {method: entry(method).label for method in METHODS}
 
@@ -21,10 +20,14 @@ def opening(settings: Settings) -> str:
     """Return what is about to happen."""
     pairs = open_pairs(str(settings.data.train))
     *others, last = LABELS.values()
-    return f"""nuclr demo: {len(pairs):,} small drawings with captions, such as "{pairs.y(0)}"
-
-1. Training at a small batch size. {", ".join(others)} and {last} train the same model on the same pairs,
-{INDENT}{settings.data.batch_size} at a time, with {SEEDS} seeds each: {SEEDS * len(METHODS)} models, about a minute and a half on two cores."""
+    lines = [
+        f'nuclr demo: {len(pairs):,} small drawings with captions, such as "{pairs.y(0)}"',
+        "",
+        f"1. Training at a small batch size. {', '.join(others)} and {last} train the same model on the same pairs,",
+        f"{INDENT}{settings.data.batch_size} at a time, with {SEEDS} seeds each: {SEEDS * len(METHODS)} models, "
+        "about a minute and a half on two cores.",
+    ]
+    return "\n".join(lines)
 
 
 def results_text(results: Results) -> str:
@@ -42,23 +45,28 @@ def closing(out: Path, page: bool, seconds: float) -> str:
         "nuclr hubness queries.npy gallery.npy": "correct a search with any model's vectors",
         f"nuclr export {out} --to onnx --out model": "use a trained model elsewhere",
     }
-    lines += ["Next:", *(f"{INDENT}{command:57}{purpose}" for command, purpose in commands.items())]
+    lines += ["Next:", *(f"{INDENT}{command:56} {purpose}" for command, purpose in commands.items())]
     return "\n".join(lines)
 
 
 def _recall(results: Results) -> str:
-    first = results[MAIN][0]
-    pairs = first["search"]["image_to_text"]["queries"]
+    pairs, chance = results[MAIN][0]["search"]["image_to_text"]["queries"], results[MAIN][0]["val"]
     lines = [
-        f"{INDENT}Recall@1 in %: how often the first result is the right one, on {pairs:,} pairs that were not trained on.",
+        f"{INDENT}Recall@1 in %: how often the first result is the right one, on {pairs:,} pairs not used in training.",
         f"{INDENT}Mean ± standard deviation over {SEEDS} seeds; differences are taken seed by seed.",
-        _row("", ["chance", *LABELS.values(), f"{LABELS[MAIN]} - {LABELS[BASELINE]}"]),
+        _row("", DIRECTIONS.values(), RECALL_COLUMN),
+        _row(
+            "chance", [f"{100 * first['val'][f'{direction}_chance@1']:.2f}" for direction in DIRECTIONS], RECALL_COLUMN
+        ),
     ]
-    for direction, label in DIRECTIONS.items():
-        chance = 100 * first["val"][f"{direction}_chance@1"]
-        recall = {method: _values(results, method, direction, "recall@1", 100) for method in METHODS}
-        gain = _minus(recall[MAIN], recall[BASELINE])
-        lines.append(_row(label, [f"{chance:.2f}", *map(_spread, recall.values()), _spread(gain, "+")]))
+    recall = {
+        method: [_values(results, method, direction, "recall@1", 100) for direction in DIRECTIONS] for method in METHODS
+    }
+    lines += [_row(LABELS[method], map(_spread, recall[method]), RECALL_COLUMN) for method in METHODS]
+    for method in OTHERS:
+        gains = [_minus(*ends) for ends in zip(recall[MAIN], recall[method], strict=True)]
+        cells = [_spread(gain, "+") for gain in gains]
+        lines.append(_row(f"{LABELS[MAIN]} - {LABELS[method]}", cells, RECALL_COLUMN))
     return "\n".join(lines)
 
 
@@ -66,7 +74,7 @@ def _correction(results: Results) -> str:
     lines = [
         "2. Search, corrected. Some items are close to far too many queries (hubs), and others are never found. The",
         f"{INDENT}popularity of items is solved on training pairs, without labels, and subtracted from their scores.",
-        f"{INDENT}The models stay as they are. N_10 of an item: how many queries have it among their first ten results.",
+        f"{INDENT}The models stay as they are. N_10 of an item: how many queries have it in their first ten results.",
         _row("", LABELS.values()),
     ]
 
@@ -98,8 +106,8 @@ def _popularity(results: Results) -> str:
     items = results[MAIN][0]["search"]["image_to_text"]["items"]
     correlation = _values(results, MAIN, "image_to_text", "correlation")
     lines = [
-        f"3. What is popular. {LABELS[MAIN]}'s popularity of captions, solved on training pairs, has a rank correlation of",
-        f"{INDENT}{_spread(correlation, digits=2)} with their N_10 when the held-out pictures search.",
+        f"3. What is popular. The popularity of captions under {LABELS[MAIN]}, solved on training pairs, has a rank",
+        f"{INDENT}correlation of {_spread(correlation, digits=2)} with N_10 in the search of the held-out pictures.",
     ]
     for label, key in (("most popular captions", "most"), ("least popular captions", "least")):
         lines.append(f"{INDENT}N_10   {label}")
@@ -120,5 +128,5 @@ def _spread(values: list[float], sign: str = "", digits: int = 1) -> str:
     return f"{statistics.mean(values):{sign}.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 
 
-def _row(label: str, cells: Iterable[Any]) -> str:
-    return f"{INDENT}{label:{FIRST_COLUMN}}" + "".join(f"{cell:>15}" for cell in cells)
+def _row(label: str, cells: Iterable[str], width: int = 15) -> str:
+    return f"{INDENT}{label:{FIRST_COLUMN}}" + "".join(f"{cell:>{width}}" for cell in cells)
