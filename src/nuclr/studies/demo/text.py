@@ -55,9 +55,7 @@ def _recall(results: Results) -> str:
         f"{INDENT}Recall@1 in %: how often the first result is the right one, on {pairs:,} pairs not used in training.",
         f"{INDENT}Mean ± standard deviation over {SEEDS} seeds; differences are taken seed by seed.",
         _row("", DIRECTIONS.values(), RECALL_COLUMN),
-        _row(
-            "chance", [f"{100 * first['val'][f'{direction}_chance@1']:.2f}" for direction in DIRECTIONS], RECALL_COLUMN
-        ),
+        _row("chance", [f"{100 * chance[f'{direction}_chance@1']:.2f}" for direction in DIRECTIONS], RECALL_COLUMN),
     ]
     recall = {
         method: [_values(results, method, direction, "recall@1", 100) for direction in DIRECTIONS] for method in METHODS
