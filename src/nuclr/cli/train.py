@@ -15,7 +15,7 @@ from nuclr.errors import UserError
 EPILOG = """
 Examples:
 
-    nuclr train                                                  the demo, two minutes on two CPU cores
+    nuclr train                                                  the demo, about two minutes on two CPU cores
     nuclr train data.train=pairs.csv data.val=held_out.csv       your own pairs, default settings
     nuclr train configs/flickr8k.yaml data.root=DATA seed=1      a config file, two keys changed
     nuclr train runs/flickr8k --resume                           continue a run that was stopped

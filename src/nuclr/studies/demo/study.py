@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nuclr import files
+from nuclr.errors import UserError
 from nuclr.objectives import entry
 from nuclr.runs import folder
 from nuclr.runs.settings import Objective, Settings, to_dict
@@ -61,6 +62,7 @@ def train_all(settings: Settings, out: Path, say: Callable[[str], None]) -> Resu
         By method, per seed, the content of results.json and, with the key "search", that of search.json.
 
     Raises:
+        UserError: all runs failed for the same reason.
         TrainingFailed: a run failed.
         Stop: SIGINT or SIGTERM, after all processes have written checkpoints.
 
@@ -85,6 +87,8 @@ def train_all(settings: Settings, out: Path, say: Callable[[str], None]) -> Resu
             pool.add(worker.Job(to_dict(own), str(path)))
     planned = len(pool.waiting)
     pool.run()
+    if len(failed) == len(runs) and len(set(failed.values())) == 1:  # no run can be trained with these settings
+        raise UserError(next(iter(failed.values())))
     for name, error in failed.items():
         raise TrainingFailed(f"{name}: {error}")
     results: Results = {method: [] for method in METHODS}
