@@ -33,7 +33,7 @@ DEMO: dict[str, Any] = {
     "data": {
         "train": "builtin:n=4000,shapes=2",
         "val": "builtin:n=2000,shapes=2,split=test",
-        "batch_size": 32,
+        "batch_size": 16,
     },
     "augment": {"enabled": False},
     "model": {
@@ -42,8 +42,7 @@ DEMO: dict[str, Any] = {
         "width": 128,
     },
     "objective": {"name": "nuclr", "temperature": 0.1, "gamma": 0.8, "zeta_lr": 3.0e-3},
-    "optimizer": {"lr": 5.0e-4},
-    "schedule": {"epochs": 12, "warmup_steps": 50, "zeta_frozen_epochs": 2},
+    "schedule": {"epochs": 8, "warmup_steps": 50, "zeta_frozen_epochs": 2},
     "evaluate": {"every": 4},
 }
 

@@ -42,7 +42,7 @@ class BuiltinPairs(Pairs):
         >>> pairs.y(0), pairs.x(0).size
         ('a red circle', (32, 32))
         >>> BuiltinPairs(n=100, shapes=2).y(0)
-        'a small circle above a blue heart over slate'
+        'a small red circle above a blue heart over slate'
         >>> pairs.truth.popularity().shape
         (100,)
 

@@ -118,13 +118,13 @@ TWO_SHAPES = Language(
             slot
             for shape in ("first", "second")
             for slot in (
-                _slot(f"{shape} kind", _named(*KINDS, left_out=0.1, instead="shape")),
-                _slot(f"{shape} color", _named(*COLORS, left_out=0.35)),
-                _slot(f"{shape} size", _named("small", "large", left_out=0.6)),
+                _slot(f"{shape} kind", _named(*KINDS, left_out=0.05, instead="shape")),
+                _slot(f"{shape} color", _named(*COLORS, left_out=0.1)),
+                _slot(f"{shape} size", _named("small", "large", left_out=0.3)),
             )
         ),
-        _slot("arrangement", _named("left of", "above", left_out=0.4, instead="and")),
-        _slot("background", _named(*BACKGROUNDS, left_out=0.75)),
+        _slot("arrangement", _named("left of", "above", left_out=0.2, instead="and")),
+        _slot("background", _named(*BACKGROUNDS, left_out=0.5)),
     ),
     _two_shapes,
 )
