@@ -41,7 +41,7 @@ DEMO: dict[str, Any] = {
         "y": {"encoder": "bag_of_words"},
         "width": 128,
     },
-    "objective": {"name": "nuclr", "temperature": 0.1, "gamma": 0.8, "zeta_lr": 3.0e-3},
+    "objective": {"name": "nuclr", "temperature": 0.15, "gamma": 0.8, "zeta_lr": 3.0e-3},
     "schedule": {"epochs": 8, "warmup_steps": 50, "zeta_frozen_epochs": 2},
     "evaluate": {"every": 4},
 }
