@@ -1,7 +1,7 @@
 """Colors and edges of an image, averaged over a grid of cells: an image model whose few weights are known beforehand.
 
 With a trained head it learns in seconds what small drawings show, where a network that starts from random weights needs
-minutes. It is no substitute for a network on photographs. Importing this module registers the model with
+minutes. Photographs need a real network. Importing this module registers the model with
 transformers: AutoModel then loads a saved folder.
 """
 
@@ -51,7 +51,7 @@ class Edges(PreTrainedModel):
         brightness = pixel_values.mean(1, keepdim=True)
         edges = GAIN * functional.relu(functional.conv2d(brightness, self.filters, padding=1) - NOISE)
         cells = functional.adaptive_avg_pool2d(torch.cat([pixel_values, edges], 1), self.config.cells)
-        return BaseModelOutputWithPooling(last_hidden_state=cells, pooler_output=cells.flatten(1))
+        return BaseModelOutputWithPooling(last_hidden_state=cells, pooler_output=cells.flatten(1))  # type: ignore[arg-type]
 
 
 AutoConfig.register(EdgesConfig.model_type, EdgesConfig)
