@@ -52,7 +52,7 @@ def multi30k(label: str, *overrides: str) -> Row:
 def builtin(label: str, *overrides: str) -> Row:
     return Row(
         label,
-        "demo.yaml",
+        "builtin.yaml",
         (
             "data.train=builtin:n=300000,split=train,size=16",
             "data.val=builtin:n=2000,split=val,size=16",

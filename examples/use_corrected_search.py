@@ -16,7 +16,7 @@ from nuclr.popularity import PopularityCorrection, hubness
 
 
 def main() -> None:
-    train, held_out = open_pairs("builtin:n=500"), open_pairs("builtin:n=500,split=val")
+    train, held_out = (open_pairs(f"builtin:n=500,shapes=2,split={split}") for split in ("train", "val"))
     model = DualEncoder.from_pretrained(f"{sys.argv[1]}/model")
     bank = model.encode_texts([train.y(i) for i in range(500)])
     gallery = model.encode_images([held_out.x(i) for i in range(500)])

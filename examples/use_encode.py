@@ -11,7 +11,7 @@ from nuclr.models import DualEncoder
 
 
 def main() -> None:
-    pairs = open_pairs("builtin:n=5,split=val")
+    pairs = open_pairs("builtin:n=5,split=val,shapes=2")
     images, texts = [pairs.x(i) for i in range(5)], [pairs.y(i) for i in range(5)]
 
     model = DualEncoder.from_pretrained(f"{sys.argv[1]}/model")

@@ -11,7 +11,7 @@ from nuclr.models import DualEncoder
 
 def main() -> None:
     run, queries = sys.argv[1], sys.argv[2:]
-    pairs = open_pairs("builtin:n=500,split=val")
+    pairs = open_pairs("builtin:n=500,split=val,shapes=2")
     model = DualEncoder.from_pretrained(f"{run}/model")
     gallery = model.encode_images([pairs.x(i) for i in range(len(pairs))])
     scores, found = (model.encode_texts(queries) @ gallery.T).topk(3)

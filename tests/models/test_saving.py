@@ -36,7 +36,7 @@ def check_round_trip(model, x_items, y_items, folder, **modules):
     return again
 
 
-@pytest.mark.parametrize("image", ["tiny_resnet", "tiny_vit"])
+@pytest.mark.parametrize("image", ["tiny_edges", "tiny_resnet", "tiny_vit"])
 def test_presets(image, pictures, tmp_path):
     model = build_model(image, y_texts=CAPTIONS, x_head="mlp", x_frozen=True, x_image_size=40)
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path)

@@ -13,7 +13,7 @@ from nuclr.models.towers import VectorTower
 from .conftest import CAPTIONS, batch, check_features
 
 
-@pytest.mark.parametrize("encoder", ["tiny_resnet", "tiny_vit"])
+@pytest.mark.parametrize("encoder", ["tiny_edges", "tiny_resnet", "tiny_vit"])
 def test_samples_of_a_batch_are_independent(encoder, pictures):
     """Two processes with half a batch each compute the same features, in train mode."""
     model = build_model(encoder, "tiny_text", y_texts=CAPTIONS)

@@ -90,7 +90,7 @@ def test_keys_are_unique_and_belong_to_sections():
         ("data.mask=maybe", "needs true or false"),
         ("data=train", "data is a section, not a value"),
         ("schedule.epochs=", "schedule.epochs has no value"),
-        ("schedule.zeta_frozen_epochs=99", "more than schedule.epochs, which is 4"),
+        ("schedule.zeta_frozen_epochs=99", "more than schedule.epochs, which is 8"),
         ("epochs", "overrides are key=value"),
         ("data.train=", "data.train is missing"),
     ],
@@ -143,7 +143,7 @@ def test_options_of_an_objective_outside_the_package_can_be_set(tmp_path):
     overrides = [f"plugins={tmp_path / 'mine.py'}", "objective.name=mine", "objective.sharpness=3"]
     try:
         settings = config.load(None, overrides)
-        assert settings.objective.arguments() == {"temperature": 0.03, "sharpness": 3.0}
+        assert settings.objective.arguments() == {"temperature": 0.15, "sharpness": 3.0}
     finally:
         objectives.unregister("mine")
 

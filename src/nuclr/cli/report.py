@@ -46,12 +46,25 @@ def report(
     typer.echo(f"Report page: {write_report(run, out, Options(samples, gallery, pictures, model))}")
 
 
-def write_final_report(run: Path) -> None:
-    """Write the page of a command that has just ended. If that fails, print a message; the command has succeeded."""
+def write_final_report(run: Path, announce: bool = True) -> bool:
+    """Write the page of a command that has just ended. If that fails, print a message; the command has succeeded.
+
+    Args:
+        run: The folder of the command.
+        announce: Print where the page is.
+
+    Returns:
+        Whether the page was written.
+
+    """
     from nuclr.report import write_report
 
     try:
-        typer.echo(f"Report page: {write_report(run)}")
+        page = write_report(run)
+        if announce:
+            typer.echo(f"Report page: {page}")
     except Exception as error:
         message = f"nuclr: the report page could not be written ({error}); try again with nuclr report {run}"
         typer.echo(printable(message), err=True)
+        return False
+    return True

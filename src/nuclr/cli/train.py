@@ -3,6 +3,7 @@
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from nuclr.errors import UserError
 EPILOG = """
 Examples:
 
-    nuclr train                                                  the demo, a few minutes on two CPU cores
+    nuclr train                                                  the demo, about two minutes on two CPU cores
     nuclr train data.train=pairs.csv data.val=held_out.csv       your own pairs, default settings
     nuclr train configs/flickr8k.yaml data.root=DATA seed=1      a config file, two keys changed
     nuclr train runs/flickr8k --resume                           continue a run that was stopped
@@ -67,7 +68,7 @@ def train(
     settings = config.load(path, overrides)
 
     from nuclr.runs import launch
-    from nuclr.training import demo as demo_run
+    from nuclr.studies.demo.study import is_demo
     from nuclr.training import dry_run as trial
     from nuclr.training import loop
     from nuclr.training.data_path import bottleneck_warning
@@ -83,16 +84,35 @@ def train(
             return
         preferred = Path("runs") / settings.name
         out = Path(settings.out) if settings.out else preferred if resume else launch.free_folder(preferred)
-        if path is None and demo_run.is_demo(settings):
-            results = demo_run.demo(settings, out, resume)
-            if launch.is_first():
-                typer.echo(demo_run.table(results, out))
-        else:
-            results = loop.train(settings, out, resume)
-            if launch.is_first():
-                _print_results(results, out)
+        if path is None and is_demo(settings):
+            _run_demo(settings, out, resume)
+            return
+        results = loop.train(settings, out, resume)
+        if launch.is_first():
+            _print_results(results, out)
     if launch.is_first() and settings.report:
         write_final_report(out)
+
+
+def _run_demo(settings: Any, out: Path, resume: bool) -> None:
+    from nuclr.runs import folder
+    from nuclr.studies.compare.pool import Stop
+    from nuclr.studies.demo import study, text
+
+    if folder.is_run(out) and not resume:
+        raise UserError(f"{out} already holds a run; name another folder with out=..., or add --resume to continue it")
+    begin = time.monotonic()
+    typer.echo(text.opening(settings))
+    progress = study.ProgressLine()
+    try:
+        results = study.train_all(settings, out, progress.say)
+    except Stop as stop:
+        raise Stopped(f"{stop}; continue with nuclr train out={out} --resume", stop.status) from None
+    finally:
+        progress.end()
+    typer.echo(text.results_text(results))
+    page = settings.report and write_final_report(out, announce=False)
+    typer.echo(text.closing(out, page, time.monotonic() - begin))
 
 
 def _print_results(results: dict[str, Any], out: Path) -> None:

@@ -120,7 +120,8 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
     """Return the transformers configuration in a folder."""
     from transformers import AutoConfig
 
-    import nuclr.models.resnet  # noqa: F401 (registers its configuration)
+    import nuclr.models.edges
+    import nuclr.models.resnet  # noqa: F401 (both register their configurations)
 
     content = read_json(folder / "config.json")
     if "nuclr" in content:

@@ -1,7 +1,8 @@
 """Encoders by name: presets with random weights, and encoders that plugins register.
 
 Presets are the paper's two towers at full size, and tiny ones that train on a CPU. The tiny ones have neither batch
-norm nor dropout, so K processes with b samples each compute what one process with K b samples does.
+norm nor dropout, so K processes with b samples each compute what one process with K b samples does. `tiny_edges`
+starts with known filters and is meant to be frozen.
 """
 
 from collections.abc import Callable
@@ -62,6 +63,12 @@ def _tiny_resnet(_size: int) -> "PreTrainedConfig":
     return GroupNormResNetConfig(embedding_size=32, hidden_sizes=[32, 64, 128], depths=[1, 1, 1], layer_type="basic")
 
 
+def _tiny_edges(_size: int) -> "PreTrainedConfig":
+    from nuclr.models.edges import EdgesConfig
+
+    return EdgesConfig()
+
+
 def _tiny_vit(size: int) -> "PreTrainedConfig":
     from transformers import ViTConfig
 
@@ -105,6 +112,7 @@ def _bag_of_words(vocabulary: int, _max_length: int) -> BagOfWords:
 
 IMAGE_PRESETS = {
     "resnet50": ImagePreset(256, _resnet50),
+    "tiny_edges": ImagePreset(32, _tiny_edges),
     "tiny_resnet": ImagePreset(64, _tiny_resnet),
     "tiny_vit": ImagePreset(64, _tiny_vit),
 }
@@ -193,7 +201,7 @@ def encoder_names(modality: str | None = None) -> list[str]:
 
     Example:
         >>> encoder_names("image")
-        ['resnet50', 'tiny_resnet', 'tiny_vit']
+        ['resnet50', 'tiny_edges', 'tiny_resnet', 'tiny_vit']
 
     """
     names = [*IMAGE_PRESETS, *TEXT_PRESETS, VECTORS, *REGISTERED]

@@ -222,7 +222,7 @@ class TrainingRun(Context):
 
 
 def open_training_run(path: Path, options: Options) -> TrainingRun:
-    """Open the run in a folder, and its baseline: a run in a folder inside it.
+    """Open the run in a folder, and its baseline: the first run in a folder inside it, or in `seeds/` (the demo).
 
     Args:
         path: the folder of a run, finished or not.
@@ -242,7 +242,7 @@ def open_training_run(path: Path, options: Options) -> TrainingRun:
         options=options,
         notes=notes,
     )
-    for inner in sorted(path.iterdir()):
+    for inner in sorted([*path.iterdir(), *(path / folder.SEEDS).glob("*")]):
         if context.baseline is None and folder.is_run(inner):
             try:
                 context.baseline = read_log(inner, Run.open(inner).settings, notes)

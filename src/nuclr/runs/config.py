@@ -32,17 +32,19 @@ from nuclr.runs.settings import Objective, Settings, flatten, to_dict
 DEMO: dict[str, Any] = {
     "name": "demo",
     "data": {
-        "train": "builtin:n=12000,split=train,size=48",
-        "val": "builtin:n=1000,split=val,size=48",
-        "classes": "builtin",
-        "batch_size": 64,
+        "train": "builtin:n=4000,shapes=2",
+        "val": "builtin:n=2000,shapes=2,split=test",
+        "batch_size": 16,
     },
     "augment": {"enabled": False},
-    "model": {"x": {"encoder": "tiny_resnet", "image_size": 48}, "y": {"encoder": "tiny_text"}},
-    "objective": {"name": "nuclr", "temperature": 0.03, "gamma": 0.8, "zeta_lr": 3.0e-3},
-    "optimizer": {"lr": 2.0e-3, "clip": 1.0},
-    "schedule": {"epochs": 4, "warmup_steps": 100, "zeta_frozen_epochs": 1},
-    "evaluate": {"every": 2},
+    "model": {
+        "x": {"encoder": "tiny_edges", "head": "mlp", "frozen": True},
+        "y": {"encoder": "bag_of_words"},
+        "width": 128,
+    },
+    "objective": {"name": "nuclr", "temperature": 0.15, "gamma": 0.8, "zeta_lr": 3.0e-3},
+    "schedule": {"epochs": 8, "warmup_steps": 50, "zeta_frozen_epochs": 2},
+    "evaluate": {"every": 4},
 }
 
 

@@ -1,7 +1,7 @@
 """A run on disk: `config.yaml`, `metrics.jsonl`, `timing.jsonl`, `results.json`, `checkpoints/`, `model/`.
 
 Also `environment.json` (command, versions, machine), `bad_samples.jsonl`, `report.html` after the end, and files of the
-loggers (`tensorboard/`, `wandb/`, `wandb_id`).
+loggers (`tensorboard/`, `wandb/`, `wandb_id`). The demo's folder also has `seeds/`, with further runs.
 
 metrics.jsonl depends only on the settings. When a run resumes, it is truncated to the position of the checkpoint, so
 that in the end it equals the file of a run that never stopped. Measured times are written to timing.jsonl.
@@ -28,6 +28,7 @@ from nuclr.runs.settings import flatten
 
 CONFIG, METRICS, TIMING, RESULTS = "config.yaml", "metrics.jsonl", "timing.jsonl", "results.json"
 BAD, ENVIRONMENT, CHECKPOINTS, MODEL, LOCK = "bad_samples.jsonl", "environment.json", "checkpoints", "model", ".lock"
+SEEDS = "seeds"  # runs of other seeds and methods, which the demo trains at the same time
 PACKAGES = ("nuclr", "torch", "transformers", "tokenizers", "kornia", "numpy", "pillow")
 # Settings of the machine, which a resumed run may change.
 FREE_ON_RESUME = {
@@ -84,14 +85,14 @@ class RunFolder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            exists = is_run(self.folder)
+            exists, own = is_run(self.folder), (LOCK, SEEDS)
             if exists and not resume:
                 state = "a finished run" if is_finished(self.folder) else "a run"
                 hint = "" if is_finished(self.folder) else ", or add --resume to continue it"
                 raise UserError(f"{self.folder} already holds {state}; name another folder with out=...{hint}")
             if exists:
                 self._check_same(config)
-            elif others := [p.name for p in self.folder.iterdir() if p.name != LOCK and not files.is_temporary(p)]:
+            elif others := [p.name for p in self.folder.iterdir() if p.name not in own and not files.is_temporary(p)]:
                 raise UserError(
                     f"{self.folder} is not empty ({others[0]}) and is not a run folder; name another with out=..."
                 )

@@ -2,6 +2,5 @@
 
 Read `loop` first: it is a run from beginning to end. Its parts: `step` (one step), `schedules` (everything that changes
 over time), `optimizer`, `validation`, `logging` (metrics, progress, TensorBoard, W&B), `guards` (signals, NaN, changed
-data). `demo` is `nuclr train` without arguments. `dry_run` is `nuclr train --dry-run`, for which `data_path` compares
-the rates of reading and of training.
+data). `dry_run` is `nuclr train --dry-run`, for which `data_path` compares the rates of reading and of training.
 """

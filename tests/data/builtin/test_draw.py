@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nuclr.data.builtin import BuiltinPairs
-from nuclr.data.builtin.grammar import LEVELS, SLOTS
+from nuclr.data.builtin.grammar import LEVELS, SLOTS, TWO_SHAPES
 
 
 def test_pictures_of_the_same_scene_differ():
@@ -36,3 +36,25 @@ def test_a_shape_is_on_the_side_that_its_scene_names():
             y, x = (c.mean() / 31 - 0.5 for c in np.nonzero(far))
             assert abs(x - 0.27 * dx) < 0.06
             assert abs(y - 0.27 * dy) < 0.06
+
+
+def test_the_first_of_two_shapes_is_left_of_the_second_or_above_it():
+    """Find a red and a blue shape on snow by their colors."""
+    pairs = BuiltinPairs(n=40_000, shapes=2)
+    levels = dict(
+        zip(
+            (slot.name for slot in TWO_SHAPES.slots),
+            np.unravel_index(pairs.truth.scenes, TWO_SHAPES.levels),
+            strict=True,
+        )
+    )
+    names = {slot.name: slot.levels for slot in TWO_SHAPES.slots}
+    wanted = {"first color": "red", "second color": "blue", "background": "over snow"}
+    chosen = np.logical_and.reduce([levels[slot] == names[slot].index(level) for slot, level in wanted.items()])
+    for axis, arrangement in ((1, "left of"), (0, "above")):
+        rows = np.flatnonzero(chosen & (levels["arrangement"] == names["arrangement"].index(arrangement)))[:5]
+        assert len(rows) == 5
+        for k in rows:
+            red, _, blue = np.moveaxis(np.asarray(pairs.x(int(k)), float), 2, 0)
+            first, second = (np.nonzero(far > 80)[axis].mean() for far in (red - blue, blue - red))
+            assert second - first > 8

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nuclr.data.builtin import Truth
-from nuclr.data.builtin.grammar import KINDS, LEVELS, WORDS, encode, prompts, text
+from nuclr.data.builtin.grammar import KINDS, LEVELS, TWO_SHAPES, WORDS, encode, prompts, text
 
 CAPTIONS = np.arange(np.prod(WORDS), dtype=np.int32)
 SCENES = np.arange(np.prod(LEVELS), dtype=np.int32)
@@ -24,3 +24,20 @@ def test_texts_of_captions():
 def test_every_detail_can_be_omitted_in_every_scene():
     vague = Truth(SCENES, np.array([encode()], np.int32))
     assert np.isfinite(vague.log_p(SCENES, np.array([0]))).all()
+
+
+def test_captions_of_two_shapes():
+    words = ["star", "red", "small", "shape", "", "", "left of", "over sand"]
+    code = np.ravel_multi_index(
+        [slot.words.index(w) for slot, w in zip(TWO_SHAPES.slots, words, strict=True)], TWO_SHAPES.words
+    )
+    assert TWO_SHAPES.text(int(code)) == "a small red star left of a shape over sand"
+    drawn = np.random.default_rng(0).choice(int(np.prod(TWO_SHAPES.words)), 3000, replace=False)
+    assert len({TWO_SHAPES.text(int(c)) for c in drawn}) == len(drawn)
+
+
+def test_two_shapes_omit_every_detail_and_probabilities_sum_to_one():
+    for slot in TWO_SHAPES.slots:
+        omitted = [slot.words.index(word) for word in ("", "shape", "and") if word in slot.words]
+        assert (slot.table[:, omitted] > 0).all()
+        assert np.allclose(slot.table.sum(axis=1), 1)

@@ -41,8 +41,9 @@ def test_log_p_is_the_sum_over_words():
     assert np.array_equal(pairs.truth.log_p(numbers, numbers, floor=FLOOR), np.maximum(log_p, FLOOR))
 
 
-def test_popularity_is_the_sum_of_p_over_pictures():
-    truth = BuiltinPairs(n=300, seed=1).truth
+@pytest.mark.parametrize("shapes", [1, 2])
+def test_popularity_is_the_sum_of_p_over_pictures(shapes):
+    truth = BuiltinPairs(n=300, seed=1, shapes=shapes).truth
     everything, some = np.arange(300), np.arange(0, 300, 7)
     assert np.allclose(truth.popularity(), np.exp(truth.log_p(everything, everything)).sum(axis=0))
     assert np.allclose(truth.popularity(some), np.exp(truth.log_p(some, some)).sum(axis=0))

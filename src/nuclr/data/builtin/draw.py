@@ -1,4 +1,4 @@
-"""Draw pictures of scenes: one to three shapes of the same kind and color on a textured background.
+"""Draw pictures of scenes: one to three shapes of the same kind and color, or two of any kind, on a background.
 
 Details that the scene does not fix (exact position, size, tilt and shade of the shapes, brightness and texture of the
 background) come from the picture's own random words. The ranges of different levels never overlap, so the picture
@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from nuclr.data.builtin.grammar import LEVELS, SLOTS
+from nuclr.data.builtin.grammar import ONE_SHAPE, Language
 from nuclr.data.builtin.scenes import uniforms
 
 Points = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
-JITTERS = 20  # three for the light, three for the shade, four for each of at most three shapes, two unused
+JITTERS = 20  # three for the light; three for the shade and four for each of at most three shapes; some are unused
 SUPERSAMPLE = 4
 OUTLINE = 0.55  # brightness of a shape's outline relative to its inside
 COLORS = {
@@ -35,16 +35,19 @@ TOWARDS = {
 }  # fmt: skip
 SHIFT = 0.27  # how far towards a side, if the radius permits
 RADIUS = {"small": (0.13, 0.12, 0.105), "large": (0.25, 0.2, 0.145)}  # of one, of two and of three shapes
+RADIUS_OF_TWO = {"small": 0.13, "large": 0.21}
 
 
-def picture(scene: int, words: Words, size: int) -> Image.Image:
+def picture(language: Language, scene: int, words: Words, size: int) -> Image.Image:
     """Return a picture of the scene with this code, RGB, from `words_needed(size)` random words."""
-    kind, color, extent, place, count, background = (
-        slot.levels[i] for slot, i in zip(SLOTS, np.unravel_index(scene, LEVELS), strict=True)
-    )
-    number = 1 + ("a", "two", "three").index(count)
+    chosen = np.unravel_index(scene, language.levels)
+    levels = [slot.levels[i] for slot, i in zip(language.slots, chosen, strict=True)]
     jitters = 2 * uniforms(words[:JITTERS]) - 1
-    canvas = _background(background, jitters[:3], words[JITTERS:].view(np.uint8), size)
+    canvas = _background(levels[-1], jitters[:3], words[JITTERS:].view(np.uint8), size)
+    if language is not ONE_SHAPE:
+        return _with_two_shapes(canvas, levels, jitters[3:])
+    kind, color, extent, place, count, _ = levels
+    number = 1 + ("a", "two", "three").index(count)
     shapes = _positions(place, number, RADIUS[extent][number - 1], jitters[6:])
     return _with_shapes(canvas, kind, COLORS[color] + 14 * jitters[3:6], shapes)
 
@@ -75,6 +78,19 @@ def _positions(place: str, count: int, radius: float, jitters: Points) -> Points
     own = jitters[: 4 * count].reshape(count, 4)
     centers = 0.5 + min(reach, SHIFT) * towards + steps[:, None] * across + 0.025 * own[:, :2]
     return np.column_stack([centers, radius * (1 + 0.07 * own[:, 2]), np.deg2rad(12) * own[:, 3]])
+
+
+def _with_two_shapes(canvas: Image.Image, levels: list[str], jitters: Points) -> Image.Image:
+    """Draw the first shape to the left of the second one or above it."""
+    along = ("left of", "above").index(levels[6])
+    for number, own in enumerate(jitters[:14].reshape(2, 7)):
+        kind, color, extent = levels[3 * number : 3 * number + 3]
+        center = np.full(2, 0.5)
+        center[along] += (-0.24, 0.24)[number] + 0.02 * own[3]
+        center[1 - along] += 0.12 * own[4]
+        shape = np.array([*center, RADIUS_OF_TWO[extent] * (1 + 0.07 * own[5]), np.deg2rad(12) * own[6]])
+        canvas = _with_shapes(canvas, kind, COLORS[color] + 14 * own[:3], shape[None])
+    return canvas
 
 
 def _with_shapes(canvas: Image.Image, kind: str, color: Points, shapes: Points) -> Image.Image:

@@ -8,12 +8,12 @@ Reference: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 import numpy as np
 from numpy.typing import NDArray
 
-from nuclr.data.builtin.grammar import COLORS, KINDS, LEVELS, SLOTS, WORDS
+from nuclr.data.builtin.grammar import COLORS, KINDS, ONE_SHAPE, Language
 
 Codes = NDArray[np.int32]
 Uniforms = NDArray[np.float64]
 
-DRAWS = 16  # words per sample: six for its scene, six for its caption, four unused
+DRAWS = 16  # words per sample: one per slot for its scene, one per slot for its caption, the rest unused
 CHUNK = 2**16
 FAVORITE = {
     "circle": "red", "square": "blue", "star": "yellow", "heart": "red", "triangle": "green", "moon": "yellow",
@@ -39,17 +39,22 @@ COLOR_OF_KIND = _color_of_kind()
 SIZE_OF_COUNT = np.array([[0.4, 0.6], [0.5, 0.5], [0.6, 0.4]])
 PLACE = zipf(5, 0.7)
 COUNT = zipf(3, 1.0)
+KIND_OF_TWO = zipf(len(KINDS), 0.7)
+EVEN = zipf(2, 0.0)
 BACKGROUND = zipf(5, 0.7)
 
 
-def draw_scenes_and_captions(n: int, seed: int, stream: int, balanced: bool = False) -> tuple[Codes, Codes]:
+def draw_scenes_and_captions(
+    n: int, seed: int, stream: int, balanced: bool = False, language: Language = ONE_SHAPE
+) -> tuple[Codes, Codes]:
     """Draw the scenes and captions of samples 0, ..., n - 1.
 
     Args:
         n: number of samples.
         seed: first half of the key of the random stream.
         stream: second half of the key.
-        balanced: let the kinds of shape take turns, so that all are equally frequent.
+        balanced: let the kinds of shape take turns, so that all are equally frequent. Only with one shape.
+        language: of the captions: `ONE_SHAPE` or `TWO_SHAPES`.
 
     Returns:
         The codes of the scenes (n,) and of the captions (n,).
@@ -57,14 +62,18 @@ def draw_scenes_and_captions(n: int, seed: int, stream: int, balanced: bool = Fa
     """
     scenes, captions = np.empty(n, np.int32), np.empty(n, np.int32)
     generator = np.random.Philox(key=np.array([seed, stream], np.uint64))
+    slots = language.slots
     for start in range(0, n, CHUNK):
         rows = slice(start, min(start + CHUNK, n))
         u = uniforms(generator.random_raw((rows.stop - start) * DRAWS)).reshape(-1, DRAWS)
-        kinds = np.arange(start, rows.stop) % len(KINDS) if balanced else pick(KIND, u[:, 0])
-        levels = _levels(kinds, u[:, 1:6])
-        words = [pick(slot.table[levels[slot.name]], u[:, 6 + a]) for a, slot in enumerate(SLOTS)]
-        scenes[rows] = np.ravel_multi_index([levels[slot.name] for slot in SLOTS], LEVELS)
-        captions[rows] = np.ravel_multi_index(words, WORDS)
+        if language is ONE_SHAPE:
+            kinds = np.arange(start, rows.stop) % len(KINDS) if balanced else pick(KIND, u[:, 0])
+            levels = _levels(kinds, u[:, 1:6])
+        else:
+            levels = _levels_of_two(u[:, :8])
+        words = [pick(slot.table[levels[slot.name]], u[:, len(slots) + a]) for a, slot in enumerate(slots)]
+        scenes[rows] = np.ravel_multi_index([levels[slot.name] for slot in slots], language.levels)
+        captions[rows] = np.ravel_multi_index(words, language.words)
     return scenes, captions
 
 
@@ -92,3 +101,15 @@ def _levels(kind: NDArray[np.intp], u: Uniforms) -> dict[str, NDArray[np.intp]]:
         "count": count,
         "background": pick(BACKGROUND, u[:, 4]),
     }
+
+
+def _levels_of_two(u: Uniforms) -> dict[str, NDArray[np.intp]]:
+    levels = {"arrangement": pick(EVEN, u[:, 6]), "background": pick(BACKGROUND, u[:, 7])}
+    for shape, v in (("first", u[:, :3]), ("second", u[:, 3:6])):
+        kind = pick(KIND_OF_TWO, v[:, 0])
+        levels |= {
+            f"{shape} kind": kind,
+            f"{shape} color": pick(COLOR_OF_KIND[kind], v[:, 1]),
+            f"{shape} size": pick(EVEN, v[:, 2]),
+        }
+    return levels

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nuclr.data.builtin.grammar import LEVELS, SLOTS, WORDS
+from nuclr.data.builtin.grammar import ONE_SHAPE, Language
 from nuclr.data.builtin.scenes import Codes
 
 Numbers = NDArray[np.integer]
@@ -61,11 +61,13 @@ class Truth:
     Attributes:
         scenes: (n,), the code of each pair's scene.
         captions: (n,), the code of each pair's caption.
+        language: of the captions.
 
     """
 
     scenes: Codes
     captions: Codes
+    language: Language = ONE_SHAPE
 
     def __repr__(self) -> str:
         return f"Truth({len(self.captions):,} pairs)"
@@ -84,7 +86,7 @@ class Truth:
             (len(pictures), len(captions)), float64.
 
         """
-        return _log_p(self.scenes[pictures], self.captions[captions], floor)
+        return _log_p(self.language, self.scenes[pictures], self.captions[captions], floor)
 
     def popularity(self, numbers: Numbers | None = None) -> NDArray[np.float64]:
         """Return q_j of each pair, in the data set of the pairs with these numbers (default: all n)."""
@@ -98,8 +100,9 @@ class Truth:
         histogram of the scenes multiplied by one table per slot.
         """
         scenes = self.scenes if numbers is None else self.scenes[numbers]
-        q = np.bincount(scenes, minlength=int(np.prod(LEVELS))).reshape(LEVELS).astype(np.float64)
-        for slot in SLOTS:
+        levels = self.language.levels
+        q = np.bincount(scenes, minlength=int(np.prod(levels))).reshape(levels).astype(np.float64)
+        for slot in self.language.slots:
             q = np.tensordot(q, slot.table, axes=(0, 0))  # removes the first axis (levels), appends one (words)
         return q.reshape(-1)
 
@@ -108,7 +111,7 @@ class Truth:
         rows = slice(None) if numbers is None else numbers
         scenes, scene_count = np.unique(self.scenes[rows], return_counts=True)
         captions, caption, caption_count = np.unique(self.captions[rows], return_inverse=True, return_counts=True)
-        return Grouped(_log_p(scenes, captions, floor), scene_count, caption_count, caption)
+        return Grouped(_log_p(self.language, scenes, captions, floor), scene_count, caption_count, caption)
 
     def false_negatives(self, numbers: Numbers) -> NDArray[np.bool_]:
         """Return a matrix (m, m): True at (i, j) if j != i and the caption of pair j fits the picture of pair i."""
@@ -117,10 +120,10 @@ class Truth:
         return fits
 
 
-def _log_p(scenes: Codes, captions: Codes, floor: float) -> NDArray[np.float64]:
+def _log_p(language: Language, scenes: Codes, captions: Codes, floor: float) -> NDArray[np.float64]:
     total = np.zeros((len(scenes), len(captions)))
-    levels, words = np.unravel_index(scenes, LEVELS), np.unravel_index(captions, WORDS)
-    for slot, level, word in zip(SLOTS, levels, words, strict=True):
+    levels, words = np.unravel_index(scenes, language.levels), np.unravel_index(captions, language.words)
+    for slot, level, word in zip(language.slots, levels, words, strict=True):
         with np.errstate(divide="ignore"):
             table = np.log(slot.table)
         total += table[:, word][level]

@@ -1,10 +1,10 @@
 """Worker processes that train and examine cells: jobs, the pool that hands them out, and the worker's own program.
 
-A worker is `python -m nuclr.studies.compare.pool`. It reads jobs as lines of JSON from stdin and writes one line per
-finished job to stdout. It lives as long as the pool, because importing torch takes seconds. It runs in a session of its
-own, so Ctrl-C reaches only the parent, which then asks the workers to stop; they write their checkpoints and end. A
-worker whose stdin closes (its parent is gone, even by SIGKILL) ends at once, and the next command resumes the cell that
-it was training from its checkpoint.
+A worker is `python -m nuclr.studies.compare.pool`, or another module that calls `serve`. It reads jobs as lines of JSON
+from stdin and writes one line per finished job to stdout. It lives as long as the pool, because importing torch takes
+seconds. It runs in a session of its own, so Ctrl-C reaches only the parent, which then asks the workers to stop; they
+write their checkpoints and end. A worker whose stdin closes (its parent is gone, even by SIGKILL) ends at once, and the
+next command resumes the cell that it was training from its checkpoint.
 """
 
 import contextlib
@@ -24,13 +24,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, ClassVar, Generic, Protocol, TextIO, TypeVar
 
 from nuclr.errors import UserError
 
 # This module does not import torch at the top: a worker must listen to its stdin before the slow imports begin.
 
 STOP_SECONDS = 60.0
+PROGRAM = "nuclr.studies.compare.pool"
+
+
+class AnyJob(Protocol):
+    """A dataclass of values that JSON can hold."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+
+J = TypeVar("J", bound=AnyJob)
 
 
 @dataclass(frozen=True)
@@ -89,15 +104,15 @@ class Stop(BaseException):
         self.status = 128 + number
 
 
-class Worker:
+class Worker(Generic[J]):
     """One worker process, its log file and its current job."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, program: str) -> None:
         self.log = log
-        self.job: Job | None = None
+        self.job: J | None = None
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "nuclr.studies.compare.pool"],
+                [sys.executable, "-m", program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -105,7 +120,7 @@ class Worker:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
-    def send(self, job: Job) -> None:
+    def send(self, job: J) -> None:
         """Send a job. A worker that has ended is noticed when its answer is read."""
         assert self.process.stdin is not None
         self.job = job
@@ -120,26 +135,27 @@ class Worker:
         return json.loads(line) if line.endswith(b"\n") else None
 
 
-class Pool:
+class Pool(Generic[J]):
     """A queue of jobs and `size` workers that take jobs from it.
 
     Args:
         size: Number of processes.
         logs: Folder for the workers' log files.
         done: Called as `done(job, error)` for every job that has ended; may `add` further jobs.
+        program: Module that a worker runs, which must understand the jobs.
 
     """
 
-    def __init__(self, size: int, logs: Path, done: Callable[[Job, str | None], None]) -> None:
-        self.size, self.logs, self.done = size, logs, done
-        self.waiting: deque[Job] = deque()
-        self.workers: list[Worker] = []
+    def __init__(self, size: int, logs: Path, done: Callable[[J, str | None], None], program: str = PROGRAM) -> None:
+        self.size, self.logs, self.done, self.program = size, logs, done, program
+        self.waiting: deque[J] = deque()
+        self.workers: list[Worker[J]] = []
 
-    def add(self, job: Job) -> None:
+    def add(self, job: J) -> None:
         """Put a job into the queue."""
         self.waiting.append(job)
 
-    def running(self) -> list[Job]:
+    def running(self) -> list[J]:
         """Return the jobs in progress."""
         return [worker.job for worker in self.workers if worker.job is not None]
 
@@ -165,13 +181,13 @@ class Pool:
                 self._end()
 
     def _start(self, selector: selectors.BaseSelector, number: int) -> None:
-        worker = Worker(self.logs / f"worker-{number}.log")
+        worker: Worker[J] = Worker(self.logs / f"worker-{number}.log", self.program)
         self.workers.append(worker)
         selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
         if self.waiting:
             worker.send(self.waiting.popleft())
 
-    def _answered(self, selector: selectors.BaseSelector, worker: Worker) -> None:
+    def _answered(self, selector: selectors.BaseSelector, worker: Worker[J]) -> None:
         answer, job = worker.answer(), worker.job
         worker.job = None
         if answer is None:
@@ -225,13 +241,19 @@ def stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def main() -> None:
-    """Run the worker's program: do jobs from stdin until it closes."""
+def serve(job_class: Callable[..., J], run: Callable[[J, dict[Any, Any]], None]) -> None:
+    """Run a worker's program: do jobs from stdin until it closes.
+
+    Args:
+        job_class: Makes a job of the values in a line.
+        run: Called as `run(job, shared)`; `shared` is the same dict for all jobs of the worker.
+
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     answers = sys.stdout
     sys.stdout = sys.stderr  # printed text must not mix with the answers
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin, jobs), daemon=True).start()
+    jobs: queue.SimpleQueue[J] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin, jobs, job_class), daemon=True).start()
 
     from nuclr.training.guards import Interrupted, TrainingFailed
 
@@ -239,7 +261,7 @@ def main() -> None:
     while True:
         job = jobs.get()
         try:
-            run_job(job, shared)
+            run(job, shared)
             error = None
         except (UserError, TrainingFailed) as failed:
             error = str(failed)
@@ -248,15 +270,15 @@ def main() -> None:
         except Exception as failed:
             traceback.print_exc()
             error = f"{type(failed).__name__}: {failed}"
-        answers.write(json.dumps({"cell": job.name, "error": error}) + "\n")
+        answers.write(json.dumps({"job": job.name, "error": error}) + "\n")
         answers.flush()
 
 
-def _listen(lines: TextIO, jobs: "queue.SimpleQueue[Job]") -> None:
+def _listen(lines: TextIO, jobs: "queue.SimpleQueue[J]", job_class: Callable[..., J]) -> None:
     for line in lines:
-        jobs.put(Job(**json.loads(line)))
+        jobs.put(job_class(**json.loads(line)))
     os._exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    serve(Job, run_job)

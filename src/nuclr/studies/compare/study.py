@@ -231,7 +231,7 @@ class Study:
 
     def run(self, workers: int) -> None:
         """Train all missing cells."""
-        self._pool = Pool(workers, self.out / "logs", self._on_trained)
+        self._pool: Pool[Job] = Pool(workers, self.out / "logs", self._on_trained)
         for row in self.rows.values():
             for cell in row.grid:
                 self._request(cell)
