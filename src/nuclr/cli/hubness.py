@@ -124,7 +124,10 @@ def hubness(
     content = write_hubness(search, out, k, temperature, strength, normalize, images, tune)
     _print(content)
     write_final_report(out)
-    typer.echo(f"Subtract {out / 'bias.npy'} from the scores of the gallery; all items are in {out / 'hubness.csv'}")
+    typer.echo(
+        f"Subtract {out / 'bias.npy'} from the scores of the gallery, or load {out / 'correction.safetensors'} with "
+        f"PopularityCorrection.load; all items are in {out / 'hubness.csv'}"
+    )
 
 
 def _print(content: dict[str, Any]) -> None:
@@ -160,17 +163,14 @@ def _print(content: dict[str, Any]) -> None:
             f"Its rank correlation with N_{k} of the queries counted here, which it has not seen: "
             f"{content['correlation']:.2f}"
         )
-    if corrected["never_found"] > plain["never_found"] or corrected["skewness"] > plain["skewness"]:
-        lower = f"{content['temperature'] / 3:.2g}"
-        typer.echo(
-            f"The correction does not reduce hubness here; try a lower temperature, such as --temperature {lower}"
-        )
+    for sentence in content["advice"]:
+        typer.echo(printable(sentence))
     typer.echo(f"\nLargest hubs: N_{k} plain -> corrected")
     for hub in content["hubs"][:SHOWN]:
         typer.echo(f"{hub['plain']:>7,} -> {hub['corrected']:<5,} {_name(hub, 'item')}")
         for example in hub["crowds_out"][:1]:
-            what = "the right answer" if example["right"] else "now"
-            typer.echo(f"{'':16} crowds out, for {_name(example['query'], 'query', quoted=True)},")
+            what = "the right answer" if example["right"] else "which after correction is"
+            typer.echo(f"{'':16} takes a place of {_name(example['query'], 'query', quoted=True)},")
             typer.echo(f"{'':16} {what} {_name(example['instead'], 'item', quoted=True)}")
     typer.echo("")
 

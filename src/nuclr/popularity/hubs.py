@@ -68,12 +68,15 @@ class Hubness:
         """Return the rows of the items with the largest N_k, the largest first; equal ones in the gallery's order."""
         return self.counts.argsort(descending=True, stable=True)[:count]
 
-    def recall(self, links: Indices, k: int = 1) -> float:
-        """Return the share of the queries with a right answer that find one among their first k.
+    def hits(self, links: Indices, k: int = 1) -> Tensor:
+        """Return, per query with a right answer, whether it finds one among its first k.
 
         Args:
             links: Rows (query, right answer), (n, 2).
             k: At most that of `hubness`.
+
+        Returns:
+            (number of queries with a right answer,), bool, in the order of the queries.
 
         Raises:
             ValueError: If k is too large, or `links` has a wrong shape or names a row that does not exist.
@@ -81,7 +84,11 @@ class Hubness:
         """
         if not 1 <= k <= self.k:
             raise ValueError(f"k={k}; allowed: 1 to {self.k}")
-        return float((reciprocal_ranks(self.found[:, :k], links, len(self.counts)) > 0).double().mean())
+        return reciprocal_ranks(self.found[:, :k], links, len(self.counts)) > 0
+
+    def recall(self, links: Indices, k: int = 1) -> float:
+        """Return the share of the queries with a right answer that find one among their first k (see `hits`)."""
+        return float(self.hits(links, k).double().mean())
 
 
 def hubness(

@@ -40,6 +40,7 @@ class HubnessSummary:
     correlation: str | None
     bank: str
     same: bool
+    advice: list[str]
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,7 @@ def hubness_summary(context: HubnessFolder) -> HubnessSummary:
         correlation=None if correlation is None else numbers.number(correlation),
         bank=described,
         same=bool(content["same"]),
+        advice=content.get("advice", []),
     )
 
 

@@ -24,6 +24,7 @@ from nuclr.popularity import ConvergenceWarning, Hubness, PopularityCorrection, 
 from nuclr.runs.folder import environment
 from nuclr.runs.vectors import Vectors, check_rows
 from nuclr.stacked import Stacked
+from nuclr.studies.hubness.advice import advice
 from nuclr.studies.hubness.links import find_links, tuning_halves
 
 COMMAND = "nuclr hubness"
@@ -120,9 +121,11 @@ def write_hubness(
         "corrected": _measures(corrected, links),
         "correlation": _finite(rank_correlation(bias, plain.counts)),
         "labeled": 0 if links is None else len(np.unique(links[:, 0])),
+        "recall_change": {} if links is None else _recall_change(plain, corrected, links),
         "hubs": _hubs(search, rows, plain, corrected, bias, links),
         "found_again": _found_again(search, plain, corrected),
     }
+    content["advice"] = advice(content)
     with files.user_errors(folder):
         _write_table(folder / TABLE, gallery, plain, corrected, bias)
         with files.write_atomically(folder / BIAS) as file:
@@ -211,6 +214,17 @@ def _measures(found: Hubness, links: np.ndarray | None) -> dict[str, Any]:
     if links is not None:
         measures["recall"] = {str(k): found.recall(links, k) for k in DEPTHS if k <= found.k}
     return measures
+
+
+def _recall_change(plain: Hubness, corrected: Hubness, links: np.ndarray) -> dict[str, dict[str, float]]:
+    """Return, per depth, the change of recall with its 95 % interval over the queries."""
+    changes = {}
+    for k in DEPTHS:
+        if k <= plain.k:
+            change = corrected.hits(links, k).double() - plain.hits(links, k).double()
+            mean, reach = float(change.mean()), 1.96 * float(change.std(correction=0)) / len(change) ** 0.5
+            changes[str(k)] = {"difference": mean, "low": mean - reach, "high": mean + reach}
+    return changes
 
 
 def _hubs(
