@@ -1,6 +1,6 @@
 """Search your own vectors with faiss, ranked by score minus popularity.
 
-    pip install 'nuclr[indexes]'
+    pip install '.[indexes]'
     python examples/corrected_search.py QUERIES.npy GALLERY.npy FOUND.npy
 
 QUERIES and GALLERY are vectors of one model, a row each. The queries of even number fit the correction, which needs no

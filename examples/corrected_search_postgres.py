@@ -1,6 +1,6 @@
 """Search your own vectors in PostgreSQL with pgvector, ranked by score minus popularity.
 
-    pip install 'nuclr[indexes]'
+    pip install '.[indexes]'
     python examples/corrected_search_postgres.py DATABASE GALLERY.npy CORRECTION.safetensors QUERIES.npy
 
 DATABASE is a connection string, such as "host=localhost dbname=search". `nuclr hubness QUERIES.npy GALLERY.npy` writes

@@ -1,6 +1,6 @@
 """Train with NUCLR in Lightning: a plain script with InfoNCE, of which five lines have changed.
 
-    pip install 'nuclr[lightning]'
+    pip install '.[lightning]'
     python examples/lightning_train.py
     python examples/lightning_train.py --devices 2 --resume lightning_logs/version_0/checkpoints/last.ckpt
 

@@ -1,6 +1,6 @@
 """Evaluate an exported model with MTEB, on the held-out pairs of a run on two texts.
 
-    pip install 'nuclr[st]' mteb
+    pip install '.[st]' mteb
     sh examples/text_pairs.sh
     nuclr export run --to sentence-transformers --out run-st
     python examples/use_mteb.py run-st run

@@ -1,6 +1,6 @@
 """Run a model that was exported to ONNX with ONNX Runtime, Pillow and tokenizers. nuclr only draws the pictures here.
 
-pip install 'nuclr[onnx]'
+pip install '.[onnx]'
 nuclr export runs/demo --to onnx --out demo-onnx
 python examples/use_onnx.py demo-onnx
 """

@@ -1,6 +1,6 @@
 """Use a fine-tuned CLIP in open_clip, here to classify images by texts.
 
-pip install 'nuclr[open-clip]'
+pip install '.[open-clip]'
 nuclr train data.train=... model.pretrained=CLIP_FOLDER out=runs/clip
 nuclr export runs/clip --to open-clip --out clip-open
 python examples/use_open_clip.py clip-open "a circle" "a square" "a triangle"

@@ -1,6 +1,6 @@
 """Keep the features of images in PostgreSQL with pgvector and search them with texts.
 
-    pip install 'nuclr[indexes]'
+    pip install '.[indexes]'
     python examples/use_pgvector.py runs/demo DATABASE "a red circle"
 
 DATABASE is a connection string, such as "host=localhost dbname=search". The table `pictures` is created.

@@ -1,6 +1,6 @@
 """Use the text side of a model in sentence-transformers, here to find similar captions.
 
-pip install 'nuclr[st]'
+pip install '.[st]'
 nuclr export runs/demo --to sentence-transformers --out demo-st
 python examples/use_sentence_transformers.py demo-st "a red circle"
 """

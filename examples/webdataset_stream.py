@@ -1,6 +1,6 @@
 """Train with NUCLR on a stream of tars: webdataset reads and shuffles, an index of keys gives every pair its number.
 
-    pip install 'nuclr[train]' webdataset
+    pip install '.[train]' webdataset
     python examples/webdataset_stream.py
 
 Two lines turn a webdataset pipeline into one for objectives with state: one opens the index, the other looks up the

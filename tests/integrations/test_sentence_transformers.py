@@ -345,6 +345,13 @@ def test_wrong_training_data(change, message, model, tmp_path):
     assert "\n" not in str(raised.value)
 
 
+def test_data_sets_that_share_numbers_are_refused(model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {})
+    trainer.train_dataset = {"a": add_index(pairs().select(range(8))), "b": add_index(pairs().select(range(8, 16)))}
+    with pytest.raises(UserError, match=r"number 0, so they would share state; number all of them together"):
+        trainer.train()
+
+
 def test_too_few_rows_of_state_are_reported_before_training(model, tmp_path):
     trainer = make_trainer(model, tmp_path, {"options": {"num_samples": 40}})
     with pytest.raises(

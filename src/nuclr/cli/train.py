@@ -145,6 +145,14 @@ def _print_results(results: dict[str, Any], out: Path) -> None:
         else ""
     )
     typer.echo(f"{measured} {share} in {timing['seconds']:.0f} s{rate}\nThe run is in {out}")
+    for prefix in set_prefixes(metrics):
+        if metrics[f"{prefix}mean_R@10"] < 2 * metrics[f"{prefix}mean_chance@10"]:
+            typer.echo(
+                f"Recall is hardly above chance after {steps:,} steps. If the loss still falls, train longer "
+                "(schedule.epochs) or with smaller batches (data.batch_size), or start from a trained model "
+                "(model.pretrained)."
+            )
+            break
 
 
 class Stopped(Exception):  # noqa: N818 (not an error in the program)

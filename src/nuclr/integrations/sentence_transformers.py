@@ -413,6 +413,12 @@ def _check_data(dataset: Any, loss: nn.Module) -> None:
                 f"train_dataset has no column {LABEL!r} with the index of each pair (it has {', '.join(names)}); "
                 f"add it: {ADD_INDEX}"
             )
+    first = [part[0][LABEL][0] for part in parts if hasattr(part, "__len__") and len(part)]
+    if len(set(first)) < len(first):
+        raise UserError(
+            f"two data sets of train_dataset have a pair of number {max(first, key=first.count)}, so they would share "
+            "state; number all of them together: train_dataset = add_index(datasets.DatasetDict(train_dataset))"
+        )
     pairs = sum(len(part) for part in parts if hasattr(part, "__len__"))
     size = getattr(loss.objective, "num_samples", None)
     if size is not None and pairs > size:

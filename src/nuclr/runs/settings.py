@@ -322,7 +322,7 @@ class Log:
     """Logging. TensorBoard and W&B need `pip install 'nuclr[logging]'`.
 
     Attributes:
-        every: Steps between lines of `metrics.jsonl`.
+        every: Steps between lines of `metrics.jsonl`; there is at least one line per epoch.
         tensorboard: Also write events for TensorBoard.
         wandb: Also log to Weights & Biases. A resumed run continues the same W&B run.
 

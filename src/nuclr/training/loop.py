@@ -187,6 +187,7 @@ def _train(
 
     # -- epochs --------------------------------------------------------------------------------------------------------
     clock, spent = logging.Clock(), logging.Clock()
+    log_every = min(settings.log.every, steps)  # at least once per epoch
     last: dict[str, float] = {}
     with progress.shown(), loggers or contextlib.nullcontext():
         while position.epoch < epochs:
@@ -215,13 +216,11 @@ def _train(
                     position.step, position.total = position.step + 1, position.total + 1
                     window.add({"loss": out.loss, "grad_norm": norm, **out.metrics})
                     progress.step(position.total)
-                    if position.total % settings.log.every == 0:
+                    if position.total % log_every == 0:
                         values = window.means()
                         log(logging.metrics_line(position, steps, optimizer, objective, values))
                         if first:
-                            run.log(
-                                folder.TIMING, logging.timing_line(position, clock, batch_size * settings.log.every)
-                            )
+                            run.log(folder.TIMING, logging.timing_line(position, clock, batch_size * log_every))
                         progress.report(epoch, values["loss"], clock)
                         spent.add(clock)
                         window = logging.Window()
