@@ -413,7 +413,8 @@ def _check_data(dataset: Any, loss: nn.Module) -> None:
                 f"train_dataset has no column {LABEL!r} with the index of each pair (it has {', '.join(names)}); "
                 f"add it: {ADD_INDEX}"
             )
-    first = [part[0][LABEL][0] for part in parts if hasattr(part, "__len__") and len(part)]
+    labels = [part[0][LABEL] for part in parts if hasattr(part, "__len__") and len(part)] if len(parts) > 1 else []
+    first = [label[0] for label in labels if isinstance(label, list)]  # other labels are refused later
     if len(set(first)) < len(first):
         raise UserError(
             f"two data sets of train_dataset have a pair of number {max(first, key=first.count)}, so they would share "
