@@ -44,7 +44,7 @@ def test_pictures_and_hostile_text(picture_run):
 
 def test_all_sections_are_in_the_navigation(vector_run):
     page = make_page(vector_run, Options())
-    for key in ("summary", "curves", "examples", "popularity", "time", "repeat"):
+    for key in ("summary", "use", "curves", "examples", "popularity", "time", "repeat"):
         assert f'<a href="#{key}">' in page and f'<section id="{key}"' in page
     assert "zero-shot" not in page, "vectors have no classes"
 
@@ -79,7 +79,7 @@ def test_without_held_out_pairs(tmp_path):
 
 def test_without_the_model(vector_run):
     context, contents = open_page("training", vector_run, Options(model=False))
-    assert list(contents) == ["summary", "curves", "time", "repeat"]
+    assert list(contents) == ["summary", "use", "curves", "time", "repeat"]
     assert sum("--no-model" in note for note in context.notes) == 1
 
 
@@ -124,12 +124,12 @@ def test_data_that_was_moved(vector_run, copied_run, tmp_path):
         ("timing.jsonl", '{"step": [], "seconds": "long"}\n', "timing.jsonl: 1 lines", set()),
         ("bad_samples.jsonl", "{broken\n", "bad_samples.jsonl: damaged", {"popularity"}),
         ("environment.json", "3", "environment.json could not be read", set()),
-        ("model/config.json", "{", "The model is missing: ", {"examples", "popularity"}),
+        ("model/config.json", "{", "The model is missing: ", {"use", "examples", "popularity"}),
         ("sogclr/config.yaml", "[", "The baseline is missing: ", set()),
     ],
 )
 def test_a_damaged_file_is_a_note(copied_run, name, content, note, lost):
-    complete = {"summary", "curves", "examples", "popularity", "time", "repeat"}
+    complete = {"summary", "use", "curves", "examples", "popularity", "time", "repeat"}
     context, contents = open_page("training", copied_run, Options(samples=40))
     assert contents.keys() == complete and not any(note in text for text in context.notes)
     (copied_run / name).parent.mkdir(exist_ok=True)
