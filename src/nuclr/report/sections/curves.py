@@ -142,8 +142,9 @@ def _zeta(context: TrainingRun) -> list[Chart]:
             continue
         quantile = {q: curve(log.metrics, f"state/zeta_{side}_q{q:02d}")[1] for q in (5, 25, 75, 95)}
         series = [
-            Series("5 to 95\u202f%", x, median, color, band=(quantile[5], quantile[95])),
-            Series("25 to 75\u202f%", x, median, color, band=(quantile[25], quantile[75])),
+            Series("5 to 95\u202f%", x, median, color, band=(quantile[5], quantile[95]), shade=0.2),
+            Series("25 to 75\u202f%", x, median, color, band=(quantile[25], quantile[75]), shade=0.5),
+            Series("median", x, median, color),
         ]
         charts.append(_over_epochs(log, f"Zeta of the {name}, quantiles", series))
     if not charts:
