@@ -155,6 +155,23 @@ def test_baseline_in_a_folder_of_the_run(copied_run, tmp_path):
     assert [key.name for key in contents["curves"].charts[0].legend] == ["NUCLR", "SogCLR"]
 
 
+def test_what_was_logged_once_is_a_table(copied_run):
+    lines = (copied_run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    evaluations = [line for line in lines if "val/" in line]
+    kept = [line for line in lines if line not in evaluations[:-1] and ("val/" in line or "state/" not in line)]
+    (copied_run / "metrics.jsonl").write_text("".join(kept))
+    _, contents = open_page("training", copied_run, Options(model=False))
+    curves = contents["curves"]
+    assert all(len(chart.data["series"][0]["x"]) > 1 for chart in curves.charts)
+    assert not any("Recall" in chart.title for chart in curves.charts)
+    rows = {row[0]: row[1:] for row in curves.once.rows}
+    assert rows["Recall@1 on held-out pairs: x to y"][1] == "4" and "%" in rows["Recall@1 on held-out pairs: x to y"][0]
+    (copied_run / "metrics.jsonl").write_text(evaluations[-1])
+    (copied_run / "timing.jsonl").unlink()
+    page = make_page(copied_run, Options(model=False))
+    assert "Logged once in this run" in page and "Point at a chart" not in page
+
+
 def test_popularity_is_checked_on_held_out_queries(copied_run):
     _, contents = open_page("training", copied_run)
     popularity = contents["popularity"]
