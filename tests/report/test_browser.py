@@ -53,6 +53,9 @@ def test_pages_fit_and_request_nothing(chromium, page, tmp_path):
                 chromium.open(file, width, dark=dark)
                 assert chromium.run("document.documentElement.scrollWidth") == width, (file, width)
         assert chromium.run("[...document.images].every(i => i.alt)")
+        assert chromium.run("[...document.querySelectorAll('th')].every(h => h.textContent.trim())")
+        regions = chromium.run("[...document.querySelectorAll('[role=region]')].map(r => r.ariaLabel)")
+        assert all(regions) and len(set(regions)) == len(regions), file
     assert chromium.complaints() == []
 
 
