@@ -217,10 +217,9 @@ def line_chart(
     if reference:
         level = up(reference[0])
         parts.append(f'<line class="ref" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
-        above = level - 4 if level > TOP + 14 else level + 12
-        parts.append(text(WIDTH - RIGHT, above, reference[1], "tick end"))
-    for s in series:
-        parts.append(_curve(s, across, up))
+    parts += [_curve(s, across, up) for s in series]
+    if reference:  # its name is above the curves, so that they do not strike it out
+        parts.append(text(WIDTH - RIGHT, level - 4 if level > TOP + 14 else level + 12, reference[1], "tick end"))
     parts.append(f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" hidden/>')
     data = {
         "box": [LEFT, WIDTH - RIGHT],
