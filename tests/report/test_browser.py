@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from nuclr.files import csv_cell, read_csv_cell
-from nuclr.report.render import Options
+from nuclr.report.charts.lines import Series, line_chart
+from nuclr.report.render import Context, Options, Page, Section, render_page
 from nuclr.report.write import write_report
 from tests.report import browser, folders
 from tests.studies.table.tiny import table_content
@@ -52,7 +53,25 @@ def test_pages_fit_and_request_nothing(chromium, page, tmp_path):
                 chromium.open(file, width, dark=dark)
                 assert chromium.run("document.documentElement.scrollWidth") == width, (file, width)
         assert chromium.run("[...document.images].every(i => i.alt)")
+        assert chromium.run("[...document.querySelectorAll('th')].every(h => h.textContent.trim())")
+        regions = chromium.run("[...document.querySelectorAll('[role=region]')].map(r => r.ariaLabel)")
+        assert all(regions) and len(set(regions)) == len(regions), file
     assert chromium.complaints() == []
+
+
+def test_rows_of_charts_fill_the_width(chromium, tmp_path):
+    chart = line_chart("Loss", [Series("a", [0.0, 1.0], [1.0, 2.0])], "epoch")
+    sections = [
+        Section(f"n{n}", f"{n}", "{{ parts.charts(content) }}", lambda _, n=n: [chart] * n) for n in range(2, 9)
+    ]
+    file = tmp_path / "charts.html"
+    file.write_text(render_page(Page("test", (), lambda *_: None, sections), Context("Charts", "")), encoding="utf-8")
+    chromium.open(file, 1280)
+    empty = """[...document.querySelectorAll('.charts')].map(row => {
+        const edge = row.getBoundingClientRect().right, boxes = [...row.children].map(c => c.getBoundingClientRect());
+        return Math.max(...boxes.map(b => edge - Math.max(...boxes.filter(o => o.top == b.top).map(o => o.right))));
+    })"""
+    assert max(chromium.run(empty)) < 1
 
 
 def test_data_stays_text(chromium, page):

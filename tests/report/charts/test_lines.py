@@ -36,6 +36,19 @@ def test_lines_have_a_description_and_escape_names():
     assert chart.data["series"][0]["y"] == [0.1, None, 0.3]
 
 
+def test_nested_bands_have_their_own_shades():
+    x, y = [0.0, 1.0], [0.0, 0.1]
+    wide = Series("wide", x, y, band=([-2, -2], [2, 2.5]), shade=0.2)
+    chart = line_chart(
+        "Zeta", [wide, Series("narrow", x, y, band=([-1, -1], [1, 1]), shade=0.5), Series("m", x, y)], ""
+    )
+    assert [key.paint for key in chart.legend] == [
+        'class="key shade s1" style="--shade:20%"', 'class="key shade s1" style="--shade:50%"', 'class="key s1"',
+    ]  # fmt: skip
+    assert chart.svg.count('class="line"') == 1 and 'aria-label="Zeta: m from' in chart.svg
+    assert chart.data["series"][0]["high"] == [2, 2.5] and "high" not in chart.data["series"][2]
+
+
 def test_empty_and_long_series():
     assert "no values" in line_chart("Empty", [], "epoch").svg
     values = [float(k) for k in range(10_001)]

@@ -44,7 +44,7 @@ def test_pictures_and_hostile_text(picture_run):
 
 def test_all_sections_are_in_the_navigation(vector_run):
     page = make_page(vector_run, Options())
-    for key in ("summary", "curves", "examples", "popularity", "time", "repeat"):
+    for key in ("summary", "use", "curves", "examples", "popularity", "time", "repeat"):
         assert f'<a href="#{key}">' in page and f'<section id="{key}"' in page
     assert "zero-shot" not in page, "vectors have no classes"
 
@@ -79,7 +79,7 @@ def test_without_held_out_pairs(tmp_path):
 
 def test_without_the_model(vector_run):
     context, contents = open_page("training", vector_run, Options(model=False))
-    assert list(contents) == ["summary", "curves", "time", "repeat"]
+    assert list(contents) == ["summary", "use", "curves", "time", "repeat"]
     assert sum("--no-model" in note for note in context.notes) == 1
 
 
@@ -124,12 +124,12 @@ def test_data_that_was_moved(vector_run, copied_run, tmp_path):
         ("timing.jsonl", '{"step": [], "seconds": "long"}\n', "timing.jsonl: 1 lines", set()),
         ("bad_samples.jsonl", "{broken\n", "bad_samples.jsonl: damaged", {"popularity"}),
         ("environment.json", "3", "environment.json could not be read", set()),
-        ("model/config.json", "{", "The model is missing: ", {"examples", "popularity"}),
+        ("model/config.json", "{", "The model is missing: ", {"use", "examples", "popularity"}),
         ("sogclr/config.yaml", "[", "The baseline is missing: ", set()),
     ],
 )
 def test_a_damaged_file_is_a_note(copied_run, name, content, note, lost):
-    complete = {"summary", "curves", "examples", "popularity", "time", "repeat"}
+    complete = {"summary", "use", "curves", "examples", "popularity", "time", "repeat"}
     context, contents = open_page("training", copied_run, Options(samples=40))
     assert contents.keys() == complete and not any(note in text for text in context.notes)
     (copied_run / name).parent.mkdir(exist_ok=True)
@@ -153,6 +153,23 @@ def test_baseline_in_a_folder_of_the_run(copied_run, tmp_path):
     assert context.baseline.method == "SogCLR"
     assert contents["summary"].table.columns == ["", "chance", "NUCLR", "SogCLR"]
     assert [key.name for key in contents["curves"].charts[0].legend] == ["NUCLR", "SogCLR"]
+
+
+def test_what_was_logged_once_is_a_table(copied_run):
+    lines = (copied_run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    evaluations = [line for line in lines if "val/" in line]
+    kept = [line for line in lines if line not in evaluations[:-1] and ("val/" in line or "state/" not in line)]
+    (copied_run / "metrics.jsonl").write_text("".join(kept))
+    _, contents = open_page("training", copied_run, Options(model=False))
+    curves = contents["curves"]
+    assert all(len(chart.data["series"][0]["x"]) > 1 for chart in curves.charts)
+    assert not any("Recall" in chart.title for chart in curves.charts)
+    rows = {row[0]: row[1:] for row in curves.once.rows}
+    assert rows["Recall@1 on held-out pairs: x to y"][1] == "4" and "%" in rows["Recall@1 on held-out pairs: x to y"][0]
+    (copied_run / "metrics.jsonl").write_text(evaluations[-1])
+    (copied_run / "timing.jsonl").unlink()
+    page = make_page(copied_run, Options(model=False))
+    assert "Logged once in this run" in page and "Point at a chart" not in page
 
 
 def test_popularity_is_checked_on_held_out_queries(copied_run):

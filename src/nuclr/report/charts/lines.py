@@ -99,7 +99,8 @@ def tick_labels(ticks: list[float], percent: bool = False) -> list[str]:
 class Series:
     """A curve through the points (x, y). `band` has a lower and an upper bound per point.
 
-    Few points are marked by dots unless `dots` is False.
+    Few points are marked by dots unless `dots` is False. With `shade`, the band is drawn without the curve, and its
+    color is mixed with this share of the palette's color, so that nested bands of one color differ.
     """
 
     name: str
@@ -109,19 +110,23 @@ class Series:
     dashed: bool = False
     band: tuple[list[float], list[float]] | None = None
     dots: bool = True
+    shade: float | None = None
 
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a chart's legend."""
+    """An entry of a chart's legend. With `shade`, it is that of a band (see `Series`)."""
 
     name: str
     color: Color
     dashed: bool = False
+    shade: float | None = None
 
     @property
     def paint(self) -> Markup:
         """The class and style attributes of the entry."""
+        if self.shade is not None:
+            return paint(self.color, "key shade", f"--shade:{self.shade:.0%}")
         return paint(self.color, "key dashed" if self.dashed else "key")
 
 
@@ -136,12 +141,13 @@ class Chart:
     note: str = ""
 
 
-def paint(color: Color, classes: str = "") -> Markup:
+def paint(color: Color, classes: str = "", style: str = "") -> Markup:
     """Return the attributes that give an element its color: a class, and a style if the color is not of the palette.
 
     Args:
         color: a slot 1 to 8, or "#rrggbb".
         classes: other classes of the element.
+        style: other declarations of its style.
 
     Raises:
         ValueError: if the color is neither.
@@ -149,10 +155,10 @@ def paint(color: Color, classes: str = "") -> Markup:
     """
     before = f"{classes} " if classes else ""
     if isinstance(color, int) and 1 <= color <= 8:
-        return Markup(f'class="{before}s{color}"')
+        return Markup(f'class="{before}s{color}"' + (f' style="{style}"' if style else ""))
     if not re.fullmatch(r"#[0-9A-Fa-f]{6}", str(color)):
         raise ValueError(f"color must be 1 to 8 or '#rrggbb', but is {color!r}")
-    return Markup(f'class="{before}own" style="--own:{color}"')
+    return Markup(f'class="{before}own" style="--own:{color}{f";{style}" if style else ""}"')
 
 
 def thin(series: Series, most: int = MOST_POINTS) -> Series:
@@ -211,10 +217,9 @@ def line_chart(
     if reference:
         level = up(reference[0])
         parts.append(f'<line class="ref" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
-        above = level - 4 if level > TOP + 14 else level + 12
-        parts.append(text(WIDTH - RIGHT, above, reference[1], "tick end"))
-    for s in series:
-        parts.append(_curve(s, across, up))
+    parts += [_curve(s, across, up) for s in series]
+    if reference:  # its name is above the curves, so that they do not strike it out
+        parts.append(text(WIDTH - RIGHT, level - 4 if level > TOP + 14 else level + 12, reference[1], "tick end"))
     parts.append(f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" hidden/>')
     data = {
         "box": [LEFT, WIDTH - RIGHT],
@@ -222,10 +227,18 @@ def line_chart(
         "log": log_x,
         "label": x_label,
         "percent": percent,
-        "series": [{"name": s.name, "x": _rounded(s.x), "y": _rounded(s.y)} for s in series],
+        "series": [_read_out(s) for s in series],
     }
-    legend = [Key(s.name, s.color, s.dashed) for s in series]
+    legend = [Key(s.name, s.color, s.dashed, s.shade) for s in series]
     return Chart(title, svg(parts, _description(title, series, percent)), legend, data, note)
+
+
+def _read_out(s: Series) -> dict[str, object]:
+    """Return what the page's script shows of a curve under the pointer; of a shaded band, both bounds."""
+    values: dict[str, object] = {"name": s.name, "x": _rounded(s.x), "y": _rounded(s.y)}
+    if s.band and s.shade is not None:
+        values |= {"low": _rounded(s.band[0]), "high": _rounded(s.band[1])}
+    return values
 
 
 def _curve(s: Series, across: Scale, up: Scale) -> str:
@@ -236,6 +249,9 @@ def _curve(s: Series, across: Scale, up: Scale) -> str:
         lower = [(across(x), up(low)) for x, low, _ in known]
         upper = [(across(x), up(high)) for x, _, high in known]
         inner += f'<path class="band" d="{path([*lower, *reversed(upper)])}Z"/>'
+    if s.shade is not None:
+        attributes = paint(s.color, "shade", f"--shade:{s.shade:.0%}")
+        return f'<g {attributes} data-series="{escape(s.name)}">{inner}</g>'
     dashed = " dashed" if s.dashed else ""
     if len(points) > 1:
         inner += f'<path class="line{dashed}" d="{path(points)}"/>'
@@ -287,5 +303,5 @@ def _rounded(values: list[float]) -> list[float | None]:
 def _description(title: str, series: list[Series], percent: bool) -> str:
     """Describe the chart for people who do not see it: where each curve begins and ends."""
     show = numbers.percent if percent else numbers.number
-    ends = [f"{s.name} from {show(s.y[0])} to {show(s.y[-1])}" for s in series]
+    ends = [f"{s.name} from {show(s.y[0])} to {show(s.y[-1])}" for s in series if s.shade is None]
     return f"{title}: " + "; ".join(ends) if ends else f"{title}: no values"

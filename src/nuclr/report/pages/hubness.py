@@ -173,7 +173,11 @@ def hubness_summary(context: HubnessFolder) -> HubnessSummary:
             rows.append([f"recall@{depth}", numbers.percent(recall), numbers.percent(corrected["recall"][depth])])
     correlation = content.get("correlation")
     bank = content["bank"]
-    described = "half of the queries, which are not counted" if bank["name"] is None else Path(bank["name"]).name
+    described = (
+        "half of the queries, which are not counted"
+        if bank["name"] is None
+        else f"the queries of {Path(bank['name']).name}"
+    )
     return HubnessSummary(
         tiles=tiles,
         table=Table(["", "plain", "corrected"], rows),

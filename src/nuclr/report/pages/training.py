@@ -8,6 +8,7 @@ from nuclr.report.sections.examples import retrieval_examples
 from nuclr.report.sections.popularity import training_popularity
 from nuclr.report.sections.repeat import how_to_repeat, where_time_went
 from nuclr.report.sections.summary import describe_run, run_summary
+from nuclr.report.sections.use import use_this_model
 from nuclr.report.sections.zero_shot import zero_shot_confusion
 from nuclr.report.training_run import TrainingRun, open_training_run
 from nuclr.runs import folder
@@ -28,6 +29,7 @@ PAGE = Page(
     open=_open,
     sections=[
         Section("summary", "Summary", "sections/summary.html", run_summary, heading=False),
+        Section("use", "Use this model", "sections/use.html", use_this_model, menu="Use"),
         Section("curves", "Training curves", "sections/curves.html", training_curves, menu="Curves"),
         Section("examples", "Retrieval examples", "sections/examples.html", retrieval_examples, menu="Examples"),
         Section("zero-shot", "Zero-shot classification", "sections/zero_shot.html", zero_shot_confusion,

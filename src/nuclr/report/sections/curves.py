@@ -3,11 +3,11 @@
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from nuclr.report import numbers
 from nuclr.report.charts.lines import Chart, Color, Series, line_chart
-from nuclr.report.render import LeaveOut
+from nuclr.report.render import LeaveOut, Table
 from nuclr.report.sections.summary import directions
 from nuclr.report.training_run import RunLog, TrainingRun, curve
 
@@ -20,14 +20,19 @@ BASELINE_COLOR = 8  # of a baseline with the run's own objective
 
 @dataclass(frozen=True)
 class Curves:
-    """Content of the section; `temperature` is a sentence that states a fixed temperature, otherwise empty."""
+    """Content of the section.
+
+    `once` has what was logged only once, None if there is nothing. `temperature` is a sentence that states a fixed
+    temperature, otherwise empty.
+    """
 
     charts: list[Chart]
+    once: Table | None
     temperature: str
 
 
 def training_curves(context: TrainingRun) -> Curves:
-    """Return a chart of everything that was logged, all over the same epochs."""
+    """Return a chart of everything that was logged, all over the same epochs; values logged once are a table."""
     log = context.log
     charts = [
         _loss(context),
@@ -46,7 +51,29 @@ def training_curves(context: TrainingRun) -> Curves:
         raise LeaveOut("Nothing was logged yet, so there are no curves.")
     varies = any("train/scale" in line or "state/tau_x_q50" in line for line in log.metrics)
     fixed = "" if varies else f"The temperature is fixed at {numbers.number(context.temperature())}."
-    return Curves(drawn, fixed)
+    curves = [chart for chart in drawn if _points(chart) > 1]
+    return Curves(curves, _table_of_single_values([chart for chart in drawn if _points(chart) == 1]), fixed)
+
+
+def _points(chart: Chart) -> int:
+    """Return the number of points of the longest curve of a line chart."""
+    return max((len(series["x"]) for series in _series(chart)), default=0)
+
+
+def _series(chart: Chart) -> list[dict[str, Any]]:
+    return cast(list[dict[str, Any]], (chart.data or {})["series"])
+
+
+def _table_of_single_values(charts: list[Chart]) -> Table | None:
+    """Return the values of charts whose curves have one point each; of a band, both bounds."""
+    rows = []
+    for chart in charts:
+        show = numbers.percent if chart.data and chart.data["percent"] else numbers.number
+        for series in _series(chart):
+            name = f"{chart.title}: {series['name']}" if len(_series(chart)) > 1 else chart.title
+            values = [series[key][0] for key in (("low", "high") if "low" in series else ("y",))]
+            rows.append([name, " to ".join(show(value) for value in values), numbers.number(series["x"][0])])
+    return Table(["", "value", "epoch"], rows) if rows else None
 
 
 def _colored(context: TrainingRun) -> list[tuple[RunLog, Color]]:
@@ -142,8 +169,9 @@ def _zeta(context: TrainingRun) -> list[Chart]:
             continue
         quantile = {q: curve(log.metrics, f"state/zeta_{side}_q{q:02d}")[1] for q in (5, 25, 75, 95)}
         series = [
-            Series("5 to 95\u202f%", x, median, color, band=(quantile[5], quantile[95])),
-            Series("25 to 75\u202f%", x, median, color, band=(quantile[25], quantile[75])),
+            Series("5 to 95\u202f%", x, median, color, band=(quantile[5], quantile[95]), shade=0.2),
+            Series("25 to 75\u202f%", x, median, color, band=(quantile[25], quantile[75]), shade=0.5),
+            Series("median", x, median, color),
         ]
         charts.append(_over_epochs(log, f"Zeta of the {name}, quantiles", series))
     if not charts:

@@ -39,7 +39,8 @@
         if (curve && curve.hasAttribute("hidden")) continue;
         let best = 0;
         for (let i = 1; i < s.x.length; i++) if (Math.abs(s.x[i] - x) < Math.abs(s.x[best] - x)) best = i;
-        values.push(`${s.name} ${short(s.y[best], data.percent)}`);
+        const bounds = s.low ? [s.low[best], s.high[best]] : [s.y[best]];
+        values.push(`${s.name} ${bounds.map((v) => short(v, data.percent)).join(" to ")}`);
       }
       cursor.setAttribute("x1", px);
       cursor.setAttribute("x2", px);
