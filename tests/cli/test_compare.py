@@ -165,5 +165,5 @@ def test_workers_load_the_plugins_of_the_settings(tmp_path):
 def test_wrong_input_is_refused_before_anything_is_trained(tmp_path, overrides, options, message):
     config = tiny.write_config(tmp_path)
     with pytest.raises(UserError, match=message):
-        compare([str(config), *overrides], out=tmp_path / "out", **options)
+        compare(None, [str(config), *overrides], out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
