@@ -120,7 +120,7 @@ def test_a_run_on_images(nuclr, pictures, tmp_path):
     assert tasks["hit"]["plain"]["mean_R@1"] >= tasks["miss"]["plain"]["mean_R@1"]
     classes = next(iter(content["classification"].values()))
     assert (classes["class_names"], classes["templates"]) == (["cat", "dog"], ["a {}", "{}!"])
-    assert set(content["subject"]["images"]) == {"size", "mean", "std", "fit"}
+    assert set(content["subject"]["images"]) == {"size", "mean", "std", "fit", "fit_of_labeled_images"}
 
 
 def test_images_outside_of_the_root_need_an_option(nuclr, refused, pictures, tmp_path):

@@ -38,7 +38,8 @@ def test_a_run_on_text_pairs(tmp_path):
         (results["val"]["question_to_answer_R@1"] + results["val"]["answer_to_question_R@1"]) / 2
     )
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert written["data"]["x"] == {"key": "question", "modality": "text", "name": "question", "views": 1}
+    side = {"key": "question", "modality": "text", "name": "question", "views": 1, "text": "plain"}
+    assert written["data"]["x"] == side
     assert written["model"]["shared"] is True and written["model"]["y"] == written["model"]["x"]
     model = DualEncoder.from_pretrained(tmp_path / "run" / "model")
     assert model.shared and sorted(path.name for path in (tmp_path / "run" / "model").iterdir() if path.is_dir()) == [

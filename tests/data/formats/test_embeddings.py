@@ -113,7 +113,7 @@ def test_missing_files_and_unknown_suffixes_are_refused(tmp_path):
     with pytest.raises(UserError, match="a folder"):
         read_embeddings(tmp_path)
     (tmp_path / "pairs.csv").touch()
-    with pytest.raises(UserError, match=r"allowed: .npz, .safetensors"):
+    with pytest.raises(UserError, match=r"needs .npz or .safetensors"):
         read_embeddings(tmp_path / "pairs.csv")
 
 
