@@ -1,5 +1,6 @@
 """Running what is missing: finished work is not repeated, a failure is reported, a command ends with its parent."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -66,12 +67,14 @@ def test_runs_are_trained_and_evaluated_once(tmp_path, monkeypatch, capsys):
     assert estimate.left(runs[0], times[estimate.row_key(runs[0])]) == 0.0
 
 
-def test_the_time_of_rows_without_a_finished_run_is_from_a_trial_or_unknown(tmp_path):
+def test_the_time_of_rows_without_a_finished_run_is_from_a_trial_the_table_file_or_unknown(tmp_path):
     runs = plan_runs(read_table(tiny.write_table(tmp_path)), tmp_path / "out", tmp_path)
     assert all(one.seconds > 0 and "trial" in one.source for one in estimate.estimate_rows(runs[:1]).values())
     (tmp_path / "train.npz").unlink()
     (unknown,) = estimate.estimate_rows(runs[:1]).values()
     assert unknown.seconds is None and unknown.source.startswith("unknown: ") and "train.npz" in unknown.source
+    (elsewhere,) = estimate.estimate_rows([dataclasses.replace(runs[0], hours=(2.0, "a log"))]).values()
+    assert elsewhere.seconds == 7200 and elsewhere.source.startswith("a log; no trial here: ")
 
 
 def test_a_resumed_runs_time_is_that_at_its_speed():

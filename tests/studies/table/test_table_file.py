@@ -34,6 +34,7 @@ def test_blocks_columns_rows_and_overrides(tmp_path):
           - {test: "cifar100:where/it/is"}
         blocks:
           - title: one
+            hours: 26
             overrides: [seed_of_nothing.key=1]
             rows:
               - {config: c.yaml, overrides: {objective: {gamma: 0.5}}, published: {COCO: 20.5 ± 0.25, Mean: [30, 1]}}
@@ -44,6 +45,7 @@ def test_blocks_columns_rows_and_overrides(tmp_path):
     )
     assert (table.title, table.seeds, table.published_in, table.mean) == ("T", (3, 5), "a paper", True)
     one, two = table.blocks
+    assert (one.hours, two.hours) == (26, None)
     assert [(c.title, c.kind, c.metric) for c in one.columns] == [
         ("COCO", "retrieval", "image_to_text_R@5"),
         ("cifar100:where/it/is", "classification", "zero_shot_acc1"),
@@ -106,6 +108,7 @@ def test_overrides_from_keys_and_values_are_read_as_the_same_values(value):
         ("columns: [{test: dtd}, {test: dtd}]\n" + ROW, "the title 'dtd' occurs twice"),
         ("columns: [{test: dtd, title: Mean}]\n" + ROW, "'Mean' is the mean of all columns"),
         (START + "blocks: [{rows: [{label: a, results: r}]}]", r"blocks\[0\]\.title is missing"),
+        (START + "blocks: [{title: a, hours: -1, rows: [{label: a, results: r}]}]", r"blocks\[0\]\.hours is -1"),
         ("- 1", "it needs keys and values"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How long the missing runs take: from finished runs of the same row, or from a trial of two steps."""
+"""How long the missing runs take: by finished runs of the same row, a trial of two steps, or a time from elsewhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,4 +74,8 @@ def _from_trial(run: PlannedRun) -> Estimate:
             float(dry_run(run.settings)["seconds"]), "trial of two steps on one process, without evaluation"
         )
     except (UserError, OSError, RuntimeError, ValueError) as error:
-        return Estimate(None, f"unknown: {(str(error).splitlines() or [''])[0]}")
+        reason = (str(error).splitlines() or [""])[0]
+        if run.hours is None:
+            return Estimate(None, f"unknown: {reason}")
+        hours, source = run.hours
+        return Estimate(3600 * hours, f"{source}; no trial here: {reason}")

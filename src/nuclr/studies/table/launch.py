@@ -121,13 +121,15 @@ def _wait_for_lock(path: Path) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as hours and minutes.
+    """Return seconds as minutes, hours or days.
 
     Example:
-        >>> duration(95), duration(3 * 3600 + 120)
-        ('1:35 min', '3:02 h')
+        >>> duration(95), duration(3 * 3600 + 120), duration(85 * 3600)
+        ('1:35 min', '3:02 h', '3.5 days')
 
     """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{seconds / 86400:.1f} days"
     return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"

@@ -43,6 +43,7 @@ class PlannedRun:
         columns: The block's columns.
         out: Folder of the table.
         tests: Folder that test sets are relative to.
+        hours: Time of one training elsewhere, and its source; None if unknown.
 
     """
 
@@ -56,6 +57,7 @@ class PlannedRun:
     columns: tuple[Column, ...]
     out: Path
     tests: Path
+    hours: tuple[float, str] | None = None
 
     @property
     def folder(self) -> Path:
@@ -179,10 +181,9 @@ def plan_runs(table: Table, out: Path, tests: Path, overrides: Sequence[str] = (
                 raise UserError(f"two rows are called {label}; give {row.config} another label in the table file")
             for seed in table.seeds:
                 name = _free_name("-".join(filter(None, (_slug(block.title), _slug(label), f"seed{seed}"))), runs)
-                place = (out, tests)
-                runs.append(
-                    PlannedRun(block.title, label, seed, name, row.config, changes, settings, block.columns, *place)
-                )
+                what = (row.config, changes, settings, block.columns)
+                hours = None if block.hours is None else (block.hours, table.hours_from)
+                runs.append(PlannedRun(block.title, label, seed, name, *what, out, tests, hours))
     return runs
 
 

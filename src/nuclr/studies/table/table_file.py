@@ -37,8 +37,8 @@ KINDS = ("retrieval", "classification")
 METRICS = {"retrieval": "mean_R@1", "classification": "zero_shot_acc1"}
 CLASS_METRICS = ("zero_shot_acc1", "zero_shot_acc5", "zero_shot_mean_per_class_recall")
 MEAN = "Mean"
-TABLE_KEYS = ("title", "seeds", "overrides", "columns", "mean", "published_in", "blocks", "rows")
-BLOCK_KEYS = ("title", "columns", "overrides", "rows")
+TABLE_KEYS = ("title", "seeds", "overrides", "columns", "mean", "published_in", "hours_from", "blocks", "rows")
+BLOCK_KEYS = ("title", "columns", "overrides", "hours", "rows")
 ROW_KEYS = ("label", "config", "overrides", "results", "published")
 COLUMN_KEYS = ("title", "test", "kind", "metric", "prompts")
 OWNED = {"seed": "list the seeds with the table's key seeds", "out": "name the folder of the table with --out"}
@@ -95,22 +95,32 @@ class Row:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows that are compared with one another, such as all methods trained on one data set."""
+    """Rows that are compared with one another, such as all methods trained on one data set.
+
+    Attributes:
+        title: Name of the block.
+        columns: Its test sets.
+        rows: Its models.
+        hours: Time of one training elsewhere, for plans made where the data cannot be read; None if unknown.
+
+    """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    hours: float | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a table file says. `published_in` names the source of the published values."""
+    """What a table file says. `published_in` and `hours_from` name the source of the published values and times."""
 
     title: str
     blocks: tuple[Block, ...]
     seeds: tuple[int, ...]
     mean: bool = True
     published_in: str = "paper"
+    hours_from: str = "the table file"
 
 
 def read_table(path: Path) -> Table:
@@ -157,6 +167,7 @@ def read_table(path: Path) -> Table:
         seeds=_seeds(values.get("seeds", 1), where),
         mean=mean,
         published_in=_text(values.get("published_in", "paper"), f"{where}published_in"),
+        hours_from=_text(values.get("hours_from", "the table file"), f"{where}hours_from"),
     )
     _refuse_repeated([block.title for block in table.blocks], f"{where}blocks", "title")
     return table
@@ -186,7 +197,10 @@ class _Reader:
         title = _text(values.get("title", ""), f"{self.where}{prefix}title")
         if key and not title:
             raise UserError(f"{self.where}{prefix}title is missing; name the block, such as CC3M")
-        return Block(title, columns, rows)
+        hours = values.get("hours")
+        if hours is not None and (type(hours) not in (int, float) or not 0 < hours < math.inf):
+            raise UserError(f"{self.where}{prefix}hours is {hours!r}; it needs a number of hours above 0, such as 26")
+        return Block(title, columns, rows, hours)
 
     def columns(self, values: Any, key: str) -> tuple[Column, ...]:
         columns = tuple(
