@@ -147,11 +147,12 @@ def _error(study: dict[str, Any], folder: Path) -> None:
     seeds = min(r["seeds"] for r in study["records"])
     title = f"Generalization error |empirical risk - true risk|: mean of {seeds} or more samples, band 10 to 90 %"
     figure, [row] = figure_style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
+
+    def band(r: dict[str, Any]) -> tuple[float, float, float]:
+        return r["error_mean"], r["error_q10"], r["error_q90"]
+
     for axes, tau in zip(row, TEMPERATURES, strict=True):
-        _lines(
-            axes, study["records"], tau, lambda r: (r["error_mean"], r["error_q10"], r["error_q90"]), tuple(_METHODS)
-        )
-        _slopes(axes, study, tau, "error", "records", "mle", -0.5)
+        _power_laws(axes, study, "records", "error", tau, band, tuple(_METHODS), "mle", -0.5)
         axes.set(title=f"τ = {tau}", ylabel="generalization error", ylim=(3e-4, 0.2))
     _legend_below(figure, row[0])
     figure_style.save(figure, folder, "error")
@@ -161,8 +162,8 @@ def _popularity_error(study: dict[str, Any], folder: Path, key: str, title: str)
     title += " of an approximate popularity q̃, mean ± standard deviation"
     figure, [row] = figure_style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
     for axes, tau in zip(row, TEMPERATURES, strict=True):
-        _lines(axes, study["records"], tau, _around_mean(key), ("gcl", "gcl_constant", "nuclr", "nuclr_area"))
-        _slopes(axes, study, tau, key, "records", "nuclr", -0.5)
+        methods = ("gcl", "gcl_constant", "nuclr", "nuclr_area")
+        _power_laws(axes, study, "records", key, tau, _around_mean(key), methods, "nuclr", -0.5)
         axes.set(title=f"τ = {tau}", ylabel="error of the popularity")
     _legend_below(figure, row[0])
     figure_style.save(figure, folder, key)
@@ -172,8 +173,8 @@ def _excess_risk(study: dict[str, Any], folder: Path) -> None:
     title = "Learning W in s = xᵀWy: excess true risk, mean ± standard deviation"
     figure, [row] = figure_style.panels(1, len(TEMPERATURES), title, (5.4, 4.2))
     for axes, tau in zip(row, TEMPERATURES, strict=True):
-        _lines(axes, study["learning"], tau, _around_mean("excess_risk"), ("gcl", "mle", "nuclr"))
-        _slopes(axes, study, tau, "excess_risk", "learning", "mle", -1.0)
+        band = _around_mean("excess_risk")
+        _power_laws(axes, study, "learning", "excess_risk", tau, band, ("gcl", "mle", "nuclr"), "mle", -1.0)
         axes.set(title=f"τ = {tau}", ylabel="excess true risk")
     _legend_below(figure, row[0])
     figure_style.save(figure, folder, "excess_risk")
@@ -187,35 +188,51 @@ def _around_mean(key: str) -> Callable[[dict[str, Any]], tuple[float, float, flo
     return band
 
 
-def _slopes(axes: Axes, study: dict[str, Any], tau: float, key: str, part: str, below: str, exponent: float) -> None:
-    """Print the fitted slope of each curve at its end, and draw a guide of the given exponent below one of them."""
-    for fit in study["slopes"]:
-        rows = [r for r in study[part] if (r["tau"], r["method"]) == (tau, fit["method"])]
-        if (fit["part"], fit["tau"], fit["quantity"]) == (part, tau, key) and fit["method"] != "true_q" and rows:
-            at, color = (rows[-1]["n"], rows[-1][f"{key}_mean"]), _METHODS[fit["method"]][1]
-            place: dict[str, Any] = {"xytext": (6, -3), "textcoords": "offset points", "annotation_clip": False}
-            axes.annotate(f"{fit['slope']:.2f}", at, color=color, fontsize=8, **place)
-    rows = [r for r in study[part] if (r["tau"], r["method"]) == (tau, below)]
+def _labels(study: dict[str, Any], part: str, key: str) -> dict[str, str]:
+    """Return the label of each method, with the fitted slopes of its curves in the order of the panels."""
+    labels = {method: label for method, (label, *_) in _METHODS.items()}
+    for method in labels:
+        fits = {
+            fit["tau"]: f"{fit['slope']:.2f}"
+            for fit in study["slopes"]
+            if (fit["part"], fit["method"], fit["quantity"]) == (part, method, key)
+        }
+        if all(tau in fits for tau in TEMPERATURES):
+            labels[method] += f" (slopes {' and '.join(fits[tau] for tau in TEMPERATURES)})"
+    return labels
+
+
+def _guide(axes: Axes, rows: list[dict[str, Any]], key: str, exponent: float) -> None:
+    """Draw a line of the given exponent below a curve."""
     sizes = np.array([rows[0]["n"], rows[-1]["n"]])
     guide = rows[0][f"{key}_mean"] / 2 * (sizes / sizes[0]) ** exponent
     axes.plot(sizes, guide, color=figure_style.GREY, linewidth=1, linestyle="--", label=f"guide: slope {exponent:g}")
 
 
-def _lines(
+def _power_laws(
     axes: Axes,
-    records: list[dict[str, Any]],
+    study: dict[str, Any],
+    part: str,
+    key: str,
     tau: float,
     band: Callable[[dict[str, Any]], tuple[float, float, float]],
     methods: tuple[str, ...],
+    guided: str,
+    exponent: float,
 ) -> None:
+    """Draw a quantity against n on logarithmic axes, one curve per method, and a guide below the curve of `guided`."""
+    labels = _labels(study, part, key)
+    curves = {
+        method: [r for r in study[part] if (r["tau"], r["method"]) == (tau, method)] for method in (*methods, guided)
+    }
     for method in methods:
-        label, color, marker, dashes = _METHODS[method]
-        rows = [r for r in records if r["tau"] == tau and r["method"] == method]
-        sizes = [r["n"] for r in rows]
-        middle, low, high = zip(*(band(r) for r in rows), strict=True)
+        _, color, marker, dashes = _METHODS[method]
+        sizes = [r["n"] for r in curves[method]]
+        middle, low, high = zip(*(band(r) for r in curves[method]), strict=True)
         if method != "true_q":
             axes.fill_between(sizes, low, high, color=color, alpha=0.12, linewidth=0)
-        axes.plot(sizes, middle, color=color, marker=marker, markersize=4.5, linestyle=dashes, label=label)
+        axes.plot(sizes, middle, color=color, marker=marker, markersize=4.5, linestyle=dashes, label=labels[method])
+    _guide(axes, curves[guided], key, exponent)
     axes.set(xscale="log", yscale="log", xlabel="number of pairs n")
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
     axes.minorticks_off()
