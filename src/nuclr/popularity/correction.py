@@ -8,6 +8,10 @@ then gives the zeta of any item, whether or not it was a candidate:
 
 with the bank's queries q_b, their masses a_b and their partition functions Z_b. Nothing else of the bank is kept.
 
+Equal queries count once: a log repeats what is asked often, and an item that many people want is not a hub. A query
+does not count for items that equal it, neither in the problem nor in the sum. So items can search one another: the bank
+may consist of the items themselves. Without this rule, an item with a copy in the bank would look like a hub.
+
 The bank may consist of training pairs, so that nothing of a test set is used. If the test queries themselves are the
 bank, the result is *transductive* and must be reported as such.
 
@@ -44,7 +48,7 @@ from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.neighbors import nearest
 from nuclr.popularity.problem import NORM_TOLERANCE, Array, Indices, Problem, Vector, as_positive, as_tensor, as_vector
 from nuclr.popularity.reliability import default_strength, zeta_reliability
-from nuclr.popularity.solver import solve
+from nuclr.popularity.solver import EXACT_SCORES, solve
 from nuclr.popularity.tiles import feature_tiles, matrix_size, sample_rows
 
 Metric = Literal["ip", "cosine", "l2"]
@@ -148,11 +152,11 @@ class PopularityCorrection:
     ) -> Self:
         """Solve for the popularity of candidates among queries; labels are not needed.
 
-        If queries and candidates are the same items, such as sentences that are compared with one another, give
-        disjoint halves of them (`fit(items[::2], items[1::2])`): next to its own copy, a query chooses nothing else.
+        If items search one another, such as sentences that are compared, or if there is no log of queries, give the
+        items as both: `fit(items, items)`. A query does not count for items that equal it.
 
         Args:
-            queries: Features of queries of the kind that will be asked, (n, d), unit norm.
+            queries: Features of queries of the kind that will be asked, (n, d), unit norm. Equal queries count once.
             candidates: Features of the items that they choose from, (m, d), unit norm. None: the first gallery that
                 `bias` or `gallery` is called with; items of later calls are added to it without solving again.
             pairs: Labeled pairs to choose temperature and strength on, unless both were given to the constructor:
@@ -161,7 +165,8 @@ class PopularityCorrection:
                 better than the default by more than one standard error, and else the default.
             exclude: Per query of `pairs`, a row of their gallery that it must not find; -1 for none. If these queries
                 are rows of the gallery, pass their rows, so that none finds itself.
-            query_weight: Weights of the queries up to a factor, (n,), such as how often each is asked.
+            query_weight: Weights of the queries up to a factor, (n,). Do not pass how often each is asked: the correction
+                would push back what people want most.
             candidate_weight: Weights of the candidates up to a factor, (m,).
             transductive: The queries are the ones that will be asked, all of them, and the candidates are the gallery.
                 By default the temperature is then 0.4 standard deviations of the scores and the strength 1, because
@@ -184,9 +189,14 @@ class PopularityCorrection:
         self.temperature, self.strength = self._asked
         width = matrix_size("queries", queries)[1]
         bank, rows = sample_rows("queries", queries, self.bank_size, self.normalize)
+        mass = None
+        if query_weight is not None:
+            mass = as_vector("query_weight", query_weight, len(queries))[rows]
+        elif not transductive:
+            bank = bank[distinct_rows(bank)]
         if len(bank) < 2:
-            raise ValueError("queries has 1 row; a bank needs at least two queries")
-        mass = None if query_weight is None else as_vector("query_weight", query_weight, len(queries))[rows]
+            what = "1 row" if len(queries) == 1 else "only equal rows"
+            raise ValueError(f"queries has {what}; a bank needs at least two queries")
         self._bank, self._mass, self._log_z, self._transductive = bank, mass, None, transductive
         self._options = {"tolerance": TOLERANCE} | options
         if candidates is None:
@@ -221,6 +231,7 @@ class PopularityCorrection:
             temperature=self.temperature,
             x_weight=self._mass,
             y_weight=weight,
+            exclude_copies=self._is_exact(len(candidates)),
             **self._options,
         )
         assert result.problem.x is not None
@@ -230,6 +241,12 @@ class PopularityCorrection:
             if by_default:
                 reliability = zeta_reliability(self._bank, self._mass, self._log_z, candidates, self.temperature)
                 self.strength = default_strength(reliability)
+
+    def _is_exact(self, candidates: int) -> bool:
+        """Return whether `solve` computes all scores; the sparse method cannot exclude copies."""
+        assert self._bank is not None
+        method = self._options.get("method", "auto")
+        return method != "sparse" and (method != "auto" or len(self._bank) * candidates <= EXACT_SCORES)
 
     def _default_temperature(self, candidates: Tensor) -> float:
         """Find a temperature without labels."""
@@ -322,7 +339,7 @@ class PopularityCorrection:
         for _, features in feature_tiles(name, gallery, self.normalize):
             y = features.to(self._bank)
             ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
-            problem = Problem(self.temperature, self._mass, ones, self._bank.dtype, self._bank, y)
+            problem = Problem(self.temperature, self._mass, ones, self._bank.dtype, self._bank, y, exclude_copies=True)
             zeta.append(self.temperature * log_column_sums(problem, torch.zeros_like(ones), self._log_z))
         return torch.cat(zeta)
 
@@ -472,6 +489,20 @@ class PopularityCorrection:
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: not a popularity correction ({error})") from None
         return fix
+
+
+def distinct_rows(features: Tensor) -> Tensor:
+    """Return the rows of a matrix without repetitions, each by its first row number, in ascending order.
+
+    Example:
+        >>> distinct_rows(torch.tensor([[1.0], [0.0], [1.0]])).tolist()
+        [0, 1]
+
+    """
+    _, number = torch.unique(features, dim=0, return_inverse=True)
+    rows = torch.arange(len(features), device=features.device)
+    first = torch.full_like(rows, len(rows)).scatter_reduce_(0, number, rows, "amin")
+    return first[first < len(rows)].sort().values
 
 
 def as_strength(value: Any) -> float:

@@ -76,6 +76,8 @@ def rough_bias(
             candidates,
             temperature=temperature,
             x_weight=weight,
+            exclude_copies=True,
+            method="anderson",
             tolerance=TOLERANCE,
             max_iterations=PASSES,
         )

@@ -35,6 +35,8 @@ Indices = Array | Sequence[int] | Sequence[Sequence[int]]
 Norms = Literal["unit", "normalize", "any"]
 
 NORM_TOLERANCE = 1e-2  # bfloat16 rounding passes, a forgotten normalization does not
+COPY_COSINE = 1 - 1e-5  # above it, two vectors are copies of one another: float16 rounding passes
+COPY_LOGIT = -1e4  # of a pair that is excluded; finite, so that a row of such pairs has a maximum
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +54,7 @@ class Problem:
         y: Features of the candidates, (n_y, d); Rows if they are read a few at a time.
         scores: (n_x, n_y), instead of features.
         norms: What holds for the norms of features: "unit" (checked), "normalize" (scaled to 1) or "any".
+        exclude_copies: Whether an anchor does not choose candidates that equal it.
 
     """
 
@@ -63,6 +66,7 @@ class Problem:
     y: Tensor | Rows | None = None
     scores: Tensor | None = None
     norms: Norms = "unit"
+    exclude_copies: bool = False
 
     def __repr__(self) -> str:
         """Return one line with the sizes."""
@@ -100,7 +104,15 @@ class Problem:
             return torch.add(shift[columns], self.scores[rows, columns], alpha=1 / self.temperature, out=out)
         assert self.x is not None and self.y is not None
         x = self.x[rows] / self.temperature if isinstance(self.x, Rows) else self.scaled_x[rows]
-        return torch.mm(x, self.y[columns].T, out=out).add_(shift[columns])
+        logits = torch.mm(x, self.y[columns].T, out=out)
+        if self.exclude_copies:
+            logits.masked_fill_(copies(self.x[rows], self.y[columns], logits * self.temperature), COPY_LOGIT)
+        return logits.add_(shift[columns])
+
+
+def copies(x: Tensor, y: Tensor, scores: Tensor) -> Tensor:
+    """Return which pairs of rows have the same direction, (n_x, n_y) bool, by their scores <x_i, y_j>."""
+    return scores > torch.outer(COPY_COSINE * x.norm(dim=1), y.norm(dim=1))
 
 
 def make_problem(
@@ -113,6 +125,7 @@ def make_problem(
     y_weight: Vector | None = None,
     norms: Norms = "unit",
     read_in_parts: bool = False,
+    exclude_copies: bool = False,
 ) -> Problem:
     """Build a Problem from features or scores, checking all arguments.
 
@@ -126,6 +139,7 @@ def make_problem(
         norms: "unit" refuses features whose norm is not 1, "normalize" scales them to norm 1, "any" takes them as they
             are.
         read_in_parts: Keep features where they are and read them a few rows at a time (Rows).
+        exclude_copies: An anchor does not choose candidates that equal it.
 
     Returns:
         The problem; tensors are used without copying when their type allows it.
@@ -143,6 +157,8 @@ def make_problem(
     if arguments.keys() not in ({"x", "y"}, {"scores"}):
         names = " and ".join(arguments) or "neither features nor scores"
         raise ValueError(f"got {names}; give x and y, or scores alone")
+    if exclude_copies and scores is not None:
+        raise ValueError("exclude_copies=True with scores; give features x and y, which show what is equal")
     check = as_floating_matrix if read_in_parts else as_matrix
     tensors: dict[str, Any] = {
         name: t if read_in_parts and isinstance(t, Stacked) else check(name, t).detach()
@@ -168,7 +184,7 @@ def make_problem(
     device = next(iter(tensors.values())).device
     a = _masses("x_weight", x_weight, n_x, n_y, device)
     b = _masses("y_weight", y_weight, n_y, n_y, device)
-    return Problem(temperature, a, b, dtype, norms=norms, **tensors)
+    return Problem(temperature, a, b, dtype, norms=norms, exclude_copies=exclude_copies, **tensors)
 
 
 def as_tensor(name: str, value: Any, lists: bool = False) -> Tensor:

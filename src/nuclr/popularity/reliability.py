@@ -20,6 +20,7 @@ r = 0.9, and 0.06 at r = 0.2.
 import torch
 from torch import Tensor
 
+from nuclr.popularity.problem import COPY_LOGIT, copies
 from nuclr.popularity.tiles import evenly_spaced
 
 ITEMS = 1000  # enough for two means over items
@@ -46,6 +47,8 @@ def default_strength(reliability: float) -> float:
 
 def zeta_reliability(queries: Tensor, mass: Tensor, log_z: Tensor, items: Tensor, temperature: float) -> float:
     """Return the share of the variance of zeta over items that is not sampling noise of the queries.
+
+    A query does not count for items that equal it.
 
     Args:
         queries: Features of the queries that popularity was solved with, (n, d).
@@ -76,7 +79,9 @@ def zeta_reliability(queries: Tensor, mass: Tensor, log_z: Tensor, items: Tensor
     zeta, noise = [], []
     rows = max(1, TILE // len(queries))
     for start in range(0, len(y), rows):
-        logits = (queries @ y[start : start + rows].T).double() / temperature + log_mass[:, None]
+        scores = queries @ y[start : start + rows].T
+        scores.masked_fill_(copies(queries, y[start : start + rows], scores), temperature * COPY_LOGIT)
+        logits = scores.double() / temperature + log_mass[:, None]
         zeta.append(temperature * logits.logsumexp(dim=0))
         left_out = torch.log1p(-logits.softmax(dim=0).clamp(max=LARGEST_SHARE))
         noise.append(temperature**2 * (left_out.square().sum(dim=0) - common * left_out.sum(dim=0).square()))

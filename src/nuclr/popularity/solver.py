@@ -48,6 +48,7 @@ def solve(
     progress: bool = False,
     x_weight: Vector | None = None,
     y_weight: Vector | None = None,
+    exclude_copies: bool = False,
     memory: int = 2**30,
     neighbors: int = 2048,
     sample: int = 4096,
@@ -75,6 +76,8 @@ def solve(
         x_weight: Marginal of the anchors up to a factor, (n_x,); a weight of k stands for k copies. The residual is
             then max_j |sum_i a_i P_ij / b_j - 1|, with a and b the weights divided by their sums.
         y_weight: Marginal of the candidates up to a factor, (n_y,).
+        exclude_copies: An anchor does not choose candidates that equal it (cosine above 1 - 1e-5), as if an item
+            searched for others of its kind. Needs features and an exact method.
         memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
             much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
         neighbors: Of the sparse method: number of anchors summed per candidate, and of candidates per anchor; mostly
@@ -105,8 +108,18 @@ def solve(
     if method == "sparse" and scores is not None:
         raise ValueError('method="sparse" with scores; give features x and y, of which it computes only some scores')
     sparse = method == "sparse"
+    if sparse and exclude_copies:
+        raise ValueError('exclude_copies=True with the sparse method; use method="anderson"')
     problem = make_problem(
-        x, y, scores, temperature=temperature, x_weight=x_weight, y_weight=y_weight, norms=norms, read_in_parts=sparse
+        x,
+        y,
+        scores,
+        temperature=temperature,
+        x_weight=x_weight,
+        y_weight=y_weight,
+        norms=norms,
+        read_in_parts=sparse,
+        exclude_copies=exclude_copies,
     )
     if sparse:
         solver = SparseSolver(neighbors, sample, max_error, max_iterations, seed, memory)

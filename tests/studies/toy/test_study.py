@@ -61,7 +61,7 @@ def test_figures_show_every_method_at_both_temperatures(written):
         "τ = 0.2",
         "guide: slope -0.5",
     ):
-        assert f"<!-- {text} -->" in svg
+        assert f"<!-- {text}" in svg
 
 
 def test_the_same_seed_gives_the_same_values():

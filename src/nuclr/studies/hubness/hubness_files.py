@@ -172,12 +172,11 @@ def _divide(search: Search, one_set: bool) -> tuple[np.ndarray | Stacked, np.nda
     queries, gallery = search.queries.features, search.gallery.features
     if search.bank is None:
         fitted, counted = queries[::2], slice(1, None, 2)
-        candidates = gallery[counted] if one_set else gallery
-        return fitted, candidates, counted, {"name": None, "queries": len(fitted), "candidates": len(candidates)}
+        return fitted, gallery, counted, {"name": None, "queries": len(fitted), "candidates": len(gallery)}
     bank = search.bank.features
     candidates = gallery if search.bank_candidates is None else search.bank_candidates.features
-    if one_set:  # a query chooses nothing else next to its own copy
-        bank, candidates = bank[::2], bank[1::2]
+    if one_set:  # items search one another, in the bank as well
+        candidates = bank
     described = {"name": search.bank.name, "queries": len(bank), "candidates": len(candidates)}
     return bank, candidates, slice(None), described
 
