@@ -165,8 +165,8 @@ class PopularityCorrection:
                 better than the default by more than one standard error, and else the default.
             exclude: Per query of `pairs`, a row of their gallery that it must not find; -1 for none. If these queries
                 are rows of the gallery, pass their rows, so that none finds itself.
-            query_weight: Weights of the queries up to a factor, (n,). Do not pass how often each is asked: the correction
-                would push back what people want most.
+            query_weight: Weights of the queries up to a factor, (n,). Do not pass how often each is asked: this would
+                push back what people want most.
             candidate_weight: Weights of the candidates up to a factor, (m,).
             transductive: The queries are the ones that will be asked, all of them, and the candidates are the gallery.
                 By default the temperature is then 0.4 standard deviations of the scores and the strength 1, because
