@@ -127,7 +127,7 @@ def sentence_transformers(data: Path) -> Study:
         name: lambda setting, seed, loss=loss: train(loss, setting, seed)  # type: ignore[misc]
         for name, loss in losses.items()
     }
-    return Study(methods, {"temperature": [0.05, 0.1], "learning_rate": [0.03, 0.1]})
+    return Study(methods, {"temperature": [0.05, 0.1, 0.2, 0.4], "learning_rate": [0.03, 0.1, 0.3]})
 
 
 # -- Lightning ---------------------------------------------------------------------------------------------------------
