@@ -51,6 +51,29 @@ def test_the_banks_queries_choose_from_its_candidates():
     assert torch.allclose(bias.double(), 2 * expected, atol=1e-3)
 
 
+def test_equal_queries_count_once_unless_they_have_weights():
+    x, y, _ = features()
+    log = torch.cat([x, x[:7], x[:7]])
+    once, repeated = (PopularityCorrection(0.1).fit(queries, y).bias(y) for queries in (x, log))
+    assert torch.equal(repeated, once)
+    weight = torch.ones(60).index_fill_(0, torch.arange(7), 3.0)
+    weighted = PopularityCorrection(0.1).fit(x, y, query_weight=weight).bias(y)
+    counted = PopularityCorrection(0.1).fit(log, y, query_weight=torch.ones(74)).bias(y)
+    assert torch.allclose(weighted, counted, atol=1e-4) and not torch.allclose(weighted, once, atol=1e-2)
+    with pytest.raises(ValueError, match="queries has only equal rows"):
+        PopularityCorrection().fit(x[:1].expand(5, -1), y)
+
+
+def test_a_query_that_equals_an_item_does_not_make_it_popular():
+    x, y, _ = features(n=200)
+    plain = PopularityCorrection(0.1).fit(x, y).bias(y)
+    named = PopularityCorrection(0.1).fit(torch.cat([x, y[50:60]]), y).bias(y)
+    assert (named - plain)[50:60].abs().max() < 0.02
+    itself = PopularityCorrection(0.1).fit(y, y).bias(y)
+    assert int(itself.argmax()) == 0, "the hub is found without any query"
+    assert float(itself[1::2].mean() - itself[2::2].mean()) == pytest.approx(0, abs=0.02)
+
+
 def test_without_candidates_the_first_gallery_takes_their_place():
     x, y, _ = features()
     late = PopularityCorrection(0.1).fit(x)

@@ -292,3 +292,32 @@ def test_progress_is_shown_on_stderr_only_if_requested(capfd: pytest.CaptureFixt
     assert not out
     assert "residual" in err
     assert "left" in err
+
+
+def test_copies_of_an_anchor_are_not_chosen() -> None:
+    """Items that search one another: equal to solving with scores of -infinity on the diagonal, in float64 loops."""
+    items = paired(40, 40)[1]
+    tau = 0.2
+    result = solve(items, items, temperature=tau, exclude_copies=True, tolerance=1e-8)
+    scores = (items @ items.T).fill_diagonal_(-30.0)
+    assert torch.allclose(result.zeta, gauged(solve(scores=scores, temperature=tau, tolerance=1e-8).zeta), atol=1e-8)
+    assert residual(scores, result.zeta, tau) < 1e-7
+    again = result.extend(items)
+    loops = torch.stack(
+        [
+            tau * torch.stack([scores[i, j] / tau - result.log_z[i] for i in range(40) if i != j]).logsumexp(dim=0)
+            for j in range(40)
+        ]
+    )
+    assert torch.allclose(again, loops, atol=1e-9) and torch.allclose(gauged(again), result.zeta, atol=1e-6)
+
+
+def test_copies_are_found_at_any_norm_that_is_accepted() -> None:
+    x, y = paired(30, 30)
+    scaled = torch.cat([0.992 * x[:5], y])
+    exact = solve(torch.cat([x[:5], y]), torch.cat([x[:5], y]), temperature=0.3, exclude_copies=True).zeta
+    assert torch.allclose(solve(scaled, scaled, temperature=0.3, exclude_copies=True).zeta, exact, atol=0.02)
+    with pytest.raises(ValueError, match="exclude_copies=True with scores"):
+        solve(scores=x @ y.T, temperature=0.3, exclude_copies=True)
+    with pytest.raises(ValueError, match="exclude_copies=True with the sparse method"):
+        solve(x, y, temperature=0.3, exclude_copies=True, method="sparse")

@@ -144,8 +144,6 @@ def _fit(
         check_rows(vectors, normalize)
     try:
         fix = PopularityCorrection(temperature, strength, normalize=normalize)
-        if queries.is_same(items):  # next to its own copy, a query chooses nothing else
-            return fix.fit(queries.features[::2], queries.features[1::2])
         return fix.fit(queries.features, (items if candidates is None else candidates).features)
     except ValueError as error:
         raise UserError(f"--bank {bank}: {error}") from None
