@@ -139,9 +139,9 @@ def choose_correction(
 
     Example:
         >>> import torch
-        >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
+        >>> x, y = torch.nn.functional.normalize(torch.stack([torch.eye(8), torch.eye(8) + 0.1]), dim=2)
         >>> links = [[i, i] for i in range(8)]
-        >>> choose_correction(x, x, links, Bank(x, x), temperatures=[0.1], strengths=[0.5])
+        >>> choose_correction(x, y, links, Bank(x, y), temperatures=[0.1], strengths=[0.5])
         Correction(temperature=0.1, strength=0.5, recall=1.0)
 
     """
