@@ -234,6 +234,8 @@ def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int, Any]:
     source = components.open_train(data, check=False)
     held_out = components.open_val(data, check=False)
     assert held_out is not None
+    if overlap := components.describe_overlap(source, held_out, data.val_key(next(iter(data.val_sets)))):
+        typer.echo(printable(f"nuclr: {overlap}"), err=True)
     pairs = held_out.pairs
     sides = ComparedSides(*words_of_pairs(source.pairs), pairs.group is not None)
     clusters = len(set((pairs.x_id if pairs.group is None else pairs.group)[held_out.numbers].tolist()))

@@ -12,7 +12,7 @@ import typer
 
 from nuclr.cli.arguments import split_config
 from nuclr.cli.report import write_final_report
-from nuclr.errors import UserError
+from nuclr.errors import UserError, printable
 
 EPILOG = """
 Examples:
@@ -81,8 +81,8 @@ def train(
             if launch.is_first():
                 typer.echo(trial.describe(estimate, rate))
                 warning = bottleneck_warning(estimate["data_rate"], estimate["step_rate"], rate)
-                if warning:
-                    typer.echo(f"nuclr: {warning}", err=True)
+                for text in [*estimate["overlaps"], *([warning] if warning else [])]:
+                    typer.echo(printable(f"nuclr: {text}"), err=True)
             return
         preferred = Path("runs") / settings.name
         out = Path(settings.out) if settings.out else preferred if resume else launch.free_folder(preferred)
