@@ -115,7 +115,7 @@ def require(module: str, extra: str | None = None, purpose: str = "") -> ModuleT
     Example:
         >>> require("math").pi > 3
         True
-        >>> require("no_such_package", extra="hf", purpose="train.parquet")  # doctest: +ELLIPSIS
+        >>> require("no_such_package", extra="hf", purpose="train.parquet")
         Traceback (most recent call last):
         nuclr.errors.UserError: train.parquet: no_such_package is not installed; pip install 'nuclr[hf]', or ...
     """

@@ -176,4 +176,4 @@ def test_resume_names_runs_that_exist(nuclr, tmp_path, monkeypatch):
         "(other runs: runs/other, runs/done)\n"
     )
     ended = nuclr("train", "runs/othr", "--resume")
-    assert ended.status == 2 and ended.err.startswith("nuclr: runs/othr: no such run; did you mean runs/other or ")
+    assert ended.status == 2 and ended.err.startswith("nuclr: runs/othr: no such run; there are runs/other, ")

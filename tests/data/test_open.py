@@ -61,7 +61,7 @@ def test_a_pattern_may_match_in_the_working_directory(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("parts/*.csv", "join the files first: awk 'FNR > 1 || NR == 1' parts/*.csv > all.csv"),
+        ("parts/*.csv", "join the files first: awk 'FNR > 1 || NR == 1' parts/*.csv > parts/all.csv"),
         ("a.jsonl::b.jsonl", "join the files first: cat a.jsonl b.jsonl > all.jsonl"),
         ("parts/*.parquet", "name the folder that holds them, such as parts"),
     ],

@@ -78,7 +78,8 @@ def test_a_given_rate_takes_the_place_of_the_measured_step():
     lines = describe_rates(SLOW, 50, "cpu", rate=1000).splitlines()
     assert lines == [
         "data path: 200 samples/s with data.workers=2 on 4 cores, 100 per core",
-        "training step: 50 samples/s on cpu; the step is the bottleneck. Reading for it needs 1 core and data.workers=1",
+        "training step: 50 samples/s on cpu; the step is the bottleneck. "
+        "Reading for it needs 1 core and data.workers=1",
         "reading 1,000 samples/s (--rate) needs 10 cores and data.workers=10",
     ]
 

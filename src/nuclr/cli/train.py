@@ -112,7 +112,7 @@ def _check_resumable(path: Path | None, overrides: list[str]) -> None:
         raise UserError(f"--resume: name the run to resume, such as {example}{others}")
     if path is not None and not path.exists() and path.suffix.lower() not in (".yaml", ".yml"):
         runs = suggest_runs(path.parent, path.name)
-        hint = f"did you mean {' or '.join(map(str, runs))}?" if runs else f"there are no runs in {path.parent}"
+        hint = f"there are {', '.join(map(str, runs))}" if runs else f"there are no runs in {path.parent}"
         raise UserError(f"{path}: no such run; {hint}")
 
 

@@ -119,7 +119,7 @@ def _open(name: str, base: str | None, choice: Choice, split: str | None, allow_
     parts = [locate(base, part) for part in split_parts(name)]
     is_pattern = "{" in name or (glob.has_magic(name) and not Path(parts[0]).exists())
     if len(parts) > 1 or is_pattern or (is_url(parts[0]) and not _is_file_url(parts[0])):
-        _refuse_several_lists(name)
+        _refuse_several_lists(name, parts)
         for part, place in zip(split_parts(name), parts, strict=True):
             if root is not None and not is_url(place) and not _exists(place):
                 raise UserError(_not_found(part, root))
@@ -191,11 +191,11 @@ def _not_found(name: str, root: Path | None) -> str:
     return f"{name}: {what}{where}{hint}"
 
 
-def _refuse_several_lists(name: str) -> None:
+def _refuse_several_lists(name: str, places: list[str]) -> None:
     """Refuse a pattern, or parts joined by `::`, of files that are not tars, and say how to join them."""
-    for part in split_parts(name):
+    for part in places:
         suffix = Path(part).suffix.lower()
-        joined = f"{' '.join(split_parts(name))} > all{suffix}"
+        joined = f"{' '.join(places)} > {Path(part).parent / 'all'}{suffix}"
         if suffix in (".csv", ".tsv", ".txt"):
             fix = f"join the files first: awk 'FNR > 1 || NR == 1' {joined}"
         elif suffix == ".jsonl":
