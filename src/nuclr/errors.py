@@ -62,6 +62,22 @@ class UserError(ValueError):
     """A mistake in the input, in a file or in an option. The message names it and says how to fix it."""
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of nuclr, for messages.
+
+    Args:
+        extra: One of the extras in `pyproject.toml`.
+
+    Returns:
+        The command, also for those who install from a clone.
+
+    Example:
+        >>> install_command("hf")
+        "pip install 'nuclr[hf]', or '.[hf]' in a clone"
+    """
+    return f"pip install 'nuclr[{extra}]', or '.[{extra}]' in a clone"
+
+
 def missing_extra(package: str, extra: str | None = None) -> UserError:
     """Return the error for an optional package that is not installed.
 
@@ -77,9 +93,9 @@ def missing_extra(package: str, extra: str | None = None) -> UserError:
 
     Example:
         >>> print(missing_extra("pyarrow"))
-        pyarrow is not installed; pip install 'nuclr[hf]'
+        pyarrow is not installed; pip install 'nuclr[hf]', or '.[hf]' in a clone
     """
-    return UserError(f"{package} is not installed; pip install 'nuclr[{extra or EXTRAS[package]}]'")
+    return UserError(f"{package} is not installed; {install_command(extra or EXTRAS[package])}")
 
 
 def require(module: str, extra: str | None = None, purpose: str = "") -> ModuleType:
@@ -101,7 +117,7 @@ def require(module: str, extra: str | None = None, purpose: str = "") -> ModuleT
         True
         >>> require("no_such_package", extra="hf", purpose="train.parquet")
         Traceback (most recent call last):
-        nuclr.errors.UserError: train.parquet: no_such_package is not installed; pip install 'nuclr[hf]'
+        nuclr.errors.UserError: train.parquet: no_such_package is not installed; pip install 'nuclr[hf]', or ...
     """
     package = module.partition(".")[0]
     try:

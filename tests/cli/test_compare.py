@@ -167,3 +167,13 @@ def test_wrong_input_is_refused_before_anything_is_trained(tmp_path, overrides, 
     with pytest.raises(UserError, match=message):
         compare(None, [str(config), *overrides], out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_lists_the_grid_and_trains_nothing(nuclr, tmp_path):
+    config = tiny.write_config(tmp_path)
+    status, out, err = nuclr("compare", config, "methods=clip,nuclr", "seeds=3", "--out", tmp_path / "out", "--dry-run")
+    assert status == 0, err
+    first, *listed, _ = out.splitlines()
+    grid = sum(line.count(";") + 1 for line in listed)
+    assert first.startswith(f"{grid + 4} runs in total: {grid} to tune 2 methods with seed 0, then 4 to train")
+    assert listed[0].startswith("CLIP: temperature 0.01, ") and not (tmp_path / "out").exists()

@@ -45,6 +45,19 @@ def test_an_x_with_several_y_is_encoded_once(nuclr, tmp_path):
     assert arrays["number"].tolist() == list(range(120))
 
 
+def test_names_and_texts_of_pairs_are_written_next_to_the_embeddings(nuclr, trained, tmp_path):
+    images = make.write_images(tmp_path / "images")
+    entries = ({"image": name, "captions": texts} for name, texts in make.CAPTIONS.items())
+    pairs = make.write_lines(images / "l.jsonl", *entries)
+    status, printed, err = nuclr("embed", trained, "--pairs", pairs, "--out", tmp_path / "f.npz")
+    assert status == 0, err
+    arrays = np.load(tmp_path / "f.npz")
+    names, texts = ((tmp_path / f"f.{side}.txt").read_text().splitlines() for side in ("x", "y"))
+    assert names == list(make.CAPTIONS) and len(names) == len(arrays["x"])
+    assert texts == [text for group in make.CAPTIONS.values() for text in group] and len(texts) == len(arrays["y"])
+    assert "f.x.txt" in printed
+
+
 def test_images_outside_of_the_root_need_an_option(nuclr, trained, tmp_path):
     make.write_images(tmp_path / "elsewhere")
     (tmp_path / "lists").mkdir()

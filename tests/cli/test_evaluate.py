@@ -123,6 +123,20 @@ def test_a_run_on_images(nuclr, pictures, tmp_path):
     assert set(content["subject"]["images"]) == {"size", "mean", "std", "fit", "fit_of_labeled_images"}
 
 
+def test_the_root_of_the_run_is_the_default(nuclr, tmp_path, monkeypatch):
+    make.write_images(tmp_path / "photos")
+    lines = [json.dumps({"image": name, "captions": captions}) for name, captions in make.CAPTIONS.items()]
+    (tmp_path / "photos" / "list.jsonl").write_text("\n".join(lines))
+    (tmp_path / "other.jsonl").write_text("\n".join(lines[:3]))
+    changes = {"schedule.epochs": 1, "data.root": tmp_path / "photos", "data.train": "list.jsonl", "data.batch_size": 4}
+    settings = runs.picture_settings(tmp_path, **changes)
+    train(config.load(tmp_path / "empty.yaml", settings), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    for name in ("list.jsonl", "other.jsonl"):
+        status, _, err = nuclr("run", "--retrieval", name)
+        assert status == 0, err
+
+
 def test_images_outside_of_the_root_need_an_option(nuclr, refused, pictures, tmp_path):
     make.write_images(tmp_path / "elsewhere")
     (tmp_path / "lists").mkdir()

@@ -1,6 +1,7 @@
 """`nuclr train` refuses wrong input of every kind: one or two clear lines, status 2, and nothing is overwritten."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -108,6 +109,9 @@ CASES = {
     "folder is a file": ([*VECTORS, "out=file"], "out=file: there is a file with this name"),
     "folder with other files": ([*VECTORS, "out=folder"], "folder is not empty (thesis) and is not a run folder"),
     "not a run": (["folder", "--resume"], "folder: not a run folder (it has no config.yaml)"),
+    "no run to resume": (["--resume"], "--resume: name the run to resume, such as nuclr train runs/NAME --resume"),
+    "settings and no run to resume": (["seed=1", "--resume"], "--resume: name the run to resume"),
+    "no such run": (["runs/nope", "--resume"], "runs/nope: no such run; there are no runs in runs"),
     "folder of data": (
         ["pictures"],
         "pictures: not a run folder (it has no config.yaml); to train on pairs in it, write data",
@@ -132,6 +136,15 @@ CASES = {
         [*VECTORS, "--epochs", "3"],
         "--epochs: unknown option; settings are written KEY=VALUE, such as schedule.epochs=3",
     ),
+    "pairs as an option": (
+        ["--data", "my.csv"],
+        "--data: unknown option; settings are written KEY=VALUE, such as data.train=my.csv",
+    ),
+    "setting without =": (
+        [*VECTORS, "data.batch_size", "16"],
+        "data.batch_size: settings are written KEY=VALUE, such as data.batch_size=16",
+    ),
+    "setting first, without =": (["data.batch_size", "16"], "such as data.batch_size=16"),
     "option with a value": ([*VECTORS, "--batch-size=3"], "settings are written KEY=VALUE, such as data.batch_size=3"),
     "misspelled option": ([*VECTORS, "--dryrun"], "--dryrun: unknown option; did you mean --dry-run?"),
     "pattern": ([*PICTURES, "data.train=*.tar"], "*.tar: no file matches this pattern"),
@@ -149,3 +162,18 @@ def test_wrong_input_is_refused(folder, nuclr, arguments, message):
     assert (folder / "file").read_text() == "mine"
     assert [path.name for path in (folder / "folder").iterdir() if path.name != ".lock"] == ["thesis"]
     assert not list(folder.glob("runs/*/checkpoints/*")), "nothing was trained"
+
+
+def test_resume_names_runs_that_exist(nuclr, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("kill", "done", "other"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    (tmp_path / "runs" / "done" / "results.json").touch()
+    os.utime(tmp_path / "runs" / "other" / "config.yaml", (0, 0))
+    assert nuclr("train", "--resume").err == (
+        "nuclr: --resume: name the run to resume, such as nuclr train runs/kill --resume "
+        "(other runs: runs/other, runs/done)\n"
+    )
+    ended = nuclr("train", "runs/othr", "--resume")
+    assert ended.status == 2 and ended.err.startswith("nuclr: runs/othr: no such run; there are runs/other, ")

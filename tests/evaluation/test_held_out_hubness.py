@@ -16,6 +16,7 @@ def test_the_change_is_that_of_its_parts():
     change = hubness_change(bank, x, y, links)
     bias = PopularityCorrection().fit(*bank).bias(y)
     plain, corrected = hubness(x, y), hubness(x, y, bias=bias)
+    gain = corrected.hits(links).double() - plain.hits(links).double()
     assert change == {
         "never_found": plain.never_found,
         "skewness": plain.skewness,
@@ -24,6 +25,7 @@ def test_the_change_is_that_of_its_parts():
         "never_found_corrected": corrected.never_found,
         "skewness_corrected": corrected.skewness,
         "recall@1_corrected": corrected.recall(links),
+        "recall@1_error": pytest.approx(1.96 * float(gain.std(correction=0)) / len(gain) ** 0.5),
     }
     assert change["skewness_corrected"] < change["skewness"] and change["correlation"] > 0.5
     assert "recall@1" not in hubness_change(bank, x, y)

@@ -5,8 +5,22 @@ import shutil
 
 import pytest
 
-from nuclr.errors import UserError
+from nuclr.errors import UserError, install_command
 from nuclr.export import TARGETS, export, find_target, new_folder
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("st", "sentence-transformers"),
+        ("openclip", "open-clip"),
+        ("open_clip", "open-clip"),
+        ("sentence", "use one of hf"),
+    ],
+)
+def test_other_names_of_targets_are_corrected(name, meant):
+    with pytest.raises(UserError, match=f"--to {name}: unknown target; (did you mean )?{meant}"):
+        find_target(name)
 
 
 def test_unknown_targets_are_refused(nuclr, runs, tmp_path):
@@ -77,7 +91,7 @@ def test_a_missing_package_is_named(nuclr, runs, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     status, _, err = nuclr("export", runs("separate"), "--to", "onnx", "--out", tmp_path / "out")
-    assert status == 2 and err == "nuclr: --to onnx: onnx is not installed; pip install 'nuclr[onnx]'\n"
+    assert status == 2 and err == f"nuclr: --to onnx: onnx is not installed; {install_command('onnx')}\n"
 
 
 def test_an_option_of_no_target_is_refused(runs, tmp_path):

@@ -153,6 +153,8 @@ class TestRefusals:
         (tmp_path / "unfinished").mkdir()
         (tmp_path / "unfinished" / "config.yaml").write_text("")
         self.refused("model.pretrained", "not finished", pretrained=tmp_path / "unfinished")
+        resume = f"continue it with nuclr train {tmp_path / 'unfinished'} --resume"
+        self.refused("model.pretrained", resume, pretrained=tmp_path / "unfinished" / "model")
         build_model(y_texts=CAPTIONS).save_pretrained(tmp_path / "run" / "model")
         (tmp_path / "run" / "config.yaml").write_text("")
         self.refused("model.pretrained", f"use {tmp_path / 'run' / 'model'}", pretrained=tmp_path / "run")

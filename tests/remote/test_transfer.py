@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from nuclr.errors import UserError
+from nuclr.errors import UserError, install_command
 from nuclr.remote import copies_only, file_name, is_url, join_url, list_folder, local_copy, transfer
 from nuclr.remote.transfer import shown
 
@@ -146,11 +146,11 @@ def test_a_file_that_changes_meanwhile_is_refused(web, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "package", "fix"),
     [
-        ("s3://bucket/a.tar", "s3fs", "pip install 'nuclr[remote]'"),
-        ("https://127.0.0.1/a.tar", "aiohttp", "pip install 'nuclr[remote]'"),
+        ("s3://bucket/a.tar", "s3fs", install_command("remote")),
+        ("https://127.0.0.1/a.tar", "aiohttp", install_command("remote")),
         ("gs://bucket/a.tar", "gcsfs", "pip install gcsfs"),
         ("hf://datasets/a/b/c.tar", "huggingface_hub", "pip install huggingface_hub"),
-        ("memory://a.tar", "fsspec", "pip install 'nuclr[remote]'"),
+        ("memory://a.tar", "fsspec", install_command("remote")),
     ],
 )
 def test_a_missing_package_is_named(monkeypatch, url, package, fix):

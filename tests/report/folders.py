@@ -59,6 +59,7 @@ def comparison(label: str = "NUCLR") -> dict:
     return {
         "written_by": "nuclr compare", "title": "Methods", "command": "nuclr compare", "version": "0", "torch": "2",
         "numpy": "2", "python": "3", "unit": "percent", "protocol": ["Tuned alike."], "settings": {"data.train": "t"},
+        "chance": 1.0,
         "seeds": [0, 1], "baseline": "sogclr", "averages": [], "sides": ["image", "text"],
         "sets": [{"name": "val", "label": "held-out pairs", "kind": "pairs", "main": True}],
         "rows": {"sogclr": row("sogclr", "SogCLR", 20.0), "nuclr": row("nuclr", label, 21.25)},

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from nuclr.data import open_pairs
 from nuclr.data.modalities.image import fit_image
 from nuclr.errors import UserError
 from nuclr.models import ImageFormat
@@ -71,3 +72,41 @@ def test_pairs_outside_of_training_have_a_fit_of_their_own_and_captions_a_form(t
         np.testing.assert_array_equal(batch.x[0].numpy(), fit_image(image, 32, fit))
     assert image.size[0] != image.size[1], "this test needs an image that is not square"
     assert source.pairs.y(0) == "A Cat.", "pages show the caption as it is"
+
+
+class TestOverlap:
+    """Held-out pairs that are also training pairs."""
+
+    def opened(self, path, text):
+        path.write_text(text)
+        return components.Source(pairs := open_pairs(path), np.arange(len(pairs)), {})
+
+    def test_the_same_pairs(self, tmp_path):
+        rows = "question,answer\na,b\nc,d\n"
+        train, val = self.opened(tmp_path / "a.csv", rows), self.opened(tmp_path / "b.csv", rows)
+        assert str(components.describe_overlap(train, val)).startswith(
+            "data.val holds the same pairs as data.train, so"
+        )
+
+    def test_some_pairs_of_texts(self, tmp_path):
+        train = self.opened(tmp_path / "a.csv", "question,answer\na,b\nc,d\ne,f\n")
+        val = self.opened(tmp_path / "b.csv", "question,answer\na,b\nc,other\n")
+        message = "data.val: 1 of its 2 pairs are also in data.train"
+        assert str(components.describe_overlap(train, val)).startswith(message)
+        other = self.opened(tmp_path / "c.csv", "question,answer\na,other\nnew,b\n")
+        assert components.describe_overlap(train, other) is None
+
+    def test_other_captions_of_the_same_images(self, tmp_path):
+        make.write_images(tmp_path)
+        first, second = list(make.CAPTIONS)[:2]
+        train = self.opened(tmp_path / "a.csv", f"image,caption\n{first},one\n{second},two\n")
+        val = self.opened(tmp_path / "b.csv", f"image,caption\n{first},three\n")
+        message = "data.val.own: 1 of its 1 images are also in data.train"
+        assert str(components.describe_overlap(train, val, "data.val.own")).startswith(message)
+
+    def test_vectors_and_built_in_pairs_are_compared_as_a_whole(self):
+        train, val = (
+            components.Source(open_pairs(name), np.arange(50), {})
+            for name in ("builtin:n=50", "builtin:n=50,split=val")
+        )
+        assert components.describe_overlap(train, train) and components.describe_overlap(train, val) is None

@@ -48,6 +48,14 @@ def test_overrides_take_precedence_and_have_types(tmp_path):
     assert config.load(tmp_path / "a.yaml", ["data.root=", "out=12"]).out == "12"
 
 
+def test_without_a_name_the_run_has_that_of_its_folder(tmp_path):
+    (tmp_path / "a.yaml").write_text("name: mine\ndata: {train: a.csv}\n")
+    assert config.load(None, ["data.train=a.csv", "out=runs/kill"]).name == "kill"
+    assert config.load(None, ["data.train=a.csv", "out=runs/kill", "name=b"]).name == "b"
+    assert config.load(tmp_path / "a.yaml", ["out=runs/kill"]).name == "mine"
+    assert config.load(None, ["data.train=a.csv"]).name == "run"
+
+
 def test_written_settings_are_read_back_unchanged(tmp_path):
     settings = config.load(CONFIGS / "cc3m_nuclr.yaml", ["seed=4"])
     (tmp_path / "b.yaml").write_text(config.to_yaml(settings))

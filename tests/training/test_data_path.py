@@ -26,7 +26,8 @@ def test_cores_are_the_rate_times_the_cpu_time_per_sample():
 def test_workers_that_wait_for_storage_need_no_cores():
     waiting = DataRate(samples=800, seconds=16.0, cpu_seconds=8.0, workers=2, cores=4)
     assert waiting.busy == 0.25 and waiting.cores_for(500) == 5
-    assert "The workers waited 75% of the time" in describe_rates(waiting, 10, "cuda")
+    assert "The workers waited 75% of the time" in describe_rates(waiting, 1e6, "cuda")
+    assert "waited" not in describe_rates(waiting, 10, "cuda"), "reading is fast enough, so there is nothing to do"
     assert "of the time" not in describe_rates(SLOW, 10, "cuda")
 
 
@@ -77,8 +78,9 @@ def test_a_given_rate_takes_the_place_of_the_measured_step():
     lines = describe_rates(SLOW, 50, "cpu", rate=1000).splitlines()
     assert lines == [
         "data path: 200 samples/s with data.workers=2 on 4 cores, 100 per core",
-        "training step: 50 samples/s on cpu; the step is the bottleneck. To feed it: 1 core, data.workers=1",
-        "to feed 1,000 samples/s (--rate): 10 cores, data.workers=10",
+        "training step: 50 samples/s on cpu; the step is the bottleneck. "
+        "Reading for it needs 1 core and data.workers=1",
+        "reading 1,000 samples/s (--rate) needs 10 cores and data.workers=10",
     ]
 
 

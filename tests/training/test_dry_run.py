@@ -42,9 +42,16 @@ def test_dry_run_reports_the_rates_of_the_data_path_and_of_the_step(nuclr, tmp_p
     path, step, rate = out.splitlines()[-3:]
     assert path.startswith("data path: ") and "samples/s with data.workers=3 on" in path and "per core" in path
     assert step.startswith("training step: ") and "samples/s on cpu" in step and "is the bottleneck" in step
-    assert rate.startswith("to feed 1,000,000,000 samples/s (--rate): ") and "cores, data.workers=" in rate
+    assert rate.startswith("reading 1,000,000,000 samples/s (--rate) needs ") and "cores and data.workers=" in rate
     assert err.startswith("nuclr: the data path is the bottleneck: ") and "data.workers=3" in err
     assert len(err.splitlines()) == 2
+
+
+def test_dry_run_warns_of_held_out_pairs_that_are_training_pairs(nuclr, tmp_path):
+    settings = runs.text_settings(tmp_path)
+    path = next(text.partition("=")[2] for text in settings if text.startswith("data.train="))
+    status, _, err = nuclr("train", tmp_path / "empty.yaml", *settings, f"data.val={path}", "--dry-run")
+    assert status == 0 and err.startswith("nuclr: data.val holds the same pairs as data.train, so its recall"), err
 
 
 def test_dry_run_without_images_reads_in_the_main_thread(nuclr, tmp_path):

@@ -12,6 +12,8 @@ from nuclr.errors import UserError
 
 # For `app.command`: options that a command does not know reach `split_config`, whose message names the setting.
 SETTINGS_CONTEXT = {"ignore_unknown_options": True}
+# Options of other programs whose nearest key by spelling is another setting.
+_MEANT = {"data": "data.train", "dataset": "data.train", "train_data": "data.train", "val_data": "data.val"}
 _WITH_OPTIONS = re.compile(r"\bdata\.(root|split|allow_outside)\b(=true\b)?")
 
 
@@ -26,13 +28,16 @@ def split_config(
         names: what the command takes as NAME=VALUE in addition to settings.
 
     Raises:
-        UserError: if an argument is an option that the command does not have.
+        UserError: if an argument is an option that the command does not have, or a setting without "=".
 
     """
     overrides = list(arguments or [])
     for position, text in enumerate(overrides):
         if text.startswith("-"):
             raise UserError(_unknown_option(text, overrides[position + 1 :], context, names))
+        if "=" not in text and _is_setting(text, names) and not Path(text).exists():
+            value = _value_after(overrides[position + 1 :])
+            raise UserError(f"{text}: settings are written KEY=VALUE, such as {text}={value}")
     path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
     return path, overrides
 
@@ -46,9 +51,21 @@ def _unknown_option(text: str, rest: Sequence[str], context: typer.Context, name
     if near:
         return f"{option}: unknown option; did you mean {near[0]}?"
     key = option.strip("-").replace("-", "_")
-    key = key if key in names else config.nearest_key(key) or "optimizer.lr"
-    value = value or next((word for word in rest[:1] if "=" not in word and not word.startswith("-")), "VALUE")
+    key = key if key in names else _MEANT.get(key) or config.nearest_key(key) or "optimizer.lr"
+    value = value or _value_after(rest)
     return f"{option}: unknown option; settings are written KEY=VALUE, such as {key}={value}"
+
+
+def _is_setting(text: str, names: Sequence[str]) -> bool:
+    """Return whether a text is the key of a setting, or the name of another value that the command takes."""
+    from nuclr.runs import config
+
+    return text in names or text in config.all_keys()
+
+
+def _value_after(rest: Sequence[str]) -> str:
+    """Return the next argument if it can be the value of a setting, otherwise "VALUE"."""
+    return next((word for word in rest[:1] if "=" not in word and not word.startswith("-")), "VALUE")
 
 
 @contextlib.contextmanager

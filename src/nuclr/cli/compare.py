@@ -92,6 +92,9 @@ def compare(
         int | None,
         typer.Option(min=1, help="Number of runs at the same time. Default: one per CPU core, or one on a GPU."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, list the settings and the number of runs, and stop.")
+    ] = False,
 ) -> None:
     """Train several methods with several seeds on the same data, tune each over a grid of the same size, and compare.
 
@@ -142,6 +145,10 @@ def compare(
         data=data,
         sides=sides,
     )
+    if dry_run:
+        typer.echo(request.describe(listed=True))
+        typer.echo("The time of one run: nuclr train with the same CONFIG and settings, and --dry-run")
+        return
     with comparison_folder.opened(out, request):
         study = Study(request, out)
         count = workers or _workers(base.device)
@@ -234,6 +241,8 @@ def _check_data(base: Any, halves: bool) -> tuple[tuple[str, str], int, Any]:
     source = components.open_train(data, check=False)
     held_out = components.open_val(data, check=False)
     assert held_out is not None
+    if overlap := components.describe_overlap(source, held_out, data.val_key(next(iter(data.val_sets)))):
+        typer.echo(printable(f"nuclr: {overlap}"), err=True)
     pairs = held_out.pairs
     sides = ComparedSides(*words_of_pairs(source.pairs), pairs.group is not None)
     clusters = len(set((pairs.x_id if pairs.group is None else pairs.group)[held_out.numbers].tolist()))

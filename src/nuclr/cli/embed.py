@@ -17,7 +17,11 @@ def embed(
     ],
     out: Annotated[Path, typer.Option(help="Embedding file to write: .npz or .safetensors.")],
     pairs: Annotated[
-        str | None, typer.Option(help="Pairs to embed, in any format that training takes. Default: the run's own.")
+        str | None,
+        typer.Option(
+            help="Pairs to embed, in any format that training takes. Default: the run's own. Names of images, and "
+            "texts, are written to .x.txt and .y.txt next to the output, one line per row."
+        ),
     ] = None,
     images: Annotated[
         Path | None, typer.Option(help="A folder of images. Their names are written to a .txt next to the output.")
@@ -27,7 +31,10 @@ def embed(
         str | None,
         typer.Option(help="x or y: whose encoder to use for --images or --texts, if both sides take them."),
     ] = None,
-    root: Annotated[str | None, typer.Option(help="Folder that names in the pairs are relative to.")] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(help="Folder that --pairs and its files are relative to. Default: the run's data.root."),
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Which split, if the pairs have several.")] = None,
     allow_outside: Annotated[
         bool,
@@ -67,9 +74,10 @@ def embed(
             encoding = features.Encoding(batch_size, where)
         # Every image is read once, so decoded images are not kept.
         data = dataclasses.replace(data, memory=0, allow_outside=data.allow_outside or allow_outside)
-        bad, names = 0, None
+        bad, names = 0, dict[Path, list[str]]()
         if images is not None:
-            arrays, names = features.embed_images(model, images, encoding, data, side)
+            arrays, lines = features.embed_images(model, images, encoding, data, side)
+            names = {out.with_suffix(".txt"): lines}
         elif texts is not None:
             arrays = features.embed_texts(model, texts, encoding, side)
         else:
@@ -83,7 +91,11 @@ def embed(
             bad = len(source.bad)
             loader = make_loader(data.outside_training(), source.pairs, model)
             arrays = features.embed_pairs(model, loader, source.numbers, encoding)
+            if launch.is_first():
+                by_side = features.pair_names(source.pairs, arrays)
+                names = {out.with_suffix(f".{letter}.txt"): lines for letter, lines in by_side.items()}
         features.write_embeddings(out, arrays, names)
     if launch.is_first():
         shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
-        typer.echo(f"{out}: {shapes}" + (f"; {bad} bad samples left out" if bad else ""))
+        named = f"; what the rows are: {', '.join(map(str, names))}" if names else ""
+        typer.echo(f"{out}: {shapes}" + (f"; {bad} bad samples left out" if bad else "") + named)

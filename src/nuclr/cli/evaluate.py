@@ -69,7 +69,10 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="JSON file for the metrics and the protocol; it must not exist yet.")
     ] = None,
-    root: Annotated[str | None, typer.Option(help="Folder that --retrieval and its files are relative to.")] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(help="Folder that --retrieval and its files are relative to. Default: the run's data.root."),
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Which split, if the pairs have several.")] = None,
     allow_outside: Annotated[
         bool,
@@ -121,6 +124,7 @@ def evaluate(
     from nuclr import files
     from nuclr.data.formats.beir import read_beir
     from nuclr.models import ImageFormat
+    from nuclr.remote import is_url
     from nuclr.runs import launch
     from nuclr.studies.evaluate import protocol, tasks
     from nuclr.studies.evaluate.corrector import parse_bank
@@ -138,6 +142,9 @@ def evaluate(
         own = not (retrieval or classification or beir or classes)
         sets = [protocol.OWN_CLASSES] if own and data.classes else list(map(tasks.set_name, classification or []))
         files_of_sets = tasks.assign_prompts(prompts or [], sets)
+        # As in training, unless the folder is no longer there: then paths are relative to the working directory.
+        known_root = data.root if data.root is not None and (is_url(data.root) or Path(data.root).is_dir()) else None
+        root = root if root is not None else known_root
         with options_in_messages():
             retrievals = [tasks.open_retrieval(text, root, split, share, outside, data) for text in retrieval or []]
         classifications = [

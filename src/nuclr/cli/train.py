@@ -12,7 +12,7 @@ import typer
 
 from nuclr.cli.arguments import split_config
 from nuclr.cli.report import write_final_report
-from nuclr.errors import UserError
+from nuclr.errors import UserError, printable
 
 EPILOG = """
 Examples:
@@ -59,6 +59,8 @@ def train(
     if rate is not None and not 0 < rate < math.inf:
         raise UserError(f"--rate {rate:g}: needs a number of samples per second above 0, such as 2000")
     path, overrides = split_config(arguments, context)
+    if resume:
+        _check_resumable(path, overrides)
     if path is not None and path.is_dir():
         if not (path / "config.yaml").is_file():
             hint = "" if resume else f"; to train on pairs in it, write data.train={path}"
@@ -79,8 +81,8 @@ def train(
             if launch.is_first():
                 typer.echo(trial.describe(estimate, rate))
                 warning = bottleneck_warning(estimate["data_rate"], estimate["step_rate"], rate)
-                if warning:
-                    typer.echo(f"nuclr: {warning}", err=True)
+                for text in [*estimate["overlaps"], *([warning] if warning else [])]:
+                    typer.echo(printable(f"nuclr: {text}"), err=True)
             return
         preferred = Path("runs") / settings.name
         out = Path(settings.out) if settings.out else preferred if resume else launch.free_folder(preferred)
@@ -92,6 +94,26 @@ def train(
             _print_results(results, out)
     if launch.is_first() and settings.report:
         write_final_report(out)
+
+
+def _check_resumable(path: Path | None, overrides: list[str]) -> None:
+    """Refuse `--resume` without a run: no config and no setting names one, or the folder does not exist.
+
+    Raises:
+        UserError: names runs that exist.
+
+    """
+    from nuclr.runs.folder import suggest_runs
+
+    if path is None and not {"out", "name", "data.train"} & {text.partition("=")[0] for text in overrides}:
+        runs = suggest_runs(Path("runs"))
+        example = f"nuclr train {runs[0] if runs else 'runs/NAME'} --resume"
+        others = f" (other runs: {', '.join(map(str, runs[1:]))})" if runs[1:] else ""
+        raise UserError(f"--resume: name the run to resume, such as {example}{others}")
+    if path is not None and not path.exists() and path.suffix.lower() not in (".yaml", ".yml"):
+        runs = suggest_runs(path.parent, path.name)
+        hint = f"there are {', '.join(map(str, runs))}" if runs else f"there are no runs in {path.parent}"
+        raise UserError(f"{path}: no such run; {hint}")
 
 
 def _run_demo(settings: Any, out: Path, resume: bool) -> None:

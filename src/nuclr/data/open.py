@@ -32,7 +32,7 @@ from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.data.formats.json_list import open_json_list
 from nuclr.data.formats.listed import ListedPairs
 from nuclr.data.formats.table import open_table
-from nuclr.data.formats.tars import TarPairs, expand, open_tars, split_parts
+from nuclr.data.formats.tars import TarPairs, expand, expand_braces, open_tars, split_parts
 from nuclr.data.formats.views import ViewPairs, open_image_folder
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
@@ -119,12 +119,14 @@ def _open(name: str, base: str | None, choice: Choice, split: str | None, allow_
     parts = [locate(base, part) for part in split_parts(name)]
     is_pattern = "{" in name or (glob.has_magic(name) and not Path(parts[0]).exists())
     if len(parts) > 1 or is_pattern or (is_url(parts[0]) and not _is_file_url(parts[0])):
+        _refuse_several_lists(name, parts)
+        for part, place in zip(split_parts(name), parts, strict=True):
+            if root is not None and not is_url(place) and not _exists(place):
+                raise UserError(_not_found(part, root))
         return open_tars(expand("::".join(parts)), choice)
     path = local_copy(parts[0]) if is_url(parts[0]) else Path(parts[0])
     if not path.exists():
-        siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        nearest = difflib.get_close_matches(path.name, siblings)
-        raise UserError(f"{path}: no such file or folder{f'; did you mean {nearest[0]}?' if nearest else ''}")
+        raise UserError(_not_found(name, root))
     if path.is_dir():
         return _open_folder(path, root, choice, split, allow_outside)
     suffix = path.suffix.lower()
@@ -172,6 +174,41 @@ def _open_folder(path: Path, root: Path | None, choice: Choice, split: str | Non
     raise UserError(f"{problem}; known formats: {_KNOWN}")
 
 
+def _not_found(name: str, root: Path | None) -> str:
+    """Return the message for a path or pattern without a file: the folders that were searched, and similar names."""
+    folders = [Path()] if root is None or Path(name).is_absolute() else [root, Path()]
+    siblings = dict.fromkeys(
+        other.name
+        for folder in folders
+        if (parent := (folder / name).parent).is_dir()
+        for other in parent.iterdir()
+        if other.is_dir() or other.suffix.lower() in _FILES
+    )
+    nearest = difflib.get_close_matches(Path(name).name, siblings, n=1)
+    hint = f"; did you mean {Path(name).parent / nearest[0]}?" if nearest else ""
+    what = "no file matches this pattern" if "{" in name or glob.has_magic(name) else "no such file or folder"
+    where = "" if len(folders) == 1 else f", neither in data.root={root} nor in the working directory"
+    return f"{name}: {what}{where}{hint}"
+
+
+def _refuse_several_lists(name: str, places: list[str]) -> None:
+    """Refuse a pattern, or parts joined by `::`, of files that are not tars, and say how to join them."""
+    for part in places:
+        suffix = Path(part).suffix.lower()
+        joined = f"{' '.join(places)} > {Path(part).parent / 'all'}{suffix}"
+        if suffix in (".csv", ".tsv", ".txt"):
+            fix = f"join the files first: awk 'FNR > 1 || NR == 1' {joined}"
+        elif suffix == ".jsonl":
+            fix = f"join the files first: cat {joined}"
+        elif suffix == ".parquet":
+            fix = f"name the folder that holds them, such as {Path(part).parent}"
+        elif suffix in _FILES and suffix != ".tar":
+            fix = "join them to one file first"
+        else:
+            continue
+        raise UserError(f"{name}: several files, and patterns, are for tars only; {fix}")
+
+
 def is_image_folder(name: str, root: str | Path | None = None) -> bool:
     """Return whether a path is a folder of images, and of no pairs in another format.
 
@@ -209,9 +246,17 @@ def locate(root: str | None, name: str) -> str:
         return name
     if is_url(root):
         return name if Path(name).is_absolute() else join_url(root, name)
-    if Path(name).exists() and not (Path(root) / name).exists():
-        return name
-    return str(Path(root) / name)
+    below = str(Path(root) / name)
+    return name if _exists(name) and not _exists(below) else below
+
+
+def _exists(path: str) -> bool:
+    """Return whether there is such a file or folder, or one that matches a pattern."""
+    if Path(path).exists():
+        return True
+    if "{" in path:
+        return any(_exists(name) for name in expand_braces(path) if name != path)
+    return glob.has_magic(path) and next(glob.iglob(path), None) is not None  # noqa: PTH207 (it may be absolute)
 
 
 def _builtin(options: str, split: str | None) -> BuiltinPairs:

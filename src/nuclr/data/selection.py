@@ -204,13 +204,15 @@ def _gather_numbers(numbers: list[int]) -> list[int]:
     return sorted(number for row in gathered for number in row if number >= 0)
 
 
-def _too_many(pairs: Pairs, bad: dict[int, str], total: int, max_share: float) -> str:
+def _too_many(pairs: Checkable, bad: dict[int, str], total: int, max_share: float) -> str:
     counts = Counter(reason.partition(" (")[0] for reason in bad.values())
     reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common(3))
-    number = next(iter(bad))
+    names = list(dict.fromkeys(pairs.name(number) for number in bad))
+    first = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+    searched = f" (images are read from {pairs.folder})" if "image" in (pairs.x_kind, pairs.y_kind) else ""
     return (
         f"{pairs.label}: {len(bad)} of {total} samples are bad, {len(bad) / total:.1%}, more than the {max_share:.1%} "
-        f"allowed (data.max_bad_share): {reasons}; the first is sample {number}, {pairs.name(number)}"
+        f"allowed (data.max_bad_share): {reasons}; they are {first}{searched}"
     )
 
 

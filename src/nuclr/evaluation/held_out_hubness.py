@@ -40,7 +40,8 @@ def hubness_change(
         k: How many items a query looks at; at most the size of the gallery.
 
     Returns:
-        `never_found`, `skewness` and, with links, `recall@1`, each also with the suffix `_corrected`; and
+        `never_found`, `skewness` and, with links, `recall@1`, each also with the suffix `_corrected`; with links
+        `recall@1_error`, the half-width of the 95 % interval of the gain in recall@1, paired over queries; and
         `correlation`, the rank correlation of the bias with N_k (NaN if one of the two is constant).
 
     Raises:
@@ -56,13 +57,18 @@ def hubness_change(
     fix = _fit(PopularityCorrection(temperature), *bank)
     bias = fix.bias(gallery)
     change: dict[str, float] = {}
+    hits: list[Tensor] = []
     for suffix, subtracted in (("", None), ("_corrected", bias)):
         found = hubness(queries, gallery, min(k, len(gallery)), bias=subtracted)
         change |= {f"never_found{suffix}": found.never_found, f"skewness{suffix}": found.skewness}
         if links is not None:
-            change[f"recall@1{suffix}"] = found.recall(links, 1)
+            hits.append(found.hits(links, 1).double())
+            change[f"recall@1{suffix}"] = float(hits[-1].mean())
         if subtracted is None:
             change["correlation"] = rank_correlation(bias, found.counts)
+    if hits:
+        gain = hits[1] - hits[0]
+        change["recall@1_error"] = 1.96 * float(gain.std(correction=0)) / math.sqrt(len(gain))
     return change
 
 

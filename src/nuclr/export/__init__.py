@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import difflib
 import importlib
 import os
 import shutil
@@ -55,6 +56,11 @@ TARGETS = {
 }
 
 
+# Other names that people use, for "did you mean".
+_ABBREVIATIONS = {"st": "sentence-transformers", "sbert": "sentence-transformers"}
+_ABBREVIATIONS |= {"transformers": "hf", "huggingface": "hf", "clip": "open-clip"}
+
+
 def find_target(name: str) -> Target:
     """Return the target called `name`.
 
@@ -73,7 +79,10 @@ def find_target(name: str) -> Target:
 
     """
     if name not in TARGETS:
-        raise UserError(f"--to {name}: unknown target; use one of {', '.join(TARGETS)}")
+        known = {target.replace("-", ""): target for target in TARGETS} | _ABBREVIATIONS
+        near = difflib.get_close_matches(name.lower().replace("-", "").replace("_", ""), known, n=1)
+        fix = f"did you mean {known[near[0]]}?" if near else f"use one of {', '.join(TARGETS)}"
+        raise UserError(f"--to {name}: unknown target; {fix}")
     return TARGETS[name]
 
 

@@ -27,6 +27,7 @@ JOINT = ("clip", "siglip")
 PART = {"image": "vision_config", "text": "text_config"}
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MOST_LAYERS = 1000
+_PAGE = "docs/training.md, section Encoders, describes them"
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
 
@@ -55,6 +56,8 @@ def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) 
 
     """
     folder = Path(name).expanduser()
+    if unfinished := _unfinished_run(folder):
+        raise UserError(f"{key}: {unfinished}")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise UserError(f"{key}: {no_model_in(folder)}")
@@ -62,10 +65,10 @@ def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) 
     known = list(presets)
     nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.7)
     if nearest:
-        raise UserError(f"{key}: {str(name)!r} is neither a preset nor a folder; did you mean {nearest[0]!r}?")
+        raise UserError(f"{key}: {str(name)!r} is neither a preset nor a folder; did you mean {nearest[0]!r}? {_PAGE}")
     if HUB_NAME.fullmatch(str(name)) and not folder.exists() and (downloaded := _download(str(name))):
         return downloaded
-    preset = f"not a preset ({', '.join(known)}), " if known else ""
+    preset = f"not a preset ({', '.join(known)}; {_PAGE}), " if known else ""
     raise UserError(
         f"{key}: {str(name)!r} is {preset}not a folder, and could not be downloaded from the Hugging Face hub (no "
         "network, or no such model with safetensors).\nOn a machine with a network, save it with AutoModel (and "
@@ -74,12 +77,31 @@ def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) 
 
 
 def no_model_in(folder: Path) -> str:
-    """Return the message for a folder without config.json. For the folder of a run, it suggests the run's model."""
+    """Return the message for a folder that is missing or has no config.json; for folders of a run, what to use."""
     if (folder / "model" / "config.json").is_file():
         return f"{folder} is the folder of a run, not of a model; use {folder / 'model'}"
-    if (folder / "config.yaml").is_file():
-        return f"{folder} is the folder of a run that is not finished: it has no model yet"
+    if message := _unfinished_run(folder) or part_of_model(folder):
+        return message
+    if not folder.is_dir():
+        return f"{folder}: no such folder; needs one written by DualEncoder.save_pretrained"
     return f"{folder} has no config.json; needs a folder written by save_pretrained"
+
+
+def _unfinished_run(folder: Path) -> str | None:
+    """Return the message for the folder of an unfinished run, or for the place of its model; otherwise None."""
+    run = folder.parent if folder.name == "model" and not (folder / "config.yaml").is_file() else folder
+    if not (run / "config.yaml").is_file() or (run / "model" / "config.json").is_file():
+        return None
+    fix = f"continue it with nuclr train {run} --resume"
+    return f"{run} is the folder of a run that is not finished: it has no model yet; {fix}"
+
+
+def part_of_model(folder: Path) -> str | None:
+    """Return the message for one side of a saved dual encoder, such as RUN/model/x; otherwise None."""
+    whole = folder.parent / "config.json"
+    if folder.name not in ("x", "y", "joint") or not whole.is_file() or "nuclr" not in read_json(whole):
+        return None
+    return f"{folder} is a part of a dual encoder; use {folder.parent}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

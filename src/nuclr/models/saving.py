@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import nuclr
 from nuclr.errors import UserError
 from nuclr.files import write_json
-from nuclr.models.backbones import first_line, load_backbone, no_model_in, quiet, read_json
+from nuclr.models.backbones import first_line, load_backbone, no_model_in, part_of_model, quiet, read_json
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.encoder import Encoder, Head
 from nuclr.models.image_format import ImageFormat, check_image_format, write_image_format
@@ -63,14 +63,13 @@ def save(model: DualEncoder, folder: Path) -> None:
 
 def load(folder: Path, x: nn.Module | None = None, y: nn.Module | None = None) -> DualEncoder:
     """Load a model from a folder, see `DualEncoder.from_pretrained`."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; needs one written by DualEncoder.save_pretrained")
     if not (folder / CONFIG).is_file():
         raise UserError(no_model_in(folder))
     config = read_json(folder / CONFIG)
     if "nuclr" not in config:
         raise UserError(
-            f"{folder}: not a dual encoder saved by nuclr; open a CLIP or SigLIP with build_model(pretrained=...)"
+            part_of_model(folder)
+            or f"{folder}: not a dual encoder saved by nuclr; open a CLIP or SigLIP with build_model(pretrained=...)"
         )
     try:
         return _load(config, folder, x, y).eval()

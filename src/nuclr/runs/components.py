@@ -14,6 +14,7 @@ from torch import Tensor
 from nuclr import objectives, transfer
 from nuclr.data import Loader, ViewGroups, check_samples, open_labeled, open_pairs, read_keep, usable
 from nuclr.data.builtin import BuiltinLabeled, BuiltinPairs
+from nuclr.data.formats.listed import ListedPairs
 from nuclr.data.modalities import ImageOptions, TextOptions
 from nuclr.data.pairs import SIDES, Pairs, Side
 from nuclr.errors import UserError
@@ -35,6 +36,8 @@ from nuclr.runs import settings as s
 
 TOKENIZER_TEXTS = 1_000_000  # more texts do not change a small vocabulary
 STANDARDIZE_BATCH = 4096
+MOST_COMPARED = 500_000  # longer lists of training and held-out pairs are not searched for common items
+SHARED = 0.01  # if a larger share of the held-out items is also in the training set, a warning says so
 DEFAULT_IMAGE_SIZE = 224  # of loaders for models that do not read images
 DEFAULT_ENCODERS = {"image": "tiny_resnet", "text": "tiny_text", "vector": "vectors"}
 
@@ -269,6 +272,52 @@ def check_compatible(train: Source, val: Source, key: str = "data.val") -> None:
             widths = [_vector_width(source.pairs, side, int(source.numbers[0])) for source in (train, val)]
             if widths[0] != widths[1]:
                 raise UserError(f"{key} has {side} of width {widths[1]}, but data.train has width {widths[0]}")
+
+
+def describe_overlap(train: Source, val: Source, key: str = "data.val") -> str | None:
+    """Return a warning if held-out pairs are also training pairs, or their images also training images; else None.
+
+    Only what lists hold is compared, the names of files and texts, so no image is read. Other formats are compared as a
+    whole.
+
+    Args:
+        train: the training pairs.
+        val: the held-out pairs.
+        key: the setting that names them.
+
+    """
+    advice = "so its recall does not show how the model does on new data; hold out other pairs"
+    if train.pairs.fingerprint == val.pairs.fingerprint:
+        return f"{key} holds the same pairs as data.train, {advice}"
+    if max(len(train.numbers), len(val.numbers)) > MOST_COMPARED:
+        return None
+    images = [side for side in SIDES if getattr(val.pairs, f"{side}_kind") == "image"]
+    sides = tuple(images[:1]) or SIDES
+    held_out, trained = (_identities(source, sides) for source in (val, train))
+    shared = len(held_out & trained)
+    if shared <= SHARED * len(held_out):
+        return None
+    what = "images" if images else "pairs"
+    return f"{key}: {shared:,} of its {len(held_out):,} {what} are also in data.train, {advice}"
+
+
+def _identities(source: Source, sides: tuple[Side, ...]) -> set[tuple[str, ...]]:
+    """Return the distinct items of these sides, by the paths of their files or by their texts.
+
+    The set is empty if the source is not a list of them.
+    """
+    pairs, columns = source.pairs, []
+    if not isinstance(pairs, ListedPairs):
+        return set()
+    numbers = np.setdiff1d(source.numbers, np.fromiter(pairs.known_bad, np.int64))
+    for side in sides:
+        if getattr(pairs, f"{side}_kind") == "text":
+            columns.append([str(text) for text in pairs.items(side, numbers)])
+        elif all(files := [pairs.file(side, number) for number in numbers.tolist()]):
+            columns.append([str(Path(str(file)).absolute()) for file in files])
+        else:
+            return set()
+    return set(zip(*columns, strict=True))
 
 
 def _vector_width(pairs: Pairs, side: Side, number: int) -> int:

@@ -85,6 +85,8 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: 
         if key == "data.val":  # replaces all sets; data.val.NAME=... changes one
             settings = fill(settings, nest(key, None))
         settings = fill(settings, nest(key, value))
+    if settings.out and not any("name" in given for given in (values, dict(changes))):
+        settings = dataclasses.replace(settings, name=Path(settings.out).name or settings.name)
     settings = _infer_contrast(settings)
     check(settings, [key for key, value in changes if value is not None] if strict else [])
     return settings

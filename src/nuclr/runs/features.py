@@ -1,7 +1,7 @@
 """Features of many pairs, and embedding files. All processes share the work and get all features, on the CPU."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from nuclr import distributed, files
 from nuclr.data import Loader, all_batches, check_samples, usable
 from nuclr.data.formats.views import open_image_folder
 from nuclr.data.modalities.image import SUFFIXES
+from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder, Encoder
 from nuclr.runs.components import SIDES, Side, Source, make_loader, open_pairs_of_run, to_device
@@ -325,6 +326,30 @@ def embed_pairs(model: DualEncoder, loader: Loader, numbers: np.ndarray, encodin
     }
 
 
+def pair_names(pairs: Pairs, arrays: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return what the rows of x and y in an embedding file are: the names of images, and texts as one line each.
+
+    Args:
+        pairs: the pairs that were embedded.
+        arrays: from `embed_pairs`.
+
+    Returns:
+        Lines by the side's name, without sides of other modalities.
+
+    """
+    numbers = arrays["number"].numpy()
+    _, first = np.unique(arrays["y_to_x"].numpy(), return_index=True)
+    rows: dict[Side, np.ndarray] = {"x": numbers[first], "y": numbers}
+    names = {}
+    for side, chosen in rows.items():
+        kind = getattr(pairs, f"{side}_kind")
+        if kind == "image":
+            names[side] = [pairs.item_name(side, number) or pairs.name(number) for number in chosen.tolist()]
+        elif kind == "text":
+            names[side] = [" ".join(str(text).split()) for text in pairs.items(side, chosen)]
+    return {str(side): lines for side, lines in names.items()}
+
+
 def choose_side(model: DualEncoder, modality: str, side: str | None) -> Side:
     """Return the side whose encoder is used for items of one modality (option --side).
 
@@ -375,8 +400,8 @@ def embed_texts(model: DualEncoder, path: Path, encoding: Encoding, side: str | 
     return {chosen: encode_items(getattr(model, chosen), lines, encoding)}
 
 
-def write_embeddings(out: Path, arrays: dict[str, Tensor], names: list[str] | None = None) -> None:
-    """Write an embedding file atomically, and the names of its rows to a .txt next to it; the first process writes."""
+def write_embeddings(out: Path, arrays: dict[str, Tensor], names: Mapping[Path, list[str]] | None = None) -> None:
+    """Write an embedding file atomically, and files with the names of its rows; the first process writes."""
 
     def write() -> None:
         try:
@@ -387,8 +412,8 @@ def write_embeddings(out: Path, arrays: dict[str, Tensor], names: list[str] | No
                     from safetensors.torch import save
 
                     file.write(save({name: array.contiguous() for name, array in arrays.items()}))
-            if names is not None:
-                files.write_text(out.with_suffix(".txt"), "\n".join(names) + "\n")
+            for path, lines in (names or {}).items():
+                files.write_text(path, "\n".join(lines) + "\n")
         except OSError as error:
             raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
 

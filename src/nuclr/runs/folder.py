@@ -8,6 +8,7 @@ that in the end it equals the file of a run that never stopped. Measured times a
 """
 
 import contextlib
+import difflib
 import fcntl
 import json
 import os
@@ -30,8 +31,9 @@ CONFIG, METRICS, TIMING, RESULTS = "config.yaml", "metrics.jsonl", "timing.jsonl
 BAD, ENVIRONMENT, CHECKPOINTS, MODEL, LOCK = "bad_samples.jsonl", "environment.json", "checkpoints", "model", ".lock"
 SEEDS = "seeds"  # runs of other seeds and methods, which the demo trains at the same time
 PACKAGES = ("nuclr", "torch", "transformers", "tokenizers", "kornia", "numpy", "pillow")
-# Settings of the machine, which a resumed run may change.
+# Names and settings of the machine, which a resumed run may change.
 FREE_ON_RESUME = {
+    "name",
     "out",
     "device",
     "threads",
@@ -55,6 +57,25 @@ def is_run(folder: Path) -> bool:
 def is_finished(folder: Path) -> bool:
     """Return whether the run in this folder came to its end."""
     return (folder / RESULTS).is_file()
+
+
+def suggest_runs(parent: Path, name: str = "") -> list[Path]:
+    """Return up to three runs in a folder, to name in messages.
+
+    Args:
+        parent: the folder that holds the runs.
+        name: the name of a run that does not exist. Runs with similar names come first, then unfinished ones, then the
+            newest.
+
+    """
+    runs = [path for path in parent.iterdir() if is_run(path)] if parent.is_dir() else []
+    near = difflib.get_close_matches(name, [run.name for run in runs], n=3)
+
+    def order(run: Path) -> tuple[int, bool, float]:
+        place = near.index(run.name) if run.name in near else len(near)
+        return place, is_finished(run), -(run / CONFIG).stat().st_mtime
+
+    return sorted(runs, key=order)[:3]
 
 
 def read_results(folder: Path) -> dict[str, Any] | None:

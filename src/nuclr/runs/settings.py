@@ -338,7 +338,7 @@ class Settings:
     """Settings of one run.
 
     Attributes:
-        name: Name of the run.
+        name: Name of the run. By default the last part of `out`, or `run` without it.
         out: Folder of the run. By default `runs/NAME`, or `runs/NAME-2`, ... if that exists.
         seed: Seed of all random numbers.
         device: `cpu`, `cuda`, ...; `auto` takes an accelerator if there is one.

@@ -143,7 +143,8 @@ def describe_rates(data: DataRate, step_rate: float, device: str, rate: float | 
         path = f"data path: {_number(data.per_second)} samples/s in the main thread; there is nothing to decode"
     else:
         shared = f" shared by {data.processes} processes" if data.processes > 1 else ""
-        waiting = f". {_waiting(data)}" if data.busy < OFTEN_WAITING else ""
+        slow = data.is_slower_than(step_rate if rate is None else rate)
+        waiting = f". {_waiting(data)}" if slow and data.busy < OFTEN_WAITING else ""
         path = (
             f"data path: {_number(data.per_second)} samples/s with data.workers={data.workers} on "
             f"{_count(data.cores, 'core')}{shared}, {_number(data.per_core)} per core{waiting}"
@@ -151,9 +152,9 @@ def describe_rates(data: DataRate, step_rate: float, device: str, rate: float | 
     slower = "the data path" if data.is_slower_than(step_rate) else "the step"
     lines = [path, f"training step: {_number(step_rate)} samples/s on {device}; {slower} is the bottleneck"]
     if data.workers:
-        lines[1] += f". To feed it: {_needs(data, step_rate)}"
+        lines[1] += f". Reading for it needs {_needs(data, step_rate)}"
         if rate is not None:
-            lines.append(f"to feed {_number(rate)} samples/s (--rate): {_needs(data, rate)}")
+            lines.append(f"reading {_number(rate)} samples/s (--rate) needs {_needs(data, rate)}")
     per_process = " (rates are those of one process)" if data.processes > 1 else ""
     return "\n".join(lines) + per_process
 
@@ -195,11 +196,14 @@ def bottleneck_warning(data: DataRate, step_rate: float, rate: float | None = No
 
 def _needs(data: DataRate, rate: float) -> str:
     workers = data.cores_for(rate)
-    return f"{_count(workers, 'core')}, data.workers={workers}"
+    return f"{_count(workers, 'core')} and data.workers={workers}"
 
 
 def _waiting(data: DataRate) -> str:
-    return f"The workers waited {1 - data.busy:.0%} of the time, for storage (then add workers) or for other programs"
+    return (
+        f"The workers waited {1 - data.busy:.0%} of the time: for storage, then set more data.workers, or for cores "
+        "that other programs used, then more workers do not help"
+    )
 
 
 def _number(rate: float) -> str:

@@ -105,6 +105,11 @@ def dry_run(settings: Settings) -> dict[str, Any]:
             "seconds": steps
             * settings.schedule.epochs
             * seconds_per_step(b, data, step, step_cpu, on_cpu=device.type == "cpu"),
+            "overlaps": [
+                overlap
+                for key, held_out in validation.sources.items()
+                if (overlap := components.describe_overlap(source, held_out, key))
+            ],
             "evaluation_pairs": len(validation.source.numbers) if validation.source else 0,
         }
 

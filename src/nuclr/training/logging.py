@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nuclr import distributed, objectives
 from nuclr.data.pairs import SIDES, Pairs
-from nuclr.errors import UserError, printable
+from nuclr.errors import UserError, install_command, printable
 from nuclr.evaluation.metric_names import set_prefixes
 from nuclr.models import DualEncoder, ImageFormat, Tokenizer, modality_of
 from nuclr.objectives import Objective
@@ -128,7 +128,7 @@ def check_installed(log: Log) -> None:
             importlib.import_module("torch.utils.tensorboard" if package == "tensorboard" else package)
         except ImportError as error:
             reason = "is not installed" if (error.name or package) == package else f"cannot be imported ({error})"
-            fix = f"pip install 'nuclr[logging]', or set log.{package}=false"
+            fix = f"{install_command('logging')}; or set log.{package}=false"
             raise UserError(f"log.{package}: {package} {reason}; {fix}") from None
 
 

@@ -125,6 +125,9 @@ def _train(
         progress.say(f"{settings.name}: the run in {run.folder} is finished; nothing is left to train")
         return finished
     progress.say(logging.banner(settings, source, validation.sources, model, steps, samples, device))
+    for key, held_out in validation.sources.items() if first else ():
+        if overlap := components.describe_overlap(source, held_out, key):
+            progress.say(f"{settings.name}: warning: {overlap}")
     position, window, best, metrics_bytes = Position(), logging.Window(), -math.inf, 0
     saved = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
     if saved is not None:

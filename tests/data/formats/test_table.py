@@ -24,7 +24,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("l.csv", "a.jpg,one\nb.png,two\n", r"line 1 names an image \(a\.jpg\); put a header such as filepath,title"),
+        ("l.csv", "a.jpg,one\nb.png,two\n", r"line 1 names an image \(a\.jpg\); put a header such as image,caption"),
         ("l.csv", "file,words,n\na.jpg,one,1\n", r"no two usual columns among 'file', 'words', 'n'"),
         ("l.csv", "image,words,n\na.jpg,one,1\n", r"no column for the caption among 'image', 'words', 'n'"),
         ("l.csv", "image caption\na.jpg one\n", r"no two usual columns among 'image caption'"),

@@ -58,7 +58,7 @@ def test_patterns_are_relative_to_the_root(tmp_path):
 
 
 def test_braces_keep_leading_zeros():
-    assert tars_module._braces("a/{08..11}{x,y}.tar")[:3] == ["a/08x.tar", "a/08y.tar", "a/09x.tar"]
+    assert tars_module.expand_braces("a/{08..11}{x,y}.tar")[:3] == ["a/08x.tar", "a/08y.tar", "a/09x.tar"]
 
 
 def test_the_index_is_cached_and_only_changed_tars_are_indexed_again(tmp_path, monkeypatch):

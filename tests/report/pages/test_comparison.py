@@ -3,6 +3,7 @@
 import pytest
 
 from nuclr.errors import UserError
+from nuclr.report.pages.comparison import result_tables
 from nuclr.report.render import Options
 from nuclr.report.write import make_page
 from tests.report import folders
@@ -47,3 +48,13 @@ def test_a_damaged_comparison_is_an_error(tmp_path):
     (tmp_path / "compare.json").write_text('{"rows": {}}')
     with pytest.raises(UserError, match="is damaged"):
         make_page(tmp_path, Options())
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_only_a_significantly_better_row_is_in_bold(outside):
+    study = folders.comparison()
+    study["differences"][0]["outside"] = outside
+    ((_, table),) = result_tables(study)
+    column = table.columns.index("mean @1")
+    means = [row["metrics"]["val"]["mean_R@1"]["mean"] for row in study["rows"].values()]
+    assert table.best == ({(means.index(max(means)), column)} if outside else set())

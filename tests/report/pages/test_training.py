@@ -175,7 +175,8 @@ def test_what_was_logged_once_is_a_table(copied_run):
 def test_popularity_is_checked_on_held_out_queries(copied_run):
     _, contents = open_page("training", copied_run)
     popularity = contents["popularity"]
-    assert [row[0] for row in popularity.hubness.rows] == ["found by no query", "skewness of N_10", "recall@1"]
+    labels = ["found by no query", "skewness of N_10", "recall@1", "gain in recall@1, points"]
+    assert [row[0] for row in popularity.hubness.rows] == labels
     assert len(popularity.hubness.columns) == 5 and all(len(row) == 5 for row in popularity.hubness.rows)
     for side in popularity.gallery.sides:
         assert side.checked and -1 <= side.agreement <= 1

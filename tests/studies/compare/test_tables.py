@@ -48,3 +48,12 @@ def test_names_that_a_spreadsheet_would_run_are_escaped():
     lines = list(csv.DictReader(tables.comma_separated(comparison).splitlines()))
     assert {line["row"] for line in lines} == {"'=1+1", "sogclr"}
     assert all(np.isfinite(float(line["mean"])) for line in lines)
+
+
+def test_the_terminal_names_what_limits_the_comparison():
+    comparison = content(0.5, 2.0)
+    assert "Settings were tuned on the same held-out data" in tables.terminal(comparison)
+    assert "hardly above chance" not in tables.terminal(comparison)
+    assert "hardly above chance" in tables.terminal(comparison | {"chance": 60.0})
+    comparison["sets"][0]["main"] = False
+    assert "Settings were tuned" not in tables.terminal(comparison)

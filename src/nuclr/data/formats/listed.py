@@ -149,6 +149,12 @@ class ListedPairs(Checkable):
         """Return the name of the item's file, as written in the list; an x without a file has the pair's name."""
         return self._y.name(number) if side == "y" else self._x.name(number) or self.name(number)
 
+    def file(self, side: Literal["x", "y"], number: int) -> Path | None:
+        """Return the path of the file that holds an item; None if it is not in a file of its own."""
+        column = self._x if side == "x" else self._y
+        name = column.name(number)
+        return column.folder.path / name if name and column.folder is not None else None
+
     def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a file behind the pairs does."""
         stamps = self._x.stamp(self.x_id) + self._y.stamp(self.y_id)

@@ -50,7 +50,7 @@ def _rows(path: Path, choice: Choice) -> Iterator[Row]:
     _, header = next(lines)
     names = [cell for cell in header if cell.lower().endswith(SUFFIXES)]
     if names:
-        raise UserError(f"{path}: line 1 names an image ({names[0]}); put a header such as filepath,title before it")
+        raise UserError(f"{path}: line 1 names an image ({names[0]}); put a header such as image,caption before it")
     columns = choose_columns(header, choice, path)
     yield *columns, None, 1
     x, y = (header.index(column) for column in columns)

@@ -145,7 +145,7 @@ def expand(pattern: str) -> list[Path]:
     """
     tars: list[Path | str] = []  # texts are URLs
     for part in split_parts(pattern):
-        for name in _braces(part):
+        for name in expand_braces(part):
             if is_url(name) and "*" in name:
                 raise UserError(f"{name}: * is not possible in a URL; name the folder, or tars as {{00000..00099}}.tar")
             if is_url(name):
@@ -188,7 +188,8 @@ def _is_tar(url: str) -> bool:
     return file_name(url).lower().endswith(".tar") and not url.endswith("/")
 
 
-def _braces(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
+    """Return the names that `{00000..00012}` and `{a,b}` in a pattern stand for, in order."""
     match = re.search(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", pattern)
     if match is None:
         return [pattern]
@@ -198,7 +199,7 @@ def _braces(pattern: str) -> list[str]:
     else:
         choices = names.split(",")
     head, tail = pattern[: match.start()], pattern[match.end() :]
-    return [head + choice + rest for choice in choices for rest in _braces(tail)]
+    return [head + choice + rest for choice in choices for rest in expand_braces(tail)]
 
 
 def _index(

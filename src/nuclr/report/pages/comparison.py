@@ -17,6 +17,7 @@ from nuclr.runs.side_words import direction
 
 FILES = {"methods": "compare.json", "ablations": "ablations.json", "batch_sizes": "batch_sizes.json"}
 MEAN_COLUMNS = (("mean_R@1", "mean @1"), ("mean_R@5", "mean @5"), ("mean_R@10", "mean @10"))
+COMPARED_METRICS = ("mean_R@1", "acc@1", "first")  # those that differences are about
 VERSIONS = (("nuclr", "version"), ("python", "python"), ("torch", "torch"), ("numpy", "numpy"))
 OTHER_COLOR = 7  # of an objective that is not registered
 MOST_INTERVALS = 14  # in one chart
@@ -138,7 +139,8 @@ def comparison_study(key: str, context: Comparison) -> Study:
         raise LeaveOut  # nobody asked for this study
     study = context.studies[key]
     return Study(
-        explanation=f"Percent, mean and standard deviation over {_seeds(study)}. The best is in bold.",
+        explanation=f"Percent, mean and standard deviation over {_seeds(study)}. Bold: the best mean @1 or accuracy, "
+        "if it differs significantly from all rows that it is compared with.",
         tables=result_tables(study),
         curves=_size_curves(study) if key == "batch_sizes" else _training_curves(study),
         intervals=_difference_charts(study),
@@ -191,10 +193,17 @@ def _metric_table(study: Results, columns: list[tuple[str, str, str]]) -> Table:
         rows.append([row["label"], *(_cell(value) for value in values)])
         means.append([value["mean"] for value in values])
     best: set[tuple[int, int]] = set()
-    for column, values in enumerate(np.array(means).T.round(2)):
-        if len(values) > 1 and values.max() > values.min():
-            best |= {(int(r), column + 1) for r in np.flatnonzero(values == values.max())}
+    for column, ((where, metric, _), values) in enumerate(zip(columns, np.array(means).T, strict=True)):
+        first = int(values.argmax())
+        if metric in COMPARED_METRICS and _is_significant(study, list(study["rows"])[first], where):
+            best.add((first, column + 1))
     return Table(["", *(title for _, _, title in columns)], rows, frozenset(best))
+
+
+def _is_significant(study: Results, name: str, where: str) -> bool:
+    """Return whether a row differs significantly on a set from all rows that it is compared with, at least one."""
+    own = [d["outside"] for d in study["differences"] if d["set"] == where and name in (d["row"], d["to"])]
+    return bool(own) and all(own)
 
 
 def _cell(value: dict[str, Any]) -> str:

@@ -301,8 +301,17 @@ def popularity_charts(side: GallerySide) -> list[Chart]:
     if len(shown) < len(side.popularity):
         drawn = f"{numbers.count(len(shown))} of {numbers.count(len(side.popularity))} drawn at random. "
     if side.has_zeta and side.zeta is not None:
-        note = f"{drawn}Rank correlation {numbers.score(side.correlation(side.zeta))}."
+        note = (
+            f"{drawn}Zeta is the logarithm of popularity that the objective learned in training; exact popularity is "
+            "solved afterwards for the final model. If both agree, the points rise from left to right: rank "
+            f"correlation {numbers.score(side.correlation(side.zeta))}."
+        )
         zeta = side.zeta[shown].tolist()
-        labels = (f"Exact against zeta of training, {side.name}", exact, zeta, "exact popularity under this model")
+        labels = (
+            f"Popularity solved exactly, and learned in training (zeta), {side.name}",
+            exact,
+            zeta,
+            "exact popularity under this model",
+        )
         charts.append(spreads.scatter(*labels, "zeta at the end of training", log_x=True, color=4, note=note))
     return charts

@@ -192,6 +192,12 @@ def _hubness_table(context: TrainingRun, sample: Sample, items: Items) -> Table 
     for key, label, share in HUBNESS_ROWS:
         values = [change[f"{key}{suffix}"] for change in changes.values() for suffix in ("", "_corrected")]
         rows.append([label, *(numbers.percent(value) if share else numbers.number(value) for value in values)])
+    gains = [
+        f"{numbers.signed(100 * (change['recall@1_corrected'] - change['recall@1']))} ± "
+        f"{100 * change['recall@1_error']:.2f}"
+        for change in changes.values()
+    ]
+    rows.append(["gain in recall@1, points", *(cell for gain in gains for cell in ("", gain))])
     return Table(columns, rows)
 
 

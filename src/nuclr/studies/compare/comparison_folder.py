@@ -176,6 +176,7 @@ def summarize(study: Study, command: str) -> dict[str, Any]:
         "settings": common(request),
         "seeds": list(request.seeds),
         "baseline": request.baseline,
+        "chance": row_metrics.chance(study, rows),
         "sides": list(request.sides.names),
         "sets": [
             {"name": one.name, "label": one.label, "kind": one.kind, "main": one.main}

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from nuclr.evaluation.metric_names import set_prefixes
 from nuclr.evaluation.retrieval import direction_names
+from nuclr.runs.folder import read_results
 from nuclr.studies.compare import cells
 from nuclr.studies.compare.measure import KS, Hits
 from nuclr.studies.compare.plan import Cell, Row
@@ -64,6 +66,17 @@ def metrics(study: Study, row: Row) -> dict[str, Any]:
         means = np.mean([per_seed(folds_of(study, row, reported)) for reported in members], axis=0)
         by_set[name] = {"first": spread(means)}
     return by_set
+
+
+def chance(study: Study, rows: Sequence[Row]) -> float | None:
+    """Return mean recall@10 of random scores on the held-out pairs in percent; None if it is not known."""
+    for row in rows:
+        for cell in next(iter(study.finals(row).values())):
+            values = (read_results(study.outcomes.path(cell)) or {}).get("val", {})
+            first = next(iter(set_prefixes(values)), "")
+            if f"{first}mean_chance@10" in values:
+                return 100 * float(values[f"{first}mean_chance@10"])
+    return None
 
 
 def spread(values: np.ndarray) -> dict[str, Any]:

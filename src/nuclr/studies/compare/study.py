@@ -129,6 +129,25 @@ class Request:
         """Return the names of the sets that every cell is measured on."""
         return sorted({key for reported in self.reported_sets() for fold in reported.folds for key in fold})
 
+    def describe(self, listed: bool = False) -> str:
+        """Return how many runs will be trained and, with `listed`, the grid of every row."""
+        tuned = [row for row in self.rows if row.grid]
+        grid = sum(len(row.grid) for row in tuned)
+        finals = sum(len(self.seeds) - (row.parent is None) for row in self.rows if row.shown)
+        again = f" (up to {grid + 2 * finals} if both halves choose different settings)" if self.halves else ""
+        lines = [
+            f"{grid + finals} runs in total{again}: {grid} to tune {len(tuned)} methods with seed {self.seeds[0]}, "
+            f"then {finals} to train the chosen settings with {len(self.seeds)} seeds"
+        ]
+        if listed:
+            for row in self.rows:
+                tried = [
+                    ", ".join(f"{key.removeprefix('objective.')} {value}" for key, value in cell.changes.items())
+                    for cell in row.grid
+                ]
+                lines += [f"{row.label}: {'; '.join(tried) or f'as tuned for {row.parent}'}"]
+        return "\n".join(lines)
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Finished cells
@@ -237,7 +256,7 @@ class Study:
                 self._request(cell)
         self._settle()
         done = len(self._requested) - len(self._pool.waiting)
-        _log(f"{done} of {self._planned()} runs are already done")
+        _log(f"{self.request.describe()}; {done} are already done")
         self._pool.run()
 
     def examine(self, workers: int) -> None:

@@ -11,6 +11,7 @@ def markdown(content: dict[str, Any]) -> str:
     """Return the whole page: metrics, differences, chosen settings, protocol."""
     parts = [f"# {content['title']}\n", _metrics(content), _differences(content), _corrected(content)]
     parts += [_false_negatives(content), _chosen(content)]
+    parts.append(_notes(content))
     parts.append("## Protocol\n\n" + "\n".join(f"- {line}" for line in content["protocol"]) + "\n")
     if content["failed"]:
         parts.append("## Failed runs\n\n" + "\n".join(f"- {k}: {v}" for k, v in content["failed"].items()) + "\n")
@@ -166,5 +167,23 @@ def _values(metric: dict[str, Any]) -> list[str]:
 
 def terminal(content: dict[str, Any]) -> str:
     """Return the tables that the command prints at its end."""
-    shown = (_metrics(content), _differences(content), _corrected(content), _false_negatives(content))
+    shown = (_metrics(content), _differences(content), _corrected(content), _false_negatives(content), _notes(content))
     return "\n".join(part for part in shown if part)
+
+
+def _notes(content: dict[str, Any]) -> str:
+    """Return lines about what limits the comparison: pairs that were tuned on, recall near chance."""
+    notes = []
+    if any(reported["name"] == "val" and reported["main"] for reported in content["sets"]):
+        notes.append(
+            "Settings were tuned on the same held-out data, so all values are slightly too high; --halves or --test "
+            "report on data that tuning has not seen."
+        )
+    chance = content["chance"]
+    best = [row["metrics"]["val"]["mean_R@10"]["mean"] for row in content["rows"].values()] if chance else []
+    if best and max(best) < 2 * chance:
+        notes.append(
+            f"Recall@10 is hardly above chance ({max(best):.1f} %, chance {chance:.1f} %), so differences mean little; "
+            "train longer (schedule.epochs), or start from a trained model (model.pretrained)."
+        )
+    return "".join(f"{note}\n" for note in notes)
