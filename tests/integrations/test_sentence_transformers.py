@@ -9,6 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers.trainer_utils import get_last_checkpoint
 
+from nuclr import objectives
 from nuclr.errors import UserError
 from nuclr.integrations import sentence_transformers as integration
 from nuclr.integrations.sentence_transformers import CachedNuclrLoss, NuclrLoss, NuclrTrainer, add_index
@@ -29,6 +31,7 @@ from nuclr.objectives import build
 from tests.integrations.st_worker import NUCLR, PAIRS, make_trainer, pairs, save_model, train
 
 WORKER = Path(__file__).with_name("st_worker.py")
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sentence_transformers_train.py"
 # Of child processes: the source tree that is tested, and nothing is downloaded.
 PATHS = [str(WORKER.parents[2]), *(str(Path(path).absolute()) for path in sys.path)]
@@ -579,6 +582,54 @@ def test_a_missing_package_is_named(name, monkeypatch):
         UserError, match=rf"^{name}: sentence_transformers is not installed; pip install 'nuclr\[st\]'$"
     ):
         getattr(integration, name)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_blocks_of_the_page_run(model, tmp_path, monkeypatch):
+    text = PAGE.read_text(encoding="utf-8").partition("## sentence-transformers\n")[2].partition("\n## ")[0]
+    simple, split, stream, *after = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    trainer = make_trainer(model, tmp_path, {"args": {"max_steps": 8}})
+    data = pairs().rename_columns({"anchor": "question", "positive": "answer"})
+    names = {
+        "model": trainer.model,
+        "args": trainer.args,
+        "train_dataset": data,
+        "dataset": data.add_column("id", range(PAIRS)),
+        "stream": data.to_iterable_dataset(),
+        "questions": data["question"][:],
+        "answers": data["answer"][:],
+    }
+    exec(simple, names)
+    assert (names["loss"].objective.log_u_x > -torch.inf).any()
+    exec(split, names)
+    indexed = names["train_dataset"]
+    assert len(indexed) == names["loss"].objective.num_samples == 43 and "label" not in names["eval_dataset"].features
+    rebuild(trainer, **{name: names[name] for name in ("train_dataset", "eval_dataset", "loss")}).train()
+    exec(stream, names)
+    assert [row["label"][0] for row in names["train_dataset"]] == list(range(PAIRS))
+    rebuild(trainer, train_dataset=names["train_dataset"], loss=names["loss"]).train()
+    assert (names["loss"].objective.log_u_x > -torch.inf).sum() == PAIRS
+    names["train_dataset"] = indexed
+    for block in after:
+        exec(block, names)
+    assert names["bias"].shape == (PAIRS,) and names["best"].shape == (1, 10)
+    with np.load("pairs.npz") as saved:
+        assert saved["x"].shape == saved["y"].shape == (PAIRS, 32)
+
+
+def test_the_page_states_the_default_temperatures():
+    listed = re.search(r"that of its objective: (.*?)\. Losses", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    stated = {
+        name: float(value)
+        for value, names in re.findall(r"([\d.]+) for\s+(.*?)(?=, \d|$)", listed, re.DOTALL)
+        for name in re.findall(r'"(\w+)"', names)
+    }
+    assert stated == {name: objectives.options(name)["temperature"] for name in stated} and set(stated) == set(
+        objectives.names()
+    )
 
 
 # -- a real model, and the example -------------------------------------------------------------------------------------

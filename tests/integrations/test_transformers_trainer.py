@@ -172,7 +172,7 @@ def test_pairs_in_another_order_are_refused_and_other_options_give_a_warning(mod
 
     make(add_index(captions)).train()
     checkpoint = str(tmp_path / "checkpoint-2")
-    with pytest.raises(UserError, match="4[0-9] of 48 compared texts.*belong to other pairs"):
+    with pytest.raises(UserError, match=r"4[0-9] of 48 compared texts.*belong to other pairs"):
         make(add_index(captions.shuffle(seed=0))).train(resume_from_checkpoint=checkpoint)
     with pytest.warns(UserWarning, match="saved with gamma=0.8, but training resumes with gamma=0.9"):
         make(add_index(captions).shuffle(seed=0), gamma=0.9).train(resume_from_checkpoint=checkpoint)
