@@ -29,7 +29,7 @@ from torch.nn.functional import normalize
 
 from nuclr import distributed
 from nuclr.errors import UserError, require
-from nuclr.integrations.index import hash_pairs, holds_text
+from nuclr.integrations.index import arrow_chunks, hash_pairs, holds_text
 from nuclr.integrations.state import STATE_FILE, load_state, save_state
 from nuclr.objectives import Objective, build, entry
 
@@ -125,11 +125,11 @@ def _with_labels(dataset: Any, numbers: _Numbers, group: str | None, name: str) 
     index = range(numbers.pairs, numbers.pairs + len(dataset))
     numbers.pairs = index.stop
     ids: list[Iterable[int]] = [
-        numbers.ids(side, dataset[column]) if holds_text(dataset, column) else index
+        numbers.ids(side, dataset[column][:]) if holds_text(dataset, column) else index
         for side, column in enumerate(columns)
     ]
     if group is not None:
-        ids.append(numbers.ids(2, dataset[group]))
+        ids.append(numbers.ids(2, dataset[group][:]))
         dataset = dataset.remove_columns(group)
     return dataset.add_column(LABEL, [list(row) for row in zip(index, *ids, strict=True)])
 
@@ -613,16 +613,16 @@ def _check_eval_data(dataset: Any, where: str) -> None:
 
 def _read_labels(dataset: Any, column: str) -> np.ndarray | None:
     """Return the labels of a `datasets.Dataset`, (rows, 3) or wider integers; None if they are something else."""
-    table = dataset.select_columns(column).with_format("arrow")[:]
+    chunks, rows = arrow_chunks(dataset, column)
     parts = []
-    for chunk in table[column].chunks:
+    for chunk in filter(len, chunks):
         if not hasattr(chunk, "flatten") or not hasattr(chunk, "value_lengths"):
             return None
         values, lengths = np.asarray(chunk.flatten()), np.asarray(chunk.value_lengths())
         if values.dtype.kind not in "iu" or lengths.min() != lengths.max() or lengths.min() < 3:
             return None
         parts.append(values.reshape(len(chunk), -1))
-    return np.concatenate(parts) if len({part.shape[1] for part in parts}) == 1 else None
+    return np.concatenate(parts)[rows] if len({part.shape[1] for part in parts}) == 1 else None
 
 
 def _content(dataset: Any, column: str) -> str:

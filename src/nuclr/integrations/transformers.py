@@ -27,7 +27,7 @@ from torch.nn.functional import normalize
 
 from nuclr import distributed
 from nuclr.errors import UserError, require
-from nuclr.integrations.index import COLUMNS, IndexCollator, add_index, hash_pairs
+from nuclr.integrations.index import COLUMNS, IndexCollator, add_index, arrow_chunks, hash_pairs
 from nuclr.integrations.state import STATE_FILE, load_state, save_state
 from nuclr.objectives import Objective, ObjectiveOutput, backward_in_micro_batches, build
 
@@ -301,8 +301,8 @@ class NuclrTrainerMixin(_Trainer):
         is_table = hasattr(dataset, "with_format") and hasattr(dataset, "__len__")  # a stream has no length
         if pairs is None or not is_table or "index" not in dataset.column_names:
             return {}
-        index = np.asarray(dataset.select_columns("index").with_format("numpy")["index"][:])
-        return hash_pairs(dataset, index, pairs)
+        chunks, rows = arrow_chunks(dataset, "index")
+        return hash_pairs(dataset, np.concatenate(chunks)[rows], pairs)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
