@@ -157,6 +157,15 @@ def test_checkpoints_hold_the_state_once_and_the_module_loads_without_it(tmp_pat
     assert_equal(result["weights"], module.state_dict())
 
 
+def test_other_options_on_resume_give_a_warning(tmp_path):
+    worker.run("nuclr", folder=tmp_path, epochs=1)
+    checkpoint = tmp_path / f"{STEPS_PER_EPOCH}.ckpt"
+    with pytest.warns(
+        UserWarning, match=r"the checkpoint: saved with gamma=0\.8, but training resumes with gamma=0\.9"
+    ):
+        worker.run("nuclr", {"gamma": 0.9}, resume=checkpoint, epochs=2)
+
+
 def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     worker.run(folder=tmp_path, epochs=1)
     path = tmp_path / f"{STEPS_PER_EPOCH}.ckpt"

@@ -1,24 +1,28 @@
 """Objectives in the trainer of sentence-transformers, with real models, real processes and real checkpoints."""
 
+import dataclasses
 import json
 import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("sentence_transformers")
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, concatenate_datasets
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers.trainer_utils import get_last_checkpoint
 
+from nuclr import objectives
 from nuclr.errors import UserError
 from nuclr.integrations import sentence_transformers as integration
 from nuclr.integrations.sentence_transformers import CachedNuclrLoss, NuclrLoss, NuclrTrainer, add_index
@@ -27,6 +31,7 @@ from nuclr.objectives import build
 from tests.integrations.st_worker import NUCLR, PAIRS, make_trainer, pairs, save_model, train
 
 WORKER = Path(__file__).with_name("st_worker.py")
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sentence_transformers_train.py"
 # Of child processes: the source tree that is tested, and nothing is downloaded.
 PATHS = [str(WORKER.parents[2]), *(str(Path(path).absolute()) for path in sys.path)]
@@ -58,6 +63,12 @@ def run_worker(model: str, folder: Path, runs: dict, processes: int = 2) -> subp
         text=True,
         timeout=400,
     )
+
+
+def rebuild(trainer, **changes):
+    """Build the trainer again with other arguments."""
+    names = ("model", "args", "train_dataset", "eval_dataset", "loss")
+    return NuclrTrainer(**({name: getattr(trainer, name) for name in names} | changes))
 
 
 def assert_equal(result: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 0.0) -> None:
@@ -146,6 +157,33 @@ def test_a_checkpoint_without_the_state_is_refused(model, tmp_path):
     (checkpoint / STATE_FILE).unlink()
     with pytest.raises(UserError, match="saved without the state of NUCLR, so training cannot resume"):
         train(model, tmp_path, resume=str(checkpoint))
+
+
+def test_other_options_on_resume_give_a_warning(model, tmp_path):
+    train(model, tmp_path, args=SAVE | {"max_steps": 4})
+    with pytest.warns(UserWarning, match=r"saved with temperature=0\.1, but training resumes with temperature=0\.2\."):
+        train(
+            model,
+            tmp_path,
+            resume=str(tmp_path / "checkpoint-4"),
+            args={"max_steps": 5},
+            options=NUCLR | {"temperature": 0.2},
+        )
+
+
+def test_pairs_that_were_numbered_in_another_order_are_refused(model, tmp_path):
+    train(model, tmp_path, args=SAVE | {"max_steps": 4})
+    trainer = make_trainer(model, tmp_path, {"args": {"max_steps": 5}})
+    shuffled_before = rebuild(trainer, train_dataset=add_index(pairs().shuffle(seed=1)))
+    before = {name: value.clone() for name, value in trainer.loss.objective.state_dict().items()}
+    with pytest.raises(
+        UserError, match=r"9\d of 96 compared texts.*belong to other pairs; .*same order as then"
+    ) as raised:
+        shuffled_before.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert "\n" not in str(raised.value)
+    assert_equal(dict(trainer.loss.objective.state_dict()), before)
+    shuffled_after = rebuild(trainer, train_dataset=add_index(pairs()).shuffle(seed=1))
+    shuffled_after.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
 def test_the_best_model_comes_with_its_state(model, tmp_path):
@@ -250,7 +288,8 @@ def test_pairs_with_equal_texts_are_not_negatives(model):
     data = add_index(pairs())
     rows = [3, 7]  # the same anchor
     columns = [encoder.preprocess([data[row][name] for row in rows]) for name in ("anchor", "positive")]
-    assert loss(columns, torch.tensor([data[row]["label"] for row in rows])).item() == 0
+    with pytest.warns(UserWarning, match="a batch has no negatives"):
+        assert loss(columns, torch.tensor([data[row]["label"] for row in rows])).item() == 0
     assert loss(columns, torch.tensor([[3, 3, 3], [7, 7, 7]])).item() > 0
 
 
@@ -300,6 +339,7 @@ def test_add_index_numbers_the_parts_of_a_dict_one_after_the_other():
         ({"objective": "nucrl"}, "name must be one of .* did you mean 'nuclr'"),
         ({"num_samples": 8, "temprature": 1}, "no option 'temprature'.* did you mean 'temperature'"),
         ({"num_samples": 8, "temperature": -1}, "NuclrLoss: temperature must be"),
+        ({"num_samples": 8, "scale": 20}, r"no option 'scale'; use temperature=0\.05, which is 1 / scale"),
         ({"objective": build("clip"), "temperature": 0.1}, "already built, so temperature would have no effect"),
         ({"objective": 3}, "must be a name or an Objective, but is int"),
     ],
@@ -325,16 +365,31 @@ def test_cached_refuses_what_cannot_be_cut(model):
             lambda data: data.remove_columns("label"),
             "train_dataset has no column 'label'.* anchor, positive.*add_index",
         ),
-        (lambda data: Dataset.from_dict(data[:] | {"label": [0.5] * PAIRS}), r"\(8,\) of torch\.float32; remove"),
-        (lambda data: Dataset.from_dict(data[:] | {"label": [[3, 4]] * PAIRS}), r"\(8, 2\) of torch\.int64; remove"),
+        (
+            lambda data: Dataset.from_dict(data[:] | {"label": [0.5] * PAIRS}),
+            r"'label' of train_dataset must hold integers .* but holds float64 such as 0\.5; remove",
+        ),
+        (
+            lambda data: Dataset.from_dict(data[:] | {"label": [[3, 4]] * PAIRS}),
+            r"must hold integers .* such as \[3, 4\]; remove",
+        ),
         (
             lambda data: data.add_column("negative", ["no"] * PAIRS),
             "has 3 columns of texts, but the loss needs the two",
         ),
         (
             lambda data: Dataset.from_dict(data[:] | {"label": [[row + 40] * 3 for row in range(PAIRS)]}),
-            r"index must be in \[0, 48\), but holds",
+            r"go up to 87, but the loss was built with num_samples=48; pass num_samples=88 .*split first",
         ),
+        (
+            lambda data: Dataset.from_dict(data[:] | {"label": [[row - 1] * 3 for row in range(PAIRS)]}),
+            "must not be negative, but the smallest is -1",
+        ),
+        (
+            lambda data: concatenate_datasets([data.select(range(8)), data.select(range(4))]),
+            "several pairs of train_dataset have the index 0, .*; concatenate data sets first, then call add_index",
+        ),
+        (lambda data: data.select([]), "train_dataset is empty"),
     ],
 )
 def test_wrong_training_data(change, message, model, tmp_path):
@@ -348,16 +403,110 @@ def test_wrong_training_data(change, message, model, tmp_path):
 def test_data_sets_that_share_numbers_are_refused(model, tmp_path):
     trainer = make_trainer(model, tmp_path, {})
     trainer.train_dataset = {"a": add_index(pairs().select(range(8))), "b": add_index(pairs().select(range(8, 16)))}
-    with pytest.raises(UserError, match=r"number 0, so they would share state; number all of them together"):
+    with pytest.raises(UserError, match=r"have the index 0, so they would share .*; number all of them together"):
         trainer.train()
 
 
-def test_too_few_rows_of_state_are_reported_before_training(model, tmp_path):
-    trainer = make_trainer(model, tmp_path, {"options": {"num_samples": 40}})
+def test_the_index_is_checked_when_the_trainer_is_built(model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {})
+    data = trainer.train_dataset.train_test_split(8, seed=0)
+    rebuild(trainer, train_dataset=data["train"])  # 48 rows of state for 40 of the pairs
+    small = NuclrLoss(trainer.model, num_samples=40)
     with pytest.raises(
-        UserError, match="has 48 pairs, but the loss was built with num_samples=40; pass num_samples=48"
+        UserError,
+        match=r"go up to 4[0-7], but the loss was built with num_samples=40; pass num_samples=4\d \(the length before "
+        r"split or select\), or split first and then call add_index",
     ):
+        rebuild(trainer, train_dataset=data["train"], loss=small)
+    rebuild(trainer, train_dataset=add_index(pairs().train_test_split(8, seed=0)["train"]), loss=small)
+    halves = [add_index(pairs().select(range(start, start + 24))) for start in (0, 24)]
+    with pytest.raises(UserError, match="concatenate data sets first, then call add_index"):
+        rebuild(trainer, train_dataset=concatenate_datasets(halves))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size=1 leaves no negatives"),
+        ({"batch_sampler": "group_by_label"}, "'group_by_label' groups rows by class, .* 'no_duplicates'"),
+    ],
+)
+def test_batches_without_negatives_are_refused_when_the_trainer_is_built(args, message, model, tmp_path):
+    with pytest.raises(UserError, match=message):
+        make_trainer(model, tmp_path, {"args": args})
+
+
+def test_no_duplicates_works(model, tmp_path):
+    train(model, tmp_path, args={"batch_sampler": "no_duplicates", "max_steps": 2})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: pairs().add_column("score", [0.5] * PAIRS), r"eval_dataset has a column 'score' of float64 such"),
+        (
+            lambda data: {"dev": pairs().add_column("label", [1] * PAIRS), "test": data},
+            r"eval_dataset\['dev'\] has a column 'label' of int64 such as 1, .*remove_columns\('label'\)",
+        ),
+        (lambda data: data.select([]), "eval_dataset is empty"),
+    ],
+)
+def test_wrong_evaluation_data_is_named(change, message, model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {})
+    data = change(trainer.train_dataset)
+    with pytest.raises(UserError, match=message):
+        rebuild(trainer, eval_dataset=data)
+    with pytest.raises(UserError, match=message if not isinstance(data, dict) else "eval_dataset has a column 'label'"):
+        trainer.evaluate(data)
+
+
+def test_the_plain_trainer_names_the_evaluation_data(model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {})
+    data = pairs().add_column("score", [0.5] * PAIRS)
+    plain = SentenceTransformerTrainer(model=trainer.model, args=trainer.args, eval_dataset=data, loss=trainer.loss)
+    with pytest.raises(UserError, match=r"label of the evaluation data .* \(8,\) of torch\.float32; remove its column"):
+        plain.evaluate()
+
+
+def test_pairs_without_negatives_give_a_warning(model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {"args": {"max_steps": 3}})
+    same = add_index(Dataset.from_dict({"anchor": pairs()["anchor"][:], "positive": ["yes"] * PAIRS}))
+    with pytest.warns(UserWarning, match="all pairs of train_dataset share a text or group, so none has negatives"):
+        trainer = rebuild(trainer, train_dataset=same)
+    with pytest.warns(UserWarning, match="a batch has no negatives") as warned:
         trainer.train()
+    assert len([warning for warning in warned if "negatives" in str(warning.message)]) == 1
+    assert all(value.isfinite().all() for value in trainer.model.state_dict().values())
+
+
+def test_batches_of_one_pair_give_a_warning_in_other_trainers(model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {"options": CLIP})
+    args = dataclasses.replace(trainer.args, per_device_train_batch_size=1, max_steps=3)
+    plain = SentenceTransformerTrainer(
+        model=trainer.model, args=args, train_dataset=trainer.train_dataset, loss=trainer.loss
+    )
+    with pytest.warns(UserWarning, match="batches of one pair have no negatives, so nothing is trained"):
+        plain.train()
+
+
+def test_the_plain_trainer_gives_a_warning_that_state_is_not_saved(model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {"args": {"max_steps": 2}})
+    loss = NuclrLoss(trainer.model, num_samples=PAIRS)
+    plain = SentenceTransformerTrainer(
+        model=trainer.model, args=trainer.args, train_dataset=trainer.train_dataset, loss=loss
+    )
+    with pytest.warns(UserWarning, match="does not save the state of NUCLR, .* use NuclrTrainer") as warned:
+        plain.train()
+    assert sum("does not save the state" in str(warning.message) for warning in warned) == 1
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*does not save the state")
+        rebuild(trainer, loss=NuclrLoss(trainer.model, num_samples=PAIRS)).train()
+
+
+def test_a_temperature_above_one_gives_a_warning():
+    for arguments in ({"num_samples": 8, "temperature": 20}, {"objective": build("clip", temperature=20)}):
+        with pytest.warns(UserWarning, match=r"temperature=20 is above 1, .* usual values are 0\.01 to 0\.1"):
+            NuclrLoss(torch.nn.Identity(), **arguments)
 
 
 def test_processes_that_the_trainer_does_not_use_are_refused(model, tmp_path, monkeypatch):
@@ -403,6 +552,18 @@ def test_the_plain_trainer_reports_a_missing_label(model, tmp_path):
         (pairs().add_column("score", [0.5] * PAIRS), None, r"already has a column 'score'.*remove_columns\('score'\)"),
         (pairs(), "image", "group='image' is not a column of dataset; it has anchor, positive"),
         (pairs().select_columns("anchor"), None, "needs two columns, the pairs, but has anchor"),
+        (pairs().select([]), None, "dataset is empty"),
+        (
+            pairs().add_column("negative", ["no"] * PAIRS),
+            None,
+            r"has the columns anchor, positive, negative, but a pair has two; choose them before add_index: "
+            r"dataset = dataset\.select_columns\(\['anchor', 'positive'\]\)",
+        ),
+        (
+            DatasetDict({"train": pairs().add_column("id", range(PAIRS)).select_columns(["id", "anchor", "positive"])}),
+            None,
+            r"dataset\['train'\] has the columns id, .*\.select_columns\(\['anchor', 'positive'\]\)",
+        ),
         ([("a", "b")], None, "must be a datasets.Dataset or DatasetDict, but is list"),
         (pairs().to_iterable_dataset(), None, "but is IterableDataset; give a streamed data set the column"),
     ],
@@ -421,6 +582,54 @@ def test_a_missing_package_is_named(name, monkeypatch):
         UserError, match=rf"^{name}: sentence_transformers is not installed; pip install 'nuclr\[st\]'$"
     ):
         getattr(integration, name)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_blocks_of_the_page_run(model, tmp_path, monkeypatch):
+    text = PAGE.read_text(encoding="utf-8").partition("## sentence-transformers\n")[2].partition("\n## ")[0]
+    simple, split, stream, *after = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    trainer = make_trainer(model, tmp_path, {"args": {"max_steps": 8}})
+    data = pairs().rename_columns({"anchor": "question", "positive": "answer"})
+    names = {
+        "model": trainer.model,
+        "args": trainer.args,
+        "train_dataset": data,
+        "dataset": data.add_column("id", range(PAIRS)),
+        "stream": data.to_iterable_dataset(),
+        "questions": data["question"][:],
+        "answers": data["answer"][:],
+    }
+    exec(simple, names)
+    assert (names["loss"].objective.log_u_x > -torch.inf).any()
+    exec(split, names)
+    indexed = names["train_dataset"]
+    assert len(indexed) == names["loss"].objective.num_samples == 43 and "label" not in names["eval_dataset"].features
+    rebuild(trainer, **{name: names[name] for name in ("train_dataset", "eval_dataset", "loss")}).train()
+    exec(stream, names)
+    assert [row["label"][0] for row in names["train_dataset"]] == list(range(PAIRS))
+    rebuild(trainer, train_dataset=names["train_dataset"], loss=names["loss"]).train()
+    assert (names["loss"].objective.log_u_x > -torch.inf).sum() == PAIRS
+    names["train_dataset"] = indexed
+    for block in after:
+        exec(block, names)
+    assert names["bias"].shape == (PAIRS,) and names["best"].shape == (1, 10)
+    with np.load("pairs.npz") as saved:
+        assert saved["x"].shape == saved["y"].shape == (PAIRS, 32)
+
+
+def test_the_page_states_the_default_temperatures():
+    listed = re.search(r"that of its objective: (.*?)\. Losses", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    stated = {
+        name: float(value)
+        for value, names in re.findall(r"([\d.]+) for\s+(.*?)(?=, \d|$)", listed, re.DOTALL)
+        for name in re.findall(r'"(\w+)"', names)
+    }
+    assert stated == {name: objectives.options(name)["temperature"] for name in stated} and set(stated) == set(
+        objectives.names()
+    )
 
 
 # -- a real model, and the example -------------------------------------------------------------------------------------

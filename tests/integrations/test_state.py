@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,37 @@ def test_the_state_of_another_objective_is_refused(objective, message, tmp_path)
     name, options = objective
     with pytest.raises(UserError, match=message):
         load_state(build(name, **({"num_samples": PAIRS} | options)), tmp_path)
+
+
+def test_changed_options_give_a_warning(tmp_path):
+    save_state(trained(temperature=0.05, gamma=0.8), tmp_path)
+    with pytest.warns(
+        UserWarning, match="saved with temperature=0.05, gamma=0.8, .* temperature=0.1, gamma=0.9"
+    ) as warned:
+        load_state(build("nuclr", num_samples=PAIRS, temperature=0.1, gamma=0.9), tmp_path)
+    assert len(warned) == 1 and "\n" not in str(warned[0].message)
+
+
+@pytest.mark.parametrize("name", ["sogclr", "siglip"])
+def test_options_without_effect_give_none(name, tmp_path):
+    learnt = {"learn_temperature": True} if name == "sogclr" else {}
+    save_state(trained(name, temperature=0.05, **learnt), tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_state(build(name, num_samples=PAIRS, temperature=0.1, **learnt), tmp_path)
+        save_state(trained(), tmp_path)
+        load_state(build("nuclr", num_samples=PAIRS, gamma=0.1), tmp_path, resumes=False)
+
+
+def test_the_state_of_pairs_in_another_order_is_refused(tmp_path):
+    save_state(trained(), tmp_path, {"0 question": "a", "6 question": "b"})
+    fresh = build("nuclr", num_samples=PAIRS)
+    for pairs in (None, {"0 question": "a", "6 question": "b"}, {"0 question": "a", "3 question": "c", "6 url": "d"}):
+        load_state(fresh, tmp_path, pairs)
+    with pytest.raises(
+        UserError, match="1 of 2 compared texts, such as one of pair 6, are not those that it was saved"
+    ):
+        load_state(fresh, tmp_path, {"0 question": "a", "6 question": "c"})
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

@@ -154,6 +154,30 @@ def test_resumed_equals_uninterrupted(model, tmp_path):
         trainer(model, tmp_path, **settings).train(resume_from_checkpoint=str(checkpoint))
 
 
+def test_pairs_in_another_order_are_refused_and_other_options_give_a_warning(model, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    samples = pairs()
+    captions = datasets.Dataset.from_dict(
+        {"row": list(range(PAIRS)), "caption": [f"picture {i}" for i in range(PAIRS)]}
+    )
+
+    def collate(rows):
+        return torch.utils.data.default_collate([samples[row["row"]] for row in rows])
+
+    def make(dataset, **objective):
+        arguments = {"remove_unused_columns": False, "save_strategy": "steps", "save_steps": 2, "max_steps": 3}
+        return trainer(
+            model, tmp_path, args=arguments, objective=objective, train_dataset=dataset, data_collator=collate
+        )
+
+    make(add_index(captions)).train()
+    checkpoint = str(tmp_path / "checkpoint-2")
+    with pytest.raises(UserError, match=r"4[0-9] of 48 compared texts.*belong to other pairs"):
+        make(add_index(captions.shuffle(seed=0))).train(resume_from_checkpoint=checkpoint)
+    with pytest.warns(UserWarning, match="saved with gamma=0.8, but training resumes with gamma=0.9"):
+        make(add_index(captions).shuffle(seed=0), gamma=0.9).train(resume_from_checkpoint=checkpoint)
+
+
 def test_the_best_model_comes_with_its_state(model, tmp_path):
     arguments = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "step", "greater_is_better": False}

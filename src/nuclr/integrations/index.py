@@ -16,6 +16,9 @@ from nuclr.errors import UserError
 COLUMNS = ("index", "x_id", "y_id")
 """The columns that go to the objective and not to the model."""
 
+HASHED_PAIRS = 64
+"""The number of pairs that `hash_pairs` reads."""
+
 
 def add_index(dataset: Any, x_id: str | None = None, y_id: str | None = None) -> Any:
     """Add the columns that an objective needs: the index of each pair, and ids of its two samples.
@@ -72,6 +75,59 @@ def stable_id(value: Any) -> int:
         return int(value)
     digest = hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def hash_pairs(dataset: Any, index: np.ndarray, num_samples: int) -> dict[str, str]:
+    """Return hashes of a few pairs, by which a checkpoint recognizes data that was numbered in another order.
+
+    The pairs are evenly spaced over the numbers, so the rows of the data set may be in any order, and some may be
+    missing. Only these rows are read.
+
+    Args:
+        dataset: A `datasets.Dataset`. Its columns of texts are hashed; without any, the result is empty.
+        index: (rows,) the number of the pair in each row.
+        num_samples: The number of pairs that got a number.
+
+    Returns:
+        "number column" -> hash of the text.
+
+    Example:
+        >>> from datasets import Dataset
+        >>> pairs = Dataset.from_dict({"question": ["Why?", "How far?"], "answer": ["no", "a mile"]})
+        >>> numbers = np.arange(2)
+        >>> list(hash_pairs(pairs, numbers, 2))
+        ['0 question', '1 question', '0 answer', '1 answer']
+        >>> hash_pairs(pairs, numbers, 2) == hash_pairs(pairs.select([1, 0]), numbers[::-1], 2)
+        True
+        >>> hash_pairs(pairs, numbers, 2) == hash_pairs(pairs.select([1, 0]), numbers, 2)
+        False
+
+    """
+    columns = [column for column in dataset.column_names if holds_text(dataset, column)]
+    chosen = np.unique(np.linspace(0, num_samples - 1, HASHED_PAIRS).astype(np.int64))
+    rows = np.flatnonzero(np.isin(index, chosen))
+    if not columns or not len(rows):
+        return {}
+    texts = dataset.select_columns(columns).with_format(None)[rows.tolist()]
+    return {
+        f"{index[row]} {column}": f"{stable_id(text):x}"
+        for column in columns
+        for row, text in zip(rows, texts[column], strict=True)
+    }
+
+
+def arrow_chunks(dataset: Any, column: str) -> tuple[list[Any], np.ndarray | slice]:
+    """Return a column of a `datasets.Dataset` as arrow arrays, and which of their rows are the data set's.
+
+    Reading millions of rows through a shuffled data set takes minutes, and reading the table below it does not.
+    """
+    order = dataset._indices
+    return dataset.data.column(column).chunks, slice(None) if order is None else order.column(0).to_numpy()
+
+
+def holds_text(dataset: Any, column: str) -> bool:
+    """Return whether a column of a `datasets.Dataset` holds texts."""
+    return getattr(dataset.features[column], "dtype", None) in ("string", "large_string")
 
 
 class IndexedDataset(torch.utils.data.Dataset[dict[str, Any]]):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nuclr import distributed
 from nuclr.errors import UserError, require
+from nuclr.integrations.state import options_of, warn_of_changed_options
 from nuclr.objectives import Objective, ObjectiveOutput, backward_in_micro_batches, build
 from nuclr.objectives.checks import Features, Integers
 
@@ -234,10 +235,14 @@ class NuclrCallback(Callback):
         """Add the state to the checkpoint. All processes call this; process 0 gets all rows of all tables."""
         state = self.objective.gather_state_dict()
         if state:
-            checkpoint[self.state_key] = {"objective": type(self.objective).__name__, "state": state}
+            checkpoint[self.state_key] = {
+                "objective": type(self.objective).__name__,
+                "options": options_of(self.objective),
+                "state": state,
+            }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Restore the state from the checkpoint.
+        """Restore the state from the checkpoint; warn if training resumes with other options than it was saved with.
 
         Raises:
             UserError: If training resumes and the checkpoint has no state, or that of another objective.
@@ -259,6 +264,8 @@ class NuclrCallback(Callback):
         except RuntimeError as error:  # the lines after its first name the tensors
             reason = " ".join(line.strip() for line in str(error).splitlines()[1:]) or str(error)
             raise UserError(f"the state in the checkpoint does not fit the objective: {reason}") from None
+        if trainer.state.fn == "fit":
+            warn_of_changed_options(self.objective, saved.get("options"), "the checkpoint")
 
 
 class _Parameters(nn.Module):

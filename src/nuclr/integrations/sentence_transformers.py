@@ -16,17 +16,20 @@ and not the loss, so the losses look at the model: they learn only from batches 
 `CachedNuclrLoss` and `NuclrTrainer` derive from classes of sentence-transformers, and are created on first use.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from nuclr import distributed
 from nuclr.errors import UserError, require
+from nuclr.integrations.index import arrow_chunks, hash_pairs, holds_text
 from nuclr.integrations.state import STATE_FILE, load_state, save_state
 from nuclr.objectives import Objective, build, entry
 
@@ -34,6 +37,7 @@ __all__ = ["CachedNuclrLoss", "NuclrLoss", "NuclrTrainer", "NuclrTrainerMixin", 
 
 LABEL = "label"
 LABEL_COLUMNS = (LABEL, "labels", "score", "scores")  # the names that sentence-transformers does not tokenize
+ID_COLUMNS = ("id", "_id", "ids", "idx", "index", "qid", "docid")  # texts in them are not part of a pair
 ADD_INDEX = "train_dataset = nuclr.integrations.sentence_transformers.add_index(train_dataset)"
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -48,11 +52,12 @@ def add_index(dataset: Any, *, group: str | None = None) -> Any:
     in the second column the same y_id. Pairs that share an id are not negatives of each other. Columns that do not hold
     texts, such as images, get a different id in every row.
 
-    Add the index before shuffling, selecting or splitting, so that a pair keeps its number from run to run.
+    The rows must be in the same order at every start, because the state of row i belongs to pair i: add the index
+    before shuffling. Split or concatenate data sets first, so that the numbers go from 0 to ``len(train_dataset)``.
 
     Args:
-        dataset: A `datasets.Dataset` whose first two columns are the pairs, or a `DatasetDict`, whose data sets are
-            numbered one after the other.
+        dataset: A `datasets.Dataset` with two columns, the pairs, or a `DatasetDict`, whose data sets are numbered one
+            after the other.
         group: A column that says which pairs belong together, such as the image that two captions describe. Pairs of
             the same group are not negatives of each other. The column is removed, because it would be tokenized.
 
@@ -60,7 +65,8 @@ def add_index(dataset: Any, *, group: str | None = None) -> Any:
         The data set with the new column.
 
     Raises:
-        UserError: If it is not a `Dataset` or `DatasetDict`, has a label column already, or lacks `group`.
+        UserError: If it is not a `Dataset` or `DatasetDict`, is empty, has a label column already, lacks `group`, or
+            does not have two other columns.
 
     Example:
         >>> from datasets import Dataset
@@ -104,23 +110,28 @@ def _with_labels(dataset: Any, numbers: _Numbers, group: str | None, name: str) 
         )
     if group is not None and group not in dataset.column_names:
         raise UserError(f"group={group!r} is not a column of {name}; it has {', '.join(dataset.column_names)}")
+    if not len(dataset):
+        raise UserError(f"{name} is empty; a loss needs at least two pairs")
     columns = [column for column in dataset.column_names if column != group]
     if len(columns) < 2:
         raise UserError(f"{name} needs two columns, the pairs, but has {', '.join(columns) or 'none'}")
+    if len(columns) > 2:
+        texts = [column for column in columns if holds_text(dataset, column) and column not in ID_COLUMNS]
+        kept = [*(texts if len(texts) > 1 else columns)[:2], *([group] if group is not None else [])]
+        raise UserError(
+            f"{name} has the columns {', '.join(columns)}, but a pair has two; choose them before add_index: "
+            f"{name} = {name}.select_columns({kept}). Hard negatives are not used"
+        )
     index = range(numbers.pairs, numbers.pairs + len(dataset))
     numbers.pairs = index.stop
     ids: list[Iterable[int]] = [
-        numbers.ids(side, dataset[column]) if _holds_text(dataset, column) else index
-        for side, column in enumerate(columns[:2])
+        numbers.ids(side, dataset[column][:]) if holds_text(dataset, column) else index
+        for side, column in enumerate(columns)
     ]
     if group is not None:
-        ids.append(numbers.ids(2, dataset[group]))
+        ids.append(numbers.ids(2, dataset[group][:]))
         dataset = dataset.remove_columns(group)
     return dataset.add_column(LABEL, [list(row) for row in zip(index, *ids, strict=True)])
-
-
-def _holds_text(dataset: Any, column: str) -> bool:
-    return getattr(dataset.features[column], "dtype", None) in ("string", "large_string")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -142,7 +153,8 @@ class NuclrLoss(nn.Module):
         model: The `SentenceTransformer` to train. Its embeddings are scaled to unit norm.
         objective: The name of an objective, such as "nuclr", "sogclr" or "clip", or an objective.
         num_samples: The number of training pairs, ``len(train_dataset)``. Objectives with state need it.
-        **options: Options of the named objective, such as ``temperature=0.05``; see `nuclr.objectives.options`.
+        **options: Options of the named objective, such as ``temperature=0.05``; see `nuclr.objectives.options`. The
+            temperature is 1 / `scale` of the losses of sentence-transformers.
 
     Raises:
         UserError: If the objective, the number of pairs or an option is missing or wrong.
@@ -160,6 +172,10 @@ class NuclrLoss(nn.Module):
         super().__init__()
         self.model = model
         self.objective = _objective(type(self).__name__, objective, num_samples, options)
+        self.state_is_saved = False  # set by NuclrTrainerMixin
+        self._warned: set[str] = set()
+        self._is_first = True
+        self._batches_of_one = 0  # without another batch in between
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Compute the loss of one batch; if the model is in training mode, also update the state.
@@ -182,11 +198,40 @@ class NuclrLoss(nn.Module):
         """Return the loss of the embeddings (b, d) of both sides."""
         learns = torch.is_grad_enabled() and _unwrap(self.model).training
         self.objective.train(learns)
-        index, ids = _index_and_ids(labels, len(x), learns and self.objective.needs_index)
+        index, ids = _index_and_ids(labels, len(x), learns, self.objective.needs_index)
+        if learns:
+            self._warn_of_what_does_not_train(len(x), ids)
         x, y = (normalize(side if side.dtype == torch.float64 else side.float(), dim=-1) for side in (x, y))
         if len(x) * distributed.world_size() == 1:
             return 0 * (x.sum() + y.sum())
         return self.objective(x, y, index if learns else None, ids).loss
+
+    def _warn_of_what_does_not_train(self, pairs: int, ids: Tensor | None) -> None:
+        """Warn of state that nobody saves and of batches without negatives, once each."""
+        name = type(self.objective).__name__
+        if self.objective.needs_index and not self.state_is_saved:
+            self.warn_once(
+                f"this trainer does not save the state of {name}, so a run that resumes from its checkpoints starts "
+                "with empty tables; use NuclrTrainer, or NuclrTrainerMixin in front of your trainer"
+            )
+        if distributed.world_size() > 1:
+            return
+        self._batches_of_one = self._batches_of_one + 1 if pairs == 1 else 0
+        if self._batches_of_one > 1:  # one alone is the last of an epoch
+            self.warn_once("batches of one pair have no negatives, so nothing is trained; set a larger batch size")
+        # Reading a value of an accelerator makes it wait, so only the first batch is looked at there.
+        first, self._is_first = self._is_first, False
+        if pairs > 1 and ids is not None and (first or ids.device.type == "cpu") and _share_an_id(ids):
+            self.warn_once(
+                "a batch has no negatives, because all of its pairs share a text or group, and trains nothing; shuffle "
+                "the data, and check that both columns have different texts"
+            )
+
+    def warn_once(self, message: str) -> None:
+        """Give a warning, unless this loss gave it before."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=2)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings for the model card."""
@@ -203,6 +248,7 @@ def _objective(loss: str, objective: str | Objective, num_samples: int | None, o
         if num_samples is not None or options:
             extra = ", ".join(["num_samples"] * (num_samples is not None) + list(options))
             raise UserError(f"{loss}: objective is already built, so {extra} would have no effect; remove it")
+        _check_temperature(loss, objective)
         return objective
     if not isinstance(objective, str):
         raise UserError(f"{loss}: objective must be a name or an Objective, but is {type(objective).__name__}")
@@ -211,9 +257,30 @@ def _objective(loss: str, objective: str | Objective, num_samples: int | None, o
             raise UserError(
                 f"{loss}: num_samples is missing; {objective} keeps state per pair: num_samples=len(train_dataset)"
             )
-        return build(objective, num_samples=num_samples, **options)
+        if "scale" in options and "scale" not in entry(objective).options:
+            scale = options["scale"]
+            is_number = isinstance(scale, int | float) and scale > 0
+            value = f"temperature={1 / scale:.4g}, which is 1 / scale" if is_number else "temperature=1 / scale"
+            raise UserError(f"{loss}: {objective} has no option 'scale'; use {value}")
+        built = build(objective, num_samples=num_samples, **options)
+        _check_temperature(loss, built)
+        return built
     except ValueError as error:
         raise error if isinstance(error, UserError) else UserError(f"{loss}: {error}") from None
+
+
+def _check_temperature(loss: str, objective: Objective) -> None:
+    if objective.temperature > 1:
+        warnings.warn(
+            f"{loss}: temperature={objective.temperature:g} is above 1, but scores of unit-norm embeddings lie in "
+            "[-1, 1], so all negatives weigh nearly the same; usual values are 0.01 to 0.1 (1 / scale)",
+            stacklevel=4,
+        )
+
+
+def _share_an_id(ids: Any) -> bool:
+    """Return whether all pairs have the same id in a column (of a tensor or array), so that none has negatives."""
+    return bool((ids == ids[:1]).all(0).any())
 
 
 def _two_columns(sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -226,18 +293,23 @@ def _two_columns(sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[st
     return columns
 
 
-def _index_and_ids(labels: Tensor | None, pairs: int, needs_index: bool) -> tuple[Tensor | None, Tensor | None]:
+def _index_and_ids(
+    labels: Tensor | None, pairs: int, learns: bool, needs_index: bool
+) -> tuple[Tensor | None, Tensor | None]:
     if labels is None:
-        if needs_index:
+        if learns and needs_index:
             raise UserError(
                 f"the training data has no column {LABEL!r} with the index of each pair; add it: {ADD_INDEX}"
             )
         return None, None
     right = labels.ndim == 2 and labels.shape[0] == pairs and labels.shape[1] >= 3
     if not right or labels.is_floating_point() or labels.dtype == torch.bool:
+        kind = "training" if learns else "evaluation"
+        fix = f"and add the right one: {ADD_INDEX}" if learns else "(evaluation needs none)"
         raise UserError(
-            f"the column {LABEL!r} must hold integers [index, x_id, y_id] per pair, but a batch of {pairs} pairs "
-            f"has {tuple(labels.shape)} of {labels.dtype}; remove the column and add the right one: {ADD_INDEX}"
+            f"the label of the {kind} data must hold integers [index, x_id, y_id] per pair, but a batch of {pairs} "
+            f"pairs has {tuple(labels.shape)} of {labels.dtype}; remove its column "
+            f"({', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}) {fix}"
         )
     return labels[:, 0], labels[:, 1:]
 
@@ -345,8 +417,16 @@ class NuclrTrainerMixin:
 
     ``class MyTrainer(NuclrTrainerMixin, SentenceTransformerTrainer)``; `NuclrTrainer` is this class without additions.
     Checkpoint folders get a file ``nuclr_objective.safetensors``; if `loss` is a dict, one per loss. Resuming from a
-    checkpoint without it is refused, because the tables of running averages would start again.
+    checkpoint without it is refused, because the tables of running averages would start again, and so is resuming with
+    pairs that were numbered in another order.
+
+    The data is checked when the trainer is built: the index and ids of each pair, and whether batches have negatives.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._check_training()
+        self._check_evaluation(self.eval_dataset)  # type: ignore[attr-defined]
 
     def get_train_dataloader(self) -> Any:
         """Return the trainer's data loader after checking that processes and training data fit the loss."""
@@ -356,36 +436,65 @@ class NuclrTrainerMixin:
                 f"torch.distributed has {distributed.world_size()} processes, but the trainer uses {processes}, so "
                 "each would train on all pairs; without an accelerator, set use_cpu=True in the training arguments"
             )
-        for name, loss in _parts(self.loss):  # type: ignore[attr-defined]
-            dataset = self.train_dataset  # type: ignore[attr-defined]
-            _check_data(dataset[name] if name and isinstance(dataset, dict) else dataset, loss)
+        self._check_training()  # data or loss may have been replaced
         return super().get_train_dataloader()  # type: ignore[misc]
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the trainer's data loader after checking the label column of data that is passed to `evaluate`."""
+        if not isinstance(eval_dataset, str):
+            self._check_evaluation(eval_dataset)
+        return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+
+    def _check_training(self) -> None:
+        """Check data and batches of each loss, and remember hashes of some of its pairs."""
+        self._pairs: dict[str, dict[str, str]] = {}
+        dataset, args = self.train_dataset, self.args  # type: ignore[attr-defined]
+        for name, loss in _parts(self.loss):  # type: ignore[attr-defined]
+            modules = [module for module in loss.modules() if isinstance(module, NuclrLoss)]
+            for module in modules:
+                module.state_is_saved = True
+            if dataset is None or not modules:
+                continue
+            _check_batches(args, args.train_batch_size, "per_device_train_batch_size")
+            _check_wrapper(loss)
+            self._pairs[name] = _check_data(_named(dataset, "train_dataset", name), modules[0])
+
+    def _check_evaluation(self, dataset: Any) -> None:
+        if dataset is None:
+            return
+        for name, loss in _parts(self.loss):  # type: ignore[attr-defined]
+            if not any(isinstance(module, NuclrLoss) for module in loss.modules()):
+                continue
+            args = self.args  # type: ignore[attr-defined]
+            _check_batches(args, args.eval_batch_size, "per_device_eval_batch_size")
+            for where, part in _named(dataset, "eval_dataset", name):
+                _check_eval_data(part, where)
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        for path, objective in self._objectives(output_dir):
-            save_state(objective, path)
+        for path, objective, pairs in self._objectives(output_dir):
+            save_state(objective, path, pairs)
         super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         if checkpoint is not None:
-            for path, objective in self._objectives(checkpoint):
-                load_state(objective, path)
+            for path, objective, pairs in self._objectives(checkpoint):
+                load_state(objective, path, pairs)
 
-    def _objectives(self, folder: str) -> Iterator[tuple[Path, Objective]]:
-        """Yield the folder of the state file and the objective, per loss that has one."""
+    def _objectives(self, folder: str) -> Iterator[tuple[Path, Objective, dict[str, str]]]:
+        """Yield the folder of the state file, the objective, and hashes of its pairs, per loss that has one."""
         for name, loss in _parts(self.loss):  # type: ignore[attr-defined]
             for part, module in loss.named_modules():
                 if isinstance(module, NuclrLoss):
                     key = quote(".".join(filter(None, [name, part])), safe="")  # names of data sets may have slashes
-                    yield Path(folder) / (f"nuclr_{key}" if key else ""), module.objective
+                    yield Path(folder) / (f"nuclr_{key}" if key else ""), module.objective, self._pairs.get(name, {})
 
     def _load_best_model(self) -> None:
         super()._load_best_model()  # type: ignore[misc]
         # The objective describes the model that is in use. Without a state file only the weights were saved.
-        for path, objective in self._objectives(self.state.best_model_checkpoint):  # type: ignore[attr-defined]
+        for path, objective, _ in self._objectives(self.state.best_model_checkpoint):  # type: ignore[attr-defined]
             if (path / STATE_FILE).is_file():
-                load_state(objective, path)
+                load_state(objective, path, resumes=False)
 
 
 def _parts(loss: Any) -> list[tuple[str, Any]]:
@@ -393,40 +502,134 @@ def _parts(loss: Any) -> list[tuple[str, Any]]:
     return list(loss.items()) if isinstance(loss, dict) else [("", loss)]
 
 
-def _check_data(dataset: Any, loss: nn.Module) -> None:
-    """Refuse training data without the index, and wrappers that would run the objective several times per batch."""
-    if not isinstance(loss, NuclrLoss):
-        inner = [module for module in loss.modules() if isinstance(module, NuclrLoss) and module.objective.needs_index]
-        if inner:
-            raise UserError(
-                f"{type(loss).__name__} runs its loss several times per batch, but {type(inner[0].objective).__name__} "
-                "keeps one row of state per pair; pass the NuclrLoss itself to the trainer, or use objective='clip'"
-            )
-        return
-    if not loss.objective.needs_index:
-        return
-    parts = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
-    for part in parts:
+def _named(dataset: Any, name: str, key: str) -> list[tuple[str, Any]]:
+    """Return (name for messages, data set) of the loss `key`, or of all data sets if it is the only loss."""
+    if not isinstance(dataset, dict):
+        return [(name, dataset)]
+    return [(f"{name}[{part!r}]", dataset[part]) for part in dataset if key in ("", part)]
+
+
+def _check_batches(args: Any, size: int, setting: str) -> None:
+    """Refuse batches without negatives."""
+    if size * args.world_size == 1:
+        raise UserError(f"{setting}=1 leaves no negatives, so the loss would be 0; set it to at least 2")
+    if args.batch_sampler == "group_by_label":
+        raise UserError(
+            f"batch_sampler='group_by_label' groups rows by class, but the column {LABEL!r} holds the index of each "
+            "pair; leave it out, or use 'no_duplicates'"
+        )
+
+
+def _check_wrapper(loss: nn.Module) -> None:
+    """Refuse losses that would run an objective with state several times per batch."""
+    inner = [module for module in loss.modules() if isinstance(module, NuclrLoss) and module.objective.needs_index]
+    if inner and not isinstance(loss, NuclrLoss):
+        raise UserError(
+            f"{type(loss).__name__} runs its loss several times per batch, but {type(inner[0].objective).__name__} "
+            "keeps one row of state per pair; pass the NuclrLoss itself to the trainer, or use objective='clip'"
+        )
+
+
+def _check_data(parts: list[tuple[str, Any]], loss: NuclrLoss) -> dict[str, str]:
+    """Refuse training data without the right index; return hashes of some pairs."""
+    objective = loss.objective
+    tables = [(where, part) for where, part in parts if hasattr(part, "__len__")]  # streams have no length
+    for where, part in tables:
+        if not len(part):
+            raise UserError(f"{where} is empty; a loss needs at least two pairs")
+    if not objective.needs_index:
+        return {}
+    for where, part in parts:
         names = getattr(part, "column_names", None)
         if names is not None and LABEL not in names:
             raise UserError(
-                f"train_dataset has no column {LABEL!r} with the index of each pair (it has {', '.join(names)}); "
+                f"{where} has no column {LABEL!r} with the index of each pair (it has {', '.join(names)}); "
                 f"add it: {ADD_INDEX}"
             )
-    labels = [part[0][LABEL] for part in parts if hasattr(part, "__len__") and len(part)] if len(parts) > 1 else []
-    first = [label[0] for label in labels if isinstance(label, list)]  # other labels are refused later
-    if len(set(first)) < len(first):
-        raise UserError(
-            f"two data sets of train_dataset have a pair of number {max(first, key=first.count)}, so they would share "
-            "state; number all of them together: train_dataset = add_index(datasets.DatasetDict(train_dataset))"
+    if not tables:
+        return {}
+    labels = []
+    for where, part in tables:
+        label = _read_labels(part, LABEL)
+        if label is None:
+            raise UserError(
+                f"the column {LABEL!r} of {where} must hold integers [index, x_id, y_id] per pair, but holds "
+                f"{_content(part, LABEL)}; remove the column and add the right one: {ADD_INDEX}"
+            )
+        labels.append(label)
+    pairs: int | None = getattr(objective, "num_samples", None)
+    index = np.concatenate([label[:, 0] for label in labels])
+    _check_index(index, pairs, several=len(parts) > 1)
+    if len(index) > 1 and all(_share_an_id(label[:, 1:]) for label in labels):
+        loss.warn_once(
+            f"all pairs of {' and '.join(where for where, _ in tables)} share a text or group, so none has negatives "
+            "and the loss stays 0; check the columns"
         )
-    pairs = sum(len(part) for part in parts if hasattr(part, "__len__"))
-    size = getattr(loss.objective, "num_samples", None)
-    if size is not None and pairs > size:
+    if pairs is None:
+        return {}
+    hashes: dict[str, str] = {}
+    for (_, part), label in zip(tables, labels, strict=True):
+        hashes |= hash_pairs(part, label[:, 0], pairs)
+    return hashes
+
+
+def _check_index(index: np.ndarray, pairs: int | None, several: bool) -> None:
+    """Refuse indices that have no row in the tables of the objective, or share one."""
+    low, high = int(index.min()), int(index.max())
+    if low < 0:
+        raise UserError(f"the indices in the column {LABEL!r} must not be negative, but the smallest is {low}")
+    if pairs is not None and high >= pairs:
         raise UserError(
-            f"train_dataset has {pairs:,} pairs, but the loss was built with num_samples={size:,}; pass "
-            f"num_samples={pairs}"
+            f"the indices of train_dataset go up to {high}, but the loss was built with num_samples={pairs}; pass "
+            f"num_samples={high + 1} (the length before split or select), or split first and then call add_index"
         )
+    seen = np.zeros(high + 1, dtype=bool)
+    seen[index] = True
+    if np.count_nonzero(seen) < len(index):
+        repeated = int(np.bincount(index).argmax())
+        fix = (
+            "number all of them together: train_dataset = add_index(datasets.DatasetDict(train_dataset))"
+            if several
+            else "concatenate data sets first, then call add_index"
+        )
+        raise UserError(
+            f"several pairs of train_dataset have the index {repeated}, so they would share a row of state; {fix}"
+        )
+
+
+def _check_eval_data(dataset: Any, where: str) -> None:
+    """Refuse evaluation data whose label is not the one of `add_index`; it needs none."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "column_names"):
+        return
+    if not len(dataset):
+        raise UserError(f"{where} is empty; leave it out")
+    present = [column for column in LABEL_COLUMNS if column in dataset.column_names]
+    if present and _read_labels(dataset, present[0]) is None:
+        raise UserError(
+            f"{where} has a column {present[0]!r} of {_content(dataset, present[0])}, which sentence-transformers "
+            f"passes to the loss as its label; remove it: {where} = {where}.remove_columns({present[0]!r})"
+        )
+
+
+def _read_labels(dataset: Any, column: str) -> np.ndarray | None:
+    """Return the labels of a `datasets.Dataset`, (rows, 3) or wider integers; None if they are something else."""
+    chunks, rows = arrow_chunks(dataset, column)
+    parts = []
+    for chunk in filter(len, chunks):
+        if not hasattr(chunk, "flatten") or not hasattr(chunk, "value_lengths"):
+            return None
+        values, lengths = np.asarray(chunk.flatten()), np.asarray(chunk.value_lengths())
+        if values.dtype.kind not in "iu" or lengths.min() != lengths.max() or lengths.min() < 3:
+            return None
+        parts.append(values.reshape(len(chunk), -1))
+    return np.concatenate(parts)[rows] if len({part.shape[1] for part in parts}) == 1 else None
+
+
+def _content(dataset: Any, column: str) -> str:
+    """Return the type and first value of a column for messages."""
+    feature = dataset.features[column]
+    value = repr(dataset.select_columns(column).with_format(None)[0][column])[:60]
+    return f"{getattr(feature, 'dtype', None) or type(feature).__name__} such as {value}"
 
 
 def _make_trainer() -> type:

@@ -20,13 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from nuclr import distributed
 from nuclr.errors import UserError, require
-from nuclr.integrations.index import COLUMNS, IndexCollator, add_index
+from nuclr.integrations.index import COLUMNS, IndexCollator, add_index, arrow_chunks, hash_pairs
 from nuclr.integrations.state import STATE_FILE, load_state, save_state
 from nuclr.objectives import Objective, ObjectiveOutput, backward_in_micro_batches, build
 
@@ -287,18 +288,27 @@ class NuclrTrainerMixin(_Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        save_state(self.objective, output_dir)
+        save_state(self.objective, output_dir, self._hash_pairs())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            load_state(self.objective, checkpoint)
+            load_state(self.objective, checkpoint, self._hash_pairs())
+
+    def _hash_pairs(self) -> dict[str, str]:
+        """Return hashes of some training pairs, if the data is a `datasets.Dataset` and the objective numbers them."""
+        dataset, pairs = self.train_dataset, getattr(self.objective, "num_samples", None)
+        is_table = hasattr(dataset, "with_format") and hasattr(dataset, "__len__")  # a stream has no length
+        if pairs is None or not is_table or "index" not in dataset.column_names:
+            return {}
+        chunks, rows = arrow_chunks(dataset, "index")
+        return hash_pairs(dataset, np.concatenate(chunks)[rows], pairs)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
         best = self.state.best_model_checkpoint
         if (Path(best) / STATE_FILE).is_file():  # there is none with save_only_model
-            load_state(self.objective, best)
+            load_state(self.objective, best, resumes=False)
 
 
 def __getattr__(name: str) -> Any:
