@@ -13,20 +13,7 @@ from nuclr.runs.vectors import Vectors
 PAIRS, QRELS = {"query": 0, "item": 1}, {"query": 0, "item": 2, "relevance": 3}
 COLUMNS = {
     "query": ("q", "query", "queries", "topic", "question"),
-    "item": (
-        "item",
-        "items",
-        "d",
-        "doc",
-        "docs",
-        "document",
-        "documents",
-        "corpus",
-        "gallery",
-        "passage",
-        "p",
-        "answer",
-    ),
+    "item": ("item", "items", "d", "doc", "docs", "document", "corpus", "gallery", "passage", "p", "answer"),
     "relevance": ("relevance", "rel", "score", "label"),
 }
 
@@ -56,10 +43,10 @@ def read_links(path: Path, queries: int, gallery: int) -> np.ndarray:
     """Read rows (query, right answer) from a `.npy` file or from text.
 
     Args:
-        path: the file. An array is (n, 2), or (queries,) with one right answer per query. Text has lines of two numbers,
-            or of four as in TREC's qrels: query, anything, item, relevance; lines with a relevance of 0 or less do not
-            count. Numbers are separated by a comma, a tab or spaces. A first line may name the columns, then they may
-            have any order.
+        path: the file. An array is (n, 2), or (queries,) with one right answer per query. Text has lines of two
+            numbers, or of four as in TREC's qrels: query, anything, item, relevance; lines with a relevance of 0 or
+            less do not count. Numbers are separated by a comma, a tab or spaces. A first line may name the columns,
+            which may then have any order.
         queries: number of queries.
         gallery: number of items in the gallery.
 
