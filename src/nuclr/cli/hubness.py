@@ -149,7 +149,7 @@ def _print(content: dict[str, Any]) -> None:
     chance = content["chance"]
     rows = [
         ("items that nobody finds", "never_found", "{:.1%}", ""),
-        ("results that are the 1 % largest hubs", "top_share", "{:.1%}", ""),
+        ("results that are the 1 % largest hubs", "top_share", "{:.1%}", f"results: ranks 1 to {k}"),
         ("queries that find the largest hub", "largest", "{:,}", f"mean {plain['mean']:.1f}"),
         (f"skewness of N_{k}", "skewness", "{:.2f}", ""),
     ]
@@ -180,8 +180,12 @@ def _print(content: dict[str, Any]) -> None:
         typer.echo(f"{hub['plain']:>7,} -> {hub['corrected']:<5,} {_name(hub, 'item')}")
         for example in hub["crowds_out"][:1]:
             right = " (right)" if example["right"] else ""
-            typer.echo(f"{'':16} in {_name(example['query'], 'query', quoted=True)}")
-            typer.echo(f"{'':16} it is replaced by {_name(example['instead'], 'item', quoted=True)}{right}")
+            query, instead = (
+                _name(example["query"], "query", quoted=True),
+                _name(example["instead"], "item", quoted=True),
+            )
+            gap = " " if len(query) + len(instead) < 60 else f"\n{'':17}"
+            typer.echo(f"{'':16} in {query}{gap}it is replaced by {instead}{right}")
     typer.echo("")
 
 
