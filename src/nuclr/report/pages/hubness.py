@@ -196,7 +196,7 @@ def hubness_summary(context: HubnessFolder) -> HubnessSummary:
     correlation = content.get("correlation")
     bank = content["bank"]
     described = (
-        "half of the queries, which are not counted"
+        "a random half of the queries, which are not counted"
         if bank["name"] is None
         else f"the queries of {Path(bank['name']).name}"
     )
