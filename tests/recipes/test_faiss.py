@@ -78,6 +78,7 @@ def test_moving_an_index_with_ids(names, search):
     assert_exact(np.vectorize(row.get)(names["ids"]), search.scores())
 
 
+@pytest.mark.slow
 def test_moving_a_quantized_index(names, search):
     exec("import faiss", names)
     write_index("old_pq.faiss", "PQ8", search.items)
