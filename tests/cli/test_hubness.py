@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from safetensors.numpy import save_file
 
 from nuclr.popularity import PopularityCorrection, hubness
 from nuclr.runs import config
+from nuclr.studies.hubness.hubness_files import split_queries
 from nuclr.training.loop import train
 from tests.report import folders
 from tests.training import runs
@@ -78,8 +81,30 @@ def test_pairs_with_a_bank(nuclr, pairs):
     page = (out / "report.html").read_text()
     assert folders.HOSTILE not in page and "caption 1b" in (out / "hubness.csv").read_text()
     assert "What they crowd out" in page
-    again = nuclr("hubness", pairs / "dev.npz", "--out", out)
-    assert again.status == 0, "files of an earlier hubness are replaced"
+    assert "by chance" in done.out and set(content["chance"]) == set(content["plain"])
+    assert content["chance"]["never_found"] < content["plain"]["never_found"]
+
+
+def test_a_folder_keeps_the_result_of_other_vectors(nuclr, pairs, monkeypatch):
+    monkeypatch.chdir(pairs)
+    np.save("x.npy", np.load("dev.npz")["x"])
+    assert nuclr("hubness", "dev.npz", "--bank", "train.npz").status == 0
+    again = nuclr("hubness", pairs / "dev.npz", "--bank", pairs / "train.npz", "-k", 5)
+    assert again.status == 0, "the same vectors, named by other paths, replace their result"
+    before = (pairs / "hubness" / "bias.npy").read_bytes()
+    for arguments in (("dev.npz",), ("x.npy", "dev.npz:y", "--bank", "train.npz")):
+        done = nuclr("hubness", *arguments)
+        assert done.status == 2
+        assert "hubness holds the result of" in done.err and "dev.npz:x searching" in done.err.replace("\n", " ")
+        assert "name another folder with --out" in done.err.replace("\n", " ")
+    assert (pairs / "hubness" / "bias.npy").read_bytes() == before
+
+
+def test_a_closed_pipe_is_no_failure_of_the_page(pairs):
+    command = f"{sys.executable} -m nuclr hubness {pairs}/dev.npz --out {pairs}/out | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == "" and "queries look at their first 10" in done.stdout
+    assert (pairs / "out" / "report.html").exists()
 
 
 def test_one_set_of_items_never_finds_itself(nuclr, pairs):
@@ -89,9 +114,7 @@ def test_one_set_of_items_never_finds_itself(nuclr, pairs):
     assert "except itself" in done.out
     y = np.load(pairs / "dev.npz")["y"]
     bank = np.load(pairs / "train.npz")["y"]
-    np.testing.assert_array_equal(
-        np.load(out / "bias.npy"), PopularityCorrection().fit(bank[::2], bank[1::2]).bias(y).numpy()
-    )
+    np.testing.assert_array_equal(np.load(out / "bias.npy"), PopularityCorrection().fit(bank, bank).bias(y).numpy())
     content = json.loads((out / "hubness.json").read_text())
     plain = hubness(y, y, exclude=np.arange(2 * N))
     assert content["plain"]["skewness"] == pytest.approx(plain.skewness)
@@ -112,8 +135,10 @@ def test_without_a_bank_the_other_half_is_counted(nuclr, pairs):
     assert done.status == 0, done.err
     assert "30 queries look at their first 5 of 120 items" in done.out and "other half of the queries" in done.out
     content = json.loads((pairs / "out" / "hubness.json").read_text())
-    counted = hubness(data["x"][1::2].astype("float16").astype("float32"), data["y"], k=5)
-    links = [[i, 2 * (2 * i + 1)] for i in range(N // 2)]
+    rows = split_queries(N)[1]
+    assert len(set(rows % 2)) == 2, "an alternating log is not divided by its kinds"
+    counted = hubness(data["x"][rows].astype("float16").astype("float32"), data["y"], k=5)
+    links = [[i, 2 * row] for i, row in enumerate(rows)]
     assert content["labeled"] == 30
     assert content["plain"]["recall"] == {str(k): pytest.approx(counted.recall(links, k)) for k in (1, 5)}
     assert content["hubs"][0]["crowds_out"] == [] or "name" not in content["hubs"][0]["crowds_out"][0]["query"]
@@ -145,7 +170,7 @@ def test_tuning_in_one_set_keeps_captions_of_an_image_together(nuclr, pairs):
     y, bank = np.load(pairs / "dev.npz")["y"], np.load(pairs / "train.npz")["y"]
     rows = np.array([4 * i + j for i in range(N // 2) for j in (0, 1)])  # both captions of the images 0, 2, 4, ...
     fix = PopularityCorrection(strength=0.9).fit(
-        bank[::2], bank[1::2], pairs=(y[rows], y, [[n, row ^ 1] for n, row in enumerate(rows)]), exclude=rows
+        bank, bank, pairs=(y[rows], y, [[n, row ^ 1] for n, row in enumerate(rows)]), exclude=rows
     )
     content = json.loads((out / "hubness.json").read_text())
     assert (content["temperature"], content["strength"]) == (fix.temperature, 0.9)
@@ -180,7 +205,7 @@ def test_other_files_give_the_same_bias(nuclr, pairs, write, monkeypatch):
     queries, gallery, names = write(pairs, data["x"], data["y"])
     done = nuclr("hubness", queries, gallery, *(["--names", names] if names else []))
     assert done.status == 0, done.err
-    expected = PopularityCorrection().fit(data["x"][::2], data["y"]).bias(data["y"]).numpy()
+    expected = PopularityCorrection().fit(data["x"][split_queries(N)[0]], data["y"]).bias(data["y"]).numpy()
     np.testing.assert_allclose(np.load("hubness/bias.npy"), expected, atol=1e-5)
     assert ("title 0" in done.out) == (names is not None)
 
@@ -191,10 +216,38 @@ def test_a_run(nuclr, trained, tmp_path):
     content = json.loads((tmp_path / "out" / "hubness.json").read_text())
     assert content["bank"]["name"] == f"{trained}:x" and content["plain"]["recall"]
     assert content["hubs"][0]["name"] in done.out
-    other = nuclr("hubness", f"{trained}:y", f"{trained}:x", "--out", tmp_path / "out")
+    assert "Captions searched by images" in (tmp_path / "out" / "report.html").read_text()
+    other = nuclr("hubness", f"{trained}:y", f"{trained}:x", "--out", tmp_path / "other")
     assert other.status == 0, other.err
-    page = (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "other" / "report.html").read_text()
     assert "data:image/jpeg" in page, "the gallery consists of pictures"
+    assert "Images searched by captions" in page and "captions of the run run search" in page
+    rows = list(csv.DictReader((tmp_path / "other" / "hubness.csv").open()))
+    assert all(row["name"].startswith("builtin/") for row in rows)
+    hub = json.loads((tmp_path / "other" / "hubness.json").read_text())["hubs"][0]
+    assert hub["name"] in other.out and hub["name"] in page
+
+
+def test_links_of_other_rows_are_not_a_finding(nuclr, pairs, monkeypatch):
+    monkeypatch.chdir(pairs)
+    data = np.load("dev.npz")
+    np.savez("pairs.npz", x=data["x"], y=np.concatenate([data["y"], data["y"][::-1]] * 5) * 0.999)
+    np.save("wrong.npy", (1200 - 2 * np.arange(N)) % 1200)
+    done = nuclr("hubness", "pairs.npz:x", "pairs.npz:y", "--links", "wrong.npy", "-k", 1)
+    assert done.status == 0, done.err
+    assert "Recall is at chance level: are the rows of wrong.npy numbered from 0, in" in done.out
+    assert "To use it" not in done.out and "The bias is in hubness/bias.npy" in done.out
+
+
+def test_a_log_that_repeats_queries(nuclr, pairs, monkeypatch):
+    monkeypatch.chdir(pairs)
+    data = np.load("dev.npz")
+    np.save("log.npy", np.concatenate([data["x"], data["x"], data["x"]]))
+    done = nuclr("hubness", "log.npy", "dev.npz:y")
+    assert done.status == 0, done.err
+    assert "% of the queries repeat others; each counts once." in done.out and "with --links or --tune." in done.out
+    assert "To use it: subtract hubness/bias.npy" in done.out
+    assert "repeat others" in (pairs / "hubness" / "report.html").read_text()
 
 
 def test_pictures_of_a_folder(nuclr, pairs, tmp_path):
@@ -210,6 +263,11 @@ def break_files(folder: Path) -> None:
     data = dict(np.load(folder / "dev.npz"))
     (folder / "nothing_in_it").mkdir()
     (folder / "names.csv").write_text("id,word\n1,cat\n")
+    (folder / "archive.npy").write_bytes((folder / "dev.npz").read_bytes())
+    (folder / "numbers.csv").write_text("0.6,0.8\n0.8,0.6\n")
+    (folder / "header.csv").write_text("a,b\n0.6,0.8\n")
+    (folder / "numbers.txt").write_text("0.6 0.8\n0.8 0.6\n")
+    (folder / "picture.png").write_bytes(b"no vectors")
     np.save(folder / "wide.npy", unit(np.ones((8, D + 1))))
     np.save(folder / "one.npy", data["x"][:1])
     np.save(folder / "three.npy", data["x"][:3])
@@ -269,8 +327,14 @@ def break_files(folder: Path) -> None:
         ("damaged.npy x.npy", "damaged.npy: cannot be read as .npy"),
         ("damaged.safetensors x.npy", "damaged.safetensors: cannot be read as .safetensors"),
         ("damaged.parquet x.npy", "damaged.parquet: cannot be read"),
-        ("words.txt x.npy", "words.txt: unknown kind of file"),
-        ("nothing_in_it x.npy", "nothing_in_it: unknown kind of folder; allowed: .npy"),
+        ("archive.npy x.npy", "archive.npy: this is an .npz archive; rename it to archive.npz"),
+        ("words.txt x.npy", "words.txt: these are texts, not vectors; embed them first"),
+        ("dev.jsonl x.npy", "dev.jsonl: these are texts, not vectors; embed them first"),
+        ("numbers.csv x.npy", "np.save('numbers.npy', np.loadtxt('numbers.csv', dtype='float32', delimiter=','))"),
+        ("header.csv x.npy", "np.loadtxt('header.csv', dtype='float32', delimiter=',', skiprows=1))"),
+        ("numbers.txt x.npy", "np.loadtxt('numbers.txt', dtype='float32'))"),
+        ("nothing_in_it x.npy", "nothing_in_it: the folder is empty"),
+        ("picture.png x.npy", "picture.png: unknown kind of file; allowed: .npy"),
         ("x.npy dev.npz:y --names names.csv", "names.csv: no column of captions among id, word; name it as names.csv:"),
         ("x.npy dev.npz:y --names names.csv:word", "names.csv:word: 1 names, but dev.npz:y has 120 rows"),
         ("x.npy dev.npz:y --names words.txt", "words.txt: 2 names, but dev.npz:y has 120 rows"),

@@ -526,3 +526,16 @@ def test_damaged_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         PopularityCorrection.load(tmp_path / "nothing")
     assert PopularityCorrection.load(path).temperature == 0.1
+
+
+def test_mistakes_in_fit_name_the_constructor():
+    x = 2 * torch.eye(4)
+    with pytest.raises(ValueError, match=r"or use PopularityCorrection\(normalize=True\)"):
+        PopularityCorrection().fit(x, x)
+    with pytest.raises(ValueError, match=r"or use PopularityCorrection\(normalize=True\)"):
+        PopularityCorrection().queries(x)
+    for name in ("temperature", "strength", "normalize", "bank_size"):
+        with pytest.raises(TypeError, match=rf"give it to the constructor: PopularityCorrection\({name}=\.\.\.\)"):
+            PopularityCorrection().fit(torch.eye(4), torch.eye(4), **{name: 1})
+    with pytest.raises(TypeError, match="no option tolerence; options of solve that are allowed: method, tolerance,"):
+        PopularityCorrection().fit(torch.eye(4), torch.eye(4), tolerence=1e-3)

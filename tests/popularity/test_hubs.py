@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from nuclr.popularity import PopularityCorrection, hubness, neighbors
+from nuclr.popularity import PopularityCorrection, chance_hubness, hubness, neighbors
 from nuclr.popularity.neighbors import nearest
 from tests.popularity.test_correction import features
 
@@ -78,3 +78,13 @@ def test_wrong_arguments_are_named(call, message):
     x = normalize(torch.randn(20, 8, generator=torch.Generator().manual_seed(0)), dim=1)
     with pytest.raises(ValueError, match=message):
         call(x)
+
+
+def test_chance_is_binomial():
+    chance = chance_hubness(queries=500, items=20_000, k=10)
+    assert abs(float(chance.counts.double().mean()) - 0.25) < 0.02
+    assert abs(chance.never_found - (1 - 10 / 20_000) ** 500) < 0.02
+    assert abs(chance.skewness - 0.25**-0.5) < 0.2, "random results are skewed if items are found rarely"
+    assert torch.equal(chance.counts, chance_hubness(queries=500, items=20_000, k=10).counts)
+    with pytest.raises(ValueError, match="k=11; needs"):
+        chance_hubness(queries=5, items=10, k=11)

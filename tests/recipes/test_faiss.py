@@ -9,6 +9,7 @@ faiss = pytest.importorskip("faiss")
 faiss.omp_set_num_threads(1)  # several threads build another graph every time
 FLAT, IVF, HNSW = section("faiss")
 (EXPORTED,) = section("An index with the correction built in")
+MOVED, MOVED_IDS, MOVED_CODES = section("Move an existing index")
 (PRODUCT_QUANTIZATION,) = section("What an index loses")
 
 
@@ -50,6 +51,40 @@ def test_an_exported_index(names, search, nuclr):
     assert_exact(names["ids"], search.scores())
     _, ids = names["index"].search(search.queries, K)
     assert_exact(ids, search.scores(new=True))
+
+
+def write_index(path, factory, items, ids=None):
+    index = faiss.index_factory(items.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+    index.train(items)
+    _ = index.add(items) if ids is None else index.add_with_ids(items, ids)
+    faiss.write_index(index, path)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32", "IVF16,Flat"])
+def test_moving_an_index(names, search, factory):
+    exec("import faiss", names)
+    write_index("old.faiss", factory, search.items)
+    exec(MOVED, names)
+    np.testing.assert_array_equal(names["items"], search.fix.gallery(search.items).numpy())
+    assert recall(names["ids"], search.scores()) > 0.9
+
+
+def test_moving_an_index_with_ids(names, search):
+    exec("import faiss", names)
+    ids = np.random.default_rng(0).permutation(10**6)[: len(search.items)]
+    write_index("old_ids.faiss", "IDMap,Flat", search.items, ids)
+    exec(MOVED_IDS, names)
+    row = {number: n for n, number in enumerate(ids.tolist())}
+    assert_exact(np.vectorize(row.get)(names["ids"]), search.scores())
+
+
+@pytest.mark.slow
+def test_moving_a_quantized_index(names, search):
+    exec("import faiss", names)
+    write_index("old_pq.faiss", "PQ8", search.items)
+    exec(MOVED_CODES, names)
+    approximate = names["items"][:, :-1]
+    assert np.mean(np.sum(approximate * search.items, axis=1)) > 0.95
 
 
 @pytest.mark.slow

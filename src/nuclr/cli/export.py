@@ -14,6 +14,7 @@ Examples:
     nuclr export runs/demo --to sentence-transformers --out demo-st
     nuclr export runs/demo --to onnx --out demo-onnx
     nuclr export gallery.npy --to faiss --bank queries.npy --out search
+    nuclr export old.faiss --to faiss --bank queries.npy --out search
     nuclr export dev.npz:y --to faiss --correction hubness/correction.safetensors --index hnsw --out search
 """
 _FAISS = "Index of embeddings (--to faiss)"

@@ -17,7 +17,8 @@ Examples:
     nuclr hubness dev.npz:y dev.npz:y --bank train.npz --names dev.jsonl
     nuclr hubness log.parquet:embedding index.parquet:embedding --names index.parquet:title
     nuclr hubness dev.npz --bank train.npz --tune                       half of the pairs choose the settings
-    nuclr hubness RUN                                                   a run's held-out pairs, both sides
+    nuclr hubness RUN                                                   held-out pairs of a run: x searches y
+    nuclr hubness RUN:y RUN:x                                           captions search images
 """
 SHOWN = 5  # hubs on the terminal
 
@@ -26,8 +27,8 @@ def hubness(
     queries: Annotated[
         str,
         typer.Argument(
-            help="Vectors of queries: .npy, .npz, .safetensors, Parquet, a dataset on disk or a run; FILE:COLUMN names "
-            "an array, column or side (of pairs, x by default). Files may be URLs."
+            help="Vectors of queries: .npy, .npz, .safetensors, Parquet, .faiss, a dataset on disk or a run; "
+            "FILE:COLUMN names an array, column or side (of pairs, x by default). Files may be URLs."
         ),
     ],
     gallery: Annotated[
@@ -38,9 +39,9 @@ def hubness(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Other queries to fit the correction on, such as training queries; if the file has both columns, they "
-            "choose from the gallery's column, else from the gallery. Default: half of QUERIES; for a run, its "
-            "training pairs.",
+            help="Other queries to fit the correction on, such as training queries. A file of pairs, like those of "
+            "QUERIES and GALLERY, gives the items that they search too; otherwise they search GALLERY. Default: a "
+            "random half of QUERIES; for a run, its training pairs.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the page, the table, the bias and the correction.")] = Path(
@@ -51,8 +52,9 @@ def hubness(
     links: Annotated[
         Path | None,
         typer.Option(
-            help="Which items are right: .npy (n, 2) or text, rows (query, item) from 0. Default: of a file "
-            "with x, y and y_to_x, the pairs."
+            help="Which items are right: rows (query, item), numbered from 0, as .npy or text (a header may name the "
+            "columns; also qrels), or .npy with the item of each query. Default: of a file with x, y and y_to_x, the "
+            "pairs."
         ),
     ] = None,
     names: Annotated[
@@ -120,14 +122,20 @@ def hubness(
         if column is None and not asked.is_same(searched) and searched.column is not None and fitted.column is not None:
             candidates = open_vectors(f"{path}:{searched.column}", "y", training=True)
     linked = None if links is None else read_links(links, len(asked), len(searched))
-    search = Search(asked, searched, fitted, candidates, linked)
+    search = Search(asked, searched, fitted, candidates, linked, None if links is None else str(links))
     content = write_hubness(search, out, k, temperature, strength, normalize, images, tune)
+    paged = write_final_report(out, announce=False)  # first, because a closed pipe (`| head`) ends the output
     _print(content)
-    write_final_report(out)
-    typer.echo(
-        f"Subtract {out / 'bias.npy'} from the scores of the gallery, or load {out / 'correction.safetensors'} with "
-        f"PopularityCorrection.load; all items are in {out / 'hubness.csv'}"
-    )
+    if paged:
+        typer.echo(f"Report page: {out / 'report.html'}")
+    bias, correction, table = out / "bias.npy", out / "correction.safetensors", out / "hubness.csv"
+    if content["recommended"]:
+        typer.echo(
+            f"To use it: subtract {bias} from the scores of the gallery, or load {correction} with "
+            f"PopularityCorrection.load; all items are in {table}"
+        )
+    else:
+        typer.echo(f"The bias is in {bias}, the correction in {correction}, all items in {table}")
 
 
 def _print(content: dict[str, Any]) -> None:
@@ -138,19 +146,21 @@ def _print(content: dict[str, Any]) -> None:
         f"{queries['counted']:,} queries look at their first {k} of {gallery['rows']:,} items{itself} "
         f"({content['width']} numbers each)\n"
     )
+    chance = content["chance"]
     rows = [
         ("items that nobody finds", "never_found", "{:.1%}", ""),
-        ("places of the 1 % largest hubs", "top_share", "{:.1%}", "of all; 1 % would be fair"),
+        ("results that are the 1 % largest hubs", "top_share", "{:.1%}", f"results: ranks 1 to {k}"),
         ("queries that find the largest hub", "largest", "{:,}", f"mean {plain['mean']:.1f}"),
-        (f"skewness of N_{k}", "skewness", "{:.2f}", "0: no hubs"),
+        (f"skewness of N_{k}", "skewness", "{:.2f}", ""),
     ]
-    typer.echo(f"{'':36}{'plain':>9}{'corrected':>12}")
+    typer.echo(f"{'':38}{'plain':>9}{'corrected':>12}{'by chance':>12}")
     for label, key, form, note in rows:
-        typer.echo(f"{label:36}{form.format(plain[key]):>9}{form.format(corrected[key]):>12}   {note}".rstrip())
+        before, after, random = (form.format(measures[key]) for measures in (plain, corrected, chance))
+        typer.echo(f"{label:38}{before:>9}{after:>12}{random:>12}   {note}".rstrip())
     for depth, recall in plain.get("recall", {}).items():
-        after = corrected["recall"][depth]
+        after, random = f"{corrected['recall'][depth]:.1%}", f"{chance['recall'][depth]:.1%}"
         note = f"{content['labeled']:,} queries with a known answer" if depth == "1" else ""
-        typer.echo(f"{'recall@' + depth:36}{recall:>9.1%}{after:>12.1%}   {note}".rstrip())
+        typer.echo(f"{'recall@' + depth:38}{recall:>9.1%}{after:>12}{random:>12}   {note}".rstrip())
     source = "the other half of the queries" if bank["name"] is None else bank["name"]
     typer.echo(
         f"\nCorrection: popularity of {min(bank['candidates'], 12_000):,} candidates among "
@@ -169,9 +179,13 @@ def _print(content: dict[str, Any]) -> None:
     for hub in content["hubs"][:SHOWN]:
         typer.echo(f"{hub['plain']:>7,} -> {hub['corrected']:<5,} {_name(hub, 'item')}")
         for example in hub["crowds_out"][:1]:
-            what = "the right answer" if example["right"] else "which after correction is"
-            typer.echo(f"{'':16} takes a place of {_name(example['query'], 'query', quoted=True)},")
-            typer.echo(f"{'':16} {what} {_name(example['instead'], 'item', quoted=True)}")
+            right = " (right)" if example["right"] else ""
+            query, instead = (
+                _name(example["query"], "query", quoted=True),
+                _name(example["instead"], "item", quoted=True),
+            )
+            gap = " " if len(query) + len(instead) < 60 else f"\n{'':17}"
+            typer.echo(f"{'':16} in {query}{gap}it is replaced by {instead}{right}")
     typer.echo("")
 
 

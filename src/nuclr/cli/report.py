@@ -61,10 +61,10 @@ def write_final_report(run: Path, announce: bool = True) -> bool:
 
     try:
         page = write_report(run)
-        if announce:
-            typer.echo(f"Report page: {page}")
     except Exception as error:
         message = f"nuclr: the report page could not be written ({error}); try again with nuclr report {run}"
         typer.echo(printable(message), err=True)
         return False
+    if announce:
+        typer.echo(f"Report page: {page}")
     return True

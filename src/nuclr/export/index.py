@@ -26,7 +26,7 @@ from nuclr.runs.vectors import Vectors, check_rows, open_vectors, split_argument
 
 Kind = Literal["flat", "ivf", "hnsw"]
 
-INDEX, CORRECTION = "index.faiss", "correction.safetensors"
+INDEX, CORRECTION, IDS = "index.faiss", "correction.safetensors", "ids.npy"
 POINTS_PER_LIST = 39, 256  # fewest and most items per list that faiss trains inverted lists on
 PROBES, NEIGHBORS, EF_CONSTRUCTION, EF_SEARCH = 16, 32, 200, 128
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -47,7 +47,7 @@ def write(
     strength: float | None = None,
     **options: int,
 ) -> list[str]:
-    """Write `index.faiss` and `correction.safetensors`.
+    """Write `index.faiss` and `correction.safetensors`, and `ids.npy` if the items come from an index with ids.
 
     Args:
         source: vectors of the items, PATH or PATH:COLUMN as `nuclr hubness` takes them.
@@ -83,10 +83,17 @@ def write(
     built = build_index(items.features, fix, index, **options)
     faiss.write_index(built, str(folder / INDEX))
     fix.save(folder / CORRECTION)
+    notes = []
+    if items.index is not None:
+        notes.append(f"{items.name} holds compressed vectors ({items.index}), so the items are approximate")
+    if items.ids is not None:
+        np.save(folder / IDS, items.ids)
+        notes.append(f"The index numbers its items from 0; {IDS} has the id of each in {items.name}")
     return [
         f"{len(items):,} items of width {items.features.shape[1]} in {INDEX}: {describe(built)}",
         f"Search it with faiss.read_index and queries of width {items.features.shape[1]}"
         f"{'' if fix.normalize else ' and unit norm'}; {CORRECTION} is for new items (nuclr.export.index.add_items)",
+        *notes,
     ]
 
 

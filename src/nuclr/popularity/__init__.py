@@ -2,7 +2,7 @@
 
 from nuclr.popularity.conditional import sample_conditional
 from nuclr.popularity.correction import PopularityCorrection
-from nuclr.popularity.hubs import Hubness, hubness
+from nuclr.popularity.hubs import Hubness, chance_hubness, hubness
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.result import Result
 from nuclr.popularity.solver import ConvergenceWarning, Solver, solve
@@ -14,6 +14,7 @@ __all__ = [
     "Problem",
     "Result",
     "Solver",
+    "chance_hubness",
     "hubness",
     "sample_conditional",
     "solve",

@@ -30,6 +30,7 @@ Relations: with Z_b = 1 the bias is that of the inverted softmax (Smith et al. 2
 candidates count most. The Euclidean line is the reduction of Bachrach et al. 2014, with the bias in place of the norm.
 """
 
+import inspect
 import json
 import math
 from collections.abc import Iterable
@@ -63,6 +64,10 @@ TOLERANCE = 1e-3  # of the solver's residual: a smaller residual does not change
 TUNING_DEPTH = 10  # tuning compares the mean reciprocal rank within the first ten
 LARGEST_SCORE = (1 + NORM_TOLERANCE) ** 2  # of features whose norms pass the check
 FORMAT = "nuclr.PopularityCorrection"
+HINT = "use PopularityCorrection(normalize=True)"  # in messages about features of other norms
+CONSTRUCTOR = ("temperature", "strength", "normalize", "bank_size")
+# What `fit` itself passes to `solve`.
+RESERVED = ("x", "y", "scores", "temperature", "normalize", "x_weight", "y_weight", "exclude_copies")
 
 
 class PopularityCorrection:
@@ -165,19 +170,20 @@ class PopularityCorrection:
                 better than the default by more than one standard error, and else the default.
             exclude: Per query of `pairs`, a row of their gallery that it must not find; -1 for none. If these queries
                 are rows of the gallery, pass their rows, so that none finds itself.
-            query_weight: Weights of the queries up to a factor, (n,). Do not pass how often each is asked: this would
-                push back what people want most.
+            query_weight: Weights of the queries up to a factor, (n,). Do not pass how often each is asked: the
+                correction would push back what people want most.
             candidate_weight: Weights of the candidates up to a factor, (m,).
             transductive: The queries are the ones that will be asked, all of them, and the candidates are the gallery.
                 By default the temperature is then 0.4 standard deviations of the scores and the strength 1, because
                 zeta may describe single queries. Results must be reported as transductive.
-            options: Passed on to `solve`.
+            options: Of `solve`: method, tolerance and others; not those of the constructor.
 
         Returns:
             The correction itself.
 
         Raises:
             ValueError: If features have a wrong type or shape, are not finite, or do not have unit norm.
+            TypeError: If an option is unknown, or belongs to the constructor.
 
         Example:
             >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
@@ -186,9 +192,10 @@ class PopularityCorrection:
             True
 
         """
+        _check_options(options)
         self.temperature, self.strength = self._asked
         width = matrix_size("queries", queries)[1]
-        bank, rows = sample_rows("queries", queries, self.bank_size, self.normalize)
+        bank, rows = sample_rows("queries", queries, self.bank_size, self.normalize, HINT)
         mass = None
         if query_weight is not None:
             mass = as_vector("query_weight", query_weight, len(queries))[rows]
@@ -207,7 +214,7 @@ class PopularityCorrection:
         if candidates is not None:
             if matrix_size("candidates", candidates)[1] != width:
                 raise ValueError(f"queries has {width} columns and candidates {candidates.shape[1]}; they must match")
-            chosen, rows = sample_rows("candidates", candidates, self.bank_size, self.normalize)
+            chosen, rows = sample_rows("candidates", candidates, self.bank_size, self.normalize, HINT)
             if candidate_weight is not None:
                 candidate_weight = as_vector("candidate_weight", candidate_weight, len(candidates))[rows]
             if pairs is None or None not in self._asked:
@@ -281,7 +288,7 @@ class PopularityCorrection:
             assert self.temperature is not None
             log_z[self.temperature], zeta = self._log_z, self._zeta("gallery", gallery)
             for factor in settings:
-                _, rows = nearest(queries, gallery, depth, factor * zeta, exclude, normalize=self.normalize)
+                _, rows = nearest(queries, gallery, depth, factor * zeta, exclude, normalize=self.normalize, hint=HINT)
                 found[self.temperature, factor] = reciprocal_ranks(rows, links, len(gallery))
 
         self._solve(candidates, weight)
@@ -333,10 +340,10 @@ class PopularityCorrection:
             raise ValueError("the correction is not fitted; call fit(queries, candidates) first")
         self._check_width(name, gallery)
         if self._log_z is None:
-            self._solve(sample_rows(name, gallery, self.bank_size, self.normalize)[0])
+            self._solve(sample_rows(name, gallery, self.bank_size, self.normalize, HINT)[0])
         assert self._log_z is not None and self._mass is not None and self.temperature is not None
         zeta = []
-        for _, features in feature_tiles(name, gallery, self.normalize):
+        for _, features in feature_tiles(name, gallery, self.normalize, hint=HINT):
             y = features.to(self._bank)
             ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
             problem = Problem(self.temperature, self._mass, ones, self._bank.dtype, self._bank, y, exclude_copies=True)
@@ -355,7 +362,8 @@ class PopularityCorrection:
 
         Args:
             vectors: Features of the items, (n, d), unit norm.
-            metric: What the index compares: "ip" (inner product), "cosine" or "l2" (Euclidean distance).
+            metric: What the index compares: "ip" (inner product), "cosine" or "l2" (Euclidean distance). It must be the
+                same in `queries`; a mismatch of "ip" and "l2", which have the same width, cannot be detected.
 
         Returns:
             (n, d + 1); (n, d + 2) for "cosine". At least float32.
@@ -369,7 +377,7 @@ class PopularityCorrection:
         zeta = self._zeta("vectors", vectors)
         assert self.strength is not None
         bias = (self.strength * zeta).to(self._dtype).double()  # equal to `bias`, bit for bit
-        features = torch.cat([block for _, block in feature_tiles("vectors", vectors, self.normalize)])
+        features = torch.cat([block for _, block in feature_tiles("vectors", vectors, self.normalize, hint=HINT)])
         bias = bias.to(features.device)
         if metric == "ip":
             return torch.cat([features, -bias[:, None].to(features)], dim=1)
@@ -403,7 +411,7 @@ class PopularityCorrection:
 
         Args:
             queries: Features, (n, d), unit norm.
-            metric: The same as that of `gallery`.
+            metric: The same as that of `gallery`. A mismatch of "ip" and "l2" cannot be detected; rankings are wrong.
 
         Returns:
             (n, d + 1); (n, d + 2) for "cosine". At least float32.
@@ -419,7 +427,7 @@ class PopularityCorrection:
         check_metric(metric)
         self._check_width("queries", queries)
         added = {"ip": (1.0,), "l2": (0.0,), "cosine": (1.0, 0.0)}[metric]
-        features = torch.cat([block for _, block in feature_tiles("queries", queries, self.normalize)])
+        features = torch.cat([block for _, block in feature_tiles("queries", queries, self.normalize, hint=HINT)])
         return torch.cat([features, features.new_tensor(added).expand(len(features), -1)], dim=1)
 
     # -- files ---------------------------------------------------------------------------------------------------------
@@ -503,6 +511,16 @@ def distinct_rows(features: Tensor) -> Tensor:
     rows = torch.arange(len(features), device=features.device)
     first = torch.full_like(rows, len(rows)).scatter_reduce_(0, number, rows, "amin")
     return first[first < len(rows)].sort().values
+
+
+def _check_options(options: Iterable[str]) -> None:
+    """Raise a TypeError for an option of `fit` that `solve` does not take."""
+    allowed = [name for name in inspect.signature(solve).parameters if name not in RESERVED]
+    for name in options:
+        if name in CONSTRUCTOR:
+            raise TypeError(f"fit() takes no {name}; give it to the constructor: PopularityCorrection({name}=...)")
+        if name not in allowed:
+            raise TypeError(f"fit() takes no option {name}; options of solve that are allowed: {', '.join(allowed)}")
 
 
 def as_strength(value: Any) -> float:

@@ -2,13 +2,17 @@
 
 N_k of an item is the number of queries that have it among their first k. Its mean is k n_queries / n_gallery. A *hub*
 has an N_k far above the mean; an item with N_k = 0 is never found. The skewness of N_k over the gallery is the usual
-measure of hubness (Radovanović et al., "Hubs in space", 2010): 0 for a symmetric distribution, above 1 if there are
-hubs.
+measure of hubness (Radovanović et al., "Hubs in space", 2010): 0 for a symmetric distribution, large if there are hubs.
+
+Random results are not even either. If each query finds k items at random, N_k is binomial with n_queries trials of
+probability k / n_gallery, and its skewness is about 1 / sqrt(mean): 0.2 if items are found 20 times on average, but 3
+if they are found 0.1 times. So compare each measure with its value by chance (`chance_hubness`).
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,14 +59,14 @@ class Hubness:
         return float((self.counts == 0).double().mean())
 
     def top_share(self, share: float = 0.01) -> float:
-        """Return the share of all places in the lists that the most frequent items take.
+        """Return the share of all results that are among the most frequent items.
 
         Args:
             share: Of the gallery; 0.01 for the most frequent 1 %, at least one item.
 
         """
         number = max(1, round(share * len(self.counts)))
-        return float(self.counts.sort(descending=True).values[:number].sum() / self.counts.sum())
+        return float(self.counts.sort(descending=True).values[:number].sum() / self.counts.sum().clamp(min=1))
 
     def worst(self, count: int = 10) -> Tensor:
         """Return the rows of the items with the largest N_k, the largest first; equal ones in the gallery's order."""
@@ -127,3 +131,32 @@ def hubness(
     """
     _, found = nearest(queries, gallery, k, bias, exclude, normalize=normalize)
     return Hubness(found, torch.bincount(found.flatten(), minlength=len(gallery)))
+
+
+def chance_hubness(queries: int, items: int, k: int = 10, *, seed: int = 0) -> Hubness:
+    """Return the counts of a search whose results are random: N_k of each item is binomial.
+
+    Args:
+        queries: Number of queries.
+        items: Number of items in the gallery.
+        k: How many items each query finds.
+        seed: Of the draw.
+
+    Returns:
+        The counts of one draw; `found` has no rows.
+
+    Raises:
+        ValueError: If there are no queries, or fewer than k items.
+
+    Example:
+        >>> chance = chance_hubness(queries=800, items=400, k=10)
+        >>> chance.never_found, round(float(chance.counts.double().mean()))
+        (0.0, 20)
+        >>> chance_hubness(queries=100, items=10_000, k=10).skewness > 3  # 0.1 finds per item
+        True
+
+    """
+    if queries < 1 or not 1 <= k <= items:
+        raise ValueError(f"queries={queries}, items={items}, k={k}; needs queries >= 1 and 1 <= k <= items")
+    counts = np.random.default_rng(seed).binomial(queries, k / items, size=items)
+    return Hubness(torch.empty(0, k, dtype=torch.long), torch.from_numpy(counts))

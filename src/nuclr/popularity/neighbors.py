@@ -7,7 +7,7 @@ block of queries.
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import Array, Indices, as_tensor, as_vector
+from nuclr.popularity.problem import NORMALIZE, Array, Indices, as_tensor, as_vector
 from nuclr.popularity.tiles import feature_tiles, matrix_size
 
 QUERY_ROWS, GALLERY_ROWS = 2048, 16_384  # of a tile: 128 MiB of float32 scores
@@ -22,6 +22,7 @@ def nearest(
     exclude: Indices | None = None,
     *,
     normalize: bool = False,
+    hint: str = NORMALIZE,
 ) -> tuple[Tensor, Tensor]:
     """Find the k candidates with the highest score minus bias for every query.
 
@@ -33,6 +34,7 @@ def nearest(
         exclude: Per query, the row of the gallery that it must not find, (n_queries,); -1 for none. If the queries are
             the gallery itself, pass `range(n)` as an array, so that no item finds itself.
         normalize: Scale all features to unit norm first.
+        hint: How the caller's user asks for it, for the message.
 
     Returns:
         Scores minus bias, (n_queries, k), highest first, and the rows of the candidates, (n_queries, k) int64.
@@ -57,9 +59,9 @@ def nearest(
     if excluded is not None and excluded.shape != (n_queries,):
         raise ValueError(f"exclude has shape {tuple(excluded.shape)}; it must be ({n_queries},)")
     best_scores, best_rows = [], []
-    for query_rows, block in feature_tiles("queries", queries, normalize, QUERY_ROWS):
+    for query_rows, block in feature_tiles("queries", queries, normalize, QUERY_ROWS, hint):
         scores, rows = block.new_empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.long, device=block.device)
-        for gallery_rows, candidates in feature_tiles("gallery", gallery, normalize, GALLERY_ROWS):
+        for gallery_rows, candidates in feature_tiles("gallery", gallery, normalize, GALLERY_ROWS, hint):
             tile = block @ candidates.to(block).T
             if subtracted is not None:
                 tile -= subtracted[gallery_rows].to(tile)

@@ -35,6 +35,7 @@ Indices = Array | Sequence[int] | Sequence[Sequence[int]]
 Norms = Literal["unit", "normalize", "any"]
 
 NORM_TOLERANCE = 1e-2  # bfloat16 rounding passes, a forgotten normalization does not
+NORMALIZE = "pass normalize=True"  # what a message about other norms suggests
 COPY_COSINE = 1 - 1e-5  # above it, two vectors are copies of one another: float16 rounding passes
 COPY_LOGIT = -1e4  # of a pair that is excluded; finite, so that a row of such pairs has a maximum
 
@@ -282,13 +283,14 @@ def as_rows(name: str, features: Tensor | Stacked, dtype: torch.dtype, norms: No
     return Rows(features, dtype, unit=norms == "normalize")
 
 
-def as_features(name: str, value: Array, normalize: bool = False) -> Tensor:
+def as_features(name: str, value: Array, normalize: bool = False, hint: str = NORMALIZE) -> Tensor:
     """Return `value` as a matrix of features of unit norm.
 
     Args:
         name: Name of the argument, for the message.
         value: Tensor or numpy array, (n, d).
         normalize: Scale the rows to unit norm instead of refusing other norms.
+        hint: How the caller's user asks for it, for the message.
 
     Returns:
         The features as a tensor.
@@ -301,11 +303,26 @@ def as_features(name: str, value: Array, normalize: bool = False) -> Tensor:
         [[0.6, 0.8]]
 
     """
-    return check_norms(name, as_matrix(name, value), "normalize" if normalize else "unit")
+    return check_norms(name, as_matrix(name, value), "normalize" if normalize else "unit", hint=hint)
 
 
-def check_norms(name: str, features: Tensor, norms: Norms, first: int = 0) -> Tensor:
-    """Check or scale the norms of features, as `make_problem` describes; `first` is the number of the first row."""
+def check_norms(name: str, features: Tensor, norms: Norms, first: int = 0, hint: str = NORMALIZE) -> Tensor:
+    """Check or scale the norms of features, as `make_problem` describes.
+
+    Args:
+        name: Name of the argument, for the message.
+        features: (n, d).
+        norms: "unit", "normalize" or "any".
+        first: Number of the first row, for the message.
+        hint: How the caller's user asks for normalized features, for the message.
+
+    Returns:
+        The features, scaled if `norms` is "normalize".
+
+    Raises:
+        ValueError: If a row does not have unit norm, or is all zeros.
+
+    """
     if norms == "any" or not features.numel():
         return features
     if norms not in ("unit", "normalize"):
@@ -324,7 +341,7 @@ def check_norms(name: str, features: Tensor, norms: Norms, first: int = 0) -> Te
         share = f"{len(wrong)} of {len(features)} rows are not unit norm"
         raise ValueError(
             f"{name}: row {first + row} has norm {float(length[row]):.4g} ({share}); normalize with "
-            f"torch.nn.functional.normalize({name}, dim=1) or pass normalize=True"
+            f"torch.nn.functional.normalize({name}, dim=1) or {hint}"
         )
     return features
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import Array, as_features, as_matrix, as_tensor
+from nuclr.popularity.problem import NORMALIZE, Array, as_features, as_matrix, as_tensor
 from nuclr.stacked import Stacked
 
 ROWS = 2**16  # of a block: 96 MiB for 384 columns of float32
@@ -29,7 +29,9 @@ def matrix_size(name: str, value: Array) -> tuple[int, int]:
     return int(value.shape[0]), int(value.shape[1])
 
 
-def feature_tiles(name: str, value: Array, normalize: bool, rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+def feature_tiles(
+    name: str, value: Array, normalize: bool, rows: int | None = None, hint: str = NORMALIZE
+) -> Iterator[tuple[slice, Tensor]]:
     """Yield blocks of rows as unit-norm features of at least float32, each with its slice.
 
     Args:
@@ -38,6 +40,7 @@ def feature_tiles(name: str, value: Array, normalize: bool, rows: int | None = N
         value: Tensor or numpy array, also memory-mapped, or Stacked, (n, d).
         normalize: Scale the rows to unit norm instead of refusing other norms.
         rows: Number of rows per block. None: `ROWS`.
+        hint: How the caller's user asks for normalized features, for the message.
 
     Yields:
         The slice of the rows, and the features.
@@ -53,7 +56,7 @@ def feature_tiles(name: str, value: Array, normalize: bool, rows: int | None = N
         block = name if total <= rows else f"{name}[{part.start}:{part.stop}]"
         features = as_matrix(block, value[part])
         features = features.to(torch.promote_types(features.dtype, torch.float32))
-        yield part, as_features(block, features, normalize)
+        yield part, as_features(block, features, normalize, hint)
 
 
 def evenly_spaced(total: int, size: int) -> Tensor:
@@ -61,8 +64,8 @@ def evenly_spaced(total: int, size: int) -> Tensor:
     return torch.linspace(0, total - 1, min(size, total), dtype=torch.float64).round().long()
 
 
-def sample_rows(name: str, value: Array, size: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Check all rows and return at most `size` of them, evenly spaced, as features.
+def sample_rows(name: str, value: Array, size: int, normalize: bool, hint: str = NORMALIZE) -> tuple[Tensor, Tensor]:
+    """Check all rows and return at most `size` of them, evenly spaced, as features; arguments as of `feature_tiles`.
 
     Returns:
         The features, (min(n, size), d), and their rows in `value`.
@@ -74,7 +77,7 @@ def sample_rows(name: str, value: Array, size: int, normalize: bool) -> tuple[Te
     total, _ = matrix_size(name, value)
     chosen = evenly_spaced(total, size)
     parts = []
-    for part, features in feature_tiles(name, value, normalize):
+    for part, features in feature_tiles(name, value, normalize, hint=hint):
         own = chosen[(chosen >= part.start) & (chosen < part.stop)] - part.start
         parts.append(features if len(own) == len(features) else features[own.to(features.device)])
     return torch.cat(parts) if len(parts) > 1 else parts[0], chosen

@@ -2,13 +2,15 @@
 
 `.npy` files are memory-mapped, so they may be larger than memory. `.npz` and `.safetensors` files have named arrays,
 Parquet files and datasets on disk have columns, and runs have the sides x and y of their held-out pairs. Folders of
-embeddings in parts (clip-retrieval, DataComp) have arrays, which are memory-mapped as well.
+embeddings in parts (clip-retrieval, DataComp) have arrays, which are memory-mapped as well. Indexes of faiss
+(`.faiss`) are asked for their vectors.
 """
 
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from nuclr.popularity.correction import BANK_SIZE
 from nuclr.popularity.kernel import free_memory
 from nuclr.remote import is_url, local_copy, show_urls
 from nuclr.runs import folder as run_folder
+from nuclr.runs import index_vectors
 from nuclr.runs.components import SIDES, Source
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
@@ -30,6 +33,7 @@ from nuclr.runs.side_words import words_of_pairs
 from nuclr.stacked import Stacked
 
 ROWS = 2**16  # of a block that is checked at once
+TEXT_FILES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,13 @@ class Vectors:
         path: the file or folder.
         column: the array, column or side; None for `.npy`.
         group: (n,), equal for rows that belong together, comparable within one file; None if it is not known.
-        texts: what people call the rows; None if it is not known.
+        texts: what people call the rows: texts, file names of images, ids; None if it is not known.
         pairs: features of both sides, if they come from a run.
         numbers: of the pairs that the rows come from, if they come from a run.
         url: of the file, if `path` is a local copy of it.
+        ids: of the rows, if they come from an index with ids of its own.
+        index: class of the index, such as "IndexPQ", if it stores compressed vectors and `features` are approximate.
+        words: what the rows are, such as "captions", if they come from a run.
 
     """
 
@@ -56,6 +63,9 @@ class Vectors:
     pairs: PairFeatures | None = None
     numbers: np.ndarray | None = None
     url: str | None = None
+    ids: np.ndarray | None = None
+    index: str | None = None
+    words: str | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -129,9 +139,13 @@ def _of_file(path: Path, column: str | None, preferred: str) -> Vectors:
         if column is not None:
             raise UserError(f"{path}:{column}: a .npy file holds one array; name it without :{column}")
         try:
-            return Vectors(np.load(path, mmap_mode="r", allow_pickle=False), path)
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # numpy raises many types for damaged files
             raise UserError(f"{path}: cannot be read as .npy with numbers ({error})") from None
+        if not isinstance(array, np.ndarray):
+            array.close()
+            raise UserError(f"{path}: this is an .npz archive; rename it to {path.with_suffix('.npz').name}")
+        return Vectors(array, path)
     if path.suffix == ".npz":
         shapes = _npz_sizes(path)
         name = _choose(path, column, preferred, list(shapes))
@@ -155,10 +169,47 @@ def _of_file(path: Path, column: str | None, preferred: str) -> Vectors:
         if tables:
             _refuse_larger_than_memory(path, sum(file.stat().st_size for file in tables))
             return Vectors(arrow.read_vectors(path, column), path, column)
+    if path.suffix in index_vectors.SUFFIXES:
+        if column is not None:
+            raise UserError(f"{path}:{column}: an index holds one array; name it without :{column}")
+        return _of_index(path)
+    if path.suffix.lower() in TEXT_FILES:
+        raise _no_vectors(path)
+    if path.is_dir() and not any(path.iterdir()):
+        raise UserError(f"{path}: the folder is empty; name a file of vectors, a dataset on disk or a run")
     raise UserError(
         f"{path}: unknown kind of {'folder' if path.is_dir() else 'file'}; allowed: .npy, .npz, .safetensors, "
-        ".parquet, a dataset on disk, a folder of embeddings, a run"
+        ".parquet, .faiss, a dataset on disk, a folder of embeddings, a run"
     )
+
+
+def _of_index(path: Path) -> Vectors:
+    _refuse_larger_than_memory(path, 2 * path.stat().st_size)  # the index, and its vectors
+    read = index_vectors.read_index_vectors(path)
+    texts = None if read.ids is None else [str(number) for number in read.ids.tolist()]
+    return Vectors(read.features, path, texts=texts, ids=read.ids, index=None if read.exact else read.kind)
+
+
+def _no_vectors(path: Path) -> UserError:
+    """Return the error for a text file: it has numbers, which have to be converted, or texts."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        lines = list(islice(filter(str.strip, file), 2))
+    for separator in (",", "\t", ";", None):
+        header, *rest = [_are_numbers(line.split(separator)) for line in lines] or [False]
+        if any(rest) or header:
+            options = ("" if separator is None else f", delimiter={separator!r}") + ("" if header else ", skiprows=1")
+            return UserError(
+                f'{path}: numbers as text; convert them: python -c "import numpy as np; '
+                f"np.save('{path.stem}.npy', np.loadtxt('{path}', dtype='float32'{options}))\""
+            )
+    return UserError(f"{path}: these are texts, not vectors; embed them first, and save the vectors with numpy.save")
+
+
+def _are_numbers(cells: list[str]) -> bool:
+    try:
+        return len([float(cell) for cell in cells]) > 1
+    except ValueError:
+        return False
 
 
 def _of_folder(path: Path, column: str | None, preferred: str) -> Vectors:
@@ -222,7 +273,10 @@ def _of_run(path: Path, side: str, training: bool) -> Vectors:
     texts = None
     if words.kind == "text":
         texts = [str(pairs.x(number) if first else pairs.y(number)) for number in numbers.tolist()]
-    return Vectors((features.x if first else features.y).numpy(), path, side, None, texts, features, numbers)
+    elif words.kind == "image":
+        texts = [pairs.item_name(side, number) or pairs.name(number) for number in numbers.tolist()]
+    array = (features.x if first else features.y).numpy()
+    return Vectors(array, path, side, None, texts, features, numbers, words=words.many)
 
 
 @lru_cache(maxsize=2)

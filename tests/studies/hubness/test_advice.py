@@ -1,31 +1,76 @@
 """What `nuclr hubness` says about its numbers."""
 
 import numpy as np
+import pytest
 
 from nuclr.popularity import hubness
-from nuclr.studies.hubness.advice import advice
+from nuclr.studies.hubness.advice import advice, is_recommended
 from nuclr.studies.hubness.hubness_files import _recall_change
 
-
-def content(change=None, never_found=0.05, corrected=0.02, mean=10.0, bank=None):
-    plain = {"never_found": never_found, "skewness": 2.0, "mean": mean}
-    changes = {} if change is None else {"1": dict(zip(("difference", "low", "high"), change, strict=True))}
-    after = plain | {"never_found": corrected, "skewness": 0.5}
-    return {"plain": plain, "corrected": after, "bank": {"name": bank}, "recall_change": changes, "k": 10}
+RISES, FALLS, LEVEL, UNSURE = (0.02, 0.005, 0.035), (-0.09, -0.12, -0.06), (0.0, -0.01, 0.01), (0.01, -0.01, 0.03)
 
 
-def test_recall_decides_if_it_is_known():
-    assert advice(content((0.02, 0.005, 0.035))) == [
-        "The correction helps: recall@1 changes by +2.0 points [+0.5, +3.5]."
-    ]
-    assert advice(content((-0.09, -0.12, -0.06)))[0].startswith("Do not use this correction: recall@1 changes by -9.0")
-    assert advice(content((0.01, -0.01, 0.03)))[0].startswith("No significant difference in recall@1: +1.0 points")
-    assert advice(content())[0].startswith("Without known answers")
+def content(*changes, never_found=0.05, corrected=0.02, chance=0.0, bank=None, repeated=0.0, recall=0.5, links=None):
+    """Return hubness.json with changes of recall at 1, 5 and 10."""
+    keys = ("difference", "low", "high")
+    by_depth = {d: dict(zip(keys, change, strict=True)) for d, change in zip(("1", "5", "10"), changes, strict=False)}
+    plain = {"never_found": never_found, "skewness": 2.0, "recall": dict.fromkeys(by_depth, recall)}
+    return {
+        "plain": plain,
+        "corrected": plain | {"never_found": corrected, "skewness": 0.5},
+        "chance": {"never_found": chance, "recall": dict.fromkeys(by_depth, 0.01)},
+        "queries": {"name": "q.npy", "index": None},
+        "gallery": {"name": "g.npy", "index": None},
+        "bank": {"name": bank, "repeated": repeated},
+        "recall_change": by_depth,
+        "links": links,
+        "same": False,
+        "tuned_on": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence", "recommended"),
+    [
+        ((RISES,), "The correction helps: recall@1 changes by +2.0 points [+0.5, +3.5].", True),
+        ((LEVEL, RISES), "The correction helps: recall@5 changes by +2.0 points", True),
+        ((FALLS,), "Do not use this correction: recall@1 changes by -9.0 points", False),
+        ((LEVEL, LEVEL, FALLS), "Do not use this correction: recall@10 changes by -9.0 points", False),
+        ((RISES, LEVEL, FALLS), "Mixed: recall@1 changes by +2.0 points [+0.5, +3.5], but recall@10", True),
+        ((UNSURE, LEVEL), "No significant difference: recall@1 changes by +1.0 points [-1.0, +3.0].", True),
+        ((LEVEL, UNSURE), "do not use it without labeled queries that show one (try --tune).", False),
+        ((), "Without known answers", True),
+    ],
+)
+def test_recall_decides_if_it_is_known(changes, sentence, recommended):
+    assert sentence in advice(content(*changes))[0]
+    assert is_recommended(content(*changes)) == recommended
 
 
 def test_items_that_nobody_asks_for_get_a_warning():
-    assert "55% of the items are found by no query" in advice(content(never_found=0.55))[1]
-    assert len(advice(content(never_found=0.55, mean=1.0))) == 1, "few finds per item: missed by chance"
+    (_, sentence) = advice(content(never_found=0.55, chance=0.1))
+    assert "55% of the items are found by no query (10% by chance)" in sentence
+    assert len(advice(content(never_found=0.55, chance=0.3))) == 1, "few finds per item: missed by chance"
+
+
+def test_repeated_queries_are_named():
+    (_, sentence) = advice(content(repeated=0.4))
+    assert sentence.startswith("40% of the queries repeat others") and sentence.endswith("with --links or --tune.")
+    assert advice(content(RISES, repeated=0.4))[1].endswith("treats all items alike.")
+    assert len(advice(content(repeated=0.1))) == 1
+
+
+def test_recall_at_chance_level_questions_the_links():
+    wrong = content(LEVEL, recall=0.02, links="links.csv")
+    assert advice(wrong)[0].startswith("Recall is at chance level: are the rows of links.csv numbered from 0")
+    assert not is_recommended(wrong)
+    assert "chance level" not in advice(content(LEVEL, recall=0.02))[0], "the pairs of a file are right"
+    assert "chance level" not in advice(content(LEVEL, recall=0.2, links="links.csv"))[0]
+
+
+def test_compressed_vectors_are_named():
+    compressed = content() | {"gallery": {"name": "g.faiss", "index": "IndexPQ"}}
+    assert advice(compressed)[1].startswith("g.faiss holds compressed vectors (IndexPQ), so all numbers are")
 
 
 def test_a_bank_of_another_kind_is_named():

@@ -1,7 +1,7 @@
 """The page of `nuclr hubness`, from hubness.json."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from nuclr.runs import folder as run_folder
 from nuclr.runs.run import Run
 
 SUMMARY = "hubness.json"
+KEYS = {"queries", "gallery", "bank", "same", "k", "plain", "corrected", "chance", "hubs", "found_again", "version"}
 ReadItem = Callable[[str, dict[str, Any]], Item]  # from "queries" or "gallery", and an entry of the summary
 
 
@@ -86,17 +87,16 @@ class HubnessCommand:
 def _open(path: Path, options: Options) -> HubnessFolder:
     try:
         content: dict[str, Any] = files.parse_json((path / SUMMARY).read_text(encoding="utf-8"))
-        keys = {"queries", "gallery", "bank", "k", "plain", "corrected", "hubs", "found_again", "version", "same"}
-        if missing := keys - content.keys():
+        if missing := KEYS - content.keys():
             raise ValueError(f"{sorted(missing)[0]} is missing")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{path / SUMMARY} was not written by nuclr hubness, or is damaged ({error})") from None
     queries, gallery = content["queries"], content["gallery"]
     notes: list[str] = []
     context = HubnessFolder(
-        title=Path(gallery["name"]).name,
-        sentence=f"{numbers.count(queries['counted'])} queries of {Path(queries['name']).name} search "
-        f"{numbers.count(gallery['rows'])} items of {Path(gallery['name']).name}.",
+        title=_title(content),
+        sentence=f"{numbers.count(queries['counted'])} {_what(queries, 'queries')} search "
+        f"{numbers.count(gallery['rows'])} {_what(gallery, 'items')}.",
         notes=notes,
         content=content,
         item=_reader(content, options, notes),
@@ -105,6 +105,26 @@ def _open(path: Path, options: Options) -> HubnessFolder:
     if not gallery.get("run") and not any("name" in hub for hub in content["hubs"]):
         context.note("The items have no names; --names FILE shows their texts, and --images FOLDER their pictures.")
     return context
+
+
+def _title(content: dict[str, Any]) -> str:
+    """Return who searches what: "Captions searched by images", or the names of the files."""
+    queries, gallery = content["queries"], content["gallery"]
+    if content["same"]:
+        return f"{_name(gallery)}, searched by one another"
+    title = f"{_name(gallery)} searched by {_name(queries)}"
+    return title[:1].upper() + title[1:] if gallery.get("words") in ("images", "captions", "texts") else title
+
+
+def _name(side: dict[str, Any]) -> str:
+    return str(side.get("words") or Path(side["name"]).name)
+
+
+def _what(side: dict[str, Any], word: str) -> str:
+    """Return what the rows of a side are: "captions of the run demo", "items of gallery.npy"."""
+    if side.get("words"):
+        return f"{side['words']} of the run {Path(side['run']).name}"
+    return f"{word} of {Path(side['name']).name}"
 
 
 def _reader(content: dict[str, Any], options: Options, notes: list[str]) -> ReadItem:
@@ -122,7 +142,8 @@ def _reader(content: dict[str, Any], options: Options, notes: list[str]) -> Read
     def item(role: str, entry: dict[str, Any]) -> Item:
         label = f"{'query' if role == 'queries' else 'item'} {entry['row']}"
         if role in shown and "number" in entry:
-            return shown[role].item(content[role]["side"], entry["number"])
+            item = shown[role].item(content[role]["side"], entry["number"])
+            return replace(item, label=entry["name"]) if item.kind == "picture" and "name" in entry else item
         pictures = role == "gallery" or content["same"]
         if folder and pictures and "name" in entry:
             try:
@@ -142,24 +163,25 @@ def _change(content: dict[str, Any], read: Callable[[dict[str, Any]], str]) -> s
 def hubness_summary(context: HubnessFolder) -> HubnessSummary:
     """Return the main measures before and after correction, and the distribution of N_k."""
     content = context.content
-    plain, corrected, k = content["plain"], content["corrected"], content["k"]
+    plain, corrected, chance, k = content["plain"], content["corrected"], content["chance"], content["k"]
+    three = (plain, corrected, chance)
     tiles = [
         Tile(
             "Items that nobody finds",
             _change(content, lambda m: numbers.percent(m["never_found"])),
-            f"not among the first {k} of any query",
+            f"not among the first {k} of any query; {numbers.percent(chance['never_found'])} by chance",
         ),
         Tile(
             "The largest hub is found by",
             _change(content, lambda m: numbers.count(m["largest"])),
-            f"queries; the mean is {numbers.number(plain['mean'])}",
+            f"queries; {numbers.number(plain['mean'])} on average, {numbers.count(chance['largest'])} by chance",
         ),
     ]
     rows = [
-        ["items that nobody finds", *(numbers.percent(m["never_found"]) for m in (plain, corrected))],
-        ["places of the 1 % largest hubs", *(numbers.percent(m["top_share"]) for m in (plain, corrected))],
-        ["queries that find the largest hub", *(numbers.count(m["largest"]) for m in (plain, corrected))],
-        [f"skewness of N_{k}", *(numbers.number(m["skewness"]) for m in (plain, corrected))],
+        ["items that nobody finds", *(numbers.percent(m["never_found"]) for m in three)],
+        ["results that are the 1 % largest hubs", *(numbers.percent(m["top_share"]) for m in three)],
+        ["queries that find the largest hub", *(numbers.count(m["largest"]) for m in three)],
+        [f"skewness of N_{k}", *(numbers.number(m["skewness"]) for m in three)],
     ]
     if "recall" in plain:
         tiles.append(
@@ -169,18 +191,18 @@ def hubness_summary(context: HubnessFolder) -> HubnessSummary:
                 f"of {numbers.count(content['labeled'])} queries with a known answer",
             )
         )
-        for depth, recall in plain["recall"].items():
-            rows.append([f"recall@{depth}", numbers.percent(recall), numbers.percent(corrected["recall"][depth])])
+        for depth in plain["recall"]:
+            rows.append([f"recall@{depth}", *(numbers.percent(m["recall"][depth]) for m in three)])
     correlation = content.get("correlation")
     bank = content["bank"]
     described = (
-        "half of the queries, which are not counted"
+        "a random half of the queries, which are not counted"
         if bank["name"] is None
         else f"the queries of {Path(bank['name']).name}"
     )
     return HubnessSummary(
         tiles=tiles,
-        table=Table(["", "plain", "corrected"], rows),
+        table=Table(["", "plain", "corrected", "by chance"], rows),
         charts=[_distribution(content), _tail(content)],
         k=k,
         correlation=None if correlation is None else numbers.number(correlation),

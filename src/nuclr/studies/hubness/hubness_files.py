@@ -1,8 +1,8 @@
 """`nuclr hubness`: measure a search before and after correction, and write the table, the bias and the summary.
 
 The queries whose results are counted never take part in fitting the correction. Without a bank, the queries are
-divided: those of even number fit it, those of odd number are counted. With `tune`, half of the queries that would be
-counted choose temperature and strength instead.
+divided at random, always in the same way: one half fits it, the other is counted. With `tune`, half of the queries that
+would be counted choose temperature and strength instead.
 """
 
 import csv
@@ -20,11 +20,13 @@ import nuclr
 from nuclr import files
 from nuclr.errors import UserError
 from nuclr.evaluation import rank_correlation
-from nuclr.popularity import ConvergenceWarning, Hubness, PopularityCorrection, hubness
+from nuclr.popularity import ConvergenceWarning, Hubness, PopularityCorrection, chance_hubness, hubness
+from nuclr.popularity.correction import BANK_SIZE
+from nuclr.popularity.tiles import evenly_spaced
 from nuclr.runs.folder import environment
 from nuclr.runs.vectors import Vectors, check_rows
 from nuclr.stacked import Stacked
-from nuclr.studies.hubness.advice import advice
+from nuclr.studies.hubness.advice import advice, is_recommended
 from nuclr.studies.hubness.links import find_links, tuning_halves
 
 COMMAND = "nuclr hubness"
@@ -45,6 +47,7 @@ class Search:
         bank: queries to fit the correction on; None: a half of `queries`.
         bank_candidates: what the bank's queries choose from; None: the gallery.
         links: rows (query, right answer), (n, 2); None if it is not known.
+        links_name: the file of the links, for messages.
 
     """
 
@@ -53,6 +56,7 @@ class Search:
     bank: Vectors | None = None
     bank_candidates: Vectors | None = None
     links: np.ndarray | None = None
+    links_name: str | None = None
 
 
 def write_hubness(
@@ -69,7 +73,7 @@ def write_hubness(
 
     Args:
         search: queries, gallery and bank.
-        folder: created if necessary; files of an earlier `nuclr hubness` are replaced.
+        folder: created if necessary; files of an earlier `nuclr hubness` of the same vectors are replaced.
         k: how many items a query looks at.
         temperature: of the correction; None: the default.
         strength: of the correction; None: the default.
@@ -85,20 +89,20 @@ def write_hubness(
     one_set = queries.is_same(gallery)
     _check(search, k, one_set, normalize)
     links = find_links(queries, gallery) if search.links is None else search.links
-    fit_queries, candidates, counted, bank = _divide(search, one_set)
-    rows = np.arange(len(queries))[counted]
+    fit_queries, candidates, rows, bank = _divide(search, one_set)
     tuning: dict[str, Any] = {}
     if tune:
         chosen_on, rows = tuning_halves(rows, links, one_set)
         pairs = queries.features[chosen_on], gallery.features, _links_among(links, chosen_on)
         tuning = {"pairs": pairs, "exclude": chosen_on if one_set else None}
     files.prepare_folder(folder, COMMAND, SUMMARY, FILES)
+    _refuse_other_result(search, folder)
     fix = PopularityCorrection(temperature, strength, normalize=normalize)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a larger residual hardly changes ranks
         fix.fit(fit_queries, candidates, **tuning)
     bias = fix.bias(gallery.features)
-    tried = queries.features[rows] if tune else queries.features[counted]
+    tried = queries.features if len(rows) == len(queries) else queries.features[rows]
     options: dict[str, Any] = {"exclude": rows if one_set else None, "normalize": normalize}
     plain = hubness(tried, gallery.features, k, **options)
     corrected = hubness(tried, gallery.features, k, bias=bias, **options)
@@ -119,13 +123,15 @@ def write_hubness(
         "tuned_on": len(chosen_on) if tune else 0,
         "plain": _measures(plain, links),
         "corrected": _measures(corrected, links),
+        "chance": _chance(len(rows), len(gallery), k, links),
         "correlation": _finite(rank_correlation(bias, plain.counts)),
+        "links": search.links_name,
         "labeled": 0 if links is None else len(np.unique(links[:, 0])),
         "recall_change": {} if links is None else _recall_change(plain, corrected, links),
         "hubs": _hubs(search, rows, plain, corrected, bias, links),
         "found_again": _found_again(search, plain, corrected),
     }
-    content["advice"] = advice(content)
+    content["advice"], content["recommended"] = advice(content), is_recommended(content)
     with files.user_errors(folder):
         _write_table(folder / TABLE, gallery, plain, corrected, bias)
         with files.write_atomically(folder / BIAS) as file:
@@ -164,21 +170,64 @@ def _check(search: Search, k: int, one_set: bool, normalize: bool) -> None:
         check_rows(vectors, normalize)
 
 
-def _divide(search: Search, one_set: bool) -> tuple[np.ndarray | Stacked, np.ndarray | Stacked, slice, dict[str, Any]]:
-    """Return queries to fit on, what they choose from, the queries to count, and a description of the bank.
+def _refuse_other_result(search: Search, folder: Path) -> None:
+    """Refuse a folder that holds the result of other vectors."""
+    if not (folder / SUMMARY).is_file():
+        return
+    earlier = files.parse_json((folder / SUMMARY).read_text(encoding="utf-8"))
+    names = [earlier.get(key, {}).get("name") for key in ("queries", "gallery", "bank")]
+    present = [None if v is None else v.name for v in (search.queries, search.gallery, search.bank)]
+    if [name and Path(name).resolve() for name in names] != [name and Path(name).resolve() for name in present]:
+        fitted = "" if names[2] is None else f" with the bank {names[2]}"
+        raise UserError(
+            f"{folder} holds the result of {names[0]} searching {names[1]}{fitted}; name another folder with --out"
+        )
 
-    All are slices, so that memory-mapped files are not read.
+
+def split_queries(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Divide queries at random, always in the same way.
+
+    Every other query would not do: a log may alternate between two kinds.
+
+    Args:
+        count: number of queries.
+
+    Returns:
+        The rows that fit the correction and those that are counted, both in ascending order.
+
+    """
+    order = np.random.default_rng(0).permutation(count)
+    return np.sort(order[: (count + 1) // 2]), np.sort(order[(count + 1) // 2 :])
+
+
+def _divide(
+    search: Search, one_set: bool
+) -> tuple[np.ndarray | Stacked, np.ndarray | Stacked, np.ndarray, dict[str, Any]]:
+    """Return queries to fit on, what they choose from, the rows of the queries to count, and the bank in words.
+
+    Of a memory-mapped file, only the queries to fit on are read.
     """
     queries, gallery = search.queries.features, search.gallery.features
     if search.bank is None:
-        fitted, counted = queries[::2], slice(1, None, 2)
-        return fitted, gallery, counted, {"name": None, "queries": len(fitted), "candidates": len(gallery)}
+        fitted, counted = split_queries(len(queries))
+        bank = queries[fitted[_bank_rows(len(fitted))]]
+        return bank, gallery, counted, _describe_bank(None, len(fitted), len(gallery), bank)
     bank = search.bank.features
     candidates = gallery if search.bank_candidates is None else search.bank_candidates.features
     if one_set:  # items search one another, in the bank as well
         candidates = bank
-    described = {"name": search.bank.name, "queries": len(bank), "candidates": len(candidates)}
-    return bank, candidates, slice(None), described
+    described = _describe_bank(search.bank.name, len(bank), len(candidates), bank[_bank_rows(len(bank))])
+    return bank, candidates, np.arange(len(queries)), described
+
+
+def _bank_rows(count: int) -> np.ndarray:
+    """Return the rows that the correction uses of a larger bank."""
+    return evenly_spaced(count, BANK_SIZE).numpy()
+
+
+def _describe_bank(name: str | None, queries: int, candidates: int, used: np.ndarray) -> dict[str, Any]:
+    repeated = 1 - len(np.unique(used, axis=0)) / len(used)  # share of the queries that repeat another one
+    return {"name": name, "queries": queries, "candidates": candidates, "repeated": repeated}
 
 
 def _links_among(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
@@ -193,7 +242,14 @@ def _links_among(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | Non
 
 def _describe(vectors: Vectors) -> dict[str, Any]:
     run = None if vectors.pairs is None else str(vectors.path)
-    return {"name": vectors.name, "rows": len(vectors), "run": run, "side": vectors.column}
+    return {
+        "name": vectors.name,
+        "rows": len(vectors),
+        "run": run,
+        "side": vectors.column,
+        "words": vectors.words,
+        "index": vectors.index,
+    }
 
 
 def _finite(value: float) -> float | None:
@@ -212,6 +268,16 @@ def _measures(found: Hubness, links: np.ndarray | None) -> dict[str, Any]:
     }
     if links is not None:
         measures["recall"] = {str(k): found.recall(links, k) for k in DEPTHS if k <= found.k}
+    return measures
+
+
+def _chance(queries: int, items: int, k: int, links: np.ndarray | None) -> dict[str, Any]:
+    """Return what random results would measure."""
+    measures = _measures(chance_hubness(queries, items, k), None)
+    if links is not None:
+        answers = np.unique(np.unique(links, axis=0)[:, 0], return_counts=True)[1]
+        recall = {str(depth): float(np.mean(1 - (1 - depth / items) ** answers)) for depth in DEPTHS if depth <= k}
+        measures["recall"] = recall
     return measures
 
 
