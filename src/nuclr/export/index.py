@@ -70,7 +70,10 @@ def write(
     """
     check_options(index, options)
     if (bank is None) == (correction is None):
-        raise UserError("--to faiss needs either --bank QUERIES or --correction FILE, which corrects the index")
+        raise UserError(
+            "--to faiss needs either --bank QUERIES or --correction FILE, which corrects the index; without a log of "
+            "queries, name the items themselves as the bank"
+        )
     faiss = require("faiss", purpose="--to faiss")
     items = open_vectors(str(source), "y")
     if correction is not None:

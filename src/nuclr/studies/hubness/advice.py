@@ -41,7 +41,7 @@ def advice(content: dict[str, Any]) -> list[str]:
             f"{bank['repeated']:.0%} of the queries repeat others; each counts once. People then ask for some items "
             f"far more often than for others, and the correction treats all items alike{check}."
         )
-    if corrected["never_found"] > plain["never_found"] or corrected["skewness"] > plain["skewness"]:
+    if corrected["never_found"] > plain["never_found"]:
         fitted = "half of the queries" if bank["name"] is None else f"the bank {bank['name']}"
         sentences.append(
             f"The correction does not make the search more even: {fitted} may be too few, or of another kind than the "
@@ -81,13 +81,18 @@ def _verdict(content: dict[str, Any]) -> str:
         links = content["links"]
         return f"Recall is at chance level: are the rows of {links} numbered from 0, in the order (query, item)?"
     improved, fell = _significant(changes)
+    first = _describe(changes, "1")
     if improved and fell:
         return f"Mixed: {_describe(changes, improved[0])}, but {_describe(changes, fell[0])}."
-    if improved:
-        return f"The correction helps: {_describe(changes, improved[0])}."
     if fell:
         return f"Do not use this correction: {_describe(changes, fell[0])}."
-    numbers = f"No significant difference: {_describe(changes, '1')}."
+    if "1" in improved:
+        return f"The correction helps: {first}."
+    if improved:
+        return (
+            f"The correction helps further down, not at the first result: {_describe(changes, improved[0])}; {first}."
+        )
+    numbers = f"No significant difference: {first}."
     if changes["1"]["difference"] > 0:
         return numbers
     tune = "" if content["tuned_on"] else " (try --tune)"

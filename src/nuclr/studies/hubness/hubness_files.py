@@ -127,7 +127,7 @@ def write_hubness(
         "correlation": _finite(rank_correlation(bias, plain.counts)),
         "links": search.links_name,
         "labeled": 0 if links is None else len(np.unique(links[:, 0])),
-        "recall_change": {} if links is None else _recall_change(plain, corrected, links),
+        "recall_change": {} if links is None else _recall_change(plain, corrected, links, tried),
         "hubs": _hubs(search, rows, plain, corrected, bias, links),
         "found_again": _found_again(search, plain, corrected),
     }
@@ -281,13 +281,30 @@ def _chance(queries: int, items: int, k: int, links: np.ndarray | None) -> dict[
     return measures
 
 
-def _recall_change(plain: Hubness, corrected: Hubness, links: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return, per depth, the change of recall with its 95 % interval over the queries."""
+def _recall_change(
+    plain: Hubness, corrected: Hubness, links: np.ndarray, queries: np.ndarray | Stacked
+) -> dict[str, dict[str, float]]:
+    """Return, per depth, the change of recall with its 95 % interval.
+
+    Equal queries have equal results, so the interval is over distinct queries: a query that is asked a hundred times is
+    one observation that weighs a hundred times as much.
+
+    Args:
+        plain: Results of plain ranking.
+        corrected: Results of corrected ranking.
+        links: Rows (query, right answer), (n, 2).
+        queries: Features of the queries, (n_queries, d).
+
+    """
+    labeled = np.unique(links[:, 0])
+    _, group = np.unique(np.asarray(queries[labeled]), axis=0, return_inverse=True)
     changes = {}
     for k in DEPTHS:
         if k <= plain.k:
-            change = corrected.hits(links, k).double() - plain.hits(links, k).double()
-            mean, reach = float(change.mean()), 1.96 * float(change.std(correction=0)) / len(change) ** 0.5
+            change = (corrected.hits(links, k).double() - plain.hits(links, k).double()).numpy()
+            mean = float(change.mean())
+            sums = np.bincount(group.ravel(), change - mean)
+            reach = 1.96 * float(np.sqrt((sums**2).sum())) / len(change)
             changes[str(k)] = {"difference": mean, "low": mean - reach, "high": mean + reach}
     return changes
 
