@@ -273,7 +273,7 @@ def _check_temperature(loss: str, objective: Objective) -> None:
     if objective.temperature > 1:
         warnings.warn(
             f"{loss}: temperature={objective.temperature:g} is above 1, but scores of unit-norm embeddings lie in "
-            "[-1, 1], so all negatives weigh nearly the same; usual values are 0.01 to 0.1 (1 / scale)",
+            "[-1, 1], so all negatives weigh nearly the same; usual values are 0.01 to 0.2 (1 / scale)",
             stacklevel=4,
         )
 
