@@ -50,3 +50,10 @@ def test_numpy_arrays_and_lists_are_accepted():
         false_negatives(x, y, torch.arange(20), popularity, 6)
     with pytest.raises(ValueError, match=r"popularity has shape \(19,\); it must be \(20,\)"):
         false_negatives(x, y, links, popularity[:19], 6)
+
+
+def test_negative_scores_are_listed_as_well():
+    x = torch.tensor([[1.0, 0.0], [0.8, 0.6]])
+    y = torch.tensor([[-1.0, 0.0], [-0.8, -0.6], [-0.6, -0.8]])
+    pairs = false_negatives(x, y, torch.tensor([[0, 0], [1, 1]]), torch.tensor([1.0, 1.0, 0.5]), count=5)
+    assert pairs.share == 1 and pairs.x.tolist() == [0, 1] and pairs.y.tolist() == [1, 0]

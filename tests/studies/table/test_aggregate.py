@@ -5,11 +5,12 @@ import json
 import pytest
 
 from nuclr.errors import UserError
+from nuclr.studies.table import table_folder
 from nuclr.studies.table.aggregate import missing_runs, summarize
 from nuclr.studies.table.evaluations import read, table_of_results
 from nuclr.studies.table.plan import plan_runs
 from nuclr.studies.table.table_file import read_table
-from tests.studies.table.tiny import write_results
+from tests.studies.table.tiny import table_content, write_results
 
 TABLE = """
 title: elsewhere
@@ -152,3 +153,12 @@ def test_runs_without_results_leave_their_cells_empty(tmp_path):
     content = summarize(table, runs, tmp_path, "")
     assert [row["cells"]["pairs"] for row in content["blocks"][0]["rows"]] == [None, None]
     assert missing_runs(content) == [run.name for run in runs]
+
+
+def test_a_table_is_not_replaced_by_one_with_fewer_values(tmp_path):
+    content = table_content()
+    table_folder.write(tmp_path, content)
+    content["blocks"][0]["rows"][0]["cells"]["COCO"] = None
+    with pytest.raises(UserError, match=r"has 2 values, and this command finds 1 of them, not COCO of CC3M NUCLR"):
+        table_folder.write(tmp_path, content)
+    table_folder.write(tmp_path, content | {"title": "another table in the same folder"})

@@ -133,3 +133,10 @@ def test_missing_test_sets_are_found_before_training(runs, tmp_path):
     assert line.startswith("column classes: ") and "classes.npz: no such file" in line
     lines = problems([(locate(Column("COCO", "mscoco", "retrieval", "R"), tmp_path), asked[0][1])])
     assert lines[0].startswith("column COCO: MSCOCO: ")
+
+
+def test_a_metric_of_other_directions_is_found_before_training(runs):
+    wrong = dataclasses.replace(runs[0].located(runs[0].columns[0]), metric="image_to_text_R@10")
+    (line,) = problems([(wrong, runs[0].settings.data)])
+    assert "metric is 'image_to_text_R@10'" in line and "mean_R@10" in line
+    assert not problems([(dataclasses.replace(wrong, metric="x_to_y_R@10"), runs[0].settings.data)])

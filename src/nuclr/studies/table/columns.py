@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nuclr.errors import UserError
+from nuclr.evaluation.retrieval import direction_names
 from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
 from nuclr.remote import is_url
 from nuclr.runs.settings import Data
@@ -56,6 +57,11 @@ def problems(columns: Iterable[tuple[Column, Data]]) -> list[str]:
 def _open(column: Column, data: Data) -> None:
     share, outside = data.max_bad_share, data.allow_outside
     if column.kind == "retrieval":
-        tasks.open_retrieval(column.test, None, None, share, outside, data)
+        pairs = tasks.open_retrieval(column.test, None, None, share, outside, data).pairs
+        directions = (*direction_names((pairs.x_name, pairs.y_name)), "mean")
+        direction, _, depth = column.metric.rpartition("_")
+        if direction not in directions:
+            allowed = ", ".join(f"{name}_{depth}" for name in directions)
+            raise UserError(f"metric is {column.metric!r}, but {column.test} has {allowed}")
     else:
         tasks.open_classification(column.test, column.prompts, share, allow_outside=outside)

@@ -45,8 +45,44 @@ def opened(out: Path, runs: Sequence[PlannedRun]) -> Iterator[None]:
 
 
 def write(out: Path, content: dict[str, Any]) -> None:
-    """Write the table in all formats; table.json last."""
+    """Write the table in all formats; table.json last.
+
+    Raises:
+        UserError: The folder has a table with more values: this command looks for the results elsewhere.
+
+    """
+    stored = _read_summary(out / SUMMARY)
+    before, now = _values(stored), _values(content)
+    if stored.get("title") == content["title"] and before - now and len(now) < len(before):
+        block, row, column = sorted(before - now)[0]
+        raise UserError(
+            f"{out / SUMMARY} has {len(before)} values, and this command finds {len(now)} of them, not {column} of "
+            f"{' '.join(filter(None, (block, row)))}; give --tests as before, or remove that file to replace the table"
+        )
     with files.user_errors(out):
         for name, make in WRITTEN.items():
             files.write_text(out / name, make(content))
         files.write_json(out / SUMMARY, content)
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    """Return an earlier table.json; empty if there is none that can be read."""
+    try:
+        content = files.parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _values(content: dict[str, Any]) -> set[tuple[str, str, str]]:
+    """Return the block, row and column of every value in a table."""
+    try:
+        return {
+            (block["title"], row["label"], column)
+            for block in content.get("blocks", [])
+            for row in block["rows"]
+            for column, cell in row["cells"].items()
+            if cell is not None
+        }
+    except (AttributeError, LookupError, TypeError):
+        return set()
