@@ -194,7 +194,7 @@ def _not_found(name: str, root: Path | None) -> str:
 def _refuse_several_lists(name: str, places: list[str]) -> None:
     """Refuse a pattern, or parts joined by `::`, of files that are not tars, and say how to join them."""
     for part in places:
-        suffix = Path(part).suffix.lower()
+        suffix = "" if part.endswith("/") else Path(part).suffix.lower()  # a folder of a URL ends with a slash
         joined = f"{' '.join(places)} > {Path(part).parent / 'all'}{suffix}"
         if suffix in (".csv", ".tsv", ".txt"):
             fix = f"join the files first: awk 'FNR > 1 || NR == 1' {joined}"
