@@ -578,9 +578,8 @@ def test_a_missing_package_is_named(name, monkeypatch):
     for module in [module for module in sys.modules if module.partition(".")[0] == "sentence_transformers"]:
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(vars(integration), name)  # it was created by the import above
-    with pytest.raises(
-        UserError, match=rf"^{name}: sentence_transformers is not installed; pip install 'nuclr\[st\]', or '\.\[st\]' in a clone$"
-    ):
+    install = r"pip install 'nuclr\[st\]', or '\.\[st\]' in a clone"
+    with pytest.raises(UserError, match=rf"^{name}: sentence_transformers is not installed; {install}$"):
         getattr(integration, name)
 
 
