@@ -15,7 +15,7 @@ DEV_ONLY := --ignore=tests/recipes --ignore=tests/integrations
 .PHONY: demo environments test test-slow coverage core recipes integrations lint bench docs clean
 
 demo: $(STAMP)
-	$(BIN)/nuclr train
+	$(BIN)/nuclr demo
 
 # With `make --jobs`, two installations at a time. Two targets that build this package must not run at the same time.
 environments: $(VENV)/.docs $(CORE)/.torch

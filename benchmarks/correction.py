@@ -39,12 +39,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from nuclr.evaluation.intervals import cut_halves
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores
 from nuclr.popularity import PopularityCorrection
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
-from nuclr.studies.compare.measure import halves
-from nuclr.studies.evaluate.subject import query_bank, subject_of_run
+from nuclr.studies.evaluate.tasks import Subject
 from peers import PEERS, SETTINGS, Task
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -131,7 +131,7 @@ def run_features(job: Job) -> tuple[tuple[Tensor, Tensor], PairFeatures]:
     """Return the bank of a run and the features of its held-out pairs."""
     run = Run.open(job.run, device="cpu")
     assert run.val is not None
-    bank = query_bank(subject_of_run(run), run.train.pairs, run.train.numbers, job.bank_size)
+    bank = Subject.of_run(run).query_bank(run.train.pairs, run.train.numbers, job.bank_size)
     return bank, run.features(run.val)
 
 
@@ -229,7 +229,7 @@ def measure(job: Job) -> list[Outcomes]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # a solver that stops at a larger residual: the ranks hardly change
     bank, whole = run_features(job) if job.model.config else caption_features(job)
-    first, second = (whole.of_x(rows) for rows in halves(whole.x_group))
+    first, second = (whole.of_x(rows) for rows in cut_halves(whole.x_group))
     given = None if job.transductive else bank
     return [half_outcomes(first, second, given), half_outcomes(second, first, given)]
 

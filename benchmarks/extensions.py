@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from nuclr import objectives
+from nuclr.evaluation.intervals import Bootstrap, fold, per_seed
 from nuclr.runs.run import Run
-from nuclr.studies.compare.measure import HALVES, Hits, halves, held_out_hits, retrieval_hits, val_features
-from nuclr.studies.compare.statistics import Bootstrap, fold, per_seed
+from nuclr.studies.engine.measure import HALVES, Hits, retrieval_hits, val_features
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -64,8 +64,10 @@ def builtin(label: str, *overrides: str) -> Row:
     )
 
 
-SOGCLR, NUCLR = ("objective.name=sogclr",), ("objective.name=nuclr",)
-POPULARITY, NORMALIZER = ("objective.popularity=network",), ("objective.normalizer=network",)
+SOGCLR, NUCLR = ("objective.name=sogclr",), ("objective.name=nuclr-authors",)
+# nuclr-authors has tables only
+POPULARITY = ("objective.name=nuclr", "objective.popularity=network")
+NORMALIZER = ("objective.normalizer=network",)
 FAST_ZETA = (*NUCLR, "objective.zeta_lr=0.01", "schedule.zeta_frozen_epochs=0")
 
 
@@ -147,7 +149,7 @@ def main() -> None:
             label = row.label + ", corrected" * row.corrected
             print(
                 f"{label:34}{seeds.mean():6.2f} ± {seeds.std(ddof=min(1, len(seeds) - 1)):.2f}       "
-                f"{gap['difference']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]   by epoch, all held-out pairs: "
+                f"{100 * gap.difference:+.2f} [{100 * gap.low:+.2f}, {100 * gap.high:+.2f}]   by epoch, all pairs: "
                 + " ".join(f"{value:.1f}" for value in curve)
             )
             results.append(
@@ -192,13 +194,13 @@ def train(row: Row, seed: int, out: Path, data: str) -> None:
 
 def measured(folder: Path, corrected: bool) -> dict[str, Hits]:
     run = Run.open(folder)
-    if not corrected:
-        return held_out_hits(run)
     features, objective = val_features(run), run.objective
+    if not corrected:
+        return {name: retrieval_hits(own) for name, own in features.items()}
     assert isinstance(objective, objectives.NUCLR)
     hits = {}
-    for name, rows in zip(HALVES, halves(features.x_group), strict=True):
-        half = features.of_x(rows)
+    for name in HALVES:
+        half = features[name]
         zeta = [run.temperature * objective.predict_popularity(getattr(half, side), side).log() for side in ("x", "y")]
         hits[name] = retrieval_hits(half, *zeta)
     return hits

@@ -392,27 +392,15 @@ def keep_seeds(_: Path) -> list[Files]:
     return [{"keep.txt": b"# numbers\n0\n3  # three\n7\n99\n"}, {"keep.npy": npy(np.arange(5))}]
 
 
-def key_seeds(folder: Path) -> list[Files]:
-    """Return keys in tars, in a Parquet file and in a list, each with an index to extend."""
-    from nuclr.data import KeyIndex
-
-    folder.mkdir(parents=True, exist_ok=True)
-    KeyIndex.write(folder / "old.keys", ["a", "b", "x"])
-    old = emptied(folder)
-    members = {f"{key}.{suffix}": b'{"key": 7}' for key in "abc" for suffix in ("jpg", "json")}
-    one = {f"{key}.json": json.dumps({"key": key}).encode() for key in "abc"}
-    sources = [{"a.tar": tar(members)}, {"a.tar": tar(one)}, {"a.parquet": parquet({"key": ["a", "b", "c"]})}]
-    return [source | old for source in [*sources, {"a.txt": "a\nb\nWürfel\n".encode()}]]
-
-
 def config_seeds(_: Path) -> list[Files]:
     import yaml
 
     from nuclr.runs import config
+    from nuclr.studies import demo
 
     tiny = "name: tiny\nseed: 3\ndata:\n  train: pairs.npz\n  batch_size: 16\nobjective:\n  name: nuclr\n  gamma: 0.8\n"
     whole = config.to_yaml(config.load(None, ["data.train=pairs.npz"])).encode()
-    return [{"c.yaml": tiny.encode()}, {"c.yaml": whole}, {"c.yaml": yaml.safe_dump(config.DEMO).encode()}]
+    return [{"c.yaml": tiny.encode()}, {"c.yaml": whole}, {"c.yaml": yaml.safe_dump(demo.SETTINGS).encode()}]
 
 
 def class_seeds(_: Path) -> list[Files]:
@@ -427,16 +415,20 @@ def class_seeds(_: Path) -> list[Files]:
 
 
 def model_seeds(folder: Path) -> list[Files]:
-    from nuclr.models import build_model
+    from nuclr.models import EncoderSide, build_model
 
     texts = [text for captions in CAPTIONS for text in captions]
-    small = {"width": 4, "x_image_size": 16, "y_max_length": 8}
-    build_model("tiny_resnet", "tiny_text", y_texts=texts, **small).save_pretrained(folder / "pictures")
-    build_model("tiny_vit", "tiny_text", y_texts=texts, **small).save_pretrained(folder / "vit")
-    build_model("vectors", "vectors", x_width=5, y_width=3, width=4, x_head="mlp").save_pretrained(folder / "vectors")
-    build_model("bag_of_words", shared=True, x_texts=texts, width=4).save_pretrained(folder / "texts")
-    build_model("tiny_resnet", shared=True, width=4, x_image_size=16).save_pretrained(folder / "views")
-    return [files_in(folder / name) for name in ("pictures", "vit", "vectors", "texts", "views")]
+    captions = EncoderSide("tiny_text", texts=texts, max_length=8)
+    models = {
+        "pictures": build_model(EncoderSide("tiny_resnet", image_size=16), captions, width=4),
+        "vit": build_model(EncoderSide("tiny_vit", image_size=16), captions, width=4),
+        "vectors": build_model(EncoderSide("vectors", width=5, head="mlp"), EncoderSide("vectors", width=3), width=4),
+        "texts": build_model(EncoderSide("bag_of_words", texts=texts), shared=True, width=4),
+        "views": build_model(EncoderSide("tiny_resnet", image_size=16), shared=True, width=4),
+    }
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+    return [files_in(folder / name) for name in models]
 
 
 def run_seeds(folder: Path) -> list[Files]:
@@ -449,9 +441,10 @@ def run_seeds(folder: Path) -> list[Files]:
         x = rng.normal(size=(count, 5)).astype("f4")
         (folder / name).write_bytes(npz({"x": x, "y": x[:, :3] + rng.normal(size=(count, 3)).astype("f4")}))
     vectors = trained(folder, ["data.train=train.npz", "data.val=val.npz", "objective.zeta_lr=0.01"])
-    arguments = ["popularity", str(folder / "train.npz"), "--out", str(folder / "run")]
+    (folder / "square.npz").write_bytes(npz({"x": x, "y": x + rng.normal(size=x.shape).astype("f4")}))
+    arguments = ["popularity", str(folder / "square.npz"), "--out", str(folder / "run")]
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        app([*arguments, "--align", "ridge", "--temperature", "0.1"], standalone_mode=False)
+        app([*arguments, "--temperature", "0.1"], standalone_mode=False)
     popularity = emptied(folder)
     entries = [{"question": f"what is {k}?", "answer": [f"it is {k}", f"{k} it is"]} for k in range(24)]
     for name in ("train.jsonl", "val.jsonl"):
@@ -502,7 +495,7 @@ def read_pairs(path: Path, split: str | None = None, **options: Any) -> None:
     write_bad_samples(path.parent / "bad.jsonl", pairs, bad)
     numbers = usable(pairs, bad)
     if len(numbers):
-        sizes = {side: ImageOptions(8) for side in ("x", "y") if getattr(pairs, f"{side}_kind") == "image"}
+        sizes = {side: ImageOptions(8) for side in ("x", "y") if pairs.sides[side].modality.name == "image"}
         for _ in Loader(pairs, **sizes, workers=1, ahead=1).load(all_batches(numbers, 64)):
             pass
         for number in numbers[:2].tolist():
@@ -525,12 +518,13 @@ def read_folder(folder: Path, _: int) -> None:
 
 def read_text_tar(folder: Path, case: int) -> None:
     """Name the two texts by the suffixes of members, or by entries of the .json."""
+    from nuclr.data import SideChoice
     from nuclr.errors import UserError
 
     texts = [("question.txt", "answer.txt"), ("question", "answer"), ("json:question", "json:answer")]
     for x, y in texts[case % 3 :] + texts[: case % 3]:
         try:
-            read_pairs(folder / "00000.tar", x_key=x, y_key=y)
+            read_pairs(folder / "00000.tar", x=SideChoice(x), y=SideChoice(y))
             return
         except UserError as error:
             last = error
@@ -553,13 +547,15 @@ def source_in(folder: Path) -> Path:
 
 
 def read_vectors(folder: Path, case: int) -> None:
+    from nuclr.data import SideChoice
+
     path = source_in(folder)
     if path.suffix != ".tar":
         read_pairs(path)
         return
     keys = [("text.txt", "vector.npy"), ("json:text", "json:vector"), ("vector.npy", "vector.npy")]
     x, y = keys[case % 3]
-    read_pairs(path, x_key=x, y_key=y)
+    read_pairs(path, x=SideChoice(x), y=SideChoice(y))
 
 
 def read_views(folder: Path, _: int) -> None:
@@ -567,47 +563,31 @@ def read_views(folder: Path, _: int) -> None:
 
 
 def read_arrays(folder: Path, _: int) -> None:
-    from nuclr.data.formats.embeddings import read_embeddings, unit_rows
-
-    path = next(folder.glob("pairs.*"))
-    embeddings = read_embeddings(path)
-    unit_rows(embeddings.x, "x")
-    unit_rows(embeddings.y, "y")
-    read_pairs(path)
+    read_pairs(next(folder.glob("pairs.*")))
 
 
 def read_hubness(folder: Path, _: int) -> None:
     """Measure the hubness of the items among themselves, as `nuclr hubness` does, without its page."""
-    from dataclasses import replace
-
-    from nuclr.runs.vectors import open_vectors
-    from nuclr.studies.hubness.hubness_files import Search, write_hubness
-    from nuclr.studies.hubness.links import read_links
-    from nuclr.studies.hubness.names import read_names
+    from nuclr.studies.items.hubness_report import hubness_report
 
     path = next(folder.glob("vectors.*"), folder / "data" if (folder / "data").exists() else folder)
-    items = open_vectors(str(path), "y")
-    if (folder / "names.txt").exists():
-        items = replace(items, texts=read_names(str(folder / "names.txt"), items))
-    elif path.suffix == ".parquet":
-        items = replace(items, texts=read_names(f"{path}:title", items))
-    links = next((read_links(file, len(items), len(items)) for file in folder.glob("links.*")), None)
-    write_hubness(Search(items, items, links=links), folder / "out", k=1, normalize=True)
+    items = f"{path}:y" if path.suffix in (".npz", ".safetensors") else str(path)
+    names = folder / "names.txt" if (folder / "names.txt").exists() else None
+    if names is None and path.suffix == ".parquet":
+        names = f"{path}:title"
+    links = next(folder.glob("links.*"), None)
+    hubness_report(items, items, links=links, names=names, k=1, normalize=True, out=folder / "out")
 
 
 def read_embedding_folder(folder: Path, _: int) -> None:
-    """Read all embeddings, names and uids as `nuclr popularity` does, without solving, and as pairs."""
-    from nuclr.data.formats.embedding_folders import EmbeddingFolder
-    from nuclr.studies.popularity.inputs import input_from_folder
-    from nuclr.studies.popularity.keep import parse_uids
+    """Read all embeddings and names as `nuclr popularity` does, without solving, and as pairs."""
+    from nuclr.data.vectors import open_sides
+    from nuclr.studies.items.rows import check_rows
 
-    EmbeddingFolder(folder)
-    samples = input_from_folder(folder)
-    rows = list(range(len(samples.embeddings.y)))
-    samples.names.of_rows("y", rows)
-    if samples.uids is not None:
-        parse_uids(samples.uids)
-    np.asarray(samples.embeddings.x), samples.embeddings.y[rows[::-1]]
+    for side in open_sides(str(folder)):
+        check_rows(side, normalize=True)
+        if side.ids is not None:
+            list(side.ids)
     read_pairs(folder)
 
 
@@ -624,18 +604,6 @@ def read_keep_list(folder: Path, _: int) -> None:
     read_keep(next(folder.glob("keep.*")), 100)
 
 
-def read_keys(folder: Path, case: int) -> None:
-    """Extend an index of keys as `nuclr index` does; without the checksum, damage is found later or not at all."""
-    from nuclr.data import KeyIndex
-    from nuclr.data.formats.keys import KeyReader, key_files
-    from nuclr.data.key_index import write_entries
-
-    old = KeyIndex.open(folder / "old.keys", verify=case % 2 == 0)
-    reader = KeyReader(key_files([str(path) for path in sorted(folder.glob("a.*"))]), "key" if case % 3 == 0 else None)
-    new = write_entries(folder / "new.keys", reader, old)
-    new.numbers([key for key, _ in reader()])
-
-
 def read_config(folder: Path, _: int) -> None:
     from nuclr.runs import config
 
@@ -644,12 +612,9 @@ def read_config(folder: Path, _: int) -> None:
 
 def read_classes(folder: Path, _: int) -> None:
     from nuclr.data import check_samples, open_labeled, usable
-    from nuclr.studies.evaluate import tasks
 
-    if (folder / "classes.npz").exists():
-        tasks.read_classes(folder / "classes.npz")
-        return
-    labeled = open_labeled(folder)
+    vectors = folder / "classes.npz"
+    labeled = open_labeled(vectors if vectors.exists() else folder)
     labeled.prompts()
     for number in usable(labeled, check_samples(labeled, max_bad_share=1.0, workers=1)).tolist():
         labeled[number]
@@ -665,7 +630,7 @@ def read_run(folder: Path, case: int) -> None:
     """Write the page of the run; one case in eight encodes samples with the model."""
     from nuclr.report import Options, write_report
 
-    write_report(folder / "run", folder / "page.html", Options(samples=20, gallery=3, model=case % 8 == 0))
+    write_report(folder / "run", folder / "page.html", Options(model=case % 8 == 0))
 
 
 @dataclass(frozen=True)
@@ -700,7 +665,6 @@ READERS = {
     "correction": Reader(correction_seeds, read_correction, ("*.safetensors",)),
     "images": Reader(image_seeds, read_lists, ("[a-g].*",)),
     "keep": Reader(keep_seeds, read_keep_list, ("keep.*",)),
-    "keys": Reader(key_seeds, read_keys, ("a.*", "a.*", "*.keys")),
     "config": Reader(config_seeds, read_config, ("*.yaml",)),
     "classes": Reader(class_seeds, read_classes, ("*.json", "*.npz")),
     "model": Reader(model_seeds, read_model, ("*.json", "*.json", "*")),
@@ -948,7 +912,7 @@ def import_everything() -> None:
     import nuclr.report
     import nuclr.runs.run
     import nuclr.studies.evaluate.tasks
-    import nuclr.studies.hubness.hubness_files
+    import nuclr.studies.items.popularity_report
     import nuclr.training.loop  # noqa: F401
 
     Image.init()

@@ -13,9 +13,6 @@ In the columns `again`, the index returns 100 items, which are ranked again by t
 `PQ` has one byte per eight coordinates. Zeros are added to make the width a multiple of eight. At the end, they leave
 the bias alone in its code if the width of the model is a multiple of eight. At the front (`PQ, shared code`), they make
 it share a code with seven other coordinates.
-
-The second table has the indexes of `nuclr export --to faiss` with its defaults, built with and without correction.
-Their queries have the old width. `same` is the share of queries whose first ten are those of exact search, in order.
 """
 
 import argparse
@@ -29,14 +26,12 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nuclr.export.index import OPTIONS, build_index
 from nuclr.popularity import PopularityCorrection
-from nuclr.runs.vectors import open_vectors
+from nuclr.studies.items.rows import open_rows
 
 K, FETCHED, PER_CODE, SEARCHED = 10, 100, 8, 1000
 ROUNDING = 1e-6
 METRICS = {"plain": faiss.METRIC_INNER_PRODUCT, "ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
-EXPORTED = ("plain", "corrected", "plain same", "corrected same")
 COLUMNS = ("plain", "ip", "l2", "plain again", "ip again", "l2 again")
 
 
@@ -127,20 +122,6 @@ def measure(kind: Kind, searches: dict[str, tuple[np.ndarray, np.ndarray]], exac
     return row
 
 
-def measure_export(kind: str, fix: PopularityCorrection, queries: np.ndarray, items: np.ndarray) -> dict[str, float]:
-    """Return recall@10 and the share of identical lists of an exported index, without and with correction."""
-    row: dict[str, float] = {}
-    for column, correction in (("plain", None), ("corrected", fix)):
-        asked, rows = queries, items
-        if correction is not None:
-            asked, rows = fix.queries(queries).numpy(), fix.gallery(items).numpy()
-        exact, first_ten = exact_ranking(asked, rows)
-        found = build_index(items, correction, kind).search(queries, K)[1]
-        row[column], _ = exact.recall(found)
-        row[f"{column} same"] = float((found == first_ten).all(axis=1).mean())
-    return row
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("queries")
@@ -150,14 +131,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measure only indexes whose names contain this")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "indexes.json")
     options = parser.parse_args()
-    queries, gallery = open_vectors(options.queries, "x").features, open_vectors(options.gallery, "y").features
+    queries, gallery = open_rows(options.queries).rows, open_rows(options.gallery, "gallery").rows
     fix = PopularityCorrection(normalize=True)
     if options.bank is None:
         bank, queries = queries[::2], queries[1::2]
     else:
-        bank = open_vectors(options.bank, "x", training=True).features
+        bank = open_rows(options.bank, "bank").rows
     queries = queries[:: -(-len(queries) // SEARCHED)]
-    fix.fit(bank, open_vectors(options.candidates, "y", training=True).features if options.candidates else gallery)
+    fix.fit(bank, open_rows(options.candidates, "candidates").rows if options.candidates else gallery)
 
     searches = {name: (fix.queries(queries, name).numpy(), fix.gallery(gallery, name).numpy()) for name in ("ip", "l2")}
     width = gallery.shape[1]
@@ -178,12 +159,7 @@ def main() -> None:
             continue
         rows[name] = row = measure(kind, searches, exact)
         print(f"{name:34}" + "".join(f"{row[column]:>13.3f}" for column in COLUMNS), flush=True)
-    print(f"\n{'nuclr export --to faiss --index':34}" + "".join(f"{column:>16}" for column in EXPORTED))
-    exported = {}
-    for name in OPTIONS:
-        exported[name] = row = measure_export(name, fix, *searches["plain"])
-        print(f"{name:34}" + "".join(f"{row[column]:>16.3f}" for column in EXPORTED), flush=True)
-    report = {"command": sys.argv, "faiss": faiss.__version__, "shared": shared, "rows": rows, "exported": exported}
+    report = {"command": sys.argv, "faiss": faiss.__version__, "shared": shared, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -38,14 +38,12 @@ EXTENSION_SIZE = 512
 EXTENSIONS: dict[str, dict[str, object]] = {
     "nuclr": {},
     "one side (sides=x)": {"sides": "x"},
-    "gamma_rule=proximal": {"gamma_rule": "proximal"},
-    "learn_temperature": {"learn_temperature": True},
-    "individual_temperature": {"individual_temperature": True},
-    "zeta_optimizer=adam": {"zeta_optimizer": "adam"},
-    "zeta_steps=3": {"zeta_steps": 3},
+    "average.gamma_rule=proximal": {"average": {"gamma_rule": "proximal"}},
+    "temperatures.learnt": {"temperatures": {"learnt": True}},
+    "temperatures.individual": {"temperatures": {"individual": True}},
     "popularity=network": {"popularity": "network"},
     "both networks": {"popularity": "network", "normalizer": "network"},
-    "state_sharding": {"state_sharding": True},
+    "state.sharding": {"state": {"sharding": True}},
     "2 x 2 views": {},
 }
 

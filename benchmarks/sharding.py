@@ -32,7 +32,7 @@ def worker(pairs: int, sharded: bool) -> None:
         dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    objective = build("nuclr", num_samples=pairs, state_sharding=sharded)
+    objective = build("nuclr", num_samples=pairs, state={"sharding": sharded})
     x, y = (normalize(torch.randn(BATCH // world, WIDTH), dim=1).requires_grad_() for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     times = []

@@ -1,7 +1,7 @@
 """The sparse popularity method against the exact solver: time, memory, rank correlation, and the error it reports.
 
     python benchmarks/sparse.py [--sizes 10000 30000 100000 1000000] [--temperatures 0.03 0.05] [--exact-up-to 30000]
-                                [--figure docs/images/sparse_time.svg] [--data ../shared/data/flickr8k/embeddings]
+                                [--data ../shared/data/flickr8k/embeddings]
 
 The problem: captions of Flickr8k and the image of each, heads of canonical correlation analysis, 256 dimensions, unit
 norm. Sizes above 30,000 repeat the captions with noise of 0.02 per coordinate, so that all rows differ. The features
@@ -105,28 +105,6 @@ def show(row: dict[str, object]) -> None:
     )
 
 
-def draw(rows: list[dict[str, object]], path: Path) -> None:
-    """Draw processor time against n on logarithmic axes."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5.5, 3.6))
-    for color, temperature in zip(("#1f6f8b", "#c8553d"), sorted({row["temperature"] for row in rows}), strict=False):
-        own = [row for row in rows if row["temperature"] == temperature]
-        for name, style in (("sparse", "-o"), ("exact", "--s")):
-            points = [(row["n"], row[name]["cpu"]) for row in own if name in row]
-            if points:
-                axes.loglog(*zip(*points, strict=True), style, color=color, label=f"{name}, τ = {temperature}")
-    axes.set_xlabel("anchors and candidates, n")
-    axes.set_ylabel("processor time in seconds")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
@@ -134,7 +112,6 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[10_000, 30_000, 100_000, 1_000_000])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.03, 0.05])
     parser.add_argument("--exact-up-to", type=int, default=30_000)
-    parser.add_argument("--figure", type=Path)
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -160,8 +137,6 @@ def main() -> None:
                 show(row)
                 machine = f"{platform.processor()}, {torch.get_num_threads()} threads"
                 arguments.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
-    if arguments.figure:
-        draw(rows, arguments.figure)
 
 
 if __name__ == "__main__":

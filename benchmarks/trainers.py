@@ -35,12 +35,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nuclr.evaluation.intervals import Bootstrap, Fold, cut_halves, per_seed
 from nuclr.evaluation.ranks import query_ranks
-from nuclr.studies.compare.measure import halves
-from nuclr.studies.compare.statistics import Bootstrap, Fold, per_seed
 
 BATCH = 32
 Setting = dict[str, float]
+# The published estimator with the other options of NUCLR, as in the tables of docs/integrations.md.
+OPTIONS: dict[str | None, dict[str, Any]] = {
+    "nuclr-authors": {
+        "zeta_init": 0.0,
+        "zeta_lr": 1e-3,
+        "zeta_lr_ratio_x": 1.0,
+        "zeta_momentum": 0.0,
+        "zeta_velocity_init": "zero",
+        "xi_rule": "norm",
+        "xi_update": "step",
+    }
+}
 
 
 class HeldOut(NamedTuple):
@@ -115,13 +126,19 @@ def sentence_transformers(data: Path) -> Study:
         return ranking(model, temperature, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction")
 
     def ours(name: str) -> Callable[[Any, float], Any]:
-        return lambda model, temperature: NuclrLoss(model, name, num_samples=len(pairs), temperature=temperature)
+        return lambda model, temperature: NuclrLoss(
+            model,
+            name,
+            num_samples=len(pairs),
+            temperature=temperature,
+            **OPTIONS.get(name, {}),
+        )
 
     losses = {
         "MultipleNegativesRankingLoss": ranking,
         "the same, both directions": symmetric,
         "SogCLR": ours("sogclr"),
-        "NUCLR": ours("nuclr"),
+        "NUCLR": ours("nuclr-authors"),
     }
     methods = {
         name: lambda setting, seed, loss=loss: train(loss, setting, seed)  # type: ignore[misc]
@@ -183,7 +200,8 @@ def lightning(data: Path) -> Study:
         seed_everything(seed, verbose=False)
         module, callbacks = Towers(setting), []
         if objective is not None:
-            callbacks = [NuclrCallback(objective, num_samples=len(pairs), temperature=setting["temperature"])]
+            options = OPTIONS.get(objective, {}) | {"num_samples": len(pairs), "temperature": setting["temperature"]}
+            callbacks = [NuclrCallback(objective, **options)]
         trainer = Trainer(
             accelerator="cpu",
             max_epochs=6,
@@ -200,7 +218,7 @@ def lightning(data: Path) -> Study:
 
     methods = {
         name: lambda setting, seed, objective=objective: train(objective, setting, seed)  # type: ignore[misc]
-        for name, objective in {"InfoNCE": None, "SogCLR": "sogclr", "NUCLR": "nuclr"}.items()
+        for name, objective in {"InfoNCE": None, "SogCLR": "sogclr", "NUCLR": "nuclr-authors"}.items()
     }
     return Study(methods, {"temperature": [0.03, 0.05, 0.1], "learning_rate": [3e-4, 1e-3]})
 
@@ -294,7 +312,8 @@ def transformers(data: Path) -> Study:
             if name is None:
                 Trainer(model, args, collate_with_loss, pairs).train()
             else:
-                objective = build(name, num_samples=len(pairs), temperature=setting["temperature"])
+                options = OPTIONS.get(name, {}) | {"temperature": setting["temperature"]}
+                objective = build(name, num_samples=len(pairs), **options)
                 NuclrTrainer(model, args, train_dataset=add_index(pairs), objective=objective).train()
 
         def encode(images: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,7 +372,11 @@ def open_clip(data: Path) -> Study:
         loader.num_samples, loader.num_batches = len(pairs), len(loader)
         optimizer = torch.optim.AdamW(model.parameters(), lr=setting["learning_rate"], weight_decay=0.0)
         scheduler = cosine_lr(optimizer, setting["learning_rate"], 0, EPOCHS * len(loader))
-        one_epoch = train_one_epoch if name is None else TrainOneEpoch(name, temperature=setting["temperature"])
+        one_epoch = (
+            train_one_epoch
+            if name is None
+            else TrainOneEpoch(name, **(OPTIONS.get(name, {}) | {"temperature": setting["temperature"]}))
+        )
         for epoch in range(EPOCHS):
             loaders = {"train": DataInfo(loader)}
             one_epoch(model, loaders, create_loss(args), epoch, optimizer, None, scheduler, None, args)
@@ -367,7 +390,7 @@ def open_clip(data: Path) -> Study:
     return Study({method: partial(train, name) for method, name in OWN_LOSS.items()}, GRID)
 
 
-OWN_LOSS: dict[str, str | None] = {"the trainer's CLIP loss": None, "SogCLR": "sogclr", "NUCLR": "nuclr"}
+OWN_LOSS: dict[str, str | None] = {"the trainer's CLIP loss": None, "SogCLR": "sogclr", "NUCLR": "nuclr-authors"}
 
 STUDIES: dict[str, Callable[[Path], Study]] = {
     "sentence-transformers": sentence_transformers,
@@ -408,7 +431,7 @@ def measure(name: str, study: Study, seeds: int) -> dict[str, Any]:
         started, trained = time.process_time(), []
         for setting in settings:
             outcome = train(setting, 0)
-            choosing, reporting = halves(outcome.x_image.unique())
+            choosing, reporting = cut_halves(outcome.x_image.unique())
             trained.append((recall(hits(outcome, choosing)), hits(outcome, reporting)))
             print(f"{name}: {method} {setting}: {trained[-1][0]:.2f}", file=sys.stderr, flush=True)
         best = max(range(len(settings)), key=lambda number: trained[number][0])
@@ -425,7 +448,8 @@ def measure(name: str, study: Study, seeds: int) -> dict[str, Any]:
         rows[method] = {"setting": settings[best], "recall@1": values.tolist(), "cpu_minutes": round(minutes, 2)}
     bootstrap, baseline = Bootstrap(seeds), next(iter(study.methods))
     for method, row in rows.items():
-        row["minus_baseline"] = bootstrap.difference([folds[method]], [folds[baseline]])
+        gap = bootstrap.difference([folds[method]], [folds[baseline]])
+        row["minus_baseline"] = {"difference": 100 * gap.difference, "low": 100 * gap.low, "high": 100 * gap.high}
     return rows
 
 

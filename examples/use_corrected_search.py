@@ -18,9 +18,9 @@ from nuclr.popularity import PopularityCorrection, hubness
 def main() -> None:
     train, held_out = (open_pairs(f"builtin:n=500,shapes=2,split={split}") for split in ("train", "val"))
     model = DualEncoder.from_pretrained(f"{sys.argv[1]}/model")
-    bank = model.encode_texts([train.y(i) for i in range(500)])
-    gallery = model.encode_images([held_out.x(i) for i in range(500)])
-    queries = model.encode_texts([held_out.y(i) for i in range(500)])
+    bank = model.encode_texts([train.item("y", i) for i in range(500)])
+    gallery = model.encode_images([held_out.item("x", i) for i in range(500)])
+    queries = model.encode_texts([held_out.item("y", i) for i in range(500)])
 
     fix = PopularityCorrection().fit(bank, gallery)
     items, corrected = fix.gallery(gallery), fix.queries(queries)  # one more coordinate, for any index

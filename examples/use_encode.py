@@ -1,6 +1,6 @@
 """Load a trained model and encode images and texts.
 
-nuclr train out=runs/demo
+nuclr demo out=runs/demo
 python examples/use_encode.py runs/demo
 """
 
@@ -12,7 +12,7 @@ from nuclr.models import DualEncoder
 
 def main() -> None:
     pairs = open_pairs("builtin:n=5,split=val,shapes=2")
-    images, texts = [pairs.x(i) for i in range(5)], [pairs.y(i) for i in range(5)]
+    images, texts = [pairs.item("x", i) for i in range(5)], [pairs.item("y", i) for i in range(5)]
 
     model = DualEncoder.from_pretrained(f"{sys.argv[1]}/model")
     x = model.encode_images(images)  # paths, PIL images, arrays or tensors

@@ -36,7 +36,7 @@ class HeldOutPairs(AbsTaskRetrieval):
     def __init__(self, run: Run) -> None:
         super().__init__()
         held_out = run.val
-        self.pairs = [(held_out.pairs.x(int(n)), held_out.pairs.y(int(n))) for n in held_out.numbers]
+        self.pairs = [(held_out.pairs.item("x", int(n)), held_out.pairs.item("y", int(n))) for n in held_out.numbers]
 
     def load_data(self, *_: object, **__: object) -> None:
         """Fill `dataset`; texts that occur in several pairs are one query or document."""

@@ -36,8 +36,8 @@ def encode_images(folder: str, images: list[Image.Image]) -> np.ndarray:
 def main() -> None:
     folder = sys.argv[1]
     pairs = open_pairs("builtin:n=100,split=val")
-    x = encode_images(folder, [pairs.x(i) for i in range(100)])
-    y = encode_texts(folder, [pairs.y(i) for i in range(100)])
+    x = encode_images(folder, [pairs.item("x", i) for i in range(100)])
+    y = encode_texts(folder, [pairs.item("y", i) for i in range(100)])
     first = (x @ y.T).argmax(axis=1)
     print(f"{len(x)} images and texts of width {x.shape[1]}, recall@1 {np.mean(first == np.arange(100)):.1%}")
 

@@ -21,14 +21,15 @@ def main() -> None:
     model.eval()
 
     pairs = open_pairs("builtin:n=5,split=val")
-    images = torch.stack([preprocess(pairs.x(i)) for i in range(len(pairs))])
+    images = torch.stack([preprocess(pairs.item("x", i)) for i in range(len(pairs))])
     with torch.inference_mode():
         x = model.encode_image(images, normalize=True)
         y = model.encode_text(tokenizer(classes), normalize=True)
         shares = (model.logit_scale.exp() * x @ y.T).softmax(dim=1)  # logit_scale is 1 / the run's temperature
     for number, row in enumerate(shares):
         print(
-            f"{pairs.y(number)}: " + ", ".join(f"{name} {share:.0%}" for name, share in zip(classes, row, strict=True))
+            f"{pairs.item('y', number)}: "
+            + ", ".join(f"{name} {share:.0%}" for name, share in zip(classes, row, strict=True))
         )
 
 

@@ -22,7 +22,7 @@ def main() -> None:
     run, database, *queries = sys.argv[1:]
     pairs = open_pairs("builtin:n=200,split=val")
     model = DualEncoder.from_pretrained(f"{run}/model")
-    features = model.encode_images([pairs.x(i) for i in range(len(pairs))]).numpy()
+    features = model.encode_images([pairs.item("x", i) for i in range(len(pairs))]).numpy()
     with psycopg.connect(database) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         register_vector(connection)
@@ -30,7 +30,7 @@ def main() -> None:
             f"CREATE TABLE pictures (id int PRIMARY KEY, caption text, embedding vector({features.shape[1]}))"
         )
         with connection.cursor() as cursor:
-            rows = [(number, pairs.y(number), row) for number, row in enumerate(features)]
+            rows = [(number, pairs.item("y", number), row) for number, row in enumerate(features)]
             cursor.executemany("INSERT INTO pictures VALUES (%s, %s, %s)", rows)
         connection.execute("CREATE INDEX ON pictures USING hnsw (embedding vector_ip_ops)")
         for query, vector in zip(queries, model.encode_texts(queries).numpy(), strict=True):

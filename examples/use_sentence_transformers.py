@@ -16,7 +16,7 @@ from nuclr.data import open_pairs
 def main() -> None:
     folder, queries = sys.argv[1], sys.argv[2:]
     pairs = open_pairs("builtin:n=500,split=val")
-    texts = [pairs.y(i) for i in range(len(pairs))]
+    texts = [pairs.item("y", i) for i in range(len(pairs))]
 
     model = SentenceTransformer(folder)
     corpus = model.encode(texts, convert_to_tensor=True)

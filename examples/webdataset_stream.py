@@ -1,16 +1,14 @@
-"""Train with NUCLR on a stream of tars: webdataset reads and shuffles, an index of keys gives every pair its number.
+"""Train with NUCLR on a stream of tars: webdataset reads and shuffles, and a dict of keys gives every pair its number.
 
     pip install '.[train]' webdataset
     python examples/webdataset_stream.py
 
-Two lines turn a webdataset pipeline into one for objectives with state: one opens the index, the other looks up the
-keys of a batch. The command `nuclr index` makes the index once. Numbers do not depend on the order in which tars are
-read, and adding tars with --extend keeps them.
+A few lines turn a webdataset pipeline into one for objectives with state: they number the keys of all samples, and one
+looks up the keys of a batch. The numbers do not depend on the order in which tars are read.
 """
 
 import io
-import subprocess
-import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -20,7 +18,6 @@ import webdataset
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from nuclr.data import KeyIndex
 from nuclr.objectives import build
 
 TARS, PER_TAR, BATCH, EPOCHS = 4, 256, 64, 6
@@ -61,10 +58,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_tars(folder)
-        tars, keys = f"{folder}/{{00000..{TARS - 1:05d}}}.tar", folder / "train.keys"
-        subprocess.run([sys.executable, "-m", "nuclr", "index", tars, "--out", keys], check=True)
+        tars = [str(path) for path in sorted(folder.glob("*.tar"))]
+        keys = set()
+        for tar in tars:
+            with tarfile.open(tar) as archive:
+                keys |= {name.partition(".")[0] for name in archive.getnames()}
+        number = {key: position for position, key in enumerate(sorted(keys))}
 
-        index = KeyIndex.open(keys)
         pipeline = (
             webdataset.WebDataset(tars, shardshuffle=TARS, seed=0)
             .shuffle(500)
@@ -74,11 +74,12 @@ def main() -> None:
         )
         loader = webdataset.WebLoader(pipeline, batch_size=None, num_workers=2)
 
-        towers, objective = Towers(), build("nuclr", num_samples=len(index), temperature=0.05)
+        towers, objective = Towers(), build("nuclr", num_samples=len(number), temperature=0.05)
         optimizer = torch.optim.AdamW([*towers.parameters(), *objective.parameters()], lr=1e-2)
         for epoch in range(EPOCHS):
             for names, x, y in loader:
-                out = objective(*towers(torch.as_tensor(x), torch.as_tensor(y)), index.numbers(names))
+                index = torch.tensor([number[name] for name in names])
+                out = objective(*towers(torch.as_tensor(x), torch.as_tensor(y)), index)
                 optimizer.zero_grad()
                 out.loss.backward()
                 optimizer.step()

@@ -19,7 +19,7 @@ from tests.training import runs
 # Also what torch and transformers import only at the first use. The server has no threads, so forking it is safe.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch._dynamo", "kornia", "nuclr.cli.app", "nuclr.models.resnet", "nuclr.runs.run", "nuclr.training.loop"]
+    ["torch._dynamo", "kornia", "nuclr.cli.app", "nuclr.models.networks", "nuclr.runs.run", "nuclr.training.loop"]
 )
 
 

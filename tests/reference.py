@@ -101,8 +101,6 @@ class Settings:
     zeta_lr_ratio_x: float = 1.0
     zeta_momentum: float = 0.0
     zeta_estimator: str = "reference"
-    zeta_optimizer: str = "sgd"
-    zeta_beta2: float = 0.999
     zeta_steps: int = 1
     zeta_velocity_init: str = "zero"
     normalizer: str = "table"
@@ -139,12 +137,7 @@ def initial_state(options: Settings) -> State:
             state[f"tau_momentum_{a}"] = np.zeros(n)
         if options.popularity == "table":
             state[f"zeta_{c}"] = np.full(n, options.zeta_init)
-            if options.zeta_optimizer == "adam":
-                state[f"zeta_velocity_{c}"] = np.zeros(n)
-                state[f"zeta_square_{c}"] = np.zeros(n)
-                state[f"zeta_updates_{c}"] = np.zeros(n)
-            else:
-                state[f"zeta_velocity_{c}"] = np.full(n, 0.0 if options.zeta_velocity_init == "zero" else math.nan)
+            state[f"zeta_velocity_{c}"] = np.full(n, 0.0 if options.zeta_velocity_init == "zero" else math.nan)
         if options.popularity != "none":
             start = abs(options.zeta_init) if options.xi_rule == "norm" else options.zeta_init
             state[f"xi_{c}"] = np.array(max(options.xi_init, start))
@@ -530,12 +523,9 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
 
 def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[float]:
     """Take the inner steps of zeta at fixed u, write its tables, and return the new zeta."""
-    n, tau, beta, beta2 = options.num_samples, options.temperature, options.zeta_momentum, options.zeta_beta2
+    n, tau, beta = options.num_samples, options.temperature, options.zeta_momentum
     lr = options.zeta_lr * options.zeta_lr_ratio_x if c == "x" else options.zeta_lr
     velocity = rows(state[f"zeta_velocity_{c}"], index)
-    adam = options.zeta_optimizer == "adam"
-    square = rows(state[f"zeta_square_{c}"], index) if adam else []
-    updates = rows(state[f"zeta_updates_{c}"], index) if adam else []
     for _ in range(options.zeta_steps):
         g = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, options.zeta_estimator, n)
         moved = list(zeta)
@@ -546,20 +536,10 @@ def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[fl
                 velocity[j] = g[j]
             else:
                 velocity[j] = beta * velocity[j] + (1 - beta) * g[j]
-            if adam:
-                square[j] = beta2 * square[j] + (1 - beta2) * g[j] ** 2
-                updates[j] += 1
-                mean = velocity[j] / (1 - beta ** updates[j])
-                size = math.sqrt(square[j] / (1 - beta2 ** updates[j]))
-                moved[j] = zeta[j] - lr * mean / (size + 1e-8)
-            else:
-                moved[j] = zeta[j] - lr * velocity[j]
+            moved[j] = zeta[j] - lr * velocity[j]
         zeta = moved
     write(state[f"zeta_{c}"], index, zeta, kept)
     write(state[f"zeta_velocity_{c}"], index, velocity, kept)
-    if adam:
-        write(state[f"zeta_square_{c}"], index, square, kept)
-        write(state[f"zeta_updates_{c}"], index, updates, kept)
     return zeta
 
 

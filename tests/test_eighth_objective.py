@@ -9,7 +9,8 @@ import yaml
 
 from nuclr.objectives import names, unregister
 from nuclr.runs import config
-from tests.studies.compare.tiny import write_config
+from nuclr.studies.engine.tables import read_results
+from tests.studies.tiny import write_config
 
 PLUGIN = '''
 """InfoNCE with a margin on the positive score."""
@@ -73,13 +74,13 @@ def test_train_report_and_popularity(tmp_path, plugin, nuclr):
 
 def test_wrong_options_are_refused_by_its_own_constructor(tmp_path, plugin, nuclr):
     file = write_config(tmp_path)
-    for override, message in (
-        ("objective.margin=2", "objective.margin must be in [0, 1), but is 2.0"),
-        ("objective.margni=0.1", "did you mean objective.margin?"),
-        ("objective.gamma=0.5", "objective.gamma: margin-nce has no such option"),
+    for override, named in (
+        ("objective.margin=2", "objective.margin"),
+        ("objective.margni=0.1", "objective.margin?"),
+        ("objective.gamma=0.5", "objective.gamma"),
     ):
         status, _, err = nuclr("train", file, f"plugins={plugin}", "objective.name=margin-nce", override)
-        assert (status, message in err) == (2, True), err
+        assert status == 2 and named in err, err
     assert "objective.margin" in config.all_keys()
 
 
@@ -92,8 +93,7 @@ def test_compare_in_worker_processes(tmp_path, plugin, nuclr):
         "--temperatures", "0.05", "--workers", 1,
     )  # fmt: skip
     assert status == 0, err
-    content = json.loads((out / "compare.json").read_text())
-    tried = [cell["changes"]["objective.margin"] for cell in content["rows"]["margin-nce"]["tuning"]["tried"]]
-    assert tried == [0.1, 0.2]
+    tried = read_results(out / "compare.json").row("margin-nce").tried
+    assert [changes["objective.margin"] for changes, _ in tried] == [0.1, 0.2]
     assert "MarginNCE" in printed and "MarginNCE" in (out / "report.html").read_text()
-    assert "#7a3b69" in (out / "curves.svg").read_text().lower()
+    assert "#7a3b69" in (out / "report.html").read_text().lower()

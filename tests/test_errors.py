@@ -5,24 +5,17 @@ import sys
 
 import pytest
 
-from nuclr.errors import EXTRAS, UserError, install_command, missing_extra, printable, require
+from nuclr.errors import EXTRAS, UserError, install_command, printable, require
 
 
-def test_the_message_names_the_package_and_its_extra():
-    message = "wandb is not installed; pip install 'nuclr[logging]', or '.[logging]' in a clone"
-    assert str(missing_extra("wandb")) == message
-
-
-def test_require_returns_the_module_itself():
+def test_require_names_a_missing_package_its_extra_and_what_needs_it(monkeypatch):
     assert require("json.decoder").__name__ == "json.decoder"
-
-
-def test_require_names_what_needs_a_missing_package(monkeypatch):
+    assert "nuclr[hf]" in install_command("hf")
     for module in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(UserError) as caught:
         require("pyarrow.parquet", purpose="a.parquet")
-    assert str(caught.value) == f"a.parquet: pyarrow is not installed; {install_command('hf')}"
+    assert all(words in str(caught.value) for words in ("a.parquet", "pyarrow", install_command("hf")))
 
 
 def test_a_package_that_is_installed_but_broken_is_not_called_missing(tmp_path, monkeypatch):
@@ -38,8 +31,8 @@ def test_the_command_line_without_an_extra_says_so_in_one_line(package):
     code += "from nuclr.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == f"nuclr: {package} is not installed; {install_command(EXTRAS[package])}\n"
-    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
+    assert package in done.stderr and install_command(EXTRAS[package]) in done.stderr
 
 
 def test_other_missing_modules_are_bugs_and_keep_their_traceback():

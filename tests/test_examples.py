@@ -40,7 +40,7 @@ def test_text_pairs(path) -> None:
     trained, held_out = ({*(path / name).read_text().splitlines()[1:]} for name in ("pairs.csv", "held_out.csv"))
     assert (len(trained), len(held_out)) == (138, 22) and not trained & held_out
     results = read_results(path / "run")
-    assert results["sides"] == ["question", "answer"] and results["val"]["mean_R@1"] > 0.5
+    assert results.sides == ("question", "answer") and results.val["mean_R@1"] > 0.5
     with np.load("held_out.npz") as features:
         assert features["x"].shape == features["y"].shape == (22, 256)
     assert "recall@1, question to answer" in done.stdout and "most popular" in done.stdout
@@ -61,8 +61,8 @@ def test_own_modality(path) -> None:
     done = run("nuclr", "train", *settings)
     assert done.returncode == 0, done.stderr
     results = read_results(path / "run")
-    assert results["sides"] == ["recording", "text"]
-    assert results["val"]["mean_R@1"] > 2 * results["val"]["mean_chance@1"]
+    assert results.sides == ("recording", "text")
+    assert results.val["mean_R@1"] > 2 * results.val["mean_chance@1"]
     done = run("nuclr", "embed", "run", "--pairs", "waves/val.jsonl", "--out", "val.npz")
     assert done.returncode == 0, done.stderr
     done = run("nuclr", "evaluate", "run", "--retrieval", "waves/val.jsonl")
@@ -71,5 +71,5 @@ def test_own_modality(path) -> None:
     assert done.returncode == 0 and 'class="numbers"' in (path / "run" / "report.html").read_text(), done.stderr
     (path / "texts.csv").write_text("question,answer\n" + "".join(f"question {n},answer {n}\n" for n in range(9)))
     done = run("nuclr", "evaluate", "run", "--retrieval", "texts.csv")
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == ["nuclr: texts.csv: holds texts on side x, but run takes waveforms"]
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "texts.csv" in done.stderr and "waveform" in done.stderr

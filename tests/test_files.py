@@ -1,4 +1,7 @@
+"""Files are written whole or not at all, read defensively, and never overwrite those of the user."""
+
 import errno
+import json
 import os
 import zipfile
 
@@ -7,16 +10,13 @@ import pytest
 
 from nuclr import files
 from nuclr.errors import UserError
-from nuclr.files import (
-    find_cache_folder,
-    is_temporary,
-    not_utf8,
-    read_lines,
-    read_text,
-    write_atomically,
-    write_json,
-    write_text,
-)
+from nuclr.files import find_cache_folder, is_temporary, read_lines, read_text, write_atomically, write_json, write_text
+
+NAMES = ("summary.json", "table.csv")
+
+
+def refuse(*args, **kwargs):
+    raise PermissionError(13, "Permission denied")
 
 
 def test_write_atomically_replaces_the_file(tmp_path):
@@ -54,48 +54,6 @@ def test_an_error_names_the_target_and_not_the_temporary_file(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_failing_to_remove_the_temporary_file_does_not_hide_the_error(tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.unlink", refuse)
-    with pytest.raises(RuntimeError, match="the real error"), write_atomically(tmp_path / "data.bin"):
-        raise RuntimeError("the real error")
-
-
-def test_the_content_is_synced_before_the_rename(tmp_path, monkeypatch):
-    path, synced = tmp_path / "data.bin", []
-    fsync = os.fsync
-
-    def record(descriptor):
-        synced.append(path.exists())
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", record)
-    with write_atomically(path) as file:
-        file.write(b"x")
-    assert synced == [False, True], "first the content, then the folder with the new name"
-    with write_atomically(path, sync=False) as file:
-        file.write(b"y")
-    assert len(synced) == 2
-    assert path.read_bytes() == b"y"
-
-
-def test_a_file_system_that_cannot_sync_folders_is_accepted(tmp_path, monkeypatch):
-    fsync, calls = os.fsync, []
-
-    def only_files(descriptor):
-        calls.append(descriptor)
-        if len(calls) == 2:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", only_files)
-    write_text(tmp_path / "a.txt", "é")
-    assert len(calls) == 2
-    assert (tmp_path / "a.txt").read_bytes() == "é".encode()
-
-
 def test_write_json_refuses_nan_and_keeps_the_old_file(tmp_path):
     path = tmp_path / "a.json"
     write_json(path, {"name": "ü", "value": 1.5})
@@ -104,42 +62,6 @@ def test_write_json_refuses_nan_and_keeps_the_old_file(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, {"value": float("nan")})
     assert path.read_text(encoding="utf-8") == before
-
-
-def test_read_text_drops_the_byte_order_mark_and_refuses_other_encodings(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfabc")
-    assert read_text(path) == "abc"
-    path.write_bytes(b"ab\xff")
-    with pytest.raises(UserError, match=r"a\.txt, line 1: not UTF-8 text \(byte 0xFF\)"):
-        read_text(path)
-    with pytest.raises(UserError, match="cannot be read"):
-        read_text(tmp_path / "missing.txt")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("one\ntwo\ncaf\u00e9\n".encode("latin-1"), "line 3: not UTF-8 text (byte 0xE9); if it is Latin-1 or"),
-        ("one\n".encode("utf-16"), "line 1: not UTF-8 text (byte 0xFF); it looks like UTF-16, convert"),
-        (b"x" * (2**20 - 1) + b"\n\xc3", "line 2: not UTF-8 text (byte 0xC3)"),  # the file ends within a character
-        (b"\n" * (2**20 - 1) + b"\xc3\xa9\n\xe9", f"line {2**20 + 1}: "),  # a good character between two blocks
-    ],
-    ids=["latin-1", "utf-16", "cut", "blocks"],
-)  # fmt: skip
-def test_the_line_that_is_not_utf8_is_named_with_a_command_that_converts_the_file(tmp_path, content, message):
-    path = tmp_path / "my list.csv"
-    path.write_bytes(content)
-    error = str(not_utf8(path))
-    assert message in error
-    assert f"-t UTF-8 '{path}' > '{tmp_path}/my list-utf8.csv'" in error
-
-
-def test_lines_end_with_line_feeds_only(tmp_path):
-    (tmp_path / "a.txt").write_bytes("one\u2028more\r\n\ntwo\x0c\n".encode())
-    assert read_lines(tmp_path / "a.txt") == ["one\u2028more", "", "two\x0c"]
-    (tmp_path / "a.txt").write_text("")
-    assert read_lines(tmp_path / "a.txt") == []
 
 
 def test_the_cache_folder_is_the_first_that_can_be_written(tmp_path, monkeypatch):
@@ -153,20 +75,61 @@ def test_the_cache_folder_is_the_first_that_can_be_written(tmp_path, monkeypatch
     assert find_cache_folder(tmp_path) == tmp_path / "chosen"
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1"])
-def test_csv_cells_that_a_spreadsheet_would_run_are_escaped(text):
-    assert files.csv_cell(text) == "'" + text
-    assert files.read_csv_cell(files.csv_cell(text)) == text
+@pytest.mark.parametrize("folders_can_sync", [True, False])
+def test_the_content_is_synced_before_the_rename(tmp_path, monkeypatch, folders_can_sync):
+    path = tmp_path / "a.txt"
+    synced = []
+    fsync = os.fsync
+
+    def record(descriptor):
+        synced.append(path.exists())
+        if len(synced) == 2 and not folders_can_sync:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    write_text(path, "é\ud800")
+    assert synced == [False, True], "first the content, then the folder with the new name"
+    assert path.read_bytes() == "é?".encode(), "UTF-8 without lone surrogates"
+    with write_atomically(path, sync=False) as file:
+        file.write(b"y")
+    assert len(synced) == 2 and path.read_bytes() == b"y"
 
 
-@pytest.mark.parametrize("text", ["a caption", "", "-0.25", "+1e-3", "-inf", "'quoted", "1=1", "'"])
-def test_other_csv_cells_and_numbers_stay_as_they_are(text):
-    assert files.csv_cell(text) == text == files.read_csv_cell(text)
+def test_text_is_read_without_its_byte_order_mark(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfabc")
+    assert read_text(path) == "abc"
+    path.write_bytes("one\u2028more\r\n\ntwo\x0c\n".encode())
+    assert read_lines(path) == ["one\u2028more", "", "two\x0c"], "lines end with line feeds only"
+    path.write_text("")
+    assert read_lines(path) == []
+    with pytest.raises(UserError, match=r"missing\.txt"):
+        read_text(tmp_path / "missing.txt")
 
 
-def test_write_text_replaces_lone_surrogates(tmp_path):
-    files.write_text(tmp_path / "a.txt", "a\ud800b")
-    assert (tmp_path / "a.txt").read_text() == "a?b"
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("one\ntwo\ncaf\u00e9\n".encode("latin-1"), ["line 3", "0xE9", "Windows-1252"]),
+        ("one\n".encode("utf-16"), ["line 1", "0xFF", "UTF-16"]),
+    ],
+    ids=["latin-1", "utf-16"],
+)
+def test_the_line_that_is_not_utf8_is_named_with_a_command_that_converts_the_file(tmp_path, content, named):
+    path = tmp_path / "my list.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        read_text(path)
+    assert all(words in str(refused.value) for words in named)
+    assert f"-t UTF-8 '{path}' > '{tmp_path}/my list-utf8.csv'" in str(refused.value)
+
+
+def test_csv_cells_that_a_spreadsheet_would_run_are_escaped():
+    for text in ("=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1"):
+        assert files.csv_cell(text) == "'" + text
+    for text in ("a caption", "", "-0.25", "+1e-3", "-inf", "'quoted", "1=1", "'"):
+        assert files.csv_cell(text) == text
 
 
 @pytest.mark.parametrize(
@@ -176,7 +139,6 @@ def test_write_text_replaces_lone_surrogates(tmp_path):
         "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 2), }",
         "{'descr': '|O', 'fortran_order': False, 'shape': (2,), }",
         "{'descr': '<U9', 'fortran_order': False, 'shape': (2,), }",
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': '''}",
         "{'descr': '<f4', 'fortran_order': False, 1: (2,)}",
         "",
     ],
@@ -184,22 +146,73 @@ def test_write_text_replaces_lone_surrogates(tmp_path):
 def test_damaged_arrays_are_refused_before_memory_is_taken(tmp_path, header):
     content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
     (tmp_path / "a.npy").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.npy: cannot be read as \.npy"):
+    with pytest.raises(UserError, match=r"a\.npy"):
         files.read_npy(tmp_path / "a.npy")
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", content)
-    with pytest.raises(UserError, match=r"a\.npz: cannot be read as \.npz"):
+    with pytest.raises(UserError, match=r"a\.npz"):
         files.read_npz(tmp_path / "a.npz", ["x"])
     assert files.read_npz(tmp_path / "a.npz", []).keys() == {"x"}
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
-def test_damaged_compression_is_refused(tmp_path, method):
-    np.save(tmp_path / "x.npy", np.arange(1000.0))
-    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
-        archive.write(tmp_path / "x.npy", "x.npy")
+def test_damaged_compression_is_refused(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", x=np.arange(1000.0))
     data = bytearray((tmp_path / "a.npz").read_bytes())
     data[60:200] = bytes(140)
     (tmp_path / "a.npz").write_bytes(data)
-    with pytest.raises(UserError, match=r"a\.npz: cannot be read as \.npz"):
+    with pytest.raises(UserError, match=r"a\.npz"):
         files.read_npz(tmp_path / "a.npz", ["x"])
+
+
+# Output folders
+
+
+def prepare(folder):
+    files.prepare_folder(folder, "nuclr test", "summary.json", NAMES)
+
+
+def test_a_folder_is_created_and_files_of_an_earlier_run_may_be_replaced(tmp_path):
+    folder = tmp_path / "a" / "b"
+    prepare(folder)
+    assert not list(folder.iterdir())
+    (folder / "notes.txt").write_text("mine")
+    files.write_json(folder / "summary.json", {"written_by": "nuclr test"})
+    files.write_text(folder / "table.csv", "1")
+    prepare(folder)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"table.csv": "mine"}, "table.csv"),
+        ({"table.csv": "mine", "summary.json": "not JSON"}, "nuclr test"),
+        ({"table.csv": "mine", "summary.json": json.dumps({"written_by": "somebody"})}, "nuclr test"),
+        ({"report.html": ""}, "report.html"),  # of another command
+        ({"config.yaml": ""}, "out/test"),  # a training run: the error suggests a folder in it
+    ],
+)
+def test_files_of_another_program_are_not_replaced(tmp_path, content, named):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name, text in content.items():
+        (folder / name).write_text(text)
+    with pytest.raises(UserError, match=named):
+        prepare(folder)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == content
+
+
+def test_a_folder_that_cannot_be_made_or_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        with pytest.raises(UserError, match=str(tmp_path / "file")):
+            prepare(folder)
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)  # chmod has no effect on root
+    with pytest.raises(UserError, match=rf"{tmp_path}.*Permission denied"):
+        prepare(tmp_path)
+
+
+def test_a_full_disk_is_a_user_error_that_names_the_file(tmp_path):
+    full = pytest.raises(UserError, match=r"table\.csv.*No space left on device")
+    with full, files.user_errors(tmp_path), files.write_atomically(tmp_path / "table.csv"):
+        raise OSError(28, "No space left on device")

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nuclr import stacked
 from nuclr.errors import UserError
 from nuclr.stacked import Stacked, stored_npy, stored_npz
 
@@ -30,16 +29,14 @@ def parts(request, tmp_path):
     return stored, np.concatenate(arrays)
 
 
-SLICES = [slice(None), slice(2, 9), slice(None, None, 2), slice(1, None, 3), slice(4, 4), slice(-3, None)]
-
-
-@pytest.mark.parametrize("rows", [*SLICES, slice(None, None, -1)])
-def test_slices_are_those_of_an_array(parts, rows):
+def test_slices_are_those_of_an_array(parts):
     stored, array = parts
-    part = Stacked(stored)[rows]
-    assert isinstance(part, Stacked) and len(part) == len(array[rows]) and part.shape == array[rows].shape
-    np.testing.assert_array_equal(np.asarray(part), array[rows])
-    np.testing.assert_array_equal(np.asarray(part[1:5:2]), array[rows][1:5:2])
+    for limits in ((None,), (2, 9), (1, None, 3), (4, 4), (-3, None), (None, None, -1)):
+        rows = slice(*limits)
+        part = Stacked(stored)[rows]
+        assert isinstance(part, Stacked) and len(part) == len(array[rows]) and part.shape == array[rows].shape
+        np.testing.assert_array_equal(np.asarray(part), array[rows])
+        np.testing.assert_array_equal(np.asarray(part[1:5:2]), array[rows][1:5:2])
 
 
 def test_rows_of_an_array_and_single_rows(parts):
@@ -53,13 +50,11 @@ def test_rows_of_an_array_and_single_rows(parts):
     assert matrix[np.array([], np.int64)].shape == (0, 3)
     with pytest.raises(IndexError):
         matrix[[13]]
-    with pytest.raises(TypeError, match="rows are bool"):
+    with pytest.raises(TypeError, match="bool"):
         matrix[np.ones(13, bool)]
 
 
-def test_few_files_are_open_at_a_time_and_pages_are_given_back(parts, monkeypatch):
-    monkeypatch.setattr(stacked, "MAPS", 2)
-    monkeypatch.setattr(stacked, "RESIDENT", 10)
+def test_no_file_stays_open(parts):
     stored, array = parts
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir())) if descriptors.is_dir() else 0
@@ -67,12 +62,7 @@ def test_few_files_are_open_at_a_time_and_pages_are_given_back(parts, monkeypatc
     np.testing.assert_array_equal(np.asarray(matrix), np.concatenate([array] * 20))
     np.testing.assert_array_equal(matrix[[250, 3, 100]], np.concatenate([array] * 20)[[250, 3, 100]])
     if before:
-        assert len(list(descriptors.iterdir())) <= before + 2
-
-
-def test_compressed_arrays_cannot_be_mapped(tmp_path):
-    np.savez_compressed(tmp_path / "a.npz", rows=np.eye(3))
-    assert stored_npz(tmp_path / "a.npz", "rows") is None
+        assert len(list(descriptors.iterdir())) <= before
 
 
 @pytest.mark.parametrize(
@@ -82,7 +72,7 @@ def test_compressed_arrays_cannot_be_mapped(tmp_path):
         (np.arange(6.0), "float64 of shape (6,)"),
         (np.ones((2, 3), "complex64"), "complex64"),
         (np.ones((2, 3), ">f4"), ">f4"),
-        (np.ones((2, 0), "f4"), "at least one column"),
+        (np.ones((2, 0), "f4"), "(2, 0)"),
         (np.asfortranarray(np.ones((2, 3))), "column by column"),
     ],
 )
@@ -94,29 +84,27 @@ def test_other_arrays_are_refused(tmp_path, array, words):
 
 
 def test_a_header_that_promises_more_than_the_file_has_is_refused(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", rows=np.eye(3))
+    assert stored_npz(tmp_path / "a.npz", "rows") is None, "compressed arrays cannot be mapped"
     np.save(tmp_path / "a.npy", np.ones((100, 8)))
     content = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "a.npy").write_bytes(content[:-1])
-    with pytest.raises(UserError, match="truncated"):
+    with pytest.raises(UserError, match=r"a\.npy"):
         stored_npy(tmp_path / "a.npy")
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         archive.writestr("rows.npy", content[:-1])
-    with pytest.raises(UserError, match="truncated"):
+    with pytest.raises(UserError, match=r"b\.npz"):
         stored_npz(tmp_path / "b.npz", "rows")
-    with pytest.raises(UserError, match="no array named 'x'; found: rows"):
+    with pytest.raises(UserError, match=r"b\.npz.*x"):
         stored_npz(tmp_path / "b.npz", "x")
 
 
-def test_a_file_that_disappears_is_named(tmp_path):
-    np.save(tmp_path / "a.npy", np.ones((4, 2)))
-    matrix = Stacked([stored_npy(tmp_path / "a.npy")])
-    (tmp_path / "a.npy").unlink()
-    with pytest.raises(UserError, match=r"a\.npy: cannot be read any more"):
-        matrix[0]
-
-
-def test_parts_of_other_widths_are_refused(tmp_path):
+def test_parts_of_other_widths_and_a_file_that_disappears_are_refused(tmp_path):
     for width in (2, 3):
         np.save(tmp_path / f"{width}.npy", np.ones((4, width)))
-    with pytest.raises(ValueError, match="widths of the parts differ: 2, 3"):
+    with pytest.raises(ValueError, match="2, 3"):
         Stacked([stored_npy(tmp_path / "2.npy"), stored_npy(tmp_path / "3.npy")])
+    matrix = Stacked([stored_npy(tmp_path / "2.npy")])
+    (tmp_path / "2.npy").unlink()
+    with pytest.raises(UserError, match=r"2\.npy"):
+        matrix[0]

@@ -14,20 +14,15 @@ PAGES = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_page_runs(page, tmp_path):
+    found = tutorials.blocks(page)
+    assert {block.language for block in found} & {"python", "sh"}
+    assert {block.language for block in found if not block.title} <= {"python", "sh", "text"}
     process = forks.Fork(tutorials.run_page, [str(page), str(tmp_path)], dict(os.environ))
     [(status, _, err)] = runs.finish([process])
     assert status == 0, err[-3000:]
 
 
-def test_pages_have_code_and_only_languages_that_are_run():
-    known = {"python", "sh", "text"}
-    for page in PAGES:
-        found = tutorials.blocks(page)
-        assert {block.language for block in found} & {"python", "sh"}, page.name
-        assert {block.language for block in found if not block.title} <= known, page.name
-
-
-def test_output_that_is_shown_must_occur(tmp_path, monkeypatch):
+def test_wrong_output_and_commands_that_fail_are_noticed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "page.md"
     shown = "```text\nrecall@1   {}\n...\n```\n"
@@ -35,13 +30,8 @@ def test_output_that_is_shown_must_occur(tmp_path, monkeypatch):
     page.write_text(code + shown.format("99.0 %"))
     tutorials.run_page(str(page), str(tmp_path))
     page.write_text(code + shown.format("points"))
-    with pytest.raises(AssertionError, match=r"page.md:8: the page shows \['recall@# points'\]"):
+    with pytest.raises(AssertionError, match=r"page\.md:8.*recall@# points"):
         tutorials.run_page(str(page), str(tmp_path))
-
-
-def test_a_command_that_fails_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = tmp_path / "page.md"
     page.write_text("```sh\nnuclr hubness missing.npy\n```\n")
-    with pytest.raises(AssertionError, match=r"nuclr hubness missing\.npy ended with status 2"):
+    with pytest.raises(AssertionError, match=r"nuclr hubness missing\.npy.*2"):
         tutorials.run_page(str(page), str(tmp_path))

@@ -1,7 +1,7 @@
 """The page of settings, generated from the dataclasses of `nuclr.runs.settings` and the registry of objectives."""
 
 import dataclasses
-import math
+import inspect
 import re
 import types
 import typing
@@ -71,8 +71,9 @@ def _rows(section: type, prefixes: list[str]) -> Iterator[str]:
         elif not dataclasses.is_dataclass(field.default_factory) and field.name != "options":
             keys = ", ".join(f"`{prefix}{field.name}`" for prefix in prefixes)
             kinds = _kinds(hints[field.name])
-            allowed = " or ".join(map(_name, kinds)) + _bounds(**field.metadata)
-            yield f"| {keys} | {allowed} | {_default(field)} | {_cell(texts[field.name])} |\n"
+            schema = section.__pydantic_fields__[field.name]
+            allowed = " or ".join(map(_name, kinds)) + _bounds(schema.metadata)
+            yield f"| {keys} | {allowed} | {_default(schema)} | {_cell(texts[field.name])} |\n"
             for kind in kinds:
                 if typing.get_origin(kind) is Mapping:  # from names to sections
                     yield from _rows(typing.get_args(kind)[1], [f"{prefix}{field.name}.NAME." for prefix in prefixes])
@@ -93,15 +94,16 @@ def _name(kind: Any) -> str:
     return (numbers | others)[origin or kind]
 
 
-def _bounds(low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> str:
-    smallest = f"above {above:,}" if above > -math.inf else f"from {low:,}" if low > -math.inf else ""
-    largest = f"to {high:,}" if high < math.inf else ""
-    bounds = " ".join(part for part in (smallest, largest) if part)
-    return f" {bounds}" if bounds else ""
+def _bounds(metadata: list[Any]) -> str:
+    """Return the bounds among pydantic's constraints, such as " from 0 to 1"."""
+    words = {"gt": "above", "ge": "from", "le": "to"}
+    limits = {name: getattr(one, name) for one in metadata for name in words if hasattr(one, name)}
+    return "".join(f" {word} {limits[name]:,}" for name, word in words.items() if name in limits)
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    return "" if field.default in (None, ()) else f"`{_value(field.default)}`"
+def _default(field: Any) -> str:
+    missing = field.is_required() or field.default in (None, ())
+    return "" if missing else f"`{_value(field.default)}`"
 
 
 def _value(value: Any) -> str:
@@ -122,7 +124,7 @@ def _objective_rows() -> Iterator[str]:
     """Yield a row per option and meaning, with the objectives that have it."""
     meanings: dict[str, dict[str, dict[str, Any]]] = {}  # option -> meaning -> objective -> default
     for name in objectives.names():
-        for option, default in objectives.options(name).items():
+        for option, default in objectives.entry(name).flat_options.items():
             text = _meaning(objectives.entry(name).cls, option)
             meanings.setdefault(option, {}).setdefault(text, {})[name] = default
     for option, texts in meanings.items():
@@ -139,8 +141,10 @@ def _defaults(defaults: dict[str, Any]) -> str:
 
 
 def _meaning(cls: type, option: str) -> str:
-    """Return what an argument means; "as in `SogCLR`" is replaced by the description there."""
-    text = describe(cls, "Args")[option]
-    if not text.startswith("as in "):
-        return _sentence(text)
-    return " ".join(dict.fromkeys(_meaning(getattr(objectives, name), option) for name in re.findall(r"`(\w+)`", text)))
+    """Return the description of an option, from the class or the first base class that has one, or from its record."""
+    name, _, field = option.partition(".")
+    if field:
+        record = type(inspect.signature(cls).parameters[name].default)
+        return _sentence(describe(record, "Attributes")[field])
+    documented = [describe(base, "Args") for base in cls.__mro__]
+    return _sentence(next(texts[option] for texts in documented if option in texts))

@@ -6,8 +6,8 @@ Sub-packages are imported on first use, so ``import nuclr`` is fast:
 >>> nuclr.build("clip", temperature=0.07).temperature
 0.07
 
-`build` makes an objective by name (`nuclr.objectives.build`), and `solve` finds the exact popularity of every sample
-(`nuclr.popularity.solve`).
+`build` makes an objective by name (`nuclr.objectives.build`), `solve` finds the exact popularity of every sample
+(`nuclr.popularity.solve`), and `train` trains a model on pairs as `nuclr train` does.
 """
 
 import importlib
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     )
     from nuclr.objectives import build
     from nuclr.popularity.solver import solve
+    from nuclr.studies.compare import compare
+    from nuclr.studies.evaluate.study import evaluate
+    from nuclr.studies.items.hubness_report import hubness_report
+    from nuclr.studies.items.popularity_report import popularity_report
+    from nuclr.training.loop import train
 
 __version__ = "0.1.0"
 
@@ -40,22 +45,35 @@ __all__ = [
     "__version__",
     "build",
     "cli",
+    "compare",
     "data",
+    "evaluate",
     "evaluation",
     "export",
+    "hubness_report",
     "integrations",
     "models",
     "objectives",
     "popularity",
+    "popularity_report",
     "remote",
     "report",
     "runs",
     "solve",
     "studies",
+    "train",
     "training",
 ]
 
-_FUNCTIONS = {"build": "nuclr.objectives", "solve": "nuclr.popularity"}
+_FUNCTIONS = {
+    "build": "nuclr.objectives",
+    "compare": "nuclr.studies.compare",
+    "evaluate": "nuclr.studies.evaluate.study",
+    "hubness_report": "nuclr.studies.items.hubness_report",
+    "popularity_report": "nuclr.studies.items.popularity_report",
+    "solve": "nuclr.popularity",
+    "train": "nuclr.training.loop",
+}
 
 
 def __getattr__(name: str) -> Any:

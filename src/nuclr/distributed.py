@@ -81,19 +81,9 @@ def exchange(numbers: list[int]) -> list[list[int]]:
     """
     if world_size() == 1:
         return [numbers]
-    mine = torch.tensor(numbers)
-    everyone = [torch.empty_like(mine) for _ in range(world_size())]
-    dist.all_gather(everyone, mine, group=_host_group(dist.group.WORLD))
-    return [row.tolist() for row in everyone]
-
-
-def all_gather_on_host(local: Tensor) -> Tensor:
-    """Concatenate the host tensors (b,) of all processes, without involving an accelerator."""
-    if world_size() == 1:
-        return local
-    gathered = [torch.empty_like(local) for _ in range(world_size())]
-    dist.all_gather(gathered, local.contiguous(), group=_host_group(dist.group.WORLD))
-    return torch.cat(gathered)
+    gathered = torch.empty(world_size(), len(numbers), dtype=torch.int64)
+    dist.all_gather(list(gathered), torch.tensor(numbers), group=_host_group(dist.group.WORLD))
+    return gathered.tolist()
 
 
 class _Gather(torch.autograd.Function):

@@ -15,13 +15,13 @@ EXTRAS = {
     "jinja2": "train",
     "kornia": "train",
     "lightning": "lightning",
-    "matplotlib": "train",
     "onnx": "onnx",
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
     "open_clip_train": "open-clip",
     "ot": "bench",
     "pyarrow": "hf",
+    "pydantic": "train",
     "rich": "train",
     "s3fs": "remote",
     "sentence_transformers": "st",
@@ -62,6 +62,19 @@ class UserError(ValueError):
     """A mistake in the input, in a file or in an option. The message names it and says how to fix it."""
 
 
+class BadSample(Exception):  # noqa: N818 (the sample is bad; the program is not in error)
+    """A sample that cannot be used: a broken or missing file, an empty text, a truncated tar.
+
+    Args:
+        reason: why it cannot be used, in a few words.
+
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 def install_command(extra: str) -> str:
     """Return the command that installs an extra of nuclr, for messages.
 
@@ -98,7 +111,11 @@ def missing_extra(package: str, extra: str | None = None) -> UserError:
     return UserError(f"{package} is not installed; {install_command(extra or EXTRAS[package])}")
 
 
-def require(module: str, extra: str | None = None, purpose: str = "") -> ModuleType:
+def require(
+    module: str,
+    extra: str | None = None,
+    purpose: str = "",
+) -> ModuleType:
     """Import an optional module, or say which extra of nuclr installs it.
 
     Args:

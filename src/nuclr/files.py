@@ -1,31 +1,39 @@
-"""Read text, JSON and arrays from untrusted files, write files atomically, find cache folders, check output folders."""
+"""Read text, JSON and arrays from untrusted files, write files atomically, find cache folders, check output folders.
+
+A result is a frozen dataclass; `to_record` and `read_record` write it to a JSON file and read it back.
+"""
 
 import codecs
 import contextlib
+import dataclasses
+import functools
 import io
 import json
 import math
 import os
 import re
 import shlex
+import sys
 import tempfile
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
-from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from nuclr.errors import UserError, printable
 
 # Content of more than _LARGE bytes in memory is refused if it is over _MOST_COMPRESSION times its size in the file.
-_LARGE, _MOST_COMPRESSION = 2**28, 100
-_LARGEST_CONFIG = 100_000  # bytes
-_RUN, _PAGE = "config.yaml", "report.html"  # a file of every training run, and the page of every command
+_LARGE = 2**28
+_MOST_COMPRESSION = 100
+_RUN = "config.yaml"  # of every training run
+_PAGE = "report.html"  # of every command
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-](inf|\d*\.?\d+(e[+-]?\d+)?)", re.IGNORECASE)
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+
+T = TypeVar("T")
 
 
 def read_text(path: Path) -> str:
@@ -70,47 +78,29 @@ def not_utf8(path: Path) -> UserError:
     """Return the error for a text file that is not UTF-8.
 
     Args:
-        path: the file. It is read again, in parts, to find the line.
+        path: the file. It is read again, to find the line.
 
     Returns:
         An error to raise. Its message names the line and its first wrong byte, and shows a command that converts the
         file.
 
     """
-    line, wrong, decoder = 1, "", codecs.getincrementaldecoder("utf-8")()
+    line = 1
+    wrong = 0
     with path.open("rb") as file:
-        is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        file.seek(0)
-        for block in chain(iter(partial(file.read, 2**20), b""), [b""]):
+        for content in file:
             try:
-                decoder.decode(block, final=not block)
+                content.decode()
             except UnicodeDecodeError as error:
-                line += error.object.count(b"\n", 0, error.start)
-                wrong = f" (byte 0x{error.object[error.start]:02X})"
+                wrong = content[error.start]
                 break
-            line += block.count(b"\n")
-    guess, encoding = ("it looks like", "UTF-16") if is_utf16 else ("if it is Latin-1 or", "Windows-1252")
+            line += 1
+    encoding = "UTF-16" if line == 1 and wrong in codecs.BOM_UTF16 else "Windows-1252"
     converted = path.with_name(f"{path.stem}-utf8{path.suffix}")
     return UserError(
-        f"{path}, line {line}: not UTF-8 text{wrong}; {guess} {encoding}, convert it: "
+        f"{path}, line {line}: not UTF-8 text (byte 0x{wrong:02X}); if it is {encoding}, convert it: "
         f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(converted))}"
     )
-
-
-def refuse_large_config(path: Path) -> None:
-    """Refuse a YAML file of settings that is far larger than settings are. PyYAML needs seconds for 300 kB.
-
-    Raises:
-        UserError: if the file is too large, or cannot be read.
-
-    """
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if size > _LARGEST_CONFIG:
-        hint = "" if path.suffix.lower() in (".yaml", ".yml") else f"; to train on it, write data.train={path}"
-        raise UserError(f"{path}: not a config file ({size:,} bytes; at most {_LARGEST_CONFIG:,} are allowed){hint}")
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -171,32 +161,56 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
         {'x': array([0, 1, 2]), 'note': array([], dtype=float64)}
 
     """
+    with _open_npz(path) as archive:
+        arrays = {}
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            arrays[name] = np.empty(0)
+            if name in names:
+                refuse_expansion(
+                    path,
+                    member.filename,
+                    member.compress_size,
+                    member.file_size,
+                    "save it without compression (numpy.savez)",
+                )
+                with archive.open(member) as file:
+                    arrays[name] = _read_npy(file, member.file_size)
+        return arrays
+
+
+def npz_sizes(path: Path) -> dict[str, int]:
+    """Return the name of each array of an `.npz` file and its bytes when unpacked, without reading the arrays.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UserError: if the file cannot be read.
+
+    """
+    with _open_npz(path) as archive:
+        return {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
+
+
+@contextlib.contextmanager
+def _open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
-            arrays = {}
-            for member in archive.infolist():
-                name = member.filename.removesuffix(".npy")
-                arrays[name] = np.empty(0)
-                if name in names:
-                    refuse_expansion(
-                        path,
-                        member.filename,
-                        member.compress_size,
-                        member.file_size,
-                        "save it without compression (numpy.savez)",
-                    )
-                    with archive.open(member) as file:
-                        _check_npy_header(file, member.file_size)
-                    with archive.open(member) as file:
-                        arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
-            return arrays
+            yield archive
     except UserError:
         raise
     except Exception as error:  # numpy, zipfile and the decompressors raise a dozen types for damaged files
         raise UserError(f"{path}: cannot be read as .npz with numeric arrays ({_reason(error)})") from None
 
 
-def refuse_expansion(path: Path, what: str, stored: int, expanded: int, fix: str) -> None:
+def refuse_expansion(
+    path: Path,
+    what: str,
+    stored: int,
+    expanded: int,
+    fix: str,
+) -> None:
     """Refuse content that is large and compressed more than features or texts can be.
 
     Args:
@@ -225,10 +239,9 @@ def read_npy(path: Path) -> np.ndarray:
 
     """
     try:
-        with path.open("rb") as file:
-            return _read_npy(file, os.fstat(file.fileno()).st_size)
-    except Exception as error:  # as above
-        raise UserError(f"{path}: cannot be read as .npy with numbers ({_reason(error)})") from None
+        return parse_npy(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({_reason(error)})") from None
 
 
 def parse_npy(data: bytes) -> np.ndarray:
@@ -249,18 +262,12 @@ def parse_npy(data: bytes) -> np.ndarray:
     """
     try:
         return _read_npy(io.BytesIO(data), len(data))
-    except Exception as error:  # as above
+    except Exception as error:  # numpy raises many types for damaged files
         raise ValueError(f"not .npy with numbers ({_reason(error)})") from None
 
 
 def _read_npy(file: IO[bytes], size: int) -> np.ndarray:
-    _check_npy_header(file, size)
-    file.seek(0)
-    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-    return array
-
-
-def _check_npy_header(file: IO[bytes], size: int) -> None:
+    """Read an array after the shape in its header has been compared with the size of the file."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of the format")
@@ -271,6 +278,9 @@ def _check_npy_header(file: IO[bytes], size: int) -> None:
     # With a width of 0, any number of rows would fit into no bytes.
     if min(shape, default=0) < 0 or math.prod(max(n, 1) for n in shape) * dtype.itemsize > size:
         raise ValueError(f"truncated: shape {shape} of {dtype} does not fit into {size} bytes")
+    file.seek(0)
+    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def _reason(error: Exception) -> str:
@@ -287,25 +297,15 @@ def csv_cell(text: str) -> str:
             apostrophe in front.
 
     Returns:
-        The cell. `read_csv_cell` undoes the change.
+        The cell.
 
     Example:
         >>> csv_cell("=1+1"), csv_cell("-0.5"), csv_cell("a cat")
         ("'=1+1", '-0.5', 'a cat')
 
     """
-    if not text.startswith(_FORMULA):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text if text.startswith(("+", "-")) else f"'{text}"
-
-
-def read_csv_cell(cell: str) -> str:
-    """Return the text of a cell that `csv_cell` made."""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
+    is_formula = text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if is_formula else text
 
 
 @contextlib.contextmanager
@@ -347,7 +347,8 @@ def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            error.filename2 = None
         raise
     if sync:
         _sync_folder(path.parent)
@@ -380,7 +381,73 @@ def write_json(path: Path, content: Any) -> None:
         ValueError: if `content` has a NaN or an infinity, which JSON does not allow. Nothing is written then.
 
     """
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(
+        path,
+        json.dumps(
+            content,
+            indent=1,
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+        + "\n",
+    )
+
+
+def to_record(value: Any) -> Any:
+    """Return a dataclass as JSON. Fields that are not compared, such as arrays, are left out."""
+    if dataclasses.is_dataclass(value):
+        kept = [entry.name for entry in dataclasses.fields(value) if entry.compare]
+        return {name: to_record(getattr(value, name)) for name in kept}
+    if isinstance(value, list | tuple):
+        return [to_record(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: to_record(entry) for key, entry in value.items()}
+    return value
+
+
+def from_record(kind: Any, value: Any) -> Any:
+    """Return the dataclass that `to_record` has written; keys that it does not have are ignored.
+
+    Args:
+        kind: a dataclass. If it has fields of other types than JSON's, its `__pydantic_config__` allows them.
+        value: the parsed JSON.
+
+    Raises:
+        ValueError: if the content does not fit.
+
+    Example:
+        >>> Point = dataclasses.make_dataclass("Point", [("x", int), ("label", str | None, None)])
+        >>> from_record(Point, {"x": 3, "written_by": "nuclr"})
+        Point(x=3, label=None)
+
+    """
+    return _reader(kind).validate_python(value)
+
+
+@functools.cache
+def _reader(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def read_record(kind: type[T], path: Path, **more: Any) -> T:
+    """Return the dataclass whose record is in a JSON file.
+
+    Args:
+        kind: the dataclass.
+        path: the file.
+        more: fields that are not in the file.
+
+    Raises:
+        UserError: if the file is damaged, or was written by another version.
+
+    """
+    try:
+        record: T = from_record(kind, parse_json(path.read_bytes()) | more)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: damaged, or of another version; run its command again ({_reason(error)})") from None
+    return record
 
 
 def is_temporary(path: Path) -> bool:
@@ -436,7 +503,23 @@ def _sync_folder(folder: Path) -> None:
 # -- output folders of commands ----------------------------------------------------------------------------------------
 
 
-def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str]) -> None:
+def is_run(folder: str | Path) -> bool:
+    """Return whether a path is the folder of a training run."""
+    return Path(folder, _RUN).is_file()
+
+
+def command_line() -> str:
+    """Return the command as it was called."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["nuclr" if program == "__main__.py" else program, *sys.argv[1:]])
+
+
+def prepare_folder(
+    folder: Path,
+    command: str,
+    summary: str,
+    names: Sequence[str],
+) -> None:
     """Create `folder` and check that it can be written and that the files to write in it are not somebody else's.
 
     An earlier run of the same command is recognized by the key "written_by" in its `summary`; its files may be
@@ -456,21 +539,24 @@ def prepare_folder(folder: Path, command: str, summary: str, names: Sequence[str
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"--out {folder}: there is a file with this name; name a folder") from None
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written ({error.strerror}); name another folder") from None
     refuse_other_folder(folder, command, summary, names)
 
 
-def refuse_other_folder(folder: Path, command: str, summary: str, names: Sequence[str]) -> None:
+def refuse_other_folder(
+    folder: Path,
+    command: str,
+    summary: str,
+    names: Sequence[str],
+) -> None:
     """Refuse the folder of a training run or of another command, without creating anything. See `prepare_folder`.
 
     Raises:
         UserError: one of the files, the page or the folder belongs to another command.
 
     """
-    if (folder / _RUN).is_file():
+    if is_run(folder):
         other = folder / command.rpartition(" ")[2]
         raise UserError(f"--out {folder}: the folder of a training run; name another folder, such as {other}")
     present = [name for name in (*names, _PAGE) if (folder / name).exists()]

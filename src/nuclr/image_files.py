@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from nuclr.errors import BadSample
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 MAX_BYTES = 256 * 2**20  # of one file
 MAX_PIXELS = 64_000_000  # of one image; decoded, these need 256 MB
@@ -22,48 +24,46 @@ MAX_PIXELS = 64_000_000  # of one image; decoded, these need 256 MB
 BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError)
 BROKEN += (ArithmeticError, AttributeError, struct.error, MemoryError, RecursionError, Image.DecompressionBombError)
 
-_TOO_MANY_PIXELS = f"at most {MAX_PIXELS // 10**6} megapixels are allowed"
 _BITS_PER_SAMPLE = 258  # TIFF tag
 _ROWS = 256
 
 
-class ImageError(ValueError):
-    """An image file that cannot be used. The message says why in a few words."""
-
-
-def read_image_file(path: Path) -> bytes:
+def read_file(path: Path, inside: Path | None = None) -> bytes:
     """Return the content of a regular file of at most `MAX_BYTES` bytes.
 
     The file is opened without blocking, so a named pipe cannot stop the program.
 
+    Args:
+        path: the file.
+        inside: the folder that the file must be in after all symbolic links are followed, itself without links. None
+            allows all folders.
+
     Raises:
-        ImageError: if the file is missing, empty, too large, not a regular file, or cannot be read.
+        BadSample: if the file is missing, empty, too large, not a regular file, outside of `inside`, or cannot be read.
 
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            status = os.fstat(descriptor)
+        if inside is not None:
+            path = Path(os.path.realpath(path))
+            if not path.is_relative_to(inside):
+                raise BadSample("outside data.root; data.allow_outside=true allows this")
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ImageError("not a regular file")
+                raise BadSample("not a regular file")
             if status.st_size > MAX_BYTES:
-                raise ImageError(f"file too large; at most {MAX_BYTES // 2**20} MiB are allowed")
-            with open(descriptor, "rb", closefd=False) as file:
-                data = file.read(MAX_BYTES)
-        finally:
-            os.close(descriptor)
+                raise BadSample(f"file too large; at most {MAX_BYTES // 2**20} MiB are allowed")
+            data = file.read(MAX_BYTES)
     except FileNotFoundError:
-        raise ImageError("missing file") from None
-    except ImageError:
-        raise
+        raise BadSample("missing file") from None
     except (OSError, ValueError) as error:
-        raise ImageError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise BadSample(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not data:
-        raise ImageError("empty file")
+        raise BadSample("empty file")
     return data
 
 
-def open_image_file(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
     """Open the image in `data` and check its header. The pixels are not decoded yet.
 
     Args:
@@ -73,25 +73,23 @@ def open_image_file(data: bytes) -> Image.Image:
         The image, which may have 8 or 16 bits per pixel and channel.
 
     Raises:
-        ImageError: if `data` is not an image in one of `FORMATS`, has more than `MAX_PIXELS` pixels, or has pixels
+        BadSample: if `data` is not an image in one of `FORMATS`, has more than `MAX_PIXELS` pixels, or has pixels
             without a known range (floats or 32-bit integers).
 
     """
     try:
         image = Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
-        raise ImageError(f"not an image (allowed: {', '.join(FORMATS)})") from None
-    except Image.DecompressionBombError:
-        raise ImageError(f"too many pixels; {_TOO_MANY_PIXELS}") from None
+        raise BadSample(f"not an image (allowed: {', '.join(FORMATS)})") from None
     except BROKEN as error:
-        raise ImageError(f"broken image ({error})") from None
+        raise BadSample(f"broken image ({error})") from None
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise ImageError(f"{width} x {height} pixels; {_TOO_MANY_PIXELS}")
+        raise BadSample(f"{width} x {height} pixels; at most {MAX_PIXELS // 10**6} megapixels are allowed")
     # Pillow gives 16-bit PNG and PPM files the mode "I" or "I;16", with values up to 65535.
     if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
         kind = "float" if image.mode == "F" else "32-bit"
-        raise ImageError(f"{kind} pixels; save the image with 8 or 16 bits")
+        raise BadSample(f"{kind} pixels; save the image with 8 or 16 bits")
     return image
 
 

@@ -1,4 +1,4 @@
-"""`nuclr popularity` on embedding files and on runs."""
+"""`nuclr popularity` on embedding files, folders of embeddings, and runs."""
 
 import csv
 import json
@@ -10,8 +10,14 @@ import pytest
 
 from nuclr.data import open_pairs
 from nuclr.runs import config
+from nuclr.studies.items import popularity_report
 from nuclr.training.loop import train
+from tests.data.embedding_folders import make_clip_retrieval, make_datacomp, make_features
 from tests.training import runs
+
+X, Y = make_features(rows=60, width=8)
+SIZES = (25, 5, 30)
+BAND = ("--max-quantile", 0.8)
 
 
 @pytest.fixture
@@ -37,169 +43,119 @@ def trained(tmp_path_factory):
     return folder / "run"
 
 
+def read_table(folder: Path) -> dict[str, list[dict[str, str]]]:
+    table = list(csv.DictReader((folder / "popularity.csv").open(newline="")))
+    return {side: [row for row in table if row["side"] == side] for side in ("x", "y")}
+
+
+def read_summary(folder: Path):
+    return json.loads((folder / "popularity.json").read_text())
+
+
 def test_popularity_of_an_embedding_file(nuclr, pairs, tmp_path):
     out = tmp_path / "popularity"
-    arguments = ("popularity", pairs, "--temperature", 0.1, "--out", out, "--captions", tmp_path / "captions.jsonl")
+    arguments = ("popularity", pairs, "--temperature", 0.1, "--out", out, "--names", tmp_path / "captions.jsonl")
     arguments += ("--keep", tmp_path / "kept.txt", "--max-quantile", 0.9, "--top", 3)
     done = nuclr(*arguments)
     assert done.status == 0, done.err
-    assert "most popular" in done.out
-
-    rows = list(csv.DictReader((out / "popularity.csv").open()))
-    assert list(rows[0]) == ["side", "number", "zeta", "popularity", "rank", "x", "caption", "image"]
-    y = [row for row in rows if row["side"] == "y"]
-    x = [row for row in rows if row["side"] == "x"]
-    assert (len(y), len(x)) == (60, 30)
-    assert (y[7]["caption"], y[7]["image"], y[7]["x"]) == ("caption 3b", "3.jpg", "3")
-    assert np.mean([float(row["popularity"]) for row in y]) == pytest.approx(1)
-
-    content = json.loads((out / "popularity.json").read_text())
-    side = content["sides"]["y"]
-    assert side["converged"]
-    assert side["most_popular"][0]["caption"] == next(row["caption"] for row in y if row["rank"] == "1")
-    assert side["least_popular"][0]["caption"] == next(row["caption"] for row in y if row["rank"] == "60")
-    assert len(side["most_popular"]) == 3
-    assert side["most_popular"][0]["caption"] in done.out
-
+    table = read_table(out)
+    assert list(table["y"][0]) == ["side", "number", "zeta", "popularity", "rank", "x", "name"]
+    assert (len(table["y"]), len(table["x"])) == (60, 30)
+    assert (table["y"][7]["name"], table["y"][7]["x"], table["x"][3]["name"]) == ("caption 3b", "3", "3.jpg")
+    popularity_of_y = [float(row["popularity"]) for row in table["y"]]
+    assert np.mean(popularity_of_y) == pytest.approx(1)
+    side = read_summary(out)["sides"]["y"]
+    assert side["converged"] and len(side["most_popular"]) == 3
+    assert side["most_popular"][0]["name"] == next(row["name"] for row in table["y"] if row["rank"] == "1")
+    assert side["least_popular"][0]["name"] == next(row["name"] for row in table["y"] if row["rank"] == "60")
+    assert side["most_popular"][0]["name"] in done.out and side["most_popular"][0]["pair"]["name"].endswith(".jpg")
     kept = np.loadtxt(tmp_path / "kept.txt", dtype=int)
-    limit = np.quantile([float(row["popularity"]) for row in y], 0.9)
-    assert kept.tolist() == [int(row["number"]) for row in y if float(row["popularity"]) <= limit]
-    for name in ("histogram.png", "histogram.svg"):
-        assert (out / name).stat().st_size > 5_000
+    assert kept.tolist() == (popularity_of_y <= np.quantile(popularity_of_y, 0.9)).nonzero()[0].tolist()
+    page = (out / "report.html").read_text()
+    assert side["least_popular"][2]["name"] in page and "<svg" in page
     assert nuclr(*arguments).status == 0, "files of an earlier run of the command may be replaced"
 
 
-def test_the_parquet_table_equals_the_csv(nuclr, pairs, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    done = nuclr("popularity", pairs, "--temperature", 0.1, "--out", tmp_path / "out", "--weights", "x")
-    assert done.status == 0, done.err
-    table = parquet.read_table(tmp_path / "out" / "popularity.parquet").to_pylist()
-    rows = list(csv.DictReader((tmp_path / "out" / "popularity.csv").open()))
-    assert len(table) == len(rows) == 90
-    assert table[5]["popularity"] == pytest.approx(float(rows[5]["popularity"]))
-
-
-def test_pairs_are_kept_by_the_popularity_of_either_side_or_of_both(nuclr, pairs, tmp_path):
-    lists = {}
-    for side in ("y", "x", "both"):
-        arguments = ("--keep", tmp_path / f"{side}.txt", "--min-popularity", 0.5, "--keep-side", side)
-        assert nuclr("popularity", pairs, "--temperature", 0.1, "--out", tmp_path / "out", *arguments).status == 0
-        lists[side] = set(np.loadtxt(tmp_path / f"{side}.txt", dtype=int).tolist())
-    assert lists["both"] == lists["y"] & lists["x"]
-    assert {pair ^ 1 for pair in lists["x"]} == lists["x"], "both captions of an image are kept with it"
-
-
-def test_different_widths_need_align(nuclr, pairs, tmp_path):
-    arrays = dict(np.load(pairs))
-    arrays["x"] = np.concatenate([arrays["x"], arrays["x"]], axis=1)
-    np.savez(tmp_path / "wide.npz", **arrays)
-    arguments = ("popularity", tmp_path / "wide.npz", "--temperature", 0.1, "--out", tmp_path / "out")
-    refused = nuclr(*arguments)
-    assert refused.status == 2
-    assert "--align ridge" in refused.err
-    assert not (tmp_path / "out").exists()
-    done = nuclr(*arguments, "--align", "ridge")
-    assert done.status == 0, done.err
-    assert "ridge regression" in done.out
-    align = json.loads((tmp_path / "out" / "popularity.json").read_text())["align"]
-    assert align["method"] == "ridge"
-    assert 0 < align["explained_variance"] < 1
-
-
-def test_a_solver_that_does_not_converge_is_reported_with_status_1(nuclr, pairs, tmp_path):
-    arguments = ("--tolerance", 1e-9, "--max-iterations", 1)
-    done = nuclr("popularity", pairs, "--temperature", 0.05, "--out", tmp_path / "out", *arguments)
+def test_a_solver_that_does_not_converge_is_reported_with_status_1(nuclr, pairs, tmp_path, monkeypatch):
+    original = popularity_report.solve
+    limits = {"tolerance": 1e-12, "max_iterations": 1}
+    monkeypatch.setattr(popularity_report, "solve", lambda **options: original(**(options | limits)))
+    done = nuclr("popularity", pairs, "--temperature", 0.05, "--out", tmp_path / "out")
     assert done.status == 1
     assert "side y did not converge: residual" in done.err
-    assert not json.loads((tmp_path / "out" / "popularity.json").read_text())["sides"]["y"]["converged"]
+    assert not read_summary(tmp_path / "out")["sides"]["y"]["converged"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["none.npz", "--temperature", "0.1"], "none.npz: no such file"),
-        (["pairs.npz", "--temperature", "0"], "--temperature is 0; it needs a number above 0"),
+        (["none.npz"], "none.npz: no such file"),
+        (["pairs.npz", "--temperature", "0"], "--temperature is 0"),
         (["pairs.npz", "--temperature", "nan"], "--temperature is nan"),
-        (["pairs.npz", "--temperature", "0.1", "--tolerance", "-1"], "--tolerance is -1"),
-        (
-            ["pairs.npz", "--temperature", "0.1", "--captions", "short.txt"],
-            "1 captions, but the embedding file has 60 y",
-        ),
-        (["pairs.npz", "--temperature", "0.1", "--max-quantile", "0.5"], "--max-quantile needs --keep"),
-        (["pairs.npz", "--temperature", "0.1", "--keep", "k.txt"], "--keep needs a band"),
-        (
-            ["pairs.npz", "--temperature", "0.1", "--keep", "short.txt", "--max-quantile", "0.5"],
-            "short.txt: the file exists and was not written by --keep",
-        ),
-        (
-            ["pairs.npz", "--temperature", "0.1", "--keep", "no/k.txt", "--max-quantile", "0.5"],
-            "no/k.txt: the folder no does not exist",
-        ),
-        (["pairs.npz", "--temperature", "0.1", "--keep", "k.txt", "--min-quantile", "2"], "quantile band 2.0 to 1.0"),
-        (
-            ["pairs.npz", "--temperature", "0.1", "--keep", "k.txt", "--min-popularity", "3", "--max-popularity", "2"],
-            "popularity band 3.0 to 2.0 is empty",
-        ),
+        (["pairs.npz", "--names", "short.txt"], "short.txt: 1 names"),
+        (["pairs.npz", "--images", "none"], "--images none"),
+        (["pairs.npz", "--max-quantile", "0.5"], "--keep"),
+        (["pairs.npz", "--keep", "k.txt"], "--max-quantile"),
+        (["pairs.npz", "--keep", "short.txt", "--max-quantile", "0.5"], "--keep short.txt"),
+        (["pairs.npz", "--keep", "no/k.txt", "--max-quantile", "0.5"], "--keep no/k.txt"),
+        (["pairs.npz", "--keep", "k.txt", "--min-quantile", "2"], "quantile band 2.0 to 1.0"),
+        (["bare:b32_img"], "'b32_img'"),
+        (["wide"], "x has width 8 and y has width 5"),
+        (["broken"], "broken:text_emb[40, 3]=inf"),
+        (["empty"], "empty: not a folder of embeddings"),
     ],
 )
-def test_wrong_options_are_refused(nuclr, pairs, tmp_path, monkeypatch, arguments, message):
+def test_wrong_options_are_refused(nuclr, pairs, tmp_path, monkeypatch, arguments, named):
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("one caption\n")
+    Path("empty").mkdir()
+    broken = Y.copy()
+    broken[40, 3] = np.inf
+    make_clip_retrieval(tmp_path / "broken", X, broken, SIZES)
+    make_clip_retrieval(tmp_path / "bare", X, Y, SIZES, metadata=False)
+    make_clip_retrieval(tmp_path / "wide", X, Y[:, :5], SIZES, metadata=False)
+    if "--temperature" not in arguments:
+        arguments = [*arguments, "--temperature", "0.1"]
     refused = nuclr("popularity", *arguments, "--out", "out")
     assert refused.status == 2
-    assert message in refused.err
-    assert "Traceback" not in refused.err
+    assert named in refused.err and "Traceback" not in refused.err
     assert len(refused.err.strip().splitlines()) <= 2
-    assert Path("short.txt").read_text() == "one caption\n"
-    assert not Path("out").exists()
+    assert Path("short.txt").read_text() == "one caption\n" and not Path("out").exists()
 
 
-def test_files_of_the_user_are_refused_and_left_unchanged(nuclr, pairs, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    refused = nuclr("popularity", pairs, "--temperature", 0.1, "--out", tmp_path / "file")
-    assert refused.status == 2
-    assert f"--out {tmp_path / 'file'}: there is a file with this name; name a folder" in refused.err
-    assert (tmp_path / "file").read_text() == "mine"
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "popularity.csv").write_text("mine")
-    refused = nuclr("popularity", pairs, "--temperature", 0.1, "--out", tmp_path / "out")
-    assert refused.status == 2
-    assert "was not written by `nuclr popularity`" in refused.err
-    assert (tmp_path / "out" / "popularity.csv").read_text() == "mine"
-
-
-def test_the_folder_of_a_run_is_refused_before_encoding(nuclr, pairs, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("nuclr.studies.popularity.inputs.embed_pairs", lambda *_: pytest.fail("pairs were encoded"))
+def test_wrong_targets_are_refused_before_encoding_and_left_unchanged(nuclr, pairs, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("nuclr.runs.run.encode_pairs", lambda *_: pytest.fail("pairs were encoded"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "popularity.csv").write_text("mine")
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "config.yaml").write_text("name: a\ndata: {train: builtin}\n")
     before = sorted(trained.iterdir())
-    for source in ((pairs, "--temperature", 0.1), (trained,)):
-        refused = nuclr("popularity", *source, "--out", trained)
-        assert refused.status == 2
-        assert f"the folder of a training run; name another folder, such as {trained / 'popularity'}" in refused.err
-    assert sorted(trained.iterdir()) == before
-    refused = nuclr("popularity", tmp_path)
-    assert refused.status == 2 and "neither a run folder (no config.yaml) nor a folder of embeddings" in refused.err
-
-
-def test_a_list_that_cannot_be_written_is_refused_before_encoding(nuclr, trained, tmp_path):
-    keep = ("--keep", tmp_path / "nowhere" / "keep.txt", "--max-quantile", 0.8)
-    status, _, err = nuclr("popularity", trained, "--out", tmp_path / "out", *keep)
-    assert status == 2 and f"the folder {tmp_path / 'nowhere'} does not exist" in err
-    assert not (tmp_path / "out").exists()
+    for named, *arguments in (
+        ("--temperature", pairs),
+        ("--resume", tmp_path / "unfinished"),
+        (f"--out {tmp_path / 'captions.jsonl'}", pairs, "--temperature", 0.1, "--out", tmp_path / "captions.jsonl"),
+        (f"--out {tmp_path / 'mine'}", pairs, "--temperature", 0.1, "--out", tmp_path / "mine"),
+        (str(trained / "popularity"), pairs, "--temperature", 0.1, "--out", trained),
+        (str(trained / "popularity"), trained, "--out", trained),
+        ("nowhere/keep.txt", trained, "--out", tmp_path / "out", "--keep", tmp_path / "nowhere/keep.txt", *BAND),
+    ):
+        refused = nuclr("popularity", *arguments)
+        assert refused.status == 2 and named in refused.err
+    assert (tmp_path / "mine" / "popularity.csv").read_text() == "mine"
+    assert sorted(trained.iterdir()) == before and not (tmp_path / "out").exists()
 
 
 def test_popularity_of_a_run(nuclr, trained, tmp_path):
     out, keep = tmp_path / "popularity", tmp_path / "popularity" / "keep.txt"  # the command creates the folder
-    status, printed, err = nuclr("popularity", trained, "--out", out, "--keep", keep, "--max-quantile", 0.8)
-    assert status == 0, err
-    assert not (out / "embeddings.npz").exists() and not (out / "captions.jsonl").exists()
-    content = json.loads((out / "popularity.json").read_text())
-    assert content["temperature"] == 0.03, "the temperature of the run"
-    rows = [row for row in csv.DictReader((out / "popularity.csv").open()) if row["side"] == "y"]
+    done = nuclr("popularity", trained, "--out", out, "--keep", keep, "--max-quantile", 0.8)
+    assert done.status == 0, done.err
+    assert read_summary(out)["temperature"] == 0.03, "the temperature of the run"
     pairs = open_pairs("builtin:n=60")
-    assert [row["caption"] for row in rows] == [pairs.y(i) for i in range(60)]
-    assert "most popular" in printed
+    assert [row["name"] for row in read_table(out)["y"]] == [pairs.item("y", i) for i in range(60)]
+    page = (out / "report.html").read_text()
+    assert "data:image/jpeg" in page and "captions" in page
     again = config.load(trained / "config.yaml", [f"data.keep={keep}"])
-    assert 0 < train(again, tmp_path / "again")["samples_per_epoch"] < 60
+    assert 0 < train(again, tmp_path / "again").samples_per_epoch < 60
 
 
 def test_a_run_on_some_pairs_reports_their_numbers_in_the_data(nuclr, tmp_path):
@@ -207,65 +163,76 @@ def test_a_run_on_some_pairs_reports_their_numbers_in_the_data(nuclr, tmp_path):
     (tmp_path / "some.txt").write_text("\n".join(map(str, kept)))
     settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 1, "data.keep": "some.txt"})
     train(config.load(tmp_path / "empty.yaml", settings), tmp_path / "run")
-    status, printed, err = nuclr("popularity", tmp_path / "run", "--keep", tmp_path / "k.txt", "--min-quantile", 0.5)
-    assert status == 0, err
+    done = nuclr("popularity", tmp_path / "run", "--keep", tmp_path / "k.txt", "--min-quantile", 0.5)
+    assert done.status == 0, done.err
     numbers = np.loadtxt(tmp_path / "k.txt", dtype=int).tolist()
     assert len(numbers) == 30 and set(numbers) <= set(kept)
-    rows = list(csv.DictReader((tmp_path / "run" / "popularity" / "popularity.csv").open()))
-    assert [int(row["number"]) for row in rows if row["side"] == "y"] == kept
-    assert [int(row["x"]) for row in rows if row["side"] == "y"] == [number // 2 for number in kept]
-    content = json.loads((tmp_path / "run" / "popularity" / "popularity.json").read_text())
-    shown = [sample["number"] for sample in content["sides"]["y"]["most_popular"]]
-    assert set(shown) <= set(kept) and f"y[{shown[0]}]" in printed
+    table = read_table(tmp_path / "run" / "popularity")["y"]
+    assert [int(row["number"]) for row in table] == kept
+    assert [int(row["x"]) for row in table] == kept, "the number of a pair with this x"
+    shown = [sample["number"] for sample in read_summary(tmp_path / "run" / "popularity")["sides"]["y"]["most_popular"]]
+    assert set(shown) <= set(kept) and f"y[{shown[0]}]" in done.out
 
 
-def test_an_unfinished_run_is_refused(nuclr, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("name: a\ndata: {train: builtin}\n")
-    status, _, err = nuclr("popularity", tmp_path / "run")
-    assert status == 2 and "this run is not finished; continue it with nuclr train" in err
-
-
-def test_captions_reach_neither_the_terminal_nor_a_spreadsheet_as_code(nuclr, pairs, tmp_path):
-    captions = [f"\x1b]0;owned\x07 {row}" if row % 2 else f'=HYPERLINK("http://evil/{row}")' for row in range(60)]
-    (tmp_path / "captions.jsonl").write_text(
-        "".join(json.dumps({"image": "i.jpg", "caption": caption}) + "\n" for caption in captions)
-    )
-    (tmp_path / "images.txt").write_text("@image\n" * 30)
-    (tmp_path / "captions.txt").write_text("\n".join(captions))
+def test_names_reach_neither_the_terminal_nor_a_spreadsheet_nor_a_page_as_code(nuclr, pairs, tmp_path):
+    names = [f"\x1b]0;owned\x07 {row}" if row % 2 else f'=HYPERLINK("http://evil/{row}")' for row in range(60)]
+    names[0] = "\u202e\u202eright to left"
+    (tmp_path / "names.txt").write_text("\n".join(names))
     out = tmp_path / "popularity"
     done = nuclr(
-        "popularity", pairs, "--temperature", 0.1, "--out", out, "--captions", tmp_path / "captions.txt",
-        "--images", tmp_path / "images.txt",
-    )  # fmt: skip
+        "popularity", pairs, "--temperature", 0.1, "--out", out, "--names", tmp_path / "names.txt", "--top", 60
+    )
     assert done.status == 0, done.err
     assert "\x1b" not in done.out and "\\x1b]0;owned\\x07" in done.out
-    for row in csv.DictReader((out / "popularity.csv").open(newline="")):
-        assert row["caption"][:1] in ("'", "\x1b") and row["image"] == "'@image"
-        assert np.isfinite(float(row["zeta"]))
-    assert "&#39;=HYPERLINK" not in (out / "report.html").read_text()  # the page shows the caption itself
-    assert "=HYPERLINK" in (out / "report.html").read_text()
-
-
-def test_captions_of_megabytes_are_cut(nuclr, pairs, tmp_path):
-    captions = ["x" * 10_000_000, *(f"caption {row}" for row in range(1, 60))]
-    (tmp_path / "captions.txt").write_text("\n".join(captions))
-    out = tmp_path / "popularity"
-    done = nuclr("popularity", pairs, "--temperature", 0.1, "--out", out, "--captions", tmp_path / "captions.txt")
-    assert done.status == 0, done.err
-    assert (out / "popularity.csv").stat().st_size < 1_000_000
-    assert (out / "report.html").stat().st_size < 2_000_000
-
-
-def test_pages_isolate_captions_that_change_the_direction_of_text(nuclr, pairs, tmp_path):
-    caption = "\u202e\u202eright to left"
-    (tmp_path / "captions.txt").write_text("".join(f"{caption} {row}\n" for row in range(60)), encoding="utf-8")
-    done = nuclr(
-        "popularity", pairs, "--temperature", 0.1, "--captions", tmp_path / "captions.txt", "--out", tmp_path / "o"
-    )
-    assert done.status == 0, done.err
-    page = re.sub(r"(?s)<script.*?</script>", "", (tmp_path / "o" / "report.html").read_text(encoding="utf-8"))
+    assert all(row["name"][:1] in ("'", "\x1b", "\u202e") for row in read_table(out)["y"])
+    page = (out / "report.html").read_text()
+    assert "=HYPERLINK" in page and "&#39;=HYPERLINK" not in page, "the page shows the name itself"
+    page = re.sub(r"(?s)<script.*?</script>", "", page)
     page = re.sub(r'"[^"<>]*\u202e[^"<>]*"', '""', page)  # in attributes
-    assert caption in page
-    outside = re.sub(rf'(<bdi>|dir="auto">){caption}', "", page)
-    assert "\u202e" not in outside, outside[outside.index("\u202e") - 100 :][:300]
+    outside = re.sub(rf'(<bdi>|dir="auto">){names[0]}', "", page)
+    assert names[0] in page and "\u202e" not in outside, "pages isolate texts that change the direction"
+
+
+@pytest.mark.parametrize("kind", ["clip-retrieval", "DataComp", "DataComp, compressed"])
+def test_a_folder_gives_what_one_file_gives(nuclr, tmp_path, kind):
+    np.savez(tmp_path / "plain.npz", x=X, y=Y)
+    assert nuclr("popularity", tmp_path / "plain.npz", "--temperature", 0.1, "--out", tmp_path / "plain").status == 0
+    if kind == "clip-retrieval":
+        folder = make_clip_retrieval(tmp_path / "data", X, Y, SIZES)
+    else:
+        folder = make_datacomp(tmp_path / "data", X, Y, SIZES, compressed="compressed" in kind)
+    out = tmp_path / "out"
+    keep = ("--keep", tmp_path / "kept.txt", "--max-quantile", 0.8)
+    done = nuclr("popularity", folder, "--temperature", 0.1, "--out", out, *keep)
+    assert done.status == 0, done.err
+    assert "48 of 60 pairs kept" in done.out
+    table, plain = read_table(out), read_table(tmp_path / "plain")
+    for side in ("x", "y"):
+        zeta, expected = ([float(row["zeta"]) for row in one[side]] for one in (table, plain))
+        np.testing.assert_allclose(zeta, expected, atol=1e-6)
+    caption, image = ("caption 59", "59.jpg") if kind == "clip-retrieval" else ("text 59", "http://host/59.jpg")
+    assert (table["y"][59]["name"], table["x"][59]["name"], table["y"][59]["x"]) == (caption, image, "59")
+    content = read_summary(out)
+    assert content["sides"]["y"]["most_popular"][0]["name"].startswith(caption.split()[0])
+    assert content["file"] == str(folder) and content["false_negatives"]["rows"]
+
+
+def test_hubness_of_a_folder(nuclr, tmp_path):
+    folder = make_clip_retrieval(tmp_path / "data", X, Y, SIZES)
+    bank = make_clip_retrieval(tmp_path / "bank", *make_features(1, 40, 8), (40,))
+    np.savez(tmp_path / "plain.npz", x=X, y=Y)
+    np.savez(tmp_path / "plain_bank.npz", **dict(zip("xy", make_features(1, 40, 8), strict=True)))
+    for name, *arguments in (
+        ("folder", folder, "--bank", bank),
+        ("sides", f"{folder}:img_emb", f"{folder}:text_emb", "--bank", bank),
+        ("file", tmp_path / "plain.npz", "--bank", tmp_path / "plain_bank.npz"),
+    ):
+        done = nuclr("hubness", *arguments, "--normalize", "--out", tmp_path / name)
+        assert done.status == 0, done.err
+    for name in ("folder", "sides"):
+        np.testing.assert_allclose(
+            np.load(tmp_path / name / "bias.npy"), np.load(tmp_path / "file" / "bias.npy"), atol=1e-6
+        )
+    listed = list(csv.DictReader((tmp_path / "folder" / "hubness.csv").open()))
+    assert len(listed) == 60 and listed[7]["name"] == "caption 7"
+    assert "recall@1" in done.out  # the pairs are known

@@ -1,13 +1,7 @@
-"""Tiny synthetic copies of the standard test sets, laid out exactly as their archives unpack.
-
-Pickles are written operation by operation, as Python 2 wrote those of CIFAR; `batches.meta` of the real archive has the
-same operations.
-"""
+"""Tiny synthetic copies of the standard test sets, laid out exactly as their archives unpack."""
 
 import dataclasses
-import io
 import json
-import struct
 import tarfile
 from pathlib import Path
 
@@ -123,34 +117,6 @@ def cifar100_binary(folder: Path) -> Path:
     return folder
 
 
-def cifar10_python(folder: Path) -> Path:
-    """`cifar-10-python.tar.gz`, unpacked."""
-    labels = [n % len(CIFAR10) for n in range(CIFAR_IMAGES)]
-    names = [f"domestic_cat_s_{n:06d}.png" for n in range(CIFAR_IMAGES)]
-    batch = {"batch_label": "testing batch 1 of 1", "labels": labels, "data": cifar_pixels(), "filenames": names}
-    meta = {"num_cases_per_batch": 10000, "label_names": CIFAR10, "num_vis": 3072}
-    inner = folder / "cifar-10-batches-py"
-    write_text(inner / "readme.html", "<html></html>")
-    (inner / "test_batch").write_bytes(python2_pickle(batch))
-    (inner / "batches.meta").write_bytes(python2_pickle(meta))
-    return folder
-
-
-def cifar100_python(folder: Path) -> Path:
-    """`cifar-100-python.tar.gz`, unpacked."""
-    fine = [n % len(CIFAR100) for n in range(CIFAR_IMAGES)]
-    names = [f"apple_s_{n:06d}.png" for n in range(CIFAR_IMAGES)]
-    batch = {"filenames": names, "batch_label": "testing batch 1 of 1", "fine_labels": fine,
-             "coarse_labels": [label // 2 for label in fine], "data": cifar_pixels()}  # fmt: skip
-    inner = folder / "cifar-100-python"
-    write_text(inner / "file.txt~", "")
-    (inner / "test").write_bytes(python2_pickle(batch))
-    (inner / "meta").write_bytes(
-        python2_pickle({"fine_label_names": CIFAR100, "coarse_label_names": ["fruit", "animals"]})
-    )
-    return folder
-
-
 def pack(folder: Path, name: str) -> Path:
     """Pack the only folder in `folder` as the `.tar.gz` archive that unpacks to it, and return the archive."""
     (inner,) = folder.iterdir()
@@ -158,63 +124,6 @@ def pack(folder: Path, name: str) -> Path:
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(inner, inner.name)
     return archive
-
-
-def python2_pickle(value: object) -> bytes:
-    """Return a value as cPickle of Python 2 wrote it, with protocol 2: texts are byte strings, and all are memoized."""
-    out, memo = io.BytesIO(), iter(range(1, 2**31))
-
-    def put() -> None:
-        number = next(memo)
-        out.write(b"q" + bytes([number]) if number < 256 else b"r" + struct.pack("<I", number))
-
-    def string(text: bytes) -> None:
-        out.write(b"U" + bytes([len(text)]) if len(text) < 256 else b"T" + struct.pack("<I", len(text)))
-        out.write(text)
-
-    def write(item: object) -> None:
-        if isinstance(item, dict):
-            out.write(b"}")
-            put()
-            out.write(b"(")
-            for key, content in item.items():
-                write(key)
-                write(content)
-            out.write(b"u")
-        elif isinstance(item, list):
-            out.write(b"]")
-            put()
-            out.write(b"(")
-            for content in item:
-                write(content)
-            out.write(b"e")
-        elif isinstance(item, str):
-            string(item.encode())
-            put()
-        elif isinstance(item, int):
-            out.write(b"K" + bytes([item]) if item < 256 else b"M" + struct.pack("<H", item))
-        elif isinstance(item, np.ndarray):
-            out.write(b"cnumpy.core.multiarray\n_reconstruct\n")
-            put()
-            out.write(b"cnumpy\nndarray\n")
-            put()
-            out.write(b"K\x00\x85U\x01b\x87R")
-            put()
-            out.write(b"(K\x01K" + bytes([len(item)]) + b"M" + struct.pack("<H", item.shape[1]) + b"\x86")
-            out.write(b"cnumpy\ndtype\n")
-            put()
-            out.write(b"U\x02u1K\x00K\x01\x87R")
-            put()
-            out.write(b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89")
-            string(item.tobytes())
-            out.write(b"tb")
-        else:
-            raise TypeError(item)
-
-    out.write(b"\x80\x02")
-    write(value)
-    out.write(b".")
-    return out.getvalue()
 
 
 # -- folders of classes ------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from nuclr.errors import UserError
 
 class Numbered(SimpleNamespace):
     def __len__(self):
-        return len(self.x_id)
+        return len(self.sides["x"].ids)
 
 
-PAIRS = Numbered(x_id=np.repeat(np.arange(21), 5))  # 105 pairs
+PAIRS = Numbered(sides={"x": SimpleNamespace(ids=np.repeat(np.arange(21), 5))})  # 105 pairs
 
 
 def test_each_epoch_has_its_own_permutation():
@@ -28,10 +28,10 @@ def test_each_epoch_has_its_own_permutation():
 def test_one_pair_per_x_uses_every_x_once():
     orders = [epoch_order(PAIRS, 0, epoch, one_pair_per_x=True) for epoch in range(200)]
     for order in orders:
-        assert sorted(PAIRS.x_id[order]) == list(range(21))
+        assert sorted(PAIRS.sides["x"].ids[order]) == list(range(21))
     counts = np.bincount(np.concatenate(orders), minlength=105)
     assert counts.sum() == 21 * 200 and counts.min() > 15 and counts.max() < 70  # 40 expected
-    firsts = np.bincount([PAIRS.x_id[order[0]] for order in orders], minlength=21)
+    firsts = np.bincount([PAIRS.sides["x"].ids[order[0]] for order in orders], minlength=21)
     assert firsts.max() < 30  # 10 expected: the images are shuffled as well
 
 
@@ -65,9 +65,7 @@ def test_all_batches_yield_every_number_once(world):
 
 
 def test_impossible_batch_sizes_are_refused():
-    with pytest.raises(UserError, match=r"data\.batch_size=200 is larger than the 105 samples of an epoch"):
+    with pytest.raises(UserError, match=r"data\.batch_size=200.*105"):
         next(batches(epoch_order(PAIRS, 0, 0), 200))
-    with pytest.raises(
-        UserError, match=r"data\.batch_size=9 cannot be divided among 2 processes; make it a multiple of 2"
-    ):
+    with pytest.raises(UserError, match=r"data\.batch_size=9.*2 processes"):
         next(batches(epoch_order(PAIRS, 0, 0), 9, 0, 2))

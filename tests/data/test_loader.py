@@ -28,17 +28,17 @@ def test_batches_have_the_requested_order_and_content(tmp_path, workers, memory)
             assert batch.x.dtype == torch.uint8 and batch.x.shape == (len(batch), 3, 12, 12)
             assert batch.x.is_contiguous()
             for number, x, y in zip(batch.numbers.tolist(), batch.x, batch.y, strict=True):
-                np.testing.assert_array_equal(x, fit_image(pairs.x(number), 12))
-                assert y == pairs.y(number)
-            assert batch.x_id.tolist() == pairs.x_id[batch.numbers.numpy()].tolist()
-            assert batch.y_id.tolist() == pairs.y_id[batch.numbers.numpy()].tolist()
+                np.testing.assert_array_equal(x, fit_image(pairs.item("x", number), 12))
+                assert y == pairs.item("y", number)
+            assert batch.x_id.tolist() == pairs.sides["x"].ids[batch.numbers.numpy()].tolist()
+            assert batch.y_id.tolist() == pairs.sides["y"].ids[batch.numbers.numpy()].tolist()
 
 
 def test_images_that_fit_into_memory_are_decoded_only_once(tmp_path, monkeypatch):
     pairs = open_pairs(make.jsonl(tmp_path))
     opened = []
-    real = pairs.x
-    monkeypatch.setattr(pairs, "x", lambda number: opened.append(number) or real(number))
+    real = pairs.item
+    monkeypatch.setattr(pairs, "item", lambda side, number: opened.append(number) or real(side, number))
     loader = Loader(pairs, x=ImageOptions(12), workers=1)
     for _ in range(3):
         list(loader.load(all_batches(np.arange(8), 3)))
@@ -68,7 +68,7 @@ def test_random_crops_come_from_the_whole_image_whatever_the_memory(tmp_path):
         loaded[memory] = [batch.x for _ in range(2) for batch in loader.load(numbers, crops=iter(crops))]
         squares = [batch.x for batch in loader.load(numbers)]  # without crops: as in evaluation
         assert all(
-            np.array_equal(square, fit_image(pairs.x(int(number)), 16))
+            np.array_equal(square, fit_image(pairs.item("x", int(number)), 16))
             for number, square in zip(np.concatenate(numbers), torch.cat(squares), strict=True)
         )
     for batches in loaded.values():
@@ -86,8 +86,8 @@ def test_views_of_an_image_are_different_crops_and_need_one_decoding(tmp_path, m
     write_wide_images(tmp_path)
     pairs = open_pairs(tmp_path / "list.jsonl", views=True)
     opened = []
-    real = pairs.x
-    monkeypatch.setattr(pairs, "x", lambda number: opened.append(number) or real(number))
+    real = pairs.item
+    monkeypatch.setattr(pairs, "item", lambda side, number: opened.append(number) or real(side, number))
     loader = Loader(pairs, x=ImageOptions(16, smallest_crop=0.2), memory=0)
     views = [random_crops(20, (0.2, 1.0), 0, 0, 0, view) for view in range(3)]
     [batch] = loader.load([np.arange(20)], crops=[{"x": views[:2], "y": views[2:]}])
@@ -127,25 +127,22 @@ def test_closing_the_stream_early_ends_the_threads(tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("nuclr-loader")]
 
 
-def test_without_batches_nothing_is_loaded(tmp_path):
-    assert list(Loader(open_pairs(make.jsonl(tmp_path))).load([])) == []
-
-
 def test_numbers_may_be_arrays_tensors_or_lists():
     loader = Loader(open_pairs("builtin:n=9"), x=ImageOptions(16))
     batches = loader.load([np.array([3, 1], np.uint8), torch.tensor([3, 1]), [3, 1]])
     assert [batch.numbers.tolist() for batch in batches] == [[3, 1]] * 3
+    assert list(loader.load([])) == []
 
 
 @pytest.mark.parametrize(
     ("numbers", "error", "message"),
     [
-        ([0, 9], IndexError, "batches: numbers from 0 to 9; allowed: 0 to 8"),
-        ([-1, 2], IndexError, "batches: numbers from -1 to 2; allowed: 0 to 8"),
-        ([0.0, 1.0], TypeError, "batches: float64 of shape"),
-        ([True, False], TypeError, "batches: bool of shape"),
-        (3, TypeError, "needs whole numbers of shape"),
-        ([], TypeError, "needs whole numbers of shape"),
+        ([0, 9], IndexError, "0 to 9.*0 to 8"),
+        ([-1, 2], IndexError, "-1 to 2"),
+        ([0.0, 1.0], TypeError, "float64"),
+        ([True, False], TypeError, "bool"),
+        (3, TypeError, "batches"),
+        ([], TypeError, "batches"),
     ],
 )
 def test_wrong_numbers_are_refused(tmp_path, numbers, error, message):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from nuclr.data import ImageOptions, Loader, batches, epoch_order, open_pairs
 from nuclr.data.builtin import BuiltinLabeled
 from nuclr.data.modalities.image import decode_image
-from nuclr.data.pairs import BadSample, Checkable, Sample
+from nuclr.data.pairs import BadSample, Sample
 from tests.data import make
 
 
@@ -24,15 +24,25 @@ def pairs(request, tmp_path):
     return open_pairs(request.param(tmp_path / "data"))
 
 
-def test_all_formats_give_the_same_numbers_names_and_ids(pairs):
-    assert isinstance(pairs, Checkable)
-    assert len(pairs) == len(make.PAIRS)
-    assert [pairs.y(number) for number in range(len(pairs))] == [caption for _, caption in make.PAIRS]
-    assert pairs.x_id.tolist() == make.X_ID and pairs.x_id.dtype == np.int64
-    assert pairs.y_id.tolist() == make.Y_ID and pairs.y_id.dtype == np.int64
-    assert pairs.known_bad == {}
+def test_all_formats_give_the_same_numbers_names_ids_and_samples(pairs):
+    assert pairs.folder is not None and len(pairs) == len(make.PAIRS) and pairs.known_bad == {}
+    assert [pairs.item("y", number) for number in range(len(pairs))] == [caption for _, caption in make.PAIRS]
+    assert pairs.sides["x"].ids.tolist() == make.X_ID and pairs.sides["x"].ids.dtype == np.int64
+    assert pairs.sides["y"].ids.tolist() == make.Y_ID and pairs.sides["y"].ids.dtype == np.int64
     for number, (name, _) in enumerate(make.PAIRS):
         assert name in pairs.name(number)
+    for number in (0, 4, np.int64(7), np.uint8(3), torch.tensor(5)):
+        sample = pairs[number]
+        assert isinstance(sample, Sample) and type(sample.number) is int and sample.number == int(number)
+        assert sample.x.mode == "RGB" and sample.x.size == (24, 20)
+        np.testing.assert_array_equal(np.asarray(sample.x), np.asarray(decode_image(pairs.item("x", int(number)))))
+        assert sample.y == make.PAIRS[sample.number][1]
+        assert (sample.x_id, sample.y_id) == (make.X_ID[sample.number], make.Y_ID[sample.number])
+    assert [sample.number for sample in pairs] == list(range(8))
+    copy = pickle.loads(pickle.dumps(pairs))
+    assert copy[6].y == pairs[6].y and copy[6].x.tobytes() == pairs[6].x.tobytes()
+    assert copy.fingerprint == pairs.fingerprint and repr(copy) == repr(pairs)
+    assert repr(pairs).startswith(f"{type(pairs).__name__}('") and repr(pairs).endswith("', 8 pairs, image to text)")
 
 
 def test_all_formats_give_the_same_first_batches(pairs, tmp_path):
@@ -49,68 +59,36 @@ def first_batches(pairs, epoch):
     return list(Loader(pairs, x=ImageOptions(16), workers=2).load(batches(order, 4)))
 
 
-def test_opening_the_data_again_gives_the_same_fingerprint_and_stamp(request, pairs, tmp_path):
-    again = open_pairs(pairs_path(request, tmp_path))
+def test_the_fingerprint_depends_on_the_pairs_only(request, pairs, tmp_path, monkeypatch):
+    write = request.node.callspec.params["pairs"]
+    path = tmp_path / "data" / write(tmp_path / "elsewhere").relative_to(tmp_path / "elsewhere")
+    again = open_pairs(path)
     assert again.fingerprint == pairs.fingerprint and again.stamp() == pairs.stamp()
-    assert [again.y(number) for number in range(len(again))] == [caption for _, caption in make.PAIRS]
-
-
-def pairs_path(request, tmp_path):
-    """Return the path of the fixture's data, found by writing the same data elsewhere."""
-    elsewhere = tmp_path / "elsewhere"
-    return tmp_path / "data" / request.node.callspec.params["pairs"](elsewhere).relative_to(elsewhere)
-
-
-def test_other_captions_give_another_fingerprint(pairs, tmp_path, monkeypatch, request):
     monkeypatch.setitem(make.CAPTIONS, "e.jpg", ["changed"])
     monkeypatch.setattr(make, "PAIRS", [*make.PAIRS[:-1], ("e.jpg", "changed")])
-    other = open_pairs(request.node.callspec.params["pairs"](tmp_path / "other"))
-    assert other.fingerprint != pairs.fingerprint
+    assert open_pairs(write(tmp_path / "other")).fingerprint != pairs.fingerprint
 
 
-def test_a_source_is_a_sequence_of_samples(pairs):
-    for number in (0, 4, np.int64(7), np.uint8(3), torch.tensor(5)):
-        sample = pairs[number]
-        assert isinstance(sample, Sample) and type(sample.number) is int and sample.number == int(number)
-        assert sample.x.mode == "RGB" and sample.x.size == (24, 20)
-        np.testing.assert_array_equal(np.asarray(sample.x), np.asarray(decode_image(pairs.x(int(number)))))
-        assert sample.y == make.PAIRS[sample.number][1]
-        assert (sample.x_id, sample.y_id) == (make.X_ID[sample.number], make.Y_ID[sample.number])
-    assert [sample.number for sample in pairs] == list(range(8))
-
-
-def test_wrong_numbers_are_refused_with_the_allowed_range(pairs):
+def test_wrong_numbers_are_refused_with_the_allowed_range():
+    pairs = open_pairs("builtin:n=8")
     for number in (-1, 8, np.int64(-8), 10**9):
-        with pytest.raises(IndexError, match=rf"pairs\[{number}\]: there is no such pair; allowed: 0 to 7"):
+        with pytest.raises(IndexError, match=rf"pairs\[{number}\].*0 to 7"):
             pairs[number]
     for number in (1.0, "1", slice(2), [0, 1], None):
-        with pytest.raises(TypeError, match="needs one whole number"):
+        with pytest.raises(TypeError, match="number"):
             pairs[number]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_reads_a_source(pairs, workers):
+def test_a_data_loader_reads_a_source(pairs):
     def collate(samples):
         pixels = torch.stack([torch.from_numpy(np.array(sample.x)) for sample in samples])
         return pixels, [sample.y for sample in samples], torch.tensor([sample.number for sample in samples])
 
-    loader = DataLoader(pairs, batch_size=3, num_workers=workers, collate_fn=collate)
+    loader = DataLoader(pairs, batch_size=3, num_workers=2, collate_fn=collate)
     pixels, texts, numbers = zip(*loader, strict=True)
     assert torch.cat(pixels).shape == (8, 20, 24, 3)
     assert [text for batch in texts for text in batch] == [caption for _, caption in make.PAIRS]
     assert torch.cat(numbers).tolist() == list(range(8))
-
-
-def test_a_source_can_be_sent_to_another_process(pairs):
-    before = pairs[6]
-    copy = pickle.loads(pickle.dumps(pairs))
-    assert copy[6].y == before.y and copy[6].x.tobytes() == before.x.tobytes()
-    assert copy.fingerprint == pairs.fingerprint and repr(copy) == repr(pairs)
-
-
-def test_the_repr_is_one_line_with_source_size_and_kinds(pairs):
-    name = type(pairs).__name__
-    assert repr(pairs).startswith(f"{name}('") and repr(pairs).endswith("', 8 pairs, image to text)")
 
 
 def test_reprs_of_sources(tmp_path):
@@ -121,8 +99,7 @@ def test_reprs_of_sources(tmp_path):
     builtin = open_pairs("builtin:n=30000,seed=2")
     assert repr(builtin) == "BuiltinPairs('seed=2,split=train', 30,000 pairs, image to text)"
     assert repr(BuiltinLabeled(24)) == "BuiltinLabeled('seed=0,split=test', 24 pairs, image to text)"
-    assert repr(builtin.truth) == "Truth(30,000 pairs)"
-    assert repr(Loader(builtin, x=ImageOptions(32))) == f"Loader({builtin!r}, x={ImageOptions(32)!r}, workers=2)"
+    assert repr(Loader(builtin, x=ImageOptions(32))) == f"Loader({builtin!r}, workers=2)"
     (batch,) = Loader(builtin, x=ImageOptions(32)).load([np.arange(4)])
     assert repr(batch) == "Batch(4 pairs, x=(4, 3, 32, 32), y=4 texts)"
 

@@ -5,21 +5,30 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nuclr.data import ImageOptions, Loader, ViewGroups, batches, check_samples, epoch_order, open_pairs, usable
-from nuclr.data.view_groups import shared_items
+from nuclr.data import (
+    ImageOptions,
+    Loader,
+    SideChoice,
+    ViewGroups,
+    batches,
+    check_samples,
+    epoch_order,
+    open_pairs,
+    usable,
+)
+from nuclr.data.epochs import shared_items
 from nuclr.errors import UserError
 from tests.data import make
 
 
 class Listed(SimpleNamespace):
     def __len__(self):
-        return len(self.x_id)
+        return len(self.sides["x"].ids)
 
 
-def listed(x_id, y_id, group=None):
-    return Listed(
-        label="list", x_id=np.array(x_id), y_id=np.array(y_id), group=None if group is None else np.array(group)
-    )
+def listed(x_ids, y_ids, group=None):
+    sides = {"x": SimpleNamespace(ids=np.array(x_ids)), "y": SimpleNamespace(ids=np.array(y_ids))}
+    return Listed(label="list", sides=sides, group=None if group is None else np.array(group))
 
 
 FIVE = listed(np.repeat(np.arange(30), 5), np.arange(150))  # 30 images with five captions each
@@ -27,7 +36,7 @@ FIVE = listed(np.repeat(np.arange(30), 5), np.arange(150))  # 30 images with fiv
 
 def test_an_epoch_visits_every_group_once_with_one_of_its_pairs():
     groups = ViewGroups(FIVE, y_views=2)
-    assert groups.count == 30 and groups.row.tolist() == FIVE.x_id.tolist()
+    assert groups.count == 30 and groups.row.tolist() == FIVE.sides["x"].ids.tolist()
     orders = [epoch_order(FIVE, 0, epoch, groups=groups.row) for epoch in range(100)]
     assert all(sorted(groups.row[order]) == list(range(30)) for order in orders)
     assert np.bincount(np.concatenate(orders), minlength=150).min() > 5  # 20 expected
@@ -38,7 +47,7 @@ def test_a_visit_takes_its_own_item_and_other_distinct_ones_of_its_group(m):
     numbers = np.arange(150)
     views = ViewGroups(FIVE, y_views=m).draw(seed=3, epoch=1)["y"](numbers)
     assert views.shape == (150, m) and np.array_equal(views[:, 0], numbers)
-    assert np.array_equal(FIVE.x_id[views], np.repeat(FIVE.x_id[:, None], m, axis=1))
+    assert np.array_equal(FIVE.sides["x"].ids[views], np.repeat(FIVE.sides["x"].ids[:, None], m, axis=1))
     assert all(len(set(row)) == m for row in views.tolist())
     # Over all pairs of an image, each caption is taken equally often.
     assert np.array_equal(np.bincount(views.reshape(-1)), np.full(150, m))
@@ -78,26 +87,23 @@ def test_too_few_items_are_repeated_in_turn():
 def test_equal_items_of_a_group_count_once():
     pairs = listed([0, 0, 0, 1, 1], [0, 0, 1, 2, 3])  # an image with one caption twice
     views = ViewGroups(pairs, y_views=2).draw(0, 0)["y"](np.array([0, 1, 2]))
-    assert pairs.y_id[views].tolist() == [[0, 1], [0, 1], [1, 0]]
+    assert pairs.sides["y"].ids[views].tolist() == [[0, 1], [0, 1], [1, 0]]
+    several_x = ViewGroups(listed(range(6), [0, 0, 0, 1, 1, 1]), x_views=2)
+    assert several_x.row.tolist() == [0, 0, 0, 1, 1, 1] and list(several_x.draw(0, 0)) == ["x"]
 
 
 def test_views_on_both_sides_come_from_rows_of_lists(tmp_path):
     rows = [{"en": [f"{row} a", f"{row} b"], "de": [f"{row} {letter}" for letter in "ABC"]} for row in range(4)]
-    pairs = open_pairs(make.write_lines(tmp_path / "p.jsonl", *rows), x_key="en", y_key="de")
+    pairs = open_pairs(make.write_lines(tmp_path / "p.jsonl", *rows), x=SideChoice("en"), y=SideChoice("de"))
     groups = ViewGroups(pairs, x_views=2, y_views=3)
     assert len(pairs) == 12 and groups.count == 4
     drawn = groups.draw(0, 0)
     for number in range(12):
         x, y = (drawn[side](np.array([number]))[0] for side in "xy")
-        assert sorted(pairs.x(int(n)) for n in x) == rows[number // 3]["en"] and pairs.x(int(x[0])) == pairs.x(number)
-        assert sorted(pairs.y(int(n)) for n in y) == rows[number // 3]["de"] and pairs.y(int(y[0])) == pairs.y(number)
-
-
-def test_several_x_of_one_y():
-    pairs = listed(range(6), [0, 0, 0, 1, 1, 1])
-    groups = ViewGroups(pairs, x_views=2)
-    assert groups.row.tolist() == [0, 0, 0, 1, 1, 1]
-    assert list(groups.draw(0, 0)) == ["x"]
+        assert sorted(pairs.item("x", int(n)) for n in x) == rows[number // 3]["en"]
+        assert pairs.item("x", int(x[0])) == pairs.item("x", number)
+        assert sorted(pairs.item("y", int(n)) for n in y) == rows[number // 3]["de"]
+        assert pairs.item("y", int(y[0])) == pairs.item("y", number)
 
 
 def test_bad_samples_and_pairs_left_out_are_never_taken(tmp_path):
@@ -113,7 +119,7 @@ def test_bad_samples_and_pairs_left_out_are_never_taken(tmp_path):
     assert sorted(set(views[0])) == [2, 3] and sorted(views[1]) == [4, 6, 7]
     [batch] = Loader(pairs, x=ImageOptions(8)).load([np.array([3, 4])], views=[{"y": views}])
     assert batch.x.shape == (2, 3, 8, 8) and batch.numbers.tolist() == [3, 4]
-    assert batch.y == [pairs.y(int(number)) for number in views.reshape(-1)]
+    assert batch.y == [pairs.item("y", int(number)) for number in views.reshape(-1)]
 
 
 def test_vectors_are_read_next_to_each_other(tmp_path):
@@ -125,13 +131,17 @@ def test_vectors_are_read_next_to_each_other(tmp_path):
     assert np.array_equal(batch.y.numpy(), y[views.reshape(-1)]) and batch.x.tolist() == [[1, 0], [0, 1]]
 
 
-def test_views_that_do_not_exist_are_refused():
-    with pytest.raises(UserError, match=r"data\.y\.views=6: nothing in list has more than 5 distinct y.* to 5 or less"):
-        ViewGroups(FIVE, y_views=6)
-    with pytest.raises(UserError, match=r"data\.x\.views=2: nothing in list has several distinct x.*to 1$"):
-        ViewGroups(FIVE, x_views=2)
-    with pytest.raises(UserError, match=r"data\.x\.views=2 and data\.y\.views=2: views on both sides need rows"):
-        ViewGroups(FIVE, x_views=2, y_views=2)
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [
+        ({"y_views": 6}, r"data\.y\.views=6.* 5"),
+        ({"x_views": 2}, r"data\.x\.views=2.* 1"),
+        ({"x_views": 2, "y_views": 2}, r"data\.x\.views=2 and data\.y\.views=2"),
+    ],
+)
+def test_views_that_do_not_exist_are_refused(views, message):
+    with pytest.raises(UserError, match=message):
+        ViewGroups(FIVE, **views)
 
 
 def test_shared_items_mark_exactly_the_visits_that_share_one():

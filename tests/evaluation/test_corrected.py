@@ -1,5 +1,6 @@
-"""Choosing a correction on validation pairs."""
+"""Choosing a correction on validation pairs, and what it changes on held-out queries."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,14 +9,19 @@ from torch.nn.functional import normalize
 
 from nuclr.evaluation import (
     Bank,
+    change_interval,
     choose_correction,
     cross_validated_ranks,
+    cut_halves,
+    hubness_change,
+    popularity_agreement,
     query_ranks,
+    rank_correlation,
     retrieval_metrics,
     retrieval_ranks,
 )
 from nuclr.evaluation.corrected import Correction, ranks_by_correction
-from nuclr.popularity import PopularityCorrection
+from nuclr.popularity import PopularityCorrection, hubness
 from tests.popularity.test_correction import features
 
 
@@ -34,7 +40,7 @@ def test_the_correction_with_the_best_reciprocal_rank_is_chosen():
     }
     assert max(grid, key=grid.get) == replace(chosen, recall=None)
     assert choose_correction(x, y, links, bank).recall >= float(query_ranks(x, y, links).hits(1).mean()) - 0.1
-    with pytest.raises(ValueError, match="temperatures or strengths is empty"):
+    with pytest.raises(ValueError):
         choose_correction(x, y, links, bank, temperatures=())
 
 
@@ -44,41 +50,30 @@ def test_each_half_is_ranked_under_the_correction_chosen_on_the_other():
     links = torch.stack([torch.arange(160) % 80, torch.arange(160)], 1)
     bank = Bank(*features(seed=1, n=100)[:2])
     ranked, chosen = cross_validated_ranks(x, y, links, bank)
-    for half, correction in enumerate(chosen):
-        bias_x, bias_y = correction.biases(bank, x, y)
-        for merged, alone in zip(ranked, retrieval_ranks(x, y, links, bias_x, bias_y), strict=True):
-            own = merged.query % 2 == half  # with 80 images, a caption's row has the parity of its image's
+    for correction, rows in zip(chosen, cut_halves(torch.arange(80)), strict=True):
+        others = []
+        for merged, alone in zip(ranked, retrieval_ranks(x, y, links, *correction.biases(bank, x, y)), strict=True):
+            own = torch.isin(merged.query % 80, rows)  # image i has the captions i and i + 80
             assert torch.equal(merged.hits(1)[own], alone.hits(1)[own])
-        others = [of.hits(1)[of.query % 2 != half].mean() for of in retrieval_ranks(x, y, links, bias_x, bias_y)]
+            others.append(alone.hits(1)[~own].mean())
         assert correction.recall == pytest.approx(float(sum(others)) / 2)
-    with pytest.raises(ValueError, match="1 x with a partner; needs two"):
+    with pytest.raises(ValueError, match="1 x"):
         cross_validated_ranks(x[:1], y[:1], links[:1], bank)
 
 
 def test_a_group_is_not_divided_into_halves():
-    """Groups of two x and two y that all belong together: the halves alternate by group."""
     x, y, _ = features(n=80)
     groups = torch.arange(80) // 2
     links = torch.tensor([[a, b] for a in range(80) for b in range(80) if a // 2 == b // 2])
     bank = Bank(*features(seed=1, n=100)[:2])
     ranked, chosen = cross_validated_ranks(x, y, links, bank, 7 * groups + 3)
-    for half, correction in enumerate(chosen):
-        bias_x, bias_y = correction.biases(bank, x, y)
-        for merged, alone in zip(ranked, retrieval_ranks(x, y, links, bias_x, bias_y), strict=True):
-            own = groups[merged.query] % 2 == half
+    for correction, rows in zip(chosen, cut_halves(groups), strict=True):
+        for merged, alone in zip(ranked, retrieval_ranks(x, y, links, *correction.biases(bank, x, y)), strict=True):
+            own = torch.isin(merged.query, rows)
             assert torch.equal(merged.hits(1)[own], alone.hits(1)[own])
-    alternating = cross_validated_ranks(x, y, links, bank)
-    assert alternating[1] != chosen, "without groups, partners of one query are in both halves"
+    assert cross_validated_ranks(x, y, links, bank)[1] != chosen, "without groups, partners are in both halves"
     with pytest.raises(ValueError, match="group"):
         cross_validated_ranks(x, y, links, bank, groups[:5])
-
-
-def test_numpy_arrays_give_the_same_choice():
-    x, y, links = features(n=40)
-    bank_x, bank_y, _ = features(seed=1, n=50)
-    chosen = choose_correction(x, y, links, Bank(bank_x, bank_y), temperatures=[0.1])
-    arrays = x.numpy(), y.numpy(), links.tolist()
-    assert choose_correction(*arrays, Bank(bank_x.numpy(), bank_y.numpy()), temperatures=[0.1]) == chosen
 
 
 def test_a_bank_refuses_features_of_other_norms():
@@ -96,3 +91,31 @@ def test_without_a_temperature_the_biases_are_the_default_ones(transductive):
     bias_x, bias_y = Correction().biases(bank, x, y)
     assert torch.equal(bias_x, PopularityCorrection().fit(y, x, transductive=transductive).bias(x))
     assert torch.equal(bias_y, PopularityCorrection().fit(x, y, transductive=transductive).bias(y))
+
+
+def test_the_change_is_that_of_its_parts():
+    x, y, links = features(n=200)
+    bank = features(seed=1, n=300)[:2]
+    change = hubness_change(bank, x, y, links)
+    bias = PopularityCorrection().fit(*bank).bias(y)
+    plain, corrected = hubness(x, y), hubness(x, y, bias=bias)
+    assert change.never_found == (plain.never_found, corrected.never_found)
+    assert change.skewness == (plain.skewness, corrected.skewness)
+    assert change.recall == (plain.recall(links), corrected.recall(links))
+    assert change.correlation == pytest.approx(rank_correlation(bias, plain.counts))
+    assert change.gain == change_interval(plain.hits(links), corrected.hits(links))
+    assert change.skewness[1] < change.skewness[0] and change.correlation > 0.5
+    assert hubness_change(bank, x, y).recall is None
+    assert hubness_change(bank, x, y[:5]).never_found[0] == 0, "a gallery of fewer than ten"
+
+
+def test_agreement_uses_disjoint_anchors():
+    x, y, _ = features(n=200)
+    bias = PopularityCorrection(0.1, 1.0).fit(x[::2], y, max_iterations=150).bias(y)
+    expected = rank_correlation(bias, hubness(x[1::2], y).counts)
+    assert popularity_agreement(x, y, 0.1) == pytest.approx(expected)
+    assert expected > 0.4
+    generator = torch.Generator().manual_seed(0)
+    unrelated = torch.nn.functional.normalize(torch.randn(2, 200, 64, generator=generator), dim=-1)
+    assert abs(popularity_agreement(unrelated[0], unrelated[1], 0.1)) < expected
+    assert math.isnan(popularity_agreement(x[:3], y, 0.1)) and math.isnan(popularity_agreement(x, y[:10], 0.1))

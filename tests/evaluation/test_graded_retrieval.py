@@ -54,8 +54,14 @@ def test_metrics_equal_pytrec_eval_with_graded_relevance_and_ties(seed):
     queries, corpus, qrels, ids = random_case(seed)
     expected = judge(queries @ corpus.T, qrels, ids, ndcg=10, mrr=3, recall=20)
     for kind in (np.asarray, torch.from_numpy):
-        metrics = ranking_metrics(kind(queries), kind(corpus), qrels, ids, ndcg_k=10, mrr_k=3, recall_k=20)
-        assert metrics == pytest.approx(expected, abs=1e-9)
+        ranks = document_ranks(kind(queries), kind(corpus), qrels, ids)
+        metrics = {
+            "nDCG@10": ranks.ndcg(10),
+            "MRR@3": ranks.reciprocal_rank(3),
+            "recall@20": ranks.recall(20),
+            "MAP": ranks.average_precision(),
+        }
+        assert {key: float(values.mean()) for key, values in metrics.items()} == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -77,10 +83,9 @@ def test_all_scores_equal_gives_the_order_of_identifiers_as_in_pytrec_eval():
     assert ranking_metrics(queries, corpus, qrels) == ranking_metrics(queries, corpus, qrels, rows)
 
 
-def test_tiles_and_both_ways_to_count_give_the_same_ranks(monkeypatch):
+def test_tiles_give_the_same_ranks(monkeypatch):
     queries, corpus, qrels, ids = random_case(3, n_queries=40, n_documents=200, judged=100)
     counted = document_ranks(queries, corpus, qrels, ids)
-    monkeypatch.setattr(module, "_MOST_COUNTED", 10)  # sort instead
     monkeypatch.setattr(module, "_FEWEST_ROWS", 3)
     monkeypatch.setattr(module, "TILE", 1)
     tiled = document_ranks(queries, corpus, qrels, ids)
@@ -102,18 +107,12 @@ def test_values_per_query_by_hand():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"qrels": [[0, 0]]}, r"qrels has shape \(1, 2\); needs \(m, 3\)"),
-        ({"qrels": [[0.0, 0, 1]]}, "qrels holds float64; needs integers"),
-        ({"qrels": [[0, 4, 1]]}, "qrels names row 4 of the corpus, which has 4"),
-        ({"qrels": [[-1, 0, 1]]}, "qrels names row -1 of the queries"),
-        ({"qrels": [[0, 0, 1], [1, 2, 0]]}, "query 1 has judgments in qrels but no relevant document"),
-        ({"qrels": [[0, 0, 1], [0, 0, 2]]}, "qrels judges document 0 for query 0 more than once"),
-        ({"ids": ["a", "b", "b", "c"]}, "ids has 3 distinct entries; needs 4"),
-        ({"queries": np.ones((2, 3))}, "queries has 3 columns and corpus 2"),
-        ({"corpus": np.full((4, 2), np.nan)}, "corpus: row 0 holds a NaN"),
-        ({"queries": [[1.0, 2.0]]}, "queries is list"),
-        ({"bias": np.ones(3)}, "bias"),
-        ({"ignore": [[0, 9]]}, "ignore names row 9 of the corpus"),
+        ({"qrels": [[0, 4, 1]]}, "qrels.*row 4.*corpus"),
+        ({"qrels": [[-1, 0, 1]]}, "qrels.*row -1.*queries"),
+        ({"qrels": [[0, 0, 1], [1, 2, 0]]}, "query 1.*qrels"),
+        ({"qrels": [[0, 0, 1], [0, 0, 2]]}, "qrels.*document 0 for query 0"),
+        ({"ids": ["a", "b", "b", "c"]}, "ids has 3.*4"),
+        ({"ignore": [[0, 9]]}, "ignore.*row 9.*corpus"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_refused(changes, message):

@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -69,15 +68,6 @@ def test_a_copy_is_a_hit_in_both_directions():
     assert retrieval_metrics(x, y, links)["mean_R@1"] == pytest.approx(1 / 3)
     assert retrieval_metrics(x, y, links_with_copies(links, torch.tensor([5, 5, 6])))["mean_R@1"] == 1
     assert torch.equal(links_with_copies(links, torch.arange(3)), links)
-
-
-def test_numpy_arrays_and_lists_are_accepted():
-    torch.manual_seed(0)
-    x, y, links = torch.randn(5, 4), torch.randn(5, 4), torch.arange(5)[:, None].expand(5, 2)
-    expected = retrieval_metrics(x, y, links, bias_y=torch.arange(5.0))
-    assert retrieval_metrics(x.numpy(), y.numpy(), links.tolist(), bias_y=np.arange(5.0)) == expected
-    copies = links_with_copies(links, torch.tensor([0, 0, 1, 2, 2]))
-    assert torch.equal(links_with_copies(links.numpy(), [0, 0, 1, 2, 2]), copies)
 
 
 def test_links_to_rows_that_do_not_exist_are_refused():

@@ -6,12 +6,14 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
 from nuclr.data import open_pairs
+from nuclr.export import export
 from nuclr.models import DualEncoder
 from nuclr.runs import config
 from nuclr.training.loop import train
@@ -28,13 +30,13 @@ LIGHT |= {"augment.enabled": "false"}
 @functools.cache
 def texts() -> list[str]:
     """One hundred texts, of which one is long."""
-    return [PAIRS.y(number) for number in range(99)] + [PAIRS.y(99) + LONG]
+    return [PAIRS.item("y", number) for number in range(99)] + [PAIRS.item("y", 99) + LONG]
 
 
 @functools.cache
 def images(size: int | None = None) -> list[Image.Image]:
     """One hundred square pictures, drawn at 32 pixels; enlarged to have another size."""
-    pictures = [PAIRS.x(number) for number in range(100)]
+    pictures = [PAIRS.item("x", number) for number in range(100)]
     return (
         pictures if size is None else [picture.resize((size, size), Image.Resampling.BICUBIC) for picture in pictures]
     )
@@ -68,6 +70,13 @@ class Runs:
 
     def model(self, name: str) -> DualEncoder:
         return DualEncoder.from_pretrained(self(name) / "model")
+
+    def export(self, name: str, target: str) -> Path:
+        """Return the folder of an export, and write it if that was not done yet."""
+        out = self.folder / target / name
+        if not out.exists():
+            export(self(name), target, out)
+        return out
 
     # Images and texts with encoders of their own
 
@@ -160,10 +169,13 @@ def tokenizer():
     return train_tokenizer(texts()[:60], 300)
 
 
-def card_code(folder: Path) -> str:
-    """Return the Python lines of a model card."""
+def run_card(folder: Path) -> dict[str, Any]:
+    """Run the Python lines of a model card in the folder that holds the export, and return their variables."""
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-    return code
+    variables: dict[str, Any] = {}
+    with contextlib.chdir(folder.parent):
+        exec(code, variables)
+    return variables
 
 
 def largest_difference(features, expected) -> float:

@@ -15,8 +15,8 @@ def write_pairs(folder: Path, n: int) -> Path:
     pairs = BuiltinPairs(n=n)
     lines = []
     for number in range(n):
-        pairs.x(number).save(folder / f"{number}.png")
-        lines.append({"image": f"{number}.png", "caption": pairs.y(number)})
+        pairs.item("x", number).save(folder / f"{number}.png")
+        lines.append({"image": f"{number}.png", "caption": pairs.item("y", number)})
     (folder / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = [f"{folder / line['image']}\t{line['caption']}\n" for line in lines]
     (folder / "pairs.tsv").write_text("filepath\ttitle\n" + "".join(rows))

@@ -8,6 +8,8 @@ import importlib.util
 
 import torch
 
+from tests.export.conftest import runs  # noqa: F401 (a fixture)
+
 if importlib.util.find_spec("torchvision") is not None:
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

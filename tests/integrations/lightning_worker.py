@@ -1,6 +1,6 @@
 """Lightning runs that tests compare: in the process of the test, or as a script on several processes.
 
-    python tests/integrations/lightning_worker.py JOBS.json
+    python -m tests.integrations.lightning_worker JOBS.json
 
 A job is a dict with the arguments of `run`. Lightning starts the other processes itself.
 """
@@ -21,17 +21,17 @@ from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from nuclr.integrations.lightning import NuclrCallback
+from tests.integrations.common import result_of
 
 PAIRS, HELD_OUT, BATCH = 96, 40, 16
+WIDTHS = (12, 10)
 warnings.filterwarnings("ignore", module="lightning")
 
 
 class Module(lightning.LightningModule):
-    def __init__(self, widths: tuple[int, int], dropout: float = 0.0, micro_batch: int | None = None) -> None:
+    def __init__(self, micro_batch: int | None = None) -> None:
         super().__init__()
-        self.x, self.y = (
-            nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, 16)) for width in widths
-        )
+        self.x, self.y = (nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, 16)) for width in WIDTHS)
         self.micro_batch, self.automatic_optimization = micro_batch, micro_batch is None
         self.seen: list[list[int]] = []
 
@@ -90,28 +90,17 @@ class ResumableLoader(DataLoader):
         self.start = state["position"]
 
 
-def pairs(data: str | None) -> tuple[TensorDataset, TensorDataset]:
-    """Return training and held-out pairs: generated ones, or the first image-caption pairs of an embedding file."""
-    if data is None:
-        generator = torch.Generator().manual_seed(0)
-        hidden = torch.randn(PAIRS + HELD_OUT, 6, generator=generator)
-        x, y = (
-            hidden @ torch.randn(6, d, generator=generator)
-            + 0.3 * torch.randn(PAIRS + HELD_OUT, d, generator=generator)
-            for d in (12, 10)
-        )
-        train, held_out = PAIRS, HELD_OUT
-    else:
-        import numpy as np
-
-        with np.load(data) as arrays:
-            y = torch.from_numpy(arrays["y"]).float()
-            x = torch.from_numpy(arrays["x"]).float()[torch.from_numpy(arrays["y_to_x"]).long()]
-        train, held_out = 4096, 512
+def pairs() -> tuple[TensorDataset, TensorDataset]:
+    """Return training and held-out pairs."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(PAIRS + HELD_OUT, 6, generator=generator)
+    sides = []
+    for width in WIDTHS:
+        noise = 0.3 * torch.randn(len(hidden), width, generator=generator)
+        sides.append(hidden @ torch.randn(6, width, generator=generator) + noise)
     # The held-out pairs have numbers too. They must not be mistaken for numbers of training pairs.
-    return TensorDataset(x[:train], y[:train], torch.arange(train)), TensorDataset(
-        x[-held_out:], y[-held_out:], torch.arange(held_out)
-    )
+    train = TensorDataset(*(side[:PAIRS] for side in sides), torch.arange(PAIRS))
+    return train, TensorDataset(*(side[PAIRS:] for side in sides), torch.arange(HELD_OUT))
 
 
 def run(
@@ -121,13 +110,11 @@ def run(
     devices: int = 1,
     epochs: int = 3,
     batch: int = BATCH,
-    dropout: float = 0.0,
     micro_batch: int | None = None,
     precision: str = "32-true",
     folder: str | Path | None = None,
     resume: str | Path | None = None,
     kill_after: int | None = None,
-    data: str | None = None,
     validate: bool = True,
     setup: Callable[[Module], None] = lambda module: None,
     **trainer_options,
@@ -135,24 +122,23 @@ def run(
     """Train, and return the weights and the state; on other processes than the first, an empty dict."""
     torch.use_deterministic_algorithms(True)
     lightning.seed_everything(0, verbose=False)
-    train, held_out = pairs(data)
+    train, held_out = pairs()
     options = {"num_samples": len(train), "temperature": 0.1} | (options or {})
     callback = NuclrCallback(objective, **options)
-    module = Module((train.tensors[0].shape[1], train.tensors[1].shape[1]), dropout, micro_batch)
+    module = Module(micro_batch)
     setup(module)
-    checkpoints = (
-        ModelCheckpoint(folder, "{step}", auto_insert_metric_name=False, every_n_train_steps=1, save_top_k=-1)
-        if folder
-        else None
-    )
+    callbacks = [callback, *([Kill(kill_after)] if kill_after else [])]
+    if folder:
+        every_step = {"every_n_train_steps": 1, "save_top_k": -1}
+        callbacks.append(ModelCheckpoint(folder, "{step}", auto_insert_metric_name=False, **every_step))
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=devices,
         strategy="ddp" if devices > 1 else "auto",
         max_epochs=epochs,
         precision=precision,
-        callbacks=[callback, *([checkpoints] if checkpoints else []), *([Kill(kill_after)] if kill_after else [])],
-        enable_checkpointing=checkpoints is not None,
+        callbacks=callbacks,
+        enable_checkpointing=folder is not None,
         enable_progress_bar=False,
         enable_model_summary=False,
         logger=False,
@@ -161,28 +147,18 @@ def run(
     sampler = DistributedSampler(train, devices, int(os.environ.get("LOCAL_RANK", 0)) if devices > 1 else 0, seed=3)
     loader = ResumableLoader(train, batch_size=batch // devices, sampler=sampler, drop_last=True)
     trainer.fit(module, loader, DataLoader(held_out, batch_size=20 // devices) if validate else None, ckpt_path=resume)
-    state = callback.objective.gather_state_dict()
+    values = result_of(module, callback.objective)
     if not trainer.is_global_zero:
         return {}
-    return {
-        "callback": callback if devices == 1 else None,
-        "module": module if devices == 1 else None,
-        "trainer": trainer if devices == 1 else None,
-        "weights": module.state_dict(),
-        "state": state,
-        "seen": module.seen,
-        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
-    }
+    result = {"values": values, "seen": module.seen, "loss": trainer.callback_metrics.get("val_loss")}
+    if devices == 1:
+        result |= {"callback": callback, "module": module, "trainer": trainer}
+    return result
 
 
-def main() -> None:
-    jobs = json.loads(Path(sys.argv[1]).read_text())
-    for job in jobs:
+if __name__ == "__main__":
+    for job in json.loads(Path(sys.argv[1]).read_text()):
         out = job.pop("out")
         result = run(**job)
         if result:
             torch.save(result, out)
-
-
-if __name__ == "__main__":
-    main()

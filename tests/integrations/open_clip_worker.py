@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from nuclr import distributed
 from nuclr.integrations.open_clip import TrainOneEpoch
 from tests import process_group
+from tests.integrations.common import assert_equal, result_of
 
 MODEL = {
     "embed_dim": 16,
@@ -36,8 +37,8 @@ BATCH = 16
 CASES: dict[str, dict[str, Any]] = {
     "nuclr": {},
     "accumulated": {"accumulate": 4},
-    "learnt": {"options": {"learn_temperature": True}},
-    "learnt_accumulated": {"options": {"learn_temperature": True}, "accumulate": 4},
+    "learnt": {"options": {"temperatures": {"learnt": True}}},
+    "learnt_accumulated": {"options": {"temperatures": {"learnt": True}}, "accumulate": 4},
 }
 
 
@@ -101,8 +102,7 @@ def train(
         training.train_one_epoch, training.get_data = before
     checkpoint = torch.load(folder / "logs" / name / "checkpoints" / f"epoch_{epochs}.pt", weights_only=True)
     weights = {f"model.{key.removeprefix('module.')}": value for key, value in checkpoint["state_dict"].items()}
-    state = {f"objective.{key}": value.detach().clone() for key, value in task.objective.state_dict().items()}
-    return weights | state
+    return weights | result_of(torch.nn.Module(), task.objective)
 
 
 if __name__ == "__main__":
@@ -110,16 +110,16 @@ if __name__ == "__main__":
         register_model(Path.cwd())
         sys.argv = sys.argv[1:]
         runpy.run_path(sys.argv[0], run_name="__main__")
-    else:
-        register_model(Path(sys.argv[1]))
-        torch.nn.parallel.DistributedDataParallel = ProcessDDP
-        for case in sys.argv[2:]:
-            found = train(Path(sys.argv[1]), f"two_{case}", **CASES[case])
-            torch.distributed.init_process_group = lambda **_: None  # the next run uses the same group
-            if case == "learnt":  # resumed after the first epoch: exactly what was trained without a break
-                checkpoint = f"{sys.argv[1]}/logs/two_{case}/checkpoints/epoch_1.pt"
-                again = train(Path(sys.argv[1]), f"two_{case}_again", **CASES[case], arguments=("--resume", checkpoint))
-                assert again.keys() == found.keys() and all(torch.equal(again[name], found[name]) for name in found)
-            if distributed.rank() == 0:
-                save_file(found, Path(sys.argv[1], f"{case}.safetensors"))
-        process_group.leave()
+        sys.exit()
+    folder = Path(sys.argv[1])
+    register_model(folder)
+    torch.nn.parallel.DistributedDataParallel = ProcessDDP
+    for case in sys.argv[2:]:
+        found = train(folder, f"two_{case}", **CASES[case])
+        torch.distributed.init_process_group = lambda **_: None  # the next run uses the same group
+        if case == "learnt":  # resumed after the first epoch: exactly what was trained without a break
+            resume = ("--resume", f"{folder}/logs/two_{case}/checkpoints/epoch_1.pt")
+            assert_equal(train(folder, f"two_{case}_again", **CASES[case], arguments=resume), found)
+        if distributed.rank() == 0:
+            save_file(found, folder / f"{case}.safetensors")
+    process_group.leave()

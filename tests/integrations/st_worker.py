@@ -1,10 +1,9 @@
 """Train a small sentence-transformers model: called by test_sentence_transformers.py, or run by torchrun.
 
-Usage: torchrun --nproc_per_node K tests/integrations/st_worker.py MODEL OUT RUNS
+Usage: torchrun --nproc_per_node K -m tests.integrations.st_worker MODEL OUT RUNS
 RUNS is JSON: name -> keyword arguments of `train`. Process 0 writes weights and state of each run to OUT/NAME.pt.
 """
 
-import gc
 import json
 import os
 import signal
@@ -21,6 +20,8 @@ from transformers import BertConfig, BertModel, TrainerCallback
 
 from nuclr.integrations import sentence_transformers as integration
 from nuclr.models import train_tokenizer
+from tests import process_group
+from tests.integrations.common import result_of
 
 WORDS = ("red", "green", "blue", "old", "new", "small", "large", "round")
 THINGS = ("house", "boat", "tree", "river", "bird", "road")
@@ -119,8 +120,7 @@ def train(model: str, out: Path, resume: str | None = None, **settings: Any) -> 
     if "kill" in settings:
         trainer.add_callback(Kill(settings["kill"]))
     trainer.train(resume_from_checkpoint=resume)
-    state = trainer.loss.objective.gather_state_dict()
-    return {**{f"model.{k}": v for k, v in trainer.model.state_dict().items()}, **state}
+    return result_of(trainer.model, trainer.loss.objective)
 
 
 if __name__ == "__main__":
@@ -131,5 +131,4 @@ if __name__ == "__main__":
         if int(os.environ.get("RANK", "0")) == 0:
             torch.save(result, folder / f"{name}.pt")
     if dist.is_initialized():
-        gc.collect()  # see tests/process_group.py
-        dist.destroy_process_group()
+        process_group.leave()

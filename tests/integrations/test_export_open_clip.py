@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from nuclr.export import export
 from nuclr.runs.run import Run
-from tests.export.runs import Runs, card_code, images, largest_difference, oblong_images, texts
+from tests.export.runs import images, largest_difference, oblong_images, run_card, texts
 
 pytestmark = pytest.mark.open_clip
 open_clip = pytest.importorskip("open_clip")
@@ -15,21 +14,9 @@ open_clip = pytest.importorskip("open_clip")
 NAMES = ["clip", "clip_at_another_size"]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
-def exported(runs, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("open_clip")
-
-    def write(name):
-        if not (folder / name).exists():
-            export(runs(name), "open-clip", folder / name)
-        return folder / name
-
-    return write
+@pytest.fixture
+def exported(runs):
+    return lambda name: runs.export(name, "open-clip")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,9 +37,6 @@ def test_features_equal_those_of_the_run(runs, exported, name):
     assert math.exp(-loaded.logit_scale.item()) == pytest.approx(Run.open(runs(name)).temperature, rel=1e-6)
 
 
-def test_the_lines_of_the_card_run(exported, monkeypatch):
-    folder = exported("clip")
-    monkeypatch.chdir(folder.parent)
-    variables = {}
-    exec(card_code(folder), variables)
+def test_the_lines_of_the_card_run(exported):
+    variables = run_card(exported("clip"))
     assert variables["scores"].shape == (2, 2)

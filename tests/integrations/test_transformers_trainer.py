@@ -1,10 +1,7 @@
 """The Trainer of transformers with objectives of this package, on one process and on two."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
@@ -30,25 +27,16 @@ from nuclr.integrations import STATE_FILE
 from nuclr.integrations.transformers import NuclrTrainer, NuclrTrainerMixin, add_index
 from nuclr.objectives import CLIP, build
 from tests.integrations.clip_data import save_clip, write_pairs
-from tests.integrations.transformers_worker import CASES, PAIRS, identified, pairs, result, trainer
+from tests.integrations.common import EXAMPLES, assert_equal, launch, marked_lines, result_of
+from tests.integrations.transformers_worker import CASES, PAIRS, identified, pairs, train, trainer
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "transformers_trainer.py"
+EXAMPLE = "transformers_trainer.py"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """Return the folder of a small CLIPModel."""
     return save_clip(tmp_path_factory.mktemp("model"), ["a b c d e f g h"])
-
-
-def assert_equal(one, other, tolerance=0.0):
-    assert one.keys() == other.keys()
-    for name in one:
-        # infinite entries of the state are those of pairs that were not visited
-        torch.testing.assert_close(
-            one[name], other[name], rtol=0, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
-        )
 
 
 @pytest.fixture(scope="module")
@@ -58,32 +46,17 @@ def one_process(model, tmp_path_factory):
 
     def run(case):
         if case not in trained:
-            run = trainer(model, tmp_path_factory.mktemp(case), **CASES[case])
-            run.train()
-            trained[case] = result(run)
+            trained[case] = train(model, tmp_path_factory.mktemp(case), **CASES[case])[1]
         return trained[case]
 
     return run
 
 
 def test_two_processes_train_the_weights_of_one(model, one_process, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
-    command += [
-        "--rdzv_backend",
-        "c10d",
-        "--rdzv_endpoint",
-        "localhost:0",
-        "-m",
-        "tests.integrations.transformers_worker",
-    ]
-    done = subprocess.run([*command, model, tmp_path, *CASES], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch("-m", "tests.integrations.transformers_worker", model, tmp_path, *CASES, processes=2)
     for case in CASES:
-        assert_equal(load_file(tmp_path / f"{case}.safetensors"), one_process(case), tolerance=1e-6)
-
-
-def test_micro_batches_give_the_weights_and_state_of_the_full_batch(one_process):
-    assert_equal(one_process("micro_batch"), one_process("nuclr"), tolerance=1e-6)
+        assert_equal(load_file(tmp_path / f"{case}.safetensors"), one_process(case), tolerance=1e-6, state=1)
+    assert_equal(one_process("micro_batch"), one_process("nuclr"), tolerance=1e-6, state=1)
 
 
 def test_accumulated_batches_are_averaged(model, one_process, tmp_path):
@@ -105,9 +78,7 @@ def test_accumulated_batches_are_averaged(model, one_process, tmp_path):
         torch.nn.utils.clip_grad_norm_(decay, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    expected = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
-    expected |= {f"objective.{name}": tensor for name, tensor in objective.state_dict().items()}
-    assert_equal(one_process("accumulated"), expected, tolerance=1e-9)
+    assert_equal(one_process("accumulated"), result_of(module, objective), tolerance=1e-9, state=1)
 
 
 def test_the_index_as_labels_of_compute_loss_func_scales_gradients_by_the_accumulated_batches(model, tmp_path):
@@ -130,28 +101,29 @@ def test_the_index_as_labels_of_compute_loss_func_scales_gradients_by_the_accumu
         cls(module, args, train_dataset=data, **given).train()
         moved.append(module.visual_projection.weight.detach() - before)
     torch.testing.assert_close(moved[0], 2 * moved[1])
-    with pytest.raises(UserError, match="leave out compute_loss_func"):
+    with pytest.raises(UserError, match="compute_loss_func"):
         NuclrTrainer(module, args, train_dataset=data, compute_loss_func=loss, objective=objective)
 
 
 def test_resumed_equals_uninterrupted(model, tmp_path):
     """From a checkpoint in the middle of the second epoch, with a learnt temperature and its moments in AdamW."""
     settings = CASES["resumed"]
-    whole = trainer(model, tmp_path, **settings)
-    whole.train()
+    whole, expected = train(model, tmp_path, **settings)
     checkpoint = tmp_path / "checkpoint-4"
     assert (checkpoint / STATE_FILE).is_file() and (tmp_path / "checkpoint-6").is_dir()
-    assert len(whole.optimizer.param_groups) == 3
-    resumed = trainer(model, tmp_path, **settings)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert_equal(result(resumed), result(whole))
+    resumed, found = train(model, tmp_path, resume=checkpoint, **settings)
+    assert_equal(found, expected)
     assert whole.objective.current_temperature != pytest.approx(0.05, rel=1e-3)
     moments = [run.optimizer.state_dict()["state"].values() for run in (whole, resumed)]
     for one, other in zip(*moments, strict=True):
         assert_equal(one, other)
     (checkpoint / STATE_FILE).unlink()
-    with pytest.raises(UserError, match=r"nuclr_objective\.safetensors: no such file"):
-        trainer(model, tmp_path, **settings).train(resume_from_checkpoint=str(checkpoint))
+    with pytest.raises(UserError, match=STATE_FILE):
+        train(model, tmp_path, resume=checkpoint, **settings)
+    # A saved model has the temperature of the objective.
+    whole.save_model(str(tmp_path / "saved"))
+    saved = CLIPModel.from_pretrained(tmp_path / "saved")
+    assert saved.logit_scale.exp().item() == pytest.approx(1 / whole.objective.current_temperature)
 
 
 def test_pairs_in_another_order_are_refused_and_other_options_give_a_warning(model, tmp_path):
@@ -172,9 +144,9 @@ def test_pairs_in_another_order_are_refused_and_other_options_give_a_warning(mod
 
     make(add_index(captions)).train()
     checkpoint = str(tmp_path / "checkpoint-2")
-    with pytest.raises(UserError, match=r"4[0-9] of 48 compared texts.*belong to other pairs"):
+    with pytest.raises(UserError, match=r"4[0-9] of 48"):
         make(add_index(captions.shuffle(seed=0))).train(resume_from_checkpoint=checkpoint)
-    with pytest.warns(UserWarning, match="saved with gamma=0.8, but training resumes with gamma=0.9"):
+    with pytest.warns(UserWarning, match=r"gamma=0.8.*0.9"):
         make(add_index(captions).shuffle(seed=0), gamma=0.9).train(resume_from_checkpoint=checkpoint)
 
 
@@ -192,14 +164,6 @@ def test_the_best_model_comes_with_its_state(model, tmp_path):
     assert not run.objective.log_u_x.isfinite().all()  # two batches of three
 
 
-def test_a_saved_model_has_the_temperature_of_the_objective(model, tmp_path):
-    run = trainer(model, tmp_path, **CASES["learnt"])
-    run.train()
-    run.save_model(str(tmp_path / "saved"))
-    saved = CLIPModel.from_pretrained(tmp_path / "saved")
-    assert saved.logit_scale.exp().item() == pytest.approx(1 / run.objective.current_temperature)
-
-
 def test_evaluation_leaves_state_and_training_alone(model, one_process, tmp_path):
     predictions = []
 
@@ -207,14 +171,13 @@ def test_evaluation_leaves_state_and_training_alone(model, one_process, tmp_path
         predictions.append(prediction.predictions)
         return {"pairs": len(prediction.predictions[0])}
 
-    arguments = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
+    arguments = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "logging_strategy": "epoch"}
     held_out = [dict(pair, index=10**9) for pair in pairs(9)]
-    evaluated = trainer(model, tmp_path, args=arguments, eval_dataset=held_out, compute_metrics=metrics)
-    evaluated.train()
-    assert_equal(result(evaluated), one_process("nuclr"))
-    before = result(evaluated)
+    evaluated, result = train(model, tmp_path, args=arguments, eval_dataset=held_out, compute_metrics=metrics)
+    assert_equal(result, one_process("nuclr"))
+    assert any({"loss", "objective_x", "objective_y"} <= entry.keys() for entry in evaluated.state.log_history)
     found = evaluated.evaluate()
-    assert_equal(result(evaluated), before)
+    assert_equal(result_of(evaluated.model, evaluated.objective), result)
     assert found["eval_loss"] > 0 and found["eval_pairs"] == 9
     x, y = predictions[-1]
     assert x.shape == y.shape == (9, 8)
@@ -240,12 +203,6 @@ def test_columns_reach_the_objective_through_a_collator_that_drops_them(model, t
     assert batch["index"].sort().values.tolist() == list(range(8)) and batch["y_id"].dtype == torch.int64
     run.train()
     assert run.objective.log_u_x[:8].isfinite().all() and not run.objective.log_u_x[8:].isfinite().any()
-
-
-def test_the_trainer_logs_the_metrics_of_the_objective(model, tmp_path):
-    run = trainer(model, tmp_path, args={"logging_strategy": "epoch"})
-    run.train()
-    assert {"loss", "objective_x", "objective_y"} <= run.state.log_history[0].keys()
 
 
 def test_siglip_models_and_a_function_that_encodes(model, tmp_path):
@@ -284,20 +241,12 @@ def test_the_mixin_works_with_a_trainer_of_the_users(model, tmp_path):
 # -- wrong input ------------------------------------------------------------------------------------------------------
 
 
-def test_a_data_set_without_an_index(model, tmp_path):
-    message = r"the training data has no column 'index' with the number of each pair; .*add_index\(train_dataset\)"
-    with pytest.raises(UserError, match=message):
+def test_a_missing_index_and_one_out_of_range(model, tmp_path):
+    with pytest.raises(UserError, match=r"'index'.*add_index"):
         trainer(model, tmp_path, train_dataset=pairs()).train()
-    datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_dict({"input_ids": [[2, 3]] * 4})
-    with pytest.raises(UserError, match=rf"{message} \(the columns are input_ids\)"):
-        trainer(model, tmp_path, train_dataset=table).train()
     trainer(model, tmp_path, name="clip", train_dataset=pairs(), args={"max_steps": 1}).train()  # needs none
-
-
-def test_an_index_out_of_range(model, tmp_path):
     data = [dict(pair, index=number + 1) for number, pair in enumerate(pairs())]
-    with pytest.raises(ValueError, match=r"index must be in \[0, 48\), but holds 48"):
+    with pytest.raises(ValueError, match=r"index .*\[0, 48\).* 48"):
         trainer(model, tmp_path, train_dataset=data).train()
 
 
@@ -306,36 +255,33 @@ def test_a_model_without_two_embeddings(tmp_path):
     args = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True, report_to=[])
     data = add_index([{"input_ids": torch.tensor([2, 5, 3])} for _ in range(8)])
     run = NuclrTrainer(BertModel(config), args, train_dataset=data, objective="nuclr")
-    message = (
-        "BertModel must return image_embeds and text_embeds, but returned last_hidden_state, pooler_output; pass enc"
-    )
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"BertModel.* last_hidden_state, pooler_output; .*encode="):
         run.train()
 
 
-def test_a_last_batch_of_one_pair(model, tmp_path):
-    with pytest.raises(UserError, match=r"the last batch of 33 pairs in batches of 16 has one pair.*drop_last=True"):
-        trainer(model, tmp_path, train_dataset=identified(33)).train()
+@pytest.mark.parametrize("micro_batch", [None, 4])
+def test_a_last_batch_of_one_pair_contributes_nothing(model, tmp_path, micro_batch):
+    data = identified(33)
+    run, result = train(model, tmp_path, train_dataset=data, micro_batch=micro_batch, args={"num_train_epochs": 1})
+    assert run.objective.log_u_x.isfinite().sum() == 32
+    assert all(value.isfinite().all() for name, value in result.items() if name.startswith("model."))
 
 
 def test_data_sets_that_cannot_have_an_index():
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"index": [0, 1], "caption": ["a", "b"]})
-    with pytest.raises(UserError, match="already has a column 'index'"):
+    with pytest.raises(ValueError, match="'index'"):
         add_index(table)
-    with pytest.raises(UserError, match="x_id='image' is not a column of the data set; it has caption"):
+    with pytest.raises(UserError, match=r"x_id='image'.* caption"):
         add_index(table.remove_columns("index"), x_id="image")
-    with pytest.raises(UserError, match="is a stream"):
+    with pytest.raises(UserError, match="IterableDataset"):
         add_index(table.to_iterable_dataset())
-    with pytest.raises(UserError, match="samples must be dicts to hold an index, but sample 0 is tuple"):
-        add_index([(1, 2)])[0]
 
 
-def test_an_optimizer_without_the_parameters_of_the_objective(model, tmp_path):
+def test_an_optimizer_of_the_users_gets_the_parameters_of_the_objective(model, tmp_path):
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
-    run = trainer(model, tmp_path, **CASES["learnt"], optimizers=(optimizer, None))
-    with pytest.raises(UserError, match="optimizers= lacks 1 parameters of NUCLR; add"):
-        run.train()
+    run, _ = train(model, tmp_path, **CASES["learnt"], optimizers=(optimizer, None))
+    assert run.objective.current_temperature != pytest.approx(0.05, rel=1e-6)
 
 
 # -- example ----------------------------------------------------------------------------------------------------------
@@ -345,22 +291,11 @@ def test_the_example_trains_resumes_and_differs_in_five_lines_from_a_plain_scrip
     listed = write_pairs(tmp_path, 96)
     captions = [json.loads(line)["caption"] for line in listed.read_text().splitlines()]
     folder, out = save_clip(tmp_path / "clip", captions, width=32), tmp_path / "out"
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-
-    def run():
-        command = [sys.executable, EXAMPLE, folder, listed, out]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-
-    done = run()
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert (out / "checkpoint-9" / STATE_FILE).is_file()
-    state = load_file(out / "checkpoint-9" / STATE_FILE)
-    assert state["log_u_x"].isfinite().all()
+    launch(EXAMPLES / EXAMPLE, folder, listed, out, cwd=tmp_path)
+    assert load_file(out / "checkpoint-9" / STATE_FILE)["log_u_x"].isfinite().all()
     weights = load_file(out / "model.safetensors")
-    subprocess.run(
-        ["rm", "-r", out / "checkpoint-9", out / "model.safetensors"], check=True
-    )  # as if it had been killed
-    done = run()
-    assert done.returncode == 0, done.stderr[-2000:]
+    shutil.rmtree(out / "checkpoint-9")  # as if it had been killed
+    (out / "model.safetensors").unlink()
+    launch(EXAMPLES / EXAMPLE, folder, listed, out, cwd=tmp_path)
     assert_equal(load_file(out / "model.safetensors"), weights)
-    assert sum("# nuclr" in line for line in EXAMPLE.read_text().splitlines()) <= 5
+    assert marked_lines(EXAMPLE, "# nuclr") <= 5

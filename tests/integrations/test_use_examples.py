@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nuclr.export import export
-from tests.export.runs import Runs
+from tests.export.runs import images, largest_difference, texts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGE = Path(__file__).parents[2] / "docs" / "use_your_model.md"
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
@@ -47,47 +41,42 @@ def test_corrected_search(runs, example):
     assert never[1] <= never[0] and skewness
 
 
-def test_onnx(runs, example, tmp_path):
+def test_onnx(runs, example):
     for module in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(module)
-    export(runs("other_encoders"), "onnx", tmp_path / "demo")
-    (line,) = example("use_onnx.py", tmp_path / "demo")
+    demo = runs.export("other_encoders", "onnx")
+    (line,) = example("use_onnx.py", demo)
     assert line.startswith("100 images and texts of width 8, recall@1 ")
     variables = runpy.run_path(str(EXAMPLES / "use_onnx.py"))
-    from tests.export.runs import images, largest_difference, texts
-
     model = runs.model("other_encoders")
-    assert (
-        largest_difference(variables["encode_images"](tmp_path / "demo", images()), model.encode_images(images()))
-        < 1e-5
-    )
-    assert largest_difference(variables["encode_texts"](tmp_path / "demo", texts()), model.encode_texts(texts())) < 1e-5
+    assert largest_difference(variables["encode_images"](demo, images()), model.encode_images(images())) < 1e-5
+    assert largest_difference(variables["encode_texts"](demo, texts()), model.encode_texts(texts())) < 1e-5
 
 
-def test_sentence_transformers(runs, example, tmp_path):
+def test_sentence_transformers(runs, example):
     pytest.importorskip("sentence_transformers")
-    export(runs("separate"), "sentence-transformers", tmp_path / "demo")
-    lines = example("use_sentence_transformers.py", tmp_path / "demo", "a red circle")
+    demo = runs.export("separate", "sentence-transformers")
+    lines = example("use_sentence_transformers.py", demo, "a red circle")
     assert lines[0] == "a red circle" and len(lines) == 4
 
 
 @pytest.mark.open_clip
-def test_open_clip(runs, example, tmp_path):
+def test_open_clip(runs, example):
     pytest.importorskip("open_clip")
-    export(runs("clip"), "open-clip", tmp_path / "demo")
-    lines = example("use_open_clip.py", tmp_path / "demo", "a circle", "a square")
+    demo = runs.export("clip", "open-clip")
+    lines = example("use_open_clip.py", demo, "a circle", "a square")
     assert len(lines) == 5 and all(re.search(r"a circle \d+%, a square \d+%$", line) for line in lines)
 
 
 @pytest.mark.parametrize("name", ["shared_texts", "questions"])
-def test_mteb(runs, example, tmp_path, name):
+def test_mteb(runs, example, name):
     pytest.importorskip("sentence_transformers")
     pytest.importorskip("mteb")
     from nuclr.runs.folder import read_results
 
-    export(runs(name), "sentence-transformers", tmp_path / "demo")
-    scores = dict(line.split() for line in example("use_mteb.py", tmp_path / "demo", runs(name)))
-    measured = read_results(runs(name))["val"]
+    demo = runs.export(name, "sentence-transformers")
+    scores = dict(line.split() for line in example("use_mteb.py", demo, runs(name)))
+    measured = read_results(runs(name)).val
     assert float(scores["recall_at_1"]) == pytest.approx(measured["question_to_answer_R@1"], abs=1e-4)
     assert float(scores["recall_at_10"]) == pytest.approx(measured["question_to_answer_R@10"], abs=1e-4)
 

@@ -40,7 +40,7 @@ def tokenizer():
 def batch(model, pictures):
     """Inputs of both sides, as in training."""
     texts = (CAPTIONS * 2)[: len(pictures)]
-    return model.prepare_images(pictures), model.prepare_texts(texts)
+    return model.prepare_x(pictures), model.prepare_y(texts)
 
 
 def step(model, x, y):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nuclr.errors import UserError
-from nuclr.models import DualEncoder, build_model
+from nuclr.models import DualEncoder, EncoderSide, build_model
 from nuclr.models.backbones import load_backbone, locate, read_json
 
 KEY = "model.x.encoder"
@@ -36,52 +36,41 @@ def test_hub_names_are_downloaded_once(image_folder, monkeypatch):
 
 
 def test_folders_without_a_model(tmp_path):
-    with pytest.raises(UserError, match=r"model\.x\.encoder.*no config\.json"):
+    with pytest.raises(UserError, match=r"model\.x\.encoder"):
         locate(tmp_path, KEY)
-    with pytest.raises(UserError, match="not a folder"):
+    with pytest.raises(UserError, match="none"):
         locate(tmp_path / "none", KEY)
 
 
-def test_broken_json(tmp_path):
+@pytest.mark.parametrize("content", ["{", "[]", None])
+def test_broken_json(tmp_path, content):
     path = tmp_path / "config.json"
-    path.write_text("{")
-    with pytest.raises(UserError, match=r"config\.json.*JSON"):
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=r"config\.json"):
         read_json(path)
-    path.write_text("[]")
-    with pytest.raises(UserError, match="JSON object"):
-        read_json(path)
-    with pytest.raises(UserError, match="cannot be read"):
-        read_json(tmp_path / "none.json")
 
 
-def test_configurations_without_weights_or_unknown(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "resnet"}')
-    with pytest.raises(UserError, match=r"model\.x\.encoder: the weights .*safetensors"):
-        load_backbone(tmp_path, KEY, "image")
-    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
-    with pytest.raises(UserError, match=r"config\.json.*unheard_of"):
-        load_backbone(tmp_path, KEY, "image")
+def damage(folder, kind):
+    weights = folder / "model.safetensors"
+    if kind == "truncated":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif kind == "pickled":
+        weights.unlink()
+        torch.save({}, folder / "pytorch_model.bin")
+    elif kind == "missing":
+        weights.unlink()
+    elif kind == "of another model":
+        sizes = {"embedding_size": 8, "hidden_sizes": [8, 16, 32], "depths": [1, 1, 1]}
+        (folder / "config.json").write_text(json.dumps({"model_type": "resnet"} | sizes))
+    elif kind == "unknown":
+        (folder / "config.json").write_text('{"model_type": "unheard_of"}')
 
 
-def test_truncated_weights(image_folder):
-    weights = image_folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(UserError, match=r"model\.x\.encoder.*cannot be loaded"):
-        load_backbone(image_folder, KEY, "image")
-
-
-def test_pickled_weights_are_refused(image_folder):
-    (image_folder / "model.safetensors").unlink()
-    torch.save({}, image_folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"model\.x\.encoder.*model\.safetensors"):
-        load_backbone(image_folder, KEY, "image")
-
-
-def test_weights_of_another_model(image_folder):
-    from transformers import ResNetConfig
-
-    ResNetConfig(embedding_size=8, hidden_sizes=[8, 16, 32], depths=[1, 1, 1]).save_pretrained(image_folder)
-    with pytest.raises(UserError, match=r"model\.x\.encoder"):
+@pytest.mark.parametrize("kind", ["truncated", "pickled", "missing", "of another model", "unknown"])
+def test_damaged_weights_are_refused(image_folder, kind):
+    damage(image_folder, kind)
+    with pytest.raises(UserError, match=rf"model\.x\.encoder: .*{image_folder}"):
         load_backbone(image_folder, KEY, "image")
 
 
@@ -129,23 +118,21 @@ def test_code_in_a_model_folder_is_never_run_or_asked_about(text_folder, tmp_pat
         if model_type == "evil":
             content |= {"model_type": "evil", "tokenizer_class": "Tokenizer"}
         path.write_text(json.dumps(content))
-        expected[folder] = (
-            f"KEY: {path} asks to run Python code from the folder (auto_map), which nuclr never does; "
-            "use a model that transformers supports itself"
-        )
+        expected[folder] = f"KEY: {path} "
     command = [sys.executable, "-c", LOAD, *map(str, expected)]
     # The answer "y" would allow the code if transformers asked.
     process = subprocess.run(command, input="y\n" * 100, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert not list(tmp_path.glob("*/marker"))
-    assert process.stdout.splitlines() == list(expected.values())
+    for line, start in zip(process.stdout.splitlines(), expected.values(), strict=True):
+        assert line.startswith(start) and "auto_map" in line
 
 
 def test_code_in_another_repository_is_refused(text_folder):
     content = json.loads((text_folder / "config.json").read_text())
     content |= {"auto_map": {"AutoConfig": "someone/else--evil.Config"}, "model_type": "evil"}
     (text_folder / "config.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"asks to run Python code .*\(auto_map\)"):
+    with pytest.raises(UserError, match="auto_map"):
         load_backbone(text_folder, KEY, "text")
 
 
@@ -153,8 +140,10 @@ def test_code_in_another_repository_is_refused(text_folder):
     ("preset", "key", "value"), [("tiny_vit", "num_hidden_layers", 2**64), ("tiny_resnet", "depths", [10**9])]
 )
 def test_absurd_numbers_of_layers_are_refused_at_once(tmp_path, preset, key, value):
-    build_model(preset, "tiny_text", y_texts=["a red square"], x_image_size=16).save_pretrained(tmp_path / "model")
+    build_model(EncoderSide(preset, image_size=16), EncoderSide("tiny_text", texts=["a red square"])).save_pretrained(
+        tmp_path / "model"
+    )
     path = tmp_path / "model" / "x" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(UserError, match=f"{key} is .*; at most 1000 layers"):
+    with pytest.raises(UserError, match=key):
         DualEncoder.from_pretrained(tmp_path / "model")

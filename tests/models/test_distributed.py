@@ -5,7 +5,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from nuclr import distributed
-from nuclr.models import build_model
+from nuclr.models import EncoderSide, build_model
 from nuclr.objectives import build
 from tests import forks, process_group
 from tests.models.conftest import CAPTIONS
@@ -26,8 +26,8 @@ def train_and_save(encoder: str, world: int, out: str) -> None:
     torch.manual_seed(0)
     texts = [f"{text} {number}" for number in range(4) for text in CAPTIONS]
     items = texts if encoder != "tiny_resnet" else torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8)
-    options = {"x_image_size": 16} if encoder == "tiny_resnet" else {"x_texts": texts}
-    model = build_model(encoder, shared=True, width=8, **options)
+    options = {"image_size": 16} if encoder == "tiny_resnet" else {"texts": texts}
+    model = build_model(EncoderSide(encoder, **options), shared=True, width=8)
     wrapped = DistributedDataParallel(model) if world > 1 else model
     objective = build("clip", num_samples=12)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

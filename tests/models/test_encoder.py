@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from nuclr.models import Encoder, build_model
+from nuclr.models import Encoder, EncoderSide, build_model
 from nuclr.models.encoder import Head, unit_norm
 
 from .conftest import CAPTIONS, batch, check_features, step
 
 
 def test_frozen_towers_do_not_change(image_folder, text_folder, pictures):
-    model = build_model(image_folder, text_folder, x_frozen=True, y_frozen=True)
+    model = build_model(EncoderSide(image_folder, frozen=True), EncoderSide(text_folder, frozen=True))
     before = copy.deepcopy(model.state_dict())
     model.train()
     x, y = batch(model, pictures)
@@ -31,16 +31,10 @@ def test_frozen_towers_do_not_change(image_folder, text_folder, pictures):
 
 
 def test_autocast_features_are_unit_norm_in_float32(pictures):
-    model = build_model(y_texts=CAPTIONS)
+    model = build_model(y=EncoderSide(texts=CAPTIONS))
     with torch.autocast("cpu", torch.bfloat16):
         fx, fy = model(*batch(model, pictures))
     check_features(fx, fy, width=256)
-
-
-def test_float64(pictures):
-    model = build_model(y_texts=CAPTIONS).double()
-    x, y = batch(model, pictures)
-    assert all(features.dtype == torch.float64 for features in model(x.double(), y))
 
 
 def test_without_a_head_the_tower_gives_the_features():
@@ -53,12 +47,6 @@ def test_heads(kind, layers):
     head = Head(kind, 5, 5)
     assert len(head) == layers
     assert head(torch.randn(3, 5)).shape == (3, 5)
-
-
-def test_repr_is_one_line(image_folder):
-    model = build_model(image_folder, nn.Sequential(nn.Linear(7, 4)), x_head="mlp", x_frozen=True, width=12)
-    assert repr(model.x) == "Encoder(ImageTower('resnet', 40 px), Head('mlp', 16 -> 12), frozen)"
-    assert repr(model.y) == "Encoder(Sequential, Identity)"
 
 
 def test_features_that_overflow_when_squared_are_normalized():

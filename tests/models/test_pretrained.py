@@ -1,10 +1,9 @@
 """CLIP and SigLIP as dual encoders: their own features, trained further, or one of their towers."""
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
-from nuclr.models import build_model
+from nuclr.models import EncoderSide, build_model
 
 from .conftest import batch, joint_folder, step
 
@@ -16,7 +15,7 @@ def test_features_equal_those_of_transformers(joint, pictures):
     assert model.y.inputs.max_length == 16
     assert model.y.inputs.padding == ("max_length" if folder.name == "siglip" else "longest")
     assert model.width == (32 if folder.name == "siglip" else 24)
-    assert model.joint.temperature == pytest.approx(original.logit_scale.neg().exp().item())
+    assert torch.equal(model.joint.logits["logit_scale"], original.logit_scale)
     x, y = batch(model, pictures)
     fx, fy = model(x, y)
     torch.testing.assert_close(fx, normalize(original.get_image_features(x).pooler_output))
@@ -25,14 +24,14 @@ def test_features_equal_those_of_transformers(joint, pictures):
 
 def test_training_with_a_frozen_side(joint, pictures):
     folder, _ = joint
-    model = build_model(pretrained=folder, y_frozen=True)
+    model = build_model(y=EncoderSide(frozen=True), pretrained=folder)
     step(model, *batch(model, pictures))
     assert all(parameter.grad is not None for parameter in model.x.parameters())
     assert all(parameter.grad is None for parameter in model.y.tower.parameters())
 
 
 def test_other_image_size_and_text_length(joint, pictures):
-    model = build_model(pretrained=joint[0], x_image_size=48, y_max_length=12)
+    model = build_model(EncoderSide(image_size=48), EncoderSide(max_length=12), pretrained=joint[0])
     assert (model.x.inputs.size, model.y.inputs.max_length) == (48, 12)
     step(model, *batch(model, pictures))
 
@@ -41,7 +40,9 @@ def test_one_tower_of_a_clip(tmp_path, tokenizer, pictures):
     from transformers import CLIPConfig, CLIPModel
 
     original = joint_folder(tmp_path / "clip", CLIPModel, CLIPConfig, tokenizer)
-    model = build_model(tmp_path / "clip", tmp_path / "clip", x_head="none", y_head="none", width=32).eval()
+    model = build_model(
+        EncoderSide(tmp_path / "clip", head="none"), EncoderSide(tmp_path / "clip", head="none"), width=32
+    ).eval()
     x, y = batch(model, pictures)
     torch.testing.assert_close(model.x(x), normalize(original.vision_model(x).pooler_output))
     torch.testing.assert_close(model.y(y), normalize(original.text_model(**y).pooler_output))

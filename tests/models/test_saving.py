@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from nuclr.errors import UserError
-from nuclr.models import DualEncoder, build_model
+from nuclr.models import DualEncoder, EncoderSide, build_model
 
 from .conftest import CAPTIONS
 
@@ -38,7 +38,7 @@ def check_round_trip(model, x_items, y_items, folder, **modules):
 
 @pytest.mark.parametrize("image", ["tiny_edges", "tiny_resnet", "tiny_vit"])
 def test_presets(image, pictures, tmp_path):
-    model = build_model(image, y_texts=CAPTIONS, x_head="mlp", x_frozen=True, x_image_size=40)
+    model = build_model(EncoderSide(image, head="mlp", frozen=True, image_size=40), EncoderSide(texts=CAPTIONS))
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path)
     assert again.x.inputs == model.x.inputs
     assert again.x.frozen
@@ -47,27 +47,27 @@ def test_presets(image, pictures, tmp_path):
 
 
 def test_folders(image_folder, text_folder, pictures, tmp_path):
-    model = build_model(image_folder, text_folder, y_max_length=6)
+    model = build_model(image_folder, EncoderSide(text_folder, max_length=6))
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
     assert again.y.inputs.max_length == 6
     # Each tower can be loaded alone, with its image format and its tokenizer.
-    third = build_model(tmp_path / "model" / "x", tmp_path / "model" / "y", y_max_length=6)
+    third = build_model(tmp_path / "model" / "x", EncoderSide(tmp_path / "model" / "y", max_length=6))
     assert third.x.inputs == model.x.inputs
-    x, y = third.prepare_images(pictures), third.prepare_texts(CAPTIONS)
+    x, y = third.prepare_x(pictures), third.prepare_y(CAPTIONS)
     assert torch.equal(third.eval().x.tower(x), model.eval().x.tower(x))
     assert torch.equal(third.y.tower(y), model.y.tower(y))
 
 
 def test_clip_and_siglip(joint, pictures, tmp_path):
     folder, original = joint
-    model = build_model(pretrained=folder, y_frozen=True)
+    model = build_model(y=EncoderSide(frozen=True), pretrained=folder)
     again = check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
     assert again.x.inputs == model.x.inputs
     assert again.y.frozen
-    assert again.joint.temperature == model.joint.temperature
+    assert again.joint.logits == model.joint.logits
     # transformers can load it as the original class.
     theirs = type(original).from_pretrained(tmp_path / "model" / "joint").eval()
-    x = model.prepare_images(pictures)
+    x = model.prepare_x(pictures)
     features = theirs.get_image_features(x).pooler_output
     torch.testing.assert_close(model.encode_images(pictures), nn.functional.normalize(features))
     assert torch.equal(theirs.logit_scale, original.logit_scale)
@@ -77,7 +77,7 @@ def test_clip_and_siglip(joint, pictures, tmp_path):
 
 
 def test_vectors(tmp_path):
-    model = build_model("vectors", "vectors", x_width=5, y_width=7, width=4, y_head="mlp")
+    model = build_model(EncoderSide("vectors", width=5), EncoderSide("vectors", width=7, head="mlp"), width=4)
     x, y = torch.randn(50, 5) * 3 + 1, torch.randn(50, 7)
     model.fit_vectors(x, y)
     again = check_round_trip(model, x, y, tmp_path)
@@ -85,13 +85,13 @@ def test_vectors(tmp_path):
 
 
 def test_no_heads(text_folder, pictures, tmp_path):
-    model = build_model("tiny_resnet", text_folder, width=24, y_head="none")
+    model = build_model("tiny_resnet", EncoderSide(text_folder, head="none"), width=24)
     check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
 
 
 def test_two_views(pictures, tmp_path):
     """Both sides take images: neither tower overwrites the other."""
-    first, second = (build_model(y_texts=CAPTIONS) for _ in range(2))
+    first, second = (build_model(y=EncoderSide(texts=CAPTIONS)) for _ in range(2))
     model = perturbed(DualEncoder(first.x, second.x))
     model.save_pretrained(tmp_path)
     again = DualEncoder.from_pretrained(tmp_path)
@@ -104,8 +104,8 @@ def test_two_views(pictures, tmp_path):
 @pytest.mark.parametrize("shared", [False, True])
 def test_text_and_text(encoder, shared, tmp_path):
     other = CAPTIONS[::-1]
-    options = {"shared": shared, "x_texts": CAPTIONS, "y_texts": other, "x_pooling": "mean", "x_head": "mlp"}
-    model = build_model(encoder, encoder, **options)
+    x = EncoderSide(encoder, texts=CAPTIONS, pooling="mean", head="mlp")
+    model = build_model(x, EncoderSide(encoder, texts=other), shared=shared)
     again = check_round_trip(model, CAPTIONS, other, tmp_path)
     assert again.shared == shared
     assert repr(again) == repr(model)
@@ -120,23 +120,18 @@ def test_text_and_text(encoder, shared, tmp_path):
 
 
 def test_shared_images_and_vectors(pictures, tmp_path):
-    model = build_model("tiny_resnet", shared=True, x_image_size=32, x_frozen=True)
+    model = build_model(EncoderSide("tiny_resnet", image_size=32, frozen=True), shared=True)
     again = check_round_trip(model, pictures, pictures, tmp_path / "images")
     assert again.shared and again.x.frozen
-    model = build_model("vectors", shared=True, x_width=5, width=4)
+    model = build_model(EncoderSide("vectors", width=5), shared=True, width=4)
     assert check_round_trip(model, torch.randn(9, 5), torch.randn(9, 5), tmp_path / "vectors").shared
 
 
 def test_mixed_sides(pictures, tmp_path):
-    model = build_model("tiny_text", "tiny_resnet", x_texts=CAPTIONS, y_image_size=32)
+    model = build_model(EncoderSide("tiny_text", texts=CAPTIONS), EncoderSide("tiny_resnet", image_size=32))
     check_round_trip(model, CAPTIONS, pictures, tmp_path / "texts_and_images")
-    model = build_model("vectors", "bag_of_words", x_width=5, y_texts=CAPTIONS)
+    model = build_model(EncoderSide("vectors", width=5), EncoderSide("bag_of_words", texts=CAPTIONS))
     check_round_trip(model, torch.randn(3, 5), CAPTIONS, tmp_path / "vectors_and_texts")
-
-
-def test_a_shared_module_of_your_own(tmp_path):
-    module = nn.Linear(5, 4)
-    check_round_trip(DualEncoder(module, module), torch.randn(9, 5), torch.randn(9, 5), tmp_path, x=nn.Linear(5, 4))
 
 
 def test_own_modules_are_loaded_into(tmp_path):
@@ -145,20 +140,18 @@ def test_own_modules_are_loaded_into(tmp_path):
 
     model = DualEncoder(**modules())
     check_round_trip(model, torch.randn(9, 5), torch.randn(9, 7), tmp_path, **modules())
-    with pytest.raises(UserError, match="side x is a module of your own"):
+    shared = nn.Linear(5, 4)
+    check_round_trip(
+        DualEncoder(shared, shared), torch.randn(9, 5), torch.randn(9, 5), tmp_path / "s", x=nn.Linear(5, 4)
+    )
+    with pytest.raises(UserError, match="side x"):
         DualEncoder.from_pretrained(tmp_path)
     with pytest.raises(UserError, match="does not fit"):
         DualEncoder.from_pretrained(tmp_path, x=nn.Linear(6, 4), y=modules()["y"])
 
 
-def test_folder_of_a_run_suggests_its_model(tmp_path):
-    build_model("vectors", "vectors", x_width=5, y_width=7).save_pretrained(tmp_path / "run" / "model")
-    with pytest.raises(UserError, match=r"run is the folder of a run, not of a model; use .*run/model$"):
-        DualEncoder.from_pretrained(tmp_path / "run")
-
-
 def test_failed_save_keeps_the_model_that_was_there(tmp_path, monkeypatch):
-    first, second = (build_model("vectors", "vectors", x_width=5, y_width=7) for _ in range(2))
+    first, second = (build_model(EncoderSide("vectors", width=5), shared=True) for _ in range(2))
     first.save_pretrained(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*")}
 
@@ -167,14 +160,14 @@ def test_failed_save_keeps_the_model_that_was_there(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("nuclr.models.saving.save_file", disk_full)
-    with pytest.raises(UserError, match=r"cannot be written.*No space left"):
+    with pytest.raises(UserError, match="No space left"):
         second.save_pretrained(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
 def test_interrupted_save_is_not_loaded(tmp_path, monkeypatch):
     """Files of two models must never be mixed: until all are moved there is no config.json."""
-    first, second = (build_model("vectors", "vectors", x_width=5, y_width=7) for _ in range(2))
+    first, second = (build_model(EncoderSide("vectors", width=5), shared=True) for _ in range(2))
     first.save_pretrained(tmp_path)
 
     def killed(path, content):
@@ -193,70 +186,43 @@ def test_interrupted_save_is_not_loaded(tmp_path, monkeypatch):
 def test_other_files_in_the_folder_are_kept(tmp_path):
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "notes.txt").write_text("mine")
-    build_model(y_texts=CAPTIONS).save_pretrained(tmp_path)
+    build_model(y=EncoderSide(texts=CAPTIONS)).save_pretrained(tmp_path)
     assert (tmp_path / "y" / "notes.txt").read_text() == "mine"
 
 
 def test_refusals(tmp_path, joint):
-    with pytest.raises(UserError, match="no such folder"):
-        DualEncoder.from_pretrained(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"no config\.json"):
-        DualEncoder.from_pretrained(tmp_path)
-    with pytest.raises(UserError, match="build_model"):
-        DualEncoder.from_pretrained(joint[0])
+    for other in (tmp_path / "nowhere", tmp_path, joint[0]):
+        with pytest.raises(UserError, match=str(other)):
+            DualEncoder.from_pretrained(other)
     folder = tmp_path / "model"
-    build_model(y_texts=CAPTIONS).save_pretrained(folder)
+    build_model(y=EncoderSide(texts=CAPTIONS)).save_pretrained(folder)
 
     weights = load_file(folder / "dual_encoder.safetensors")
     save_file({"x.head.0.weight": weights["x.head.0.weight"]}, folder / "dual_encoder.safetensors")
-    with pytest.raises(UserError, match="does not fit"):
+    with pytest.raises(UserError, match=r"dual_encoder\.safetensors"):
         DualEncoder.from_pretrained(folder)
     (folder / "dual_encoder.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="SafetensorError"):
         DualEncoder.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     del config["y"]["inputs"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"lacks 'inputs'"):
+    with pytest.raises(UserError, match="inputs"):
         DualEncoder.from_pretrained(folder)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        build_model(y_texts=CAPTIONS).save_pretrained(tmp_path / "file")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("x", None),
-        ("x", "image"),
-        ("inputs", {"bytes": 3}),
-        ("head", {"width": 4}),
-        ("head", {"kind": "linear", "in_width": [5], "width": 4}),
-        ("head", {"kind": "linear", "in_width": 2**19, "width": 2**19}),
-        ("head", {"kind": "none", "in_width": -1, "width": -1}),
-        ("head", {"kind": {}, "in_width": 5, "width": 4}),
-        ("head", 7),
-        ("inputs", [1]),
-        ("joint", True),
-    ],
-)
-def test_a_damaged_config_is_one_clear_error(tmp_path, key, value):
-    folder = tmp_path / "model"
-    build_model("vectors", "vectors", x_width=5, y_width=3, width=4).save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (config["x"] if key in ("head", "inputs") else config)[key] = value
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=str(folder)):
-        DualEncoder.from_pretrained(folder)
+    with pytest.raises(UserError, match="file"):
+        build_model(y=EncoderSide(texts=CAPTIONS)).save_pretrained(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (["x"], 3),
         (["x"], None),
-        (["x", "head"], []),
+        (["x"], "image"),
+        (["x", "head"], 7),
         (["x", "head"], {"kind": "linear"}),
+        (["x", "head"], {"kind": "linear", "in_width": 2**19, "width": 2**19}),
+        (["x", "head"], {"kind": "none", "in_width": -1, "width": -1}),
         (["x", "head", "kind"], ["linear"]),
         (["x", "head", "kind"], "cubic"),
         (["x", "head", "in_width"], "5"),
@@ -278,22 +244,17 @@ def test_a_damaged_config_is_one_clear_error(tmp_path, key, value):
         (["x", "inputs"], {"kind": "text", "max_length": "long", "padding": "longest"}),
         (["x", "inputs"], {"kind": "text", "max_length": 8, "padding": "left"}),
         (["shared"], True),
-        (["shared"], None),
         (["joint"], True),
-        (["nuclr"], None),
     ],
 )
 def test_a_damaged_config_is_refused(tmp_path, path, value):
-    build_model("vectors", "vectors", x_width=5, y_width=7, width=4).save_pretrained(tmp_path)
+    build_model(EncoderSide("vectors", width=5), EncoderSide("vectors", width=7), width=4).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     part = config
     for key in path[:-1]:
         part = part[key]
     part[path[-1]] = value
     (tmp_path / "config.json").write_text(json.dumps(config))
-    if path == ["nuclr"]:
-        DualEncoder.from_pretrained(tmp_path)
-        return
     with pytest.raises(UserError) as caught:
         DualEncoder.from_pretrained(tmp_path)
     assert str(tmp_path) in str(caught.value) and str(caught.value).count("\n") <= 1
@@ -302,20 +263,20 @@ def test_a_damaged_config_is_refused(tmp_path, path, value):
 @pytest.mark.parametrize("size", ["big", -3, 0.5, 10**9, True, {"height": "x"}, [["x"]]])
 def test_a_damaged_image_format_is_refused(image_folder, size):
     (image_folder / "preprocessor_config.json").write_text(json.dumps({"size": size}))
-    with pytest.raises(UserError, match=r"image size is .*needs a whole number from 1 to"):
-        build_model(image_folder, y_texts=CAPTIONS)
+    with pytest.raises(UserError, match="image size"):
+        build_model(image_folder, EncoderSide(texts=CAPTIONS))
 
 
 @pytest.mark.parametrize("key", ["image_mean", "image_std"])
 @pytest.mark.parametrize("value", [3, [1], ["a", "b", "c"], {"r": 1}, [1, 2, None], [1, 2, float("nan")]])
 def test_damaged_means_of_images_are_refused(image_folder, key, value):
     (image_folder / "preprocessor_config.json").write_text(json.dumps({"size": 32, key: value}))
-    with pytest.raises(UserError, match=rf"{key} is .*needs three finite numbers"):
-        build_model(image_folder, y_texts=CAPTIONS)
+    with pytest.raises(UserError, match=str(image_folder)):
+        build_model(image_folder, EncoderSide(texts=CAPTIONS))
 
 
 @pytest.mark.parametrize("content", ['{"image_processor": 3}', "[" * 100_000, "3", '{"a": ' + "9" * 5_000 + "}"])
 def test_a_damaged_processor_file_is_refused(image_folder, content):
     (image_folder / "preprocessor_config.json").write_text(content)
-    with pytest.raises(UserError, match=r"preprocessor_config\.json"):
-        build_model(image_folder, y_texts=CAPTIONS)
+    with pytest.raises(UserError, match=str(image_folder)):
+        build_model(image_folder, EncoderSide(texts=CAPTIONS))

@@ -57,16 +57,7 @@ def test_same_captions_same_tokens_in_another_process():
     assert other.stdout.strip() == train_tokenizer(captions, 400).backend_tokenizer.to_str()
 
 
-def test_one_string_is_a_batch_of_one(tokenizer):
-    encode = Tokenizer(tokenizer, 8)
-    assert torch.equal(encode.prepare("a red circle")["input_ids"], encode.prepare(["a red circle"])["input_ids"])
-
-
 @pytest.mark.parametrize("texts", [[], ["a", None], 7, {"a": 1}])
 def test_other_inputs_are_refused(tokenizer, texts):
     with pytest.raises(UserError, match="texts"):
         Tokenizer(tokenizer, 8).prepare(texts)
-
-
-def test_repr_is_one_line(tokenizer):
-    assert repr(Tokenizer(tokenizer, 8)) == "Tokenizer(300 tokens, max_length=8, padding='longest')"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from nuclr.objectives import build
 from tests import reference
+from tests.objectives.make import formula, make
 
 # float32 cannot represent (n-1)/(B-1), n/B or their logarithms: a constant that was rounded to float32 shows.
 SAMPLES, BATCH, DIM, STEPS = 24, 7, 5, 5
@@ -129,8 +129,8 @@ class Stateful:
     """An objective and its reference, which get the same batches."""
 
     def __init__(self, name: str, **options) -> None:
-        self.settings = reference.settings(name, num_samples=SAMPLES, **options)
-        self.objective = build(name, num_samples=SAMPLES, **options).double()
+        self.settings = formula(name, num_samples=SAMPLES, **options)
+        self.objective = make(name, num_samples=SAMPLES, **options).double()
         scatter_networks(self.objective)
         self.state = reference.initial_state(self.settings)
         assert_same_state(self.objective, self.state, "at the start")
@@ -221,3 +221,23 @@ def run(name: str, mask=(None, None), views: Views = (None, None), **options) ->
     for batch in batches(views=views):
         pair.check(*batch, mask)
     return pair
+
+
+def assert_same_training(
+    special: nn.Module,
+    general: nn.Module,
+    *,
+    value: bool = True,
+    atol: float = 1e-9,
+    mask: tuple = (None, None),
+) -> None:
+    """Train both on the same batches: values (if asked for), gradients and the tables of `general` must be equal."""
+    for batch in batches():
+        out, *gradients = call(special, *batch, mask)
+        expected, *expected_gradients = call(general, *batch, mask)
+        if value:
+            torch.testing.assert_close(out.loss, expected.loss, rtol=0, atol=atol)
+        for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+            torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=atol)
+    for key, table in state_of(general).items():
+        np.testing.assert_allclose(state_of(special)[key], table, rtol=0, atol=atol, err_msg=key)

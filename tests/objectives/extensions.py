@@ -1,4 +1,4 @@
-"""The extensions of the stateful objectives, alone and combined, for tests that hold for each of them."""
+"""The stateful objectives and their extensions, alone and combined, for tests that hold for each of them."""
 
 from collections.abc import Iterable
 
@@ -12,6 +12,10 @@ INDIVIDUAL = {"individual_temperature": True, "tau_lr": 2e-3, "tau_min": 0.001, 
 NETWORKS = {"popularity": "network", "normalizer": "network"}
 
 CASES: dict[str, Case] = {
+    "sogclr": ("sogclr", {"temperature": 0.1}, (None, None)),
+    "isogclr": ("isogclr", {"temperature": 0.1, "tau_max": 1.0}, (None, None)),
+    "nuclr": ("nuclr", NUCLR | {"zeta_momentum": 0.1}, (None, None)),
+    "nuclr, no xi": ("nuclr", NUCLR | {"use_xi": False}, (None, None)),
     "sogclr, views": ("sogclr", {"temperature": 0.1}, (2, 3)),
     "sogclr, proximal": ("sogclr", {"temperature": 0.1, "gamma_rule": "proximal"}, (None, None)),
     "sogclr, learnt temperature": ("sogclr", {"temperature": 0.1, "learn_temperature": True}, (None, None)),
@@ -26,24 +30,15 @@ CASES: dict[str, Case] = {
     "nuclr, individual temperatures": ("nuclr", NUCLR | INDIVIDUAL, (None, None)),
     "nuclr, individual temperatures, views": ("nuclr", NUCLR | INDIVIDUAL, (3, 2)),
     "nuclr, learnt temperature, views": ("nuclr", NUCLR | {"learn_temperature": True}, (None, 2)),
-    "nuclr, adam, two steps": (
+    "nuclr, individual temperatures, momentum, side y": (
         "nuclr",
-        NUCLR | {"zeta_optimizer": "adam", "zeta_steps": 2, "zeta_momentum": 0.9},
+        NUCLR | INDIVIDUAL | {"zeta_momentum": 0.5, "sides": "y"},
         (None, None),
     ),
-    "nuclr, adam, two steps, side x": (
-        "nuclr",
-        NUCLR | {"zeta_optimizer": "adam", "zeta_steps": 2, "zeta_momentum": 0.5, "sides": "x"},
-        (None, None),
-    ),
-    "nuclr, first gradient as velocity": (
-        "nuclr",
+    "nuclr-authors, two steps": ("nuclr-authors", NUCLR | {"zeta_steps": 2, "zeta_momentum": 0.9}, (None, None)),
+    "nuclr-authors, first gradient as velocity": (
+        "nuclr-authors",
         NUCLR | {"zeta_velocity_init": "gradient", "zeta_momentum": 0.9},
-        (None, None),
-    ),
-    "nuclr, three steps, individual temperatures, side y": (
-        "nuclr",
-        NUCLR | INDIVIDUAL | {"zeta_steps": 3, "zeta_momentum": 0.5, "sides": "y"},
         (None, None),
     ),
     "nuclr, popularity network": ("nuclr", NUCLR | {"popularity": "network", "temperature": 0.5}, (None, None)),

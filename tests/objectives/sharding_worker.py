@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nuclr.objectives import build
+from tests.objectives.make import make
 
 PAIRS, BATCH, WIDTH = 41, 12, 6
 OPTIONS = {
@@ -13,7 +13,6 @@ OPTIONS = {
     "temperature": 0.1,
     "zeta_lr": 0.02,
     "zeta_momentum": 0.5,
-    "zeta_velocity_init": "gradient",
     "individual_temperature": True,
     "tau_max": 0.2,
 }
@@ -36,7 +35,7 @@ def main(checkpoint: str, first: str, last: str, out: str) -> None:
     """Load the checkpoint, unless it is "-", train on batches first to last - 1, and write the whole state to `out`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    objective = build("nuclr", **OPTIONS, state_sharding=True).double()
+    objective = make("nuclr", **OPTIONS, state_sharding=True).double()
     if checkpoint != "-":
         objective.load_state_dict(torch.load(checkpoint, weights_only=True))
     share = BATCH // dist.get_world_size()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nuclr.objectives import build
+from tests.objectives.make import make
 
 SAMPLES, BATCH, DIM, TOPICS, TAU = 2000, 64, 16, 100, 0.1
 EPOCHS, STEP, GAMMA = 200, 0.01, 0.3
@@ -47,7 +47,7 @@ def test_unbiased_zeta_converges_to_the_exact_solution() -> None:
     exact = {"y": sinkhorn(x @ y.T), "x": sinkhorn(y @ x.T)}
     assert exact["y"].std() > 0.3 * TAU, "a flat popularity would make this test easy"
 
-    objective = build(
+    objective = make(
         "nuclr",
         num_samples=SAMPLES,
         temperature=TAU,

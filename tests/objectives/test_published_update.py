@@ -1,4 +1,4 @@
-"""NUCLR with the options of `configs/authors` against the update of the published code, as loops in float64.
+"""nuclr-authors with its defaults against the update of the published code, as loops in float64.
 
 `Published` is written from a reading of the class DGCL_Loss and of the training loop around it (bokun-wang/NUCLR at
 ddaec8d), one pair at a time. It keeps what that code keeps: a sum s and a shift b per anchor, a velocity z and zeta per
@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from nuclr.objectives import NUCLR
-from nuclr.training.schedules import zeta_rate
+from nuclr.objectives import AuthorsNUCLR
+from nuclr.runs.settings import Schedule
+from nuclr.training.schedules import step_size
 
 PAIRS, BATCH, WIDTH, EPOCHS, FROZEN = 12, 4, 6, 8, 2
+PLAN = Schedule(epochs=EPOCHS, zeta_frozen_epochs=FROZEN, zeta="cosine", zeta_steps=True, per_epoch=True)
 TAU, GAMMA, THETA, ETA, RATIO, ZETA_INIT = 0.07, 0.8, 0.9, 3e-2, 0.1, -0.05
 
 
@@ -77,7 +79,7 @@ class Published:
         self.xi = max(0.0, *self.zeta)
 
     def log_u(self) -> np.ndarray:
-        """Return log u as `NUCLR` defines it, from s and b."""
+        """Return log u as `nuclr-authors` defines it, from s and b."""
         scale = math.log((PAIRS - 1) / (BATCH - 1))
         return np.array([scale + math.log(s) + b / TAU for s, b in zip(self.s, self.b, strict=True)])
 
@@ -103,24 +105,13 @@ def features(hard: bool, generator: torch.Generator) -> tuple[torch.Tensor, torc
 def compare(hard: bool, repaired: bool) -> dict[str, float]:
     """Train both for a few epochs and return the largest difference of the gradients and of each part of the state."""
     generator = torch.Generator().manual_seed(0)
-    objective = NUCLR(
-        PAIRS,
-        temperature=TAU,
-        gamma=GAMMA,
-        zeta_init=ZETA_INIT,
-        xi_rule="max",
-        xi_update="epoch",
-        zeta_lr=ETA,
-        zeta_lr_ratio_x=RATIO,
-        zeta_momentum=1 - THETA,
-        zeta_velocity_init="gradient",
-        zeta_estimator="reference",
-    ).double()
+    objective = AuthorsNUCLR(PAIRS, temperature=TAU, zeta_lr=ETA).double()
+    assert (objective.gamma, objective.zeta_init, objective.zeta_lr_ratio_x) == (GAMMA, ZETA_INIT, RATIO)
     sides = {"x": Published(repaired), "y": Published(repaired)}  # by the anchors
     worst = dict.fromkeys(("gradient", "log_u", "zeta", "velocity", "xi"), 0.0)
     for epoch in range(EPOCHS):
         eta = published_eta(epoch)
-        objective.zeta_lr = zeta_rate(epoch, EPOCHS, ETA, FROZEN, "cosine", steps=True, per_epoch=True)
+        objective.zeta_lr = step_size(epoch, PLAN, ETA)
         assert objective.zeta_lr == pytest.approx(eta or 0.0, abs=1e-18)
         order = torch.randperm(PAIRS, generator=generator)
         for first in range(0, PAIRS, BATCH):

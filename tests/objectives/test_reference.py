@@ -168,15 +168,3 @@ def test_relations() -> None:
             assert_close(other.grad_y, steps[0].grad_y, "gradient of y")
         assert steps[2].value == pytest.approx(steps[0].value + 2 * 8.0 * 0.04)
         assert steps[3].value == pytest.approx(steps[2].value, abs=1e-12)
-
-
-def test_adam_takes_steps_of_the_learning_rate_at_first() -> None:
-    """After the first update, mean / size is the sign of the gradient; t counts inner steps."""
-    options = reference.settings(
-        "nuclr", num_samples=SAMPLES, temperature=0.1, zeta_lr=0.01, zeta_optimizer="adam", zeta_momentum=0.9
-    )
-    x, y, index = next(batches())
-    step = reference.step(options, x.numpy(), y.numpy(), index, reference.initial_state(options))
-    np.testing.assert_allclose(step.state["zeta_y"][index], -0.01 * np.sign(step.zeta_gradient["y"]), rtol=1e-5)
-    twice = reference.step(options.replace(zeta_steps=2), x.numpy(), y.numpy(), index, reference.initial_state(options))
-    assert (twice.state["zeta_updates_y"][index] == 2).all() and twice.state["zeta_updates_y"].sum() == 2 * BATCH

@@ -25,17 +25,12 @@ def new():
     unregister("new")
 
 
-def test_names_are_in_the_order_of_tables() -> None:
-    assert names() == ("clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr")
-
-
 @pytest.mark.parametrize("name", names())
 def test_record(name: str) -> None:
     record = entry(name)
-    assert record.label.lower() == name
     assert record.needs_num_samples == issubclass(record.cls, StatefulObjective)
     key, values = record.tune
-    assert key == "lr_factor" or key in options(name)
+    assert key == "lr_factor" or key in record.flat_options
     assert len(values) == 2, "all methods are tuned over grids of the same size"
     assert set(record.compare_to) <= set(names())
     for changes in record.ablations.values():
@@ -61,7 +56,7 @@ def test_a_new_objective_is_built_by_its_name(new) -> None:
     assert options("new") == {"temperature": 0.2, "margin": 0.0}
     objective = build("new", num_samples=7, margin=0.1)
     assert isinstance(objective, New) and objective.margin == 0.1
-    with pytest.raises(ValueError, match=r"name must be one of .*nuclr, new, but is 'newer'; did you mean 'new'"):
+    with pytest.raises(ValueError, match=r"'newer'.*'new'"):
         build("newer")
 
 
@@ -84,7 +79,7 @@ def test_registering_the_same_class_again_replaces_its_record(new) -> None:
 
 
 def test_a_name_belongs_to_one_class() -> None:
-    with pytest.raises(ValueError, match=r"name 'nuclr' is already registered for nuclr\.objectives\.nuclr\.NUCLR"):
+    with pytest.raises(ValueError, match=r"'nuclr'.*nuclr\.objectives\.nuclr\.NUCLR"):
         register("nuclr", New, **ROW)
     assert entry("nuclr").cls is NUCLR
 
@@ -95,33 +90,27 @@ class WithoutDefault(CLIP):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"name": "New One"}, ValueError, "name must be lower-case"),
-        ({"cls": dict}, TypeError, "cls must be a subclass of nuclr.objectives.Objective"),
-        ({"cls": New(0.1)}, TypeError, "cls must be a subclass"),
-        ({"cls": WithoutDefault}, ValueError, "WithoutDefault: the argument 'temperature' needs a default"),
-        ({"color": "red"}, ValueError, "color must be '#rrggbb', but is 'red'"),
-        ({"tune": ("margn", (1, 2))}, ValueError, "has no option 'margn'.*did you mean 'margin'"),
-        ({"ablations": {"a": {"objective.gamma": 1}}}, ValueError, "no option 'gamma'; its options are temperature"),
+        ({"cls": WithoutDefault}, "WithoutDefault.*'temperature'"),
+        ({"tune": ("margn", (1, 2))}, "'margn'.*'margin'"),
+        ({"ablations": {"a": {"objective.gamma": 1}}}, "'gamma'.*temperature"),
     ],
 )
-def test_a_wrong_record_is_refused(changes: dict, error: type[Exception], message: str) -> None:
-    row = {"name": "new", "cls": New} | ROW | changes
-    with pytest.raises(error, match=message):
-        register(row.pop("name"), row.pop("cls"), **row)
+def test_a_wrong_record_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        register("new", **{"cls": New, **ROW, **changes})
     assert "new" not in names()
 
 
 @pytest.mark.parametrize(
     ("name", "option", "message"),
     [
-        (
-            "nuclr",
-            "zeta_rl",
-            "nuclr has no option 'zeta_rl'; its options are temperature, gamma.*did you mean 'zeta_lr'",
-        ),
-        ("clip", "gamma", "clip has no option 'gamma'; its options are temperature, learn_temperature, normalize$"),
+        ("nuclr", "zeta_rl", "nuclr.*'zeta_rl'.*temperature, gamma.*'zeta_lr'"),
+        ("clip", "gamma", "clip.*'gamma'.*temperature, learn_temperature, normalize$"),
+        ("nuclr", "individual_temperature", "individual_temperature.*temperatures.individual"),
+        ("isogclr", "rho", "rho.*temperatures.rho"),
+        ("sogclr", "state_sharding", "state_sharding.*state.sharding"),
     ],
 )
 def test_an_unknown_option_is_refused(name: str, option: str, message: str) -> None:
@@ -131,5 +120,5 @@ def test_an_unknown_option_is_refused(name: str, option: str, message: str) -> N
 
 @pytest.mark.parametrize("call", [entry, options, build, unregister])
 def test_an_unknown_name_is_refused(call) -> None:
-    with pytest.raises(ValueError, match=r"name must be one of clip, .*nuclr, but is 'nucler'; did you mean 'nuclr'"):
+    with pytest.raises(ValueError, match=r"clip.*'nucler'.*'nuclr'"):
         call("nucler")

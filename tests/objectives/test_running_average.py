@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from nuclr.objectives import build
-from tests.objectives.comparison import BATCH, SAMPLES, assert_close, batches, call, masked_in_few_ways, run, state_of
+from tests.objectives.comparison import BATCH, SAMPLES, assert_close, batches, call, masked_in_few_ways, run
 from tests.objectives.extensions import NUCLR
+from tests.objectives.make import make
 
 
 @masked_in_few_ways
@@ -21,35 +21,12 @@ def test_against_loops(name, options, alpha, mask) -> None:
     run(name, mask, **options, gamma_rule="proximal", alpha=alpha)
 
 
-@pytest.mark.parametrize("name", ["sogclr", "isogclr", "nuclr"])
-def test_a_very_large_alpha_is_gamma_1(name) -> None:
-    proximal = build(name, num_samples=SAMPLES, gamma_rule="proximal", alpha=1e60).double()
-    newest = build(name, num_samples=SAMPLES, gamma=1.0).double()
-    for x, y, index in batches():
-        out, *gradients = call(proximal, x, y, index)
-        expected, *expected_gradients = call(newest, x, y, index)
-        assert_close(out.loss.item(), expected.loss.item(), "value")
-        for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
-            assert_close(gradient, expected_gradient, "gradient")
-    for key, table in state_of(newest).items():
-        assert_close(state_of(proximal)[key], table, key)
-
-
-@pytest.mark.parametrize("name", ["sogclr", "isogclr", "nuclr"])
-def test_the_constant_rule_ignores_alpha(name) -> None:
-    one, two = (build(name, num_samples=SAMPLES, gamma_rule="constant", alpha=alpha).double() for alpha in (1.0, 9.0))
-    for x, y, index in batches():
-        assert call(one, x, y, index)[0].loss.item() == call(two, x, y, index)[0].loss.item()
-    for key, table in state_of(one).items():
-        assert (table == state_of(two)[key]).all(), key
-
-
 @pytest.mark.parametrize("log_u", [-30.0, 30.0])
 def test_averages_far_from_the_batch(log_u) -> None:
     """A tiny u has gamma near 0 and keeps its value; a huge one has gamma near 1 and is replaced."""
     x, y, index = next(batches())
-    objective = build("sogclr", num_samples=SAMPLES, gamma_rule="proximal", temperature=0.1).double()
-    fresh = build("sogclr", num_samples=SAMPLES, temperature=0.1).double()
+    objective = make("sogclr", num_samples=SAMPLES, gamma_rule="proximal", temperature=0.1).double()
+    fresh = make("sogclr", num_samples=SAMPLES, temperature=0.1).double()
     fresh(x, y, index)
     objective.log_u_x.fill_(log_u)
     objective.log_u_y.fill_(log_u)

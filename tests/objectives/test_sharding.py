@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nuclr.objectives import build
 from tests import forks
+from tests.objectives.make import make
 from tests.objectives.sharding_worker import BATCH, OPTIONS, main, train
 
 EVERYTHING = slice(0, BATCH)
@@ -22,7 +22,7 @@ def run_on(processes: int, checkpoint: Path | str, first: int, last: int, out: P
 @pytest.fixture(scope="module")
 def straight() -> dict:
     """The state after six batches on one process without sharding."""
-    objective = build("nuclr", **OPTIONS).double()
+    objective = make("nuclr", **OPTIONS).double()
     losses = train(objective, 0, 6, EVERYTHING)
     return objective.state_dict() | {"losses": losses}
 
@@ -53,14 +53,14 @@ def test_sharded(processes: int, checkpoint: Path, straight: dict, tmp_path: Pat
 
 @pytest.mark.parametrize("state_sharding", [False, True])
 def test_without_torch_distributed(state_sharding: bool, checkpoint: Path, straight: dict) -> None:
-    objective = build("nuclr", **OPTIONS, state_sharding=state_sharding).double()
+    objective = make("nuclr", **OPTIONS, state_sharding=state_sharding).double()
     objective.load_state_dict(torch.load(checkpoint, weights_only=True))
     losses = train(objective, 3, 6, EVERYTHING)
     assert_same(objective.gather_state_dict() | {"losses": losses}, straight | {"losses": straight["losses"][3:]})
 
 
 def test_a_checkpoint_of_one_process_continues_on_two(straight: dict, tmp_path: Path) -> None:
-    objective = build("nuclr", **OPTIONS).double()
+    objective = make("nuclr", **OPTIONS).double()
     train(objective, 0, 3, EVERYTHING)
     torch.save(objective.state_dict(), tmp_path / "checkpoint.pt")
     state = run_on(2, tmp_path / "checkpoint.pt", 3, 6, tmp_path / "resumed.pt")

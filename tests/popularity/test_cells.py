@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nuclr.popularity import solve
+from nuclr.arrays import Rows
+from nuclr.popularity import SparseOptions, solve
 from nuclr.popularity.cell_kernel import CellSums
 from nuclr.popularity.cells import draw_rows, make_cells
-from nuclr.popularity.rows import Rows
 from nuclr.popularity.sampling import draw_uniform, log_priority_weight, priority_sample
 from tests.popularity.test_sparse import clustered
 
@@ -75,5 +75,7 @@ def test_rows_without_weight_do_not_count(size: int):
 
 def test_equal_rows():
     x, y = clustered(1000, 1)
-    result = solve(x, y.expand(1500, -1), temperature=0.05, method="sparse", sample=64, neighbors=64)
+    result = solve(
+        x, y.expand(1500, -1), temperature=0.05, method="sparse", sparse=SparseOptions(sample=64, neighbors=64)
+    )
     assert float(result.zeta.std()) < 1e-3

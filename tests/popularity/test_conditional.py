@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from nuclr.popularity import conditional, sample_conditional, solve
+from nuclr.popularity import importance_sampling, sample_conditional, solve
 
 TAU = 0.4
 
@@ -58,31 +58,23 @@ def test_tiles_do_not_change_the_draws(monkeypatch):
         return sample_conditional(x, y, zeta, temperature=TAU, count=5, generator=torch.Generator().manual_seed(8))
 
     whole = draw()
-    monkeypatch.setattr(conditional, "ENTRIES", 1)  # one anchor at a time
+    monkeypatch.setattr(importance_sampling, "ENTRIES", 1)  # one anchor at a time
     assert torch.equal(draw(), whole)
 
 
 def test_an_item_of_probability_zero_is_never_drawn():
     x = torch.tensor([[1.0, 0.0]])
     y = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
-    drawn = sample_conditional(x, y, [0.0, 0.0, 0.0], temperature=1e-3, count=1000)
+    drawn = sample_conditional(3 * x.numpy(), y, np.zeros(3), temperature=1e-3, count=1000, normalize=True)
     assert drawn.unique().tolist() == [1]
-
-
-def test_numpy_arrays_and_scaling():
-    x, y = features(2, 9).numpy() * 3, features(4, 10).numpy()
-    drawn = sample_conditional(x, y, np.zeros(4), temperature=TAU, normalize=True)
-    assert drawn.shape == (2, 1) and drawn.dtype == torch.int64
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"zeta": torch.zeros(3)}, "zeta"),
-        ({"count": 0}, "count=0; must be a whole number of at least 1"),
+        ({"count": 0}, "count=0"),
         ({"temperature": 0.0}, "temperature"),
-        ({"y": torch.eye(4)}, "x has 3 columns and y 4"),
-        ({"y": 2 * torch.eye(3)}, "y: row 0 has norm 2"),
         ({"y": torch.empty(0, 3), "zeta": []}, "y has no rows"),
     ],
 )

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
+from nuclr import arrays
 from nuclr.errors import UserError
 from nuclr.evaluation import query_ranks
-from nuclr.popularity import PopularityCorrection, solve, tiles
+from nuclr.popularity import PopularityCorrection, solve
 from nuclr.popularity.correction import TRANSDUCTIVE_FACTOR, reciprocal_ranks
-from nuclr.popularity.default_temperature import score_std
-from nuclr.popularity.reliability import default_strength, zeta_reliability
+from nuclr.popularity.defaults import default_strength, score_std, zeta_reliability
 
 METRICS = ("ip", "cosine", "l2")
 
@@ -60,8 +60,6 @@ def test_equal_queries_count_once_unless_they_have_weights():
     weighted = PopularityCorrection(0.1).fit(x, y, query_weight=weight).bias(y)
     counted = PopularityCorrection(0.1).fit(log, y, query_weight=torch.ones(74)).bias(y)
     assert torch.allclose(weighted, counted, atol=1e-4) and not torch.allclose(weighted, once, atol=1e-2)
-    with pytest.raises(ValueError, match="queries has only equal rows"):
-        PopularityCorrection().fit(x[:1].expand(5, -1), y)
 
 
 def test_a_query_that_equals_an_item_does_not_make_it_popular():
@@ -83,23 +81,6 @@ def test_without_candidates_the_first_gallery_takes_their_place():
     assert torch.equal(late.bias(new), PopularityCorrection(0.1).fit(x, y).bias(new)), "later galleries are extended"
 
 
-def test_correction_raises_recall_if_there_is_a_hub():
-    x, y, links = features(n=300)
-    bank_x, bank_y, _ = features(seed=1, n=400)
-    bias = PopularityCorrection(0.05).fit(bank_x, bank_y).bias(y)
-    assert float(query_ranks(x, y, links, bias).hits(1).mean()) > float(query_ranks(x, y, links).hits(1).mean())
-
-
-def test_the_default_temperature_of_a_small_bank_is_in_units_of_all_scores():
-    x, y, _ = features()
-    y = y[:40]
-    assert score_std(x, y + 0.3) == pytest.approx(float((x.double() @ (y + 0.3).double().T).std(correction=0)))
-    fix = PopularityCorrection().fit(x, y)
-    assert fix.temperature == score_std(x, y)
-    assert 0 < fix.strength < 1
-    assert torch.equal(fix.bias(y), PopularityCorrection(fix.temperature, fix.strength).fit(x, y).bias(y))
-
-
 def test_the_strength_without_labels_follows_from_the_noise_in_zeta():
     x, y, _ = features(n=150)
     fix = PopularityCorrection().fit(x, y)
@@ -108,6 +89,8 @@ def test_the_strength_without_labels_follows_from_the_noise_in_zeta():
     assert fix.strength == pytest.approx(default_strength(reliability), abs=1e-3)
     assert PopularityCorrection(0.1).fit(x, y).strength == 1.0, "with a given temperature the bias is zeta"
     assert PopularityCorrection(strength=0.5).fit(x, y).strength == 0.5
+    assert score_std(x, y + 0.3) == pytest.approx(float((x.double() @ (y + 0.3).double().T).std(correction=0)))
+    assert torch.equal(fix.bias(y), PopularityCorrection(fix.temperature, fix.strength).fit(x, y).bias(y))
 
 
 def test_queries_of_weight_zero_have_no_influence_on_the_defaults():
@@ -303,58 +286,42 @@ def test_the_ranking_of_ten_thousand_by_ten_thousand_in_float32(exact):
 # Tuning
 
 
-def chosen_by_rule(found, default):
-    """The best setting if its gain over the default is more than the gain's standard error, else the default."""
-    best = max(found, key=lambda setting: float(found[setting].mean()))
-    gain = found[best] - found[default]
-    return best if gain.mean() > gain.std() / len(gain) ** 0.5 else default
-
-
-def default_settings(queries, candidates):
-    fix = PopularityCorrection().fit(queries, candidates)
-    return fix.temperature, fix.strength
-
-
-def tuning_grid(queries, candidates):
-    scale = score_std(queries, candidates)
-    return [(factor * scale, strength) for factor in (0.25, 0.4, 0.6, 0.8) for strength in (0.5, 0.75, 1.0, 1.25)]
-
-
-@pytest.mark.parametrize("seed", [0, 2, 3])
-def test_tuning_leaves_the_default_only_for_a_clear_gain(seed):
+@pytest.mark.parametrize(("seed", "among_themselves"), [(0, False), (2, False), (3, False), (0, True)])
+def test_tuning_leaves_the_default_only_for_a_clear_gain(seed, among_themselves):
+    """If every query finds itself first, all settings look equal, so items that search one another are excluded."""
     x, y, links = features(seed=seed, n=150)
     bank_x, bank_y, _ = features(seed=1, n=200)
-    fix = PopularityCorrection().fit(bank_x, bank_y, pairs=(x, y, links))
-    found, default = {}, default_settings(bank_x, bank_y)
-    for setting in (default, *tuning_grid(bank_x, bank_y)):
-        ranks = query_ranks(x, y, links, PopularityCorrection(*setting).fit(bank_x, bank_y).bias(y)).expected()
-        found[setting] = torch.where(ranks <= 10, 1 / ranks, 0).double()
-    assert (fix.temperature, fix.strength) == chosen_by_rule(found, default)
+    rows = torch.arange(150)
+    if among_themselves:
+        x = y = normalize(torch.cat([features(n=75)[1], features(n=75, noise=0.7)[1]]), dim=1)
+        links = torch.stack([rows, (rows + 75) % 150], dim=1)
+    pairs = (x, y, links)
+    fix = PopularityCorrection().fit(bank_x, bank_y, pairs=pairs, exclude=rows if among_themselves else None)
+    plain = PopularityCorrection().fit(bank_x, bank_y)
+    default = (plain.temperature, plain.strength)
+    scale = score_std(bank_x, bank_y)
+    grid = [(factor * scale, strength) for factor in (0.25, 0.4, 0.6, 0.8) for strength in (0.5, 0.75, 1.0, 1.25)]
+    found = {}
+    for setting in (default, *grid):
+        scores = x @ y.T - PopularityCorrection(*setting).fit(bank_x, bank_y).bias(y)
+        if among_themselves:
+            scores.fill_diagonal_(-torch.inf)
+        rank = 1 + (scores > scores.gather(1, links[:, 1:])).sum(dim=1)
+        found[setting] = torch.where(rank <= 10, 1 / rank, 0).double()
+    best = max(found, key=lambda setting: float(found[setting].mean()))
+    gain = found[best] - found[default]
+    clear = gain.mean() > gain.std() / len(gain) ** 0.5
+    assert (fix.temperature, fix.strength) == (best if clear else default)
+
+
+def test_tuning_keeps_what_is_given_and_belongs_to_one_fit():
+    x, y, links = features()
+    bank_x, bank_y, _ = features(seed=1, n=200)
     assert PopularityCorrection(0.2).fit(bank_x, bank_y, pairs=(x, y, links)).temperature == 0.2
     both = PopularityCorrection(0.2, 0.9).fit(bank_x, bank_y, pairs=(x, y, links))
     assert (both.temperature, both.strength) == (0.2, 0.9)
-    assert PopularityCorrection().fit(bank_x, pairs=(x, y, links)).temperature is not None, "candidates: the gallery"
-
-
-def test_tuning_without_finding_oneself():
-    """If every query finds itself first, all settings look equal."""
-    bank_x, bank_y, _ = features(seed=1, n=200)
-    y = normalize(torch.cat([features(n=75)[1], features(n=75, noise=0.7)[1]]), dim=1)
-    rows = torch.arange(150)
-    links = torch.stack([rows, (rows + 75) % 150], dim=1)
-    fix = PopularityCorrection().fit(bank_x, bank_y, pairs=(y, y, links), exclude=rows)
-    found, default = {}, default_settings(bank_x, bank_y)
-    for setting in (default, *tuning_grid(bank_x, bank_y)):
-        one = PopularityCorrection(*setting).fit(bank_x, bank_y)
-        scores = (y @ y.T - one.bias(y)).fill_diagonal_(-torch.inf)
-        rank = 1 + (scores > scores.gather(1, links[:, 1:])).sum(dim=1)
-        found[setting] = torch.where(rank <= 10, 1 / rank, 0).double()
-    assert (fix.temperature, fix.strength) == chosen_by_rule(found, default)
-
-
-def test_a_second_fit_starts_from_the_arguments():
-    x, y, links = features()
-    fix = PopularityCorrection().fit(x, y, pairs=(x, y, links))
+    fix = PopularityCorrection().fit(bank_x, pairs=(x, y, links))
+    assert fix.temperature is not None, "candidates: the gallery"
     fix.fit(y, x)
     again = PopularityCorrection().fit(y, x)
     assert (fix.temperature, fix.strength) == (again.temperature, again.strength)
@@ -372,40 +339,25 @@ def test_reciprocal_ranks_of_several_right_answers():
 # Inputs
 
 
-@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "numpy", "memmap"])
-def test_kinds_of_input(kind, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_kinds_of_input(dtype, tmp_path, monkeypatch):
+    """Tensors of every dtype, and arrays on disk, which are read in blocks."""
     x, y, _ = features()
-    bank_x, bank_y, _ = features(seed=1)
-    expected = PopularityCorrection(0.1).fit(bank_x, bank_y)
-
-    def make(name, tensor):
-        if kind == "memmap":
-            np.save(tmp_path / name, tensor.numpy())
-            return np.load(tmp_path / f"{name}.npy", mmap_mode="r")
-        return tensor.numpy() if kind == "numpy" else tensor.to(getattr(torch, kind))
-
-    fix = PopularityCorrection(0.1).fit(make("bank_x", bank_x), make("bank_y", bank_y))
-    bias = fix.bias(make("y", y))
-    dtype = torch.float64 if kind == "float64" else torch.float32
-    assert bias.dtype == fix.gallery(make("v", y)).dtype == fix.queries(make("q", x)).dtype == dtype
-    if kind in ("numpy", "memmap"):
-        assert torch.equal(bias, expected.bias(y))
-    else:
-        assert torch.allclose(bias.float(), expected.bias(y), atol=2e-3 if kind == "float16" else 1e-5)
-
-
-def test_large_inputs_are_read_in_blocks(monkeypatch):
-    x, y, _ = features(n=100)
-    fix = PopularityCorrection(0.1).fit(x, y)
-    whole, rows = fix.bias(y), fix.gallery(y, "cosine")
-    monkeypatch.setattr(tiles, "ROWS", 17)
-    again = PopularityCorrection(0.1).fit(x, y)
-    assert torch.allclose(again.bias(y), whole, atol=1e-6)
-    assert torch.allclose(again.gallery(y, "cosine"), rows, atol=1e-6)
-    bad = y.clone()
-    bad[40, 3] = torch.nan
-    with pytest.raises(ValueError, match=r"gallery\[34:51\]\[6, 3\]=nan"):
-        fix.bias(bad)
+    bank = [side.to(dtype) for side in features(seed=1)[:2]]
+    expected = PopularityCorrection(0.1).fit(*features(seed=1)[:2]).bias(y)
+    fix = PopularityCorrection(0.1).fit(*bank)
+    bias = fix.bias(y.to(dtype))
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert bias.dtype == fix.gallery(y.to(dtype)).dtype == fix.queries(x.to(dtype)).dtype == wide
+    assert torch.allclose(bias.float(), expected, atol=2e-3 if dtype == torch.float16 else 1e-5)
+    mapped = []
+    for name, side in (("x", bank[0]), ("y", bank[1]), ("gallery", y.to(dtype))):
+        np.save(tmp_path / f"{name}.npy", side.numpy())
+        mapped.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
+    monkeypatch.setattr(arrays, "BLOCK", 17)
+    again = PopularityCorrection(0.1).fit(*mapped[:2])
+    assert torch.allclose(again.bias(mapped[2]), bias, atol=1e-6)
+    assert torch.allclose(again.gallery(mapped[2], "cosine"), fix.gallery(y.to(dtype), "cosine"), atol=1e-6)
 
 
 def test_of_a_large_bank_evenly_spaced_rows_are_used():
@@ -424,22 +376,18 @@ def test_of_a_large_bank_evenly_spaced_rows_are_used():
 
 def test_features_of_other_norms_are_refused_or_normalized():
     x, y, _ = features()
-    for arguments, name in (((3 * x, y), "queries"), ((x, 3 * y), "candidates")):
-        with pytest.raises(ValueError, match=rf"{name}: row 0 has norm 3 .*normalize=True"):
-            PopularityCorrection().fit(*arguments)
     fix = PopularityCorrection().fit(x, y)
-    with pytest.raises(ValueError, match=r"gallery: row 0 has norm 3"):
-        fix.bias(3 * y)
+    for call, name in (
+        (lambda: PopularityCorrection().fit(3 * x, y), "queries"),
+        (lambda: PopularityCorrection().fit(x, 3 * y), "candidates"),
+        (lambda: fix.bias(3 * y), "gallery"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: row 0 .*normalize=True"):
+            call()
     scaled = PopularityCorrection(normalize=True).fit(3 * x, 5 * y)
     assert torch.allclose(scaled.bias(2 * y), fix.bias(y), atol=1e-5)
     assert torch.allclose(scaled.gallery(2 * y, "l2"), fix.gallery(y, "l2"), atol=1e-5)
     assert torch.allclose(scaled.queries(2 * x), fix.queries(x), atol=1e-6)
-
-
-def with_nan(x):
-    wrong = x.clone()
-    wrong[17, 2] = torch.nan
-    return wrong
 
 
 @pytest.mark.parametrize(
@@ -448,28 +396,17 @@ def with_nan(x):
         (lambda x, y: PopularityCorrection(-1.0), "temperature=-1"),
         (lambda x, y: PopularityCorrection(0.1, -1.0), "strength=-1"),
         (lambda x, y: PopularityCorrection(bank_size=1), "bank_size=1"),
-        (lambda x, y: PopularityCorrection().fit(x.tolist(), y), "queries is list"),
-        (lambda x, y: PopularityCorrection().fit(x, y[:, :5]), "queries has 8 columns and candidates 5"),
+        (lambda x, y: PopularityCorrection().fit(x, y[:, :5]), "candidates has 5 columns.* 8"),
         (lambda x, y: PopularityCorrection().fit(x[:1], y), "queries has 1 row"),
+        (lambda x, y: PopularityCorrection().fit(x[:1].expand(5, -1), y), "queries has only equal rows"),
         (lambda x, y: PopularityCorrection().fit(x, y[:1]), "candidates has 1 row"),
         (lambda x, y: PopularityCorrection().fit(x, candidate_weight=[1.0]), "candidate_weight needs candidates"),
         (lambda x, y: PopularityCorrection().fit(x, y, query_weight=[1.0]), "query_weight has shape"),
         (lambda x, y: PopularityCorrection().bias(y), "not fitted"),
-        (lambda x, y: PopularityCorrection().fit(x, y).bias(y[:0]), "gallery has no rows"),
-        (lambda x, y: PopularityCorrection().fit(x, y).bias(y[:, :5]), "gallery has 5 columns; the bank has 8"),
+        (lambda x, y: PopularityCorrection().fit(x, y).bias(y[:, :5]), "gallery has 5 columns.* 8"),
         (lambda x, y: PopularityCorrection().fit(x, y).gallery(y[:0]), "vectors has no rows"),
-        (lambda x, y: PopularityCorrection().fit(x, y).gallery(y[:, :5]), "vectors has 5 columns; the bank has 8"),
-        (lambda x, y: PopularityCorrection().fit(x, y).queries(x[:, :5]), "queries has 5 columns; the bank has 8"),
-        (lambda x, y: PopularityCorrection().fit(with_nan(x), y), r"queries\[17, 2\]=nan"),
-        (lambda x, y: PopularityCorrection(bank_size=3).fit(x, with_nan(y)), r"candidates\[17, 2\]=nan"),
-        (lambda x, y: PopularityCorrection().fit(x, y).bias(with_nan(y)), r"gallery\[17, 2\]=nan"),
-        (lambda x, y: PopularityCorrection().fit(x, y).gallery(with_nan(y)), r"vectors\[17, 2\]=nan"),
-        (lambda x, y: PopularityCorrection().fit(x, y).queries(with_nan(x)), r"queries\[17, 2\]=nan"),
-        (
-            lambda x, y: PopularityCorrection().fit(x, y).gallery(y, "dot"),
-            "metric='dot'; allowed: 'ip', 'cosine', 'l2'",
-        ),
-        (lambda x, y: PopularityCorrection().queries(x, "dot"), "metric='dot'"),
+        (lambda x, y: PopularityCorrection().fit(x, y).queries(x[:, :5]), "queries has 5 columns.* 8"),
+        (lambda x, y: PopularityCorrection().fit(x, y).gallery(y, "dot"), "metric='dot'"),
         (lambda x, y: PopularityCorrection().save("file"), "cannot be saved"),
         (lambda x, y: PopularityCorrection().fit(x).save("file"), "no candidates yet"),
     ],
@@ -480,14 +417,46 @@ def test_wrong_arguments_are_named(call, message):
         call(x, y)
 
 
+@pytest.mark.parametrize("name", ["temperature", "strength", "normalize", "bank_size", "tolerence"])
+def test_mistakes_in_fit_name_the_constructor(name):
+    named = name if name == "tolerence" else rf"PopularityCorrection\({name}="
+    with pytest.raises(TypeError, match=named):
+        PopularityCorrection().fit(torch.eye(4), torch.eye(4), **{name: 1})
+
+
 # Files
+
+
+def test_damaged_files_are_refused(tmp_path):
+    x, y, _ = features()
+    path = tmp_path / "fix.safetensors"
+    PopularityCorrection(0.1).fit(x, y).save(path)
+    tensors = load_file(path)
+    settings = '{"temperature": 0.1, "strength": 1.0, "normalize": false, "bank_size": 100}'
+    contents = [tensors | {"log_z": tensors["log_z"][:5].clone()}, {"queries": tensors["queries"]}]
+    contents += [tensors | {"mass": mass} for mass in (torch.full((60,), torch.nan), torch.zeros(60))]
+    contents += [tensors | {"queries": 2 * tensors["queries"]}]
+    files = [(content, settings) for content in contents]
+    for wrong in ("{}", "[]", "[", settings.replace("0.1", "null"), settings.replace("0.1", '"a"')):
+        files.append((tensors, wrong))
+    for number, (content, metadata) in enumerate(files):
+        save_file(content, tmp_path / str(number), {"nuclr.PopularityCorrection": metadata})
+    save_file(tensors, tmp_path / "foreign")
+    (tmp_path / "cut").write_bytes(path.read_bytes()[:-10])
+    (tmp_path / "text").write_text("no tensors")
+    for file in {*tmp_path.iterdir(), tmp_path / "nothing"} - {path}:
+        with pytest.raises(UserError, match=str(file)):
+            PopularityCorrection.load(file)
+    assert PopularityCorrection.load(path).temperature == 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_save_and_load_are_exact(dtype, tmp_path):
     x, y, links = features()
     x, y = x.to(dtype), y.to(dtype)
-    fix = PopularityCorrection(normalize=True).fit(3 * x, 2 * y, pairs=(x, y, links), query_weight=range_weights(60))
+    fix = PopularityCorrection(normalize=True).fit(
+        3 * x, 2 * y, pairs=(x, y, links), query_weight=torch.arange(60.0) + 1
+    )
     fix.save(tmp_path / "fix.safetensors")
     loaded = PopularityCorrection.load(tmp_path / "fix.safetensors")
     assert repr(loaded) == repr(fix) and loaded.normalize
@@ -497,45 +466,3 @@ def test_save_and_load_are_exact(dtype, tmp_path):
         assert torch.equal(loaded.gallery(new, metric), fix.gallery(new, metric))
     loaded.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "fix.safetensors").read_bytes()
-
-
-def range_weights(n):
-    return torch.arange(n, dtype=torch.float64) + 1
-
-
-def test_damaged_files_are_refused(tmp_path):
-    x, y, _ = features()
-    path = tmp_path / "fix.safetensors"
-    PopularityCorrection(0.1).fit(x, y).save(path)
-    content, tensors = path.read_bytes(), load_file(path)
-    (tmp_path / "cut").write_bytes(content[:-10])
-    (tmp_path / "text").write_text("no tensors")
-    save_file(tensors, tmp_path / "foreign")
-    settings = '{"temperature": 0.1, "strength": 1.0, "normalize": false, "bank_size": 100}'
-    metadata = {"nuclr.PopularityCorrection": settings}
-    save_file(tensors | {"log_z": tensors["log_z"][:5].clone()}, tmp_path / "short", metadata)
-    save_file(tensors | {"mass": torch.full((60,), torch.nan)}, tmp_path / "nan", metadata)
-    save_file(tensors | {"mass": torch.zeros(60)}, tmp_path / "zero", metadata)
-    save_file(tensors | {"queries": 2 * tensors["queries"]}, tmp_path / "norms", metadata)
-    save_file({"queries": tensors["queries"]}, tmp_path / "missing", metadata)
-    for wrong in ("{}", "[]", "[", settings.replace("0.1", "null"), settings.replace("0.1", '"a"')):
-        save_file(tensors, tmp_path / f"settings{hash(wrong)}", {"nuclr.PopularityCorrection": wrong})
-    for file in set(tmp_path.iterdir()) - {path}:
-        with pytest.raises(UserError, match="not a popularity correction"):
-            PopularityCorrection.load(file)
-    with pytest.raises(UserError, match="no such file"):
-        PopularityCorrection.load(tmp_path / "nothing")
-    assert PopularityCorrection.load(path).temperature == 0.1
-
-
-def test_mistakes_in_fit_name_the_constructor():
-    x = 2 * torch.eye(4)
-    with pytest.raises(ValueError, match=r"or use PopularityCorrection\(normalize=True\)"):
-        PopularityCorrection().fit(x, x)
-    with pytest.raises(ValueError, match=r"or use PopularityCorrection\(normalize=True\)"):
-        PopularityCorrection().queries(x)
-    for name in ("temperature", "strength", "normalize", "bank_size"):
-        with pytest.raises(TypeError, match=rf"give it to the constructor: PopularityCorrection\({name}=\.\.\.\)"):
-            PopularityCorrection().fit(torch.eye(4), torch.eye(4), **{name: 1})
-    with pytest.raises(TypeError, match="no option tolerence; options of solve that are allowed: method, tolerance,"):
-        PopularityCorrection().fit(torch.eye(4), torch.eye(4), tolerence=1e-3)

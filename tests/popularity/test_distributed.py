@@ -1,6 +1,7 @@
 """One and several real processes compute the same popularity."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from nuclr.popularity import solve
+from nuclr.popularity import SparseOptions, solve
 from tests.popularity.reference import paired
 from tests.popularity.test_sparse import clustered
 
@@ -38,17 +39,21 @@ def solve_all() -> list[dict]:
     return results
 
 
-def worker(rank: int, world: int, folder: str) -> None:
+def worker(rank: int, function: Callable[[], list[dict]], world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    torch.save(solve_all(), f"{folder}/{rank}.pt")
+    torch.save(function(), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def run(function: Callable[[], list[dict]], world: int, folder: Path) -> tuple[list[dict], list[list[dict]]]:
+    """Return the results of this process alone, and of every one of `world` processes."""
+    mp.spawn(worker, args=(function, world, str(folder)), nprocs=world)
+    return function(), [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_share_the_anchors(tmp_path: Path, world: int) -> None:
-    alone = solve_all()
-    mp.spawn(worker, args=(world, str(tmp_path)), nprocs=world)
-    shared = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    alone, shared = run(solve_all, world, tmp_path)
     for number, one in enumerate(alone):
         many = shared[0][number]
         for name, value in many.items():
@@ -67,21 +72,15 @@ def solve_sparse() -> list[dict]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for temperature in (0.05, 1.0):  # near field, sample
-            result = solve(x, y, temperature=temperature, method="sparse", sample=150, neighbors=100)
+            result = solve(
+                x, y, temperature=temperature, method="sparse", sparse=SparseOptions(sample=150, neighbors=100)
+            )
             results.append({name: getattr(result, name) for name in ("zeta", "log_z", "error", "method")})
     return results
 
 
-def sparse_worker(rank: int, world: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    torch.save(solve_sparse(), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
 def test_processes_share_the_anchors_of_the_sparse_method(tmp_path: Path) -> None:
-    alone = solve_sparse()
-    mp.spawn(sparse_worker, args=(2, str(tmp_path)), nprocs=2)
-    shared = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    alone, shared = run(solve_sparse, 2, tmp_path)
     assert [one["method"] for one in alone] == ["sparse (near field)", "sparse (sample)"]
     for number, one in enumerate(alone):
         first, second = (results[number] for results in shared)

@@ -30,25 +30,11 @@ def test_false_negatives_agree_with_loops():
     assert list(zip(pairs.x.tolist(), pairs.y.tolist(), strict=True)) == expected[:6]
     assert pairs.share == anchors_with_any / pairs.anchors
     assert torch.all(pairs.score > pairs.own_score)
-    fewer = false_negatives(x, y, links, popularity, 6, anchors=torch.tensor([1, 2]))
-    assert fewer.anchors == 2 and set(fewer.x.tolist()) <= {1, 2}
-
-
-def test_numpy_arrays_and_lists_are_accepted():
-    torch.manual_seed(0)
-    x, y = (torch.nn.functional.normalize(torch.randn(n, 5), dim=1) for n in (10, 20))
-    links, popularity = torch.stack([torch.arange(20) % 10, torch.arange(20)], dim=1), torch.rand(20)
-    tensors = false_negatives(x, y, links, popularity, 6, anchors=torch.tensor([1, 2, 3]))
-    arrays = false_negatives(x.numpy(), y.numpy(), links.tolist(), popularity.numpy(), 6, anchors=[1, 2, 3])
-    assert torch.equal(arrays.x, tensors.x) and torch.equal(arrays.y, tensors.y)
-    assert (
-        repr(arrays)
-        == repr(tensors)
-        == f"FalseNegatives(listed={len(tensors.x)}, share={tensors.share:.4g}, anchors=3)"
-    )
-    with pytest.raises(ValueError, match=r"links has shape \(20,\)"):
+    fewer = false_negatives(x.numpy(), y.numpy(), links.tolist(), popularity.numpy(), 6, anchors=[1, 2])
+    assert fewer.anchors == 2 and set(fewer.x.tolist()) <= {1, 2} and "anchors=2" in repr(fewer)
+    with pytest.raises(ValueError, match="links"):
         false_negatives(x, y, torch.arange(20), popularity, 6)
-    with pytest.raises(ValueError, match=r"popularity has shape \(19,\); it must be \(20,\)"):
+    with pytest.raises(ValueError, match=r"popularity.*\(19,\)"):
         false_negatives(x, y, links, popularity[:19], 6)
 
 

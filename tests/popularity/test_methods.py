@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nuclr.popularity.kernel import Kernel, State
-from nuclr.popularity.methods import Anderson, Gradient, Sinkhorn, improves, make_method
+from nuclr.popularity.methods import Anderson, Gradient, Sinkhorn, improves
 from nuclr.popularity.problem import make_problem
 from tests.popularity.reference import paired
 
@@ -58,16 +58,6 @@ def test_anderson_is_bounded_and_stable_with_a_history_of_equal_points(kernel: K
         assert step.isfinite().all()
         assert (step.abs() <= reach * (1 + 1e-12)).all()
     assert len(method.past) == 4
-
-
-def test_the_history_is_bounded(kernel: Kernel) -> None:
-    state, method = start(kernel), Anderson(TAU)
     for _ in range(30):
         state = kernel(method.propose(state))
     assert len(method.past) == Anderson.MEMORY + 1
-
-
-def test_unknown_methods_are_refused() -> None:
-    assert isinstance(make_method("auto", 1.0), Anderson)
-    with pytest.raises(ValueError, match="method='newton'; give one of auto, anderson, sinkhorn, gradient"):
-        make_method("newton", 1.0)

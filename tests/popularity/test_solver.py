@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nuclr.popularity import ConvergenceWarning, solve
-from nuclr.popularity.solver import passes_left
+from nuclr.popularity.kernel import Kernel
 from tests.popularity.reference import column_sums, gauged, paired, popularity_of, pot_zeta, residual, unit
 
 SHAPES = [(60, 60), (40, 90), (90, 40)]
@@ -97,16 +97,12 @@ def test_fixed_point_gauge_and_popularity() -> None:
     shift = torch.linspace(-1, 1, 25, dtype=torch.float64)
     shifted = solve(scores=scores + shift + torch.arange(40)[:, None] * 0.1, temperature=tau, tolerance=1e-12)
     torch.testing.assert_close(shifted.zeta, gauged(result.zeta + shift), atol=1e-10, rtol=0)
+    order = torch.randperm(25, generator=torch.Generator().manual_seed(0))
+    permuted = solve(x, y[order], temperature=tau, tolerance=1e-12)
+    torch.testing.assert_close(permuted.zeta, result.zeta[order], atol=1e-10, rtol=0)
     # both scaled together: the same problem
     scaled = solve(scores=3 * scores, temperature=3 * tau, tolerance=1e-12)
     torch.testing.assert_close(scaled.zeta, 3 * result.zeta, atol=1e-10, rtol=0)
-
-
-def test_a_permutation_of_the_candidates_permutes_zeta() -> None:
-    x, y = unit(40, 8, seed=0), unit(25, 8, seed=1)
-    order = torch.randperm(25, generator=torch.Generator().manual_seed(0))
-    straight = solve(x, y, temperature=0.1, tolerance=1e-11).zeta
-    torch.testing.assert_close(solve(x, y[order], temperature=0.1, tolerance=1e-11).zeta, straight[order])
 
 
 def test_a_candidate_near_to_many_anchors_is_popular() -> None:
@@ -131,31 +127,12 @@ def test_float32_continues_in_float64_if_the_tolerance_needs_it() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
-    x, y = (t.to(dtype) for t in paired(30, 30))
+    x, y = (t.to(dtype) for t in paired(30, 30, d=512))  # rounding changes their norms
     result = solve(x, y, temperature=0.1)
     assert result.zeta.dtype == torch.float32
     assert residual(x.double() @ y.double().T, result.zeta, 0.1) < 1.1e-4
     scores = (x.float() @ y.float().T).to(dtype)
     assert residual(scores.double(), solve(scores=scores, temperature=0.1).zeta, 0.1) < 1.1e-4
-
-
-def test_a_tolerance_beyond_float64_gives_a_warning() -> None:
-    x, y = unit(30, 8, seed=0), unit(30, 8, seed=1)
-    with pytest.warns(ConvergenceWarning, match="rounding errors"):
-        result = solve(x, y, temperature=0.1, tolerance=1e-18)
-    assert not result.converged
-    assert result.residual < 1e-12
-
-
-@pytest.mark.parametrize("method", ["auto", "sinkhorn", "gradient"])
-def test_too_few_iterations_give_a_warning(method: str) -> None:
-    x, y = paired(40, 40)
-    with pytest.warns(ConvergenceWarning, match="max_iterations=3"):
-        result = solve(x, y, temperature=0.02, method=method, max_iterations=3)
-    assert not result.converged
-    assert result.iterations == 3
-    assert result.residual == min(result.history)
-    assert result.residual == pytest.approx(residual(x @ y.T, result.zeta, 0.02), rel=1e-6)
 
 
 def test_float32_does_not_claim_a_residual_that_it_cannot_resolve() -> None:
@@ -201,11 +178,6 @@ def test_hard_cases_converge_or_warn(name: str, tau: float) -> None:
     assert result.residual <= residual(scores, torch.zeros_like(result.zeta), tau) + 1e-5
 
 
-def test_identical_candidates_are_equally_popular() -> None:
-    result = solve(scores=torch.full((30, 20), -0.3), temperature=0.01)
-    torch.testing.assert_close(result.popularity, torch.ones(20))
-
-
 def test_a_warm_start_saves_passes() -> None:
     x, y = paired(200, 200, d=32)
     cold = solve(x, y, temperature=0.03, tolerance=1e-6)
@@ -221,28 +193,18 @@ def test_acceleration_needs_far_fewer_passes_than_sinkhorn() -> None:
     assert 3 * fast.iterations < plain.iterations
 
 
-def test_temperature_may_be_any_type_of_number() -> None:
-    x, y = unit(10, 4, seed=0), unit(10, 4, seed=1)
-    for temperature in (1, np.float32(1), torch.tensor(1.0)):
-        assert solve(x, y, temperature=temperature).temperature == 1.0
-
-
 def test_inputs_are_not_modified() -> None:
     x, y = (t.requires_grad_() for t in paired(20, 20))
-    before = x.detach().clone(), y.detach().clone()
-    result = solve(x, y, temperature=0.1)
-    assert not result.zeta.requires_grad
-    assert torch.equal(x, before[0])
-    assert torch.equal(y, before[1])
     scores = (x @ y.T).detach()
+    before = [t.detach().clone() for t in (x, y, scores)]
+    assert not solve(x, y, temperature=0.1).zeta.requires_grad
     solve(scores=scores, temperature=0.1)
-    assert torch.equal(scores, before[0] @ before[1].T)
+    assert all(torch.equal(*both) for both in zip((x, y, scores), before, strict=True))
 
 
 def test_an_interrupt_returns_the_best_zeta_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nuclr.popularity.kernel import Kernel
-
-    calls, once = 0, Kernel.__call__
+    calls = 0
+    once = Kernel.__call__
 
     def interrupted(self, zeta):
         nonlocal calls
@@ -273,25 +235,13 @@ def test_column_sums_of_the_reference_are_those_of_loops() -> None:
     torch.testing.assert_close(column_sums(scores, zeta, 0.3), torch.tensor(sums, dtype=torch.float64))
 
 
-def test_passes_left_follows_the_recent_rate() -> None:
-    assert passes_left([1.0, 0.1, 0.01], 1e-4) == pytest.approx(2)
-    assert passes_left([0.5**k for k in range(30)], 0.5**40) == pytest.approx(11)
-    assert passes_left([1.0, 1e-5], 1e-4) == 0
-    assert passes_left([1.0], 1e-4) == math.inf
-    assert passes_left([1.0, 2.0], 1e-4) == math.inf
-
-
 def test_progress_is_shown_on_stderr_only_if_requested(capfd: pytest.CaptureFixture[str]) -> None:
     x, y = paired(40, 40)
     solve(x, y, temperature=0.05)
-    out, err = capfd.readouterr()
-    assert not out
-    assert not err
+    assert capfd.readouterr() == ("", "")
     solve(x, y, temperature=0.05, progress=True)
     out, err = capfd.readouterr()
-    assert not out
-    assert "residual" in err
-    assert "left" in err
+    assert not out and "residual" in err
 
 
 def test_copies_of_an_anchor_are_not_chosen() -> None:
@@ -303,13 +253,10 @@ def test_copies_of_an_anchor_are_not_chosen() -> None:
     assert torch.allclose(result.zeta, gauged(solve(scores=scores, temperature=tau, tolerance=1e-8).zeta), atol=1e-8)
     assert residual(scores, result.zeta, tau) < 1e-7
     again = result.extend(items)
-    loops = torch.stack(
-        [
-            tau * torch.stack([scores[i, j] / tau - result.log_z[i] for i in range(40) if i != j]).logsumexp(dim=0)
-            for j in range(40)
-        ]
-    )
-    assert torch.allclose(again, loops, atol=1e-9) and torch.allclose(gauged(again), result.zeta, atol=1e-6)
+    for j in range(40):
+        terms = [float(scores[i, j] / tau - result.log_z[i]) for i in range(40) if i != j]
+        assert float(again[j]) == pytest.approx(tau * math.log(sum(map(math.exp, terms))), abs=1e-9)
+    assert torch.allclose(gauged(again), result.zeta, atol=1e-6)
 
 
 def test_copies_are_found_at_any_norm_that_is_accepted() -> None:
@@ -317,7 +264,23 @@ def test_copies_are_found_at_any_norm_that_is_accepted() -> None:
     scaled = torch.cat([0.992 * x[:5], y])
     exact = solve(torch.cat([x[:5], y]), torch.cat([x[:5], y]), temperature=0.3, exclude_copies=True).zeta
     assert torch.allclose(solve(scaled, scaled, temperature=0.3, exclude_copies=True).zeta, exact, atol=0.02)
-    with pytest.raises(ValueError, match="exclude_copies=True with scores"):
-        solve(scores=x @ y.T, temperature=0.3, exclude_copies=True)
-    with pytest.raises(ValueError, match="exclude_copies=True with the sparse method"):
-        solve(x, y, temperature=0.3, exclude_copies=True, method="sparse")
+    for wrong, named in (({"scores": x @ y.T}, "scores"), ({"x": x, "y": y, "method": "sparse"}, "sparse")):
+        with pytest.raises(ValueError, match=f"exclude_copies=True.*{named}"):
+            solve(**wrong, temperature=0.3, exclude_copies=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        *((method, {"max_iterations": 3}, "max_iterations=3") for method in ("auto", "sinkhorn", "gradient")),
+        ("auto", {"tolerance": 1e-18}, "rounding errors"),
+    ],
+)
+def test_a_solution_that_is_not_reached_gives_a_warning(method: str, options: dict, words: str) -> None:
+    x, y = paired(40, 40)
+    with pytest.warns(ConvergenceWarning, match=words):
+        result = solve(x, y, temperature=np.float32(0.0625), method=method, **options)
+    assert not result.converged and result.temperature == 0.0625
+    assert result.residual == min(result.history)
+    assert result.residual == pytest.approx(residual(x @ y.T, result.zeta, 0.0625), rel=1e-6, abs=1e-12)
+    assert result.iterations == 3 if words == "max_iterations=3" else result.residual < 1e-12

@@ -2,19 +2,20 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from nuclr import arrays
 from nuclr.evaluation.ranks import rank_correlation
-from nuclr.popularity import ConvergenceWarning, Result, solve
-from nuclr.popularity import problem as problem_module
+from nuclr.popularity import ConvergenceWarning, Result, SparseOptions, solve
 from nuclr.popularity import solver as solver_module
 from tests.popularity.reference import unit
 
-SMALL = {"method": "sparse", "sample": 256, "neighbors": 128}
+SMALL = SparseOptions(sample=256, neighbors=128)
 
 
 def clustered(n_x: int, n_y: int, d: int = 24, clusters: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -31,10 +32,10 @@ def clustered(n_x: int, n_y: int, d: int = 24, clusters: int = 40, seed: int = 0
     return side(n_x), side(n_y)
 
 
-def sparse(x: Tensor, y: Tensor, **options: object) -> Result:
+def sparse(x: Tensor, y: Tensor, seed: int = 0, **options: object) -> Result:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return solve(x, y, **SMALL | options)
+        return solve(x, y, method="sparse", sparse=replace(SMALL, seed=seed), **options)
 
 
 def true_error(result: Result, exact: Result) -> float:
@@ -49,7 +50,7 @@ def true_error(result: Result, exact: Result) -> float:
 def test_close_to_the_exact_solution(temperature: float, method: str):
     x, y = clustered(2000, 1800)
     exact = solve(x, y, temperature=temperature, tolerance=1e-3)
-    result = solve(x, y, temperature=temperature, method="sparse", sample=1024, neighbors=200)
+    result = solve(x, y, temperature=temperature, method="sparse", sparse=SparseOptions(sample=1024, neighbors=200))
     assert result.method == f"sparse ({method})"
     assert result.converged
     assert rank_correlation(result.zeta, exact.zeta) > 0.99
@@ -70,8 +71,8 @@ def test_the_reported_error_is_within_a_factor_of_two(temperature: float):
 def test_a_poor_estimate_is_not_called_converged():
     x, y = clustered(1500, 1500)
     exact = solve(x, y, temperature=0.02, tolerance=1e-3)
-    with pytest.warns(ConvergenceWarning, match="raise sample or neighbors"):
-        result = solve(x, y, temperature=0.02, method="sparse", sample=64, neighbors=2)
+    with pytest.warns(ConvergenceWarning, match=r"sample.*neighbors"):
+        result = solve(x, y, temperature=0.02, method="sparse", sparse=SparseOptions(sample=64, neighbors=2))
     assert not result.converged
     assert true_error(result, exact) > 0.1
     assert result.error > true_error(result, exact) / 2
@@ -133,29 +134,18 @@ def test_extend_gives_zeta_of_the_same_candidates(temperature: float):
     assert float((extended - result.zeta[:200]).std()) / temperature < 2 * result.error + 0.01
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_arrays_on_disk(tmp_path, dtype: type, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(problem_module, "READ", 100)
+def test_arrays_on_disk(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(arrays, "BLOCK", 100)
     features = clustered(1000, 900)
     on_disk = []
     for name, side in zip("xy", features, strict=True):
-        np.save(tmp_path / f"{name}.npy", (3 * side).numpy().astype(dtype))
+        np.save(tmp_path / f"{name}.npy", (3 * side).numpy().astype(np.float16))
         on_disk.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
     result = sparse(*on_disk, temperature=0.05, normalize=True)
     assert np.shares_memory(result.problem.y.stored.numpy(), on_disk[1])
     in_memory = sparse(*(torch.from_numpy(np.array(a)) for a in on_disk), temperature=0.05, normalize=True)
     torch.testing.assert_close(result.zeta, in_memory.zeta)
     assert result.extend(features[1][:5]).shape == (5,)
-
-
-def test_wrong_rows_are_named_by_their_number(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(problem_module, "READ", 100)
-    x, y = clustered(300, 300)
-    with pytest.raises(ValueError, match=r"y: row 250 has norm 2 \(1 of"):
-        solve(x, y * (1 + (torch.arange(300) == 250)[:, None]), temperature=0.1, method="sparse")
-    y[250, 3] = math.nan
-    with pytest.raises(ValueError, match=r"y\[250, 3\]=nan"):
-        solve(x, y, temperature=0.1, method="sparse")
 
 
 def test_auto_is_sparse_above_a_number_of_scores(monkeypatch: pytest.MonkeyPatch):
@@ -167,20 +157,19 @@ def test_auto_is_sparse_above_a_number_of_scores(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"sample": 1}, "sample=1; give at least 16"),
-        ({"neighbors": -1}, "neighbors=-1; give at least 0"),
-        ({"max_error": 0.0}, "max_error=0.0; give a finite number above 0"),
         ({"init": [0.0]}, r"init has shape \(1,\)"),
+        ({"x": None, "y": None, "scores": torch.eye(3)}, "sparse.*scores"),
     ],
 )
-def test_wrong_options(options: dict, message: str):
+def test_wrong_arguments(options: dict, named: str):
     x, y = clustered(50, 50)
-    with pytest.raises(ValueError, match=message):
-        solve(x, y, temperature=0.1, method="sparse", **options)
+    with pytest.raises(ValueError, match=named):
+        solve(**{"x": x, "y": y, "temperature": 0.1, "method": "sparse"} | options)
 
 
-def test_scores_are_refused():
-    with pytest.raises(ValueError, match='method="sparse" with scores; give features'):
-        solve(scores=torch.eye(3), temperature=0.1, method="sparse")
+@pytest.mark.parametrize(("name", "value"), [("sample", 1), ("neighbors", -1), ("max_error", 0.0)])
+def test_wrong_options(name: str, value: float):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        SparseOptions(**{name: value})

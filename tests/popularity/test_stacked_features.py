@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nuclr.evaluation import popularity_agreement
-from nuclr.popularity import PopularityCorrection, hubness, solve
+from nuclr.popularity import PopularityCorrection, SparseOptions, hubness, solve
 from nuclr.popularity.false_negatives import false_negatives
 from nuclr.stacked import Stacked, stored_npy
 
@@ -29,40 +29,24 @@ def features(tmp_path):
 
 @pytest.mark.parametrize("method", ["anderson", "sparse"])
 def test_solve(features, method):
-    arrays, stacked = features
-    options = {
-        "temperature": 0.1,
-        "normalize": True,
-        "method": method,
-        "sample": 100,
-        "neighbors": 64,
-        "max_error": 0.9,
-    }
-    assert torch.equal(solve(**stacked, **options).zeta, solve(**arrays, **options).zeta)
+    options = {"temperature": 0.1, "normalize": True, "method": method}
+    sparse = SparseOptions(neighbors=64, sample=100, max_error=0.9)
+    zetas = [solve(**given, **options, sparse=sparse).zeta for given in features]
+    assert torch.equal(*zetas)
 
 
-def test_correction_and_hubness(features):
+def test_correction_hubness_and_false_negatives(features):
     arrays, stacked = features
-    fixes = [PopularityCorrection(0.1, normalize=True).fit(given["x"][::2], given["y"]) for given in (arrays, stacked)]
+    fixes = [PopularityCorrection(0.1, normalize=True).fit(given["x"][::2], given["y"]) for given in features]
     bias = fixes[0].bias(arrays["y"])
     assert torch.equal(fixes[1].bias(stacked["y"]), bias)
     assert torch.equal(fixes[1].gallery(stacked["y"]), fixes[0].gallery(arrays["y"]))
-    counts = [hubness(given["x"][1::2], given["y"], normalize=True, bias=bias).counts for given in (arrays, stacked)]
+    counts = [hubness(given["x"][1::2], given["y"], normalize=True, bias=bias).counts for given in features]
     assert torch.equal(*counts)
-    agreement = [popularity_agreement(given["x"], given["y"], 0.1, normalize=True) for given in (arrays, stacked)]
+    agreement = [popularity_agreement(given["x"], given["y"], 0.1, normalize=True) for given in features]
     assert agreement[0] == agreement[1] != 0
-
-
-def test_false_negatives(features):
-    arrays, stacked = features
     links = np.stack([np.arange(sum(SIZES))] * 2, axis=1)
     weight = np.random.default_rng(1).uniform(size=sum(SIZES))
-    found = [false_negatives(given["x"], given["y"], links, weight, 5, normalize=True) for given in (arrays, stacked)]
-    assert found[0].x.tolist() == found[1].x.tolist() and found[0].y.tolist() == found[1].y.tolist()
-    assert len(found[0].x) == 5 and torch.equal(found[0].score, found[1].score)
-
-
-def test_wrong_rows_are_named(features):
-    _, stacked = features
-    with pytest.raises(ValueError, match=r"x: row 0 has norm .* not unit norm"):
-        solve(**stacked, temperature=0.1, method="sparse")
+    one, other = (false_negatives(given["x"], given["y"], links, weight, 5, normalize=True) for given in features)
+    assert len(one.x) == 5 and torch.equal(one.x, other.x) and torch.equal(one.y, other.y)
+    assert torch.equal(one.score, other.score)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nuclr.data import open_pairs
-from nuclr.models import build_model
+from nuclr.models import EncoderSide, build_model
 from nuclr.popularity import PopularityCorrection
 from tests.recipes.conftest import assert_exact, recall
 from tests.recipes.postgres import running_server
@@ -54,10 +54,11 @@ def test_use_pgvector(tmp_path):
     pytest.importorskip("psycopg")
     pytest.importorskip("pgvector")
     pairs = open_pairs("builtin:n=200,split=val")
-    model = build_model(x_image_size=pairs.size, y_texts=[pairs.y(i) for i in range(len(pairs))], width=16).eval()
+    texts = [pairs.item("y", i) for i in range(len(pairs))]
+    model = build_model(EncoderSide(image_size=pairs.size), EncoderSide(texts=texts), width=16).eval()
     model.save_pretrained(tmp_path / "run" / "model")
     with running_server() as database:
         lines = run("use_pgvector.py", tmp_path / "run", database, "a red circle").splitlines()
-    scores = model.encode_texts("a red circle") @ model.encode_images([pairs.x(i) for i in range(len(pairs))]).T
-    expected = [f"  image {number}: {pairs.y(number)}" for number in scores[0].topk(3).indices.tolist()]
+    scores = model.encode_texts("a red circle") @ model.encode_images([pairs.item("x", i) for i in range(len(pairs))]).T
+    expected = [f"  image {number}: {pairs.item('y', number)}" for number in scores[0].topk(3).indices.tolist()]
     assert lines == ["a red circle", *expected]

@@ -8,7 +8,7 @@ from tests.recipes.conftest import K, assert_exact, recall, section
 faiss = pytest.importorskip("faiss")
 faiss.omp_set_num_threads(1)  # several threads build another graph every time
 FLAT, IVF, HNSW = section("faiss")
-(EXPORTED,) = section("An index with the correction built in")
+(BUILT_IN,) = section("An index with the correction built in")
 MOVED, MOVED_IDS, MOVED_CODES = section("Move an existing index")
 (PRODUCT_QUANTIZATION,) = section("What an index loses")
 
@@ -42,15 +42,10 @@ def test_hnsw(names, search):
     np.testing.assert_allclose(np.ptp(names["distances"] + 2 * found, axis=1), 0, atol=1e-5)
 
 
-def test_an_exported_index(names, search, nuclr):
-    done = nuclr(
-        "export", "gallery.npy", "--to", "faiss", "--correction", "hubness/correction.safetensors", "--out", "search"
-    )
-    assert done.status == 0, done.err
-    exec(EXPORTED, names)
-    assert_exact(names["ids"], search.scores())
-    _, ids = names["index"].search(search.queries, K)
-    assert_exact(ids, search.scores(new=True))
+def test_a_correction_that_is_built_in(names, search):
+    exec(FLAT, names)
+    exec(BUILT_IN, names)
+    assert_exact(names["ids"], search.scores(new=True))
 
 
 def write_index(path, factory, items, ids=None):

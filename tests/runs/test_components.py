@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from nuclr.data import open_pairs
 from nuclr.data.modalities.image import fit_image
 from nuclr.errors import UserError
 from nuclr.models import ImageFormat
@@ -20,7 +19,7 @@ def test_vectors_are_standardized(tmp_path):
     loaded = runs.load(tmp_path)
     source = components.open_train(loaded.data)
     model = components.make_model(loaded.model, source, 0)
-    x = torch.from_numpy(np.stack([source.pairs.x(i) for i in range(120)]))
+    x = torch.from_numpy(np.stack([source.pairs.item("x", i) for i in range(120)]))
     standard = model.x.tower(x)
     assert standard.mean(0).abs().max() < 1e-5
     assert float(standard.square().mean()) == pytest.approx(1, rel=1e-4)
@@ -44,7 +43,7 @@ def test_batches_are_pinned_if_the_model_is_on_an_accelerator(tmp_path, monkeypa
     source = components.open_train(loaded.data)
     model = components.make_model(loaded.model, source, 0)
     assert not components.make_loader(loaded.data, source.pairs, model).pin_memory
-    monkeypatch.setattr(components.transfer, "can_pin", lambda device: pins and device.type == "cpu")
+    monkeypatch.setattr(components.arrays, "can_pin", lambda device: pins and device.type == "cpu")
     assert components.make_loader(loaded.data, source.pairs, model).pin_memory == pins
 
 
@@ -67,46 +66,8 @@ def test_pairs_outside_of_training_have_a_fit_of_their_own_and_captions_a_form(t
         for chosen in (data, data.outside_training())
     )
     assert training.y == outside.y == ["a cat"]
-    image = source.pairs.x(0)
+    image = source.pairs.item("x", 0)
     for batch, fit in ((training, "crop"), (outside, "squash")):
         np.testing.assert_array_equal(batch.x[0].numpy(), fit_image(image, 32, fit))
     assert image.size[0] != image.size[1], "this test needs an image that is not square"
-    assert source.pairs.y(0) == "A Cat.", "pages show the caption as it is"
-
-
-class TestOverlap:
-    """Held-out pairs that are also training pairs."""
-
-    def opened(self, path, text):
-        path.write_text(text)
-        return components.Source(pairs := open_pairs(path), np.arange(len(pairs)), {})
-
-    def test_the_same_pairs(self, tmp_path):
-        rows = "question,answer\na,b\nc,d\n"
-        train, val = self.opened(tmp_path / "a.csv", rows), self.opened(tmp_path / "b.csv", rows)
-        assert str(components.describe_overlap(train, val)).startswith(
-            "data.val holds the same pairs as data.train, so"
-        )
-
-    def test_some_pairs_of_texts(self, tmp_path):
-        train = self.opened(tmp_path / "a.csv", "question,answer\na,b\nc,d\ne,f\n")
-        val = self.opened(tmp_path / "b.csv", "question,answer\na,b\nc,other\n")
-        message = "data.val: 1 of its 2 pairs are also in data.train"
-        assert str(components.describe_overlap(train, val)).startswith(message)
-        other = self.opened(tmp_path / "c.csv", "question,answer\na,other\nnew,b\n")
-        assert components.describe_overlap(train, other) is None
-
-    def test_other_captions_of_the_same_images(self, tmp_path):
-        make.write_images(tmp_path)
-        first, second = list(make.CAPTIONS)[:2]
-        train = self.opened(tmp_path / "a.csv", f"image,caption\n{first},one\n{second},two\n")
-        val = self.opened(tmp_path / "b.csv", f"image,caption\n{first},three\n")
-        message = "data.val.own: 1 of its 1 images are also in data.train"
-        assert str(components.describe_overlap(train, val, "data.val.own")).startswith(message)
-
-    def test_vectors_and_built_in_pairs_are_compared_as_a_whole(self):
-        train, val = (
-            components.Source(open_pairs(name), np.arange(50), {})
-            for name in ("builtin:n=50", "builtin:n=50,split=val")
-        )
-        assert components.describe_overlap(train, train) and components.describe_overlap(train, val) is None
+    assert source.pairs.item("y", 0) == "A Cat.", "pages show the caption as it is"

@@ -4,16 +4,17 @@ import pytest
 
 from nuclr.errors import UserError
 from nuclr.runs.folder import RunFolder
+from nuclr.runs.settings import Settings
 
 
 def test_two_runs_cannot_use_one_folder(tmp_path):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
-    assert first.open({"seed": 0}, resume=False) is False
+    assert first.open(Settings(), resume=False) is False
     with pytest.raises(UserError, match="another run is using it"):
-        second.open({"seed": 0}, resume=True)
+        second.open(Settings(), resume=True)
     second.close()
     first.close()
-    assert second.open({"seed": 0}, resume=True) is True, "the lock is free after the first run has ended"
+    assert second.open(Settings(), resume=True) is True, "the lock is free after the first run has ended"
     second.close()
 
 
@@ -27,7 +28,7 @@ def test_the_folder_is_locked_for_the_whole_run(tmp_path, monkeypatch):
     def open_again(*arguments):
         if not refused:
             with pytest.raises(UserError, match="another run is using it") as error:
-                RunFolder(tmp_path / "run").open({}, resume=True)
+                RunFolder(tmp_path / "run").open(Settings(), resume=True)
             refused.append(error)
         set_schedules(*arguments)
 
@@ -39,6 +40,6 @@ def test_the_folder_is_locked_for_the_whole_run(tmp_path, monkeypatch):
 def test_a_folder_with_other_files_is_refused_and_left_unchanged(tmp_path):
     (tmp_path / "thesis.txt").write_text("all of it")
     with pytest.raises(UserError, match=r"not empty \(thesis.txt\) and is not a run folder"):
-        RunFolder(tmp_path).open({"seed": 0}, resume=False)
+        RunFolder(tmp_path).open(Settings(), resume=False)
     assert (tmp_path / "thesis.txt").read_text() == "all of it"
     assert not (tmp_path / "config.yaml").exists()

@@ -63,7 +63,7 @@ def test_evaluate_uses_the_split_that_training_evaluated(tmp_path, nuclr):
     assert status == 0, err
     evaluated = json.loads((tmp_path / "metrics.json").read_text())["retrieval"]["val"]
     assert evaluated["sizes"] == [6, 6]
-    assert evaluated["plain"] == pytest.approx(results["val"])
+    assert evaluated["plain"] == pytest.approx(results.val)
     assert len(Run.open(tmp_path / "run").val.numbers) == 6
 
 
@@ -101,8 +101,7 @@ def test_popularity_reads_images_as_training_did(squashed, tmp_path, nuclr):
     assert nuclr("popularity", tmp_path / "f.npz", *arguments)[0] == 0
     sides = [json.loads((tmp_path / name / "popularity.json").read_text())["sides"] for name in ("of_run", "of_file")]
     for side in ("x", "y"):
-        assert sides[0][side]["zeta_std"] == pytest.approx(sides[1][side]["zeta_std"], rel=1e-3)
-    assert not list((tmp_path / "of_run").glob("embeddings*")), "popularity RUN passes arrays, not files"
+        assert sides[0][side]["quantiles"] == pytest.approx(sides[1][side]["quantiles"], rel=1e-3)
 
 
 def test_embed_finds_the_columns_that_training_used(tmp_path, nuclr):
@@ -125,7 +124,7 @@ def test_the_learnt_temperature_is_used_everywhere(tmp_path, nuclr, objective):
     changes = {
         "clip": {"objective.learn_temperature": "true"},
         "siglip": {},
-        "isogclr": {"objective.tau_lr": 0.01, "objective.tau_beta": 0.9},
+        "isogclr": {"objective.temperatures.tau_lr": 0.01},
     }[objective]
     settings = runs.load(tmp_path, **{"objective.name": objective, "objective.zeta_lr": "", **changes})
     results = train(settings, tmp_path / "run")
@@ -135,11 +134,11 @@ def test_the_learnt_temperature_is_used_everywhere(tmp_path, nuclr, objective):
     else:
         expected = math.exp(-float(state["log_scale"]))
     initial = settings.objective.arguments()["temperature"]
-    assert results["temperature"] == pytest.approx(expected, rel=1e-5)
-    assert results["temperature"] != pytest.approx(initial, rel=1e-3)
+    assert results.temperature == pytest.approx(expected, rel=1e-5)
+    assert results.temperature != pytest.approx(initial, rel=1e-3)
     assert nuclr("popularity", tmp_path / "run")[0] == 0
     content = json.loads((tmp_path / "run" / "popularity" / "popularity.json").read_text())
-    assert content["temperature"] == results["temperature"]
+    assert content["temperature"] == results.temperature
     (tmp_path / "run" / "results.json").unlink()  # an unfinished run: the checkpoint knows the temperature
     assert Run.open(tmp_path / "run").temperature == pytest.approx(expected, rel=1e-5)
 
@@ -182,7 +181,7 @@ def test_config_holds_every_value_as_used(tmp_path):
     assert settings.model.x.encoder == "tiny_resnet" and settings.model.x.image_size == SIZE
     assert settings.model.y.encoder == "tiny_text" and settings.model.y.max_length == 32
     assert settings.model.width == 8 and settings.device == "cpu" and settings.threads == 1
-    assert settings.objective.options["xi_rule"] == "norm" and settings.objective.options["temperature"] == 0.03
+    assert settings.objective.options["xi_init"] == 0.0 and settings.objective.options["temperature"] == 0.03
     assert settings.out == str(tmp_path / "run")
     assert (settings.data.x.key, settings.data.y.key) == ("filepath", "title")
     assert config.to_yaml(settings) == text

@@ -15,6 +15,9 @@ import torch
 from PIL import Image
 
 from nuclr.runs import checkpoint, config
+from nuclr.training import logging
+from nuclr.training.loop import train
+from tests import forks
 
 
 def write_vectors(path: Path, images: int = 60, captions: int = 2, seed: int = 0) -> Path:
@@ -155,6 +158,60 @@ def photograph_settings(folder: Path, count: int = 60, **changes) -> list[str]:
     }
     settings = picture_settings(folder, **(own | changes))
     return [setting for setting in settings if not setting.startswith("data.val=")]
+
+
+def captioned_settings(folder: Path, **changes) -> list[str]:
+    """Return overrides for JPEGs with three captions each; a visit takes two crops and two captions."""
+    settings = photograph_settings(folder, **({"data.x.views": 2, "data.y.views": 2} | changes))
+    entries = [{"image": f"{n}.jpg", "caption": [f"{word} {n}" for word in ("one", "two", "three")]} for n in range(60)]
+    (folder / "photographs" / "train.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return settings
+
+
+def grouped_vector_settings(folder: Path, **changes) -> list[str]:
+    """Return overrides for 60 x with five y each, of which a visit takes two."""
+    settings = vector_settings(folder, **({"data.y.views": 2} | changes))
+    write_vectors(folder / "train.npz", captions=5)
+    return settings
+
+
+def grouped_text_settings(folder: Path, **changes) -> list[str]:
+    """Return overrides for texts of which a visit takes two questions and three answers."""
+    return text_settings(folder, several=3, **({"data.x.views": 2, "data.y.views": 3} | changes))
+
+
+class KilledError(Exception):
+    """A run that ended abruptly."""
+
+
+def train_until(monkeypatch, step: int, settings, out: Path) -> None:
+    """Start or resume a run that ends abruptly at this step, after the update and before it is logged or saved."""
+    before = logging.Progress.step
+
+    def die(self, done: int) -> None:
+        if done == step:
+            raise KilledError
+        before(self, done)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.Progress, "step", die)
+        with pytest.raises(KilledError):
+            train(settings, out, resume=True)
+
+
+def assert_resumes(monkeypatch, folder: Path, settings, steps: Sequence[int]) -> None:
+    """Assert that a run that is killed at these steps and resumed equals one that never stopped, bit by bit."""
+    train(settings, folder / "whole")
+    for step in steps:
+        train_until(monkeypatch, step, settings, folder / "stopped")
+    train(settings, folder / "stopped", resume=True)
+    assert_same_outcome(folder / "whole", folder / "stopped")
+
+
+def run_in_processes(arguments: list, world: int = 1) -> None:
+    """Train in real processes, and assert that all of them succeed."""
+    outcomes = finish(forks.start(arguments, world))
+    assert all(status == 0 for status, _, _ in outcomes), outcomes
 
 
 def outcome(run: Path) -> tuple[dict, bytes, dict]:

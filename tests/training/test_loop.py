@@ -3,19 +3,21 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
 
+import nuclr
 from nuclr import objectives
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
 from nuclr.runs import checkpoint, config
+from nuclr.runs.folder import read_results
 from nuclr.runs.settings import flatten, to_dict
 from nuclr.training.loop import train
-from tests import forks
 from tests.training import runs
 
 
@@ -24,9 +26,9 @@ def test_files_of_a_run(tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     expected = {"config.yaml", "metrics.jsonl", "timing.jsonl", "results.json", "checkpoints", "model"}
     assert expected <= names
-    assert json.loads((tmp_path / "run" / "results.json").read_text()) == results
-    assert results["steps"] == 28 and results["left_over_per_epoch"] == 120 - 7 * 16
-    assert results["val"]["mean_R@1"] > 3 * results["val"]["mean_chance@1"]
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == results.to_json()
+    assert results.steps == 28 and results.left_over_per_epoch == 120 - 7 * 16
+    assert results.val["mean_R@1"] > 3 * results.val["mean_chance@1"]
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["best.pt", "step_000000024.pt", "step_000000028.pt"]
 
@@ -45,7 +47,7 @@ def test_config_yaml_holds_every_value_as_used(tmp_path):
         assert used[key] == value, key
     assert used["out"] == str(tmp_path / "run")
     assert (used["model.x.encoder"], used["model.y.encoder"], used["model.width"]) == ("vectors", "vectors", 8)
-    assert used["objective.xi_rule"] == objectives.options("nuclr")["xi_rule"], "defaults of the objective"
+    assert used["objective.xi_init"] == objectives.options("nuclr")["xi_init"], "defaults of the objective"
     assert None not in used.values()
     assert to_dict(config.load(tmp_path / "run" / "config.yaml")) == written
 
@@ -59,7 +61,7 @@ def test_equal_seeds_give_equal_metrics(tmp_path):
 
 def test_one_pair_per_x(tmp_path):
     results = train(runs.load(tmp_path, **{"data.one_pair_per_x": "true"}), tmp_path / "run")
-    assert results["samples_per_epoch"] == 60
+    assert results.samples_per_epoch == 60
 
 
 def test_keep_does_not_renumber_the_pairs(tmp_path):
@@ -77,7 +79,7 @@ def test_every_objective_trains(tmp_path, name):
     changes = [s for s in runs.vector_settings(tmp_path, **{"schedule.epochs": 2}) if "objective." not in s]
     settings = config.load(tmp_path / "empty.yaml", [*changes, f"objective.name={name}", "schedule.gamma=cosine"])
     results = train(settings, tmp_path / "run")
-    assert results["val"]["mean_R@1"] > results["val"]["mean_chance@1"]
+    assert results.val["mean_R@1"] > results.val["mean_chance@1"]
 
 
 def test_zeta_is_refreshed_by_the_exact_solver(tmp_path):
@@ -91,7 +93,7 @@ def test_zeta_is_refreshed_by_the_exact_solver(tmp_path):
 
 def test_bfloat16_and_clipping(tmp_path):
     results = train(runs.load(tmp_path, precision="bfloat16", **{"optimizer.clip": 0.5}), tmp_path / "run")
-    assert results["val"]["mean_R@1"] > results["val"]["mean_chance@1"]
+    assert results.val["mean_R@1"] > results.val["mean_chance@1"]
 
 
 def test_a_model_without_trained_parameters_is_refused(tmp_path):
@@ -105,16 +107,42 @@ def test_a_model_without_trained_parameters_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+# Settings, the learning rate and the number of queries of a run in one and in two processes. With its default eps,
+# Adam's first steps turn rounding errors of tiny gradients into full steps. With a small learning rate, rounding errors
+# of the two runs stay far below the tolerance.
+IN_PROCESSES = {
+    "vectors": (runs.vector_settings, {"schedule.epochs": 2}, 1e-4, 20),
+    "pictures": (runs.picture_settings, {"schedule.epochs": 2}, 1e-4, 20),
+    "texts, one encoder": (runs.text_settings, {}, None, 30),
+    "texts, two encoders": (runs.text_settings, {"model.shared": "false"}, None, 30),
+    "views of images": (runs.view_settings, {}, 1e-4, 30),
+    "four views of images": (runs.view_settings, {"data.x.views": 2, "data.y.views": 2}, 1e-4, 30),
+    "views of vectors": (runs.grouped_vector_settings, {}, 1e-3, 15),
+    "views of texts": (runs.grouped_text_settings, {}, 1e-3, 15),
+    "crops and captions": (runs.captioned_settings, {}, 1e-4, 15),
+    "micro-batches": (runs.vector_settings, {"schedule.epochs": 2, "data.micro_batch": 3}, 1e-4, 20),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [runs.vector_settings, runs.picture_settings])
-def test_two_processes_give_the_results_of_one(tmp_path, make):
-    # With its default eps, Adam's first steps turn rounding errors of tiny gradients into full steps. With a small
-    # learning rate, rounding errors of the two runs stay far below the tolerance.
-    settings = make(tmp_path, **{"schedule.epochs": 2, "optimizer.eps": 1e-3, "optimizer.lr": 1e-4})
+@pytest.mark.parametrize(("make", "changes", "lr", "queries"), IN_PROCESSES.values(), ids=IN_PROCESSES)
+def test_two_processes_give_the_results_of_one(tmp_path, make, changes, lr, queries):
+    rate = {} if lr is None else {"optimizer.lr": lr}
+    settings = make(tmp_path, **changes, **rate, **{"optimizer.eps": 1e-3})
     for name, world in (("one", 1), ("two", 2)):
-        outcomes = runs.finish(forks.start([tmp_path / "empty.yaml", *settings, f"out={tmp_path / name}"], world))
-        assert all(status == 0 for status, _, _ in outcomes), outcomes
-    runs.assert_close_outcome(tmp_path / "one", tmp_path / "two", queries=20)
+        runs.run_in_processes([tmp_path / "empty.yaml", *settings, f"out={tmp_path / name}"], world)
+    runs.assert_close_outcome(tmp_path / "one", tmp_path / "two", queries=queries)
+
+
+@pytest.mark.slow
+def test_sharded_state_on_two_processes_is_the_replicated_state(tmp_path):
+    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 2})
+    for sharded in ("false", "true"):
+        changes = [f"objective.state.sharding={sharded}", f"out={tmp_path / sharded}"]
+        runs.run_in_processes([tmp_path / "empty.yaml", *settings, *changes], 2)
+    one, two = (checkpoint.load_last(tmp_path / name / "checkpoints", print) for name in ("false", "true"))
+    for part in ("model", "objective"):
+        runs.assert_identical(one[part], two[part])
 
 
 @pytest.mark.slow
@@ -127,3 +155,13 @@ def test_torchrun(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "runs" / "tiny-2" / "results.json").read_text())["processes"] == 2
     assert ended.stdout.count("The run is in") == 1
+
+
+def test_nuclr_train_takes_settings_and_returns_what_results_json_holds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {**to_dict(runs.load(tmp_path, **{"schedule.epochs": 1})), "name": "mine"}
+    settings.pop("out", None)
+    trained = nuclr.train(settings)
+    assert trained.folder == Path("runs/mine") and nuclr.train(settings).folder == Path("runs/mine-2")
+    assert trained.to_json() == json.loads((tmp_path / "runs/mine/results.json").read_text())
+    assert read_results(trained.folder) == trained

@@ -7,13 +7,11 @@ import torch
 from torch import nn
 
 from nuclr.errors import UserError
-from nuclr.models import VectorFormat, register_encoder
-from nuclr.models.inputs import Inputs
+from nuclr.models import Inputs, VectorFormat, register_encoder
 from nuclr.runs import config
 from nuclr.training.loop import train
 from tests import forks
 from tests.training import runs
-from tests.training.test_resume import KilledError, killed_at
 
 
 def register_dropout_encoder() -> None:
@@ -65,15 +63,7 @@ def test_bfloat16(tmp_path):
 def test_a_run_with_dropout_killed_in_mid_epoch_can_be_resumed(tmp_path, monkeypatch):
     register_dropout_encoder()
     changes = {"model.x.encoder": "dropout_test", "data.micro_batch": 5, "schedule.epochs": 2}
-    settings = runs.load(tmp_path, **changes)
-    train(settings, tmp_path / "whole")
-    for step in (1, 5, 8, 11):
-        with monkeypatch.context() as patch:
-            killed_at(patch, step)
-            with pytest.raises(KilledError):
-                train(settings, tmp_path / "stopped", resume=True)
-    train(settings, tmp_path / "stopped", resume=True)
-    runs.assert_same_outcome(tmp_path / "whole", tmp_path / "stopped")
+    runs.assert_resumes(monkeypatch, tmp_path, runs.load(tmp_path, **changes), (1, 5, 8, 11))
 
 
 def test_a_nan_in_the_features_names_the_sample(tmp_path, monkeypatch):
@@ -95,17 +85,6 @@ def test_a_nan_in_the_features_names_the_sample(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one_process_with_whole_batches(tmp_path):
-    """Also after a kill: both processes resume in the middle of an epoch."""
-    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 2})
-    for name, world, size in (("whole", 1, 0), ("micro", 2, 3)):
-        arguments = [tmp_path / "empty.yaml", *settings, f"data.micro_batch={size}", f"out={tmp_path / name}"]
-        outcomes = runs.finish(forks.start(arguments, world))
-        assert all(status == 0 for status, _, _ in outcomes), outcomes
-    runs.assert_close_outcome(tmp_path / "whole", tmp_path / "micro", queries=20)
-
-
-@pytest.mark.slow
 def test_two_processes_with_dropout_killed_by_sigkill_can_be_resumed(tmp_path):
     (tmp_path / "plugin.py").write_text(
         "from tests.training.test_micro_batches import register_dropout_encoder\nregister_dropout_encoder()\n"
@@ -113,49 +92,25 @@ def test_two_processes_with_dropout_killed_by_sigkill_can_be_resumed(tmp_path):
     changes = {"schedule.epochs": 6, "checkpoint_every": 5, "data.micro_batch": 3, "model.x.encoder": "dropout_test"}
     settings = runs.vector_settings(tmp_path, plugins=tmp_path / "plugin.py", **changes)
     arguments = [tmp_path / "empty.yaml", *settings, "--resume"]
-    outcomes = runs.finish(forks.start([*arguments, f"out={tmp_path / 'whole'}"], 2))
-    assert all(status == 0 for status, _, _ in outcomes), outcomes
+    runs.run_in_processes([*arguments, f"out={tmp_path / 'whole'}"], 2)
     processes = forks.start([*arguments, f"out={tmp_path / 'run'}"], 2)
     runs.wait_for(tmp_path / "run" / "timing.jsonl", 4, processes[0])
     for process in processes:
         process.kill()
     runs.finish(processes)
-    outcomes = runs.finish(forks.start([*arguments, f"out={tmp_path / 'run'}"], 2))
-    assert all(status == 0 for status, _, _ in outcomes), outcomes
+    runs.run_in_processes([*arguments, f"out={tmp_path / 'run'}"], 2)
     runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")
 
 
 # The command line
 
 
-def test_the_banner_and_the_dry_run_show_micro_batches(nuclr, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings = runs.vector_settings(tmp_path, **{"data.micro_batch": 5, "schedule.epochs": 1})
-    status, out, err = nuclr("train", "empty.yaml", *settings, "--dry-run")
-    assert status == 0, err
-    assert "s per step of 4 micro-batches (data.micro_batch), " in out
-    status, _, err = nuclr("train", "empty.yaml", *settings, "out=run")
-    assert status == 0, err
-    assert "batch size 16 in micro-batches of 5, " in err
-
-
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_batch_norm_is_refused_unless_frozen(nuclr, tmp_path, dry):
+def test_batch_norm_is_refused_unless_frozen(nuclr, tmp_path):
     settings = runs.picture_settings(tmp_path, **{"model.x.encoder": "resnet50", "data.micro_batch": 4, "out": "run"})
-    status, _, err = nuclr("train", *settings, "data.val=null", *dry)
-    assert status == 2
-    assert err.startswith("nuclr: data.micro_batch is 4, but model.x.encoder has batch norm (tower.backbone.")
-    assert "set model.x.frozen=true or data.micro_batch=0" in err and len(err.splitlines()) == 1
-    if dry:
-        status, _, err = nuclr("train", *settings, "data.val=null", "model.x.frozen=true", *dry)
-        assert status == 0, err
-
-
-@pytest.mark.parametrize("value", ["-1", "2.5", "all"])
-def test_wrong_values_are_refused(nuclr, tmp_path, value):
-    status, _, err = nuclr("train", "data.train=builtin:n=100", f"data.micro_batch={value}")
-    assert status == 2
-    assert err.startswith("nuclr: data.micro_batch is ") and "it needs a whole number at least 0" in err
+    status, _, err = nuclr("train", *settings, "data.val=null", "--dry-run")
+    assert status == 2 and "data.micro_batch is 4" in err and "batch norm" in err and "(x." in err
+    status, _, err = nuclr("train", *settings, "data.val=null", "model.x.frozen=true", "--dry-run")
+    assert status == 0, err
 
 
 def test_inputs_that_cannot_be_cut_are_refused(tmp_path):
@@ -180,5 +135,5 @@ def test_inputs_that_cannot_be_cut_are_refused(tmp_path):
 
     register_encoder("opaque_test", lambda in_width=12: (Tower(in_width, 8), Whole()), "vector")
     changes = {"model.x.encoder": "opaque_test", "schedule.epochs": 1}
-    with pytest.raises(UserError, match=r"data.micro_batch is 5, but inputs\[0\] must be .* set data.micro_batch=0"):
+    with pytest.raises(UserError, match=r"data\.micro_batch is 5.*Opaque.*data\.micro_batch=0"):
         train(runs.load(tmp_path, **changes, **{"data.micro_batch": 5}), tmp_path / "run")

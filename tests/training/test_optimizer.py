@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from nuclr.objectives import build
-from nuclr.training.optimizer import make_optimizer, parameter_groups
+from nuclr.runs.settings import Optimizer
+from nuclr.training.build import make_optimizer, parameter_groups
 
 
 def test_only_trained_matrices_decay():
@@ -22,7 +23,7 @@ def test_one_step_equals_torch_adamw():
     torch.manual_seed(0)
     model, twin = nn.Linear(3, 2), nn.Linear(3, 2)
     twin.load_state_dict(model.state_dict())
-    optimizer = make_optimizer(model, nn.Identity(), 0.1, 0.02)
+    optimizer = make_optimizer(model, nn.Identity(), Optimizer(lr=0.1, weight_decay=0.02))
     plain = torch.optim.AdamW(
         [{"params": [twin.weight], "weight_decay": 0.02}, {"params": [twin.bias], "weight_decay": 0.0}], lr=0.1
     )

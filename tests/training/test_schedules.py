@@ -1,9 +1,10 @@
-"""Learning rate, step size of zeta and gamma at known points of a run."""
+"""Learning rate, step sizes and weights of the objective at known points of a run."""
 
 import math
 
 import pytest
 
+from nuclr.runs.settings import Schedule
 from nuclr.training import schedules
 
 
@@ -15,30 +16,24 @@ def test_learning_rate_warms_up_and_falls_along_a_cosine():
     assert rates[55] == pytest.approx((2e-4 + 1e-6) / 2)
     assert rates[100] == pytest.approx(1e-6)
     assert schedules.learning_rate(0, 1, 0, 1e-5, 1e-3, 0.0) == 1e-3
+    assert schedules.learning_rate(5, 6, 10, 0.0, 1.0, 0.0) == 0.5, "warmup may be longer than the run"
 
 
-def test_warmup_may_be_longer_than_the_run():
-    assert schedules.learning_rate(5, 6, 10, 0.0, 1.0, 0.0) == 0.5
+def rate(t: float, epochs: int = 30, **plan) -> float:
+    return schedules.step_size(t, Schedule(epochs=epochs, zeta_frozen_epochs=5, **plan), 1.0)
 
 
-def test_zeta_rate_is_zero_while_frozen_and_then_falls():
-    def rate(t, shape="cosine", steps=False):
-        return schedules.zeta_rate(t, 30, 1.0, 5, shape, steps)
-
+def test_a_step_size_is_zero_while_frozen_and_then_falls():
     assert rate(4.99) == 0
     assert rate(5) == 1
     assert rate(17.5) == pytest.approx(0.5)
     assert rate(30) == pytest.approx(0)
-    assert rate(29, "constant") == 1
-    assert rate(14.9, "constant", True) == 1
-    assert rate(15, "constant", True) == pytest.approx(0.1)
-    assert rate(22.5, "constant", True) == pytest.approx(0.01)
-    assert rate(22.5, "cosine", True) == pytest.approx(rate(22.5) / 100)
-
-
-def test_zeta_frozen_to_the_end_of_the_run():
-    assert schedules.zeta_rate(2.5, 3, 1.0, 3, "cosine", False) == 0, "no division by zero"
-    assert math.isfinite(schedules.zeta_rate(3, 3, 1.0, 3, "cosine", False))
+    assert rate(29, zeta="constant") == 1
+    assert rate(14.9, zeta="constant", zeta_steps=True) == 1
+    assert rate(15, zeta="constant", zeta_steps=True) == pytest.approx(0.1)
+    assert rate(22.5, zeta="constant", zeta_steps=True) == pytest.approx(0.01)
+    assert rate(22.5, zeta_steps=True) == pytest.approx(rate(22.5) / 100)
+    assert rate(4.5, epochs=5) == 0 and math.isfinite(rate(5, epochs=5)), "frozen to the end of the run"
 
 
 def test_schedules_per_epoch_are_those_of_the_published_log():
@@ -47,20 +42,17 @@ def test_schedules_per_epoch_are_those_of_the_published_log():
     assert {epoch: round(rates[epoch], 6) for epoch in logged} == logged
     assert schedules.learning_rate_per_epoch(0, 0, 30, 500, 1e-5, 2e-4, 1e-6) == 1e-5
     assert schedules.learning_rate_per_epoch(0, 250, 30, 500, 1e-5, 2e-4, 1e-6) == pytest.approx(1.05e-4)
-
-    def rate(t, epochs=30, shape="cosine", steps=True):
-        return schedules.zeta_rate(t, epochs, 1.0, 5, shape, steps, per_epoch=True)
-
-    assert rate(4.99) == 0 and rate(5.0) == rate(5.99) == 1
-    assert rate(17, steps=False) == pytest.approx(0.5)
-    assert rate(14.9, shape="constant") == 1 and rate(15, shape="constant") == pytest.approx(0.1)
-    assert rate(21.9, shape="constant") == pytest.approx(0.1) and rate(22, shape="constant") == pytest.approx(0.01)
-    assert rate(29.5) == pytest.approx(0)
-    assert rate(5, epochs=6, steps=False) == 1, "no division by zero in a single epoch"
+    published = {"zeta_steps": True, "per_epoch": True}
+    constant = published | {"zeta": "constant"}
+    assert rate(4.99, **published) == 0 and rate(5.0, **published) == rate(5.99, **published) == 1
+    assert rate(17, per_epoch=True) == pytest.approx(0.5)
+    assert rate(14.9, **constant) == 1 and rate(15, **constant) == pytest.approx(0.1)
+    assert rate(21.9, **constant) == pytest.approx(0.1) and rate(22, **constant) == pytest.approx(0.01)
+    assert rate(29.5, **published) == pytest.approx(0)
+    assert rate(5, epochs=6, per_epoch=True) == 1, "no division by zero in a single epoch"
 
 
-def test_gamma_is_constant_or_falls_from_one():
-    assert schedules.gamma(7, 10, 0.3, "constant") == 0.3
-    assert schedules.gamma(0, 10, 0.2, "cosine") == 1
-    assert schedules.gamma(5, 10, 0.2, "cosine") == pytest.approx(0.6)
-    assert schedules.gamma(10, 10, 0.2, "cosine") == pytest.approx(0.2)
+def test_a_weight_is_constant_or_falls_from_one():
+    assert schedules.weight(7, Schedule(epochs=10), 0.3) == 0.3
+    falling = [schedules.weight(t, Schedule(epochs=10, gamma="cosine"), 0.2) for t in (0, 5, 10)]
+    assert falling == pytest.approx([1, 0.6, 0.2])

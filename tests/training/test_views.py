@@ -11,26 +11,11 @@ from nuclr.runs import checkpoint, components, config
 from nuclr.runs.run import Run
 from nuclr.training import batch_inputs
 from nuclr.training.loop import train
-from tests import forks
 from tests.training import runs
-from tests.training.test_resume import KilledError, killed_at
-
-TEXTS = {"data.x.views": 2, "data.y.views": 3}
 
 
-def vectors(folder, captions: int = 5, **changes):
-    """Return the settings of a run on 60 x with five y each, of which a visit takes two."""
-    settings = runs.vector_settings(folder, **({"data.y.views": 2} | changes))
-    runs.write_vectors(folder / "train.npz", captions=captions)
-    return config.load(folder / "empty.yaml", settings)
-
-
-def captioned(folder, **changes):
-    """Return overrides for JPEGs with three captions each; a visit takes two crops and two captions."""
-    settings = runs.photograph_settings(folder, **({"data.x.views": 2, "data.y.views": 2} | changes))
-    entries = [{"image": f"{n}.jpg", "caption": [f"{word} {n}" for word in ("one", "two", "three")]} for n in range(60)]
-    (folder / "photographs" / "train.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    return settings
+def vectors(folder, **changes):
+    return config.load(folder / "empty.yaml", runs.grouped_vector_settings(folder, **changes))
 
 
 def last_state(run):
@@ -54,7 +39,7 @@ def loaded(monkeypatch):
 
 def test_an_epoch_visits_every_x_once_and_the_state_has_a_row_per_x(tmp_path, loaded):
     results = train(vectors(tmp_path), tmp_path / "run")
-    assert results["samples_per_epoch"] == 60 and results["pairs"] == 300 and results["steps"] == 12
+    assert results.samples_per_epoch == 60 and results.pairs == 300 and results.steps == 12
     state = last_state(tmp_path / "run")
     assert {len(table) for table in state.values() if table.ndim} == {60}
     assert not state["log_u_x"].isneginf().any() and not state["log_u_y"].isneginf().any()
@@ -78,7 +63,7 @@ def test_all_views_at_once_train_a_model(tmp_path):
         results = train(vectors(tmp_path, **{"data.y.views": m}), tmp_path / str(m))
         lines = map(json.loads, (tmp_path / str(m) / "metrics.jsonl").read_text().splitlines())
         losses[m] = [line["train/loss"] for line in lines if "train/loss" in line]
-        assert losses[m][-1] < losses[m][0] - 0.05 and results["val"]["mean_R@1"] > 0.3
+        assert losses[m][-1] < losses[m][0] - 0.05 and results.val["mean_R@1"] > 0.3
     assert losses[2] != losses[5]
 
 
@@ -86,33 +71,16 @@ def test_the_state_of_a_run_has_a_row_per_pair(tmp_path):
     settings = vectors(tmp_path, **{"schedule.zeta_refresh": 1})
     train(settings, tmp_path / "run")
     saved, state = last_state(tmp_path / "run"), Run.open(tmp_path / "run").objective_state
-    groups = components.view_groups(settings, components.open_train(settings.data))
+    groups = components.view_groups(settings.data, components.open_train(settings.data))
     assert isinstance(groups, ViewGroups) and saved["zeta_y"].std() > 0
     for name, table in saved.items():
         assert torch.equal(state[name], table[torch.from_numpy(groups.row)] if table.ndim else table)
 
 
-@pytest.mark.parametrize("make", ["vectors", "texts", pytest.param("images", marks=pytest.mark.slow)])
-def test_resuming_in_mid_epoch(tmp_path, monkeypatch, make):
-    if make == "vectors":
-        settings = vectors(tmp_path)
-    else:
-        overrides = runs.text_settings(tmp_path, several=3, **TEXTS) if make == "texts" else captioned(tmp_path)
-        settings = config.load(tmp_path / "empty.yaml", overrides)
-    train(settings, tmp_path / "whole")
-    for step in (1, 3, 5):
-        with monkeypatch.context() as patch:
-            killed_at(patch, step)
-            with pytest.raises(KilledError):
-                train(settings, tmp_path / "stopped", resume=True)
-    train(settings, tmp_path / "stopped", resume=True)
-    runs.assert_same_outcome(tmp_path / "whole", tmp_path / "stopped")
-
-
 def test_rows_of_lists_have_views_on_both_sides(tmp_path, loaded):
-    settings = config.load(tmp_path / "empty.yaml", runs.text_settings(tmp_path, several=3, **TEXTS))
+    settings = config.load(tmp_path / "empty.yaml", runs.grouped_text_settings(tmp_path))
     results = train(settings, tmp_path / "run")
-    assert results["samples_per_epoch"] == 50 and results["pairs"] == 150
+    assert results.samples_per_epoch == 50 and results.pairs == 150
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     for batch in loaded:
         for i, row in enumerate(batch.row.tolist()):
@@ -126,9 +94,9 @@ def test_rows_of_lists_have_views_on_both_sides(tmp_path, loaded):
 
 
 def test_images_with_several_crops_and_captions(tmp_path, loaded):
-    settings = config.load(tmp_path / "empty.yaml", captioned(tmp_path))
+    settings = config.load(tmp_path / "empty.yaml", runs.captioned_settings(tmp_path))
     results = train(settings, tmp_path / "run")
-    assert results["samples_per_epoch"] == 60
+    assert results.samples_per_epoch == 60
     for batch in loaded:
         assert batch.x.shape == (16, 2, 3, 16, 16) and not torch.equal(batch.x[:, 0], batch.x[:, 1])
         assert [text.split()[1] for text in batch.y[::2]] == [text.split()[1] for text in batch.y[1::2]]
@@ -139,7 +107,7 @@ def test_images_with_several_crops_and_captions(tmp_path, loaded):
 def test_several_crops_of_an_image_alone_keep_a_row_per_pair(tmp_path, crop):
     overrides = runs.photograph_settings(tmp_path, **{"data.x.views": 3, "augment.crop": crop, "schedule.epochs": 1})
     results = train(config.load(tmp_path / "empty.yaml", overrides), tmp_path / "run")
-    assert results["samples_per_epoch"] == 60 == len(last_state(tmp_path / "run")["log_u_x"])
+    assert results.samples_per_epoch == 60 == len(last_state(tmp_path / "run")["log_u_x"])
 
 
 def test_a_folder_of_images_contrasts_views_without_a_setting(tmp_path):
@@ -154,50 +122,10 @@ def test_a_list_contrasts_views_if_asked(tmp_path):
     overrides = runs.photograph_settings(tmp_path, **{"schedule.epochs": 1})
     assert not config.load(tmp_path / "empty.yaml", overrides).data.contrasts_views
     results = train(config.load(tmp_path / "empty.yaml", [*overrides, "data.contrast=views"]), tmp_path / "run")
-    assert results["sides"] == ["view 1", "view 2"]
+    assert results.sides == ("view 1", "view 2")
 
 
-def test_dry_run_and_banner_show_the_views(nuclr, tmp_path):
-    settings = runs.text_settings(tmp_path, several=3, **TEXTS)
-    status, out, err = nuclr("train", tmp_path / "empty.yaml", *settings, "--dry-run")
-    assert status == 0, err
-    assert "views: 2 of question and 3 of answer per visit; 50 visits per epoch" in out and "6 steps" in out
-    status, _, err = nuclr("train", tmp_path / "empty.yaml", *settings, f"out={tmp_path / 'run'}", "schedule.epochs=1")
-    assert status == 0 and "views          2 of question and 3 of answer per visit; 50 visits per epoch" in err, err
-    status, out, _ = nuclr("train", tmp_path / "empty.yaml", *runs.text_settings(tmp_path), "--dry-run")
-    assert status == 0 and "views" not in out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", ["vectors", "texts", "images"])
-def test_two_processes_give_the_results_of_one(tmp_path, make):
-    changes = {"optimizer.eps": 1e-3, "optimizer.lr": 1e-3}
-    if make == "vectors":
-        settings = runs.vector_settings(tmp_path, **changes, **{"data.y.views": 2})
-        runs.write_vectors(tmp_path / "train.npz", captions=5)
-    elif make == "texts":
-        settings = runs.text_settings(tmp_path, several=3, **TEXTS, **changes)
-    else:
-        settings = captioned(tmp_path, **changes | {"optimizer.lr": 1e-4})
-    for name, world in (("one", 1), ("two", 2)):
-        outcomes = runs.finish(forks.start([tmp_path / "empty.yaml", *settings, f"out={tmp_path / name}"], world))
-        assert all(status == 0 for status, _, _ in outcomes), outcomes
-    runs.assert_close_outcome(tmp_path / "one", tmp_path / "two", queries=15)
-
-
-@pytest.mark.slow
-def test_sigkill_and_resume(tmp_path):
-    settings = captioned(tmp_path, **{"schedule.epochs": 6, "checkpoint_every": 2})
-    arguments = [tmp_path / "empty.yaml", *settings, "--resume"]
-    [(status, _, err)] = runs.finish(forks.start([*arguments, f"out={tmp_path / 'whole'}"]))
-    assert status == 0, err
-    for lines in (2, 4, 6):
-        [process] = forks.start([*arguments, f"out={tmp_path / 'run'}"])
-        try:
-            runs.wait_for(tmp_path / "run" / "timing.jsonl", lines, process)
-        finally:
-            process.kill()
-            runs.finish([process])
-    [(status, _, err)] = runs.finish(forks.start([tmp_path / "run", "--resume"]))
-    assert status == 0, err
-    runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")
+def test_the_banner_shows_the_views(nuclr, tmp_path):
+    settings = runs.grouped_text_settings(tmp_path, **{"schedule.epochs": 1})
+    status, _, err = nuclr("train", tmp_path / "empty.yaml", *settings, f"out={tmp_path / 'run'}")
+    assert status == 0 and "views 2" in err and "views 3" in err, err

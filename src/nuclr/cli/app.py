@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nuclr import __version__
-from nuclr.cli import compare, embed, evaluate, export, hubness, index, popularity, report, table, toy, train
+from nuclr.cli import compare, demo, embed, evaluate, export, hubness, popularity, report, table, toy, train
 from nuclr.cli.arguments import SETTINGS_CONTEXT
 from nuclr.cli.train import Stopped
 from nuclr.errors import UserError, printable
@@ -20,9 +20,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(context_settings=SETTINGS_CONTEXT)(demo.demo)
 app.command(epilog=train.EPILOG, context_settings=SETTINGS_CONTEXT)(train.train)
 app.command()(embed.embed)
-app.command(epilog=index.EPILOG)(index.index)
 app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command(epilog=export.EPILOG)(export.export)
 app.command()(popularity.popularity)
@@ -66,7 +66,13 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
     pass

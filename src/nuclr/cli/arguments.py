@@ -18,7 +18,9 @@ _WITH_OPTIONS = re.compile(r"\bdata\.(root|split|allow_outside)\b(=true\b)?")
 
 
 def split_config(
-    arguments: Sequence[str] | None, context: typer.Context, names: Sequence[str] = ()
+    arguments: Sequence[str] | None,
+    context: typer.Context,
+    names: Sequence[str] = (),
 ) -> tuple[Path | None, list[str]]:
     """Return the config file or folder, if the first argument names one, and the settings to change.
 
@@ -31,41 +33,45 @@ def split_config(
         UserError: if an argument is an option that the command does not have, or a setting without "=".
 
     """
+    from nuclr.runs import config
+
     overrides = list(arguments or [])
-    for position, text in enumerate(overrides):
-        if text.startswith("-"):
-            raise UserError(_unknown_option(text, overrides[position + 1 :], context, names))
-        if "=" not in text and _is_setting(text, names) and not Path(text).exists():
-            value = _value_after(overrides[position + 1 :])
-            raise UserError(f"{text}: settings are written KEY=VALUE, such as {text}={value}")
+    for text in overrides:
+        if text.startswith("-") or text in (*names, *config.all_keys()):
+            raise UserError(_explain(text, context, names))
     path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
     return path, overrides
 
 
-def _unknown_option(text: str, rest: Sequence[str], context: typer.Context, names: Sequence[str]) -> str:
+def _explain(
+    text: str,
+    context: typer.Context,
+    names: Sequence[str],
+) -> str:
     from nuclr.runs import config
 
     option, _, value = text.partition("=")
-    options = [name for parameter in context.command.params for name in parameter.opts if name.startswith("-")]
-    near = difflib.get_close_matches(option, options, n=1, cutoff=0.8)
-    if near:
-        return f"{option}: unknown option; did you mean {near[0]}?"
+    options = [name for parameter in context.command.params for name in parameter.opts]
+    for near in difflib.get_close_matches(option, options, n=1, cutoff=0.8):
+        return f"{option}: unknown option; did you mean {near}?"
     key = option.strip("-").replace("-", "_")
     key = key if key in names else _MEANT.get(key) or config.nearest_key(key) or "optimizer.lr"
-    value = value or _value_after(rest)
-    return f"{option}: unknown option; settings are written KEY=VALUE, such as {key}={value}"
+    return f"{option}: settings are written KEY=VALUE, such as {key}={value or 'VALUE'}"
 
 
-def _is_setting(text: str, names: Sequence[str]) -> bool:
-    """Return whether a text is the key of a setting, or the name of another value that the command takes."""
-    from nuclr.runs import config
+def check_new_file(out: Path, suffixes: Sequence[str]) -> None:
+    """Refuse, before any work, a file to write that exists, cannot be written or has another suffix.
 
-    return text in names or text in config.all_keys()
+    Raises:
+        UserError: names --out and the file.
 
-
-def _value_after(rest: Sequence[str]) -> str:
-    """Return the next argument if it can be the value of a setting, otherwise "VALUE"."""
-    return next((word for word in rest[:1] if "=" not in word and not word.startswith("-")), "VALUE")
+    """
+    if out.suffix not in suffixes:
+        raise UserError(f"--out {out}: unknown kind of file; allowed: {', '.join(suffixes)}")
+    if out.exists():
+        raise UserError(f"--out {out}: the file exists; remove it or name another one")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist")
 
 
 @contextlib.contextmanager

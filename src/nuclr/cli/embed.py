@@ -2,13 +2,18 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nuclr.cli.arguments import options_in_messages
+from nuclr.cli.arguments import check_new_file, options_in_messages
 from nuclr.cli.train import training_errors
 from nuclr.errors import UserError
+
+if TYPE_CHECKING:
+    from nuclr.runs.features import Embeddings
+    from nuclr.runs.settings import Data
+    from nuclr.studies.evaluate.tasks import Subject
 
 
 def embed(
@@ -35,10 +40,10 @@ def embed(
         str | None,
         typer.Option(help="Folder that --pairs and its files are relative to. Default: the run's data.root."),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Which split, if the pairs have several.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split of --pairs, if it has several.")] = None,
     allow_outside: Annotated[
         bool,
-        typer.Option("--allow-outside", help="Read images that lists name outside of the root (data.allow_outside)."),
+        typer.Option("--allow-outside", help="Read images that lists name outside of the root."),
     ] = False,
     best: Annotated[bool, typer.Option("--best", help="Use the best checkpoint's weights, not the last.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 256,
@@ -49,53 +54,76 @@ def embed(
         raise UserError("--pairs, --images and --texts exclude each other; use one of them")
     if side is not None and (side not in ("x", "y") or (images is None and texts is None)):
         raise UserError(f"--side {side}: needs x or y, and --images or --texts; pairs are embedded on both sides")
+    check_new_file(out, (".npz", ".safetensors"))
 
-    from nuclr.models import build_model
-    from nuclr.runs import features, launch
-    from nuclr.runs.components import make_loader
-    from nuclr.runs.run import Run, opens_as_run
-    from nuclr.runs.settings import Data
+    from nuclr.data.pairs import SIDES
+    from nuclr.runs import components, features, launch
+    from nuclr.studies.evaluate.tasks import open_subject
 
-    features.check_target(out)
-    own = pairs is None and images is None and texts is None
     with training_errors(), launch.processes(launch.pick_device(device)):
-        trained = None
-        if opens_as_run(run):
-            trained = Run.open_finished(run, best, device)
-            model, data = trained.model, trained.settings.data
-            encoding = trained.encoding._replace(batch_size=batch_size)
-        else:
-            if best:
-                raise UserError(f"--best needs a run folder; {run} is not one")
-            if own:
-                raise UserError(f"{run} is not a run folder, so --pairs, --images or --texts is needed")
-            where = launch.pick_device(device)
-            model, data = build_model(pretrained=str(run)).to(where).eval(), Data()
-            encoding = features.Encoding(batch_size, where)
+        subject = open_subject(run, best, batch_size, device)
         # Every image is read once, so decoded images are not kept.
-        data = dataclasses.replace(data, memory=0, allow_outside=data.allow_outside or allow_outside)
-        bad, names = 0, dict[Path, list[str]]()
-        if images is not None:
-            arrays, lines = features.embed_images(model, images, encoding, data, side)
-            names = {out.with_suffix(".txt"): lines}
-        elif texts is not None:
-            arrays = features.embed_texts(model, texts, encoding, side)
+        data = dataclasses.replace(
+            subject.data.outside_training(),
+            memory=0,
+            allow_outside=subject.data.allow_outside or allow_outside,
+        )
+        bad = 0
+        if images is not None or texts is not None:
+            written = _embed_items(subject, data, images, texts, side)
         else:
-            if own and trained is not None and root is None and split is None and not allow_outside:
-                source = trained.train
-            else:
-                chosen = pairs if pairs is not None else str(data.train)
-                part = split if split is not None else data.split if own else None
+            if pairs is not None:
                 with options_in_messages():
-                    source = features.open_source(model, chosen, root if root is not None else data.root, part, data)
+                    source = components.open_other(data, pairs, root or data.root, split)
+                for name in SIDES:
+                    subject.side(f"--pairs {pairs}", (name, source.pairs.sides[name].modality.name, None))
+            elif subject.run is not None:
+                source = subject.run.train
+            else:
+                raise UserError(f"{run} is not a run folder, so --pairs, --images or --texts is needed")
             bad = len(source.bad)
-            loader = make_loader(data.outside_training(), source.pairs, model)
-            arrays = features.embed_pairs(model, loader, source.numbers, encoding)
-            if launch.is_first():
-                by_side = features.pair_names(source.pairs, arrays)
-                names = {out.with_suffix(f".{letter}.txt"): lines for letter, lines in by_side.items()}
-        features.write_embeddings(out, arrays, names)
+            loader = components.make_loader(data, source.pairs, subject.model)
+            written = features.embed_pairs(subject.model, loader, source.numbers, subject.encoding)
+        launch.on_first(lambda: written.write(out))
     if launch.is_first():
-        shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
-        named = f"; what the rows are: {', '.join(map(str, names))}" if names else ""
+        shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in written.arrays.items())
+        names = ", ".join(str(out.with_suffix(end)) for end in written.names)
+        named = f"; what the rows are: {names}" if names else ""
         typer.echo(f"{out}: {shapes}" + (f"; {bad} bad samples left out" if bad else "") + named)
+
+
+def _embed_items(
+    subject: "Subject",
+    data: "Data",
+    images: Path | None,
+    texts: Path | None,
+    side: Any,
+) -> "Embeddings":
+    import numpy as np
+
+    from nuclr.data.formats.views import open_image_folder
+    from nuclr.files import read_lines
+    from nuclr.runs import components, features
+
+    model = subject.model
+    modality = "text" if images is None else "image"
+    if side is None and not model.shared and model.x.modality == model.y.modality == modality:
+        raise UserError(f"--side is needed: both sides of this model take {modality}s")
+    chosen = subject.side(f"--{modality}s", (side, modality, None))
+    encoder = getattr(model, chosen)
+    if texts is not None:
+        lines = read_lines(texts)
+        if not lines:
+            raise UserError(f"--texts {texts}: the file is empty; it needs one text per line")
+        return features.Embeddings({chosen: features.encode_items(encoder, lines, subject.encoding)})
+    if images is None or not images.is_dir():
+        raise UserError(f"--images {images}: no such folder")
+    pictures = open_image_folder(images, allow_outside=True)
+    loader = components.make_loader(
+        data,
+        pictures,
+        model,
+        encoders=(encoder, encoder),
+    )
+    array = features.encode_side(encoder, loader, "x", np.arange(len(pictures)), subject.encoding)
+    return features.Embeddings({chosen: array}, {".txt": [pictures.name(number) for number in range(len(pictures))]})

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from nuclr.cli.arguments import options_in_messages
+from nuclr.cli.arguments import check_new_file, options_in_messages
 from nuclr.cli.train import training_errors
-from nuclr.errors import UserError, printable
+from nuclr.errors import printable
 
 EPILOG = """
 Examples:
@@ -79,11 +79,10 @@ def evaluate(
         typer.Option("--allow-outside", help="Read images that lists name outside of the root (data.allow_outside)."),
     ] = False,
     prompts: Annotated[
-        list[str] | None,
+        Path | None,
         typer.Option(
-            metavar="[NAME=]FILE",
             help="Prompts for --classification, instead of our own: .txt or .json with templates ({} or {c} stands for "
-            "the class name), names of the classes, or prompts per class; NAME= for one of several sets.",
+            "the class name), names of the classes, or prompts per class; .json may hold those of several sets by name."
         ),
     ] = None,
     duplicates: Annotated[
@@ -102,9 +101,6 @@ def evaluate(
             "pairs themselves (transductive). Can be given twice.",
         ),
     ] = None,
-    bank_size: Annotated[
-        int, typer.Option(min=2, rich_help_panel=_CORRECTION, help="Most items per side in the bank.")
-    ] = 12_000,
     head: Annotated[
         bool | None,
         typer.Option("--head/--no-head", help="Whether features include the projection head (default: evaluate.head)."),
@@ -119,63 +115,33 @@ def evaluate(
     files to put where. The JSON file also describes the protocol.
     """
     if out is not None:
-        _check_out(out)
+        check_new_file(out, (".json",))
 
     from nuclr import files
-    from nuclr.data.formats.beir import read_beir
-    from nuclr.models import ImageFormat
-    from nuclr.remote import is_url
     from nuclr.runs import launch
-    from nuclr.studies.evaluate import protocol, tasks
-    from nuclr.studies.evaluate.corrector import parse_bank
-    from nuclr.studies.evaluate.subject import open_subject
+    from nuclr.studies.evaluate import study
 
-    banks = list(dict.fromkeys(parse_bank(text) for text in correct or []))
-    with training_errors(), launch.processes(launch.pick_device(device)):
-        subject = open_subject(run, best, batch_size, device, head)
-        data, model = subject.data, subject.model
-        share, outside = data.max_bad_share, allow_outside or data.allow_outside
-        sizes = [side.inputs.size for side in (model.x, model.y) if isinstance(side.inputs, ImageFormat)]
-        size = sizes[0] if sizes else 32
-        for folder in beir or []:
-            subject.check_beir(folder)  # before a large corpus is read
-        own = not (retrieval or classification or beir or classes)
-        sets = [protocol.OWN_CLASSES] if own and data.classes else list(map(tasks.set_name, classification or []))
-        files_of_sets = tasks.assign_prompts(prompts or [], sets)
-        # As in training, unless the folder is no longer there: then paths are relative to the working directory.
-        known_root = data.root if data.root is not None and (is_url(data.root) or Path(data.root).is_dir()) else None
-        root = root if root is not None else known_root
-        with options_in_messages():
-            retrievals = [tasks.open_retrieval(text, root, split, share, outside, data) for text in retrieval or []]
-        classifications = [
-            tasks.open_classification(text, files_of_sets.get(tasks.set_name(text)), share, size, outside)
-            for text in classification or []
-        ]
-        searches = [read_beir(folder, split, share) for folder in beir or []]
-        probes = [tasks.open_probe(text, share, size, outside) for text in classes or []]
-        if own:
-            prompt_file = files_of_sets.get(protocol.OWN_CLASSES)
-            retrievals, classifications, probes = protocol.own_sets(subject, prompt_file)
-        if banks and not (retrievals or searches):
-            raise UserError("--correct needs --retrieval or --beir; classification is not corrected")
-        way = duplicates.value if duplicates is not None else None
-        say = (lambda text: typer.echo(printable(text), err=True)) if launch.is_first() else (lambda _: None)
-        content = protocol.evaluate_subject(
-            subject, retrievals, classifications, banks, way, bank_size, say, searches, probes
+    with training_errors(), launch.processes(launch.pick_device(device)), options_in_messages():
+        result = study.evaluate(
+            run,
+            retrieval=retrieval or (),
+            classification=classification or (),
+            beir=beir or (),
+            classes=classes or (),
+            prompts=prompts,
+            correct=correct or (),
+            duplicates=None if duplicates is None else duplicates.value,
+            root=root,
+            split=split,
+            allow_outside=allow_outside,
+            head=head,
+            best=best,
+            batch_size=batch_size,
+            device=device,
+            say=lambda text: typer.echo(printable(text), err=True) if launch.is_first() else None,
         )
     if launch.is_first():
-        typer.echo(printable(protocol.table(content).rstrip()))
+        typer.echo(printable(result.table()))
         if out is not None:
-            with files.user_errors(out):
-                files.write_json(out, content)
+            files.write_json(out, result.to_json())
             typer.echo(f"\nMetrics, names and protocol are in {out}")
-
-
-def _check_out(out: Path) -> None:
-    """Refuse, before any work, a file that exists or cannot be written."""
-    if out.suffix != ".json":
-        raise UserError(f"--out {out}: metrics are written as JSON; name a file that ends in .json")
-    if out.exists():
-        raise UserError(f"--out {out}: the file exists; remove it or name another one")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist")

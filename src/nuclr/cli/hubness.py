@@ -2,12 +2,16 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nuclr.cli.report import write_final_report
 from nuclr.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from nuclr.studies.items.hubness_report import HubnessReport
+    from nuclr.studies.items.rows import Item
 
 EPILOG = """
 Examples:
@@ -44,10 +48,19 @@ def hubness(
             "random half of QUERIES; for a run, its training pairs.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the page, the table, the bias and the correction.")] = Path(
-        "hubness"
-    ),
-    k: Annotated[int, typer.Option("--k", "-k", min=1, help="How many items a query looks at.")] = 10,
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for the page, the table, the bias and the correction."),
+    ] = Path("hubness"),
+    k: Annotated[
+        int,
+        typer.Option(
+            "--k",
+            "-k",
+            min=1,
+            help="How many items a query looks at.",
+        ),
+    ] = 10,
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale all vectors to unit norm.")] = False,
     links: Annotated[
         Path | None,
@@ -59,11 +72,15 @@ def hubness(
     ] = None,
     names: Annotated[
         str | None,
-        typer.Option(help="Names of the items: .txt, .jsonl, .json or .csv, or FILE:COLUMN of Parquet or CSV."),
+        typer.Option(
+            help="Names of the items: .txt with one per line, FILE:COLUMN of Parquet or CSV, or the list of pairs "
+            "that the vectors were made from."
+        ),
     ] = None,
     query_names: Annotated[str | None, typer.Option(help="Names of the queries, in the same forms.")] = None,
     images: Annotated[
-        Path | None, typer.Option(help="Folder of pictures that --names are the file names of, for the page.")
+        Path | None,
+        typer.Option(help="Folder of pictures that --names are the file names of, for the page."),
     ] = None,
     temperature: Annotated[
         float | None,
@@ -97,101 +114,85 @@ def hubness(
         raise UserError("--tune has nothing to choose: leave out --temperature or --strength")
     if images is not None and (names is None or not images.is_dir()):
         raise UserError(f"--images {images}: needs a folder, and --names with the file names in it")
+    from nuclr.studies.items.hubness_report import hubness_report
 
-    from dataclasses import replace
-
-    from nuclr.runs.vectors import open_vectors, split_argument
-    from nuclr.studies.hubness.hubness_files import Search, write_hubness
-    from nuclr.studies.hubness.links import read_links
-    from nuclr.studies.hubness.names import read_names
-
-    asked = open_vectors(queries, "x")
-    searched = open_vectors(gallery or asked.source, "y")
-    if names is not None:
-        searched = replace(searched, texts=read_names(names, searched))
-    if query_names is not None:
-        asked = replace(asked, texts=read_names(query_names, asked))
-    elif asked.texts is None and asked.is_same(searched):
-        asked = replace(asked, texts=searched.texts)
-    fitted = candidates = None
-    if bank is None and asked.pairs is not None and searched.pairs is not None:
-        bank = str(asked.path)
-    if bank is not None:
-        path, column = split_argument(bank)
-        fitted = open_vectors(bank if column or asked.column is None else f"{path}:{asked.column}", "x", training=True)
-        if column is None and not asked.is_same(searched) and searched.column is not None and fitted.column is not None:
-            candidates = open_vectors(f"{path}:{searched.column}", "y", training=True)
-    linked = None if links is None else read_links(links, len(asked), len(searched))
-    search = Search(asked, searched, fitted, candidates, linked, None if links is None else str(links))
-    content = write_hubness(search, out, k, temperature, strength, normalize, images, tune)
-    paged = write_final_report(out, announce=False)  # first, because a closed pipe (`| head`) ends the output
-    _print(content)
-    if paged:
+    report = hubness_report(
+        queries,
+        gallery,
+        bank=bank,
+        links=links,
+        names=names,
+        query_names=query_names,
+        images=images,
+        k=k,
+        temperature=temperature,
+        strength=strength,
+        normalize=normalize,
+        tune=tune,
+        out=out,
+    )
+    has_page = write_final_report(out, announce=False)  # first, because a closed pipe (`| head`) ends the output
+    _print_measures(report)
+    _print_correction(report)
+    _print_hubs(report)
+    if has_page:
         typer.echo(f"Report page: {out / 'report.html'}")
-    bias, correction, table = out / "bias.npy", out / "correction.safetensors", out / "hubness.csv"
-    if content["recommended"]:
-        typer.echo(
-            f"To use it: subtract {bias} from the scores of the gallery, or load {correction} with "
-            f"PopularityCorrection.load; all items are in {table}"
-        )
-    else:
-        typer.echo(f"The bias is in {bias}, the correction in {correction}, all items in {table}")
-
-
-def _print(content: dict[str, Any]) -> None:
-    plain, corrected, k = content["plain"], content["corrected"], content["k"]
-    queries, gallery, bank = content["queries"], content["gallery"], content["bank"]
-    itself = ", except itself" if content["same"] else ""
+    use = "To use it" if report.recommended else "Not recommended. To use it anyway"
     typer.echo(
-        f"{queries['counted']:,} queries look at their first {k} of {gallery['rows']:,} items{itself} "
-        f"({content['width']} numbers each)\n"
+        f"{use}: subtract {out / 'bias.npy'} from the scores of the gallery, or load "
+        f"{out / 'correction.safetensors'} with PopularityCorrection.load; all items are in {out / 'hubness.csv'}"
     )
-    chance = content["chance"]
-    rows = [
-        ("items that nobody finds", "never_found", "{:.1%}", ""),
-        ("results that are the 1 % largest hubs", "top_share", "{:.1%}", f"results: ranks 1 to {k}"),
-        ("queries that find the largest hub", "largest", "{:,}", f"mean {plain['mean']:.1f}"),
-        (f"skewness of N_{k}", "skewness", "{:.2f}", ""),
-    ]
+
+
+def _print_measures(report: "HubnessReport") -> None:
+    itself = ", except itself" if report.same else ""
+    typer.echo(
+        f"{report.counted:,} queries look at their first {report.k} of {report.gallery.rows:,} items{itself} "
+        f"({report.width} numbers each)\n"
+    )
     typer.echo(f"{'':38}{'plain':>9}{'corrected':>12}{'by chance':>12}")
-    for label, key, form, note in rows:
-        before, after, random = (form.format(measures[key]) for measures in (plain, corrected, chance))
-        typer.echo(f"{label:38}{before:>9}{after:>12}{random:>12}   {note}".rstrip())
-    for depth, recall in plain.get("recall", {}).items():
-        after, random = f"{corrected['recall'][depth]:.1%}", f"{chance['recall'][depth]:.1%}"
-        note = f"{content['labeled']:,} queries with a known answer" if depth == "1" else ""
-        typer.echo(f"{'recall@' + depth:38}{recall:>9.1%}{after:>12}{random:>12}   {note}".rstrip())
-    source = "the other half of the queries" if bank["name"] is None else bank["name"]
+    notes = {
+        1: f"results: ranks 1 to {report.k}",
+        2: f"mean {report.plain.mean:.1f}",
+        4: f"{report.labeled:,} queries with a known answer",
+    }
+    for row, (label, plain, corrected, chance) in enumerate(report.table()):
+        typer.echo(f"{label:38}{plain:>9}{corrected:>12}{chance:>12}   {notes.get(row, '')}".rstrip())
+
+
+def _print_correction(report: "HubnessReport") -> None:
+    bank = report.bank
+    source = "the other half of the queries" if bank.name is None else bank.name
+    tuned = f", chosen on {report.tuned_on:,} labeled queries that are not counted" if report.tuned_on else ""
     typer.echo(
-        f"\nCorrection: popularity of {min(bank['candidates'], 12_000):,} candidates among "
-        f"{min(bank['queries'], 12_000):,} queries of {printable(source)}, temperature {content['temperature']:.3g}, "
-        f"strength {content['strength']:.3g}"
-        + (f", chosen on {content['tuned_on']:,} labeled queries that are not counted" if content["tuned_on"] else "")
+        f"\nCorrection: popularity of {min(bank.candidates, 12_000):,} candidates among "
+        f"{min(bank.queries, 12_000):,} queries of {printable(source)}, temperature {report.temperature:.3g}, "
+        f"strength {report.strength:.3g}{tuned}"
     )
-    if content["correlation"] is not None:
+    if report.correlation is not None:
         typer.echo(
-            f"Its rank correlation with N_{k} of the queries counted here, which it has not seen: "
-            f"{content['correlation']:.2f}"
+            f"Its rank correlation with N_{report.k} of the queries counted here, which it has not seen: "
+            f"{report.correlation:.2f}"
         )
-    for sentence in content["advice"]:
+    for sentence in report.advice:
         typer.echo(printable(sentence))
-    typer.echo(f"\nLargest hubs: N_{k} plain -> corrected")
-    for hub in content["hubs"][:SHOWN]:
-        typer.echo(f"{hub['plain']:>7,} -> {hub['corrected']:<5,} {_name(hub, 'item')}")
-        for example in hub["crowds_out"][:1]:
-            right = " (right)" if example["right"] else ""
-            query, instead = (
-                _name(example["query"], "query", quoted=True),
-                _name(example["instead"], "item", quoted=True),
-            )
-            gap = " " if len(query) + len(instead) < 60 else f"\n{'':17}"
-            typer.echo(f"{'':16} in {query}{gap}it is replaced by {instead}{right}")
+
+
+def _print_hubs(report: "HubnessReport") -> None:
+    typer.echo(f"\nLargest hubs: N_{report.k} plain -> corrected")
+    for hub in report.hubs[:SHOWN]:
+        typer.echo(f"{hub.plain:>7,} -> {hub.corrected:<5,} {_name(hub, 'item')}")
+        for example in hub.crowds_out[:1]:
+            instead = f"{_name(example.instead, 'item')}{' (right)' if example.right else ''}"
+            typer.echo(f"{'':16} in {_name(example.query, 'query')} it is replaced by {instead}")
     typer.echo("")
 
 
-def _name(item: dict[str, Any], kind: str, quoted: bool = False) -> str:
-    if "name" not in item:
-        return f"{kind} {item['row']}"
-    text = " ".join(printable(item["name"]).split())
-    text = text if len(text) <= 80 else f"{text[:79]}…"
-    return f'"{text}"' if quoted else f"{text}  [{item['row']}]"
+def shorten(name: str) -> str:
+    """Return a name as part of a line on the terminal."""
+    text = " ".join(printable(name).split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _name(item: "Item", kind: str) -> str:
+    return f"{kind} {item.row}" if item.name is None else f"{shorten(item.name)} [{item.row}]"

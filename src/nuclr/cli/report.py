@@ -18,18 +18,12 @@ Examples:
 def report(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN", help="A folder written by train, compare, table, popularity, hubness or toy."),
+        typer.Argument(
+            metavar="RUN",
+            help="A folder written by train, compare, table, popularity, hubness or toy.",
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="The page to write. Default: RUN/report.html.")] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=10,
-            help="Number of random training pairs on which popularity is solved. Default: 3000, or fewer if the model "
-            "is slow.",
-        ),
-    ] = None,
-    gallery: Annotated[int, typer.Option(min=3, max=500, help="Samples per side in the popularity gallery.")] = 30,
     pictures: Annotated[bool, typer.Option(help="Put small pictures into the page.")] = True,
     model: Annotated[
         bool,
@@ -43,7 +37,7 @@ def report(
     """
     from nuclr.report import Options, write_report
 
-    typer.echo(f"Report page: {write_report(run, out, Options(samples, gallery, pictures, model))}")
+    typer.echo(f"Report page: {write_report(run, out, Options(pictures, model))}")
 
 
 def write_final_report(run: Path, announce: bool = True) -> bool:

@@ -10,30 +10,29 @@ accelerator (`pin_memory`). Each batch has memory of its own, so nothing is over
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, repeat
 from threading import Lock
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from PIL import Image
 from torch import Tensor
 
-from nuclr.data.modalities import ImageOptions, get_modality
+from nuclr.data.modalities import ImageOptions
 from nuclr.data.modalities.augment import Crops
 from nuclr.data.modalities.image import decode_for_crops, fit_image, resize_crop
-from nuclr.data.pairs import SIDES, BadSample, Pairs, Side
-from nuclr.errors import UserError
+from nuclr.data.pairs import SIDES, Pairs, SideName
+from nuclr.errors import BadSample, UserError
 
 _CHUNK = 16  # samples per task: enough to make overhead small, few enough to share a batch among the workers
 
 Items = Tensor | list[Any]  # of one side: a tensor (b, ...), or a list of b items such as texts
-SideCrops = Mapping[Side, Sequence[Crops]]  # the random crops of a batch: per side, one entry per view
-SideViews = Mapping[Side, np.ndarray]  # per side with views from several pairs, (b, m) numbers of these pairs
+SideCrops = Mapping[SideName, Sequence[Crops]]  # the random crops of a batch: per side, one entry per view
+SideViews = Mapping[SideName, np.ndarray]  # per side with views from several pairs, (b, m) numbers of these pairs
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,8 +68,27 @@ class Batch:
         return len(self.numbers)
 
     def __repr__(self) -> str:
-        x, y = (_describe(side) for side in (self.x, self.y))
-        return f"Batch({len(self)} pairs, x={x}, y={y})"
+        return f"Batch({len(self)} pairs, x={_describe(self.x)}, y={_describe(self.y)})"
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A batch that is being read.
+
+    Attributes:
+        numbers: (b,), the numbers of the pairs.
+        sides: the sides to read.
+        views: per side with views from several pairs, (b, m) numbers of these pairs.
+        images: per side of images, the memory that they are written to.
+        targets: per side whose images are decoded, where they are written: (b, 3, size, size), with the crops to take.
+
+    """
+
+    numbers: np.ndarray
+    sides: Sequence[SideName]
+    views: SideViews
+    images: dict[SideName, Tensor] = field(default_factory=dict)
+    targets: dict[SideName, list[tuple[np.ndarray, Crops | None]]] = field(default_factory=dict)
 
 
 class Loader:
@@ -89,7 +107,7 @@ class Loader:
         workers: number of threads.
         ahead: number of batches to read ahead.
         memory: bytes that decoded images may occupy.
-        pin_memory: return tensors in page-locked memory, for copies to an accelerator (see `transfer.can_pin`).
+        pin_memory: return tensors in page-locked memory, for copies to an accelerator (see `arrays.can_pin`).
 
     Example:
         >>> from nuclr.data import all_batches, open_pairs
@@ -111,21 +129,26 @@ class Loader:
         memory: int = 512 * 2**20,
         pin_memory: bool = False,
     ) -> None:
-        self.pairs, self.workers, self.ahead, self.pin_memory = pairs, workers, ahead, pin_memory
-        self._cache = _Cache(memory)
-        self._sides: dict[Side, _Side] = {"x": _make_side(pairs, "x", x, self._cache)}
-        self._sides["y"] = self._sides["x"] if pairs.views else _make_side(pairs, "y", y, self._cache)
+        self.pairs = pairs
+        self.workers = workers
+        self.ahead = ahead
+        self.pin_memory = pin_memory
+        self._options = {"x": x, "y": x if pairs.views else y}
+        for name, side in pairs.sides.items():
+            if side.modality.has_crops and self._options[name] is None:
+                self._options[name] = ImageOptions()
+        self._memory = memory
+        self._free = memory
+        self._kept: dict[tuple[SideName, int], np.ndarray] = {}  # pixels by side and id
+        self._lock = Lock()
 
     def __repr__(self) -> str:
-        named: Sequence[Side] = SIDES[:1] if self.pairs.views else SIDES
-        chosen = ((side, self._sides[side].options) for side in named)
-        options = "".join(f", {side}={value!r}" for side, value in chosen if value is not None)
-        return f"Loader({self.pairs!r}{options}, workers={self.workers})"
+        return f"Loader({self.pairs!r}, workers={self.workers})"
 
     @property
     def decodes(self) -> bool:
         """Whether a side has something to decode, and batches are therefore read by threads."""
-        return any(side.decodes for side in self._sides.values())
+        return any(side.modality.decodes for side in self.pairs.sides.values())
 
     def share_kept(self, numbers: np.ndarray) -> float:
         """Return the share of the images of these pairs that fit into `memory`, judged by those decoded so far.
@@ -141,13 +164,17 @@ class Loader:
             0.05
 
         """
-        sides = {side for side in self._sides.values() if isinstance(side, _ImageSide)}
-        return self._cache.share_kept(sum(len(np.unique(side.ids[numbers])) for side in sides))
+        if not self._kept:
+            return 0.0
+        sides = [side for side in self.pairs.sides.values() if side.modality.has_crops]
+        images = sum(len(np.unique(side.ids[numbers])) for side in sides[: 1 if self.pairs.views else 2])
+        kept_bytes = self._memory - self._free
+        return min(1.0, self._memory * len(self._kept) / (images * kept_bytes))
 
     def load(
         self,
         batches: Iterable[ArrayLike],
-        side: Side | None = None,
+        side: SideName | None = None,
         crops: Iterable[SideCrops] | None = None,
         views: Iterable[SideViews] | None = None,
     ) -> Iterator[Batch]:
@@ -170,101 +197,153 @@ class Loader:
             TypeError: if the numbers are not whole numbers.
 
         """
-        checked = (self._check_numbers(numbers) for numbers in batches)
         # `crops` and `views` may be endless, and usually are.
-        source = zip(checked, crops or repeat({}), views or repeat({}), strict=False)
+        source = zip(
+            batches,
+            crops or repeat({}),
+            views or repeat({}),
+            strict=False,
+        )
         sides = [name for name in SIDES if side in (None, name)]
-        if not any(self._sides[name].decodes for name in sides):
-            for numbers, boxes, others in source:
-                yield self._batch(numbers, {}, [self._read(numbers, sides, boxes, others, {})])
+        requests = (self._request(numbers, sides, boxes, others) for numbers, boxes, others in source)
+        if not any(self.pairs.sides[name].modality.decodes for name in sides):
+            for request in requests:
+                yield self._batch(request, [self._read(request, slice(0, None))])
             return
-        waiting: deque[tuple[np.ndarray, dict[Side, Tensor], list[Future[dict[Side, Items]]]]] = deque()
+        waiting: deque[tuple[_Request, list[Future[dict[SideName, Items]]]]] = deque()
         pool = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="nuclr-loader")
         try:
             while True:
-                for numbers, boxes, others in islice(source, self.ahead + 1 - len(waiting)):
-                    images = self._allocate(len(numbers), sides, boxes, others)
-                    chunks = (slice(begin, begin + _CHUNK) for begin in range(0, len(numbers), _CHUNK))
-                    tasks = [
-                        pool.submit(
-                            self._read,
-                            numbers[rows],
-                            sides,
-                            _part(boxes, rows),
-                            _rows(others, rows),
-                            _image_rows(images, rows, len(numbers)),
-                        )
-                        for rows in chunks
-                    ]
-                    waiting.append((numbers, images, tasks))
+                for request in islice(requests, self.ahead + 1 - len(waiting)):
+                    chunks = (slice(begin, begin + _CHUNK) for begin in range(0, len(request.numbers), _CHUNK))
+                    waiting.append((request, [pool.submit(self._read, request, rows) for rows in chunks]))
                 if not waiting:
                     return
-                numbers, images, tasks = waiting.popleft()
-                yield self._batch(numbers, images, [task.result() for task in tasks])
+                request, tasks = waiting.popleft()
+                yield self._batch(request, [task.result() for task in tasks])
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _check_numbers(self, numbers: ArrayLike) -> np.ndarray:
+    def _request(
+        self,
+        numbers: ArrayLike,
+        sides: Sequence[SideName],
+        crops: SideCrops,
+        views: SideViews,
+    ) -> _Request:
+        """Check the numbers and allocate memory: (b, 3, size, size), or (b, m, 3, size, size) for m crops."""
         array = np.asarray(numbers)
         if array.ndim != 1 or not len(array) or not np.issubdtype(array.dtype, np.integer):
             raise TypeError(f"batches: {array.dtype} of shape {array.shape}; needs whole numbers of shape (b,), b > 0")
         if array.min() < 0 or array.max() >= len(self.pairs):
-            raise IndexError(
-                f"batches: numbers from {array.min()} to {array.max()}; allowed: 0 to {len(self.pairs) - 1}"
+            allowed = f"0 to {len(self.pairs) - 1}"
+            raise IndexError(f"batches: numbers from {array.min()} to {array.max()}; allowed: {allowed}")
+        request = _Request(array.astype(np.int64, copy=False), sides, views)
+        for name in sides:
+            if not self.pairs.sides[name].modality.has_crops:
+                continue
+            # Views of the same images are decoded once for both sides; without crops they are the same pixels.
+            decoded: SideName = "x" if self.pairs.views else name
+            choices = crops.get(name) or (None,)
+            if choices == (None,) and decoded in request.images:
+                request.images[name] = request.images[decoded]
+                continue
+            size = self._options[name].size
+            memory = torch.empty(
+                (len(array), len(choices), 3, size, size),
+                dtype=torch.uint8,
+                pin_memory=self.pin_memory,
             )
-        return array.astype(np.int64, copy=False)
+            request.images[name] = memory if len(choices) > 1 else memory[:, 0]
+            views_of_side = [memory[:, view].numpy() for view in range(len(choices))]
+            request.targets.setdefault(decoded, []).extend(zip(views_of_side, choices, strict=True))
+        return request
 
-    def _allocate(self, b: int, sides: Sequence[Side], crops: SideCrops, views: SideViews) -> dict[Side, Tensor]:
-        """Return memory for the images of a batch of b pairs, (b, 3, size, size), or (b, m, 3, size, size) for m crops.
-
-        If both sides are the same images and are not cropped, they share it.
-        """
-        images: dict[Side, Tensor] = {}
-        for name in sides:
-            side, m = self._sides[name], len(crops.get(name, ()))
-            if not isinstance(side, _ImageSide):
-                continue
-            if self.pairs.views and not any(crops.values()) and images:
-                images[name] = next(iter(images.values()))
-                continue
-            rows, size = views[name].size if name in views else b, side.options.size
-            shape = (rows, m, 3, size, size) if m > 1 else (rows, 3, size, size)
-            images[name] = torch.empty(shape, dtype=torch.uint8, pin_memory=self.pin_memory)
-        return images
-
-    def _read(
-        self,
-        numbers: np.ndarray,
-        sides: Sequence[Side],
-        crops: SideCrops,
-        views: SideViews,
-        images: Mapping[Side, list[np.ndarray]],
-    ) -> dict[Side, Items]:
-        """Write images to `images`, one array (b, 3, size, size) per view, and return the items of the other sides."""
-        items: dict[Side, Items] = {}
-        if self.pairs.views and images:  # both sides are views of the same images, each of which is decoded once
-            every = [crop for name in sides for crop in crops.get(name, ())]
-            targets = [view for name in sides for view in images[name]]
-            self._image_side("x").read_into(targets if every else targets[:1], numbers, every)
-            return items
-        for name in sides:
-            own = views[name].reshape(-1) if name in views else numbers
-            if name in images:
-                self._image_side(name).read_into(images[name], own, crops.get(name, ()))
-            else:
-                items[name] = self._sides[name].read(own)
+    def _read(self, request: _Request, rows: slice) -> dict[SideName, Items]:
+        """Write the images of some rows of a batch to its memory, and return the items of the other sides."""
+        for name, targets in request.targets.items():
+            self._read_images(name, request.numbers[rows].tolist(), rows.start, targets)
+        items: dict[SideName, Items] = {}
+        for name in request.sides:
+            if name not in request.images:
+                numbers = request.views[name][rows].reshape(-1) if name in request.views else request.numbers[rows]
+                try:
+                    modality = self.pairs.sides[name].modality
+                    items[name] = modality.collate(self.pairs.items(name, numbers), self._options[name])
+                except BadSample as error:
+                    raise self._unreadable(name, numbers.tolist(), error) from None
         return items
 
-    def _image_side(self, name: Side) -> "_ImageSide":
-        return cast(_ImageSide, self._sides[name])
+    def _read_images(
+        self,
+        side: SideName,
+        numbers: list[int],
+        first_row: int,
+        targets: Sequence[tuple[np.ndarray, Crops | None]],
+    ) -> None:
+        cropped = targets[0][1] is not None
+        for row, number in enumerate(numbers, start=first_row):
+            try:
+                pixels = self._decode(side, number, cropped)
+            except BadSample as error:
+                raise self._unreadable(side, [number], error) from None
+            for target, crops in targets:
+                if crops is None:
+                    target[row] = pixels
+                else:
+                    height, width = pixels.shape[:2]
+                    target[row] = resize_crop(pixels, crops.box(row, width, height), self._options[side].size)
 
-    def _batch(self, numbers: np.ndarray, images: Mapping[Side, Tensor], parts: list[dict[Side, Items]]) -> Batch:
-        pairs = self.pairs
-        items: dict[Side, Items] = {name: self._join([part[name] for part in parts]) for name in parts[0]}
-        x, y = (images[name] if name in images else items.get(name, []) for name in SIDES)
-        x_id, y_id = (torch.from_numpy(ids[numbers]) for ids in (pairs.x_id, pairs.y_id))
-        group = None if pairs.group is None else torch.from_numpy(pairs.group[numbers])
-        return Batch(torch.from_numpy(numbers), x_id, y_id, x, y, group)
+    def _decode(
+        self,
+        side: SideName,
+        number: int,
+        cropped: bool,
+    ) -> np.ndarray:
+        """Return a square (3, size, size), or the pixels (height, width, 3) that crops are taken from."""
+        options: ImageOptions = self._options[side]
+        # A loader for training keeps images, from which crops are taken; its squares are not kept.
+        keep = cropped or options.smallest_crop is None
+        key = (side, int(self.pairs.sides[side].ids[number]))
+        pixels = self._kept.get(key) if keep else None
+        if pixels is None:
+            image = self.pairs.item(side, number)
+            if cropped:
+                pixels = decode_for_crops(image, options.size, options.smallest_crop or 1.0)
+            else:
+                pixels = fit_image(image, options.size, options.fit)
+            with self._lock:
+                if keep and pixels.nbytes <= self._free and key not in self._kept:
+                    self._kept[key] = pixels
+                    self._free -= pixels.nbytes
+        return pixels
+
+    def _unreadable(
+        self,
+        side: SideName,
+        numbers: list[int],
+        error: BadSample,
+    ) -> UserError:
+        """Return the error for the first of the numbers that cannot be read."""
+        bad = numbers[0]
+        for bad in numbers:
+            try:
+                self.pairs.sides[side].modality.collate([self.pairs.item(side, bad)], self._options[side])
+            except BadSample:
+                break
+        return UserError(
+            f"sample {bad} ({self.pairs.name(bad)}): {error.reason}; it was good when the run began. "
+            "Restore the file and continue with --resume"
+        )
+
+    def _batch(self, request: _Request, parts: list[dict[SideName, Items]]) -> Batch:
+        items: dict[SideName, Items] = dict(request.images)
+        for name in parts[0]:
+            items[name] = self._join([part[name] for part in parts])
+        ids = {name: torch.from_numpy(side.ids[request.numbers]) for name, side in self.pairs.sides.items()}
+        group = None if self.pairs.group is None else torch.from_numpy(self.pairs.group[request.numbers])
+        numbers = torch.from_numpy(request.numbers)
+        return Batch(numbers, ids["x"], ids["y"], items.get("x", []), items.get("y", []), group)
 
     def _join(self, parts: list[Items]) -> Items:
         """Return one batch of the parts of a batch."""
@@ -273,130 +352,6 @@ class Loader:
             joined = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
             return joined.pin_memory() if self.pin_memory else joined
         return parts[0] if len(parts) == 1 else [item for part in parts for item in part]
-
-
-class _Cache:
-    """Decoded images of a loader, as far as they fit into its memory."""
-
-    def __init__(self, memory: int) -> None:
-        self._memory = self._free = memory
-        self._kept, self._lock = dict[tuple[Side, int], np.ndarray](), Lock()
-        self._decoded = self._decoded_bytes = 0
-
-    def get(self, key: tuple[Side, int]) -> np.ndarray | None:
-        return self._kept.get(key)
-
-    def put(self, key: tuple[Side, int], pixels: np.ndarray) -> None:
-        with self._lock:
-            self._decoded += 1
-            self._decoded_bytes += pixels.nbytes
-            if pixels.nbytes <= self._free and key not in self._kept:
-                self._kept[key] = pixels
-                self._free -= pixels.nbytes
-
-    def share_kept(self, images: int) -> float:
-        """Return the share of so many images that fits, if they have the mean size of those decoded so far."""
-        expected = images * self._decoded_bytes / max(self._decoded, 1)
-        return min(1.0, self._memory / expected) if expected else 1.0
-
-
-class _Side:
-    """One side of the pairs, whose items are in memory or are read again whenever they are needed."""
-
-    def __init__(self, pairs: Pairs, side: Side, options: Any) -> None:
-        self._pairs, self._side, self.options = pairs, side, options
-        self._modality = get_modality(getattr(pairs, f"{side}_kind"))
-        self.decodes = self._modality.decodes
-
-    def read(self, numbers: np.ndarray) -> Items:
-        """Return the batch of the side for these numbers."""
-        try:
-            return self._modality.collate(self._pairs.items(self._side, numbers), self.options)
-        except BadSample as error:
-            raise self._unreadable(numbers, error) from None
-
-    def _unreadable(self, numbers: np.ndarray, error: BadSample) -> UserError:
-        """Return the error for the first of the numbers that cannot be read."""
-        bad, reason = int(numbers[0]), error.reason
-        for number in numbers.tolist() if len(numbers) > 1 else ():
-            try:
-                self._modality.collate([getattr(self._pairs, self._side)(number)], self.options)
-            except BadSample as problem:
-                bad, reason = number, problem.reason
-                break
-        return UserError(
-            f"sample {bad} ({self._pairs.name(bad)}): {reason}; it was good when the run began. "
-            "Restore the file and continue with --resume"
-        )
-
-
-class _ImageSide(_Side):
-    """Images, which are kept in memory once they are decoded, as far as they fit.
-
-    A loader for training keeps decoded images, from which crops are taken. Any other keeps squares.
-    """
-
-    options: ImageOptions
-
-    def __init__(self, pairs: Pairs, side: Side, options: ImageOptions, cache: _Cache) -> None:
-        super().__init__(pairs, side, options)
-        self.ids: np.ndarray = getattr(pairs, f"{side}_id")
-        self._cache = cache
-
-    def read_into(self, targets: Sequence[np.ndarray], numbers: np.ndarray, crops: Sequence[Crops]) -> None:
-        """Write the images with these numbers to arrays (b, 3, size, size): one per crop; without crops one array."""
-        keep = self.options.smallest_crop is None
-        for row, number in enumerate(numbers):
-            if not crops:
-                targets[0][row] = self._square(number, keep)
-                continue
-            pixels = self._decoded(number)
-            height, width = pixels.shape[:2]
-            for target, choice in zip(targets, crops, strict=True):
-                target[row] = resize_crop(pixels, choice.box(row, width, height), self.options.size)
-
-    def _square(self, number: np.int64, keep: bool) -> np.ndarray:
-        return self._cached(number, lambda image: fit_image(image, self.options.size, self.options.fit), keep)
-
-    def _decoded(self, number: np.int64) -> np.ndarray:
-        smallest = self.options.smallest_crop or 1.0
-        return self._cached(number, lambda image: decode_for_crops(image, self.options.size, smallest), keep=True)
-
-    def _cached(self, number: np.int64, decode: Callable[[Image.Image], np.ndarray], keep: bool) -> np.ndarray:
-        key = (self._side, int(self.ids[number]))
-        pixels = self._cache.get(key) if keep else None
-        if pixels is None:
-            try:
-                pixels = decode(getattr(self._pairs, self._side)(int(number)))
-            except BadSample as error:
-                raise self._unreadable(np.array([number]), error) from None
-            if keep:
-                self._cache.put(key, pixels)
-        return pixels
-
-
-def _make_side(pairs: Pairs, side: Side, options: Any, cache: _Cache) -> _Side:
-    if getattr(pairs, f"{side}_kind") == "image":
-        return _ImageSide(pairs, side, options or ImageOptions(), cache)
-    return _Side(pairs, side, options)
-
-
-def _part(crops: SideCrops, rows: slice) -> SideCrops:
-    return {side: [choice[rows] for choice in views] for side, views in crops.items()}
-
-
-def _rows(views: SideViews, rows: slice) -> SideViews:
-    return {side: numbers[rows] for side, numbers in views.items()}
-
-
-def _image_rows(images: Mapping[Side, Tensor], rows: slice, b: int) -> dict[Side, list[np.ndarray]]:
-    """Return, per side and view, the images of these rows of a batch of b pairs."""
-    parts: dict[Side, list[np.ndarray]] = {}
-    for side, pixels in images.items():
-        m = len(pixels) // b  # more than 1 if the views of a pair are images of several pairs
-        part = pixels.numpy()[rows.start * m : rows.stop * m]
-        parts[side] = [part] if part.ndim == 4 else [part[:, view] for view in range(part.shape[1])]
-    return parts
 
 
 def _describe(side: Items) -> str:

@@ -9,26 +9,14 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
-from PIL import Image
 
-Side = Literal["x", "y"]
-SIDES: tuple[Side, Side] = ("x", "y")
+from nuclr.data.side import SIDES, Side, SideName, SideWords, name_sides
+from nuclr.errors import BadSample
 
-
-class BadSample(Exception):  # noqa: N818 (the sample is bad; the program is not in error)
-    """A sample that cannot be used: a broken or missing file, an empty text, a truncated tar.
-
-    Args:
-        reason: why it cannot be used, in a few words.
-
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+__all__ = ["SIDES", "BadSample", "Labeled", "Pairs", "Sample", "Side", "SideName"]
 
 
 class Sample(NamedTuple):
@@ -52,20 +40,14 @@ class Pairs(ABC):
     works. The program itself reads batches with `nuclr.data.Loader`.
 
     Attributes:
-        x_kind: the modality of x: "image", "text", "vector", or one that a plugin has registered.
-        y_kind: the same for y.
-        x_name: the name of side x in tables, metrics and messages, such as "image" or "question".
-        y_name: the same for y.
-        x_key: the column that holds x; None if the source has no columns.
-        y_key: the same for y.
-        x_id: (n,) int64, the number of the distinct x of each pair. Pairs that share an x are not negatives of each
-            other.
-        y_id: (n,) int64, the same for y.
+        sides: the two sides, "x" and "y": name, column, modality and ids of each.
         group: (n,) int64, equal for pairs whose x and y all belong together, as those of a row with several x and
             several y do. None if pairs share at most an x or a y.
         views: whether x and y are the same image, of which training makes different views.
         fingerprint: a hash of the list of pairs (not of the pixels), by which a resumed run recognizes its data.
         label: the source in a few characters, for `repr`.
+        folder: the folder that holds the data; None if the source does not read files, so that no sample is bad.
+        known_bad: number -> reason, for samples that the list alone shows to be bad, such as empty texts.
 
     Example:
         >>> from nuclr.data import open_pairs
@@ -78,40 +60,47 @@ class Pairs(ABC):
 
     """
 
-    x_kind: str
-    y_kind: str
-    x_name: str = "x"
-    y_name: str = "y"
-    x_key: str | None = None
-    y_key: str | None = None
-    x_id: np.ndarray
-    y_id: np.ndarray
+    sides: dict[SideName, Side]
     fingerprint: str
     label: str
     group: np.ndarray | None = None
     views: bool = False
+    folder: Path | None = None
+    known_bad: dict[int, str]
 
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of pairs, n."""
 
+    @property
+    def modalities(self) -> tuple[str, str]:
+        """The names of the modalities of x and y, such as ("image", "text")."""
+        return self.sides["x"].modality.name, self.sides["y"].modality.name
+
+    @property
+    def side_names(self) -> tuple[str, str]:
+        """The names of the sides x and y, such as ("question", "answer")."""
+        return self.sides["x"].name, self.sides["y"].name
+
+    @property
+    def words(self) -> tuple[SideWords, SideWords]:
+        """What tables and pages call the items of x and y, such as "images" and "captions"."""
+        x = self.sides["x"]
+        y = self.sides["y"]
+        return name_sides(x.name, x.modality.name, y.name, y.modality.name, self.views)
+
     @abstractmethod
-    def x(self, number: int) -> Any:
-        """Return the x of a pair: a PIL image, a text, a vector (d_x,), or the item of another modality.
+    def item(self, side: SideName, number: int) -> Any:
+        """Return one item of a pair: a PIL image, a text, a vector (d,), or the item of another modality.
 
         An image is opened but not decoded yet, so that the caller can decode it at a smaller size.
 
-        Raises:
-            BadSample: if the x cannot be read.
-
-        """
-
-    @abstractmethod
-    def y(self, number: int) -> Any:
-        """Return the y of a pair, as `x` does.
+        Args:
+            side: "x" or "y".
+            number: the number of the pair.
 
         Raises:
-            BadSample: if the y cannot be read.
+            BadSample: if the item cannot be read.
 
         """
 
@@ -119,11 +108,27 @@ class Pairs(ABC):
     def name(self, number: int) -> str:
         """Return the file, line or row of a pair, for messages and reports."""
 
-    def item_name(self, side: Side, number: int) -> str | None:
+    def item_name(self, side: SideName, number: int) -> str | None:
         """Return the name of one item of a pair, or None if it does not have a name of its own."""
         return self.name(number) if side == "x" or self.views else None
 
-    def items(self, side: Side, numbers: np.ndarray) -> Sequence[Any] | np.ndarray:
+    def stamp(self) -> str:
+        """Return a hash of the sizes and modification times of all files behind the pairs."""
+        return ""
+
+    def file(self, side: SideName, number: int) -> Path | None:  # noqa: ARG002
+        """Return the path of the file that holds an item; None if it is not in a file of its own."""
+        return None
+
+    def identity(self, side: SideName, number: int) -> str | None:
+        """Return what identifies an item in other sources as well: the path of its file, or its text."""
+        file = self.file(side, number)
+        if file is not None:
+            return str(file.absolute())
+        item = self.item(side, number) if self.sides[side].modality.in_memory else None
+        return item if isinstance(item, str) else None
+
+    def items(self, side: SideName, numbers: np.ndarray) -> Sequence[Any] | np.ndarray:
         """Return one side of several pairs: b items, or an array (b, d) of vectors.
 
         Args:
@@ -134,8 +139,7 @@ class Pairs(ABC):
             BadSample: if an item cannot be read.
 
         """
-        read = self.x if side == "x" else self.y
-        return [read(number) for number in numbers.tolist()]
+        return [self.item(side, number) for number in numbers.tolist()]
 
     def __getitem__(self, number: SupportsIndex) -> Sample:
         """Return one pair, with images decoded as upright RGB.
@@ -149,39 +153,50 @@ class Pairs(ABC):
             BadSample: if the sample is bad.
 
         """
-        from nuclr.data.modalities.image import decode_image  # that module imports BadSample from this one
-
         try:
             position = operator.index(number)
         except TypeError:
             raise TypeError(f"pairs[number]: number is {number!r}; needs one whole number") from None
         if not 0 <= position < len(self):
             raise IndexError(f"pairs[{position}]: there is no such pair; allowed: 0 to {len(self) - 1}")
-        x, y = (
-            decode_image(item) if isinstance(item, Image.Image) else item
-            for item in (self.x(position), self.y(position))
+        x = self.sides["x"]
+        y = self.sides["y"]
+        return Sample(
+            x.modality.decode(self.item("x", position)),
+            y.modality.decode(self.item("y", position)),
+            position,
+            int(x.ids[position]),
+            int(y.ids[position]),
         )
-        return Sample(x, y, position, int(self.x_id[position]), int(self.y_id[position]))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.label!r}, {len(self):,} pairs, {self.x_kind} to {self.y_kind})"
+        return f"{type(self).__name__}({self.label!r}, {len(self):,} pairs, {' to '.join(self.modalities)})"
 
 
-class Checkable(Pairs):
-    """Pairs read from files, whose samples can be bad. In other sources no sample is bad.
+class Labeled(Pairs):
+    """Items with classes: x is an image or a vector, and y the name of its class.
 
     Attributes:
-        known_bad: number -> reason, for samples that the list alone shows to be bad, such as empty texts.
-        folder: the folder that holds the data.
-        trusted: True if no sample can be bad, so that samples need not be checked. Views of a source that does not read
-            files are an example.
+        keys: the classes as the data set writes them, such as names of folders.
+        classes: the names of the classes.
+        templates: prompts with {} for the name of a class; empty if the data set does not have any.
 
     """
 
-    known_bad: dict[int, str]
-    folder: Path
-    trusted: bool = False
+    keys: Sequence[str]
+    classes: Sequence[str]
+    templates: Sequence[str] = ()
 
-    @abstractmethod
-    def stamp(self) -> str:
-        """Return a hash of the sizes and modification times of all files behind the pairs."""
+    @property
+    def labels(self) -> np.ndarray:
+        """(n,) int64, the position of each item's class in `classes`."""
+        return self.sides["y"].ids
+
+    def prompts(self) -> list[list[str]]:
+        """Return, for each class, its name in every template."""
+        return fill_templates(self.templates, self.classes)
+
+
+def fill_templates(templates: Sequence[str], names: Sequence[str]) -> list[list[str]]:
+    """Return, for each name of a class, every template with the name instead of {}."""
+    return [[template.replace("{}", name) for template in templates] for name in names]

@@ -1,4 +1,4 @@
-"""Select the samples to train on: find the bad ones, and read the list of samples to keep (`data.keep`).
+"""Select the samples to train on: find the bad ones, read the list of samples to keep, compare with held-out pairs.
 
 A sample cannot be dropped during an epoch: processes would disagree about batches, and a resumed run about its past. So
 all images are decoded once before the first epoch, at the smallest scale of libjpeg (1/8), each process checking its
@@ -11,22 +11,38 @@ one line for each. The other samples keep their numbers and their order.
 import contextlib
 import hashlib
 import json
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from nuclr import distributed
-from nuclr.data.modalities import get_modality
-from nuclr.data.pairs import BadSample, Checkable, Pairs, Side
-from nuclr.errors import UserError
-from nuclr.files import find_cache_folder, read_lines, read_npy, write_atomically, write_text
+from nuclr.data.pairs import SIDES, Pairs, SideName
+from nuclr.errors import BadSample, UserError
+from nuclr.files import find_cache_folder, read_npy, write_atomically, write_text
 
+MOST_COMPARED = 500_000  # longer lists of training and held-out pairs are not searched for common items
+SHARED = 0.01  # if a larger share of the held-out items is also in the training set, a warning says so
 _CHUNK = 256
 _VERSION = 3  # of the rules for bad samples; cached results of other versions are not used
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of pairs as a run uses it: the pairs, the numbers of those in use, and the bad ones with the reasons."""
+
+    pairs: Pairs
+    numbers: np.ndarray
+    bad: dict[int, str]
+
+    def width(self, side: SideName) -> int | None:
+        """Return the number of coordinates of the vectors on one side; None for items of other modalities."""
+        return self.pairs.sides[side].modality.width(self.pairs.item(side, int(self.numbers[0])))
 
 
 def check_samples(
@@ -59,7 +75,7 @@ def check_samples(
         {}
 
     """
-    if not isinstance(pairs, Checkable) or pairs.trusted:
+    if pairs.folder is None:
         return {}
     numbers = np.arange(len(pairs)) if numbers is None else np.unique(numbers)
     path = _cache_path(pairs, numbers) if _sides_to_read(pairs) else None
@@ -75,7 +91,11 @@ def check_samples(
     return bad
 
 
-def usable(pairs: Pairs, bad: Iterable[int] = (), keep: np.ndarray | None = None) -> np.ndarray:
+def usable(
+    pairs: Pairs,
+    bad: Iterable[int] = (),
+    keep: np.ndarray | None = None,
+) -> np.ndarray:
     """Return the numbers of the pairs to train on.
 
     Args:
@@ -120,19 +140,26 @@ def read_keep(path: str | Path, n: int) -> np.ndarray:
 
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"data.keep={path}: no such file")
-    numbers = _keep_from_npy(path) if path.suffix == ".npy" else _keep_from_text(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy warns about an empty file
+            numbers = read_npy(path) if path.suffix == ".npy" else np.loadtxt(path, np.int64, ndmin=1)
+    except (OSError, ValueError) as error:
+        raise UserError(f"data.keep={path}: {str(error)[:200]}; write one whole number per line") from None
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
+        needs = "needs whole numbers of shape (n,), n > 0"
+        raise UserError(f"data.keep={path}: holds {numbers.dtype} of shape {numbers.shape}; {needs}")
     outside = numbers[(numbers < 0) | (numbers >= n)]
     if len(outside):
-        more = f", and {len(outside) - 1} more" if len(outside) > 1 else ""
-        raise UserError(f"data.keep={path}: pair {outside[0]}{more} does not exist; the data has pairs 0 to {n - 1}")
-    if not len(numbers):
-        raise UserError(f"data.keep={path}: the file has no numbers; name at least one pair")
-    return np.unique(numbers)
+        raise UserError(f"data.keep={path}: pair {outside[0]} does not exist; the data has pairs 0 to {n - 1}")
+    return np.unique(numbers).astype(np.int64)
 
 
-def write_bad_samples(path: Path, pairs: Pairs, bad: dict[int, str]) -> None:
+def write_bad_samples(
+    path: Path,
+    pairs: Pairs,
+    bad: dict[int, str],
+) -> None:
     """Write one line `{"number", "name", "reason"}` per bad sample.
 
     Args:
@@ -145,14 +172,17 @@ def write_bad_samples(path: Path, pairs: Pairs, bad: dict[int, str]) -> None:
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
-def _sides_to_read(pairs: Pairs) -> list[Side]:
+def _sides_to_read(pairs: Pairs) -> list[SideName]:
     """Return the sides whose items have to be read to know whether they are bad."""
-    kinds: dict[Side, str] = {"x": pairs.x_kind} if pairs.views else {"x": pairs.x_kind, "y": pairs.y_kind}
-    return [side for side, kind in kinds.items() if kind not in ("text", "vector")]
+    sides = SIDES[:1] if pairs.views else SIDES
+    return [side for side in sides if not pairs.sides[side].modality.in_memory]
 
 
 def _check_all(
-    pairs: Checkable, numbers: np.ndarray, workers: int, progress: Callable[[int, int], None] | None
+    pairs: Pairs,
+    numbers: np.ndarray,
+    workers: int,
+    progress: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
     """Read each distinct item once, each process its share, and exchange the results."""
     listed = np.intersect1d(numbers, np.fromiter(pairs.known_bad, np.int64))
@@ -165,9 +195,13 @@ def _check_all(
 
 
 def _check_side(
-    pairs: Checkable, side: Side, numbers: np.ndarray, workers: int, progress: Callable[[int, int], None] | None
+    pairs: Pairs,
+    side: SideName,
+    numbers: np.ndarray,
+    workers: int,
+    progress: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
-    ids: np.ndarray = getattr(pairs, f"{side}_id")
+    ids: np.ndarray = pairs.sides[side].ids
     _, first = np.unique(ids[numbers], return_index=True)
     share = numbers[first][distributed.rank() :: distributed.world_size()]
     chunks = [share[begin : begin + _CHUNK] for begin in range(0, len(share), _CHUNK)]
@@ -186,10 +220,14 @@ def _check_side(
     return {number: reasons[int(ids[number])] for number in bad}
 
 
-def _problem(pairs: Pairs, side: Side, number: int) -> str | None:
+def _problem(
+    pairs: Pairs,
+    side: SideName,
+    number: int,
+) -> str | None:
     try:
-        item = pairs.x(number) if side == "x" else pairs.y(number)
-        get_modality(pairs.x_kind if side == "x" else pairs.y_kind).check(item)
+        item = pairs.item(side, number)
+        pairs.sides[side].modality.check(item)
     except BadSample as bad:
         return bad.reason
     return None
@@ -204,21 +242,24 @@ def _gather_numbers(numbers: list[int]) -> list[int]:
     return sorted(number for row in gathered for number in row if number >= 0)
 
 
-def _too_many(pairs: Checkable, bad: dict[int, str], total: int, max_share: float) -> str:
+def _too_many(
+    pairs: Pairs,
+    bad: dict[int, str],
+    total: int,
+    max_share: float,
+) -> str:
     counts = Counter(reason.partition(" (")[0] for reason in bad.values())
     reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common(3))
-    names = list(dict.fromkeys(pairs.name(number) for number in bad))
-    first = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-    searched = f" (images are read from {pairs.folder})" if "image" in (pairs.x_kind, pairs.y_kind) else ""
+    names = ", ".join([pairs.name(number) for number in bad][:3])
     return (
         f"{pairs.label}: {len(bad)} of {total} samples are bad, {len(bad) / total:.1%}, more than the {max_share:.1%} "
-        f"allowed (data.max_bad_share): {reasons}; they are {first}{searched}"
+        f"allowed (data.max_bad_share): {reasons}; the first are {names} in {pairs.folder}"
     )
 
 
-def _cache_path(pairs: Checkable, numbers: np.ndarray) -> Path | None:
-    folder = find_cache_folder(pairs.folder)
-    sides = f"{pairs.x_kind} {pairs.y_kind} {pairs.x_name} {pairs.y_name}"
+def _cache_path(pairs: Pairs, numbers: np.ndarray) -> Path | None:
+    folder = find_cache_folder(pairs.folder or Path())
+    sides = " ".join([*pairs.modalities, *pairs.side_names])
     key = hashlib.sha256(f"{_VERSION} {sides} {pairs.fingerprint} {pairs.stamp()} ".encode())
     key.update(numbers.astype(np.int64).tobytes())
     return folder / f"checked-{key.hexdigest()[:24]}.json" if folder else None
@@ -226,42 +267,77 @@ def _cache_path(pairs: Checkable, numbers: np.ndarray) -> Path | None:
 
 def _read_cache(path: Path | None) -> dict[int, str] | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path else None
-        return {int(number): reason for number, reason in content.items()} if content is not None else None
+        return None if path is None else {int(n): reason for n, reason in json.loads(path.read_bytes()).items()}
     except (OSError, ValueError, AttributeError):
         return None
 
 
 def _write_cache(path: Path | None, bad: dict[int, str]) -> None:
-    if path is None:
-        return
     # Without a cache, for example on a full disk, the samples are checked again next time.
-    with contextlib.suppress(OSError), write_atomically(path, sync=False) as file:
-        file.write(json.dumps(bad).encode())
+    with contextlib.suppress(OSError):
+        if path is not None:
+            with write_atomically(path, sync=False) as file:
+                file.write(json.dumps(bad).encode())
 
 
-def _keep_from_text(path: Path) -> np.ndarray:
-    numbers = []
-    for row, line in enumerate(read_lines(path), start=1):
-        text = line.partition("#")[0].strip()
-        try:
-            numbers += [np.int64(int(text))] if text else []
-        except ValueError:
-            raise UserError(
-                f"data.keep={path}, line {row}: {text[:40]!r} is not a whole number; write one number per line"
-            ) from None
-        except OverflowError:
-            raise UserError(f"data.keep={path}, line {row}: pair {text[:40]} does not exist") from None
-    return np.array(numbers, np.int64)
+# -- training and held-out pairs ---------------------------------------------------------------------------------------
 
 
-def _keep_from_npy(path: Path) -> np.ndarray:
-    try:
-        numbers = read_npy(path)
-    except UserError as error:
-        raise UserError(f"data.keep={error}") from None
-    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
-        raise UserError(
-            f"data.keep={path}: holds {numbers.dtype} of shape {numbers.shape}; needs whole numbers of shape (n,)"
-        )
-    return np.asarray(numbers, np.int64)
+def check_compatible(
+    train: Source,
+    val: Source,
+    key: str = "data.val",
+) -> None:
+    """Refuse held-out pairs, of the setting `key`, of another modality or width than the training pairs."""
+    for side in SIDES:
+        trained = train.pairs.sides[side].modality.name
+        held_out = val.pairs.sides[side].modality.name
+        if trained != held_out:
+            raise UserError(f"{key} holds {held_out}s on side {side}, but data.train holds {trained}s")
+        if train.width(side) != val.width(side):
+            widths = f"{val.width(side)} coordinates on side {side}, but data.train of {train.width(side)}"
+            raise UserError(f"{key} has {held_out}s of {widths}")
+
+
+def describe_overlap(
+    train: Source,
+    val: Source,
+    key: str = "data.val",
+) -> str | None:
+    """Return a warning if held-out pairs are also training pairs, or their images also training images; else None.
+
+    Only what lists hold is compared, the names of files and texts, so no image is read. Other formats are compared as a
+    whole.
+
+    Args:
+        train: the training pairs.
+        val: the held-out pairs.
+        key: the setting that names them.
+
+    """
+    advice = "so its recall does not show how the model does on new data; hold out other pairs"
+    if train.pairs.fingerprint == val.pairs.fingerprint:
+        return f"{key} holds the same pairs as data.train, {advice}"
+    if max(len(train.numbers), len(val.numbers)) > MOST_COMPARED:
+        return None
+    files = [side for side in SIDES if val.pairs.sides[side].modality.in_files][:1]
+    held_out = _identities(val, files or SIDES)
+    shared = len(held_out & _identities(train, files or SIDES))
+    if shared <= SHARED * len(held_out):
+        return None
+    what = "images" if files else "pairs"
+    return f"{key}: {shared:,} of its {len(held_out):,} {what} are also in data.train, {advice}"
+
+
+def _identities(source: Source, sides: Sequence[SideName]) -> set[tuple[str, ...]]:
+    """Return the distinct items of these sides, by the paths of their files or by their texts.
+
+    The set is empty if the source is not a list of them.
+    """
+    columns = []
+    for side in sides:
+        column = [source.pairs.identity(side, number) for number in source.numbers.tolist()]
+        if None in column:
+            return set()
+        columns.append(column)
+    return set(zip(*columns, strict=True))

@@ -4,24 +4,39 @@ A `Bank` holds a `PopularityCorrection` per direction and temperature. `choose_c
 queries. Evaluating it on the same validation pairs would be too optimistic, so `cross_validated_ranks` splits the x
 into two halves. The queries of each half (its x and their partners) are ranked in the whole gallery, with the
 correction that was best for the other half. So no query influences the correction that it is ranked with.
+
+`hubness_change` and `popularity_agreement` measure on held-out queries what popularity means. Training does not
+identify it as a density: s_ij + tau c_j with zeta_j + tau c_j is the same conditional model. But popularity that was
+solved on some queries predicts how often each item is found by other queries (N_k), and subtracting it makes the search
+fairer.
 """
 
+import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.ranks import Ranks, as_links
+from nuclr.arrays import Features, Integers, Norms, as_features, as_integers, as_links, as_rows, evenly_spaced
+from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
+from nuclr.evaluation.ranks import Ranks, rank_correlation
 from nuclr.evaluation.retrieval import retrieval_ranks
+from nuclr.popularity import ConvergenceWarning, hubness
 from nuclr.popularity.correction import (
     DEFAULT_STRENGTH,
     STRENGTHS,
     TEMPERATURE_FACTORS,
     PopularityCorrection,
 )
-from nuclr.popularity.default_temperature import score_std
-from nuclr.popularity.problem import Array, Indices, Vector, as_features, as_vector
+from nuclr.popularity.defaults import score_std
+
+K = 10  # results of a query whose hubness is measured
+LARGEST = 4000  # anchors, and candidates: enough for a correlation, and about a second of work
+MOST_CANDIDATES = 100_000  # that the held-out anchors search
+PASSES = 150  # of the solver: a larger residual hardly changes ranks
 
 
 @dataclass(frozen=True)
@@ -43,10 +58,18 @@ class Correction:
     strength: float = DEFAULT_STRENGTH
     recall: float | None = None
 
-    def biases(self, bank: "Bank", x: Array, y: Array) -> tuple[Tensor, Tensor]:
+    def biases(
+        self,
+        bank: "Bank",
+        x: Features,
+        y: Features,
+    ) -> tuple[Tensor, Tensor]:
         """Return the biases to subtract from the scores of gallery x and of gallery y, (n_x,) and (n_y,)."""
         zeta_x, zeta_y = bank.zeta(x, y, self.temperature)
         return self.strength * zeta_x, self.strength * zeta_y
+
+
+Setting = tuple[Correction, tuple[Ranks, Ranks]]  # a correction, and the ranks of both directions under it
 
 
 class Bank:
@@ -73,8 +96,15 @@ class Bank:
 
     """
 
-    def __init__(self, x: Array, y: Array, *, transductive: bool = False) -> None:
-        self.x, self.y = as_features("x", x), as_features("y", y)
+    def __init__(
+        self,
+        x: Features,
+        y: Features,
+        *,
+        transductive: bool = False,
+    ) -> None:
+        self.x = as_features("x", x)
+        self.y = as_features("y", y)
         self.transductive = transductive
         self._fitted: dict[float | None, tuple[PopularityCorrection, PopularityCorrection]] = {}
 
@@ -82,7 +112,12 @@ class Bank:
         """Return one line with the sizes."""
         return f"Bank(x={len(self.x)}, y={len(self.y)}, dimensions={self.x.shape[1]})"
 
-    def zeta(self, x: Array, y: Array, temperature: float | None) -> tuple[Tensor, Tensor]:
+    def zeta(
+        self,
+        x: Features,
+        y: Features,
+        temperature: float | None,
+    ) -> tuple[Tensor, Tensor]:
         """Return zeta of gallery x for queries y, and of gallery y for queries x, or the default bias.
 
         Args:
@@ -112,9 +147,9 @@ class Bank:
 
 
 def choose_correction(
-    x: Array,
-    y: Array,
-    links: Indices,
+    x: Features,
+    y: Features,
+    links: Integers,
     bank: Bank,
     temperatures: Sequence[float] | None = None,
     strengths: Sequence[float] = STRENGTHS,
@@ -145,25 +180,17 @@ def choose_correction(
         Correction(temperature=0.1, strength=0.5, recall=1.0)
 
     """
-    best, highest = None, 0.0
-    for correction, ranks in ranks_by_correction(x, y, links, bank, temperatures, strengths):
-        quality = sum(float((1 / of.expected()).mean()) for of in ranks)
-        if quality > highest:
-            recall = sum(float(of.hits(1).mean()) for of in ranks) / 2
-            best, highest = replace(correction, recall=recall), quality
-    if best is None:
-        raise ValueError("temperatures or strengths is empty; give at least one of each to choose from")
-    return best
+    return _choose(ranks_by_correction(x, y, links, bank, temperatures, strengths))[0]
 
 
 def ranks_by_correction(
-    x: Array,
-    y: Array,
-    links: Indices,
+    x: Features,
+    y: Features,
+    links: Integers,
     bank: Bank,
     temperatures: Sequence[float] | None = None,
     strengths: Sequence[float] = STRENGTHS,
-) -> Iterator[tuple[Correction, tuple[Ranks, Ranks]]]:
+) -> Iterator[Setting]:
     """Yield every correction that `choose_correction` tries, with the ranks of both directions under it."""
     if temperatures is None:
         scale = score_std(bank.x, bank.y)
@@ -176,7 +203,11 @@ def ranks_by_correction(
 
 
 def cross_validated_ranks(
-    x: Array, y: Array, links: Indices, bank: Bank, group: Vector | None = None
+    x: Features,
+    y: Features,
+    links: Integers,
+    bank: Bank,
+    group: Integers | None = None,
 ) -> tuple[tuple[Ranks, Ranks], list[Correction]]:
     """Rank each half of the x and their partners under the correction chosen on the other half.
 
@@ -201,43 +232,213 @@ def cross_validated_ranks(
         (8, 2)
 
     """
-    links = as_links(links, len(x), len(y))
+    links = as_links("links", links, len(x), len(y))
     groups = torch.arange(len(x), device=links.device)
     if group is not None:
-        groups = as_vector("group", group, len(x)).long().to(links.device)
-    distinct, number = torch.unique(groups[links[:, 0]], return_inverse=True)  # the group of each link, from 0
-    if len(distinct) < 2:
-        raise ValueError(f"{len(distinct)} x with a partner; needs two to choose on one half for the other")
+        groups = as_integers("group", group, len(x)).to(links.device)
+    used = torch.unique(groups[links[:, 0]])
+    if len(used) < 2:
+        raise ValueError(f"{len(used)} x with a partner; needs two to choose on one half for the other")
+    second_half = used[cut_halves(used)[1]]
     settings = list(ranks_by_correction(x, y, links, bank))
-    halves = [_half_of_query(links[:, side], number, size) for side, size in ((0, len(x)), (1, len(y)))]
-    chosen = []
-    for half in (0, 1):
-        others = [half_of_query != half for half_of_query in halves]
-        correction, ranks = max(
-            settings,
-            key=lambda setting: _mean_of_both(zip((1 / of.expected() for of in setting[1]), others, strict=True)),
-        )
-        recall = _mean_of_both(zip((of.hits(1) for of in ranks), others, strict=True))
-        chosen.append((replace(correction, recall=recall), ranks))
-    (correction_0, ranks_0), (correction_1, ranks_1) = chosen
-    merged = [_merge(a, b, half == 0) for a, b, half in zip(ranks_0, ranks_1, halves, strict=True)]
+    # A query y of several x belongs to the half of the first one.
+    first_x = torch.full((len(y),), len(x), device=links.device).scatter_reduce(0, links[:, 1], links[:, 0], "amin")
+    x_to_y, y_to_x = settings[0][1]
+    halves = [
+        torch.isin(groups[x_to_y.query], second_half),
+        torch.isin(groups[first_x[y_to_x.query]], second_half),
+    ]
+    (correction_0, ranks_0), (correction_1, ranks_1) = (
+        _choose(settings, [in_second != half for in_second in halves]) for half in (False, True)
+    )
+    merged = [_merge(a, b, ~in_second) for a, b, in_second in zip(ranks_0, ranks_1, halves, strict=True)]
     return (merged[0], merged[1]), [correction_0, correction_1]
 
 
-def _half_of_query(row: Tensor, group: Tensor, size: int) -> Tensor:
-    """Return the half, 0 or 1, of each query that has a partner: that of the first group that it occurs in."""
-    none = int(group.max()) + 1
-    first = torch.full((size,), none, device=row.device).scatter_reduce(0, row, group, "amin")
-    return first[first < none] % 2
+def _choose(settings: Iterable[Setting], kept: Sequence[Tensor] | None = None) -> Setting:
+    """Return the setting with the best mean reciprocal rank, with its recall@1: means of both directions.
+
+    Args:
+        settings: what to choose from.
+        kept: per direction which queries count, (n,) bool. None: all.
+
+    """
+
+    def mean(values: Sequence[Tensor]) -> float:
+        chosen = values if kept is None else [one[rows] for one, rows in zip(values, kept, strict=True)]
+        # If few y belong to many x, all of them may be in one half: the empty half counts as 0.
+        return sum(float(one.sum()) / max(1, len(one)) for one in chosen) / 2
+
+    correction, ranks = max(settings, key=lambda setting: mean([1 / of.expected() for of in setting[1]]))
+    return replace(correction, recall=mean([of.hits(1) for of in ranks])), ranks
 
 
-def _mean_of_both(directions: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Average over both directions the mean over the selected queries."""
-    # If few y belong to many x, all of them may be in one half: the empty half counts as 0.
-    return sum(float(values[kept].sum()) / max(1, int(kept.sum())) for values, kept in directions) / 2
+def bank_rows(ids: Integers, size: int) -> Tensor:
+    """Return the rows of a bank: the first of each distinct item, evenly spaced if there are more than `size`.
+
+    Args:
+        ids: (n,) integers, equal for copies of one item.
+        size: Largest number of rows.
+
+    Returns:
+        (min(distinct, size),) int64.
+
+    Example:
+        >>> bank_rows([5, 5, 3, 8, 3, 9], 3).tolist()
+        [2, 3, 5]
+
+    """
+    number = as_integers("ids", ids, None)
+    order = torch.argsort(number, stable=True)
+    first = order[torch.cat([number.new_ones(1, dtype=torch.bool), number[order].diff() != 0])] if len(order) else order
+    return first[evenly_spaced(len(first), size)]
 
 
-def _merge(a: Ranks, b: Ranks, take_a: Tensor) -> Ranks:
+def _merge(
+    a: Ranks,
+    b: Ranks,
+    take_a: Tensor,
+) -> Ranks:
     """Take each query's entry from a or b, which differ only in the candidates' scores."""
-    above, tied, own = (torch.where(take_a, getattr(a, name), getattr(b, name)) for name in ("above", "tied", "own"))
-    return replace(a, above=above, tied=tied, own=own)
+    counts: dict[str, Any] = {
+        name: torch.where(take_a, getattr(a, name), getattr(b, name)) for name in ("above", "tied", "own")
+    }
+    return replace(a, **counts)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Hubness of held-out queries
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HubnessChange:
+    """Hubness of a gallery as (before, after) correction.
+
+    Attributes:
+        never_found: Share of the items that no query finds.
+        skewness: Of N_k.
+        correlation: Rank correlation of the bias with N_k before; NaN if one of the two is constant.
+        recall: Recall@1 of the queries with a right answer; None if none is known.
+        gain: Change of recall@1 with its interval.
+
+    """
+
+    never_found: tuple[float, float]
+    skewness: tuple[float, float]
+    correlation: float
+    recall: tuple[float, float] | None = None
+    gain: Interval | None = None
+
+
+def hubness_change(
+    bank: tuple[Features, Features],
+    queries: Features,
+    gallery: Features,
+    links: Integers | None = None,
+    temperature: float | None = None,
+    k: int = K,
+) -> HubnessChange:
+    """Measure the hubness of a gallery before and after correction.
+
+    Args:
+        bank: Features of queries, and of the candidates that they choose from, such as training pairs.
+        queries: Features of held-out queries, (n_queries, d).
+        gallery: Features of what they search, (n_gallery, d).
+        links: Rows (query, right answer), (n, 2).
+        temperature: Of the correction. None: the default of `PopularityCorrection`.
+        k: How many items a query looks at; at most the size of the gallery.
+
+    Returns:
+        The measures before and after correction; with links also recall@1 and the interval of its gain.
+
+    Raises:
+        ValueError: If an argument has a wrong type or shape.
+
+    Example:
+        >>> import torch
+        >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
+        >>> change = hubness_change((x[:4], x[4:]), x[:4], x[4:], [[0, 1], [1, 0]], k=2)
+        >>> 0 <= change.recall[0] <= 1
+        True
+
+    """
+    fix = _fit(PopularityCorrection(temperature), *bank)
+    bias = fix.bias(gallery)
+    queries = as_rows("queries", queries)
+    gallery = as_rows("gallery", gallery)
+    plain = hubness(queries, gallery, min(k, len(gallery)))
+    corrected = hubness(
+        queries,
+        gallery,
+        min(k, len(gallery)),
+        bias=bias,
+    )
+    return HubnessChange(
+        never_found=(plain.never_found, corrected.never_found),
+        skewness=(plain.skewness, corrected.skewness),
+        correlation=rank_correlation(bias, plain.counts),
+        recall=None if links is None else (plain.recall(links), corrected.recall(links)),
+        gain=None if links is None else change_interval(plain.hits(links), corrected.hits(links)),
+    )
+
+
+def popularity_agreement(
+    anchors: Features,
+    candidates: Features,
+    temperature: float,
+    k: int = K,
+    *,
+    normalize: bool = False,
+) -> float:
+    """Return how well popularity predicts what other queries find.
+
+    Popularity is solved with every other anchor. It is compared with N_k of the remaining anchors. At most 4,000 of
+    each, and 100,000 candidates, are used, evenly spaced.
+
+    Args:
+        anchors: Features of the queries, (n_x, d).
+        candidates: Features of the candidates, (n_y, d).
+        temperature: Of the popularity problem.
+        k: How many candidates an anchor finds.
+        normalize: Scale all features to unit norm.
+
+    Returns:
+        The rank correlation of zeta with N_k; NaN with fewer than four anchors or no more than k candidates.
+
+    Raises:
+        ValueError: If an argument has a wrong type or shape.
+
+    Example:
+        >>> import torch
+        >>> x = torch.nn.functional.normalize(torch.arange(90.0).sin().reshape(30, 3), dim=1)
+        >>> -1 <= popularity_agreement(x[:15], x[15:], temperature=0.1) <= 1
+        True
+
+    """
+    if len(anchors) < 4 or len(candidates) <= k:
+        return math.nan
+    norms: Norms = "normalize" if normalize else "unit"
+    anchors = as_rows("anchors", anchors, norms)
+    candidates = as_rows("candidates", candidates, norms)
+    if len(candidates) > MOST_CANDIDATES:
+        candidates = candidates.take(evenly_spaced(len(candidates), MOST_CANDIDATES))
+    fix = PopularityCorrection(
+        temperature,
+        strength=1.0,
+        bank_size=LARGEST,
+    )
+    _fit(fix, anchors.part(slice(0, None, 2)), candidates)
+    others = anchors.part(slice(1, None, 2))
+    found = hubness(others.take(evenly_spaced(len(others), LARGEST)), candidates, k)
+    return rank_correlation(fix.bias(candidates), found.counts)
+
+
+def _fit(
+    fix: PopularityCorrection,
+    queries: Features,
+    candidates: Features,
+) -> PopularityCorrection:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return fix.fit(queries, candidates, max_iterations=PASSES)

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.ranks import TILE, as_links, check_features
-from nuclr.popularity.problem import Array, Indices, as_tensor, as_vector
+from nuclr.arrays import Features, Integers, Vector, as_features, as_integers, as_links, as_vector
+from nuclr.evaluation.metrics import measure
+from nuclr.evaluation.ranks import TILE
 
 _FEWEST_ROWS = 16  # queries per tile: their scores need less memory than the features of the corpus
-_MOST_COUNTED = 64  # relevant documents of a query: above, sorting its scores once is cheaper than counting for each
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,16 +92,12 @@ class DocumentRanks:
 
 
 def ranking_metrics(
-    queries: Array,
-    corpus: Array,
-    qrels: Indices,
+    queries: Features,
+    corpus: Features,
+    qrels: Integers,
     ids: Sequence[str] | None = None,
-    bias: Array | None = None,
-    ignore: Indices | None = None,
-    *,
-    ndcg_k: int = 10,
-    mrr_k: int = 10,
-    recall_k: int = 100,
+    bias: Vector | None = None,
+    ignore: Integers | None = None,
 ) -> dict[str, float]:
     """Rank a corpus for each query by inner product and return the metrics above.
 
@@ -114,12 +110,10 @@ def ranking_metrics(
         bias: Subtracted from the scores of each document, (n_documents,), for example its popularity.
         ignore: Rows (row of the query, row of the document) that are left out of the ranking, (i, 2). BEIR ignores a
             document that is the query itself.
-        ndcg_k: Length of the list for nDCG.
-        mrr_k: Length of the list for MRR.
-        recall_k: Length of the list for recall.
 
     Returns:
-        `nDCG@10`, `MRR@10`, `recall@100` and `MAP` (with the lengths given), fractions.
+        `nDCG@10`, `MRR@10`, `recall@100` and `MAP`, fractions: every registered metric of search. `document_ranks`
+        gives other lengths, such as `document_ranks(...).ndcg(5).mean()`.
 
     Raises:
         ValueError: If a shape or type is wrong, a feature is not finite, a row does not exist, a query has judgments
@@ -132,23 +126,17 @@ def ranking_metrics(
         {'nDCG@10': 0.835, 'MRR@10': 0.75, 'recall@100': 1.0, 'MAP': 0.792}
 
     """
-    ranks = document_ranks(queries, corpus, qrels, ids, bias, ignore)
-    return {
-        f"nDCG@{ndcg_k}": float(ranks.ndcg(ndcg_k).mean()),
-        f"MRR@{mrr_k}": float(ranks.reciprocal_rank(mrr_k).mean()),
-        f"recall@{recall_k}": float(ranks.recall(recall_k).mean()),
-        "MAP": float(ranks.average_precision().mean()),
-    }
+    return measure("search", document_ranks(queries, corpus, qrels, ids, bias, ignore))
 
 
 @torch.no_grad()
 def document_ranks(
-    queries: Array,
-    corpus: Array,
-    qrels: Indices,
+    queries: Features,
+    corpus: Features,
+    qrels: Integers,
     ids: Sequence[str] | None = None,
-    bias: Array | None = None,
-    ignore: Indices | None = None,
+    bias: Vector | None = None,
+    ignore: Integers | None = None,
 ) -> DocumentRanks:
     """Rank a corpus for each query by inner product and return the rank of every relevant document.
 
@@ -173,18 +161,20 @@ def document_ranks(
         ([1.0, 2.0], [1.0, 0.5])
 
     """
-    features_q, features_c = check_features("queries", queries), check_features("corpus", corpus)
-    if features_q.shape[1] != features_c.shape[1]:
-        raise ValueError(
-            f"queries has {features_q.shape[1]} columns and corpus {features_c.shape[1]}; give equal sizes"
-        )
+    features_q = as_features("queries", queries, "any")
+    features_c = as_features(
+        "corpus",
+        corpus,
+        "any",
+        width=features_q.shape[1],
+    )
     n = len(features_c)
     query, document, relevance = _relevant(qrels, len(features_q), n)
     subtracted = None if bias is None else as_vector("bias", bias, n)
     before = _tie_order(ids, n).to(features_c.device)
     skipped = torch.zeros(0, 2, dtype=torch.long)
     if ignore is not None and len(ignore):
-        skipped = as_links(ignore, len(features_q), n, ("queries", "corpus"), "ignore")
+        skipped = as_links("ignore", ignore, len(features_q), n, ("queries", "corpus"))
     rank = torch.empty(len(query), dtype=torch.float64)
     rows, counts = torch.unique_consecutive(query, return_counts=True)
     size = max(_FEWEST_ROWS, TILE // n)
@@ -205,14 +195,12 @@ def document_ranks(
     return DocumentRanks(query[order], document[order], relevance[order], rank[order])
 
 
-def _ranks_in_row(scores: Tensor, documents: Tensor, before: Tensor) -> Tensor:
+def _ranks_in_row(
+    scores: Tensor,
+    documents: Tensor,
+    before: Tensor,
+) -> Tensor:
     """Return the ranks of these documents, from 1; `before` (n,) holds the position of each document among ties."""
-    if len(documents) > _MOST_COUNTED:
-        order = torch.argsort(before)
-        order = order[torch.argsort(scores[order], descending=True, stable=True)]
-        ranks = torch.empty_like(order)
-        ranks[order] = torch.arange(1, len(order) + 1, device=order.device)
-        return ranks[documents]
     ranks = torch.empty_like(documents)
     for number, document in enumerate(documents.tolist()):
         score = scores[document]
@@ -221,21 +209,19 @@ def _ranks_in_row(scores: Tensor, documents: Tensor, before: Tensor) -> Tensor:
     return ranks
 
 
-def _relevant(qrels: Indices, n_queries: int, n_documents: int) -> tuple[Tensor, Tensor, Tensor]:
+def _relevant(
+    qrels: Integers,
+    n_queries: int,
+    n_documents: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return query, document and relevance of the relevant judgments, sorted by query; refuse wrong judgments."""
-    judged = as_tensor("qrels", qrels, lists=True).cpu()
-    if judged.ndim != 2 or judged.shape[1] != 3 or not len(judged):
-        raise ValueError(
-            f"qrels has shape {tuple(judged.shape)}; needs (m, 3), rows (query, document, relevance), at least one"
-        )
-    if judged.is_floating_point() or judged.dtype == torch.bool:
-        raise ValueError(f"qrels holds {str(judged.dtype).removeprefix('torch.')}; needs integers")
-    judged = judged.long()
-    for column, size, name in ((0, n_queries, "queries"), (1, n_documents, "corpus")):
-        low, high = (int(end) for end in judged[:, column].aminmax())
-        if low < 0 or high >= size:
-            raise ValueError(f"qrels names row {high if high >= size else low} of the {name}, which has {size}")
-    pairs, counts = torch.unique(judged[:, :2], dim=0, return_counts=True)
+    judged = as_integers("qrels", qrels, None, 3).cpu()
+    links = as_links("qrels", judged[:, :2], n_queries, n_documents, ("queries", "corpus"))
+    pairs, counts = torch.unique(
+        links,
+        dim=0,
+        return_counts=True,
+    )
     if int(counts.max()) > 1:
         query, document = pairs[counts.argmax()].tolist()
         raise ValueError(f"qrels judges document {document} for query {query} more than once; give one relevance")
@@ -254,13 +240,15 @@ def _tie_order(ids: Sequence[str] | None, n: int) -> Tensor:
         return torch.arange(n - 1, -1, -1)
     if len(ids) != n or len(set(ids)) != n:
         raise ValueError(f"ids has {len(set(ids))} distinct entries; needs {n}, one for each row of corpus")
-    keys = [name.encode("utf-8", "surrogatepass") for name in ids]
-    position = torch.empty(n, dtype=torch.long)
-    position[torch.tensor(sorted(range(n), key=keys.__getitem__, reverse=True))] = torch.arange(n)
-    return position
+    order = sorted(range(n), key=lambda row: ids[row].encode("utf-8", "surrogatepass"), reverse=True)
+    return torch.argsort(torch.tensor(order))
 
 
-def _discounted(relevance: Tensor, rank: Tensor, k: int) -> Tensor:
+def _discounted(
+    relevance: Tensor,
+    rank: Tensor,
+    k: int,
+) -> Tensor:
     return torch.where(rank <= k, relevance / torch.log2(rank.double() + 1), 0.0)
 
 

@@ -6,14 +6,16 @@ neighbors, or the training half of the probe, and the queries.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize, one_hot
+from torch.nn.functional import cross_entropy, one_hot
 
-from nuclr.evaluation.ranks import TILE, check_features
-from nuclr.norms import rescale_extreme_rows
-from nuclr.popularity.problem import Array, Indices, as_tensor
+from nuclr.arrays import Features, Integers, as_features, as_integers, as_positive, unit_rows
+from nuclr.evaluation import metrics
+from nuclr.evaluation.ranks import TILE
 
 K = 20
 TEMPERATURE = 0.07
@@ -22,7 +24,7 @@ _VALIDATION = 5  # every fifth sample of a class is used to choose the regulariz
 _ITERATIONS = 500
 
 
-def split_halves(labels: Indices) -> tuple[Tensor, Tensor]:
+def split_halves(labels: Integers) -> tuple[Tensor, Tensor]:
     """Divide labeled samples into halves: within each class, the first, third, ... and the second, fourth, ...
 
     Args:
@@ -40,7 +42,7 @@ def split_halves(labels: Indices) -> tuple[Tensor, Tensor]:
         (tensor([0, 2, 3]), tensor([1, 4]))
 
     """
-    targets = torch.unique(_labels("labels", labels), return_inverse=True)[1]
+    targets = torch.unique(as_integers("labels", labels, None), return_inverse=True)[1]
     odd = _position_in_class(targets) % 2 == 1
     if not bool(odd.any()):
         raise ValueError(
@@ -50,10 +52,10 @@ def split_halves(labels: Indices) -> tuple[Tensor, Tensor]:
 
 
 def knn_accuracy(
-    gallery: Array,
-    labels: Indices,
-    queries: Array,
-    query_labels: Indices,
+    gallery: Features,
+    labels: Integers,
+    queries: Features,
+    query_labels: Integers,
     k: int = K,
     temperature: float | None = TEMPERATURE,
 ) -> float:
@@ -67,7 +69,7 @@ def knn_accuracy(
         labels: Their classes, (n,) integers.
         queries: Features to classify, (m, d).
         query_labels: Their classes, (m,) integers.
-        k: Number of neighbors, at most n. Of neighbors with equal similarity, the earlier row of the gallery is taken.
+        k: Number of neighbors, at most n.
         temperature: Of the weights; None: each neighbor has one vote.
 
     Returns:
@@ -89,88 +91,113 @@ def knn_accuracy(
 
 @torch.no_grad()
 def knn_hits(
-    gallery: Array,
-    labels: Indices,
-    queries: Array,
-    query_labels: Indices,
+    gallery: Features,
+    labels: Integers,
+    queries: Features,
+    query_labels: Integers,
     k: int = K,
     temperature: float | None = TEMPERATURE,
-    tops: tuple[int, ...] = (1,),
 ) -> Tensor:
-    """Return the outcome of every query of `knn_accuracy`.
+    """Return the outcome of every query of `knn_accuracy`, (m,) float64; same arguments.
 
-    Args:
-        gallery: Labeled features, (n, d); they need not have unit norm.
-        labels: Their classes, (n,) integers.
-        queries: Features to classify, (m, d).
-        query_labels: Their classes, (m,) integers.
-        k: Number of neighbors, at most n.
-        temperature: Of the weights; None: each neighbor has one vote.
-        tops: How many of the classes with most votes count as answers.
-
-    Returns:
-        (m, tops), float64: the probability that the right class is among them. Classes with equal votes are in random
-        order.
-
-    Raises:
-        ValueError: As in `knn_accuracy`.
-
-    Example:
-        >>> import numpy as np
-        >>> gallery = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-        >>> knn_hits(gallery, [0, 0, 1], np.array([[1.0, 0.2], [0.2, 1.0]]), [1, 1], k=2, tops=(1, 2)).tolist()
-        [[0.0, 1.0], [1.0, 1.0]]
-
+    It is the probability that the right class is chosen: classes with equal votes are in random order.
     """
     known, asked, targets, query_targets = _labeled(gallery, labels, queries, query_labels)
     classes = int(targets.max()) + 1
     if not 1 <= k <= len(known):
         raise ValueError(f"k={k}; allowed: 1 to {len(known)}, the rows of gallery")
-    if temperature is not None and not temperature > 0:
-        raise ValueError(f"temperature={temperature}; needs a positive number, or None for one vote per neighbor")
-    known, asked = (normalize(rescale_extreme_rows(side), dim=1) for side in (known, asked))
-    hits = torch.zeros(len(asked), len(tops), dtype=torch.float64, device=known.device)
+    if temperature is not None:
+        as_positive("temperature", temperature)
+    known = unit_rows(known)
+    asked = unit_rows(asked)
+    hits = []
     size = max(1, TILE // max(len(known), classes))
-    for rows in torch.arange(len(asked), device=known.device).split(size):
-        own = query_targets[rows]
-        similarity, neighbor = _nearest(asked[rows] @ known.T, k)
-        weight = torch.ones_like(similarity) if temperature is None else _weights(similarity, temperature)
+    for rows, own in zip(asked.split(size), query_targets.split(size), strict=True):
+        similarity, neighbor = (rows @ known.T).double().topk(k, dim=1)
+        # Relative to the nearest neighbor, so that nothing overflows.
+        weight = ((similarity - similarity[:, :1]) / (temperature or 1.0)).exp()
+        weight = torch.ones_like(weight) if temperature is None else weight
         votes = weight.new_zeros(len(rows), classes).scatter_add(1, targets[neighbor], weight)
-        reached = votes.gather(1, own.clamp(min=0)[:, None])
-        better, equal = (votes > reached).sum(dim=1), (votes == reached).sum(dim=1)
-        for column, top in enumerate(tops):
-            hits[rows, column] = ((top - better).clamp(min=0) / equal).clamp(max=1).double() * (own >= 0)
-    return hits
+        best = votes == votes.max(dim=1, keepdim=True).values
+        right = best.gather(1, own.clamp(min=0)[:, None]).squeeze(1) & (own >= 0)
+        hits.append(right / best.sum(dim=1).double())
+    return torch.cat(hits)
 
 
-def _weights(similarity: Tensor, temperature: float) -> Tensor:
-    """Return exp(similarity / temperature) relative to the nearest neighbor, so that nothing overflows."""
-    similarity = similarity.double()
-    return ((similarity - similarity[:, :1]) / temperature).exp()
+@dataclass(frozen=True)
+class LabeledHalves:
+    """Labeled features, one half of which is classified by means of the other.
+
+    Attributes:
+        known: Features of the labeled half, (n, d).
+        labels: Their classes, (n,).
+        asked: Features to classify, (m, d).
+        asked_labels: Their classes, (m,).
+
+    """
+
+    known: Tensor
+    labels: Tensor
+    asked: Tensor
+    asked_labels: Tensor
+
+    @property
+    def k(self) -> int:
+        """Number of neighbors that vote."""
+        return min(K, len(self.known))
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(torch.unique(torch.cat([self.labels, self.asked_labels])))
+
+    @cached_property
+    def regularization(self) -> float:
+        """Penalty of the linear probe, chosen on the labeled half."""
+        return choose_regularization(self.known, self.labels)
+
+    def chance(self) -> Tensor:
+        """Return the probability that a random class is right, (m,)."""
+        return torch.full((len(self.asked),), 1 / self.classes, dtype=torch.float64)
+
+    def neighbor_hits(self, temperature: float | None = TEMPERATURE) -> Tensor:
+        """Return the outcome of each classification by nearest neighbors, (m,)."""
+        return knn_hits(self.known, self.labels, self.asked, self.asked_labels, self.k, temperature)
+
+    def probe_hits(self) -> Tensor:
+        """Return the outcome of each classification by a linear probe, (m,)."""
+        return linear_probe_hits(self.known, self.labels, self.asked, self.asked_labels, self.regularization)
 
 
-def _nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest scores of each row and their columns; of equal scores, the first columns."""
-    values, columns = scores.topk(k, dim=1)
-    # topk chooses among scores that equal the k-th one in an unspecified way.
-    unclear = ((scores >= values[:, -1:]).sum(dim=1) > k).nonzero().flatten()
-    if len(unclear):
-        values[unclear], order = (part[:, :k] for part in scores[unclear].sort(dim=1, descending=True, stable=True))
-        columns[unclear] = order
-    return values, columns
+def labeled_halves(x: Features, labels: Integers) -> LabeledHalves:
+    """Divide labeled features as `split_halves` does.
+
+    Args:
+        x: Features, (n, d).
+        labels: Class of each, (n,) integers.
+
+    Returns:
+        What the metrics of labeled features are computed from.
+
+    Raises:
+        ValueError: If a shape or type is wrong, a feature is not finite, or no class has two samples.
+
+    """
+    features = as_features("x", x, "any")
+    targets = as_integers("labels", labels, len(features)).to(features.device)
+    first, second = split_halves(targets)
+    return LabeledHalves(features[first], targets[first], features[second], targets[second])
 
 
-def knn_metrics(x: Array, labels: Indices, k: int = K, temperature: float | None = TEMPERATURE) -> dict[str, float]:
+def knn_metrics(x: Features, labels: Integers) -> dict[str, float]:
     """Compute k-nearest-neighbor accuracy of one labeled set, its first half the gallery and its second the queries.
 
     Args:
         x: Features, (n, d).
         labels: Class of each, (n,) integers.
-        k: Number of neighbors; all of the gallery if it has fewer.
-        temperature: Of the weights (see `knn_accuracy`).
 
     Returns:
-        `knn_acc1`, the accuracy, and `knn_chance`, one divided by the number of classes.
+        `knn_acc1`, the accuracy of 20 neighbors, and `knn_chance`, one divided by the number of classes.
 
     Raises:
         ValueError: As in `knn_accuracy` and `split_halves`.
@@ -181,23 +208,17 @@ def knn_metrics(x: Array, labels: Indices, k: int = K, temperature: float | None
         {'knn_acc1': 1.0, 'knn_chance': 0.5}
 
     """
-    features = check_features("x", x)
-    targets = _labels("labels", labels, len(features)).to(features.device)
-    first, second = split_halves(targets)
-    accuracy = knn_accuracy(
-        features[first], targets[first], features[second], targets[second], min(k, len(first)), temperature
-    )
-    return {"knn_acc1": accuracy, "knn_chance": 1 / len(torch.unique(targets))}
+    return metrics.METRICS["knn_acc1"].measure(labeled_halves(x, labels))
 
 
 # -- linear probe ------------------------------------------------------------------------------------------------------
 
 
 def linear_probe_accuracy(
-    train_x: Array,
-    train_y: Indices,
-    test_x: Array,
-    test_y: Indices,
+    train_x: Features,
+    train_y: Integers,
+    test_x: Features,
+    test_y: Integers,
     regularization: float | None = None,
 ) -> float:
     """Fit a linear classifier on frozen features and return its accuracy on others.
@@ -227,17 +248,24 @@ def linear_probe_accuracy(
         1.0
 
     """
-    x, other, targets, test_targets = _labeled(
-        train_x, train_y, test_x, test_y, ("train_x", "train_y", "test_x", "test_y")
-    )
-    if regularization is None:
-        regularization = choose_regularization(x, targets)
-    if not regularization > 0:
-        raise ValueError(f"regularization={regularization}; needs a positive number")
-    return float((_fit(x, targets, regularization)(other) == test_targets).double().mean())
+    return float(linear_probe_hits(train_x, train_y, test_x, test_y, regularization).mean())
 
 
-def choose_regularization(x: Array, labels: Indices) -> float:
+def linear_probe_hits(
+    train_x: Features,
+    train_y: Integers,
+    test_x: Features,
+    test_y: Integers,
+    regularization: float | None = None,
+) -> Tensor:
+    """Return the outcome of every classification of `linear_probe_accuracy`, (m,) float64; same arguments."""
+    names = ("train_x", "train_y", "test_x", "test_y")
+    x, other, targets, test_targets = _labeled(train_x, train_y, test_x, test_y, names)
+    penalty = choose_regularization(x, targets) if regularization is None else regularization
+    return (_fit(x, targets, as_positive("regularization", penalty))(other) == test_targets).double()
+
+
+def choose_regularization(x: Features, labels: Integers) -> float:
     """Choose the strength of the linear probe's penalty by accuracy on every fifth sample of each class.
 
     The probe is fitted on the rest. Of equally good values, the largest is taken.
@@ -258,28 +286,27 @@ def choose_regularization(x: Array, labels: Indices) -> float:
         1.0
 
     """
-    features = check_features("x", x)
-    targets = _labels("labels", labels, len(features)).to(features.device)
+    features = as_features("x", x, "any")
+    targets = as_integers("labels", labels, len(features)).to(features.device)
     targets = torch.unique(targets, return_inverse=True)[1]
-    held_out = _position_in_class(targets) % _VALIDATION == _last_or_fifth(targets)
+    count = torch.bincount(targets)[targets]
+    # The fifth of five consecutive samples, or the last of a class with two to four.
+    last = torch.where(count == 1, -1, torch.clamp(count, max=_VALIDATION) - 1)
+    held_out = _position_in_class(targets) % _VALIDATION == last
     if not bool(held_out.any()):
         return REGULARIZATIONS[len(REGULARIZATIONS) // 2]
-    best, highest = REGULARIZATIONS[-1], -1.0
+    accuracies = {}
     for regularization in reversed(REGULARIZATIONS):
         predict = _fit(features[~held_out], targets[~held_out], regularization)
-        accuracy = float((predict(features[held_out]) == targets[held_out]).double().mean())
-        if accuracy > highest:
-            best, highest = regularization, accuracy
-    return best
+        accuracies[regularization] = float((predict(features[held_out]) == targets[held_out]).double().mean())
+    return max(accuracies, key=lambda regularization: accuracies[regularization])
 
 
-def _last_or_fifth(labels: Tensor) -> Tensor:
-    """Return which of five consecutive samples is held out: the fifth, or the last of a class with two to four."""
-    count = torch.bincount(labels)[labels]
-    return torch.where(count == 1, -1, torch.clamp(count, max=_VALIDATION) - 1)
-
-
-def _fit(x: Tensor, labels: Tensor, regularization: float) -> Callable[[Tensor], Tensor]:
+def _fit(
+    x: Tensor,
+    labels: Tensor,
+    regularization: float,
+) -> Callable[[Tensor], Tensor]:
     """Return a function from features to predicted classes."""
     x = x.double()
     mean = x.mean(dim=0)
@@ -288,7 +315,11 @@ def _fit(x: Tensor, labels: Tensor, regularization: float) -> Callable[[Tensor],
     return lambda other: ((other.double() - mean) / scale @ weight + intercept).argmax(dim=1)
 
 
-def fit_logistic_regression(x: Tensor, labels: Tensor, regularization: float) -> tuple[Tensor, Tensor]:
+def fit_logistic_regression(
+    x: Tensor,
+    labels: Tensor,
+    regularization: float,
+) -> tuple[Tensor, Tensor]:
     """Minimize mean cross-entropy + regularization/2 * |weight|^2 by L-BFGS, starting from zero.
 
     Args:
@@ -307,8 +338,8 @@ def fit_logistic_regression(x: Tensor, labels: Tensor, regularization: float) ->
 
     """
     classes = int(labels.max()) + 1
-    weight = torch.zeros(x.shape[1], classes, dtype=x.dtype, device=x.device)
-    intercept = torch.zeros(classes, dtype=x.dtype, device=x.device)
+    weight = x.new_zeros(x.shape[1], classes)
+    intercept = x.new_zeros(classes)
     targets = one_hot(labels, classes).to(x)
     optimizer = torch.optim.LBFGS(
         [weight, intercept],
@@ -336,36 +367,30 @@ def fit_logistic_regression(x: Tensor, labels: Tensor, regularization: float) ->
 
 
 def _labeled(
-    first: Array,
-    first_labels: Indices,
-    second: Array,
-    second_labels: Indices,
+    first: Features,
+    first_labels: Integers,
+    second: Features,
+    second_labels: Integers,
     names: tuple[str, str, str, str] = ("gallery", "labels", "queries", "query_labels"),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return both sets of features, then their labels, after checking them.
 
     The classes of the first set are numbered from 0. A class that occurs only in the second set is -1.
     """
-    x, other = check_features(names[0], first), check_features(names[2], second)
+    x = as_features(names[0], first, "any")
+    other = as_features(
+        names[2],
+        second,
+        "any",
+        width=x.shape[1],
+    )
     for name, features in ((names[0], x), (names[2], other)):
         if not len(features):
             raise ValueError(f"{name} has no rows; needs at least one")
-    if x.shape[1] != other.shape[1]:
-        raise ValueError(f"{names[0]} has {x.shape[1]} columns and {names[2]} {other.shape[1]}; give equal sizes")
-    classes, targets = torch.unique(_labels(names[1], first_labels, len(x)).to(x.device), return_inverse=True)
-    asked = _labels(names[3], second_labels, len(other)).to(x.device)
+    classes, targets = torch.unique(as_integers(names[1], first_labels, len(x)).to(x.device), return_inverse=True)
+    asked = as_integers(names[3], second_labels, len(other)).to(x.device)
     position = torch.searchsorted(classes, asked).clamp(max=len(classes) - 1)
     return x, other, targets, torch.where(classes[position] == asked, position, -1)
-
-
-def _labels(name: str, labels: Indices, n: int | None = None) -> Tensor:
-    targets = as_tensor(name, labels, lists=True)
-    size = "n" if n is None else str(n)
-    if targets.ndim != 1 or (n is not None and len(targets) != n) or not len(targets):
-        raise ValueError(f"{name} has shape {tuple(targets.shape)}; needs ({size},), one class per row")
-    if targets.is_floating_point() or targets.dtype == torch.bool:
-        raise ValueError(f"{name} holds {str(targets.dtype).removeprefix('torch.')}; needs class numbers (integers)")
-    return targets.long()
 
 
 def _position_in_class(labels: Tensor) -> Tensor:

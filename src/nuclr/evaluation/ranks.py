@@ -15,7 +15,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import Array, Indices, as_tensor, as_vector
+from nuclr.arrays import (
+    Array,
+    Features,
+    Integers,
+    Vector,
+    as_features,
+    as_links,
+    as_tensor,
+    as_vector,
+)
 
 TILE = 2**22  # scores per tile; larger tiles no longer fit into the caches and are slower
 
@@ -47,7 +56,8 @@ class Ranks:
 
     def __repr__(self) -> str:
         """Return one line with the sizes and two headline values."""
-        recall, rank = float(self.hits(1).mean()), float(self.expected().mean())
+        recall = float(self.hits(1).mean())
+        rank = float(self.expected().mean())
         return f"Ranks(queries={len(self)}, gallery={self.gallery}, recall@1={recall:.4g}, mean_rank={rank:.4g})"
 
     def hits(self, k: int) -> Tensor:
@@ -67,7 +77,12 @@ class Ranks:
         return 1 + self.above + self.tied / (self.own + 1).double()
 
 
-def query_ranks(queries: Array, gallery: Array, links: Indices, bias: Array | None = None) -> Ranks:
+def query_ranks(
+    queries: Features,
+    gallery: Features,
+    links: Integers,
+    bias: Vector | None = None,
+) -> Ranks:
     """Rank the gallery for each query by inner product and return the rank of its best partner.
 
     Features are used as they are: normalize them first if you want cosine similarity.
@@ -94,15 +109,21 @@ def query_ranks(queries: Array, gallery: Array, links: Indices, bias: Array | No
         Ranks(queries=3, gallery=3, recall@1=0.3333, mean_rank=2)
 
     """
-    features_q, features_g = check_features("queries", queries), check_features("gallery", gallery)
-    if features_q.shape[1] != features_g.shape[1]:
-        raise ValueError(
-            f"queries has {features_q.shape[1]} columns and gallery {features_g.shape[1]}; give equal sizes"
-        )
+    features_q = as_features("queries", queries, "any")
+    features_g = as_features(
+        "gallery",
+        gallery,
+        "any",
+        width=features_q.shape[1],
+    )
     return _ranks(lambda rows: features_q[rows] @ features_g.T, len(features_q), len(features_g), links, bias)
 
 
-def query_ranks_from_scores(scores: Array, links: Indices, bias: Array | None = None) -> Ranks:
+def query_ranks_from_scores(
+    scores: Array,
+    links: Integers,
+    bias: Vector | None = None,
+) -> Ranks:
     """Return the rank of each query's best partner from a matrix of scores.
 
     Args:
@@ -134,11 +155,15 @@ def query_ranks_from_scores(scores: Array, links: Indices, bias: Array | None = 
 
 @torch.no_grad()
 def _ranks(
-    scores_of: Callable[[Tensor], Tensor], n_queries: int, n_gallery: int, links: Indices, bias: Array | None
+    scores_of: Callable[[Tensor], Tensor],
+    n_queries: int,
+    n_gallery: int,
+    links: Integers,
+    bias: Vector | None,
 ) -> Ranks:
     subtracted = None if bias is None else as_vector("bias", bias, n_gallery)
     # Sorted by query, so that the links of a tile are consecutive.
-    sorted_links = torch.unique(as_links(links, n_queries, n_gallery, ("queries", "gallery")), dim=0)
+    sorted_links = torch.unique(as_links("links", links, n_queries, n_gallery, ("queries", "gallery")), dim=0)
     query, partners = torch.unique_consecutive(sorted_links[:, 0], return_counts=True)
     rows_per_tile = max(1, TILE // n_gallery)
     # Allocated before the loop: small results allocated per tile would fragment the heap, which then grows by a tile.
@@ -164,58 +189,11 @@ def _ranks(
     return Ranks(query, above, tied, own, partners, n_gallery)
 
 
-def check_features(name: str, value: Array) -> Tensor:
-    """Return features (n, d) as a floating-point tensor of at least float32, after checking that they are finite."""
-    features = as_tensor(name, value)
-    if features.ndim != 2 or not features.is_floating_point():
-        kind = str(features.dtype).removeprefix("torch.")
-        raise ValueError(f"{name} has shape {tuple(features.shape)} of {kind}; needs floating-point features (n, d)")
-    features = features.float() if features.dtype.itemsize < 4 else features
-    if not features.isfinite().all():
-        row = int((~features.isfinite().all(dim=1)).nonzero()[0])
-        raise ValueError(f"{name}: row {row} holds a NaN or an infinity, which has no rank")
-    return features
-
-
-def as_links(
-    links: Indices, n_first: int, n_second: int, names: tuple[str, str] = ("x", "y"), argument: str = "links"
+def hit_probability(
+    k: Tensor,
+    wrong: Tensor,
+    right: Tensor,
 ) -> Tensor:
-    """Return `links` as an int64 tensor (n, 2), after checking that its rows exist.
-
-    Args:
-        links: Tensor, array or list of row pairs (row of the first side, row of the second side).
-        n_first: Number of rows of the first side.
-        n_second: Number of rows of the second side.
-        names: What the two sides are called in messages.
-        argument: What `links` is called in messages.
-
-    Returns:
-        (n, 2) int64.
-
-    Raises:
-        ValueError: If the shape is wrong, values are not integers, or a row does not exist.
-
-    Example:
-        >>> as_links([[0, 1], [1, 0]], 2, 2).shape
-        torch.Size([2, 2])
-
-    """
-    tensor = as_tensor(argument, links, lists=True)
-    if tensor.ndim != 2 or tensor.shape[1] != 2 or len(tensor) == 0:
-        raise ValueError(
-            f"{argument} has shape {tuple(tensor.shape)}; needs (n, 2), rows (query, partner), at least one"
-        )
-    if tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise ValueError(f"{argument} holds {str(tensor.dtype).removeprefix('torch.')}; needs row numbers (integers)")
-    tensor = tensor.long()
-    for column, size, name in ((0, n_first, names[0]), (1, n_second, names[1])):
-        low, high = (int(end) for end in tensor[:, column].aminmax())
-        if low < 0 or high >= size:
-            raise ValueError(f"{argument} names row {high if high >= size else low} of the {name}, which has {size}")
-    return tensor
-
-
-def hit_probability(k: Tensor, wrong: Tensor, right: Tensor) -> Tensor:
     """Return the probability that a right candidate is among the first k of a random order.
 
     The first i candidates of the order are all wrong with probability prod_{j < i} (wrong - j) / (wrong + right - j).
@@ -233,7 +211,11 @@ def hit_probability(k: Tensor, wrong: Tensor, right: Tensor) -> Tensor:
         [0.25, 0.5]
 
     """
-    miss = torch.ones(k.shape, dtype=torch.float64, device=k.device)
+    miss = torch.ones(
+        k.shape,
+        dtype=torch.float64,
+        device=k.device,
+    )
     for j in range(int(k.max().clamp(min=0))):
         left = (wrong - j).clamp(min=0).double() / (wrong + right - j).clamp(min=1)
         miss = torch.where(k > j, miss * left, miss)
@@ -270,6 +252,10 @@ def rank_correlation(a: Array, b: Array) -> float:
 
 
 def _mean_ranks(values: Tensor) -> Tensor:
-    _, inverse, count = torch.unique(values, return_inverse=True, return_counts=True)
+    _, inverse, count = torch.unique(
+        values,
+        return_inverse=True,
+        return_counts=True,
+    )
     last = torch.cumsum(count, dim=0)
     return (last - (count - 1).double() / 2)[inverse]

@@ -8,36 +8,35 @@ the sides: `question_to_answer_R@1`; for images and texts they are open_clip's.
 import torch
 from torch import Tensor
 
-from nuclr.evaluation.ranks import Ranks, as_links, query_ranks
-from nuclr.popularity.problem import Array, Indices, as_tensor
+from nuclr.arrays import Features, Integers, Vector, as_integers, as_links, as_rows, join_keys
+from nuclr.evaluation.metrics import measure, metrics_of
+from nuclr.evaluation.ranks import Ranks, query_ranks
 
-KS = (1, 5, 10)
 SIDES = ("image", "text")
 
 
 def retrieval_metrics(
-    x: Array,
-    y: Array,
-    links: Indices,
-    ks: tuple[int, ...] = KS,
-    bias_x: Array | None = None,
-    bias_y: Array | None = None,
+    x: Features,
+    y: Features,
+    links: Integers,
+    bias_x: Vector | None = None,
+    bias_y: Vector | None = None,
     sides: tuple[str, str] = SIDES,
 ) -> dict[str, float]:
-    """Compute recall@k with its chance level, mean rank and median rank of both directions.
+    """Compute recall@k with its chance level, mean rank and median rank of both directions (see `metrics`).
 
     Args:
         x: Features of side x, (n_x, d).
         y: Features of side y, (n_y, d).
         links: Which x and y belong together: rows (row of x, row of y), (n, 2).
-        ks: Lengths of the result lists.
         bias_x: Subtracted from the scores when x is the gallery, (n_x,) (see `popularity.correction`).
         bias_y: Subtracted from the scores when y is the gallery, (n_y,).
         sides: Names of the sides x and y.
 
     Returns:
-        `{direction}_R@{k}`, `{direction}_chance@{k}`, `{direction}_mean_rank` and `{direction}_median_rank` for both
-        directions (by default image_to_text and text_to_image), and `mean_R@{k}`, `mean_chance@{k}` over both.
+        `{direction}_R@{k}`, `{direction}_chance@{k}` for k = 1, 5, 10, `{direction}_mean_rank` and
+        `{direction}_median_rank` for both directions (by default image_to_text and text_to_image), and `mean_R@{k}`,
+        `mean_chance@{k}` over both; so for every registered metric of retrieval.
 
     Raises:
         ValueError: If a shape or type is wrong, a feature is not finite, `links` names a row that does not exist, or
@@ -53,7 +52,7 @@ def retrieval_metrics(
 
     """
     direction_names(sides)
-    return summarize_ranks(*retrieval_ranks(x, y, links, bias_x, bias_y), ks, sides)
+    return summarize_ranks(*retrieval_ranks(x, y, links, bias_x, bias_y), sides)
 
 
 def direction_names(sides: tuple[str, str] = SIDES) -> tuple[str, str]:
@@ -80,7 +79,11 @@ def direction_names(sides: tuple[str, str] = SIDES) -> tuple[str, str]:
 
 
 def retrieval_ranks(
-    x: Array, y: Array, links: Indices, bias_x: Array | None = None, bias_y: Array | None = None
+    x: Features,
+    y: Features,
+    links: Integers,
+    bias_x: Vector | None = None,
+    bias_y: Vector | None = None,
 ) -> tuple[Ranks, Ranks]:
     """Return the ranks of both directions: queries x in gallery y, and queries y in gallery x.
 
@@ -104,19 +107,22 @@ def retrieval_ranks(
         (2, 2)
 
     """
-    rows = as_links(links, len(x), len(y))
+    x = as_rows("x", x, "any")
+    y = as_rows("y", y, "any")
+    rows = as_links("links", links, len(x), len(y))
     return query_ranks(x, y, rows, bias_y), query_ranks(y, x, rows.flip(1), bias_x)
 
 
 def summarize_ranks(
-    x_to_y: Ranks, y_to_x: Ranks, ks: tuple[int, ...] = KS, sides: tuple[str, str] = SIDES
+    x_to_y: Ranks,
+    y_to_x: Ranks,
+    sides: tuple[str, str] = SIDES,
 ) -> dict[str, float]:
     """Average the ranks of both directions over the queries.
 
     Args:
         x_to_y: Ranks with x as queries.
         y_to_x: Ranks with y as queries.
-        ks: Lengths of the result lists.
         sides: Names of the sides x and y.
 
     Returns:
@@ -124,25 +130,22 @@ def summarize_ranks(
 
     Example:
         >>> import torch
-        >>> summarize_ranks(*retrieval_ranks(torch.eye(2), torch.eye(2), [[0, 0], [1, 1]]), ks=(1,))["mean_R@1"]
+        >>> summarize_ranks(*retrieval_ranks(torch.eye(2), torch.eye(2), [[0, 0], [1, 1]]))["mean_R@1"]
         1.0
 
     """
-    metrics: dict[str, float] = {}
-    directions = direction_names(sides)
-    for name, ranks in zip(directions, (x_to_y, y_to_x), strict=True):
-        for k in ks:
-            metrics[f"{name}_R@{k}"] = float(ranks.hits(k).mean())
-            metrics[f"{name}_chance@{k}"] = float(ranks.chance(k).mean())
-        metrics[f"{name}_mean_rank"] = float(ranks.expected().mean())
-        metrics[f"{name}_median_rank"] = float(torch.quantile(ranks.expected(), 0.5))
-    for k in ks:
-        for kind in ("R", "chance"):
-            metrics[f"mean_{kind}@{k}"] = sum(metrics[f"{name}_{kind}@{k}"] for name in directions) / 2
-    return metrics
+    first, second = direction_names(sides)
+    summary: dict[str, float] = {}
+    for name, ranks in ((first, x_to_y), (second, y_to_x)):
+        summary |= {f"{name}_{key}": value for key, value in measure("retrieval", ranks).items()}
+    for metric in metrics_of("retrieval"):
+        keys = (metric.key, metric.chance_key) if metric.both else ()
+        for key in filter(None, keys):
+            summary[f"mean_{key}"] = (summary[f"{first}_{key}"] + summary[f"{second}_{key}"]) / 2
+    return summary
 
 
-def links_with_copies(links: Indices, y_id: Indices) -> Tensor:
+def links_with_copies(links: Integers, y_id: Integers) -> Tensor:
     """Extend links to all copies of each y, so that retrieving a copy counts as a hit.
 
     Args:
@@ -160,18 +163,8 @@ def links_with_copies(links: Indices, y_id: Indices) -> Tensor:
         [[0, 0], [0, 1], [1, 0], [1, 1]]
 
     """
-    ids = as_tensor("y_id", y_id, lists=True)
-    if ids.ndim != 1:
-        raise ValueError(f"y_id has shape {tuple(ids.shape)}; needs (n_y,), one number per row of y")
-    rows = as_tensor("links", links, lists=True)
-    rows = as_links(rows, int(rows.max()) + 1 if rows.numel() else 0, len(ids))
-    _, group = torch.unique(ids, return_inverse=True)
-    members = group.argsort(stable=True)  # the rows of y, group by group
-    size = torch.bincount(group)
-    first = size.cumsum(0) - size
-    x, y_group = torch.unique(torch.stack([rows[:, 0], group[rows[:, 1]]], dim=1), dim=0).unbind(1)
-    count = size[y_group]
-    begin = count.cumsum(0) - count
-    step = torch.arange(int(count.sum()), device=rows.device) - torch.repeat_interleave(begin, count)
-    row = torch.repeat_interleave(first[y_group], count) + step
-    return torch.stack([torch.repeat_interleave(x, count), members[row]], dim=1)
+    ids = as_integers("y_id", y_id, None)
+    rows = as_integers("links", links, None, 2)
+    rows = as_links("links", rows, int(rows.max()) + 1 if rows.numel() else 0, len(ids))
+    copies = join_keys(ids[rows[:, 1]], ids)
+    return torch.unique(torch.stack([rows[copies[:, 0], 0], copies[:, 1]], dim=1), dim=0)

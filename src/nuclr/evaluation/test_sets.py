@@ -2,11 +2,29 @@
 
 Nothing is downloaded, and no list of class names is copied into this file. Class names come from the folders, from a
 list that is part of the data set, or from a `classes.json` that the user puts next to the folders. The templates are
-our own wording. `standard_sets` opens these sets.
+our own wording. A file that is missing, and an incomplete copy, are refused by name.
 """
 
+import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nuclr.data import Labeled, SideChoice, check_samples, open_pairs
+from nuclr.data.formats.cifar import open_cifar
+from nuclr.data.labeled import LabeledImages, open_class_folder
+from nuclr.data.modalities.image import SUFFIXES
+from nuclr.data.pairs import Pairs
+from nuclr.errors import UserError
+from nuclr.files import read_lines, read_text
+from nuclr.remote import is_url
+
+# Lists of WordNet numbers with names, as they come with ImageNet (the contest's and the project's) and ImageNet-R.
+NAME_LISTS = ("LOC_synset_mapping.txt", "words.txt", "README.txt")
+_NAME_LINE = re.compile(r"^\s*(n\d{8})\s+(\S.*?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -146,8 +164,8 @@ CLASSIFICATION = {
         classes=10,
         images=10_000,
         templates=_OBJECTS,
-        layout="an original archive, unpacked or not (cifar-10-batches-bin/, cifar-10-batches-py/, "
-        "cifar-10-binary.tar.gz, cifar-10-python.tar.gz), or the test images as test/airplane/*.png, ...",
+        layout="an original archive, unpacked or not (cifar-10-batches-bin/, "
+        "cifar-10-binary.tar.gz), or the test images as test/airplane/*.png, ...",
         archives=True,
     ),
     "cifar100": ClassificationSet(
@@ -156,8 +174,8 @@ CLASSIFICATION = {
         classes=100,
         images=10_000,
         templates=_OBJECTS,
-        layout="an original archive, unpacked or not (cifar-100-binary/, cifar-100-python/, "
-        "cifar-100-binary.tar.gz, cifar-100-python.tar.gz), or the test images as test/apple/*.png, ...",
+        layout="an original archive, unpacked or not (cifar-100-binary/, "
+        "cifar-100-binary.tar.gz), or the test images as test/apple/*.png, ...",
         archives=True,
     ),
     "imagenet1k": ClassificationSet(
@@ -199,3 +217,201 @@ CLASSIFICATION = {
         listed="meta/test.txt",
     ),
 }
+
+
+@dataclass(frozen=True)
+class StandardPairs:
+    """A retrieval set: its pairs, the list that they come from, and the split."""
+
+    pairs: Pairs
+    path: Path
+    split: str
+
+
+@dataclass(frozen=True)
+class StandardClasses:
+    """A classification set: its images with templates, the numbers of the test images, and where they are."""
+
+    images: Labeled
+    numbers: np.ndarray
+    path: Path
+
+
+def parse_standard(
+    text: str,
+    known: Mapping[str, RetrievalSet | ClassificationSet],
+    option: str,
+) -> tuple[str, Path] | None:
+    """Return name and folder of NAME:FOLDER, with the name of a standard set; None for a path.
+
+    Args:
+        text: what the user wrote.
+        known: the sets that are allowed, `RETRIEVAL` or `CLASSIFICATION`.
+        option: the option or setting, for messages.
+
+    Raises:
+        UserError: if the folder is missing or the name is unknown.
+
+    """
+    name, colon, folder = text.partition(":")
+    if is_url(text) or Path(text).exists() or name == "builtin" or not (colon or name in known):
+        return None
+    if name in known:
+        if not folder:
+            raise UserError(f"{option} {text}: name its folder, as in {name}:FOLDER; it needs {known[name].layout}")
+        return name, Path(folder)
+    if "/" in name or "{" in text:
+        return None
+    near = difflib.get_close_matches(name, known)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    raise UserError(f"{option} {text}: there is no set called {name!r}; {hint}")
+
+
+def open_standard_pairs(
+    name: str,
+    folder: Path,
+    split: str = "test",
+    allow_outside: bool = False,
+    x_name: str | None = None,
+    y_name: str | None = None,
+) -> StandardPairs:
+    """Open MSCOCO or Flickr30k.
+
+    Args:
+        name: a key of `RETRIEVAL`.
+        folder: the folder with the list and the images.
+        split: "test" or "val".
+        allow_outside: follow symbolic links that lead out of the folder.
+        x_name: the name of side x, "image" by default.
+        y_name: the name of side y, "text" by default.
+
+    Raises:
+        UserError: if a file is missing, or the copy is incomplete; it names the file.
+
+    """
+    known = RETRIEVAL[name]
+    if split not in known.sizes:
+        raise UserError(f"{known.title}: there is no split {split!r}; allowed: {', '.join(known.sizes)}")
+    found = {folder / file: lists for lists in known.lists for file in lists.files[split] if (folder / file).is_file()}
+    if not found:
+        raise UserError(f"{known.title}: {folder} has no list of captions; it needs {known.layout}")
+    path, lists = next(iter(found.items()))
+    root = next((root for root, images in lists.images if (folder / images).is_dir()), None)
+    if root is None:
+        raise UserError(f"{known.title}: {folder / lists.images[0][1]}: no such folder; it needs {known.layout}")
+    pairs = open_pairs(
+        path,
+        folder / root,
+        x=SideChoice(name=x_name),
+        y=SideChoice(name=y_name),
+        split=split if lists.has_splits else None,
+        allow_outside=allow_outside,
+    )
+    _refuse_incomplete(known.title, pairs, np.arange(len(pairs)))
+    sizes = (len(np.unique(pairs.sides["x"].ids)), len(pairs))
+    images, captions = known.sizes[split]
+    if sizes not in ((images, captions), (images, sizes[1] if captions is None else captions)):
+        raise UserError(f"{path}: split {split!r} has {sizes} images and captions; it needs {known.sizes[split]}")
+    return StandardPairs(pairs, path, split)
+
+
+def open_standard_classes(
+    name: str,
+    folder: Path,
+    allow_outside: bool = False,
+) -> StandardClasses:
+    """Open a classification set.
+
+    Args:
+        name: a key of `CLASSIFICATION`.
+        folder: the folder with the images, or an archive of CIFAR.
+        allow_outside: follow symbolic links that lead out of the folder.
+
+    Raises:
+        UserError: if a file is missing, or the copy is incomplete; it names the file.
+
+    """
+    known = CLASSIFICATION[name]
+    places = [folder / below for below in known.folders]
+    class_folder = next((place for place in places if len(_class_folders(place)) == known.classes), None)
+    images: Labeled | None = None
+    if class_folder is not None:
+        images = _open_folders(class_folder, folder, known, allow_outside)
+        path = class_folder
+    elif known.archives and (archive := open_cifar(name, folder)) is not None:
+        images = archive
+        path = archive.path
+    if images is None:
+        raise UserError(f"{known.title}: {folder} does not have {known.classes} class folders; it needs {known.layout}")
+    images.templates = list(known.templates)
+    numbers = np.arange(len(images))
+    if known.listed is not None:
+        numbers = _listed(images, path.parent / known.listed, known)
+    _refuse_incomplete(known.title, images, numbers)
+    if (len(images.classes), len(numbers)) != (known.classes, known.images):
+        raise UserError(
+            f"{path}: has {len(images.classes)} classes and {len(numbers):,} test images; "
+            f"{known.title} has {known.classes} and {known.images:,}"
+        )
+    return StandardClasses(images, numbers, path)
+
+
+def _class_folders(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else []
+
+
+def _open_folders(
+    class_folder: Path,
+    top: Path,
+    known: ClassificationSet,
+    allow_outside: bool,
+) -> LabeledImages:
+    """Open class folders, with the names of their classes; `top` is the folder of the whole set."""
+    if (class_folder / "classes.json").is_file():
+        return open_class_folder(class_folder, allow_outside)
+    folders = _class_folders(class_folder)
+    names = {folder: folder.replace("_", " ") for folder in folders}
+    if known.wordnet:
+        names = {}
+        for path in (place / name for place in (class_folder, top) for name in NAME_LISTS):
+            if path.is_file():
+                # A class has several names, of which the first is used.
+                lines = _NAME_LINE.findall(read_text(path))
+                names |= {number: text.split(",")[0].replace("_", " ").strip() for number, text in lines}
+        if not names.keys() >= set(folders):
+            raise UserError(
+                f"{class_folder}: the folders are WordNet numbers ({folders[0]}, ...), which mean nothing to a model; "
+                f'add classes.json, {{"{folders[0]}": "name", ...}}, or {NAME_LISTS[0]} to it'
+            )
+    return LabeledImages(class_folder, {folder: names[folder] for folder in folders}, [], allow_outside)
+
+
+def _listed(
+    images: Labeled,
+    path: Path,
+    known: ClassificationSet,
+) -> np.ndarray:
+    """Return the numbers of the images in the list."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such list of test images; {known.title} needs {known.layout}")
+    listed = {_without_suffix(line.strip()): line.strip() for line in read_lines(path) if line.strip()}
+    names = [_without_suffix(images.name(number)) for number in range(len(images))]
+    missing = sorted(listed.keys() - set(names))
+    if missing:
+        raise UserError(f"{path}: {len(missing):,} images do not exist, such as {listed[missing[0]]}")
+    return np.flatnonzero([name in listed for name in names])
+
+
+def _without_suffix(name: str) -> str:
+    return name[: -len(Path(name).suffix)] if Path(name).suffix.lower() in SUFFIXES else name
+
+
+def _refuse_incomplete(
+    title: str,
+    pairs: Pairs,
+    numbers: np.ndarray,
+) -> None:
+    """Refuse a set with a file that cannot be read: results on a part of it could not be compared with others."""
+    bad = check_samples(pairs, numbers, max_bad_share=1.0)
+    for number, reason in bad.items():
+        raise UserError(f"{title}: {pairs.name(number)}: {reason} ({len(bad):,} bad samples); the set must be complete")

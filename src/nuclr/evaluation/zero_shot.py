@@ -1,17 +1,18 @@
 """Zero-shot classification: predict the class whose prompts are nearest."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nuclr.evaluation.ranks import query_ranks
-from nuclr.norms import rescale_extreme_rows
-from nuclr.popularity.problem import Array, Indices, as_tensor
+from nuclr.arrays import Features, Integers, as_integers, as_tensor, rescale_extreme_rows
+from nuclr.evaluation import metrics
+from nuclr.evaluation.ranks import Ranks, query_ranks
 
 
-def class_features(prompts: Sequence[Array]) -> Tensor:
+def class_features(prompts: Sequence[Features]) -> Tensor:
     """Average the prompts of each class into one feature of unit norm.
 
     Args:
@@ -39,7 +40,34 @@ def class_features(prompts: Sequence[Array]) -> Tensor:
     return torch.stack([normalize(normalize(features, dim=1).mean(dim=0), dim=0) for features in matrices])
 
 
-def zero_shot_metrics(x: Array, classes: Array, labels: Indices) -> dict[str, float]:
+@dataclass(frozen=True)
+class Classified:
+    """Images, and the rank of their own class among all classes.
+
+    Attributes:
+        ranks: One entry per image; the gallery consists of the classes.
+        labels: Class of each image, (n,).
+
+    """
+
+    ranks: Ranks
+    labels: Tensor
+
+    def chance(self) -> Tensor:
+        """Return the probability that a random class is right, (n,)."""
+        return torch.full((len(self.labels),), 1 / self.ranks.gallery, dtype=torch.float64)
+
+    def class_weights(self) -> Tensor:
+        """Return weights of mean one under which each class that has an image counts the same, (n,)."""
+        counts = torch.bincount(self.labels)
+        return len(self.labels) / ((counts > 0).sum() * counts[self.labels]).double()
+
+
+def zero_shot_metrics(
+    x: Features,
+    classes: Features,
+    labels: Integers,
+) -> dict[str, float]:
     """Compute zero-shot accuracy; ties count with their expectation over random orders.
 
     Args:
@@ -61,24 +89,29 @@ def zero_shot_metrics(x: Array, classes: Array, labels: Indices) -> dict[str, fl
         0.6666666666666666
 
     """
-    targets = as_tensor("labels", labels, lists=True)
-    if targets.shape != (len(x),):
-        raise ValueError(f"labels has shape {tuple(targets.shape)}; needs ({len(x)},), one class per row of x")
-    if targets.is_floating_point() or targets.dtype == torch.bool:
-        raise ValueError(f"labels holds {str(targets.dtype).removeprefix('torch.')}; needs class numbers (integers)")
-    targets = targets.long()
+    targets = as_integers("labels", labels, len(x))
     outside = ((targets < 0) | (targets >= len(classes))).nonzero().flatten()
     if len(outside):
         row = int(outside[0])
         raise ValueError(f"labels[{row}]={int(targets[row])}; allowed: 0 to {len(classes) - 1}, the rows of classes")
-    links = torch.stack([torch.arange(len(targets), device=targets.device), targets], dim=1)
-    ranks = query_ranks(x, classes, links)
-    hit = ranks.hits(1)
-    sums = hit.new_zeros(len(classes)).index_add(0, targets, hit)
-    counts = torch.bincount(targets, minlength=len(classes))
-    return {
-        "zero_shot_acc1": float(hit.mean()),
-        "zero_shot_acc5": float(ranks.hits(5).mean()),
-        "zero_shot_mean_per_class_recall": float((sums / counts)[counts > 0].mean()),
-        "zero_shot_chance": 1 / len(classes),
-    }
+    return metrics.measure("zero_shot", classify(x, classes, targets))
+
+
+def classify(
+    x: Features,
+    classes: Features,
+    labels: Tensor,
+) -> Classified:
+    """Rank the classes for each image.
+
+    Args:
+        x: Features of the images, (n, d).
+        classes: Features of the classes, (c, d).
+        labels: Class of each image, (n,) int64.
+
+    Returns:
+        What the zero-shot metrics are computed from.
+
+    """
+    links = torch.stack([torch.arange(len(labels), device=labels.device), labels], dim=1)
+    return Classified(query_ranks(x, classes, links), labels)

@@ -1,111 +1,127 @@
-"""Export to transformers: a CLIPModel or SiglipModel, or a VisionTextDualEncoderModel, with its processor.
+"""Export to transformers: the CLIPModel or SiglipModel that a run started from, with its processor.
 
-A run that started from a CLIP or SigLIP (`model.pretrained`) is written as the model it came from. A run with an
-encoder per side fits VisionTextDualEncoderModel only if both encoders pool by themselves (`pooler_output`) and no head
-has a bias or a hidden layer, because that class has one linear projection without bias per side.
+An image tower of nuclr interpolates the position embeddings of a transformer that was made for images of another size.
+Other tools do this only on request. All exports store the interpolated embeddings (`at_own_size`), which give the same
+features.
 """
 
 import copy
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from nuclr.errors import UserError
-from nuclr.export import card
-from nuclr.export.positions import at_own_size
-from nuclr.export.trained import Trained, open_trained, write_inputs
-from nuclr.files import write_json
+from nuclr.export.trained import Trained, Written
 from nuclr.models import Encoder, Tokenizer
-from nuclr.models.backbones import quiet, read_json
-from nuclr.models.encoder import Head
-from nuclr.models.pretrained import write_joint
-from nuclr.models.towers import OWN_TEXT_POOLING, ImageTower, TextTower
+from nuclr.models.backbones import without_pooler
+from nuclr.models.pretrained import Joint, write_joint
+from nuclr.models.towers import ImageTower
 
-TARGET = "hf"
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel"}
+TOLERANCE = 1e-5  # relative to the largest feature
+NAMES = ("embeddings.position_embedding.weight", "embeddings.position_embeddings")
 
 
-def write(source: Path, folder: Path, best: bool = False) -> list[str]:
+def write(trained: Trained, folder: Path) -> Written:
     """Write a run as a model of transformers.
 
-    Args:
-        source: a finished run.
-        folder: an empty folder.
-        best: use the weights of the best checkpoint.
-
-    Returns:
-        Lines that say what was written.
-
     Raises:
-        UserError: if the run's model is not one that transformers has a class for.
+        UserError: if the run did not start from a CLIP or SigLIP.
 
     """
-    trained = open_trained(source, best)
-    if trained.model.joint is not None:
-        images, texts = write_joint_model(trained, folder, TARGET)
-        name = CLASSES[trained.model.joint.config.model_type]
-    else:
-        images, texts = _image_and_text(trained)
-        with quiet():
-            _dual_encoder(trained, images, texts).save_pretrained(folder)
-        write_inputs(trained, images, folder)
-        write_inputs(trained, texts, folder)
-        name = "VisionTextDualEncoderModel"
-    _write_processor(folder, "VisionTextDualEncoderProcessor" if trained.model.joint is None else None)
-    card.write(trained, folder, _card(trained, folder.name, name, texts))
-    return [f"{folder.name}: {name} with processor, tokenizer and model card"]
+    joint = require_joint(trained)
+    write_joint_model(trained, folder)
+    return _describe(trained, folder.name, CLASSES[joint.config.model_type])
 
 
-def write_joint_model(trained: Trained, folder: Path, target: str) -> tuple[Encoder, Encoder]:
+def require_joint(trained: Trained) -> Joint:
+    """Return the parts of a CLIP or SigLIP that belong to neither side; refuse other models."""
+    if trained.model.joint is None:
+        other = " or --to sentence-transformers" if "text" in trained.modalities else ""
+        raise trained.refuse(f"did not start from a CLIP or SigLIP (model.pretrained); use --to onnx{other}")
+    return trained.model.joint
+
+
+def write_joint_model(trained: Trained, folder: Path) -> None:
     """Write the CLIPModel or SiglipModel of a run, with tokenizer and image processor, at the run's temperature.
 
     Args:
         trained: a run whose model has `joint` parts.
         folder: the folder to write to.
-        target: the value of `--to`, to name in messages.
-
-    Returns:
-        The encoders of images and of texts.
 
     """
-    model = trained.model
-    if model.joint is None:
-        raise UserError(f"--to {target}: {trained.run.folder} did not start from a CLIP or SigLIP (model.pretrained)")
-    images, texts = sorted((model.x, model.y), key=lambda side: isinstance(side.tower, TextTower))
-    backbone = at_own_size(images.tower, target)  # type: ignore[arg-type]
-    config = copy.deepcopy(model.joint.config)
+    images, texts = trained.image_and_text
+    tower: Any = images.tower
+    backbone = at_own_size(tower, trained)
+    joint = require_joint(trained).with_temperature(trained.temperature, trained.bias)
+    config = copy.deepcopy(joint.config)
     config.vision_config = backbone.config
-    joint = replace(model.joint.with_temperature(trained.temperature, trained.bias), config=config)
-    stored = Encoder(ImageTower(backbone, images.inputs.size), images.head, inputs=images.inputs)  # type: ignore[union-attr]
-    write_joint(joint, folder, stored, texts)
-    write_inputs(trained, images, folder)
-    write_inputs(trained, texts, folder)
-    return images, texts
+    joint = replace(joint, config=config)
+    resized = Encoder(ImageTower(backbone, tower.size), images.head, inputs=images.inputs)
+    write_joint(joint, folder, resized, texts)
+    trained.write_inputs(images, folder)
+    trained.write_inputs(texts, folder)
 
 
-def _image_and_text(trained: Trained) -> tuple[Encoder, Encoder]:
-    """Return the encoders of images and texts; refuse a model that VisionTextDualEncoderModel cannot hold."""
-    by_modality = {encoder.modality: encoder for _, encoder in trained.sides}
-    refusal = f"--to {TARGET}: {trained.run.folder} cannot be a model of transformers: "
-    advice = "; use --to onnx" + (" or --to sentence-transformers" if "text" in by_modality else "")
-    if set(by_modality) != {"image", "text"}:
-        kinds = " and ".join(f"{encoder.modality or 'tensor'}s" for _, encoder in trained.sides)
-        raise UserError(f"{refusal}it takes {kinds}, not images and texts{advice}")
-    images, texts = by_modality["image"], by_modality["text"]
-    if not isinstance(images.tower, ImageTower) or not is_of_transformers(images.tower.backbone):
-        raise UserError(f"{refusal}its image encoder is not part of transformers{advice}")
-    if not isinstance(texts.tower, TextTower) or texts.tower.backbone.config.model_type not in OWN_TEXT_POOLING:
-        raise UserError(f"{refusal}VisionTextDualEncoderModel does not pool texts as its text encoder does{advice}")
-    if not _pools_by_itself(images.tower):
-        raise UserError(f"{refusal}VisionTextDualEncoderModel does not pool images as its image encoder does{advice}")
-    if not all(_projection(encoder) is not None for encoder in (images, texts)):
-        raise UserError(f"{refusal}VisionTextDualEncoderModel has projections without bias, its heads have one{advice}")
-    return images, texts
+def pooled_features(tower: ImageTower) -> Tensor | None:
+    """Return the output of a backbone's own pooling for one image, (1, d) or (1, d, 1, 1); None if it has none."""
+    options: dict[str, Any] = {"interpolate_pos_encoding": True} if tower.interpolates else {}
+    return tower.backbone(pixel_values=torch.zeros(1, 3, tower.size, tower.size), **options).get("pooler_output")
+
+
+def at_own_size(tower: ImageTower, trained: Trained) -> "PreTrainedModel":
+    """Return the backbone of an image tower so that it takes images of the tower's size without further options.
+
+    Args:
+        tower: the image tower.
+        trained: its run, to name in messages.
+
+    Returns:
+        The backbone itself, or a copy with interpolated position embeddings.
+
+    Raises:
+        UserError: if the position embeddings of this architecture cannot be stored at another size.
+
+    """
+    backbone = tower.backbone
+    size = tower.size
+    if not tower.interpolates:
+        return backbone
+    refusal = trained.refuse(
+        f"the image encoder ({backbone.config.model_type}) was made for images of {backbone.config.image_size} pixels, "
+        f"and cannot be stored for {size} pixels; use --to onnx"
+    )
+    state = backbone.state_dict()
+    name = next((name for name in NAMES if name in state), None)
+    if name is None:
+        raise refusal
+    config = copy.deepcopy(backbone.config)
+    config.image_size = size
+    resized = type(backbone)(config, **without_pooler(type(backbone))).eval()
+    shape = resized.state_dict()[name].shape
+    width = state[name].shape[-1]
+    positions = torch.empty(1, shape.numel() // width, width)  # only its shape is used
+    embeddings: Any = backbone.embeddings
+    state[name] = embeddings.interpolate_pos_encoding(positions, size, size).reshape(shape)
+    resized.load_state_dict(state)
+    resized.requires_grad_(False)
+    pixels = torch.randn(
+        2,
+        3,
+        size,
+        size,
+        generator=torch.Generator().manual_seed(0),
+    )
+    before, after = (ImageTower(model, size)(pixels) for model in (backbone, resized))
+    if (before - after).abs().max() > TOLERANCE * before.abs().max():
+        raise refusal
+    return resized
 
 
 def is_of_transformers(backbone: nn.Module) -> bool:
@@ -113,47 +129,13 @@ def is_of_transformers(backbone: nn.Module) -> bool:
     return type(backbone).__module__.startswith("transformers.")
 
 
-def _pools_by_itself(tower: ImageTower) -> bool:
-    pixels = torch.zeros(1, 3, tower.size, tower.size)
-    options: dict[str, Any] = {"interpolate_pos_encoding": True} if tower.interpolates else {}
-    pooled = tower.backbone(pixel_values=pixels, **options).get("pooler_output")
-    return pooled is not None and pooled.ndim == 2
-
-
-def _projection(encoder: Encoder) -> Tensor | None:
-    """Return the weight of a head that is one linear map without bias; None for other heads."""
-    head = encoder.head
-    if isinstance(head, Head) and head.kind == "none":
-        return torch.eye(head.width)
-    if isinstance(head, nn.Linear) and head.bias is None:
-        return head.weight
-    return None
-
-
-def _dual_encoder(trained: Trained, images: Encoder, texts: Encoder) -> Any:
-    from transformers import VisionTextDualEncoderConfig, VisionTextDualEncoderModel
-
-    image_model: Any = at_own_size(images.tower, TARGET)  # type: ignore[arg-type]
-    text_model: Any = texts.tower.backbone
-    config = VisionTextDualEncoderConfig.from_vision_text_configs(
-        image_model.config, text_model.config, projection_dim=trained.model.width
-    )
-    model = VisionTextDualEncoderModel(config, image_model, text_model)
-    model.visual_projection.weight = nn.Parameter(_projection(images))  # type: ignore[arg-type]
-    model.text_projection.weight = nn.Parameter(_projection(texts))  # type: ignore[arg-type]
-    model.logit_scale = nn.Parameter(torch.tensor(-math.log(trained.temperature)))
-    return model
-
-
-def _write_processor(folder: Path, processor_class: str | None) -> None:
-    """Name the processor class, which AutoProcessor cannot derive from the configuration of every model."""
-    if processor_class is not None:
-        path = folder / "preprocessor_config.json"
-        write_json(path, read_json(path) | {"processor_class": processor_class})
-
-
-def _card(trained: Trained, name: str, class_name: str, texts: Encoder) -> card.Usage:
-    inputs, path = texts.inputs, json.dumps(name)
+def _describe(
+    trained: Trained,
+    name: str,
+    class_name: str,
+) -> Written:
+    path = json.dumps(name)
+    inputs = trained.image_and_text[1].inputs
     fixed = isinstance(inputs, Tokenizer) and inputs.padding == "max_length"
     padding = 'padding="max_length", return_attention_mask=False' if fixed else "padding=True"
     code = f"""
@@ -177,4 +159,10 @@ scores = x @ y.T
     if class_name == "SiglipModel":
         learnt = "learnt by the objective" if trained.bias is not None else "that of the model the run started from"
         scale += f" `logit_bias` is {learnt}."
-    return card.Usage("transformers", "zero-shot-image-classification", code, [scale])
+    return Written(
+        library="transformers",
+        task="zero-shot-image-classification",
+        code=code,
+        notes=[scale],
+        lines=[f"{name}: {class_name} with processor, tokenizer and model card"],
+    )

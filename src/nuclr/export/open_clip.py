@@ -13,20 +13,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nuclr.errors import UserError
-from nuclr.export import card
-from nuclr.export.positions import at_own_size
-from nuclr.export.trained import Trained, open_trained, write_inputs
+from nuclr.export.hf import at_own_size, require_joint
+from nuclr.export.trained import Trained, Written
 from nuclr.files import write_json
-from nuclr.models import Encoder, ImageFormat, Tokenizer
-from nuclr.models.towers import TextTower
+from nuclr.models import Tokenizer
 
-TARGET = "open-clip"
-CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
+CONFIG = "open_clip_config.json"
+WEIGHTS = "open_clip_model.safetensors"
 QUICK_GELU = {"quick_gelu": True, "gelu": False}
 DEFAULT_EPS = 1e-5
 LEGACY_EOS = 2  # CLIPTextModel then pools at the largest token, as open_clip does by default
 
+# Modules of a layer in transformers and in open_clip.
 LAYER = {
     "self_attn.out_proj": "attn.out_proj",
     "layer_norm1": "ln_1",
@@ -34,68 +32,54 @@ LAYER = {
     "mlp.fc1": "mlp.c_fc",
     "mlp.fc2": "mlp.c_proj",
 }
-"""Modules of a layer in transformers and in open_clip."""
 
 
-def write(source: Path, folder: Path, best: bool = False) -> list[str]:
+def write(trained: Trained, folder: Path) -> Written:
     """Write a run as a model of open_clip.
-
-    Args:
-        source: a finished run.
-        folder: an empty folder.
-        best: use the weights of the best checkpoint.
-
-    Returns:
-        Lines that say what was written.
 
     Raises:
         UserError: if the run's model is not a CLIP that open_clip can hold.
 
     """
-    trained = open_trained(source, best)
-    images, texts = _clip_sides(trained)
-    backbone = at_own_size(images.tower, TARGET)  # type: ignore[arg-type]
-    write_json(folder / CONFIG, _config(trained, backbone.config, texts, images))
+    _check(trained)
+    images, texts = trained.image_and_text
+    backbone = at_own_size(images.tower, trained)  # type: ignore[arg-type]
+    write_json(folder / CONFIG, _config(trained, backbone.config))
     text_model: Any = texts.tower.backbone
     image_head: Any = images.head
     text_head: Any = texts.head
+    length = texts.inputs.max_length  # type: ignore[union-attr]
     state = {
-        **_image_weights(backbone.state_dict(), backbone.config),
-        **_text_weights(text_model.state_dict(), texts),
+        **_image_weights(backbone.state_dict(), backbone.config.num_hidden_layers),
+        **_text_weights(text_model.state_dict(), text_model.config.num_hidden_layers, length),
         "visual.proj": image_head.weight.T,
         "text_projection": text_head.weight.T,
         "logit_scale": torch.tensor(-math.log(trained.temperature)),
     }
     save_file({name: tensor.detach().float().contiguous().clone() for name, tensor in state.items()}, folder / WEIGHTS)
-    write_inputs(trained, texts, folder)
-    card.write(trained, folder, _usage(trained, folder.name))
-    return [f"{folder.name}: CLIP of open_clip with tokenizer, preprocessing and model card"]
+    trained.write_inputs(texts, folder)
+    return _describe(trained, folder.name)
 
 
-def _clip_sides(trained: Trained) -> tuple[Encoder, Encoder]:
-    """Return the encoders of images and of texts; refuse a model that open_clip does not have."""
-    where, joint = trained.run.folder, trained.model.joint
-    if joint is None:
-        raise UserError(
-            f"--to {TARGET}: open_clip takes CLIP models, and {where} did not start from one (model.pretrained); "
-            "use --to onnx or --to sentence-transformers"
-        )
+def _check(trained: Trained) -> None:
+    """Refuse a model that open_clip does not have."""
+    joint = require_joint(trained)
     if joint.config.model_type != "clip":
-        raise UserError(f"--to {TARGET}: {where} holds a SigLIP, which open_clip builds from timm; use --to hf")
-    images, texts = sorted((trained.model.x, trained.model.y), key=lambda side: isinstance(side.tower, TextTower))
-    parts = (joint.config.vision_config, joint.config.text_config)
-    activations = {part.hidden_act for part in parts}
+        raise trained.refuse("is a SigLIP, which open_clip builds from timm; use --to hf")
+    activations = {joint.config.vision_config.hidden_act, joint.config.text_config.hidden_act}
     if len(activations) != 1 or not activations <= QUICK_GELU.keys():
-        found = " and ".join(sorted(activations))
-        raise UserError(f"--to {TARGET}: {where} has the activation {found}; open_clip has gelu or quick_gelu")
-    if not isinstance(texts.inputs, Tokenizer) or texts.inputs.tokenizer.padding_side != "right":
-        raise UserError(f"--to {TARGET}: the tokenizer of {where} pads on the left; open_clip pads on the right")
-    return images, texts
+        names = " and ".join(sorted(activations))
+        raise trained.refuse(f"has the activation {names}; open_clip has gelu or quick_gelu")
+    inputs = trained.image_and_text[1].inputs
+    if not isinstance(inputs, Tokenizer) or inputs.tokenizer.padding_side != "right":
+        raise trained.refuse("its tokenizer pads on the left; open_clip pads on the right")
 
 
-def _config(trained: Trained, vision: Any, texts: Encoder, images: Encoder) -> dict[str, Any]:
-    joint, inputs, image_format = trained.model.joint, texts.inputs, images.inputs
-    assert joint is not None and isinstance(inputs, Tokenizer) and isinstance(image_format, ImageFormat)
+def _config(trained: Trained, vision: Any) -> dict[str, Any]:
+    joint = require_joint(trained)
+    images, texts = trained.image_and_text
+    image_format: Any = images.inputs
+    inputs: Any = texts.inputs
     text = joint.config.text_config
     vision_cfg = {
         "image_size": vision.image_size,
@@ -121,7 +105,12 @@ def _config(trained: Trained, vision: Any, texts: Encoder, images: Encoder) -> d
     for part, config in ((vision, vision_cfg), (text, text_cfg)):
         if part.layer_norm_eps != DEFAULT_EPS:
             config["norm_kwargs"] = {"eps": part.layer_norm_eps}
-    model = {"embed_dim": joint.width, "quick_gelu": QUICK_GELU[text.hidden_act]}
+    model = {
+        "embed_dim": joint.width,
+        "quick_gelu": QUICK_GELU[text.hidden_act],
+        "vision_cfg": vision_cfg,
+        "text_cfg": text_cfg,
+    }
     preprocess = {
         "size": [image_format.size, image_format.size],
         "mode": "RGB",
@@ -130,49 +119,53 @@ def _config(trained: Trained, vision: Any, texts: Encoder, images: Encoder) -> d
         "interpolation": "bicubic",
         "resize_mode": "squash" if trained.squash else "shortest",
     }
-    model_cfg = model | {"vision_cfg": vision_cfg, "text_cfg": text_cfg}
-    return {"model_cfg": model_cfg, "preprocess_cfg": preprocess}
+    return {"model_cfg": model, "preprocess_cfg": preprocess}
 
 
-def _image_weights(state: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-    names = {
-        "embeddings.class_embedding": "class_embedding",
-        "embeddings.patch_embedding.weight": "conv1.weight",
-        "embeddings.position_embedding.weight": "positional_embedding",
+def _image_weights(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
+    renamed = {
+        "class_embedding": state["embeddings.class_embedding"],
+        "conv1.weight": state["embeddings.patch_embedding.weight"],
+        "positional_embedding": state["embeddings.position_embedding.weight"],
+        "ln_pre.weight": state["pre_layrnorm.weight"],
+        "ln_pre.bias": state["pre_layrnorm.bias"],
+        "ln_post.weight": state["post_layernorm.weight"],
+        "ln_post.bias": state["post_layernorm.bias"],
+        **_layers(state, layers),
     }
-    for old, new in (("pre_layrnorm", "ln_pre"), ("post_layernorm", "ln_post")):
-        names |= {f"{old}.{kind}": f"{new}.{kind}" for kind in ("weight", "bias")}
-    renamed = {new: state[old] for old, new in names.items()}
-    renamed |= _layers(state, config.num_hidden_layers)
     return {f"visual.{name}": tensor for name, tensor in renamed.items()}
 
 
-def _text_weights(state: dict[str, Tensor], texts: Encoder) -> dict[str, Tensor]:
-    inputs, tower = texts.inputs, texts.tower
-    assert isinstance(inputs, Tokenizer) and isinstance(tower, TextTower)
-    renamed = {
+def _text_weights(
+    state: dict[str, Tensor],
+    layers: int,
+    length: int,
+) -> dict[str, Tensor]:
+    return {
         "token_embedding.weight": state["embeddings.token_embedding.weight"],
         # Texts are always padded to the context length, which may be less than the model has positions.
-        "positional_embedding": state["embeddings.position_embedding.weight"][: inputs.max_length],
+        "positional_embedding": state["embeddings.position_embedding.weight"][:length],
         "ln_final.weight": state["final_layer_norm.weight"],
         "ln_final.bias": state["final_layer_norm.bias"],
+        **_layers(state, layers),
     }
-    return renamed | _layers(state, tower.backbone.config.num_hidden_layers)
 
 
 def _layers(state: dict[str, Tensor], count: int) -> dict[str, Tensor]:
     """Return the weights of the transformer's layers under open_clip's names."""
     renamed = {}
     for number in range(count):
-        old, new = f"encoder.layers.{number}", f"transformer.resblocks.{number}"
+        old = f"encoder.layers.{number}"
+        new = f"transformer.resblocks.{number}"
         for kind in ("weight", "bias"):
             parts = [state[f"{old}.self_attn.{name}_proj.{kind}"] for name in "qkv"]
             renamed[f"{new}.attn.in_proj_{kind}"] = torch.cat(parts)
-            renamed |= {f"{new}.{theirs}.{kind}": state[f"{old}.{ours}.{kind}"] for ours, theirs in LAYER.items()}
+            for ours, theirs in LAYER.items():
+                renamed[f"{new}.{theirs}.{kind}"] = state[f"{old}.{ours}.{kind}"]
     return renamed
 
 
-def _usage(trained: Trained, name: str) -> card.Usage:
+def _describe(trained: Trained, name: str) -> Written:
     path = json.dumps(f"local-dir:{name}")
     code = f"""
 import open_clip
@@ -196,4 +189,10 @@ scores = x @ y.T
         "repaired, which nuclr does not do.",
         "After uploading it to a hub, set `hf_tokenizer_name` in open_clip_config.json to the name of the repository.",
     ]
-    return card.Usage("open_clip", "zero-shot-image-classification", code, notes)
+    return Written(
+        library="open_clip",
+        task="zero-shot-image-classification",
+        code=code,
+        notes=notes,
+        lines=[f"{name}: CLIP of open_clip with tokenizer, preprocessing and model card"],
+    )

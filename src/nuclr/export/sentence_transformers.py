@@ -15,39 +15,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from nuclr.errors import UserError, require
-from nuclr.export import card
-from nuclr.export.hf import is_of_transformers, write_joint_model
-from nuclr.export.positions import at_own_size
-from nuclr.export.trained import Trained, open_trained, text_sides, write_inputs
+from nuclr.errors import require
+from nuclr.export.hf import at_own_size, is_of_transformers, pooled_features, write_joint_model
+from nuclr.export.trained import Trained, Written
 from nuclr.models import Encoder, Tokenizer
 from nuclr.models.backbones import quiet
 from nuclr.models.towers import OWN_TEXT_POOLING, BagOfWords, ImageTower, TextTower
 
-TARGET = "sentence-transformers"
 MODULES = "sentence_transformers.base.modules"
 POOLED = "sentence_embedding"
 TOKENS = "token_embeddings"
 
 
-def write(source: Path, folder: Path, best: bool = False) -> list[str]:
+def write(trained: Trained, folder: Path) -> Written:
     """Write a run as a SentenceTransformer.
-
-    Args:
-        source: a finished run.
-        folder: an empty folder.
-        best: use the weights of the best checkpoint.
-
-    Returns:
-        Lines that say what was written, and which side was left out.
 
     Raises:
         UserError: if the run's model has no text side, or its text encoder cannot be written.
 
     """
-    trained = open_trained(source, best)
-    text_sides(trained, TARGET)
-    library = require("sentence_transformers", purpose=f"--to {TARGET}")
+    if "text" not in trained.modalities:
+        raise trained.refuse(f"has no text side (its model takes {' and '.join(trained.modalities)}); use --to onnx")
+    library = require("sentence_transformers", purpose=f"--to {trained.target}")
     left_out: list[str] = []
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, quiet():
         if trained.model.joint is not None:
@@ -57,20 +46,21 @@ def write(source: Path, folder: Path, best: bool = False) -> list[str]:
             chains, left_out = _chains(trained, Path(scratch))
             routes = list(chains)
             modules = _route(chains)
-        model = library.SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="cosine")
+        model = library.SentenceTransformer(
+            modules=modules,
+            device="cpu",
+            similarity_fn_name="cosine",
+        )
         model.save_pretrained(str(folder), create_model_card=False)
-    card.write(trained, folder, _usage(trained, folder.name, routes, left_out))
-    lines = [f"{folder.name}: SentenceTransformer for {' and '.join(routes)}, with model card"]
-    return lines + [f"left out: {reason}" for reason in left_out]
+    return _describe(trained, folder.name, routes, left_out)
 
 
 def _chains(trained: Trained, scratch: Path) -> tuple[dict[str, list[Any]], list[str]]:
     """Return the modules of every side that can be written, by route, and why others cannot."""
-    texts = text_sides(trained, TARGET)
-    both_texts = len(texts) == 2
+    both_texts = trained.modalities == ["text", "text"]
     chains: dict[str, list[Any]] = {}
     left_out = []
-    for side, encoder in trained.sides:
+    for side, encoder in trained.model.sides:
         if encoder.modality == "text":
             route = {"x": "query", "y": "document"}[side] if both_texts else "text"
             chains[route] = _text_modules(trained, encoder, scratch / side)
@@ -78,38 +68,50 @@ def _chains(trained: Trained, scratch: Path) -> tuple[dict[str, list[Any]], list
             chains["image"] = _image_modules(trained, encoder, scratch / side)
         else:
             kind = "is not part of transformers" if encoder.modality == "image" else "has no counterpart there"
-            left_out.append(
-                f"side {side} ({encoder.modality or 'tensor'}s), whose encoder {kind}; use --to onnx for it"
-            )
+            left_out.append(f"side {side} ({encoder.modality}s), whose encoder {kind}; use --to onnx for it")
     return chains, left_out
 
 
 def _route(chains: dict[str, list[Any]]) -> list[Any]:
-    router = require(MODULES).Router
     if len(chains) == 1:
         return next(iter(chains.values()))
-    if "query" in chains:  # without a task, `encode` must not choose one of the two encoders silently
-        return [router(chains, default_route=None, allow_empty_key=False)]
-    mappings: Any = {(None, route): route for route in chains}
-    return [router(chains, default_route=None, allow_empty_key=False, route_mappings=mappings)]
+    mappings: Any = None  # by task; without one, `encode` must not choose an encoder silently
+    if "image" in chains:
+        mappings = {(None, route): route for route in chains}
+    router = require(MODULES).Router
+    return [
+        router(
+            chains,
+            default_route=None,
+            allow_empty_key=False,
+            route_mappings=mappings,
+        )
+    ]
 
 
 def _joint_modules(trained: Trained, scratch: Path) -> list[Any]:
-    _, texts = write_joint_model(trained, scratch, TARGET)
-    methods = {"text": "get_text_features", "image": "get_image_features"}
-    config = {kind: {"method": name, "method_output_name": "pooler_output"} for kind, name in methods.items()}
-    return [_transformer(scratch, config, POOLED, texts), _normalize()]
+    write_joint_model(trained, scratch)
+    config = {
+        "text": {"method": "get_text_features", "method_output_name": "pooler_output"},
+        "image": {"method": "get_image_features", "method_output_name": "pooler_output"},
+    }
+    return [_transformer(scratch, config, POOLED, trained.image_and_text[1]), require(MODULES).Normalize()]
 
 
-def _text_modules(trained: Trained, encoder: Encoder, scratch: Path) -> list[Any]:
-    tower, inputs = encoder.tower, encoder.inputs
+def _text_modules(
+    trained: Trained,
+    encoder: Encoder,
+    scratch: Path,
+) -> list[Any]:
+    tower = encoder.tower
+    inputs = encoder.inputs
     if not isinstance(inputs, Tokenizer) or not isinstance(tower, TextTower | BagOfWords):
-        raise UserError(f"--to {TARGET}: the text encoder of {trained.run.folder} is a plugin's; it cannot be written")
+        raise trained.refuse("its text encoder is a plugin's; it cannot be written")
     if inputs.tokenizer.padding_side != "right":
-        raise UserError(f"--to {TARGET}: the tokenizer of {trained.run.folder} pads on the left; it cannot be written")
+        raise trained.refuse("its tokenizer pads on the left; it cannot be written")
     backbone = _without_layers(tower, inputs) if isinstance(tower, BagOfWords) else tower.backbone
     backbone.save_pretrained(scratch)
-    write_inputs(trained, encoder, scratch)
+    trained.write_inputs(encoder, scratch)
     own_pooling = backbone.config.model_type in OWN_TEXT_POOLING
     output = "pooler_output" if own_pooling else "last_hidden_state"
     config = {"text": {"method": "forward", "method_output_name": output}}
@@ -117,7 +119,7 @@ def _text_modules(trained: Trained, encoder: Encoder, scratch: Path) -> list[Any
     if not own_pooling:
         pooling = "cls" if isinstance(tower, TextTower) and tower.pooling == "first" else "mean"
         modules.append(_pooling(modules[0].get_embedding_dimension(), pooling))
-    return [*modules, *_dense(encoder.head), _normalize()]
+    return [*modules, *_dense(encoder.head), require(MODULES).Normalize()]
 
 
 def _without_layers(tower: BagOfWords, inputs: Tokenizer) -> Any:
@@ -149,29 +151,42 @@ def _without_layers(tower: BagOfWords, inputs: Tokenizer) -> Any:
     return model.eval()
 
 
-def _image_modules(trained: Trained, encoder: Encoder, scratch: Path) -> list[Any]:
+def _image_modules(
+    trained: Trained,
+    encoder: Encoder,
+    scratch: Path,
+) -> list[Any]:
     tower: ImageTower = encoder.tower  # type: ignore[assignment]
-    backbone: Any = at_own_size(tower, TARGET)
-    backbone.save_pretrained(scratch)
-    write_inputs(trained, encoder, scratch)
-    pooled = backbone(pixel_values=torch.zeros(1, 3, tower.size, tower.size)).get("pooler_output")
+    at_own_size(tower, trained).save_pretrained(scratch)
+    trained.write_inputs(encoder, scratch)
+    pooled = pooled_features(tower)
     is_vector = pooled is not None and pooled.ndim == 2
     output = "last_hidden_state" if pooled is None else "pooler_output"
     config = {"image": {"method": "forward", "method_output_name": output}}
     modules = [_transformer(scratch, config, POOLED if is_vector else TOKENS)]
     if not is_vector:  # features at several positions, or (b, d, 1, 1), which Transformer flattens
         modules.append(_pooling(modules[0].get_embedding_dimension(), "mean"))
-    return [*modules, *_dense(encoder.head), _normalize()]
+    return [*modules, *_dense(encoder.head), require(MODULES).Normalize()]
 
 
-def _transformer(path: Path, config: Any, output: str, texts: Encoder | None = None) -> Any:
+def _transformer(
+    path: Path,
+    config: Any,
+    output: str,
+    texts: Encoder | None = None,
+) -> Any:
     options: Any = {}
     if texts is not None and isinstance(texts.inputs, Tokenizer):
         options = {"text": {"max_length": texts.inputs.max_length}}
         if texts.inputs.padding == "max_length":
             options["text"] |= {"padding": "max_length", "return_attention_mask": False}
     module = require(MODULES).Transformer
-    return module(str(path), modality_config=config, module_output_name=output, processing_kwargs=options).eval()
+    return module(
+        str(path),
+        modality_config=config,
+        module_output_name=output,
+        processing_kwargs=options,
+    ).eval()
 
 
 def _pooling(width: int, mode: str) -> Any:
@@ -190,34 +205,56 @@ def _dense(head: nn.Module) -> list[Any]:
     return modules
 
 
-def _normalize() -> Any:
-    return require(MODULES).Normalize()
-
-
-def _usage(trained: Trained, name: str, routes: list[str], left_out: list[str]) -> card.Usage:
-    lines = ["from sentence_transformers import SentenceTransformer", ""]
-    if "image" in routes:
-        lines.insert(0, "from PIL import Image")
-    options = ', processor_kwargs={"backend": "pil"}' if "image" in routes else ""
-    lines.append(f"model = SentenceTransformer({json.dumps(name)}{options})")
+def _describe(
+    trained: Trained,
+    name: str,
+    routes: list[str],
+    left_out: list[str],
+) -> Written:
     texts = '["a red circle", "two green squares"]'
-    if "query" in routes:
-        lines += [f"x = model.encode_query({texts})", f"y = model.encode_document({texts})"]
-    else:
-        lines.append(f"y = model.encode({texts})")
-    if "image" in routes:
-        lines.append('x = model.encode([Image.new("RGB", (64, 64), color) for color in ("red", "green")])')
-    if len(routes) == 2:
-        lines.append("scores = model.similarity(x, y)")
-    x, y = trained.run.sides
+    imports = "from sentence_transformers import SentenceTransformer"
     notes = [f"Divide scores by the temperature of the run, {trained.temperature:.6g}, before a softmax."]
-    if "query" in routes:
-        notes.append(f"`encode_query` is for {x}, `encode_document` for {y}; `encode` needs one of these tasks.")
+    task = "sentence-similarity"
     if "image" in routes:
+        task = "feature-extraction"
+        code = f"""
+from PIL import Image
+{imports}
+
+model = SentenceTransformer({json.dumps(name)}, processor_kwargs={{"backend": "pil"}})
+x = model.encode([Image.new("RGB", (64, 64), color) for color in ("red", "green")])
+y = model.encode({texts})
+scores = model.similarity(x, y)
+"""
         notes.append(
             '`processor_kwargs={"backend": "pil"}` resizes images with Pillow, as the run did. Without it transformers '
             "uses torchvision if that is installed, which gives slightly different features."
         )
-    notes += [f"Not part of this export: {reason}." for reason in left_out]
-    task = "sentence-similarity" if "image" not in routes else "feature-extraction"
-    return card.Usage("sentence-transformers", task, "\n".join(lines), notes)
+    elif "query" in routes:
+        code = f"""
+{imports}
+
+model = SentenceTransformer({json.dumps(name)})
+x = model.encode_query({texts})
+y = model.encode_document({texts})
+scores = model.similarity(x, y)
+"""
+        x, y = trained.run.sides
+        notes.append(f"`encode_query` is for {x}, `encode_document` for {y}; `encode` needs one of these tasks.")
+    else:
+        code = f"""
+{imports}
+
+model = SentenceTransformer({json.dumps(name)})
+y = model.encode({texts})
+"""
+    return Written(
+        library="sentence-transformers",
+        task=task,
+        code=code,
+        notes=notes + [f"Not part of this export: {reason}." for reason in left_out],
+        lines=[
+            f"{name}: SentenceTransformer for {' and '.join(routes)}, with model card",
+            *(f"left out: {reason}" for reason in left_out),
+        ],
+    )

@@ -3,23 +3,38 @@
 The training data is not opened, so a run can be exported after its data is gone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nuclr.errors import UserError
-from nuclr.evaluation.metric_names import score, val_metrics
+from nuclr.evaluation.metrics import score, val_metrics
 from nuclr.files import parse_json, read_text
-from nuclr.models import DualEncoder, Encoder, ImageFormat, Tokenizer
-from nuclr.models.image_format import write_image_format
-from nuclr.models.towers import BagOfWords, ImageTower, TextTower, VectorTower
-from nuclr.objectives import SigLIP
-from nuclr.runs import checkpoint, components, folder
+from nuclr.models import DualEncoder, Encoder, ImageFormat
+from nuclr.runs import checkpoint, folder
 from nuclr.runs.run import Run
 
-"""The first of these metrics that a run has chose its best checkpoint."""
+
+@dataclass(frozen=True)
+class Written:
+    """What a target wrote, for the card and for the command line.
+
+    Args:
+        library: `library_name` of the Hugging Face hub.
+        task: its `pipeline_tag`.
+        code: lines of Python that load the model and encode a few items, run from the folder that holds the export.
+        notes: sentences about this form of the model, for the card.
+        lines: what the command prints.
+
+    """
+
+    library: str
+    task: str
+    code: str
+    notes: Sequence[str] = ()
+    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -29,41 +44,35 @@ class Trained:
     Args:
         run: the run.
         model: its model, in eval mode, without gradients.
+        target: the value of `--to`, to name in messages.
 
     """
 
     run: Run
     model: DualEncoder
+    target: str
 
     @property
-    def sides(self) -> list[tuple[str, Encoder]]:
-        """The encoders with the names of their sides; a shared one once, as "x"."""
-        return [("x", self.model.x)] if self.model.shared else [("x", self.model.x), ("y", self.model.y)]
+    def modalities(self) -> list[str]:
+        """What the encoders take, such as "image", in the order of `model.sides`."""
+        return [encoder.modality or "tensor" for _, encoder in self.model.sides]
 
     @property
     def folders(self) -> dict[str, str]:
         """The side's name -> the name of its folder: its modality, or x and y if both have the same modality."""
-        kinds = [encoder.modality for _, encoder in self.sides]
-        distinct = len(set(kinds)) == len(kinds)
-        return {name: str(encoder.modality) if distinct else name for name, encoder in self.sides}
+        distinct = len(set(self.modalities)) == len(self.model.sides)
+        return {name: str(encoder.modality) if distinct else name for name, encoder in self.model.sides}
+
+    @property
+    def image_and_text(self) -> tuple[Encoder, Encoder]:
+        """The encoder of images and that of texts, of a model that has one of each."""
+        images, texts = sorted((self.model.x, self.model.y), key=lambda encoder: encoder.modality == "text")
+        return images, texts
 
     @property
     def squash(self) -> bool:
         """Whether whole images were resized to a square (setting `data.fit`), and not their central squares."""
         return self.run.settings.data.outside_training().fit == "squash"
-
-    @cached_property
-    def _logits(self) -> tuple[float, float | None]:
-        """The temperature, and the bias if the objective learns one."""
-        if not self.run.best:
-            stored = self.model.joint.logits.get("logit_bias") if self.model.joint else None
-            learnt = self.run.settings.objective.name == "siglip" and stored is not None
-            return self.run.temperature, float(stored) if learnt and stored is not None else None
-        state = checkpoint.load(self.run.folder / folder.CHECKPOINTS / checkpoint.BEST)["objective"]
-        rows = next((len(table) for name, table in state.items() if name.startswith("log_u")), 2)
-        objective = components.make_objective(self.run.settings.objective, rows)
-        objective.load_state_dict(state)
-        return objective.current_temperature, float(objective.bias) if isinstance(objective, SigLIP) else None
 
     @property
     def temperature(self) -> float:
@@ -76,25 +85,59 @@ class Trained:
         return self._logits[1]
 
     @cached_property
+    def _logits(self) -> tuple[float, float | None]:
+        """The temperature, and the bias if the objective learns one."""
+        if not self.run.best:
+            stored = self.model.joint.logits.get("logit_bias") if self.model.joint else None
+            learnt = self.run.settings.objective.name == "siglip" and stored is not None
+            return self.run.temperature, float(stored) if learnt and stored is not None else None
+        state = checkpoint.load(self.run.folder / folder.CHECKPOINTS / checkpoint.BEST)["objective"]
+        rows = next((len(table) for name, table in state.items() if name.startswith("log_u")), 2)
+        objective = self.run.settings.objective.build(rows)
+        objective.load_state_dict(state)
+        return objective.current_temperature, objective.current_bias
+
+    @property
+    def results(self) -> folder.TrainedRun:
+        """Content of results.json; only finished runs are exported."""
+        return cast("folder.TrainedRun", self.run.results)
+
+    @cached_property
     def metrics(self) -> Mapping[str, Any]:
         """Metrics on the held-out pairs, of the last weights or of the best checkpoint."""
-        results = self.run.results or {}
         if not self.run.best:
-            return results.get("val") or {}
+            return self.results.val
         best: dict[str, Any] = {}
         for line in read_text(self.run.folder / folder.METRICS).splitlines():
             values = val_metrics(parse_json(line))
-            reached, highest = score(values), score(best)
+            reached = score(values)
+            highest = score(best)
             if reached is not None and (highest is None or reached > highest):
                 best = values
         return best
 
+    def write_inputs(self, encoder: Encoder, target: Path) -> None:
+        """Write how the inputs of a side are prepared: tokenizer files, or preprocessor_config.json."""
+        if isinstance(encoder.inputs, ImageFormat):
+            encoder.inputs.save(target, self.squash)
+        elif encoder.inputs is not None:
+            encoder.inputs.save(target)
 
-def open_trained(path: Path, best: bool = False) -> Trained:
+    def refuse(self, reason: str) -> UserError:
+        """Return the error for a run that the target cannot hold."""
+        return UserError(f"--to {self.target}: {self.run.folder}: {reason}")
+
+
+def open_trained(
+    path: Path,
+    target: str,
+    best: bool = False,
+) -> Trained:
     """Open a finished run to export it.
 
     Args:
         path: the run folder.
+        target: the value of `--to`, to name in messages.
         best: use the weights of the best checkpoint instead of the last ones.
 
     Raises:
@@ -102,44 +145,4 @@ def open_trained(path: Path, best: bool = False) -> Trained:
 
     """
     run = Run.open_finished(path, best, "cpu")
-    return Trained(run, run.model.requires_grad_(False))
-
-
-def describe_encoder(encoder: Encoder) -> str:
-    """Return what an encoder is, in a few words for messages and cards: "distilbert, first token"."""
-    tower = encoder.tower
-    if isinstance(tower, ImageTower):
-        return f"{tower.backbone.config.model_type}, {tower.size} x {tower.size} pixels"
-    if isinstance(tower, TextTower):
-        pooling = {"first": "first token", "mean": "mean over tokens"}[tower.pooling]
-        own = tower.backbone.config.model_type in ("clip_text_model", "siglip_text_model")
-        return f"{tower.backbone.config.model_type}, {'its own pooling' if own else pooling}"
-    if isinstance(tower, BagOfWords):
-        return f"bag of words, {tower.embedding.num_embeddings} tokens"
-    if isinstance(tower, VectorTower):
-        return f"vectors of {len(tower.mean)} coordinates, standardized"
-    return type(getattr(tower, "module", tower)).__name__
-
-
-def write_inputs(trained: Trained, encoder: Encoder, target: Path) -> None:
-    """Write how the inputs of a side are prepared: tokenizer files, or preprocessor_config.json."""
-    if isinstance(encoder.inputs, Tokenizer):
-        encoder.inputs.save(target)
-    elif isinstance(encoder.inputs, ImageFormat):
-        write_image_format(encoder.inputs, target, trained.squash)
-
-
-def text_sides(trained: Trained, target: str) -> list[tuple[str, Encoder]]:
-    """Return the sides that take texts; refuse a model without one.
-
-    Raises:
-        UserError: if no side takes texts.
-
-    """
-    sides = [(name, encoder) for name, encoder in trained.sides if encoder.modality == "text"]
-    if not sides:
-        takes = " and ".join(f"{encoder.modality or 'tensor'}s" for _, encoder in trained.sides)
-        raise UserError(
-            f"--to {target}: {trained.run.folder} has no text side (its model takes {takes}); use --to onnx instead"
-        )
-    return sides
+    return Trained(run, run.model.requires_grad_(False), target)

@@ -14,10 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nuclr import distributed
+from nuclr.arrays import Array, Integers
 from nuclr.errors import UserError, require
-from nuclr.integrations.state import options_of, warn_of_changed_options
-from nuclr.objectives import Objective, ObjectiveOutput, backward_in_micro_batches, build
-from nuclr.objectives.checks import Features, Integers
+from nuclr.integrations.state import restore, snapshot
+from nuclr.integrations.trainer import make_objective
+from nuclr.objectives import Objective, ObjectiveOutput, backward_in_micro_batches
+from nuclr.objectives.base import as_record
+from nuclr.objectives.state import StatePlacement
 
 Callback: Any = require("lightning.pytorch", purpose="nuclr.integrations.lightning").Callback
 
@@ -47,7 +50,7 @@ class NuclrCallback(Callback):
         **options: Arguments of the objective, such as `num_samples` and `temperature`; see `nuclr.objectives.build`.
 
     Attributes:
-        objective: The objective. With ``state_sharding=True`` it is built when the processes have been started.
+        objective: The objective. With sharded state it is built when the processes have been started.
 
     Raises:
         ValueError: If the name or an option is unknown, or a value is out of range.
@@ -64,14 +67,9 @@ class NuclrCallback(Callback):
     objective: Objective
 
     def __init__(self, objective: str | Objective = "nuclr", *, attribute: str = "nuclr", **options: Any) -> None:
-        if isinstance(objective, Objective):
-            if options:
-                raise ValueError(f"options {', '.join(options)} need the name of an objective, not an objective")
-            self.objective = objective
-        else:
-            self._build = functools.partial(build, objective, **options)
-            if not options.get("state_sharding"):
-                self.objective = self._build()
+        self._build = functools.partial(make_objective, objective, **options)
+        if not as_record("state", options.get("state", {}), StatePlacement()).sharding:
+            self.objective = self._build()
         self._attribute = attribute
         self._part = f"_{attribute}_parameters"  # the submodule that holds the objective's parameters during fit
         self._trainer: Any = None
@@ -86,8 +84,8 @@ class NuclrCallback(Callback):
 
     def __call__(
         self,
-        x: Features,
-        y: Features,
+        x: Array,
+        y: Array,
         index: Integers | None = None,
         x_id: Integers | None = None,
         y_id: Integers | None = None,
@@ -95,7 +93,7 @@ class NuclrCallback(Callback):
         """Compute the loss of one batch; in training, also update the state. See `Objective.forward`.
 
         Args:
-            x: Features with unit norm, (b, d), or (b, m, d) with m views of each sample.
+            x: Array with unit norm, (b, d), or (b, m, d) with m views of each sample.
             y: As `x`; row i of x and row i of y are a pair.
             index: (b,) numbers of the pairs in the training set. Objectives with state need it in training.
             x_id: Ids of the samples behind x. Pairs that share an id are not negatives of each other.
@@ -112,8 +110,7 @@ class NuclrCallback(Callback):
         if self._trainer is None:
             raise UserError("the objective has no Trainer; write Trainer(callbacks=[...]) with this NuclrCallback")
         training = self._trainer.training
-        if self.objective.training != training:
-            self.objective.train(training)
+        self.objective.train(training)
         output: ObjectiveOutput = self.objective(x, y, index if training else None, x_id, y_id)
         return output
 
@@ -165,8 +162,20 @@ class NuclrCallback(Callback):
         def scaled(loss: Tensor) -> Tensor:
             return (loss if scaler is None else scaler.scale(loss)) * scale
 
-        contrast = functools.partial(self, index=index, x_id=x_id, y_id=y_id)
-        output = backward_in_micro_batches(encode, inputs, contrast, micro_batch, pairs=pairs, scale=scaled)
+        contrast = functools.partial(
+            self,
+            index=index,
+            x_id=x_id,
+            y_id=y_id,
+        )
+        output = backward_in_micro_batches(
+            encode,
+            inputs,
+            contrast,
+            micro_batch,
+            pairs=pairs,
+            scale=scaled,
+        )
         # Lightning synchronizes gradients only in its own backward pass.
         _average_gradients(module)
         return output
@@ -177,7 +186,12 @@ class NuclrCallback(Callback):
 
     # -- hooks of Lightning --------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        stage: str,
+    ) -> None:
         """Attach the objective to the Trainer. The processes have been started, but the module is not yet wrapped."""
         if getattr(trainer, self._attribute, self) is not self:
             raise UserError(
@@ -192,6 +206,7 @@ class NuclrCallback(Callback):
                     f"the objective is a submodule of the LightningModule (self.{name}), so DDP would broadcast its "
                     f"tables in every step; remove it there, and call self.trainer.{self._attribute}(x, y, index)"
                 )
+        self.objective.to(trainer.strategy.root_device)
         self._trainer = trainer
         setattr(trainer, self._attribute, self)
         pl_module._modules.pop(self._part, None)  # of a run that ended with an error
@@ -206,15 +221,12 @@ class NuclrCallback(Callback):
         """Give the LightningModule back without the objective's parameters."""
         pl_module._modules.pop(self._part, None)
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Move the objective to the device, and check that an optimizer has its parameters."""
-        self.objective.to(pl_module.device)
-        in_optimizers = {
-            id(parameter)
-            for optimizer in trainer.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Check that an optimizer has the parameters of the objective."""
+        in_optimizers: set[int] = set()
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                in_optimizers.update(map(id, group["params"]))
         named = self.objective.named_parameters()
         missing = [name for name, value in named if value.requires_grad and id(value) not in in_optimizers]
         if missing:
@@ -223,23 +235,11 @@ class NuclrCallback(Callback):
                 f"self.parameters(), or add self.trainer.{self._attribute}.parameters() to a group"
             )
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Move the objective to the device, if there was no training."""
-        self.objective.to(pl_module.device)
-
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Move the objective to the device, if there was no training."""
-        self.objective.to(pl_module.device)
-
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Add the state to the checkpoint. All processes call this; process 0 gets all rows of all tables."""
-        state = self.objective.gather_state_dict()
-        if state:
-            checkpoint[self.state_key] = {
-                "objective": type(self.objective).__name__,
-                "options": options_of(self.objective),
-                "state": state,
-            }
+        saved = snapshot(self.objective)
+        if saved["state"]:
+            checkpoint[self.state_key] = saved
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Restore the state from the checkpoint; warn if training resumes with other options than it was saved with.
@@ -248,24 +248,16 @@ class NuclrCallback(Callback):
             UserError: If training resumes and the checkpoint has no state, or that of another objective.
 
         """
-        name, saved = type(self.objective).__name__, checkpoint.get(self.state_key)
-        if saved is None:
-            if trainer.state.fn == "fit" and self.objective.state_dict():
-                raise UserError(
-                    f"the checkpoint has no state of {name}: it was saved without this NuclrCallback, so training "
-                    "cannot resume from it; to start from its weights, load them into the LightningModule and call "
-                    "fit without ckpt_path"
-                )
-            return
-        if saved["objective"] != name:
-            raise UserError(f"the checkpoint holds the state of {saved['objective']}, but the objective is {name}")
-        try:
-            self.objective.load_state_dict(saved["state"])
-        except RuntimeError as error:  # the lines after its first name the tensors
-            reason = " ".join(line.strip() for line in str(error).splitlines()[1:]) or str(error)
-            raise UserError(f"the state in the checkpoint does not fit the objective: {reason}") from None
-        if trainer.state.fn == "fit":
-            warn_of_changed_options(self.objective, saved.get("options"), "the checkpoint")
+        saved = checkpoint.get(self.state_key)
+        resumes = trainer.state.fn == "fit"
+        if saved is not None:
+            restore(self.objective, saved, "the checkpoint", resumes)
+        elif resumes and self.objective.state_dict():
+            raise UserError(
+                f"the checkpoint has no state of {type(self.objective).__name__}: it was saved without this "
+                "NuclrCallback, so training cannot resume from it; to start from its weights, load them into the "
+                "LightningModule and call fit without ckpt_path"
+            )
 
 
 class _Parameters(nn.Module):
@@ -282,7 +274,12 @@ class _Parameters(nn.Module):
             self.names.append(name.replace(".", "_"))
             self.register_parameter(self.names[-1], parameter)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self,
+        destination: Any,
+        prefix: str,
+        keep_vars: bool,
+    ) -> None:
         pass
 
     def _load_from_state_dict(self, *args: Any) -> None:

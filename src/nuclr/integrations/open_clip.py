@@ -14,26 +14,23 @@ objective. The state of the objective is written next to each of open_clip's che
 """
 
 import dataclasses
-import re
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, Dataset
 
 from nuclr import distributed
 from nuclr.errors import UserError, require
 from nuclr.files import user_errors, write_atomically
-from nuclr.integrations.index import stable_id
-from nuclr.integrations.state import STATE_FILE, load_state, save_state
-from nuclr.integrations.transformers import set_logit_scale
-from nuclr.objectives import Objective, build
+from nuclr.integrations.state import load_state, save_state
+from nuclr.integrations.trainer import add_parameters, make_objective, set_logit_scale, stable_id, unit_norm
+from nuclr.objectives import Objective
 
 OPTIMIZER_FILE = "nuclr_optimizer.safetensors"
 """The optimizer's state for parameters of the objective, next to the objective's own state."""
@@ -50,7 +47,8 @@ class IndexedPairs(Dataset[tuple[Any, Any, Tensor]]):
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.columns = torch.arange(len(dataset))[:, None]
-        images, captions = getattr(dataset, "images", None), getattr(dataset, "captions", None)
+        images = getattr(dataset, "images", None)
+        captions = getattr(dataset, "captions", None)
         if isinstance(images, list) and isinstance(captions, list):  # open_clip's CsvDataset
             ids = torch.tensor([[stable_id(str(i)), stable_id(str(c))] for i, c in zip(images, captions, strict=True)])
             if any(len(column.unique()) < len(column) for column in ids.T):
@@ -66,44 +64,28 @@ class IndexedPairs(Dataset[tuple[Any, Any, Tensor]]):
         return image, text, self.columns[position]
 
 
-class Keys(Protocol):
-    """Numbers of the keys of a stream; `nuclr.data.KeyIndex` is one."""
-
-    with_tar: bool
-
-    def __len__(self) -> int:
-        """Return the number of keys; numbers are in [0, len)."""
-
-    def numbers(self, keys: Iterable[str], tars: Iterable[str] | None = None) -> np.ndarray:
-        """Return the numbers of some keys, and of their tars if the same key occurs in several tars."""
-
-
 class IndexedBatches:
     """The batches of a loader as open_clip's loop expects them. Their indices are kept in `pending` for the loss.
 
     Args:
         loader: The training loader that open_clip made. Its order and settings are kept.
-        keys: For webdataset, the numbers of the keys of the stream.
+        keys: For webdataset, key of a sample -> its number, from 0.
 
     Raises:
         UserError: If the data is a stream and there are no keys, or its samples have none.
 
     """
 
-    def __init__(self, loader: Any, keys: Keys | None = None) -> None:
+    def __init__(self, loader: Any, keys: Mapping[str, int] | None = None) -> None:
         self._keys = keys
-        if isinstance(loader, DataLoader) and hasattr(loader.dataset, "__getitem__") and loader.batch_sampler:
-            if keys is not None:
-                raise UserError("keys= is for streams (webdataset); the index of other data is the position; remove it")
-            self._loader: Any = _with_positions(loader)
-            self.num_pairs = len(loader.dataset)  # type: ignore[arg-type]
-        else:
-            if keys is None:
-                raise UserError(
-                    "the training data is a stream (webdataset), in which pairs have no index; run `nuclr index TARS "
-                    "--out train.keys` and pass keys=nuclr.data.KeyIndex.open('train.keys')"
-                )
-            self._loader, self.num_pairs = _with_keys(loader), len(keys)
+        has_positions = isinstance(loader, DataLoader) and hasattr(loader.dataset, "__getitem__")
+        if has_positions == (keys is not None):
+            raise UserError(
+                "keys= is a dict from the key of each sample to its number; streams (webdataset) need it, because "
+                "their pairs have no index, and other data must not have it"
+            )
+        self._loader = _with_keys(loader) if keys is not None else _with_positions(loader)
+        self.num_pairs = len(loader.dataset if keys is None else keys)
         self.num_batches: int = getattr(loader, "num_batches", 0) or len(loader)
         self.num_samples: int = getattr(loader, "num_samples", self.num_pairs)
         self.pending: list[Tensor] = []
@@ -111,13 +93,11 @@ class IndexedBatches:
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """Yield images and texts."""
         self.pending.clear()  # batches left over from an accumulation that the end of the epoch cut short
-        for images, texts, *columns in self._loader:
-            self.pending.append(columns[0] if self._keys is None else self._numbers(*columns))
+        for images, texts, columns in self._loader:
+            if self._keys is not None:
+                columns = torch.tensor([self._keys[name] for name in columns])[:, None]
+            self.pending.append(columns)
             yield images, texts
-
-    def _numbers(self, names: list[str], tars: list[str]) -> Tensor:
-        assert self._keys is not None
-        return torch.as_tensor(self._keys.numbers(names, tars if self._keys.with_tar else None))[:, None]
 
 
 def _with_positions(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -137,11 +117,16 @@ def _with_positions(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def _with_keys(loader: Any) -> Any:
-    """Let the pipeline of a webdataset loader keep the key and the tar of each sample, next to image and text."""
+    """Let the pipeline of a webdataset loader keep the key of each sample, next to image and text."""
     stages = getattr(getattr(getattr(loader, "pipeline", [None])[0], "dataset", None), "pipeline", [])
     for position, stage in enumerate(stages):
         if getattr(stage, "args", None) == ("image", "text"):
-            stages[position] = type(stage)(stage.f, *stage.args, "__key__", "__url__", **stage.kw)
+            stages[position] = type(stage)(
+                stage.f,
+                *stage.args,
+                "__key__",
+                **stage.kw,
+            )
             return loader
     raise UserError('the stream has no stage to_tuple("image", "text"), as that of open_clip\'s get_wds_dataset')
 
@@ -204,7 +189,8 @@ class ObjectiveLoss(nn.Module):
                 f"the loss got {len(image_features)} pairs, but the loader yielded {sum(map(len, pending))}; call it "
                 "once per batch of the loader, as open_clip's train_one_epoch does"
             )
-        x, y = (normalize(side.float(), dim=-1) for side in (image_features, text_features))
+        x = unit_norm(image_features)
+        y = unit_norm(text_features)
         loss = self._loss(x, y) if len(pending) == 1 else self._accumulated_loss(x, y)
         if self._calls_left == 0:
             pending.clear()
@@ -258,7 +244,7 @@ class TrainOneEpoch:
     Args:
         objective: The name of an objective, such as "nuclr", or an objective. If it is a name, the objective is built
             when training starts, with the number of pairs in the training data.
-        keys: The numbers of the keys of a stream, for ``--dataset-type webdataset``: `nuclr.data.KeyIndex`.
+        keys: Key of a sample -> its number, for ``--dataset-type webdataset``.
         **options: Options of the named objective, such as `temperature`.
 
     Raises:
@@ -270,11 +256,8 @@ class TrainOneEpoch:
 
     """
 
-    def __init__(self, objective: str | Objective, *, keys: Keys | None = None, **options: Any) -> None:
-        if isinstance(objective, str):
-            build(objective, num_samples=2, **options)  # a wrong option is reported before any data is read
-        elif options:
-            raise UserError(f"options {', '.join(options)} belong to the constructor of {type(objective).__name__}")
+    def __init__(self, objective: str | Objective, *, keys: Mapping[str, int] | None = None, **options: Any) -> None:
+        make_objective(objective, 2, **options)  # a wrong option is reported before any data is read
         self._given = objective
         self._options = options
         self._keys = keys
@@ -314,7 +297,16 @@ class TrainOneEpoch:
         self.objective.train()
         data = {**data, "train": dataclasses.replace(data["train"], dataloader=self._batches)}
         loop.train_one_epoch(
-            model, data, self.loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer
+            model,
+            data,
+            self.loss,
+            epoch,
+            optimizer,
+            scaler,
+            scheduler,
+            dist_model,
+            args,
+            tb_writer=tb_writer,
         )
         set_logit_scale(loop.unwrap_model(model), self.objective.current_temperature)
         if is_saved(epoch + 1, args):
@@ -324,19 +316,21 @@ class TrainOneEpoch:
                 _save_optimizer(self.objective, optimizer, folder)
                 _remove_old(Path(args.checkpoint_path), epoch + 1)
 
-    def _start(self, data: dict[str, Any], epoch: int, optimizer: torch.optim.Optimizer, args: Any) -> None:
+    def _start(
+        self,
+        data: dict[str, Any],
+        epoch: int,
+        optimizer: torch.optim.Optimizer,
+        args: Any,
+    ) -> None:
         if getattr(args, "horovod", False):
             raise UserError("--horovod is not supported; start the processes with torchrun")
         if getattr(args, "dataset_resampled", False):
             raise UserError("--dataset-resampled draws pairs twice, also within a batch; leave it out")
         self._batches = IndexedBatches(data["train"].dataloader, self._keys)
-        objective = self._given
-        if isinstance(objective, str):
-            objective = build(objective, num_samples=self._batches.num_pairs, **self._options)
+        objective = make_objective(self._given, self._batches.num_pairs, **self._options)
         self.loss = ObjectiveLoss(objective.to(torch.device(args.device)), self._batches)
-        own = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-        if own:
-            optimizer.add_param_group({"params": own, "weight_decay": 0.0})
+        if add_parameters(optimizer, objective):
             optimizer.register_state_dict_post_hook(_without_last_group)
         if getattr(args, "resume", None) and epoch > 0:
             folder = state_folder(Path(args.resume).parent, epoch)
@@ -367,47 +361,49 @@ def _without_last_group(_optimizer: torch.optim.Optimizer, state: dict[str, Any]
     # open_clip loads the optimizer before the objective exists, so its checkpoint holds the model's parameters only.
     *groups, own = state["param_groups"]
     kept = {number: value for number, value in state["state"].items() if number not in own["params"]}
-    return {**state, "param_groups": groups, "state": kept}
-
-
-def _save_optimizer(objective: Objective, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    tensors = {
-        f"{name}/{key}": torch.as_tensor(value).detach().cpu().contiguous()
-        for name, parameter in objective.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
+    return {
+        **state,
+        "param_groups": groups,
+        "state": kept,
     }
+
+
+def _save_optimizer(
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    folder: Path,
+) -> None:
+    tensors = {}
+    for name, parameter in objective.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().contiguous()
     if tensors:
         with user_errors(folder / OPTIMIZER_FILE), write_atomically(folder / OPTIMIZER_FILE) as file:
             file.write(save(tensors))
 
 
-def _load_optimizer(objective: Objective, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+def _load_optimizer(
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    folder: Path,
+) -> None:
     path = folder / OPTIMIZER_FILE
     parameters = dict(objective.named_parameters())
     if not parameters or not path.is_file():
         return
     try:
-        with safe_open(path, framework="pt") as file:
-            for entry in file.keys():  # noqa: SIM118
-                name, _, key = entry.rpartition("/")
-                shape = file.get_slice(entry).get_shape()  # compared before memory is taken
-                if name not in parameters or shape not in ([], list(parameters[name].shape)):
-                    raise UserError(f"{path}: {entry} does not fit the parameters of {type(objective).__name__}")
-                tensor = file.get_tensor(entry)
-                parameter = parameters[name]
-                # Adam counts its steps on the host.
-                optimizer.state[parameter][key] = tensor if key == "step" else tensor.to(parameter.device)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); use another checkpoint") from None
+        for entry, tensor in load_file(path).items():
+            name, _, key = entry.rpartition("/")
+            # Adam counts its steps on the host.
+            device = tensor.device if key == "step" else parameters[name].device
+            optimizer.state[parameters[name]][key] = tensor.to(device)
+    except (SafetensorError, OSError, KeyError) as error:
+        raise UserError(f"{path}: does not fit {type(objective).__name__} ({error}); use another checkpoint") from None
 
 
 def _remove_old(checkpoints: Path, completed: int) -> None:
     """Remove states whose checkpoint is gone, except the last two: the newest checkpoint is yet to be written."""
     for folder in checkpoints.glob("epoch_*_objective"):
-        match = re.fullmatch(r"epoch_(\d+)_objective", folder.name)
-        if match is None or int(match[1]) >= completed - 1 or (checkpoints / f"epoch_{match[1]}.pt").exists():
-            continue
-        for name in (STATE_FILE, OPTIMIZER_FILE):
-            (folder / name).unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            folder.rmdir()
+        epoch = folder.name.split("_")[1]
+        if epoch.isdigit() and int(epoch) < completed - 1 and not (checkpoints / f"epoch_{epoch}.pt").exists():
+            shutil.rmtree(folder)

@@ -8,11 +8,13 @@ Its header also holds the options of the objective, and hashes of a few pairs, b
 pairs were numbered in another order.
 """
 
+import contextlib
+import dataclasses
 import hashlib
 import inspect
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,14 @@ STATE_FILE = "nuclr_objective.safetensors"
 """The name of the file in a checkpoint folder."""
 
 FORMAT = "nuclr_objective"
-PLACEMENT = ("num_samples", "state_device", "state_sharding")  # options that say where the state is, and its size
+PLACEMENT = ("num_samples", "state")  # options that say where the state is, and its size
 
 
-def save_state(objective: Objective, folder: str | Path, pairs: Mapping[str, str] | None = None) -> None:
+def save_state(
+    objective: Objective,
+    folder: str | Path,
+    pairs: Mapping[str, str] | None = None,
+) -> None:
     """Write the state of an objective to a checkpoint folder.
 
     With several processes, all of them must call this. Process 0 writes; when the call returns, the file is complete.
@@ -41,7 +47,7 @@ def save_state(objective: Objective, folder: str | Path, pairs: Mapping[str, str
     Args:
         objective: The objective. Sharded state is gathered.
         folder: The checkpoint folder. It is created if necessary; an earlier state file in it is replaced.
-        pairs: Hashes of some pairs, from `nuclr.integrations.index.hash_pairs`, for `load_state` to compare.
+        pairs: Hashes of some pairs, from `nuclr.integrations.trainer.hash_pairs`, for `load_state` to compare.
 
     Raises:
         UserError: If the file cannot be written. All processes raise.
@@ -55,29 +61,24 @@ def save_state(objective: Objective, folder: str | Path, pairs: Mapping[str, str
 
     """
     path = Path(folder) / STATE_FILE
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in objective.gather_state_dict().items()}
-    problem = None
-    if distributed.rank() == 0:
-        header = {
-            "objective": type(objective).__name__,
-            "sha256": _digest(state),
-            "options": options_of(objective),
-            "pairs": dict(pairs or {}),
-        }
-        # One entry of metadata, because safetensors writes several in a random order.
-        content = save(state, {FORMAT: json.dumps(header)})
-        try:
+    header = snapshot(objective)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in header.pop("state").items()}
+    with _failing_together(path):
+        if distributed.rank() == 0:
+            header |= {"sha256": _digest(state), "pairs": dict(pairs or {})}
             with user_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with write_atomically(path) as file:
-                    file.write(content)
-        except UserError as error:
-            problem = error
-    _raise_together(problem, path)
+                    # One entry of metadata, because safetensors writes several in a random order.
+                    file.write(save(state, {FORMAT: json.dumps(header)}))
 
 
 def load_state(
-    objective: Objective, folder: str | Path, pairs: Mapping[str, str] | None = None, *, resumes: bool = True
+    objective: Objective,
+    folder: str | Path,
+    pairs: Mapping[str, str] | None = None,
+    *,
+    resumes: bool = True,
 ) -> None:
     """Load the state that `save_state` wrote into an objective. Nothing is unpickled.
 
@@ -98,21 +99,59 @@ def load_state(
             in another order. All processes raise, and the objective is unchanged.
 
     """
-    path, problem = Path(folder) / STATE_FILE, None
-    header: dict[str, Any] = {}
-    try:
+    path = Path(folder) / STATE_FILE
+    with _failing_together(path):
         if path.is_file() or objective.state_dict():
-            header, state = _read(path, objective)
-            _check_pairs(path, header.get("pairs"), pairs or {})
-            objective.load_state_dict(state)
-    except UserError as error:
-        problem = error
-    except RuntimeError as error:  # the lines of load_state_dict after its first name the tensors
-        reason = " ".join(line.strip() for line in str(error).splitlines()[1:]) or str(error)
-        problem = UserError(f"{path}: does not fit the objective: {reason}")
-    _raise_together(problem, path)
-    if resumes:
-        warn_of_changed_options(objective, header.get("options"), str(path))
+            saved = _read(path)
+            _check_pairs(path, saved["pairs"], pairs or {})
+            restore(objective, saved, str(path), resumes)
+
+
+def snapshot(objective: Objective) -> dict[str, Any]:
+    """Return the name of an objective, its options and its whole state. All processes must call this."""
+    return {
+        "objective": type(objective).__name__,
+        "options": options_of(objective),
+        "state": objective.gather_state_dict(),
+    }
+
+
+def restore(
+    objective: Objective,
+    saved: Mapping[str, Any],
+    where: str,
+    resumes: bool,
+) -> None:
+    """Load the state of a snapshot into an objective.
+
+    Args:
+        objective: The objective.
+        saved: As `snapshot` returns it.
+        where: Where it comes from, for messages.
+        resumes: Whether to warn if the options differ from the saved ones.
+
+    Raises:
+        UserError: If the state does not fit the objective, which is then unchanged.
+
+    """
+    name = type(objective).__name__
+    if saved["objective"] != name:
+        stored = printable(str(saved["objective"])[:100])
+        raise UserError(f"{where}: holds the state of {stored}, but the objective is {name}")
+    misfits = sorted(saved["state"].keys() ^ objective.state_dict().keys())
+    if misfits:
+        raise UserError(f"{where}: {misfits[0]} does not fit; build {name} with the options that it was saved with")
+    pairs = getattr(objective, "num_samples", None)
+    rows = len(saved["state"].get("log_u_x", ()))
+    if rows not in (0, pairs):
+        raise UserError(f"{where}: holds {rows} pairs, but {name} has num_samples={pairs}; resume with the same data")
+    try:
+        objective.load_state_dict(saved["state"])
+    except RuntimeError as error:  # its lines after the first name the tensors
+        reason = " ".join(line.strip() for line in str(error).splitlines()[1:])
+        raise UserError(f"{where}: does not fit the objective: {reason}") from None
+    if resumes and distributed.rank() == 0:
+        _warn_of_changed_options(options_of(objective), saved["options"], where)
 
 
 def options_of(objective: Objective) -> dict[str, Any]:
@@ -135,105 +174,66 @@ def options_of(objective: Objective) -> dict[str, Any]:
 
     """
     learnt = ("temperature",) if getattr(objective, "log_scale", None) is not None else ()
-    values = {
-        name: getattr(objective, name, None)
-        for name in inspect.signature(type(objective)).parameters
-        if name not in (*PLACEMENT, *learnt)
-    }
+    values: dict[str, Any] = {}
+    for name in inspect.signature(type(objective)).parameters:
+        if name in (*PLACEMENT, *learnt):
+            continue
+        value = getattr(objective, name, None)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            values |= {f"{name}.{key}": field for key, field in dataclasses.asdict(value).items()}
+        else:
+            values[name] = value
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str | None)}
 
 
-def warn_of_changed_options(objective: Objective, saved: Any, where: str) -> None:
-    """Warn if training resumes with other options than those of the checkpoint.
-
-    It is not an error, because a schedule may have changed them on purpose. Process 0 warns.
-
-    Args:
-        objective: The objective that training resumes with.
-        saved: Its options when the checkpoint was saved, from `options_of`.
-        where: The checkpoint, for the message.
-
-    """
-    if distributed.rank() != 0 or not isinstance(saved, dict):
-        return
-    current = options_of(objective)
-    changed = [name for name in current if name in saved and saved[name] != current[name]]
+def _warn_of_changed_options(
+    current: dict[str, Any],
+    saved: dict[str, Any],
+    where: str,
+) -> None:
+    """Warn, and do not refuse: a schedule may have changed options on purpose."""
+    changed = []
+    for name, value in current.items():
+        if name in saved and saved[name] != value:
+            changed.append(f"{name}={printable(repr(saved[name])[:100])} (now {value!r})")
     if changed:
-        old, new = (
-            ", ".join(f"{name}={printable(repr(values[name])[:100])}" for name in changed)
-            for values in (saved, current)
-        )
         warnings.warn(
-            f"{where}: saved with {old}, but training resumes with {new}. The running averages were computed with the "
-            "old values; unless a schedule of yours changes them, pass the old values",
-            stacklevel=3,
+            f"{where}: saved with {', '.join(changed)}. The running averages were computed with the old values; unless "
+            "a schedule of yours changes them, pass the old values",
+            stacklevel=4,
         )
 
 
-def _read(path: Path, objective: Objective) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the header and the tensors of a state file after comparing them with the objective."""
+def _read(path: Path) -> dict[str, Any]:
+    """Return what `save_state` wrote: a snapshot, and hashes of pairs."""
     if not path.is_file():
-        raise UserError(
-            f"{path}: no such file; the checkpoint was saved without the state of {type(objective).__name__}, so "
-            "training cannot resume from it"
-        )
+        raise UserError(f"{path}: no such file; training cannot resume from a checkpoint that was saved without it")
     try:
         with safe_open(path, framework="pt") as file:
-            header = _header(file.metadata())
-            saved = header.get("objective")
-            if saved != type(objective).__name__:
-                named = printable(str(saved)[:100])
-                raise UserError(f"{path}: holds the state of {named}, but the objective is {type(objective).__name__}")
-            # Shapes are compared before memory is taken.
-            _check_shapes(path, {name: file.get_slice(name).get_shape() for name in file.keys()}, objective)  # noqa: SIM118
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+            saved: dict[str, Any] = json.loads((file.metadata() or {})[FORMAT])
+            saved["state"] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        intact = _digest(saved["state"]) == saved["sha256"] and saved.keys() >= {"objective", "options", "pairs"}
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a complete state of an objective ({error}); use another checkpoint") from None
-    if _digest(state) != header.get("sha256"):
+    if not intact:
         raise UserError(f"{path}: damaged, the checksum does not match; use another checkpoint")
-    return header, state
+    return saved
 
 
-def _check_pairs(path: Path, saved: Any, current: Mapping[str, str]) -> None:
+def _check_pairs(
+    path: Path,
+    saved: Mapping[str, str],
+    current: Mapping[str, str],
+) -> None:
     """Refuse a state whose rows belong to other pairs."""
-    both = [key for key in current if isinstance(saved, dict) and key in saved]
-    changed = [key.partition(" ")[0] for key in both if saved[key] != current[key]]
+    both = saved.keys() & current.keys()
+    changed = sorted(key.partition(" ")[0] for key in both if saved[key] != current[key])
     if changed:
         raise UserError(
             f"{path}: {len(changed)} of {len(both)} compared texts, such as one of pair {changed[0]}, are not those "
             "that it was saved with, so the rows of its tables belong to other pairs; add the index to the same rows "
             "in the same order as then (before shuffling), or start without resuming"
         )
-
-
-def _header(metadata: dict[str, str] | None) -> dict[str, Any]:
-    header = json.loads((metadata or {}).get(FORMAT, "null"))
-    if not isinstance(header, dict):
-        raise ValueError("it was not written by nuclr.integrations.save_state")
-    return header
-
-
-def _check_shapes(path: Path, shapes: dict[str, list[int]], objective: Objective) -> None:
-    expected = objective.state_dict()
-    missing, extra = sorted(expected.keys() - shapes.keys()), sorted(shapes.keys() - expected.keys())
-    if missing or extra:
-        parts = [f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("also holds", extra)) if names]
-        raise UserError(
-            f"{path}: {' and '.join(parts)}; build {type(objective).__name__} with the options that it was saved with"
-        )
-    pairs = getattr(objective, "num_samples", None)
-    for name, tensor in expected.items():
-        # A sharded table in the file has all rows.
-        if shapes[name] not in (list(tensor.shape), [pairs]):
-            if pairs is not None and len(shapes[name]) == 1:
-                size = shapes[name][0]
-                raise UserError(
-                    f"{path}: {name} holds {size:,} pairs, but num_samples={pairs:,}; resume with the data set of the "
-                    f"checkpoint, or build the objective with num_samples={size}"
-                )
-            raise UserError(f"{path}: {name} has shape {shapes[name]}, but the objective needs {list(tensor.shape)}")
 
 
 def _digest(state: dict[str, Tensor]) -> str:
@@ -245,8 +245,14 @@ def _digest(state: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _raise_together(problem: UserError | None, path: Path) -> None:
-    """Raise `problem`; on processes that have none, raise if another process has one, which does not continue."""
+@contextlib.contextmanager
+def _failing_together(path: Path) -> Iterator[None]:
+    """Raise a UserError of one process on all of them: the others must not continue without it."""
+    problem = None
+    try:
+        yield
+    except UserError as error:
+        problem = error
     failed = [rank for rank, (flag,) in enumerate(distributed.exchange([int(problem is not None)])) if flag]
     if problem is not None:
         raise problem

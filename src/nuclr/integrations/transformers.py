@@ -14,34 +14,134 @@ therefore multiplies the loss by the number of processes and does not divide it 
 gradients are too large by both factors.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from nuclr import distributed
 from nuclr.errors import UserError, require
-from nuclr.integrations.index import COLUMNS, IndexCollator, add_index, arrow_chunks, hash_pairs
-from nuclr.integrations.state import STATE_FILE, load_state, save_state
-from nuclr.objectives import Objective, ObjectiveOutput, backward_in_micro_batches, build
-
-__all__ = ["NuclrTrainer", "NuclrTrainerMixin", "add_index", "embeddings", "set_logit_scale"]  # noqa: F822
-
-# The mixin goes in front of a Trainer, whose package may not be installed when this module is imported.
-_Trainer: Any = object
-
-NO_INDEX = (
-    "has no column 'index' with the number of each pair; write train_dataset = "
-    "nuclr.integrations.transformers.add_index(train_dataset)"
+from nuclr.integrations.trainer import (
+    ObjectiveTrainerMixin,
+    add_parameters,
+    hash_pairs,
+    make_objective,
+    read_column,
+    set_logit_scale,
+    stable_id,
+    unit_norm,
 )
+from nuclr.objectives import Objective, ObjectiveOutput, backward_in_micro_batches
+
+require("accelerate", purpose=__name__)
+_Trainer: Any = require("transformers", purpose=__name__).Trainer
+
+__all__ = ["NuclrTrainer", "NuclrTrainerMixin", "add_index", "embeddings"]
+
+COLUMNS = ("index", "x_id", "y_id")
+"""The columns that go to the objective and not to the model."""
 
 Encode = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Tensor]]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def add_index(
+    dataset: Any,
+    x_id: str | None = None,
+    y_id: str | None = None,
+) -> Any:
+    """Add the columns that an objective needs: the index of each pair, and ids of its two samples.
+
+    The index is the position in the data set. It must be the same in every run that shares a checkpoint, so add it
+    after filtering and before shuffling.
+
+    Args:
+        dataset: A `datasets.Dataset`, or a data set with `__len__` and `__getitem__` whose samples are dicts.
+        x_id: A column that identifies the sample on side x, such as the file name of an image with several captions.
+            Pairs with equal values are not negatives of each other. Integers are used as they are; other values are
+            hashed as text.
+        y_id: As `x_id` for side y, such as the caption itself.
+
+    Returns:
+        The data set with the columns "index" and, if asked for, "x_id" and "y_id".
+
+    Raises:
+        UserError: If the data set is a stream, or lacks a named column.
+
+    Example:
+        >>> pairs = add_index([{"caption": "a cat"}, {"caption": "a dog"}])
+        >>> pairs[1]
+        {'caption': 'a dog', 'index': 1}
+
+    """
+    named = {name: column for name, column in (("x_id", x_id), ("y_id", y_id)) if column is not None}
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise UserError(
+            f"{type(dataset).__name__} is a stream, in which samples have no position; add a column 'index' with the "
+            "stable number of each sample, for example by map()"
+        )
+    columns = getattr(dataset, "column_names", None) or list(dataset[0])
+    for name, column in named.items():
+        if column not in columns:
+            raise UserError(f"{name}={column!r} is not a column of the data set; it has {', '.join(columns)}")
+    if not hasattr(dataset, "add_column"):
+        return IndexedDataset(dataset, named)
+    for name, column in named.items():
+        dataset = dataset.add_column(name, np.array([stable_id(value) for value in dataset[column]], dtype=np.int64))
+    return dataset.add_column("index", np.arange(len(dataset)))
+
+
+class IndexedDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """A map-style data set whose samples also hold their position; made by `add_index`."""
+
+    def __init__(self, dataset: Any, named: Mapping[str, str]) -> None:
+        self._dataset = dataset
+        self._named = dict(named)
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self._dataset)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        """Return a sample with its index and ids."""
+        sample = self._dataset[position]
+        ids = {name: stable_id(sample[column]) for name, column in self._named.items()}
+        return {
+            **sample,
+            "index": position,
+            **ids,
+        }
+
+
+class IndexCollator:
+    """A collator that hands the model's inputs to another collator and adds the index and the ids to the batch.
+
+    Args:
+        collate: The collator of the other columns; it does not see the index.
+
+    Example:
+        >>> collate = IndexCollator(lambda samples: {"width": torch.tensor([sample["width"] for sample in samples])})
+        >>> collate([{"width": 3, "index": 8}, {"width": 4, "index": 2}])
+        {'width': tensor([3, 4]), 'index': tensor([8, 2])}
+
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Collate a list of samples."""
+        names = [name for name in COLUMNS if any(name in sample for sample in samples)]
+        batch = self.collate([{key: sample[key] for key in sample if key not in names} for sample in samples])
+        for name in names:
+            batch[name] = torch.as_tensor(np.asarray([np.asarray(sample[name]) for sample in samples]))
+        return batch
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -64,31 +164,13 @@ def embeddings(model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Tensor
 
     """
     outputs = model(**inputs)
-    if isinstance(outputs, Mapping):
-        x, y = outputs.get("image_embeds"), outputs.get("text_embeds")
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            return x, y
-    returned = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else type(outputs).__name__
-    inner = getattr(model, "module", model)
-    raise UserError(
-        f"{type(inner).__name__} must return image_embeds and text_embeds, but returned {returned}; pass "
-        "encode=, a function of (model, inputs) that returns the two embeddings (x, y) of each pair"
-    )
-
-
-def set_logit_scale(model: nn.Module, temperature: float) -> None:
-    """Set the `logit_scale` of a CLIP model to the temperature that it is trained at.
-
-    Models with a `logit_bias` (SigLIP) keep their values, because a temperature does not replace both.
-
-    Args:
-        model: Any model; one without this parameter is left as it is.
-        temperature: tau; the scale becomes log(1 / tau).
-
-    """
-    scale, bias = getattr(model, "logit_scale", None), getattr(model, "logit_bias", None)
-    if isinstance(scale, nn.Parameter) and bias is None and scale.numel() == 1:
-        scale.data.fill_(-math.log(temperature))
+    names = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else type(outputs).__name__
+    if not isinstance(outputs, Mapping) or not {"image_embeds", "text_embeds"} <= outputs.keys():
+        raise UserError(
+            f"{type(getattr(model, 'module', model)).__name__} must return image_embeds and text_embeds, but returned "
+            f"{names}; pass encode=, a function of (model, inputs) that returns the embeddings (x, y) of each pair"
+        )
+    return outputs["image_embeds"], outputs["text_embeds"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -96,7 +178,7 @@ def set_logit_scale(model: nn.Module, temperature: float) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class NuclrTrainerMixin(_Trainer):
+class NuclrTrainerMixin(ObjectiveTrainerMixin):
     """The changes to a `transformers.Trainer` that trains with an objective of this package.
 
     The loss of a batch is `objective` on the normalized embeddings of both towers. Under DDP the batch is that of all
@@ -144,19 +226,13 @@ class NuclrTrainerMixin(_Trainer):
             raise UserError("compute_loss_func and objective are two losses; leave out compute_loss_func")
         if micro_batch is not None and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
             raise UserError("micro_batch works on one process and with DDP, not with DeepSpeed or FSDP; leave it out")
-        if isinstance(objective, str):
-            if not hasattr(self.train_dataset, "__len__"):
-                raise UserError(
-                    f"objective={objective!r} needs the number of pairs, but train_dataset has no length; pass "
-                    f"objective=nuclr.build({objective!r}, num_samples=...)"
-                )
-            objective = build(objective, num_samples=len(self.train_dataset))
-        self.objective = objective.to(self.args.device)
+        pairs = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
+        self.objective = make_objective(objective, pairs).to(self.args.device)
         self.micro_batch = micro_batch
         self._encode = encode
-        self._has_own_optimizer = self.optimizer is None
         self._zeroed_at = -1
         self._latest: dict[str, Tensor] = {}
+        self._pairs: dict[str, str] = {}  # hashes of some pairs
         self.data_collator = IndexCollator(self.data_collator)
         self.can_return_loss = True  # evaluation has a loss although no column is a label
         if self.args.label_names is None:
@@ -168,48 +244,45 @@ class NuclrTrainerMixin(_Trainer):
         super()._set_signature_columns_if_needed()
         self._signature_columns = list(dict.fromkeys([*self._signature_columns, *COLUMNS]))
 
-    def get_train_dataloader(self) -> Any:
-        """Return the loader of the Trainer after checking that processes and training data fit the objective."""
-        if self.args.world_size != distributed.world_size():
-            raise UserError(
-                f"torch.distributed has {distributed.world_size()} processes, but the Trainer uses "
-                f"{self.args.world_size}, so each would train on all pairs; without an accelerator, set use_cpu=True "
-                "in the training arguments"
-            )
-        columns = getattr(self.train_dataset, "column_names", None)
-        if columns is not None and "index" not in columns and self.objective.needs_index:
-            raise UserError(f"the training data {NO_INDEX} (the columns are {', '.join(columns)})")
-        pairs, size = getattr(self.train_dataset, "__len__", lambda: 0)(), self._train_batch_size
-        if distributed.world_size() == 1 and pairs % size == 1 and not self.args.dataloader_drop_last:
-            raise UserError(
-                f"the last batch of {pairs:,} pairs in batches of {size} has one pair, which leaves no negatives; set "
-                "dataloader_drop_last=True"
-            )
-        return super().get_train_dataloader()
+    def _check_training(self) -> None:
+        """Remember hashes of some pairs, by which a checkpoint recognizes data in another order."""
+        pairs = getattr(self.objective, "num_samples", None)
+        if "index" in getattr(self.train_dataset, "column_names", ()) and pairs is not None:
+            self._pairs = hash_pairs(self.train_dataset, read_column(self.train_dataset, "index"), pairs)
 
     def _split(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the inputs of the model, and those of the objective."""
         ignored = (*COLUMNS, "return_loss")  # with return_loss, the model would compute its own loss as well
-        return {k: v for k, v in inputs.items() if k not in ignored}, {k: inputs[k] for k in COLUMNS if k in inputs}
+        own = {name: value for name, value in inputs.items() if name not in ignored}
+        columns = {name: inputs[name] for name in COLUMNS if name in inputs}
+        return own, columns
 
     # -- loss ---------------------------------------------------------------------------------------------------------
 
     def _features(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         x, y = (self._encode or embeddings)(model, inputs)
-        x, y = (side if side.dtype == torch.float64 else side.float() for side in (x, y))
-        return normalize(x, dim=-1), normalize(y, dim=-1)
+        return unit_norm(x), unit_norm(y)
 
-    def _loss(self, columns: dict[str, Any], training: bool, x: Tensor, y: Tensor) -> ObjectiveOutput:
+    def _loss(
+        self,
+        columns: dict[str, Any],
+        training: bool,
+        x: Tensor,
+        y: Tensor,
+    ) -> ObjectiveOutput:
         self.objective.train(training)
         if not training:
-            # The index of a held-out pair does not belong to the state.
-            if len(x) * distributed.world_size() < 2:
-                return ObjectiveOutput(x.new_zeros(()), {})
-            return self.objective(x, y, x_id=columns.get("x_id"), y_id=columns.get("y_id"))
-        if self.objective.needs_index and "index" not in columns:
-            raise UserError(f"the training data {NO_INDEX}; if it was added, set_transform() must keep it")
+            columns.pop("index", None)  # the index of a held-out pair does not belong to the state
+        elif self.objective.needs_index and "index" not in columns:
+            raise UserError(
+                "the training data has no column 'index' with the number of each pair; write train_dataset = "
+                "nuclr.integrations.transformers.add_index(train_dataset); set_transform() must keep it"
+            )
+        if len(x) * distributed.world_size() == 1:  # no negatives
+            return ObjectiveOutput(0 * (x.sum() + y.sum()), {})
         out: ObjectiveOutput = self.objective(x, y, **columns)
-        self._latest = out.metrics
+        if training:
+            self._latest = out.metrics
         return out
 
     def compute_loss(
@@ -226,7 +299,12 @@ class NuclrTrainerMixin(_Trainer):
         loss = self._loss(columns, model.training and torch.is_grad_enabled(), x, y).loss
         return (loss, {"x": x, "y": y}) if return_outputs else loss
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: Any = None,
+    ) -> Tensor:
         """Compute the loss of a batch and accumulate the gradients."""
         if self._zeroed_at != self.state.global_step:  # the Trainer resets only the gradients of the model
             self.objective.zero_grad()
@@ -269,15 +347,7 @@ class NuclrTrainerMixin(_Trainer):
                 if isinstance(parameter, nn.Parameter):
                     parameter.requires_grad_(False)  # DDP fails if a parameter takes no part in the loss
         optimizer = super().create_optimizer(*args, **kwargs)
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        own = [p for p in self.objective.parameters() if p.requires_grad and id(p) not in held]
-        if own and not self._has_own_optimizer:
-            raise UserError(
-                f"the optimizer in optimizers= lacks {len(own)} parameters of {type(self.objective).__name__}; add "
-                "objective.parameters() to it"
-            )
-        if own:
-            optimizer.add_param_group({"params": own, "weight_decay": 0.0})
+        add_parameters(optimizer, self.objective)
         return optimizer
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
@@ -286,42 +356,9 @@ class NuclrTrainerMixin(_Trainer):
             set_logit_scale(self.accelerator.unwrap_model(self.model), self.objective.current_temperature)
         super().save_model(*args, **kwargs)
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        save_state(self.objective, output_dir, self._hash_pairs())
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            load_state(self.objective, checkpoint, self._hash_pairs())
-
-    def _hash_pairs(self) -> dict[str, str]:
-        """Return hashes of some training pairs, if the data is a `datasets.Dataset` and the objective numbers them."""
-        dataset, pairs = self.train_dataset, getattr(self.objective, "num_samples", None)
-        is_table = hasattr(dataset, "with_format") and hasattr(dataset, "__len__")  # a stream has no length
-        if pairs is None or not is_table or "index" not in dataset.column_names:
-            return {}
-        chunks, rows = arrow_chunks(dataset, "index")
-        return hash_pairs(dataset, np.concatenate(chunks)[rows], pairs)
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        best = self.state.best_model_checkpoint
-        if (Path(best) / STATE_FILE).is_file():  # there is none with save_only_model
-            load_state(self.objective, best, resumes=False)
+    def _objectives(self) -> Iterator[tuple[str, Objective, dict[str, str]]]:
+        yield "", self.objective, self._pairs
 
 
-def __getattr__(name: str) -> Any:
-    """Make `NuclrTrainer` on first use, because its base class is that of a package that may not be installed."""
-    if name != "NuclrTrainer":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require("accelerate", purpose=f"{__name__}.{name}")
-    trainer = require("transformers", purpose=f"{__name__}.{name}").Trainer
-    doc = f"`transformers.Trainer` with an objective.\n\n{NuclrTrainerMixin.__doc__}"
-    made = type(name, (NuclrTrainerMixin, trainer), {"__doc__": doc, "__module__": __name__})
-    globals()[name] = made
-    return made
-
-
-def __dir__() -> list[str]:
-    return [*globals(), "NuclrTrainer"]
+class NuclrTrainer(NuclrTrainerMixin, _Trainer):
+    """`transformers.Trainer` with an objective, see `NuclrTrainerMixin`."""

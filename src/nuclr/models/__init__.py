@@ -2,10 +2,15 @@
 
 from nuclr.models.build import build_model
 from nuclr.models.dual_encoder import DualEncoder
-from nuclr.models.encoder import Encoder
+from nuclr.models.encoder import Encoder, EncoderSide, Inputs, VectorFormat
 from nuclr.models.image_format import ImageFormat
-from nuclr.models.inputs import Inputs, VectorFormat
-from nuclr.models.presets import IMAGE_PRESETS, TEXT_PRESETS, encoder_names, modality_of, register_encoder
+from nuclr.models.presets import (
+    IMAGE_PRESETS,
+    TEXT_PRESETS,
+    encoder_names,
+    modality_of,
+    register_encoder,
+)
 from nuclr.models.tokenizer import Tokenizer, train_tokenizer
 
 __all__ = [
@@ -13,6 +18,7 @@ __all__ = [
     "TEXT_PRESETS",
     "DualEncoder",
     "Encoder",
+    "EncoderSide",
     "ImageFormat",
     "Inputs",
     "Tokenizer",

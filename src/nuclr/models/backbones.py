@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+from torch import Tensor, nn
 
 from nuclr.errors import UserError
 from nuclr.files import parse_json, read_text
@@ -28,19 +29,24 @@ PART = {"image": "vision_config", "text": "text_config"}
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MOST_LAYERS = 1000
 _PAGE = "docs/training.md, section Encoders, describes them"
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
 
 def make_backbone(config: "PreTrainedConfig") -> "PreTrainedModel":
     """Make a backbone with random weights, drawn from torch's global generator, in float32."""
     model_class = class_of(config)
-    return model_class._from_config(config, **_without_pooler(model_class))
+    return model_class._from_config(config, **without_pooler(model_class))
 
 
 # Pretrained weights
 
 
-def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) -> Path:
+def locate(
+    name: str | os.PathLike[str],
+    key: str,
+    presets: Iterable[str] = (),
+) -> Path:
     """Return the folder with the model called `name`; download it if it is on the hub and not yet in the cache.
 
     Args:
@@ -56,17 +62,15 @@ def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) 
 
     """
     folder = Path(name).expanduser()
-    if unfinished := _unfinished_run(folder):
-        raise UserError(f"{key}: {unfinished}")
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UserError(f"{key}: {no_model_in(folder)}")
+    if (folder / "config.json").is_file():
         return folder
+    if folder.is_dir() or (folder.parent / "config.yaml").is_file():
+        raise UserError(f"{key}: {no_model_in(folder)}")
     known = list(presets)
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.7)
+    nearest = difflib.get_close_matches(str(name), known, cutoff=0.7)
     if nearest:
         raise UserError(f"{key}: {str(name)!r} is neither a preset nor a folder; did you mean {nearest[0]!r}? {_PAGE}")
-    if HUB_NAME.fullmatch(str(name)) and not folder.exists() and (downloaded := _download(str(name))):
+    if HUB_NAME.fullmatch(str(name)) and (downloaded := _download(str(name))):
         return downloaded
     preset = f"not a preset ({', '.join(known)}; {_PAGE}), " if known else ""
     raise UserError(
@@ -78,30 +82,12 @@ def locate(name: str | os.PathLike[str], key: str, presets: Iterable[str] = ()) 
 
 def no_model_in(folder: Path) -> str:
     """Return the message for a folder that is missing or has no config.json; for folders of a run, what to use."""
-    if (folder / "model" / "config.json").is_file():
-        return f"{folder} is the folder of a run, not of a model; use {folder / 'model'}"
-    if message := _unfinished_run(folder) or part_of_model(folder):
-        return message
-    if not folder.is_dir():
-        return f"{folder}: no such folder; needs one written by DualEncoder.save_pretrained"
+    run = folder.parent if folder.name == "model" else folder
+    if (run / "model" / "config.json").is_file():
+        return f"{folder} is the folder of a run, not of a model; use {run / 'model'}"
+    if (run / "config.yaml").is_file():
+        return f"{run} is the folder of a run that is not finished; continue it with nuclr train {run} --resume"
     return f"{folder} has no config.json; needs a folder written by save_pretrained"
-
-
-def _unfinished_run(folder: Path) -> str | None:
-    """Return the message for the folder of an unfinished run, or for the place of its model; otherwise None."""
-    run = folder.parent if folder.name == "model" and not (folder / "config.yaml").is_file() else folder
-    if not (run / "config.yaml").is_file() or (run / "model" / "config.json").is_file():
-        return None
-    fix = f"continue it with nuclr train {run} --resume"
-    return f"{run} is the folder of a run that is not finished: it has no model yet; {fix}"
-
-
-def part_of_model(folder: Path) -> str | None:
-    """Return the message for one side of a saved dual encoder, such as RUN/model/x; otherwise None."""
-    whole = folder.parent / "config.json"
-    if folder.name not in ("x", "y", "joint") or not whole.is_file() or "nuclr" not in read_json(whole):
-        return None
-    return f"{folder} is a part of a dual encoder; use {folder.parent}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -123,43 +109,38 @@ def refuse_code(path: Path, key: str) -> None:
         key: the settings key to name in the message.
 
     Raises:
-        UserError: if the file has an "auto_map" and the folder has Python files.
+        UserError: if the file has an "auto_map" to Python files in the folder or in another repository.
 
     """
-    if path.is_file() and "auto_map" in read_json(path) and any(path.parent.rglob("*.py")):
-        raise needs_code(path, key)
-
-
-def needs_code(path: Path, key: str) -> UserError:
-    """Return the error for a configuration that needs Python code from its folder."""
-    return UserError(
-        f"{key}: {path} asks to run Python code from the folder (auto_map), which nuclr never does; "
-        "use a model that transformers supports itself"
-    )
+    content = read_json(path) if path.is_file() else {}
+    elsewhere = "--" in str(content.get("auto_map"))  # code in another repository on the hub
+    if "auto_map" in content and (elsewhere or any(path.parent.rglob("*.py"))):
+        raise UserError(
+            f"{key}: {path} asks to run Python code (auto_map), which nuclr never does; "
+            "use a model that transformers supports itself"
+        )
 
 
 def read_config(folder: Path, key: str) -> "PreTrainedConfig":
     """Return the transformers configuration in a folder."""
     from transformers import AutoConfig
 
-    import nuclr.models.edges
-    import nuclr.models.resnet  # noqa: F401 (both register their configurations)
+    import nuclr.models.networks  # noqa: F401 (registers its configurations)
 
     content = read_json(folder / "config.json")
     if "nuclr" in content:
         raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; set model.pretrained={folder}")
     refuse_code(folder / "config.json", key)
     _refuse_many_layers(content, folder / "config.json", key)
-    try:
-        with quiet():
-            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many types
-        if "auto_map" in content:
-            raise needs_code(folder / "config.json", key) from None
-        raise UserError(f"{key}: {folder / 'config.json'} cannot be interpreted ({first_line(error)})") from None
+    with reading(f"{key}: {folder / 'config.json'}"):
+        return AutoConfig.from_pretrained(folder, **LOCAL)
 
 
-def _refuse_many_layers(content: Any, path: Path, key: str) -> None:
+def _refuse_many_layers(
+    content: Any,
+    path: Path,
+    key: str,
+) -> None:
     """Refuse an absurd number of layers: transformers makes all of them before it reads their weights."""
     if not isinstance(content, dict):
         return
@@ -170,12 +151,22 @@ def _refuse_many_layers(content: Any, path: Path, key: str) -> None:
             raise UserError(f"{key}: {path}: {name} is {str(value)[:40]}; at most {MOST_LAYERS} layers are allowed")
 
 
-def load_backbone(folder: Path, key: str, modality: Literal["image", "text"]) -> "PreTrainedModel":
+def load_backbone(
+    folder: Path,
+    key: str,
+    modality: Literal["image", "text"],
+) -> "PreTrainedModel":
     """Load the model in a folder, in float32. Of a two-tower model (CLIP, SigLIP), load only the modality's tower."""
     config = read_config(folder, key)
     config = getattr(config, PART[modality], config)
     model_class = class_of(config)
-    return _load(model_class, folder, key, config=config, **_without_pooler(model_class))
+    return _load(
+        model_class,
+        folder,
+        key,
+        config=config,
+        **without_pooler(model_class),
+    )
 
 
 def load_joint(folder: Path, key: str) -> "PreTrainedModel":
@@ -183,7 +174,12 @@ def load_joint(folder: Path, key: str) -> "PreTrainedModel":
     config = read_config(folder, key)
     if config.model_type not in JOINT:
         raise UserError(f"{key}: {folder} holds a {config.model_type!r} model; needs one of {', '.join(JOINT)}")
-    return _load(class_of(config), folder, key, config=config)
+    return _load(
+        class_of(config),
+        folder,
+        key,
+        config=config,
+    )
 
 
 def class_of(config: "PreTrainedConfig") -> "type[PreTrainedModel]":
@@ -201,7 +197,8 @@ def quiet() -> Iterator[None]:
     """Turn off progress bars and load reports of transformers within a block."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -210,6 +207,16 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Turn whatever transformers raises while it reads a file into a UserError, without progress bars."""
+    try:
+        with quiet():
+            yield
+    except Exception as error:
+        raise UserError(f"{where} cannot be read ({first_line(error)})") from None
 
 
 def first_line(error: Exception) -> str:
@@ -230,22 +237,83 @@ def _download(name: str) -> Path | None:
     return None
 
 
-def _without_pooler(model_class: "type[PreTrainedModel]") -> dict[str, Any]:
+def without_pooler(model_class: "type[PreTrainedModel]") -> dict[str, Any]:
     """Leave out poolers for classification (a dense layer on [CLS]): they are not used, and often have no weights."""
     has_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     return {"add_pooling_layer": False} if has_pooler else {}
 
 
-def _load(model_class: "type[PreTrainedModel]", folder: Path, key: str, **options: Any) -> "PreTrainedModel":
-    try:
-        with quiet():
-            options |= {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
-            options |= {"trust_remote_code": False}
-            loaded = model_class.from_pretrained(folder, output_loading_info=True, **options)
-            backbone, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
-    except Exception as error:  # transformers passes on whatever the reader of the file raised
-        raise UserError(f"{key}: the weights in {folder} cannot be loaded ({first_line(error)})") from None
+def _load(
+    model_class: "type[PreTrainedModel]",
+    folder: Path,
+    key: str,
+    **options: Any,
+) -> "PreTrainedModel":
+    with reading(f"{key}: {folder}"):
+        loaded: Any = model_class.from_pretrained(
+            folder,
+            output_loading_info=True,
+            dtype=torch.float32,
+            use_safetensors=True,
+            **LOCAL,
+            **options,
+        )
+    backbone, report = loaded
     if report["missing_keys"]:
-        name, more = sorted(report["missing_keys"])[0], len(report["missing_keys"]) - 1
-        raise UserError(f"{key}: {folder} lacks the weights {name!r}" + (f" and {more} more" if more else ""))
-    return backbone
+        raise UserError(f"{key}: {folder} lacks the weights {', '.join(sorted(report['missing_keys']))[:200]}")
+    return cast("PreTrainedModel", backbone)
+
+
+# Probes
+
+
+def probe(
+    encoder: nn.Module,
+    inputs: Any,
+    key: str,
+    source: object,
+) -> int:
+    """Return the number of features of a tower or an encoder, found by encoding one image or two texts.
+
+    This also shows at once whether a tower fits its inputs.
+
+    Args:
+        encoder: it takes images or texts.
+        inputs: how its items are prepared: an `ImageFormat` or a `Tokenizer`.
+        key: the settings key to name in messages.
+        source: where the encoder comes from, to name in messages.
+
+    Raises:
+        UserError: if the encoder does not take its inputs, or gives all texts the same features.
+
+    """
+    example = inputs.example()
+    try:
+        features = _probe(encoder, example)
+    except Exception as error:  # a network from elsewhere may raise anything
+        raise UserError(
+            f"{key}: {source} does not accept the {inputs.modality}s of {inputs} ({first_line(error)})"
+        ) from None
+    if isinstance(example, dict) and torch.equal(*features) and not torch.equal(*example["input_ids"]):
+        raise UserError(
+            f"{key}: {source} is a decoder: its first token does not attend to the others; use an encoder such as "
+            f"BERT, or set {key.removesuffix('.encoder')}.pooling to mean"
+        )
+    return features.shape[1]
+
+
+def _probe(encoder: nn.Module, inputs: Any) -> Tensor:
+    """Return features in eval mode, and turn off the gradient of parameters that they do not depend on.
+
+    Mask tokens and unused poolers are such parameters: DistributedDataParallel would wait for their gradients.
+    """
+    was_training = encoder.training
+    encoder.eval()
+    with torch.enable_grad():
+        features: Tensor = encoder(inputs)
+        parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True) if parameters else ()
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.requires_grad_(gradient is not None)
+    encoder.train(was_training)
+    return features.detach()

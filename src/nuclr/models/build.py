@@ -1,92 +1,71 @@
-"""Build a dual encoder from a few flat arguments: `build_model`.
+"""Build a dual encoder: `build_model`.
 
 Each side is named by a preset, a folder, a name on the Hugging Face hub, "vectors", a registered encoder, or a module.
 Any modality can be on either side, and one encoder can serve both.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import locate, read_json
+from nuclr.models.backbones import PART, load_backbone, locate, make_backbone, probe, read_config, read_json
 from nuclr.models.dual_encoder import DualEncoder
-from nuclr.models.image_format import NORMALIZATIONS, ImageFormat
-from nuclr.models.pretrained import open_joint
-from nuclr.models.saving import load
-from nuclr.models.sides import EncoderSource, Name, Side, build_side, probe, resolve, train_tokenizers
-from nuclr.models.tokenizer import Tokenizer
+from nuclr.models.encoder import Encoder, EncoderSide, EncoderSource, Head, Inputs, Name, VectorFormat
+from nuclr.models.image_format import IMAGENET_MEAN, IMAGENET_STD, NORMALIZATIONS, ImageFormat, read_image_format
+from nuclr.models.presets import (
+    IMAGE_PRESETS,
+    REGISTERED,
+    TEXT_PRESETS,
+    build_registered,
+    default_encoder,
+    encoder_names,
+    modality_of,
+)
+from nuclr.models.pretrained import open_pretrained
+from nuclr.models.tokenizer import MAX_LENGTH, Tokenizer, load_tokenizer, tokenizer_for, train_tokenizer
+from nuclr.models.towers import OWN_TEXT_POOLING, POOLINGS, ImageTower, Pooling, TextTower, VectorTower
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WIDTH = 256
-IMAGE_ENCODER, TEXT_ENCODER, HEAD = "tiny_resnet", "tiny_text", "linear"
+DEFAULT_MODALITIES = {"x": "image", "y": "text"}
+APPLIES_TO = {
+    "image_size": "image",
+    "image_normalization": "image",
+    "max_length": "text",
+    "tokenizer": "text",
+    "pooling": "text",
+}
+SENTENCE_TRANSFORMERS_POOLINGS: dict[Pooling, tuple[str | list[str], ...]] = {
+    "first": ("cls", ["cls"], ["cls_token"]),
+    "mean": ("mean", ["mean"], ["mean_tokens"]),
+}
+Built = tuple[nn.Module, Inputs | None, int | None]  # tower, inputs, number of features (None: no head)
 
 
 def build_model(
-    x: EncoderSource = IMAGE_ENCODER,
-    y: EncoderSource | None = None,
+    x: EncoderSource | EncoderSide | None = None,
+    y: EncoderSource | EncoderSide | None = None,
     *,
     shared: bool = False,
     pretrained: Name | None = None,
     width: int | None = None,
-    x_head: str = HEAD,
-    y_head: str = HEAD,
-    x_frozen: bool = False,
-    y_frozen: bool = False,
-    x_image_size: int | None = None,
-    y_image_size: int | None = None,
-    x_max_length: int | None = None,
-    y_max_length: int | None = None,
-    x_width: int | None = None,
-    y_width: int | None = None,
-    x_texts: Iterable[str] | None = None,
-    y_texts: Iterable[str] | None = None,
-    x_tokenizer: Name | None = None,
-    y_tokenizer: Name | None = None,
-    x_pooling: str | None = None,
-    y_pooling: str | None = None,
-    x_modality: str | None = None,
-    y_modality: str | None = None,
-    x_image_normalization: str | None = None,
-    y_image_normalization: str | None = None,
 ) -> DualEncoder:
     """Build a dual encoder in train mode. Random weights are drawn from torch's global generator.
 
-    Arguments that start with `x_` are for side x; each has a counterpart for side y.
-
     Args:
-        x: the encoder of side x: a preset (`IMAGE_PRESETS`, `TEXT_PRESETS`), a folder or hub name of a transformers
-            model, "vectors" (inputs are embeddings already), the name of a registered encoder, or any module from a
-            batch of inputs to (b, d).
+        x: the encoder of side x: its name, a folder, a module, or an `EncoderSide` with more options. Default:
+            "tiny_resnet".
         y: the encoder of side y. Default: "tiny_text", or that of side x if it is `shared`.
         shared: use one encoder, with one head, for both sides. The options of side x apply.
         pretrained: a CLIP, a SigLIP or a dual encoder saved by nuclr, as a folder or hub name. It has its own
             encoders, heads, tokenizers and pooling, which cannot be set with it.
         width: number of features in the shared space. Default: 256, or the width of `pretrained`.
-        x_head: what maps the tower's features to `width`: "linear", "mlp" or "none".
-        y_head: the same for side y.
-        x_frozen: keep the tower of side x fixed and train only its head.
-        y_frozen: the same for side y.
-        x_image_size: height and width of images in pixels. Default: the size the tower was made for.
-        y_image_size: the same for side y.
-        x_max_length: largest number of tokens per text. Default: 32 for tiny_text, the full length for CLIP and
-            SigLIP, otherwise at most 64.
-        y_max_length: the same for side y.
-        x_width: number of coordinates of the vectors, or of the output of a module. A module without it gets no head.
-        y_width: the same for side y.
-        x_texts: texts to train the tokenizer of a text preset on. If both sides are text presets, one tokenizer is
-            trained on the texts of both.
-        y_texts: the same for side y.
-        x_tokenizer: a folder or hub name of a tokenizer to use instead of the text tower's own.
-        y_tokenizer: the same for side y.
-        x_pooling: how a text encoder pools its tokens: "first" or "mean". Default: what the folder says if
-            sentence-transformers wrote it (1_Pooling/config.json), otherwise "first".
-        y_pooling: the same for side y.
-        x_modality: "image" or "text", for a folder or hub name. Default: what its configuration says; of a CLIP, side x
-            takes the image tower and side y the text tower. With `pretrained`, the modality that the side must take.
-        y_modality: the same for side y.
-        x_image_normalization: mean and standard deviation of the pixels: "clip" or "imagenet". Default: those of the
-            encoder, which are ImageNet's for presets.
-        y_image_normalization: the same for side y.
 
     Returns:
         The model: `model(x, y)` gives unit-norm features of both sides.
@@ -95,152 +74,230 @@ def build_model(
         UserError: if an argument is not usable. The message names it by its settings key, such as `model.x.encoder`.
 
     Example:
-        >>> from nuclr.models import build_model
-        >>> model = build_model("tiny_resnet", "tiny_text", y_texts=["a red circle", "two green squares"], width=64)
+        >>> from nuclr.models import EncoderSide, build_model
+        >>> texts = ["a red circle", "two green squares"]
+        >>> model = build_model("tiny_resnet", EncoderSide("tiny_text", texts=texts), width=64)
         >>> model.encode_texts("a red square").shape
         torch.Size([1, 64])
-        >>> build_model("tiny_text", shared=True, x_texts=["a question"], y_texts=["an answer"], width=64).shared
+        >>> build_model(EncoderSide("tiny_text", texts=texts), shared=True, width=64).shared
         True
 
     """
-    if y is None:
-        y = x if shared else TEXT_ENCODER
-    sides = (
-        Side(
-            "x",
-            x,
-            x_head,
-            x_frozen,
-            x_image_size,
-            x_max_length,
-            x_width,
-            x_texts,
-            x_tokenizer,
-            x_pooling,
-            x_modality,
-            x_image_normalization,
-        ),
-        Side(
-            "y",
-            y,
-            y_head,
-            y_frozen,
-            y_image_size,
-            y_max_length,
-            y_width,
-            y_texts,
-            y_tokenizer,
-            y_pooling,
-            y_modality,
-            y_image_normalization,
-        ),
-    )
-    _check_sizes(width, sides)
-    _check_normalizations(sides)
+    sides = {name: side if isinstance(side, EncoderSide) else EncoderSide(side) for name, side in (("x", x), ("y", y))}
     if pretrained is not None:
-        return _open_pretrained(pretrained, shared, width, *sides).train()
-    width = width or WIDTH
+        return open_pretrained(pretrained, sides, shared, width).train()
     if shared:
-        side = resolve(_merge(*sides))
-        encoder = build_side(side, width, train_tokenizers([side]).get("x"))
-        return DualEncoder(encoder, encoder).train()
-    resolved = [resolve(side) for side in sides]
-    tokenizers = train_tokenizers(resolved)
-    return DualEncoder(*(build_side(side, width, tokenizers.get(side.name)) for side in resolved)).train()
+        sides = {"x": _merge(sides["x"], sides["y"])}
+    resolved = {name: resolve(side, name) for name, side in sides.items()}
+    trained = _train_tokenizer(resolved)
+    encoders = [_build_encoder(side, f"model.{name}", width or WIDTH, trained) for name, side in resolved.items()]
+    return DualEncoder(encoders[0], encoders[-1]).train()
 
 
-def _check_sizes(width: int | None, sides: tuple[Side, Side]) -> None:
-    sizes = {"model.width": width}
-    for side in sides:
-        sizes |= {f"{side.key}.image_size": side.image_size, f"{side.key}.max_length": side.max_length}
-        sizes |= {f"{side.name}_width": side.in_width}
-    for key, value in sizes.items():
-        if value is not None and value < 1:
-            raise UserError(f"{key}: {value} is not allowed; needs a positive number")
-
-
-def _check_normalizations(sides: tuple[Side, Side]) -> None:
-    for side in sides:
-        chosen = side.image_normalization
-        if chosen is not None and chosen not in NORMALIZATIONS:
-            raise UserError(f"{side.key}.image_normalization: {chosen!r}; use one of {', '.join(NORMALIZATIONS)}")
-
-
-def _merge(x: Side, y: Side) -> Side:
+def _merge(x: EncoderSide, y: EncoderSide) -> EncoderSide:
     """Return the one side of a shared encoder, with the texts of both; refuse options of y that differ from x's."""
-    if x.modality != y.modality and None not in (x.modality, y.modality):
-        raise UserError(
-            f"model.shared: one encoder cannot take both {x.modality}s (side x) and {y.modality}s (side y); "
-            "leave it out or set it to false"
-        )
-    defaults = {"source": x.source, "head": HEAD, "frozen": False}
-    options = (
-        "source",
-        "head",
-        "frozen",
-        "image_size",
-        "max_length",
-        "in_width",
-        "tokenizer",
-        "pooling",
-        "image_normalization",
-    )
-    for option in options:
-        value = getattr(y, option)
-        if value != defaults.get(option) and value != getattr(x, option):
-            key = {"source": "model.y.encoder", "in_width": "y_width"}.get(option, f"model.y.{option}")
-            raise UserError(f"{key}: {value} differs from side x, but model.shared makes one encoder; leave it out")
-    given = [texts for texts in (x.texts, y.texts) if texts is not None]
-    return replace(x, texts=chain.from_iterable(given) if given else None, modality=x.modality or y.modality)
-
-
-def _open_pretrained(source: Name, shared: bool, width: int | None, x: Side, y: Side) -> DualEncoder:
-    key = "model.pretrained"
-    for side, default in ((x, IMAGE_ENCODER), (y, TEXT_ENCODER)):
-        replaced = {"encoder": side.source != default and not (shared and side.source == x.source == IMAGE_ENCODER)}
-        replaced |= {"head": side.head != HEAD, "tokenizer": side.tokenizer is not None}
-        replaced |= {"pooling": side.pooling is not None}
-        replaced |= {"image_normalization": side.image_normalization is not None}
-        for option, is_set in replaced.items():
-            if is_set:
-                raise UserError(f"{side.key}.{option}: cannot be set together with {key} ({source}), which has its own")
-    folder = locate(source, key)
-    if "nuclr" not in read_json(folder / "config.json"):
-        swapped = (x.modality, y.modality) == ("text", "image")
-        image_side, text_side = (y, x) if swapped else (x, y)
-        for option, side in (("image_size", text_side), ("max_length", image_side)):
-            if getattr(side, option) is not None:
-                raise UserError(f"{side.key}.{option}: does not apply to side {side.name} of {source}; leave it out")
-        images, texts, joint = open_joint(folder, key, image_side.image_size, text_side.max_length, text_side.key)
-        model = DualEncoder(*((texts, images) if swapped else (images, texts)), joint=joint)
-    else:
-        if any(size is not None for side in (x, y) for size in (side.image_size, side.max_length)):
+    for field in fields(EncoderSide):
+        value = getattr(x, field.name)
+        other = getattr(y, field.name)
+        unknown = value is None and field.name in ("modality", "width")
+        if field.name != "texts" and other not in (field.default, value) and not unknown:
             raise UserError(
-                f"{key}: {folder} has its own image size and text length; leave image_size and max_length out of "
-                "model.x and model.y"
+                f"model.y.{field.name}: {other} differs from side x ({value}); one encoder cannot serve both: leave it "
+                "out, or set model.shared=false"
             )
-        model = load(folder)
-    _check_pretrained(model, shared, width, x, y, folder)
-    if x.frozen:
-        model.x.freeze()
-    if y.frozen:
-        model.y.freeze()
-    return model
+    texts = [side.texts for side in (x, y) if side.texts is not None]
+    return replace(
+        x,
+        texts=chain.from_iterable(texts) if texts else None,
+        modality=x.modality or y.modality,
+        width=x.width or y.width,
+    )
 
 
-def _check_pretrained(model: DualEncoder, shared: bool, width: int | None, x: Side, y: Side, folder: object) -> None:
-    """Check a pretrained model against what is asked of it, and probe its towers."""
-    key = "model.pretrained"
-    if shared and not model.shared:
-        raise UserError(f"model.shared: {folder} has an encoder per side; leave model.shared out")
-    widths = []
-    for side, encoder in ((x, model.x), (y, model.y)):
-        if side.modality is not None and encoder.modality != side.modality:
-            takes = f"{encoder.modality or 'tensor'}s"
-            raise UserError(f"{key}: {folder} takes {takes} on side {side.name}, but the data hold {side.modality}s")
-        probed = isinstance(encoder.inputs, ImageFormat | Tokenizer)
-        widths.append(probe(encoder, encoder.inputs, key, folder) if probed else model.width)  # type: ignore[arg-type]
-    if widths[0] != widths[1]:
-        raise UserError(f"{key}: {folder} gives {widths[0]} features on side x but {widths[1]} on side y")
-    if width is not None and width != model.width:
-        raise UserError(f"model.width: {width}, but {folder} has {model.width} features; leave model.width out")
+def resolve(side: EncoderSide, name: str) -> EncoderSide:
+    """Return the side with its encoder and modality filled in, and check that its options apply to that.
+
+    Args:
+        side: what to build.
+        name: "x" or "y".
+
+    Returns:
+        The side whose `encoder` is a module, the name of a preset or registered encoder, or the `Path` of a folder.
+
+    Raises:
+        UserError: if the encoder does not exist, takes another modality, or does not have an option that is set.
+
+    """
+    if isinstance(side.encoder, nn.Module):
+        return side
+    key = f"model.{name}"
+    encoder = side.encoder or default_encoder(side.modality or DEFAULT_MODALITIES[name], key)
+    takes = modality_of(str(encoder))
+    if takes is None:
+        encoder = locate(encoder, f"{key}.encoder", encoder_names(side.modality))
+        config = read_config(encoder, f"{key}.encoder")
+        own = "text" if getattr(config, "vocab_size", None) else "image"
+        # Of a model of both, such as a CLIP, each side takes its usual tower.
+        takes = side.modality or (DEFAULT_MODALITIES[name] if hasattr(config, "vision_config") else own)
+        if takes not in PART:
+            raise UserError(f"{key}.encoder: {encoder} is a transformers model, but side {name} holds {takes}s")
+    if side.modality not in (None, takes):
+        known = ", ".join(encoder_names(side.modality)) or "none is registered"
+        raise UserError(
+            f"{key}.encoder: {str(encoder)!r} takes {takes}s, but side {name} holds {side.modality}s; "
+            f"encoders of {side.modality}s: {known}"
+        )
+    for option, modality in APPLIES_TO.items():
+        if encoder not in REGISTERED and modality != takes and getattr(side, option) is not None:
+            raise UserError(f"{key}.{option}: is for {modality}s, but side {name} takes {takes}s")
+    return replace(
+        side,
+        encoder=encoder,
+        modality=takes,
+    )
+
+
+def _train_tokenizer(sides: dict[str, EncoderSide]) -> "PreTrainedTokenizerBase | None":
+    """Train one tokenizer on the texts of all sides that need one: presets of texts without `tokenizer`."""
+    texts = []
+    vocabularies = []
+    for name, side in sides.items():
+        if side.encoder in TEXT_PRESETS and side.tokenizer is None:
+            if side.texts is None:
+                raise UserError(
+                    f"model.{name}.encoder: {side.encoder!r} has no tokenizer; pass EncoderSide(texts=...) to train "
+                    f"one, or set model.{name}.tokenizer to a folder"
+                )
+            texts.append(side.texts)
+            vocabularies.append(TEXT_PRESETS[side.encoder].vocabulary)
+    return train_tokenizer(chain.from_iterable(texts), max(vocabularies)) if texts else None
+
+
+# -- the encoder of one side -------------------------------------------------------------------------------------------
+
+
+def _build_encoder(
+    side: EncoderSide,
+    key: str,
+    width: int,
+    trained: "PreTrainedTokenizerBase | None",
+) -> Encoder:
+    """Return the encoder of a side that `resolve` returned; `trained` is the tokenizer of text presets."""
+    if isinstance(side.encoder, nn.Module):
+        built = _from_module(side, side.encoder, key)
+    elif side.encoder in REGISTERED:
+        built = _from_plugin(side, key)
+    elif side.modality == "image":
+        built = _image_tower(side, key)
+    elif side.modality == "text":
+        built = _text_tower(side, key, trained)
+    elif side.width is None:
+        raise UserError(f"{key}.width: missing; 'vectors' needs the number of coordinates of the vectors")
+    else:
+        built = (VectorTower(side.width), VectorFormat(side.width), side.width)
+    tower, inputs, tower_width = built
+    if tower_width is None:
+        return Encoder(tower, None, side.frozen, inputs)
+    if side.head == "none" and tower_width != width:
+        raise UserError(
+            f"{key}.head: 'none' keeps the tower's {tower_width} features, but model.width is {width}; "
+            f"set model.width={tower_width}, or use 'linear'"
+        )
+    return Encoder(tower, Head(side.head, tower_width, width), side.frozen, inputs)
+
+
+def _image_tower(side: EncoderSide, key: str) -> Built:
+    if isinstance(side.encoder, Path):
+        backbone = load_backbone(side.encoder, f"{key}.encoder", "image")
+        image_format = read_image_format(side.encoder)
+        image_format = replace(image_format, size=side.image_size or image_format.size)
+    else:
+        preset = IMAGE_PRESETS[str(side.encoder)]
+        image_format = ImageFormat(side.image_size or preset.size, IMAGENET_MEAN, IMAGENET_STD)
+        backbone = make_backbone(preset.config(image_format.size))
+    if side.image_normalization is not None:
+        mean, std = NORMALIZATIONS[side.image_normalization]
+        image_format = replace(
+            image_format,
+            mean=mean,
+            std=std,
+        )
+    tower = ImageTower(backbone, image_format.size)
+    return tower, image_format, probe(tower, image_format, f"{key}.encoder", side.encoder)
+
+
+def _text_tower(
+    side: EncoderSide,
+    key: str,
+    trained: "PreTrainedTokenizerBase | None",
+) -> Built:
+    max_length = side.max_length
+    own = None if side.tokenizer is None else load_tokenizer(side.tokenizer, f"{key}.tokenizer", hub=True)
+    if isinstance(side.encoder, Path):
+        tower: nn.Module = TextTower(load_backbone(side.encoder, f"{key}.encoder", "text"))
+        own = own or load_tokenizer(side.encoder, f"{key}.encoder")
+    else:
+        preset = TEXT_PRESETS[str(side.encoder)]
+        max_length = max_length or preset.max_length
+        own = own or trained
+        assert own is not None  # _train_tokenizer has refused a preset without one
+        tower = preset.tower(len(own), max_length)
+    if isinstance(tower, TextTower):
+        tower = TextTower(tower.backbone, _pooling(side, key, tower))
+        tokenizer = tokenizer_for(tower.backbone.config, own, max_length, key)
+    else:
+        if side.pooling == "first":
+            raise UserError(f"{key}.pooling: {side.encoder!r} is a mean over tokens; leave it out")
+        tokenizer = Tokenizer(own, max_length or MAX_LENGTH)
+    return tower, tokenizer, probe(tower, tokenizer, f"{key}.encoder", side.encoder)
+
+
+def _pooling(
+    side: EncoderSide,
+    key: str,
+    tower: TextTower,
+) -> Pooling:
+    """Return the pooling that is set, else that of a sentence-transformers folder, else "first"."""
+    if side.pooling is not None and tower.backbone.config.model_type in OWN_TEXT_POOLING:
+        raise UserError(f"{key}.pooling: {side.encoder} has a pooling of its own; leave it out")
+    path = Path(str(side.encoder)) / "1_Pooling" / "config.json"
+    if side.pooling is not None or not path.is_file():
+        return side.pooling or "first"  # type: ignore[return-value]
+    content = read_json(path)
+    # Older versions write one flag per mode (pooling_mode_mean_tokens), newer ones the name (pooling_mode).
+    modes = [name.removeprefix("pooling_mode_") for name, on in content.items() if on is True and "_mode_" in name]
+    mode = content.get("pooling_mode") or modes
+    for pooling, names in SENTENCE_TRANSFORMERS_POOLINGS.items():
+        if mode in names:
+            return pooling
+    raise UserError(f"{key}.pooling: {path} asks for {str(mode)[:80]}; set one of {', '.join(POOLINGS)} instead")
+
+
+def _from_module(
+    side: EncoderSide,
+    module: nn.Module,
+    key: str,
+) -> Built:
+    """Return a module of the user's; `image_size` or `tokenizer` say how its items are prepared."""
+    inputs: Inputs | None = None
+    if side.image_size is not None:
+        inputs = ImageFormat(side.image_size, IMAGENET_MEAN, IMAGENET_STD)
+    elif side.tokenizer is not None:
+        tokenizer = load_tokenizer(side.tokenizer, f"{key}.tokenizer", hub=True)
+        inputs = Tokenizer(tokenizer, side.max_length or MAX_LENGTH)
+    return module, inputs, side.width
+
+
+def _from_plugin(side: EncoderSide, key: str) -> Built:
+    options = {
+        "image_size": side.image_size,
+        "max_length": side.max_length,
+        "in_width": side.width,
+        "pooling": side.pooling,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    tower, inputs = build_registered(str(side.encoder), options, key)
+    tower_width = getattr(tower.module, "width", None)
+    if not isinstance(tower_width, int):
+        raise UserError(f"{key}.encoder: the module of {side.encoder!r} needs the attribute width, its output features")
+    return tower, inputs, tower_width

@@ -1,26 +1,27 @@
 """The dual encoder: two sides that map their inputs to unit-norm features in one space.
 
-model = build_model("tiny_resnet", "tiny_text", y_texts=texts)
+model = build_model("tiny_resnet", EncoderSide("tiny_text", texts=texts))
 fx, fy = model(model.prepare_x(images), model.prepare_y(texts))     # training, with gradients
 model.encode_x(images) @ model.encode_y(texts).T                    # inference
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nuclr.errors import UserError
-from nuclr.models.encoder import Encoder, describe_tower
+from nuclr.models.encoder import Encoder, describe_tower, number_tensor
 from nuclr.models.image_format import ImageLike
-from nuclr.models.inputs import Vectors, number_batch, number_tensor
-from nuclr.models.pretrained import Joint
-from nuclr.models.towers import VectorTower
+from nuclr.models.towers import Vectors
+
+if TYPE_CHECKING:
+    from nuclr.models.pretrained import Joint
 
 
 class DualEncoder(nn.Module):
@@ -46,7 +47,13 @@ class DualEncoder(nn.Module):
     x: Encoder
     y: Encoder
 
-    def __init__(self, x: nn.Module, y: nn.Module, *, joint: Joint | None = None) -> None:
+    def __init__(
+        self,
+        x: nn.Module,
+        y: nn.Module,
+        *,
+        joint: "Joint | None" = None,
+    ) -> None:
         super().__init__()
         self.x = x if isinstance(x, Encoder) else Encoder(x)
         if y is x:
@@ -80,7 +87,8 @@ class DualEncoder(nn.Module):
             UserError: if the two sides have different numbers of features.
 
         """
-        fx, fy = self.x(x), self.y(y)
+        fx = self.x(x)
+        fy = self.y(y)
         if fx.shape[1] != fy.shape[1]:
             raise UserError(f"x has {fx.shape[1]} features and y {fy.shape[1]}; give both sides heads of one width")
         return fx, fy
@@ -95,17 +103,14 @@ class DualEncoder(nn.Module):
         """Return what the tower of side y takes, without augmentation. See `encode_x` for `items`."""
         return _prepare(self.y, items)
 
-    def prepare_images(self, images: ImageLike | Iterable[ImageLike]) -> Tensor:
-        """Return normalized pixels (n, 3, size, size) for the side that takes images, without augmentation."""
-        return _prepare(self._side("image"), images)
-
-    def prepare_texts(self, texts: str | Iterable[str]) -> dict[str, Tensor]:
-        """Return tokens for the side that takes texts. `texts` is a string or a list of strings."""
-        return _prepare(self._side("text"), texts)
-
     # -- encoding items ------------------------------------------------------------------------------------------------
 
-    def encode_x(self, items: Any, batch_size: int = 256, head: bool = True) -> Tensor:
+    def encode_x(
+        self,
+        items: Any,
+        batch_size: int = 256,
+        head: bool = True,
+    ) -> Tensor:
         """Return features of items of side x, in eval mode and without gradients.
 
         Args:
@@ -122,15 +127,21 @@ class DualEncoder(nn.Module):
             UserError: if an item cannot be read, or `items` is empty or has a type or shape that is not allowed.
 
         Example:
-            >>> from nuclr.models import build_model
-            >>> model = build_model("bag_of_words", shared=True, x_texts=["a red circle", "ein roter Kreis"], width=64)
+            >>> from nuclr.models import EncoderSide, build_model
+            >>> side = EncoderSide("bag_of_words", texts=["a red circle", "ein roter Kreis"])
+            >>> model = build_model(side, shared=True, width=64)
             >>> model.encode_x(["a red circle", "two"]).shape
             torch.Size([2, 64])
 
         """
         return _encode(self.x, items, batch_size, head)
 
-    def encode_y(self, items: Any, batch_size: int = 256, head: bool = True) -> Tensor:
+    def encode_y(
+        self,
+        items: Any,
+        batch_size: int = 256,
+        head: bool = True,
+    ) -> Tensor:
         """Return features of items of side y, in eval mode and without gradients. See `encode_x`."""
         return _encode(self.y, items, batch_size, head)
 
@@ -142,8 +153,8 @@ class DualEncoder(nn.Module):
 
         Example:
             >>> import numpy as np
-            >>> from nuclr.models import build_model
-            >>> model = build_model(y_texts=["a red circle"], width=64)
+            >>> from nuclr.models import EncoderSide, build_model
+            >>> model = build_model(y=EncoderSide(texts=["a red circle"]), width=64)
             >>> model.encode_images(np.zeros((40, 40, 3), dtype=np.uint8)).shape
             torch.Size([1, 64])
 
@@ -157,13 +168,18 @@ class DualEncoder(nn.Module):
             UserError: if neither side takes texts, or both do with encoders of their own.
 
         Example:
-            >>> from nuclr.models import build_model
-            >>> model = build_model(y_texts=["a red circle"], width=64)
+            >>> from nuclr.models import EncoderSide, build_model
+            >>> model = build_model(y=EncoderSide(texts=["a red circle"]), width=64)
             >>> model.encode_texts(["a dog", "two cats"]).shape
             torch.Size([2, 64])
 
         """
         return _encode(self._side("text"), texts, batch_size)
+
+    @property
+    def sides(self) -> list[tuple[str, Encoder]]:
+        """The encoders with the names of their sides; a shared one once, as "x"."""
+        return [("x", self.x)] if self.shared else [("x", self.x), ("y", self.y)]
 
     def takes(self, modality: str) -> bool:
         """Return whether a side takes this modality ("image", "text", "vector", or a plugin's)."""
@@ -171,17 +187,11 @@ class DualEncoder(nn.Module):
 
     def _side(self, modality: str) -> Encoder:
         """Return the one encoder that takes a modality."""
-        sides = [side for side in (self.x, self.y) if side.modality == modality]
-        if not sides:
-            takes = " and ".join(f"{side.modality or 'tensor'}s on side {name}" for name, side in self._sides())
-            raise UserError(f"{modality}s: this model does not take {modality}s, but {takes}; use encode_x or encode_y")
-        if len(sides) == 2 and not self.shared:
-            raise UserError(f"{modality}s: both sides of this model take {modality}s; use encode_x or encode_y")
-        return sides[0]
-
-    def _sides(self) -> Iterator[tuple[str, Encoder]]:
-        yield "x", self.x
-        yield "y", self.y
+        encoders = [encoder for _, encoder in self.sides if encoder.modality == modality]
+        if len(encoders) != 1:
+            takes = " and ".join(f"{encoder.modality or 'tensor'}s on side {name}" for name, encoder in self.sides)
+            raise UserError(f"{modality}s: this model takes {takes}; use encode_x or encode_y")
+        return encoders[0]
 
     # -- vectors, saving, repr -----------------------------------------------------------------------------------------
 
@@ -195,25 +205,23 @@ class DualEncoder(nn.Module):
             y: the same for side y.
 
         Raises:
-            UserError: if a side does not take vectors, or fewer than two distinct vectors are given.
+            UserError: if fewer than two distinct vectors are given.
 
         Example:
             >>> import numpy as np
-            >>> from nuclr.models import build_model
-            >>> model = build_model("vectors", "vectors", x_width=2, y_width=3)
+            >>> from nuclr.models import EncoderSide, build_model
+            >>> model = build_model(EncoderSide("vectors", width=2), EncoderSide("vectors", width=3))
             >>> model.fit_vectors(x=np.array([[0.0, 1.0], [2.0, 1.0]]))
             >>> model.x.tower.mean
             tensor([1., 1.])
 
         """
-        vectors = {name: given for name, given in (("x", x), ("y", y)) if given is not None}
-        for name in vectors:
-            if not isinstance(getattr(self, name).tower, VectorTower):
-                raise UserError(f"{name}: this side does not take vectors; build the model with {name}='vectors'")
-        if self.shared and vectors:
-            vectors = {"x": chain.from_iterable(_batches(given) for given in vectors.values())}
-        for name, given in vectors.items():
-            getattr(self, name).tower.fit(given)
+        given = {"x": x, "y": y}
+        if self.shared and not x is y is None:
+            given = {"x": chain(_batches(x), _batches(y))}
+        for name, vectors in given.items():
+            if vectors is not None:
+                getattr(self, name).tower.fit(vectors)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Save the model to a folder: weights as safetensors, the rest as JSON. See `nuclr.models.saving`.
@@ -231,7 +239,11 @@ class DualEncoder(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | os.PathLike[str], *, x: nn.Module | None = None, y: nn.Module | None = None
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        x: nn.Module | None = None,
+        y: nn.Module | None = None,
     ) -> "DualEncoder":
         """Load a model that `save_pretrained` wrote, in eval mode.
 
@@ -261,8 +273,10 @@ class DualEncoder(nn.Module):
         return load(Path(folder), x, y)
 
     def __repr__(self) -> str:
-        sides = [("x=y", self.x)] if self.shared else list(self._sides())
-        parts = [f"{name}={describe_tower(side.tower)}{' frozen' if side.frozen else ''}" for name, side in sides]
+        parts = []
+        for name, side in self.sides:
+            label = "x=y" if self.shared else name
+            parts.append(f"{label}={describe_tower(side.tower)}{' frozen' if side.frozen else ''}")
         if self.width is not None:
             parts.append(f"width={self.width}")
         count = sum(parameter.numel() for parameter in self.parameters())
@@ -271,18 +285,23 @@ class DualEncoder(nn.Module):
         return f"DualEncoder({', '.join(parts)})"
 
 
-def _batches(vectors: Vectors | Iterable[Vectors]) -> Iterable[Vectors]:
-    return [vectors] if isinstance(vectors, Tensor | np.ndarray) else vectors
+def _batches(vectors: Vectors | Iterable[Vectors] | None) -> Iterable[Vectors]:
+    return [vectors] if isinstance(vectors, Tensor | np.ndarray) else vectors or ()
 
 
 def _prepare(side: Encoder, items: Any) -> Any:
     return number_tensor(items, "items") if side.inputs is None else side.inputs.prepare(items)
 
 
-def _encode(side: Encoder, items: Any, batch_size: int, head: bool = True) -> Tensor:
+def _encode(
+    side: Encoder,
+    items: Any,
+    batch_size: int,
+    head: bool = True,
+) -> Tensor:
     if batch_size < 1:
         raise UserError(f"batch_size: {batch_size}; needs a positive number")
-    inputs = number_batch(items, "items") if side.inputs is None else side.inputs.batch(items)
+    inputs = number_tensor(items, "items") if side.inputs is None else side.inputs.batch(items)
     if len(inputs) == 0:
         raise UserError(f"{side.modality or 'item'}s: empty; needs at least one item to encode")
     weight = next((tensor for tensor in (*side.parameters(), *side.buffers())), torch.empty(0))

@@ -5,20 +5,27 @@ norm nor dropout, so K processes with b samples each compute what one process wi
 starts with known filters and is meant to be frozen.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from nuclr.errors import UserError
 from nuclr.models.backbones import make_backbone
-from nuclr.models.inputs import Inputs
-from nuclr.models.towers import BagOfWords, TextTower
+from nuclr.models.encoder import Inputs
+from nuclr.models.towers import BagOfWords, RegisteredTower, TextTower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 VECTORS = "vectors"
+DEFAULT_ENCODERS = {
+    "image": "tiny_resnet",
+    "text": "tiny_text",
+    "vector": VECTORS,
+}
 
 
 @dataclass(frozen=True)
@@ -27,99 +34,95 @@ class ImagePreset:
 
     Args:
         size: default height and width of the images in pixels.
-        config: makes the configuration for images of a given size.
+        config_class: its configuration, a class of transformers or of `nuclr.models.networks`.
+        options: options of the configuration.
 
     """
 
     size: int
-    config: "Callable[[int], PreTrainedConfig]"
+    config_class: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self, size: int) -> "PreTrainedConfig":
+        """Return the configuration for images of a given size."""
+        import transformers
+
+        from nuclr.models import networks
+
+        options = dict(self.options)
+        if self.config_class == "ViTConfig":  # the only one that depends on the size
+            options |= {"image_size": size, "patch_size": 8 if size < 64 else 16}
+        package = networks if hasattr(networks, self.config_class) else transformers
+        return getattr(package, self.config_class)(**options)
 
 
 @dataclass(frozen=True)
 class TextPreset:
-    """A text model with random weights.
+    """A text model with random weights: a DistilBERT, or a bag of words.
 
     Args:
         vocabulary: largest number of tokens in the vocabulary.
         max_length: default for the largest number of tokens per text.
-        tower: makes the tower for a given number of tokens in the vocabulary and per text.
+        options: sizes of a DistilBERT, whose positions are then as many as tokens per text; empty for those of
+            the published one, None for a bag of words.
 
     """
 
     vocabulary: int
     max_length: int
-    tower: Callable[[int, int], nn.Module]
+    options: Mapping[str, Any] | None
 
+    def tower(self, vocabulary: int, max_length: int) -> nn.Module:
+        """Return the tower for a given number of tokens in the vocabulary and per text."""
+        if self.options is None:
+            return BagOfWords(vocabulary, 128)
+        from transformers import DistilBertConfig
 
-def _resnet50(_size: int) -> "PreTrainedConfig":
-    from transformers import ResNetConfig
-
-    return ResNetConfig()
-
-
-def _tiny_resnet(_size: int) -> "PreTrainedConfig":
-    from nuclr.models.resnet import GroupNormResNetConfig
-
-    return GroupNormResNetConfig(embedding_size=32, hidden_sizes=[32, 64, 128], depths=[1, 1, 1], layer_type="basic")
-
-
-def _tiny_edges(_size: int) -> "PreTrainedConfig":
-    from nuclr.models.edges import EdgesConfig
-
-    return EdgesConfig()
-
-
-def _tiny_vit(size: int) -> "PreTrainedConfig":
-    from transformers import ViTConfig
-
-    return ViTConfig(
-        image_size=size,
-        patch_size=8 if size < 64 else 16,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=256,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-
-
-def _distilbert(vocabulary: int, _max_length: int) -> TextTower:
-    from transformers import DistilBertConfig
-
-    return TextTower(make_backbone(DistilBertConfig(vocab_size=vocabulary)))
-
-
-def _tiny_text(vocabulary: int, max_length: int) -> TextTower:
-    from transformers import DistilBertConfig
-
-    config = DistilBertConfig(
-        vocab_size=vocabulary,
-        max_position_embeddings=max_length,
-        dim=128,
-        n_layers=2,
-        n_heads=4,
-        hidden_dim=256,
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
-    return TextTower(make_backbone(config))
-
-
-def _bag_of_words(vocabulary: int, _max_length: int) -> BagOfWords:
-    return BagOfWords(vocabulary, 128)
+        positions: dict[str, Any] = {"max_position_embeddings": max_length} if self.options else {}
+        return TextTower(make_backbone(DistilBertConfig(vocab_size=vocabulary, **positions, **self.options)))
 
 
 IMAGE_PRESETS = {
-    "resnet50": ImagePreset(256, _resnet50),
-    "tiny_edges": ImagePreset(32, _tiny_edges),
-    "tiny_resnet": ImagePreset(64, _tiny_resnet),
-    "tiny_vit": ImagePreset(64, _tiny_vit),
+    "resnet50": ImagePreset(256, "ResNetConfig"),
+    "tiny_edges": ImagePreset(32, "EdgesConfig"),
+    "tiny_resnet": ImagePreset(
+        64,
+        "GroupNormResNetConfig",
+        {
+            "embedding_size": 32,
+            "hidden_sizes": [32, 64, 128],
+            "depths": [1, 1, 1],
+            "layer_type": "basic",
+        },
+    ),
+    "tiny_vit": ImagePreset(
+        64,
+        "ViTConfig",
+        {
+            "hidden_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 256,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    ),
 }
 TEXT_PRESETS = {
-    "distilbert": TextPreset(30522, 64, _distilbert),
-    "tiny_text": TextPreset(4096, 32, _tiny_text),
-    "bag_of_words": TextPreset(16384, 64, _bag_of_words),
+    "distilbert": TextPreset(30522, 64, {}),
+    "tiny_text": TextPreset(
+        4096,
+        32,
+        {
+            "dim": 128,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 256,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+        },
+    ),
+    "bag_of_words": TextPreset(16384, 64, None),
 }
 
 
@@ -139,7 +142,11 @@ class RegisteredEncoder:
 REGISTERED: dict[str, RegisteredEncoder] = {}
 
 
-def register_encoder(name: str, build: BuildEncoder, modality: str) -> None:
+def register_encoder(
+    name: str,
+    build: BuildEncoder,
+    modality: str,
+) -> None:
     """Register an encoder, so that `build_model` and `model.x.encoder` take its name.
 
     Args:
@@ -206,3 +213,48 @@ def encoder_names(modality: str | None = None) -> list[str]:
     """
     names = [*IMAGE_PRESETS, *TEXT_PRESETS, VECTORS, *REGISTERED]
     return [name for name in names if modality is None or modality_of(name) == modality]
+
+
+def default_encoder(modality: str, key: str) -> str:
+    """Return the encoder of a side that names none: a small preset, or the only encoder registered for the modality.
+
+    Args:
+        modality: what the side holds.
+        key: the settings key of the side ("model.x"), to name in messages.
+
+    Raises:
+        UserError: if several encoders take the modality, or none does.
+
+    """
+    names = [DEFAULT_ENCODERS[modality]] if modality in DEFAULT_ENCODERS else encoder_names(modality)
+    if len(names) != 1:
+        fix = f"name one of {', '.join(names)}" if names else "register one in a plugin (register_encoder)"
+        raise UserError(f"{key}.encoder: missing for {modality}s; {fix}")
+    return names[0]
+
+
+def build_registered(
+    name: str,
+    options: dict[str, Any],
+    key: str,
+) -> tuple[RegisteredTower, Inputs | None]:
+    """Return the tower and the inputs of a registered encoder.
+
+    Args:
+        name: the name it is registered with.
+        options: the options to build it with.
+        key: the settings key of the side ("model.x"), to name in messages.
+
+    Raises:
+        UserError: if it is not registered, or does not have an option.
+
+    """
+    if name not in REGISTERED:
+        raise UserError(f"{key}.encoder: {name!r} is not registered; load its plugin first (the setting `plugins`)")
+    registered = REGISTERED[name]
+    try:
+        inspect.signature(registered.build).bind(**options)
+    except TypeError as error:
+        raise UserError(f"{key}: the encoder {name!r} cannot be built ({error})") from None
+    module, inputs = registered.build(**options)
+    return RegisteredTower(module, name, options, registered.modality), inputs

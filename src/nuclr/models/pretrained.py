@@ -1,6 +1,7 @@
-"""Load a CLIP or SigLIP as a dual encoder with its own projections, and save it so that other tools can read it."""
+"""Open whole dual encoders: a CLIP or SigLIP with its own projections, or a model that nuclr saved."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nuclr.models.backbones import class_of, load_joint, quiet
-from nuclr.models.encoder import Encoder
-from nuclr.models.image_format import ImageFormat, read_image_format, write_image_format
-from nuclr.models.tokenizer import load_tokenizer, tokenizer_for
+from nuclr.errors import UserError
+from nuclr.models.backbones import class_of, load_joint, locate, probe, quiet, read_config, read_json
+from nuclr.models.dual_encoder import DualEncoder
+from nuclr.models.encoder import Encoder, EncoderSide, Inputs, Name
+from nuclr.models.image_format import ImageFormat, read_image_format
+from nuclr.models.tokenizer import Tokenizer, load_tokenizer, tokenizer_for
 from nuclr.models.towers import ImageTower, TextTower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-PROJECTIONS = {"clip": ("visual_projection", "text_projection")}  # SigLIP's projections are part of its towers
+KEY = "model.pretrained"
+PROJECTIONS: dict[type, str] = {ImageTower: "visual_projection", TextTower: "text_projection"}
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,6 @@ class Joint:
         config = self.config
         return config.projection_dim if config.model_type == "clip" else config.text_config.projection_size
 
-    @property
-    def temperature(self) -> float:
-        """The temperature at the end of its last training."""
-        return float(torch.exp(-self.logits["logit_scale"]))
-
     def with_temperature(self, temperature: float, bias: float | None = None) -> "Joint":
         """Return the same parts with another temperature, and with another bias if the model has one.
 
@@ -58,51 +57,115 @@ class Joint:
         return replace(self, logits=logits)
 
 
-def open_joint(
-    folder: Path, key: str, size: int | None, max_length: int | None, text_key: str
-) -> tuple[Encoder, Encoder, Joint]:
-    """Open a CLIP or SigLIP as transformers saves it.
+def open_pretrained(
+    source: Name,
+    sides: dict[str, EncoderSide],
+    shared: bool,
+    width: int | None,
+) -> DualEncoder:
+    """Open a whole dual encoder, see `build_model`.
 
     Args:
-        folder: the folder of the model.
-        key: the settings key to name in messages.
-        size: height and width of images in pixels. Default: the model's own.
-        max_length: largest number of tokens per text. Default: the model's own.
-        text_key: the settings key of the side that takes texts ("model.y").
+        source: a folder or hub name.
+        sides: what is asked of sides "x" and "y".
+        shared: whether one encoder must serve both sides.
+        width: the number of features that it must have; None for any.
 
-    Returns:
-        The encoder of images, the encoder of texts, and the parts that belong to neither.
+    Raises:
+        UserError: if the model has no such sides, or an option is set that belongs to the model.
 
     """
+    folder = locate(source, KEY)
+    own = ["encoder", "head", "tokenizer", "pooling", "image_normalization"]
+    ours = "nuclr" in read_json(folder / "config.json")
+    if ours:
+        own += ["image_size", "max_length"]
+    for name, side in sides.items():
+        for option in own:
+            if getattr(side, option) != getattr(EncoderSide, option):
+                raise UserError(f"model.{name}.{option}: cannot be set together with {KEY}={source}, which has its own")
+    model = DualEncoder.from_pretrained(folder) if ours else _open_joint(folder, sides)
+    _check(model, sides, folder)
+    if shared and not model.shared:
+        raise UserError(f"model.shared: {folder} has an encoder per side; leave model.shared out")
+    if width is not None and width != model.width:
+        raise UserError(f"model.width: {width}, but {folder} has {model.width} features; leave model.width out")
+    for name, side in sides.items():
+        if side.frozen:
+            getattr(model, name).freeze()
+    return model
+
+
+def _check(
+    model: DualEncoder,
+    sides: dict[str, EncoderSide],
+    folder: Path,
+) -> None:
+    """Check that a model takes what the sides hold, and probe its towers."""
+    widths = []
+    for name, side in sides.items():
+        encoder = getattr(model, name)
+        if side.modality is not None and encoder.modality != side.modality:
+            takes = f"{encoder.modality or 'tensor'}s"
+            raise UserError(f"{KEY}: {folder} takes {takes} on side {name}, but the data hold {side.modality}s")
+        probed = isinstance(encoder.inputs, ImageFormat | Tokenizer)
+        widths.append(probe(encoder, encoder.inputs, KEY, folder) if probed else model.width)
+    if widths[0] != widths[1]:
+        raise UserError(f"{KEY}: {folder} gives {widths[0]} features on side x but {widths[1]} on side y")
+
+
+def _open_joint(folder: Path, sides: dict[str, EncoderSide]) -> DualEncoder:
+    """Open a CLIP or SigLIP as transformers saves it; images are on side x, unless side x holds texts and y images."""
+    swapped = sides["x"].modality == "text" and sides["y"].modality == "image"
+    image_name, text_name = ("y", "x") if swapped else ("x", "y")
+    for option, name in (("image_size", text_name), ("max_length", image_name)):
+        if getattr(sides[name], option) is not None:
+            raise UserError(f"model.{name}.{option}: does not apply to side {name} of {folder}; leave it out")
     image_format = read_image_format(folder)
-    image_format = replace(image_format, size=size or image_format.size)
-    images, texts, joint = read_joint(folder, key, image_format.size)
-    images.inputs = image_format
-    texts.inputs = tokenizer_for(joint.config.text_config, load_tokenizer(folder, key), max_length, text_key)
-    return images, texts, joint
+    config = read_config(folder, KEY)
+    texts = getattr(config, "text_config", config)
+    inputs = {
+        image_name: replace(image_format, size=sides[image_name].image_size or image_format.size),
+        text_name: tokenizer_for(texts, load_tokenizer(folder, KEY), sides[text_name].max_length, f"model.{text_name}"),
+    }
+    return read_joint(folder, KEY, inputs)
 
 
-def read_joint(folder: Path, key: str, size: int) -> tuple[Encoder, Encoder, Joint]:
-    """Return both encoders of a CLIP or SigLIP, for images of `size` and for texts, and the parts of neither."""
+def read_joint(
+    folder: Path,
+    key: str,
+    inputs: Mapping[str, Inputs | None],
+) -> DualEncoder:
+    """Return a CLIP or SigLIP whose side "x" or "y" takes images as its inputs say; `key` is for messages."""
     model: Any = load_joint(folder, key)
-    heads = [getattr(model, name) for name in PROJECTIONS.get(model.config.model_type, ())] or [None, None]
-    towers = (ImageTower(model.vision_model, size), TextTower(model.text_model))
-    images, texts = (Encoder(tower, head) for tower, head in zip(towers, heads, strict=True))
+    sides = {}
+    for name, prepared in inputs.items():
+        if isinstance(prepared, ImageFormat):
+            tower: nn.Module = ImageTower(model.vision_model, prepared.size)
+        else:
+            tower = TextTower(model.text_model)
+        # SigLIP's projections are part of its towers.
+        head = getattr(model, PROJECTIONS[type(tower)], None)
+        sides[name] = Encoder(tower, head, inputs=prepared)
     logits = {name: value.detach().clone() for name, value in model.named_parameters(recurse=False)}
-    return images, texts, Joint(model.config, logits)
+    return DualEncoder(sides["x"], sides["y"], joint=Joint(model.config, logits))
 
 
-def write_joint(joint: Joint, folder: Path, images: Encoder, texts: Encoder) -> None:
+def write_joint(
+    joint: Joint,
+    folder: Path,
+    images: Encoder,
+    texts: Encoder,
+) -> None:
     """Save the encoders of images and of texts as the CLIPModel or SiglipModel that they came from."""
-    model_type = joint.config.model_type
     with torch.device("meta"):
-        model = class_of(joint.config)(joint.config)
-    model.vision_model, model.text_model = images.tower.backbone, texts.tower.backbone
-    for name, encoder in zip(PROJECTIONS.get(model_type, ()), (images, texts), strict=False):
-        setattr(model, name, encoder.head)
+        model: Any = class_of(joint.config)(joint.config)
+    model.vision_model = images.tower.backbone
+    model.text_model = texts.tower.backbone
+    for encoder in (images, texts):
+        if joint.config.model_type == "clip":
+            setattr(model, PROJECTIONS[type(encoder.tower)], encoder.head)
     for name, value in joint.logits.items():
         setattr(model, name, nn.Parameter(value))
     with quiet():
         model.save_pretrained(folder)
-    if isinstance(images.inputs, ImageFormat):
-        write_image_format(images.inputs, folder)

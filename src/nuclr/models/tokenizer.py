@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import first_line, locate, needs_code, quiet, read_json, refuse_code
-from nuclr.models.inputs import Inputs
+from nuclr.models.backbones import LOCAL, locate, reading, refuse_code
+from nuclr.models.encoder import Inputs
 from nuclr.models.towers import OWN_TEXT_POOLING
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ PADDINGS = ("longest", "max_length")
 
 MAX_LENGTH = 64
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-PAD, UNKNOWN, FIRST, LAST = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+PAD = "[PAD]"
+UNKNOWN = "[UNK]"
+FIRST = "[CLS]"
+LAST = "[SEP]"
+SPECIAL = (PAD, UNKNOWN, FIRST, LAST)
 
 
 class Tokenizer(Inputs):
@@ -44,8 +48,17 @@ class Tokenizer(Inputs):
 
     modality: ClassVar[str] = "text"
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int, padding: Padding = "longest") -> None:
-        self.tokenizer, self.max_length, self.padding = tokenizer, max_length, padding
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        max_length: int,
+        padding: Padding = "longest",
+    ) -> None:
+        if type(max_length) is not int or max_length < 1 or padding not in PADDINGS:
+            raise ValueError(f"texts: max_length={max_length!r}, padding={padding!r} cannot be used")
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.padding = padding
 
     def __len__(self) -> int:
         return len(self.tokenizer)
@@ -53,9 +66,21 @@ class Tokenizer(Inputs):
     def __repr__(self) -> str:
         return f"Tokenizer({len(self):,} tokens, max_length={self.max_length}, padding={self.padding!r})"
 
+    def example(self) -> dict[str, Tensor]:
+        """Return the tokens of two different texts, to try a tower with."""
+        return self.prepare(["one dog", "two white cats"])
+
     def batch(self, items: Any) -> list[str]:
-        """Return one text or several as a list, see `text_batch`."""
-        return text_batch(items)
+        """Return one text or several as a list of strings; raise UserError if an item is not a string."""
+        if isinstance(items, str):
+            return [items]
+        if isinstance(items, bytes | dict) or not isinstance(items, Iterable):
+            raise UserError(f"texts: got {type(items).__name__}; needs a string or a list of strings")
+        batch = list(items)
+        for number, text in enumerate(batch):
+            if not isinstance(text, str):
+                raise UserError(f"texts: item {number} is of type {type(text).__name__}; needs a string")
+        return batch
 
     def prepare(self, items: str | Iterable[str]) -> dict[str, Tensor]:
         """Tokenize one text or several.
@@ -70,10 +95,15 @@ class Tokenizer(Inputs):
             UserError: if `items` is empty, or an item is not a string.
 
         """
-        batch = text_batch(items)
+        batch = self.batch(items)
         if not batch:
             raise UserError("texts: an empty list; needs at least one text")
-        encoded = self.tokenizer(batch, padding=self.padding, truncation=True, max_length=self.max_length)
+        encoded = self.tokenizer(
+            batch,
+            padding=self.padding,
+            truncation=True,
+            max_length=self.max_length,
+        )
         names = ["input_ids"] if self.padding == "max_length" else encoded.keys()
         # torch.tensor reads nested lists far more slowly than numpy does.
         return {name: torch.from_numpy(np.array(encoded[name], np.int64)) for name in names}
@@ -83,19 +113,6 @@ class Tokenizer(Inputs):
         tokenizer = copy.deepcopy(self.tokenizer)
         tokenizer.model_max_length = self.max_length
         tokenizer.save_pretrained(folder)
-
-
-def text_batch(texts: Any) -> list[str]:
-    """Return one text or several as a list of strings; raise UserError if an item is not a string."""
-    if isinstance(texts, str):
-        return [texts]
-    if isinstance(texts, bytes | dict) or not isinstance(texts, Iterable):
-        raise UserError(f"texts: got {type(texts).__name__}; needs a string or a list of strings")
-    batch = list(texts)
-    for number, text in enumerate(batch):
-        if not isinstance(text, str):
-            raise UserError(f"texts: item {number} is of type {type(text).__name__}; needs a string")
-    return batch
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrainedTokenizerBase":
@@ -148,7 +165,11 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrained
     )
 
 
-def load_tokenizer(source: str | os.PathLike[str], key: str, hub: bool = False) -> "PreTrainedTokenizerBase":
+def load_tokenizer(
+    source: str | os.PathLike[str],
+    key: str,
+    hub: bool = False,
+) -> "PreTrainedTokenizerBase":
     """Load the tokenizer in a folder.
 
     Args:
@@ -168,20 +189,17 @@ def load_tokenizer(source: str | os.PathLike[str], key: str, hub: bool = False) 
                 f"{key}: {folder} has no tokenizer (tokenizer.json); save the one it was trained with there: "
                 "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
             )
-    config = folder / "tokenizer_config.json"
-    for path in (config, folder / "config.json"):
-        refuse_code(path, key)
-    try:
-        with quiet():
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers passes on whatever the reader of the file raised
-        if config.is_file() and "auto_map" in read_json(config):
-            raise needs_code(config, key) from None
-        raise UserError(f"{key}: the tokenizer in {folder} cannot be read ({first_line(error)})") from None
+    for name in ("tokenizer_config.json", "config.json"):
+        refuse_code(folder / name, key)
+    with reading(f"{key}: the tokenizer in {folder}"):
+        return AutoTokenizer.from_pretrained(folder, **LOCAL)
 
 
 def tokenizer_for(
-    config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", max_length: int | None, key: str
+    config: "PreTrainedConfig",
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int | None,
+    key: str,
 ) -> Tokenizer:
     """Return a `Tokenizer` with the length and the padding that a text tower was trained with.
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from nuclr.errors import UserError
-from nuclr.models.inputs import Vectors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 OWN_TEXT_POOLING = ("clip_text_model", "siglip_text_model")
 POOLINGS = ("first", "mean")
 Pooling = Literal["first", "mean"]
+Vectors = Tensor | np.ndarray
 
 
 class ImageTower(nn.Module):
@@ -36,7 +36,8 @@ class ImageTower(nn.Module):
 
     def __init__(self, backbone: "PreTrainedModel", size: int) -> None:
         super().__init__()
-        self.backbone, self.size = backbone, size
+        self.backbone = backbone
+        self.size = size
         # Convolutions are up to twice as fast with channels last, on CPUs and on GPUs.
         nn.Module.to(backbone, memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained_at = getattr(backbone.config, "image_size", size)
@@ -68,7 +69,10 @@ class TextTower(nn.Module):
 
     def __init__(self, backbone: "PreTrainedModel", pooling: Pooling = "first") -> None:
         super().__init__()
-        self.backbone, self.pooling = backbone, pooling
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling: {pooling!r}; use one of {', '.join(POOLINGS)}")
+        self.backbone = backbone
+        self.pooling = pooling
         self._own_pooling = backbone.config.model_type in OWN_TEXT_POOLING
 
     def forward(self, tokens: dict[str, Tensor]) -> Tensor:
@@ -80,7 +84,7 @@ class TextTower(nn.Module):
         if self.pooling == "first":
             return hidden[:, 0]
         mask = tokens.get("attention_mask")
-        return hidden.mean(1) if mask is None else torch.einsum("bld,bl->bd", hidden, _shares(mask, hidden.dtype))
+        return hidden.mean(1) if mask is None else torch.einsum("bld,bl->bd", hidden, token_shares(mask, hidden.dtype))
 
     def __repr__(self) -> str:
         pooling = ", 'mean'" if self.pooling == "mean" else ""
@@ -104,18 +108,20 @@ class BagOfWords(nn.Module):
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
+        self.vocabulary = vocabulary
+        self.width = width
         self.embedding = nn.EmbeddingBag(vocabulary, width, mode="sum")
 
     def forward(self, tokens: dict[str, Tensor]) -> Tensor:
         """Return features (b, width)."""
-        shares = _shares(tokens["attention_mask"], self.embedding.weight.dtype)
+        shares = token_shares(tokens["attention_mask"], self.embedding.weight.dtype)
         return self.embedding(tokens["input_ids"], per_sample_weights=shares)
 
     def __repr__(self) -> str:
-        return f"BagOfWords({self.embedding.num_embeddings}, {self.embedding.embedding_dim})"
+        return f"BagOfWords({self.vocabulary}, {self.width})"
 
 
-def _shares(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def token_shares(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the share of each token in its text's mean, (b, length): 0 for padding, all 0 for an empty text."""
     return mask.to(dtype) / mask.sum(1, keepdim=True).clamp_min(1)
 
@@ -142,6 +148,7 @@ class VectorTower(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        self.width = width
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("std", torch.ones(()))
 
@@ -153,33 +160,32 @@ class VectorTower(nn.Module):
     @torch.no_grad()
     def fit(self, vectors: Vectors | Iterable[Vectors]) -> None:
         """Compute `mean` and `std` from training vectors (n, d), given as one array or in batches."""
-        count, total, squares = 0, torch.zeros(1), torch.zeros(())
-        shift = None  # squares are taken about the first vector: no digits are lost if the mean is far from zero
+        count = 0
+        total = torch.zeros(1)
+        squares = torch.zeros(())
+        shift = torch.zeros(1)  # squares are taken about the first vector: no digits are lost if the mean is not near 0
         for array in [vectors] if isinstance(vectors, Tensor | np.ndarray) else vectors:
             batch = torch.as_tensor(array)
             self._check(batch)
-            if shift is None and len(batch):
-                shift = batch[0].double()
-            if shift is None:
-                continue
+            if count == 0:
+                shift = batch[:1].double().sum(0)
             centered = batch.double() - shift
-            count, total = count + len(batch), total + centered.sum(0)
+            count += len(batch)
+            total = total + centered.sum(0)
             squares = squares + torch.linalg.vector_norm(centered).square()
-        if shift is None or count < 2:
-            raise UserError(f"vectors: standardizing needs at least two vectors; got {count}")
-        mean = total / count
-        variance = squares / count / len(shift) - mean.square().mean()
+        mean = total / max(count, 1)
+        variance = squares / max(count, 1) / self.width - mean.square().mean()
         if variance <= 0:
-            raise UserError("vectors: standardizing needs vectors that differ, but all are the same")
+            raise UserError(f"vectors: standardizing needs two different vectors; got {count}, or all are the same")
         self.mean.copy_(shift + mean)
         self.std.copy_(variance.sqrt())
 
     def _check(self, vectors: Tensor) -> None:
-        if vectors.ndim != 2 or vectors.shape[1] != len(self.mean):
-            raise UserError(f"vectors: shape {tuple(vectors.shape)}; this model takes (n, {len(self.mean)})")
+        if vectors.ndim != 2 or vectors.shape[1] != self.width:
+            raise UserError(f"vectors: shape {tuple(vectors.shape)}; this model takes (n, {self.width})")
 
     def __repr__(self) -> str:
-        return f"VectorTower({len(self.mean)})"
+        return f"VectorTower({self.width})"
 
 
 class RegisteredTower(nn.Module):
@@ -193,9 +199,18 @@ class RegisteredTower(nn.Module):
 
     """
 
-    def __init__(self, module: nn.Module, name: str, options: dict[str, Any], modality: str) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str,
+        options: dict[str, Any],
+        modality: str,
+    ) -> None:
         super().__init__()
-        self.module, self.name, self.options, self.modality = module, name, options, modality
+        self.module = module
+        self.name = name
+        self.options = options
+        self.modality = modality
 
     def forward(self, inputs: Any) -> Tensor:
         """Return features (b, d)."""

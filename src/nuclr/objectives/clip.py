@@ -1,6 +1,14 @@
-"""CLIP: two cross-entropies over the batch (Radford et al. 2021; InfoNCE, van den Oord et al. 2018).
+"""CLIP and CyCLIP: two cross-entropies over the batch, and two consistency terms.
 
-minimize  (1/2) sum over sides of  mean_i -log( exp(s_ii/tau) / sum_j exp(s_ij/tau) )
+CLIP (Radford et al. 2021; InfoNCE, van den Oord et al. 2018):
+
+    minimize  (1/2) sum over sides of  mean_i -log( exp(s_ii/tau) / sum_j exp(s_ij/tau) )
+
+CyCLIP (Goel et al. 2022) adds cyclic consistency, computed on scores, not on logits:
+
+    minimize  CLIP + (cross/B) sum_ij (s_ij - s_ji)^2 + (within/B) sum_ij (<x_i,x_j> - <y_i,y_j>)^2
+
+Relations: with both weights 0, CyCLIP is CLIP.
 """
 
 import math
@@ -21,7 +29,6 @@ class CLIP(AutogradObjective):
         temperature: tau; its initial value if it is learnt.
         learn_temperature: whether to learn `log_scale` = -log tau, with scale <= 100. A schedule then sets `log_scale`
             instead of `temperature`.
-        normalize: as in `Objective`.
 
     Example:
         >>> CLIP(temperature=0.07, learn_temperature=True)
@@ -29,7 +36,12 @@ class CLIP(AutogradObjective):
 
     """
 
-    def __init__(self, temperature: float = 0.05, learn_temperature: bool = False, normalize: bool = False) -> None:
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        learn_temperature: bool = False,
+        normalize: bool = False,
+    ) -> None:
         super().__init__(temperature, normalize)
         self.learn_temperature = learn_temperature
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if learn_temperature else None
@@ -52,7 +64,8 @@ class CLIP(AutogradObjective):
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return half of each anchor's cross-entropy; see `AutogradObjective`."""
         scale = self.scale(scores)
-        x, y = (self._cross_entropy(side * scale, scores) for side in (scores.xy, scores.yx))
+        x = self._cross_entropy(scores.xy * scale, scores)
+        y = self._cross_entropy(scores.yx * scale, scores)
         metrics = {} if self.log_scale is None else {"scale": torch.as_tensor(scale).detach()}
         return x / 2, y / 2, metrics
 
@@ -61,3 +74,38 @@ class CLIP(AutogradObjective):
         if scores.masked is not None:
             logits = logits.masked_fill(scores.masked, -math.inf)
         return nn.functional.cross_entropy(logits, scores.positives, reduction="none")
+
+
+class CyCLIP(CLIP):
+    """CLIP plus two consistency terms. `CLIP` describes the other arguments.
+
+    Args:
+        cross: weight of the consistency between the sides.
+        within: weight of the consistency within the sides.
+
+    Example:
+        >>> CyCLIP(within=0.05)
+        CyCLIP(temperature=0.05, learn_temperature=False, cross=0.25, within=0.05, normalize=False)
+
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        learn_temperature: bool = False,
+        cross: float = 0.25,
+        within: float = 0.25,
+        normalize: bool = False,
+    ) -> None:
+        super().__init__(temperature, learn_temperature, normalize)
+        self.cross = cross
+        self.within = within
+
+    def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return CLIP's losses, each with half of the anchor's consistency terms; see `AutogradObjective`."""
+        x, y, metrics = super().losses(scores)
+        batch = scores.batch
+        cross = (scores.xy - scores.yx).square().sum(dim=1)
+        within = (batch.local_x @ batch.x.T - batch.local_y @ batch.y.T).square().sum(dim=1)
+        consistency = self.cross * cross + self.within * within
+        return x + consistency / 2, y + consistency / 2, metrics | {"consistency": consistency.detach().mean()}

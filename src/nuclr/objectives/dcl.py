@@ -11,12 +11,12 @@ Relations: with tau_plus = 0 it is CLIP.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from nuclr.objectives.base import AutogradObjective, Scores
-from nuclr.objectives.checks import check_range
+from nuclr.objectives.base import AutogradObjective, Range, Scores
 
 
 class DCL(AutogradObjective):
@@ -25,7 +25,6 @@ class DCL(AutogradObjective):
     Args:
         temperature: tau.
         tau_plus: the share of negatives that are false, in [0, 1).
-        normalize: as in `Objective`.
 
     Example:
         >>> DCL(tau_plus=0.01)
@@ -33,15 +32,17 @@ class DCL(AutogradObjective):
 
     """
 
-    def __init__(self, temperature: float = 0.05, tau_plus: float = 0.1, normalize: bool = False) -> None:
+    limits: Mapping[str, Range] = {**AutogradObjective.limits, "tau_plus": Range(high=1.0, high_open=True)}
+
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        tau_plus: float = 0.1,
+        normalize: bool = False,
+    ) -> None:
         super().__init__(temperature, normalize)
         self.tau_plus = tau_plus
         self.check_settings()
-
-    def check_settings(self) -> None:
-        """Raise a ValueError if the temperature or tau_plus is out of range."""
-        super().check_settings()
-        check_range("tau_plus", self.tau_plus, 0, 1, high_open=True)
 
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return half of each anchor's loss; see `AutogradObjective`."""

@@ -73,7 +73,12 @@ class BatchKernel(Protocol):
     finite: Tensor | bool  # whether all features are finite; a scalar
     log_sums: Tensor  # (2, b), log sum_{j != i} mean_kl exp(e_ikjl) of this process's anchors
 
-    def sums(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Sums:
+    def sums(
+        self,
+        log_weight: Tensor,
+        log_total: Tensor | None = None,
+        moments: bool = False,
+    ) -> Sums:
         """Compute the gradient and, on request, masses and moments.
 
         Args:
@@ -100,7 +105,13 @@ class Workspace:
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
-    def take(self, name: str, rows: int, columns: int, like: Tensor) -> Tensor:
+    def take(
+        self,
+        name: str,
+        rows: int,
+        columns: int,
+        like: Tensor,
+    ) -> Tensor:
         """Return an uninitialized buffer.
 
         Args:
@@ -116,14 +127,23 @@ class Workspace:
         kept = self._kept.get(name)
         if kept is None or kept.numel() < rows * columns or kept.dtype != like.dtype or kept.device != like.device:
             with torch.inference_mode(False):  # training cannot write to a buffer made in inference mode
-                self._kept[name] = kept = torch.empty(rows * columns, dtype=like.dtype, device=like.device)
+                self._kept[name] = kept = torch.empty(
+                    rows * columns,
+                    dtype=like.dtype,
+                    device=like.device,
+                )
         return kept.as_strided((rows, columns), (columns, 1))
 
     def __reduce__(self) -> tuple[type["Workspace"], tuple[()]]:
         return Workspace, ()  # copies and pickles start empty
 
 
-def make_kernel(batch: KernelBatch, workspace: Workspace, *, bounded: bool) -> BatchKernel:
+def make_kernel(
+    batch: KernelBatch,
+    workspace: Workspace,
+    *,
+    bounded: bool,
+) -> BatchKernel:
     """Choose the faster of the kernels that are exact for this batch.
 
     Args:
@@ -165,7 +185,11 @@ def mean_of_views(features: Tensor, views: int) -> Tensor:
     return features if views == 1 else features.view(-1, views, features.shape[1]).mean(1)
 
 
-def positive_scores(x: Tensor, y: Tensor, views: tuple[int, int]) -> Tensor:
+def positive_scores(
+    x: Tensor,
+    y: Tensor,
+    views: tuple[int, int],
+) -> Tensor:
     """Return S_i, the mean over both sets of views of s(x_ik, y_il), (B,)."""
     return (mean_of_views(x, views[0]) * mean_of_views(y, views[1])).sum(dim=1)
 
@@ -176,14 +200,26 @@ def _by_pair(matrix: Tensor, views: tuple[int, int]) -> Tensor:
     return matrix.view(len(matrix) // m_x, m_x, matrix.shape[1] // m_y, m_y)
 
 
-def _positives(matrix: Tensor, views: tuple[int, int], first: int) -> Tensor:
+def _positives(
+    matrix: Tensor,
+    views: tuple[int, int],
+    first: int,
+) -> Tensor:
     """View the entries of the positives, (..., pairs), in the rows of pairs `first`, `first` + 1, ..."""
     if views == (1, 1):
         return matrix.diagonal(first)
-    return _by_pair(matrix, views).diagonal(first, dim1=0, dim2=2)
+    return _by_pair(matrix, views).diagonal(
+        first,
+        dim1=0,
+        dim2=2,
+    )
 
 
-def is_excluded(ids: Tensor, pairs: slice, workspace: Workspace) -> Tensor:
+def is_excluded(
+    ids: Tensor,
+    pairs: slice,
+    workspace: Workspace,
+) -> Tensor:
     """Return which pairs are not negatives of each other.
 
     Args:
@@ -203,7 +239,12 @@ def is_excluded(ids: Tensor, pairs: slice, workspace: Workspace) -> Tensor:
     return excluded
 
 
-def _mask(matrix: Tensor, views: tuple[int, int], excluded: Tensor, value: float) -> None:
+def _mask(
+    matrix: Tensor,
+    views: tuple[int, int],
+    excluded: Tensor,
+    value: float,
+) -> None:
     """Write `value` to the entries of excluded pairs, (pairs, B) bool."""
     if views == (1, 1):
         matrix.masked_fill_(excluded, value)
@@ -233,7 +274,12 @@ class SharedKernel:
     """
 
     def __init__(
-        self, batch: KernelBatch, exponents: Tensor, factors: Tensor, offsets: Tensor, workspace: Workspace
+        self,
+        batch: KernelBatch,
+        exponents: Tensor,
+        factors: Tensor,
+        offsets: Tensor,
+        workspace: Workspace,
     ) -> None:
         self.batch, self.workspace = batch, workspace
         self.finite: Tensor | bool = True  # `if_exact` has seen that all scores are finite
@@ -252,13 +298,23 @@ class SharedKernel:
         self.log_sums = self.totals.log().add_(offsets)
 
     @classmethod
-    def if_exact(cls, batch: KernelBatch, tau: float, workspace: Workspace) -> "SharedKernel | None":
+    def if_exact(
+        cls,
+        batch: KernelBatch,
+        tau: float,
+        workspace: Workspace,
+    ) -> "SharedKernel | None":
         """Return the kernel of this batch, or None if the range of its exponents is too wide."""
         least, most = (bound.item() for bound in batch.bias.aminmax())
         center = (least + most) / 2
         allowed = 0.85 * math.log(torch.finfo(batch.x.dtype).max) - (most - least)
         scaled = workspace.take("scores", len(batch.x), len(batch.y), batch.x)
-        scaled.addmm_(batch.x, batch.y.T, beta=0, alpha=LOG2_E / tau)
+        scaled.addmm_(
+            batch.x,
+            batch.y.T,
+            beta=0,
+            alpha=LOG2_E / tau,
+        )
         positives = _positives(scaled, batch.views, 0)
         m_x, m_y = batch.views
         scaled_positive = positives if m_x == m_y == 1 else positives.mean(dim=(0, 1))
@@ -279,7 +335,12 @@ class SharedKernel:
             _mask(scaled, batch.views, is_excluded(batch.ids, slice(None), workspace), -math.inf)
         return cls(batch, scaled, (batch.bias - center).exp_(), offsets, workspace)
 
-    def sums(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Sums:
+    def sums(
+        self,
+        log_weight: Tensor,
+        log_total: Tensor | None = None,
+        moments: bool = False,
+    ) -> Sums:
         """Compute the gradient and, on request, the masses; see `BatchKernel`."""
         assert not moments, "moments need one temperature per anchor; use TiledKernel"
         (m_x, m_y), pairs = self.batch.views, self.batch.size
@@ -370,7 +431,12 @@ class TiledKernel:
                 sums.append(_log_pool(along_columns, m_column))
         return torch.stack(sums)
 
-    def sums(self, log_weight: Tensor, log_total: Tensor | None = None, moments: bool = False) -> Sums:
+    def sums(
+        self,
+        log_weight: Tensor,
+        log_total: Tensor | None = None,
+        moments: bool = False,
+    ) -> Sums:
         """Compute the gradient and, on request, masses and moments; see `BatchKernel`."""
         pull = (log_weight[:, self.batch.pairs] + self.log_sums).exp_().sum(dim=0)
         log_weight = log_weight + self.log_mean
@@ -411,7 +477,13 @@ class _Block:
     process has all pairs.
     """
 
-    def __init__(self, batch: KernelBatch, positives: Tensor, workspace: Workspace, name: str) -> None:
+    def __init__(
+        self,
+        batch: KernelBatch,
+        positives: Tensor,
+        workspace: Workspace,
+        name: str,
+    ) -> None:
         self.batch, self.workspace, self.name = batch, workspace, name
         m_x, m_y = batch.views
         tau = batch.tau if isinstance(batch.tau, Tensor) else torch.full_like(batch.bias, batch.tau)
@@ -456,7 +528,13 @@ class _Block:
             _mask(exponents, views, tile.excluded, lowest)
         return exponents
 
-    def sums(self, pull: Tensor, log_weight: Tensor, log_total: Tensor | None, moments: bool) -> Sums:
+    def sums(
+        self,
+        pull: Tensor,
+        log_weight: Tensor,
+        log_total: Tensor | None,
+        moments: bool,
+    ) -> Sums:
         """Compute the sums of `BatchKernel.sums` over this block; `pull` is the total weight of each pair, (b,)."""
         (m_x, m_y), whole, b = self.batch.views, self.batch.whole, len(pull)
         x, y, new = self.batch.x, self.batch.y, pull.new_zeros
@@ -491,7 +569,12 @@ class _Block:
             weights += others
             own = pull[tile.pairs.start - self.batch.pairs.start : tile.pairs.stop - self.batch.pairs.start]
             _positives(weights, self.batch.views, tile.pairs.start).sub_(own / (m_x * m_y))
-            grad_x[tile.local].addmm_(weights, y, beta=0, alpha=1 / b)
+            grad_x[tile.local].addmm_(
+                weights,
+                y,
+                beta=0,
+                alpha=1 / b,
+            )
             if whole:
                 grad_y.addmm_(weights.T, x[tile.rows], alpha=1 / b)
         masses = None if log_total is None else self._per_candidate(on_columns, on_rows)
@@ -530,9 +613,18 @@ def _beta(rows: slice) -> int:
     return int(rows.start > 0)
 
 
-def _product(weights: Tensor, features: Tensor, pairs: int) -> Tensor:
+def _product(
+    weights: Tensor,
+    features: Tensor,
+    pairs: int,
+) -> Tensor:
     """Return weights @ features / pairs."""
-    return features.new_empty(len(weights), features.shape[1]).addmm_(weights, features, beta=0, alpha=1 / pairs)
+    return features.new_empty(len(weights), features.shape[1]).addmm_(
+        weights,
+        features,
+        beta=0,
+        alpha=1 / pairs,
+    )
 
 
 def score_tiles(rows: slice, columns: int) -> Iterator[slice]:

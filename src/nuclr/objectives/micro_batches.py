@@ -15,6 +15,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from nuclr import distributed
 from nuclr.objectives.base import ObjectiveOutput
@@ -31,7 +31,7 @@ Output = TypeVar("Output", Tensor, ObjectiveOutput)
 
 
 class InputsError(TypeError, ValueError):
-    """Inputs that cannot be cut into micro-batches."""
+    """Inputs that cannot be cut into micro-batches, or an encoder for which it would change the result."""
 
 
 def backward_in_micro_batches(
@@ -77,10 +77,9 @@ def backward_in_micro_batches(
         What the objective returned, with a detached and unscaled loss.
 
     Raises:
-        TypeError: if `encode` or `objective` returns something else.
-        ValueError: if `encode` contains batch norm in training mode.
-        InputsError: a TypeError and ValueError, if inputs cannot be cut or do not have the same number of pairs, or
-            processes have different numbers of chunks.
+        TypeError: if `encode` returns something else.
+        InputsError: a TypeError and ValueError, if `encode` contains batch norm in training mode, inputs cannot be cut
+            or do not have the same number of pairs, or processes have different numbers of chunks.
 
     Example:
         >>> from nuclr.objectives import CLIP, backward_in_micro_batches
@@ -96,16 +95,13 @@ def backward_in_micro_batches(
     """
     chunks = _split_everywhere(inputs, micro_batch, pairs)
     if len(chunks) == 1:
-        output = objective(*_encode(encode, chunks[0]))
-        _backward(output, scale)
-        return _detach(output)
+        return _backward(objective(*_encode(encode, chunks[0])), scale)
 
-    generators = _Generators()
-    modules = _Modules(encode)
-    parts, states = [], []
-    with torch.no_grad(), modules.watched():
+    parts = []
+    states = []
+    with torch.no_grad(), _watched_modules() as modules:
         for chunk in chunks:
-            states.append(generators.states())
+            states.append(_random_states())
             parts.append(_encode(encode, chunk))
     # Weights that autocast has cast under no_grad have no graph, and must not be used in the second pass.
     torch.clear_autocast_cache()
@@ -113,31 +109,27 @@ def backward_in_micro_batches(
     features = [torch.cat(column) for column in zip(*parts, strict=True)]
     for side in features:
         side.requires_grad_(side.is_floating_point())
-    output = objective(*features)
-    _backward(output, scale)
-    output = _detach(output)  # frees the objective's graph before the encoders' graphs are built
-    after = generators.states()
+    output = _backward(objective(*features), scale)
+    after = _random_states()
 
-    rows = [[len(part) for part in column] for column in zip(*parts, strict=True)]
+    row = [0] * len(features)  # of each side, the first one of the chunk
     del parts
-    gradients = [
-        [None] * len(chunks) if side.grad is None else torch.split(side.grad, lengths)
-        for side, lengths in zip(features, rows, strict=True)
-    ]
     for number, (chunk, state) in enumerate(zip(chunks, states, strict=True)):
-        generators.restore(state)
-        with contextlib.nullcontext() if number == len(chunks) - 1 else modules.no_sync():
-            again = _encode(encode, chunk)
-            used = [
-                (side, gradient[number])
-                for side, gradient in zip(again, gradients, strict=True)
-                if side.requires_grad and gradient[number] is not None
-            ]
-            if used:  # frozen encoders have no graph
+        _restore(state)
+        with contextlib.nullcontext() if number == len(chunks) - 1 else _no_sync(modules):
+            tensors = []
+            gradients = []
+            for k, side in enumerate(_encode(encode, chunk)):
+                gradient = features[k].grad
+                if side.requires_grad and gradient is not None:  # frozen encoders have no graph
+                    tensors.append(side)
+                    gradients.append(gradient[row[k] : row[k] + len(side)])
+                row[k] += len(side)
+            if tensors:
                 with _no_autocast():
-                    torch.autograd.backward([side for side, _ in used], [gradient for _, gradient in used])
-            del again, used  # before the next chunk is encoded
-    generators.restore(after)
+                    torch.autograd.backward(tensors, gradients)
+            del side, tensors, gradients  # before the next chunk is encoded
+    _restore(after)
     return output
 
 
@@ -146,80 +138,74 @@ def backward_in_micro_batches(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _split_everywhere(inputs: Any, micro_batch: int, pairs: int | None) -> list[Any]:
+def _split_everywhere(
+    inputs: Any,
+    micro_batch: int,
+    pairs: int | None,
+) -> list[Any]:
     """Return the chunks of the inputs. If one process refuses them, or has more chunks than another, all raise."""
-    problem, chunks = None, []
+    problem = None
+    chunks: list[Any] = []
     try:
         chunks = _split(inputs, micro_batch, pairs)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         problem = error
     counts = [count for (count,) in distributed.exchange([len(chunks)])]
     if problem is not None:
         raise problem
-    if 0 in counts:
-        raise InputsError(f"process {counts.index(0)} of {len(counts)} refused its inputs; see its error message")
     if len(set(counts)) > 1:
         each = ", ".join(f"process {rank}: {count}" for rank, count in enumerate(counts))
         raise InputsError(
-            f"every process must have the same number of micro-batches, but got {each}; pass the same number of pairs "
-            "and the same micro_batch on every process, and drop the last incomplete batch"
+            f"every process must have the same number of micro-batches, but got {each} (0: it refused its inputs); "
+            "pass the same number of pairs and the same micro_batch, and drop the last incomplete batch"
         )
     return chunks
 
 
-def _split(inputs: Any, micro_batch: int, pairs: int | None) -> list[Any]:
-    if isinstance(micro_batch, bool) or not isinstance(micro_batch, int) or micro_batch < 1:
-        raise ValueError(f"micro_batch must be a positive whole number of pairs, but is {micro_batch!r}")
+def _split(
+    inputs: Any,
+    micro_batch: int,
+    pairs: int | None,
+) -> list[Any]:
+    if micro_batch < 1:
+        raise ValueError(f"micro_batch must be a positive number of pairs, but is {micro_batch!r}")
     if not isinstance(inputs, tuple | Mapping):
         raise InputsError(
             "inputs must be a tuple of the positional arguments of encode, or a dict of its keyword arguments, but is "
             f"of type {type(inputs).__name__}; write (images, texts), or (images,) for one argument"
         )
-    lengths = dict(_lengths("inputs", inputs))
-    if not lengths:
-        raise InputsError("inputs must hold at least one tensor, array or list, but hold none")
-    b = min(lengths.values()) if pairs is None else pairs
-    if b < 1 or any(length % b for length in lengths.values()):
-        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        needed = "the same number of rows, or multiples of it" if pairs is None else f"{pairs} rows, or multiples of it"
-        raise InputsError(f"inputs must have {needed} (several rows per pair), but {found}")
-    return [_cut(inputs, b, start, min(start + micro_batch, b)) for start in range(0, b, micro_batch)]
+    lengths: list[int] = []
+    _map_leaves(inputs, lambda rows: lengths.append(len(rows)))
+    b = min(lengths, default=0) if pairs is None else pairs
+    if b < 1 or any(length % b for length in lengths):
+        rows = "the same number of rows" if pairs is None else f"{pairs} rows"
+        raise InputsError(f"inputs must have {rows}, or a multiple (several rows per pair), but have {lengths}")
+
+    def cut(start: int, rows: Any) -> Any:
+        each = len(rows) // b
+        return rows[start * each : (start + micro_batch) * each]
+
+    return [_map_leaves(inputs, partial(cut, start)) for start in range(0, b, micro_batch)]
 
 
-def _lengths(name: str, value: Any) -> Iterator[tuple[str, int]]:
-    """Yield the name and the number of rows of everything that can be cut."""
-    if value is None:
-        return
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _lengths(f"{name}[{key!r}]", item)
-    elif isinstance(value, tuple):
-        for number, item in enumerate(value):
-            yield from _lengths(f"{name}[{number}]", item)
-    elif isinstance(value, list) or (isinstance(value, Tensor | np.ndarray) and value.ndim > 0):
-        yield name, len(value)
-    else:
-        kind = "a scalar" if isinstance(value, Tensor | np.ndarray) else f"of type {type(value).__name__}"
-        raise InputsError(
-            f"{name} must be a tensor, array or list of one row per pair, or a dict or tuple of these, but is {kind}; "
-            "bind options of the whole batch to encode, as in functools.partial(model, option=...)"
-        )
-
-
-def _cut(value: Any, b: int, start: int, stop: int) -> Any:
-    """Return the rows of the pairs [start, stop) of b."""
+def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to all tensors, arrays and lists; dicts and tuples keep their type, and None stays."""
     if value is None:
         return None
     if isinstance(value, Mapping):
-        chunk: Any = copy.copy(value)  # keeps the type, such as the BatchEncoding of a tokenizer
+        mapped: Any = copy.copy(value)  # keeps the type, such as the BatchEncoding of a tokenizer
         for key, item in value.items():
-            chunk[key] = _cut(item, b, start, stop)
-        return chunk
+            mapped[key] = _map_leaves(item, function)
+        return mapped
     if isinstance(value, tuple):
-        items = [_cut(item, b, start, stop) for item in value]
+        items = [_map_leaves(item, function) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    each = len(value) // b
-    return value[start * each : stop * each]
+    if isinstance(value, list) or (isinstance(value, Tensor | np.ndarray) and value.ndim > 0):
+        return function(value)
+    raise InputsError(
+        "inputs must be tensors, arrays or lists of one row per pair, or dicts or tuples of these, but hold a "
+        f"{type(value).__name__} without rows; bind options of the whole batch to encode with functools.partial"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -229,43 +215,27 @@ def _cut(value: Any, b: int, start: int, stop: int) -> Any:
 
 def _encode(encode: Callable[..., Any], chunk: Any) -> list[Tensor]:
     features = encode(**chunk) if isinstance(chunk, Mapping) else encode(*chunk)
-    sides = [features] if isinstance(features, Tensor) else features
-    if not isinstance(sides, Sequence) or not sides or not all(isinstance(side, Tensor) for side in sides):
-        raise TypeError(f"encode must return a tensor or a tuple of tensors, but returned {_describe(features)}")
-    if any(side.ndim == 0 for side in sides):
-        raise ValueError(
-            "encode must return features with the batch in the first dimension, but returned a scalar; use parameters "
-            "such as a learnt temperature in the objective"
-        )
-    return list(sides)
+    sides = list(features) if isinstance(features, tuple | list) else [features]
+    if not sides or not all(isinstance(side, Tensor) and side.ndim > 0 for side in sides):
+        kinds = ", ".join(type(side).__name__ for side in sides)
+        raise TypeError(f"encode must return a tensor or a tuple of tensors, of one row per sample, but gave {kinds}")
+    return sides
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
-    return f"a value of type {type(value).__name__}"
-
-
-def _backward(output: Any, scale: float | Callable[[Tensor], Tensor]) -> None:
+def _backward(output: Output, scale: float | Callable[[Tensor], Tensor]) -> Output:
+    """Back-propagate, and return the output with a detached loss, which does not hold the graph."""
     loss = output.loss if isinstance(output, ObjectiveOutput) else output
-    if not isinstance(loss, Tensor):
-        raise TypeError(
-            f"objective must return an ObjectiveOutput or a scalar tensor, but returned {_describe(output)}"
-        )
     with _no_autocast():
         torch.autograd.backward(scale(loss) if callable(scale) else loss * scale)
-
-
-def _detach(output: Output) -> Output:
-    return output._replace(loss=output.loss.detach()) if isinstance(output, ObjectiveOutput) else output.detach()
+    return output._replace(loss=loss.detach()) if isinstance(output, ObjectiveOutput) else loss.detach()
 
 
 @contextlib.contextmanager
 def _no_autocast() -> Iterator[None]:
     # The products of a backward pass would be cast too, even those of an objective that ran in float32.
-    kinds = {"cpu"} | ({_accelerator().type} if torch.accelerator.is_available() else set())
+    accelerator = _accelerator()
     with contextlib.ExitStack() as stack:
-        for kind in kinds:
+        for kind in {"cpu", "cpu" if accelerator is None else accelerator.type}:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
@@ -276,57 +246,37 @@ def _no_autocast() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def batch_norm_in(module: nn.Module) -> str | None:
-    """Return the name of the first batch norm whose output depends on the other samples of its batch, or None."""
-    for name, child in module.named_modules():
-        if isinstance(child, _BatchNorm) and (child.training or child.running_mean is None):
-            return name or type(child).__name__
-    return None
+@contextlib.contextmanager
+def _watched_modules() -> Iterator[set[nn.Module]]:
+    """Collect the modules that run, since a function does not say which ones it calls; refuse batch norm."""
+    seen: set[nn.Module] = set()
 
-
-class _Modules:
-    """The modules that an encoder runs: refuse batch norm, and find DDP.
-
-    A function does not say which modules it calls, so those are seen when they run, in the first pass.
-    """
-
-    def __init__(self, encode: Callable[..., Any]) -> None:
-        self._seen: set[nn.Module] = set()
-        self._module = encode if isinstance(encode, nn.Module) else None
-        if self._module is not None:
-            self._visit(self._module)
-
-    def _visit(self, module: nn.Module, _inputs: object = None) -> None:
-        if module in self._seen:
+    def visit(module: nn.Module, _inputs: object) -> None:
+        if module in seen:
             return
-        if name := batch_norm_in(module):
-            raise ValueError(
-                f"encode contains batch norm in training mode ({name} of {type(module).__name__}), whose statistics "
-                "would depend on the micro-batch; freeze it with module.eval() after model.train(), or use an encoder "
-                "with group or layer norm"
-            )
-        self._seen.update(module.modules())
+        for name, child in module.named_modules():
+            if isinstance(child, _BatchNorm) and (child.training or child.running_mean is None):
+                raise InputsError(
+                    f"encode contains batch norm in training mode ({name or type(child).__name__} of "
+                    f"{type(module).__name__}), whose statistics would depend on the micro-batch; freeze it with eval()"
+                )
+        seen.update(module.modules())
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Visit every module that runs, if the encoder is a function."""
-        if self._module is not None:
-            yield
-            return
-        handle: RemovableHandle = nn.modules.module.register_module_forward_pre_hook(self._visit)
-        try:
-            yield
-        finally:
-            handle.remove()
+    handle = nn.modules.module.register_module_forward_pre_hook(visit)
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Do not synchronize gradients between processes in backward passes of what is encoded within."""
-        with contextlib.ExitStack() as stack:
-            for module in self._seen:
-                if isinstance(module, DistributedDataParallel):
-                    stack.enter_context(module.no_sync())
-            yield
+
+@contextlib.contextmanager
+def _no_sync(modules: set[nn.Module]) -> Iterator[None]:
+    """Do not synchronize gradients between processes in backward passes of what is encoded within."""
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            if isinstance(module, DistributedDataParallel):
+                stack.enter_context(module.no_sync())
+        yield
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -334,34 +284,26 @@ class _Modules:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _accelerator() -> torch.device:
-    device = torch.accelerator.current_accelerator()
-    assert device is not None
-    return device
+def _accelerator() -> torch.device | None:
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
-class _Generators:
-    """The global random number generators: torch's on CPU and on every accelerator device, numpy's and Python's.
+def _random_states() -> list[tuple[Callable[[Any], None], Any]]:
+    """Return the states of torch's, numpy's and Python's global generators, each with the function that sets it."""
+    states: list[tuple[Callable[[Any], None], Any]] = [
+        (torch.set_rng_state, torch.get_rng_state()),
+        (np.random.set_state, np.random.get_state()),
+        (random.setstate, random.getstate()),
+    ]
+    accelerator = _accelerator()
+    if accelerator is not None:
+        # the host keeps the states of accelerators' generators, so reading them does not wait for the device
+        module = torch.get_device_module(accelerator)
+        for device in range(torch.accelerator.device_count()):
+            states.append((partial(module.set_rng_state, device=device), module.get_rng_state(device)))
+    return states
 
-    The states of accelerators' generators are kept by the host, so reading them does not wait for the device.
-    """
 
-    def __init__(self) -> None:
-        self._devices: list[int] = []
-        if torch.accelerator.is_available():
-            self._module = torch.get_device_module(_accelerator())
-            self._devices = list(range(torch.accelerator.device_count()))
-
-    def states(self) -> tuple[Any, ...]:
-        """Return the current states."""
-        devices = [self._module.get_rng_state(device) for device in self._devices]
-        return torch.get_rng_state(), devices, np.random.get_state(), random.getstate()
-
-    def restore(self, states: tuple[Any, ...]) -> None:
-        """Set all generators to earlier states."""
-        cpu, devices, of_numpy, of_python = states
-        torch.set_rng_state(cpu)
-        for device, state in zip(self._devices, devices, strict=True):
-            self._module.set_rng_state(state, device)
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+def _restore(states: list[tuple[Callable[[Any], None], Any]]) -> None:
+    for set_state, state in states:
+        set_state(state)

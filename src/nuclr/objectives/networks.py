@@ -61,7 +61,12 @@ class PrototypeNetwork(LazyModuleMixin, nn.Module):
             nn.init.zeros_(self.prototypes)
 
     @torch.no_grad()
-    def add_prototypes(self, samples: Tensor, features: Tensor, temperature: float | Tensor) -> None:
+    def add_prototypes(
+        self,
+        samples: Tensor,
+        features: Tensor,
+        temperature: float | Tensor,
+    ) -> None:
         """Set the next prototypes, until there are K.
 
         Args:

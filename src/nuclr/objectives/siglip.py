@@ -18,7 +18,6 @@ class SigLIP(AutogradObjective):
     Args:
         temperature: 1 / the initial scale.
         bias: the initial bias.
-        normalize: as in `Objective`.
 
     Example:
         >>> SigLIP()
@@ -26,7 +25,12 @@ class SigLIP(AutogradObjective):
 
     """
 
-    def __init__(self, temperature: float = 0.1, bias: float = -10.0, normalize: bool = False) -> None:
+    def __init__(
+        self,
+        temperature: float = 0.1,
+        bias: float = -10.0,
+        normalize: bool = False,
+    ) -> None:
         super().__init__(temperature, normalize)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         self.bias = nn.Parameter(torch.tensor(float(bias)))
@@ -35,6 +39,11 @@ class SigLIP(AutogradObjective):
     def current_temperature(self) -> float:
         """1 / the learnt scale."""
         return math.exp(-self.log_scale.item())
+
+    @property
+    def current_bias(self) -> float:
+        """The learnt bias."""
+        return self.bias.item()
 
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the loss of each x's row; both sides get half, because they share the sum over all i and j."""

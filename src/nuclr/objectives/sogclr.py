@@ -1,4 +1,6 @@
-"""SogCLR: contrast each sample with the whole data set, through one running average per sample.
+"""SogCLR and iSogCLR: contrast each sample with the whole data set, through one running average per sample.
+
+SogCLR:
 
     minimize  mean_i tau log( (1/(n-1)) sum_{j != i} exp((s_ij - s_ii)/tau) )
 
@@ -9,38 +11,37 @@ to at most 1/gamma.
 
 Relations: gamma = 1 is the loss of the batch without the positive in the denominator. NUCLR with zeta = 0 held fixed
 and xi_init = inf is this objective.
+
+iSogCLR has one temperature per anchor, learnt by distributionally robust optimization (Qiu et al., "Not All Semantics
+are Created Equal", ICML 2023):
+
+    minimize  mean_i tau_i log( (1/(n-1)) sum_{j != i} exp((s_ij - s_ii)/tau_i) ) + rho tau_i  over tau_i as well
+
+`stateful` has the step of tau_i. The old tau_i is used throughout the step. The defaults are those of the authors'
+command lines.
+
+Relations: with tau_lr = 0 it has SogCLR's gradients. NUCLR with individual temperatures, zeta = 0 held fixed and
+xi_init = inf is this objective.
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from nuclr.objectives.stateful import StatefulObjective, Step
+from nuclr.objectives.base import as_record
+from nuclr.objectives.state import StatePlacement
+from nuclr.objectives.stateful import RunningAverage, StatefulObjective, Step, Temperatures
+
+INDIVIDUAL = Temperatures(individual=True)
 
 
 class SogCLR(StatefulObjective):
     """The global contrastive loss, with a running average of each anchor's sum over the data set.
 
-    Args:
-        num_samples: n, the number of pairs; indices are in [0, n).
-        temperature: tau; its initial value if it is learnt.
-        gamma: weight of the new batch in the running average, in (0, 1].
-        gamma_rule: "constant", or "proximal" for the weight alpha u' / (1 + alpha u'), u' = u/(n-1), of the old
-            average u (SCENT): the averages of easy samples then change slowly.
-        alpha: of `gamma_rule="proximal"`; larger values follow the new batch faster.
-        learn_temperature: whether to learn one temperature, in the parameter `log_scale` = -log tau, with tau between
-            0.001 and 1 (FastCLIP-v3).
-        rho: weight of a learnt temperature; larger values push it down.
-        sides: "both", "x" (x are the anchors, y the candidates) or "y".
-        normalizer: "table" stores u_i per pair. "network" predicts it from the anchor's features: no table, and with
-            one pass over the data the average is still one over many samples. gamma may then be 0, which uses the
-            prediction alone.
-        state_device: device on which the tables stay when the module moves. None: they move with the module.
-        state_sharding: whether each of K processes holds n/K rows of the tables instead of all; see
-            `gather_state_dict` for checkpoints. The objective must then stay outside DDP, which broadcasts buffers when
-            it is constructed.
-        normalize: as in `Objective`.
+    Its arguments are those of `StatefulObjective`.
 
     Example:
         >>> import torch
@@ -50,36 +51,6 @@ class SogCLR(StatefulObjective):
 
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        temperature: float = 0.03,
-        gamma: float = 0.8,
-        gamma_rule: str = "constant",
-        alpha: float = 4.0,
-        learn_temperature: bool = False,
-        rho: float = 8.0,
-        sides: str = "both",
-        normalizer: str = "table",
-        state_device: str | torch.device | None = None,
-        state_sharding: bool = False,
-        normalize: bool = False,
-    ) -> None:
-        super().__init__(
-            num_samples,
-            temperature,
-            gamma,
-            gamma_rule,
-            alpha,
-            learn_temperature=learn_temperature,
-            rho=rho,
-            sides=sides,
-            normalizer=normalizer,
-            state_device=state_device,
-            state_sharding=state_sharding,
-            normalize=normalize,
-        )
-
     def log_normalizer(self, step: Step) -> Tensor:
         """Return log u_i."""
         return step.log_u
@@ -87,3 +58,40 @@ class SogCLR(StatefulObjective):
     def value(self, step: Step) -> Tensor:
         """Return tau (log u_i - log(n - 1))."""
         return step.temperature * (step.log_u - math.log(self.num_samples - 1))
+
+
+class ISogCLR(SogCLR):
+    """SogCLR with a learnt temperature per anchor.
+
+    Its arguments are those of `StatefulObjective` without `normalizer`. `temperature` is the initial tau_i, and
+    `temperatures.individual` is always True.
+
+    Example:
+        >>> objective = ISogCLR(num_samples=1000, temperature=0.05, temperatures={"rho": 6.0})
+        >>> objective.current_temperature
+        0.05
+
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: float = 0.03,
+        gamma: float = 0.8,
+        sides: str = "both",
+        normalize: bool = False,
+        state: StatePlacement | Mapping[str, Any] = StatePlacement(),
+        temperatures: Temperatures | Mapping[str, Any] = INDIVIDUAL,
+        average: RunningAverage | Mapping[str, Any] = RunningAverage(),
+    ) -> None:
+        own = replace(as_record("temperatures", temperatures, INDIVIDUAL), individual=True)
+        super().__init__(
+            num_samples,
+            temperature,
+            gamma,
+            sides,
+            normalize=normalize,
+            state=state,
+            temperatures=own,
+            average=average,
+        )

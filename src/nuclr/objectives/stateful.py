@@ -27,18 +27,27 @@ k(x_i) - s_ii/tau_i. The network k minimizes phi_i exp(s_ii/tau_i - k_i) + k_i, 
 s_ii/tau_i.
 """
 
+import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from nuclr import distributed
-from nuclr.objectives.averages import proximal_log_mean, running_log_mean
-from nuclr.objectives.base import GatheredBatch, ObjectiveOutput
-from nuclr.objectives.checks import check_choice, check_positive, check_range
+from nuclr.objectives.base import (
+    POSITIVE,
+    SHARE,
+    GatheredBatch,
+    ObjectiveOutput,
+    Range,
+    as_record,
+    check_choice,
+)
 from nuclr.objectives.kernels import (
     BatchKernel,
     KernelBatch,
@@ -48,15 +57,67 @@ from nuclr.objectives.kernels import (
     positive_scores,
 )
 from nuclr.objectives.networks import PrototypeNetwork
-from nuclr.objectives.state import ANCHORS, PairTables, StateRows
+from nuclr.objectives.state import ANCHORS, PairTables, StatePlacement, StateRows
 
-GAMMA_RULES = ("constant", "proximal")
 SIDES = ("both", "x", "y")
 SOURCES = ("table", "network")
+GAMMA_RULES = ("constant", "proximal")
 LEARNT_TAU = (0.001, 1.0)
+LOG_LEAST_ODDS = math.log(1e-8)
 TAU_GRADIENT_LIMIT = 5.0
+QUANTILES = (5, 25, 50, 75, 95)  # in percent
 LEAST_GAMMA = 1e-4  # below, weights are not bounded well enough for the fast kernel
 NETWORK_GRADIENT_LIMIT = math.exp(4)  # of a network whose prediction of an average is far too small
+
+
+@dataclass(frozen=True)
+class Temperatures:
+    """Learnt temperatures: one per anchor (iSogCLR), or one for all (FastCLIP-v3).
+
+    Attributes:
+        individual: whether every anchor has a temperature of its own.
+        learnt: whether to learn one temperature, in the parameter `log_scale` = -log tau, with tau between 0.001 and 1.
+        rho: weight of learnt temperatures; larger values push them down.
+        tau_lr: step size of individual temperatures.
+        tau_beta: weight of the new gradient in its running mean.
+        tau_min: lower bound of an individual temperature after its first step.
+        tau_max: upper bound of an individual temperature after its first step.
+
+    """
+
+    individual: bool = False
+    learnt: bool = False
+    rho: float = 8.0
+    tau_lr: float = 1e-3
+    tau_beta: float = 0.9
+    tau_min: float = 0.005
+    tau_max: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.individual and self.learnt:
+            raise ValueError("temperatures.individual and temperatures.learnt exclude each other; set one to False")
+        Range(high=self.tau_max, low_open=True).check("temperatures.tau_min", self.tau_min)
+        Range().check("temperatures.tau_lr", self.tau_lr)
+        SHARE.check("temperatures.tau_beta", self.tau_beta)
+
+
+@dataclass(frozen=True)
+class RunningAverage:
+    """How the running averages move.
+
+    Attributes:
+        gamma_rule: "constant" for the weight gamma, or "proximal" for the weight alpha u' / (1 + alpha u'),
+            u' = u/(n-1), of the old average u (SCENT): the averages of easy samples then change slowly.
+        alpha: of "proximal"; larger values follow the new batch faster.
+
+    """
+
+    gamma_rule: str = "constant"
+    alpha: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_choice("average.gamma_rule", self.gamma_rule, GAMMA_RULES)
+        POSITIVE.check("average.alpha", self.alpha)
 
 
 @dataclass
@@ -97,101 +158,100 @@ class Step:
 
 
 class StatefulObjective(PairTables):
-    """The steps that SogCLR, iSogCLR and NUCLR share.
+    """The options and the steps that SogCLR, iSogCLR and NUCLR share.
+
+    `Objective` describes `normalize`.
 
     Args:
-        num_samples: as in `SogCLR`, which also describes the arguments that are not described here.
-        temperature: as in `SogCLR`.
-        gamma: as in `SogCLR`.
-        gamma_rule: as in `SogCLR`.
-        alpha: as in `SogCLR`.
-        learn_temperature: as in `SogCLR`.
-        individual_temperature: whether every anchor has a temperature of its own.
-        rho: as in `SogCLR`; also of individual temperatures.
-        tau_lr: as in `ISogCLR`.
-        tau_beta: as in `ISogCLR`.
-        tau_min: as in `ISogCLR`.
-        tau_max: as in `ISogCLR`.
-        sides: as in `SogCLR`.
-        normalizer: as in `SogCLR`.
-        state_device: as in `SogCLR`.
-        state_sharding: as in `SogCLR`.
-        normalize: as in `Objective`.
+        num_samples: n, the number of pairs; indices are in [0, n).
+        temperature: tau; its initial value if temperatures are learnt.
+        gamma: weight of the new batch in the running averages, in (0, 1].
+        sides: "both", "x" (x are the anchors, y the candidates) or "y".
+        normalizer: "table" stores u_i per pair. "network" predicts it from the anchor's features: no table, and with
+            one pass over the data the average is still one over many samples. gamma may then be 0, which uses the
+            prediction alone.
+        state: where the tables are, a `StatePlacement` or a dict of its fields.
+        temperatures: learnt temperatures, a `Temperatures` or a dict of its fields.
+        average: how the running averages move, a `RunningAverage` or a dict of its fields.
 
     """
+
+    limits: Mapping[str, Range] = {**PairTables.limits, "gamma": Range(high=1.0, low_open=True)}
+    scheduled: Mapping[str, str] = {"gamma": "weight"}
+    summarized: tuple[str, ...] = ("tau",)
+    """Tables whose quantiles `summarize` returns."""
 
     def __init__(
         self,
         num_samples: int,
-        temperature: float,
-        gamma: float,
-        gamma_rule: str = "constant",
-        alpha: float = 4.0,
-        learn_temperature: bool = False,
-        individual_temperature: bool = False,
-        rho: float = 8.0,
-        tau_lr: float = 1e-3,
-        tau_beta: float = 0.9,
-        tau_min: float = 0.005,
-        tau_max: float = 0.05,
+        temperature: float = 0.03,
+        gamma: float = 0.8,
         sides: str = "both",
         normalizer: str = "table",
-        state_device: str | torch.device | None = None,
-        state_sharding: bool = False,
         normalize: bool = False,
+        state: StatePlacement | Mapping[str, Any] = StatePlacement(),
+        temperatures: Temperatures | Mapping[str, Any] = Temperatures(),
+        average: RunningAverage | Mapping[str, Any] = RunningAverage(),
     ) -> None:
         check_choice("sides", sides, SIDES)
         check_choice("normalizer", normalizer, SOURCES)
-        if learn_temperature and individual_temperature:
-            raise ValueError("learn_temperature and individual_temperature exclude each other; set one to False")
-        super().__init__(num_samples, temperature, sides, state_device, state_sharding, normalize)
-        self.gamma, self.gamma_rule, self.alpha = gamma, gamma_rule, alpha
-        self.learn_temperature, self.individual_temperature, self.rho = learn_temperature, individual_temperature, rho
-        self.tau_lr, self.tau_beta, self.tau_min, self.tau_max = tau_lr, tau_beta, tau_min, tau_max
+        super().__init__(num_samples, temperature, sides, as_record("state", state, StatePlacement()), normalize)
+        self.gamma = gamma
         self.normalizer = normalizer
+        self.temperatures = as_record("temperatures", temperatures, Temperatures())
+        self.average = as_record("average", average, RunningAverage())
         self._workspace = Workspace()
-        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if learn_temperature else None
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if self.temperatures.learnt else None
         if normalizer == "table":
             self.add_tables("log_u", -math.inf, ANCHORS)
         else:
             self.normalizer_networks = nn.ModuleDict({ANCHORS[row]: PrototypeNetwork() for row in self.active})
             for row in self.active:  # nan before the first batch
                 self.register_buffer(f"normalizer_offset_{ANCHORS[row]}", torch.tensor(math.nan))
-        if individual_temperature:
+        if self.temperatures.individual:
             self.add_tables("tau", temperature, ANCHORS)
             self.add_tables("tau_momentum", 0.0, ANCHORS)
-        StatefulObjective.check_settings(self)
-
-    def check_settings(self) -> None:
-        """Raise a ValueError if a setting is unknown or out of range."""
-        super().check_settings()
-        check_choice("gamma_rule", self.gamma_rule, GAMMA_RULES)
-        # a network's prediction may be used alone; a table would never be filled
-        check_range("gamma", self.gamma, 0, 1, low_open=self.normalizer == "table")
-        check_positive("alpha", self.alpha)
-        if self.individual_temperature:
-            check_positive("tau_min", self.tau_min)
-            check_range("tau_min", self.tau_min, 0, self.tau_max)
-            check_range("tau_lr", self.tau_lr, 0, math.inf)
-            check_range("tau_beta", self.tau_beta, 0, 1)
-        if self.learn_temperature:
-            check_range("temperature", self.temperature, *LEARNT_TAU)
+        if normalizer == "network":  # its prediction may be used alone; a table would never be filled
+            self.limits = {**self.limits, "gamma": SHARE}
+        if self.temperatures.learnt:
+            self.limits = {**self.limits, "temperature": Range(*LEARNT_TAU)}
+        for name in ("temperature", "gamma"):
+            self.limits[name].check(name, getattr(self, name))
 
     @property
     def current_temperature(self) -> float:
         """The fixed or learnt temperature, or the mean tau_i over the samples seen so far if every anchor has one."""
         if self.log_scale is not None:
             return math.exp(-self.log_scale.item())
-        if not self.individual_temperature:
+        if not self.temperatures.individual:
             return super().current_temperature
-        tables = [self.get_buffer(f"tau_{ANCHORS[row]}") for row in self.active]
-        if self.normalizer == "table":
-            tables = [
-                tau[~self.buffer(f"log_u_{ANCHORS[row]}").isneginf()]
-                for row, tau in zip(self.active, tables, strict=True)
-            ]
-        seen = torch.cat(tables)
-        return seen.double().mean().item() if len(seen) else super().current_temperature
+        seen = []
+        for row in self.active:
+            tau = self.table("tau", row)
+            seen.append(tau[~self.table("log_u", row).isneginf()] if self.normalizer == "table" else tau)
+        values = torch.cat(seen)
+        return values.double().mean().item() if len(values) else super().current_temperature
+
+    def summarize(self, rows: Tensor) -> dict[str, float]:
+        """Return quantiles of the state over rows, such as "zeta_y_q05".
+
+        If the tables are sharded, these are the rows of this process. It waits for the device.
+
+        Args:
+            rows: the rows of state that are in use, on the host.
+
+        """
+        quantiles: dict[str, float] = {}
+        for name in (f"{table}_{side}" for table in self.summarized for side in ANCHORS):
+            table = self._buffers.get(name)
+            if table is None:
+                continue
+            held = rows[rows < len(table)].to(table.device)  # process 0 holds the first rows
+            ordered = table[held].sort().values
+            for percent in QUANTILES:
+                position = round(percent / 100 * (len(ordered) - 1))
+                quantiles[f"{name}_q{percent:02d}"] = float(ordered[position])
+        return quantiles
 
     # -- what subclasses implement -------------------------------------------------------------------------------------
 
@@ -242,13 +302,16 @@ class StatefulObjective(PairTables):
         return ObjectiveOutput(loss, step.metrics)
 
     def _step(
-        self, batch: GatheredBatch, needs_gradient: bool, learns: bool
+        self,
+        batch: GatheredBatch,
+        needs_gradient: bool,
+        learns: bool,
     ) -> tuple[Tensor, tuple[Tensor, ...], Step]:
         """Return the value per side, and the gradients of this process's x and y."""
         # -- the state before the step
         rows = self.read(batch, self.tables_to_read(batch))
         temperature = self._temperature()
-        tau = rows.tables["tau"] if self.individual_temperature else temperature
+        tau = rows.tables["tau"] if self.temperatures.individual else temperature
         step = Step(batch, learns, rows, temperature, tau)
         step.zeta = self.read_zeta(step)
         step.log_own = step.zeta / -temperature
@@ -261,7 +324,10 @@ class StatefulObjective(PairTables):
         kernel = step.kernel = make_kernel(kernel_batch, self._workspace, bounded=self._is_bounded(step))
         self.check_features(batch, kernel.finite)
         step.negatives = batch.negatives()
-        step.log_scale = log_ratio(self.num_samples - 1, step.negatives)
+        if isinstance(step.negatives, float):
+            step.log_scale = math.log((self.num_samples - 1) / step.negatives)
+        else:  # finite for an anchor without negatives
+            step.log_scale = math.log(self.num_samples - 1) - step.negatives.clamp_min(1).log()
         step.log_phi = distributed.all_gather(kernel.log_sums, dim=1) + step.log_scale
         if step.predicted_normalizer is not None and self.training:
             self._fit_normalizer(step, step.predicted_normalizer)
@@ -276,7 +342,7 @@ class StatefulObjective(PairTables):
         # -- second pass: the gradient of the features, and the sums from which the other state is updated
         gradient: tuple[Tensor, ...] = ()
         learns_tau = self.log_scale is not None and learns
-        moves_tau = self.individual_temperature and self.training
+        moves_tau = self.temperatures.individual and self.training
         moves_zeta = self.moves_zeta() and self.training
         if needs_gradient or learns_tau or moves_tau or moves_zeta:
             log_weight = self._for_counted(step, step.log_scale - step.log_d, -math.inf)
@@ -295,17 +361,23 @@ class StatefulObjective(PairTables):
 
     def _values(self, step: Step) -> Tensor:
         """Return the value of each side in use, and add it to the metrics."""
-        if self.learn_temperature or self.individual_temperature:
-            values = step.tau * (step.log_d - math.log(self.num_samples - 1) + self.rho)
+        if self.temperatures.learnt or self.temperatures.individual:
+            values = step.tau * (step.log_d - math.log(self.num_samples - 1) + self.temperatures.rho)
         else:
             values = self.value(step)
         means = step.unless_alone(values, 0.0).mean(dim=1)
-        step.metrics |= {f"objective_{ANCHORS[row]}": means[row] for row in self.active}
+        for row in self.active:
+            step.metrics[f"objective_{ANCHORS[row]}"] = means[row]
         if self.log_scale is not None:
             step.metrics["scale"] = self.log_scale.detach().exp()
         return means if len(self.active) == 2 else means[self.active[0]]
 
-    def _for_counted(self, step: Step, values: Tensor, otherwise: float) -> Tensor:
+    def _for_counted(
+        self,
+        step: Step,
+        values: Tensor,
+        otherwise: float,
+    ) -> Tensor:
         """Return values (2, B), with `otherwise` for anchors without negatives and for a side that is not in use.
 
         Infinite values are replaced by the largest finite number, because 0 times infinity is not a number.
@@ -348,8 +420,8 @@ class StatefulObjective(PairTables):
         """Return log u after the step, (2, B). In eval mode, phi only replaces averages that are not known."""
         if not self.training:
             return torch.where(step.log_u.isneginf(), step.log_phi, step.log_u)
-        if self.gamma_rule == "proximal":
-            log_scale = math.log(self.alpha) - math.log(self.num_samples - 1)
+        if self.average.gamma_rule == "proximal":
+            log_scale = math.log(self.average.alpha) - math.log(self.num_samples - 1)
             log_u = proximal_log_mean(step.log_u, step.log_phi, log_scale)
         else:
             log_u = running_log_mean(step.log_u, step.log_phi, self.gamma)
@@ -360,20 +432,27 @@ class StatefulObjective(PairTables):
         if not self.training:
             # a known average may be far below that of this batch
             return step.rows.location is None and self.normalizer == "table"
-        if self.gamma_rule == "constant":
+        if self.average.gamma_rule == "constant":
             return self.gamma >= LEAST_GAMMA
         if step.log_u.device.type != "cpu":
             return False
         smallest = step.log_u.masked_fill(step.log_u.isneginf(), math.inf).min().item()
-        return smallest + math.log(self.alpha) - math.log(self.num_samples - 1) > math.log(LEAST_GAMMA)
+        return smallest + math.log(self.average.alpha) - math.log(self.num_samples - 1) > math.log(LEAST_GAMMA)
 
-    def predict(self, networks: nn.ModuleDict, owners: tuple[str, str], step: Step, frozen: bool = False) -> Tensor:
+    def predict(
+        self,
+        networks: nn.ModuleDict,
+        owners: tuple[str, str],
+        step: Step,
+        frozen: bool = False,
+    ) -> Tensor:
         """Return the mean over views of a network's output for every pair of the global batch, (2, B).
 
         In training, networks whose prototypes are not complete get the batch's, unless they are frozen. Every process
         computes the outputs of all pairs, so that the networks' gradients need no communication.
         """
-        batch, outputs = step.batch, []
+        batch = step.batch
+        outputs = []
         sides = {"x": (batch.x.detach(), batch.y.detach(), batch.views[0])}
         sides["y"] = (batch.y.detach(), batch.x.detach(), batch.views[1])
         with torch.set_grad_enabled(step.learns and self.training):
@@ -414,7 +493,12 @@ class StatefulObjective(PairTables):
             tau = self.log_scale.neg().exp()
         return tau.item() if tau.device.type == "cpu" else tau
 
-    def _learn_temperature(self, step: Step, log_weight: Tensor, grad_x: Tensor) -> None:
+    def _learn_temperature(
+        self,
+        step: Step,
+        log_weight: Tensor,
+        grad_x: Tensor,
+    ) -> None:
         """Add the term to the loss that gives log_scale its gradient.
 
         The derivative of mean_i tau (log d_i - log(n-1) + rho) with respect to tau has the terms of d_i, in which
@@ -423,7 +507,7 @@ class StatefulObjective(PairTables):
         assert self.log_scale is not None
         margins = (grad_x * step.batch.local_x).sum()
         margins = distributed.sum_over_processes(margins) / distributed.world_size() / step.temperature
-        direct = step.log_d - math.log(self.num_samples - 1) + self.rho
+        direct = step.log_d - math.log(self.num_samples - 1) + self.temperatures.rho
         direct = self._for_counted(step, direct, 0.0).sum() / step.batch.size
         gradient = direct - margins + self.zeta_moment(step, log_weight)
         step.terms.append(zero_valued(-step.temperature * gradient, self.log_scale))
@@ -431,11 +515,12 @@ class StatefulObjective(PairTables):
     def _move_temperatures(self, step: Step, moments: Tensor) -> None:
         """Update tau_i and its momentum from moments = sum_j w_ij (s_ij - s_ii)/tau_i."""
         assert isinstance(step.tau, Tensor)
-        gradient = step.log_d - math.log(self.num_samples - 1) + self.rho - moments
+        options = self.temperatures
+        gradient = step.log_d - math.log(self.num_samples - 1) + options.rho - moments
         gradient = gradient.clamp(-TAU_GRADIENT_LIMIT, TAU_GRADIENT_LIMIT)
         old = step.rows.tables["tau_momentum"]
-        momentum = step.unless_alone(old + self.tau_beta * (gradient - old), old)
-        tau = (step.tau - self.tau_lr * momentum).clamp(self.tau_min, self.tau_max)
+        momentum = step.unless_alone(old + options.tau_beta * (gradient - old), old)
+        tau = (step.tau - options.tau_lr * momentum).clamp(options.tau_min, options.tau_max)
         tau = step.unless_alone(tau, step.tau)
         step.tables |= {"tau": tau, "tau_momentum": momentum}
         step.metrics |= {f"tau_{ANCHORS[row]}": tau[row].mean() for row in self.active}
@@ -446,11 +531,58 @@ class StatefulObjective(PairTables):
         return both[:, : x.shape[1]].contiguous(), both[:, x.shape[1] :].contiguous()
 
 
-def log_ratio(pairs: int, negatives: float | Tensor) -> float | Tensor:
-    """Return log(pairs / negatives), which is finite for an anchor without negatives."""
-    if isinstance(negatives, float):
-        return math.log(pairs / negatives)
-    return math.log(pairs) - negatives.clamp_min(1).log()
+def running_log_mean(
+    log_u: Tensor,
+    log_phi: Tensor,
+    gamma: float,
+) -> Tensor:
+    """Return log((1 - gamma) u + gamma phi) element by element; an unseen sample, log u = -inf, starts at phi.
+
+    Args:
+        log_u: log of the old averages, any shape.
+        log_phi: log of the new values, the same shape.
+        gamma: weight of the new values, in [0, 1].
+
+    Returns:
+        Log of the new averages.
+
+    Example:
+        >>> running_log_mean(torch.tensor([0.0, -math.inf]), torch.tensor([3.0, 4.0]), gamma=1.0)
+        tensor([3., 4.])
+
+    """
+    log_old = log_u + (math.log1p(-gamma) if gamma < 1 else -math.inf)
+    log_new = log_phi + (math.log(gamma) if gamma > 0 else -math.inf)
+    return torch.where(log_u.isneginf(), log_phi, torch.logaddexp(log_old, log_new))
+
+
+def proximal_log_mean(
+    log_u: Tensor,
+    log_phi: Tensor,
+    log_scale: float,
+) -> Tensor:
+    """Return the running average whose weight grows with the old average: gamma = a u / (1 + a u).
+
+    This is a proximal step on the dual of log (SCENT, Wei et al. 2026). Averages that are small, of samples that are
+    far from all negatives, change slowly. The weight of the new values is at least 1e-8, so that u >= 1e-8 phi and
+    gradients stay finite.
+
+    Args:
+        log_u: log of the old averages, any shape; -inf for an unseen sample, which starts at phi.
+        log_phi: log of the new values, the same shape.
+        log_scale: log a.
+
+    Returns:
+        Log of the new averages.
+
+    Example:
+        >>> proximal_log_mean(torch.tensor([0.0]), torch.tensor([math.log(3.0)]), log_scale=0.0).exp()
+        tensor([2.])
+
+    """
+    log_odds = (log_u + log_scale).clamp(min=LOG_LEAST_ODDS)
+    mixed = torch.logaddexp(log_u + logsigmoid(-log_odds), log_phi + logsigmoid(log_odds))
+    return torch.where(log_u.isneginf(), log_phi, mixed)
 
 
 def zero_valued(slope: Tensor, variable: Tensor) -> Tensor:
@@ -463,7 +595,14 @@ class _ClosedForm(torch.autograd.Function):
     """The sum of values, whose gradients with respect to the features are already known."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, values: Tensor, grad_x: Tensor, grad_y: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(
+        ctx: Any,
+        x: Tensor,  # noqa: ARG004
+        y: Tensor,  # noqa: ARG004
+        values: Tensor,
+        grad_x: Tensor,
+        grad_y: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(grad_x, grad_y)
         return values.sum()
 
@@ -471,16 +610,9 @@ class _ClosedForm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_x, grad_y = ctx.saved_tensors
         scale = grads[0]
-        if _is_one(scale):  # as in `loss.backward()`; autograd copies if it has to
-            return grad_x, grad_y, None, None, None
+        if not scale.requires_grad and scale.device.type == "cpu":  # it can be read without a device sync
+            # a batch of gradients under vmap has several values
+            with contextlib.suppress(RuntimeError):
+                if scale.item() == 1:  # as in `loss.backward()`; autograd copies if it has to
+                    return grad_x, grad_y, None, None, None
         return scale * grad_x, scale * grad_y, None, None, None
-
-
-def _is_one(scale: Tensor) -> bool:
-    """Return True if the upstream gradient is the constant 1 and can be read without a device sync."""
-    if scale.requires_grad or scale.device.type != "cpu":
-        return False
-    try:
-        return scale.item() == 1
-    except RuntimeError:  # a batch of gradients under vmap has several values
-        return False

@@ -1,11 +1,12 @@
 """Popularity: how many queries would pick an item. `solve` finds it, `PopularityCorrection` corrects search."""
 
-from nuclr.popularity.conditional import sample_conditional
 from nuclr.popularity.correction import PopularityCorrection
 from nuclr.popularity.hubs import Hubness, chance_hubness, hubness
+from nuclr.popularity.importance_sampling import sample_conditional
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.result import Result
 from nuclr.popularity.solver import ConvergenceWarning, Solver, solve
+from nuclr.popularity.sparse import SparseOptions
 
 __all__ = [
     "ConvergenceWarning",
@@ -14,6 +15,7 @@ __all__ = [
     "Problem",
     "Result",
     "Solver",
+    "SparseOptions",
     "chance_hubness",
     "hubness",
     "sample_conditional",

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
+from nuclr.arrays import Rows
 from nuclr.popularity.cells import Cell, Draws, draw_rows
 from nuclr.popularity.kernel import LOG2_E, State, own_rows
 from nuclr.popularity.problem import Problem
-from nuclr.popularity.rows import Rows
 
 TILE = 2**21  # scores per tile: fit into a CPU cache
 DRIFT = 12.0  # largest change of the logits of a kept block
@@ -46,10 +46,19 @@ class CellSums:
         size: int,
         keep: bool,
     ) -> None:
-        self.many, self.few, self.temperature, self.keep = many, few, temperature, keep
-        self.cells, self.draws, self.size = cells, draws, min(size, len(few))
+        self.many = many
+        self.few = few
+        self.temperature = temperature
+        self.keep = keep
+        self.cells = cells
+        self.draws = draws
+        self.size = min(size, len(few))
         self.reference: Tensor | None = None
-        self.kept = torch.empty(0, dtype=KEPT, device=few.device)
+        self.kept = torch.empty(
+            0,
+            dtype=KEPT,
+            device=few.device,
+        )
         self.top = torch.empty(0)
 
     def log_sums(self, q: Tensor) -> Tensor:
@@ -87,7 +96,12 @@ class CellSums:
         self.reference = q
         for (rows, index, log_weight), kept in zip(self._samples(), self._blocks(), strict=True):
             shift = (q[index] + log_weight).to(self.many.dtype)
-            block = torch.addmm(shift, self.many[rows], self.few[index].T, alpha=1 / self.temperature)
+            block = torch.addmm(
+                shift,
+                self.many[rows],
+                self.few[index].T,
+                alpha=1 / self.temperature,
+            )
             top = block.amax(dim=1)
             kept.copy_(block.sub_(top[:, None]).mul_(LOG2_E).exp2_())
             self.top[rows] = top.to(q)
@@ -132,7 +146,12 @@ class CellKernel:
         log_q = self.columns.log_sums(p.a.log() - log_z) + self.column_shift
         return _state(zeta, log_q - zeta / p.temperature, log_z)
 
-    def correct(self, fine: "CellKernel", zeta: Tensor, seed: int) -> tuple[State, Tensor, Tensor]:
+    def correct(
+        self,
+        fine: "CellKernel",
+        zeta: Tensor,
+        seed: int,
+    ) -> tuple[State, Tensor, Tensor]:
         """Set the shifts such that this kernel agrees at zeta with one that has larger samples.
 
         Args:
@@ -145,7 +164,8 @@ class CellKernel:
 
         """
         p = self.problem
-        log_b, log_a = p.b.log() - zeta / p.temperature, p.a.log()
+        log_b = p.b.log() - zeta / p.temperature
+        log_a = p.a.log()
         log_z, noise_z = fine.rows.noise(log_b, seed)
         self.row_shift = log_z - self.rows.log_sums(log_b)
         log_q, noise_c = fine.columns.noise(log_a - log_z, seed + 1)
@@ -173,7 +193,9 @@ def make_kernels(
         The kernels.
 
     """
-    x, y, tau = problem.x, problem.y, problem.temperature
+    x = problem.x
+    y = problem.y
+    tau = problem.temperature
     assert isinstance(x, Rows) and isinstance(y, Rows)
     zeta, log_z = potentials
     of_x, of_y = (part[own_rows(len(part))] for part in cells)
@@ -192,13 +214,21 @@ def make_kernels(
     return fine, coarse
 
 
-def _state(zeta: Tensor, log_c: Tensor, log_z: Tensor) -> State:
+def _state(
+    zeta: Tensor,
+    log_c: Tensor,
+    log_z: Tensor,
+) -> State:
     log_c = log_c - log_c.mean()  # the estimates need not conserve mass, and zeta is defined up to a constant
     return State(zeta, log_c, log_z, torch.ones_like(zeta), float(log_c.norm()))
 
 
 def log_sums(
-    many: Rows | Tensor, few: Tensor, temperature: float, log_weight: Tensor, noise: Tensor | None = None
+    many: Rows | Tensor,
+    few: Tensor,
+    temperature: float,
+    log_weight: Tensor,
+    noise: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log sum_j exp(<many_i, few_j>/tau + log_weight_j) safely at any scale, and the noise relative to the sum.
 
@@ -214,15 +244,31 @@ def log_sums(
 
     """
     shift = log_weight.to(few)
-    factors = torch.ones(len(few), 1 + (noise is not None), dtype=few.dtype, device=few.device)
+    factors = torch.ones(
+        len(few),
+        1 + (noise is not None),
+        dtype=few.dtype,
+        device=few.device,
+    )
     if noise is not None:
         factors[:, 1] = noise
-    out = torch.empty(len(many), 2, dtype=torch.float64, device=few.device)
+    out = torch.empty(
+        len(many),
+        2,
+        dtype=torch.float64,
+        device=few.device,
+    )
     height = max(1, TILE // max(1, len(few)))
     buffer = few.new_empty(min(height, len(many)), len(few))
     for start in range(0, len(many), height):
         rows = slice(start, min(start + height, len(many)))
-        block = torch.addmm(shift, many[rows], few.T, alpha=1 / temperature, out=buffer[: rows.stop - start])
+        block = torch.addmm(
+            shift,
+            many[rows],
+            few.T,
+            alpha=1 / temperature,
+            out=buffer[: rows.stop - start],
+        )
         top = block.amax(dim=1)
         sums = block.sub_(top[:, None]).mul_(LOG2_E).exp2_() @ factors
         out[rows, 0] = top.to(out) + sums[:, 0].to(out).log()

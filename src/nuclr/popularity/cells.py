@@ -16,16 +16,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nuclr.arrays import BLOCK, Rows
 from nuclr.popularity.kernel import LOG2_E
-from nuclr.popularity.rows import READ, Rows
 from nuclr.popularity.sampling import draw_uniform, log_priority_weight, priority_sample
 
-MOST_ROWS, LEAST_ROWS = 100, 8  # per cell, on average
+# Numbers per cell, on average
+MOST_ROWS = 100
+LEAST_ROWS = 8
 DRAWN_PER_ROW = 20  # rows drawn per row of a cell: a small sample must not be shared by many
 MOST_CENTERS = 8192  # of all cells of a side
 MOST_PARTS = 8  # centers per cell
 LARGEST_CELL = 512  # rows; a larger cell is cut
-KMEANS_STEPS, PART_STEPS = 5, 3
+KMEANS_STEPS = 5
+PART_STEPS = 3
 KMEANS_POINTS = 2**17
 UNIFORM = 0.05  # share of the sample drawn without regard to the centers, which bounds the weights
 LEAST_TERM = 1e-3  # times the mean term: bounds the weights of the second step
@@ -57,8 +60,18 @@ class Draws:
 
     """
 
-    def __init__(self, cells: int, count: int, like: Tensor) -> None:
-        self.index = torch.empty(cells, count, dtype=torch.int32, device=like.device)
+    def __init__(
+        self,
+        cells: int,
+        count: int,
+        like: Tensor,
+    ) -> None:
+        self.index = torch.empty(
+            cells,
+            count,
+            dtype=torch.int32,
+            device=like.device,
+        )
         self.log_weight, self.size, self.priority = (like.new_empty(cells, count) for _ in range(3))
 
     def first(self, cell: int, count: int) -> tuple[Tensor, Tensor]:
@@ -68,14 +81,18 @@ class Draws:
         return index, weight[order]
 
 
-def make_cells(features: Rows, size: int, generator: torch.Generator) -> list[Cell]:
+def make_cells(
+    features: Rows,
+    size: int,
+    generator: torch.Generator,
+) -> list[Cell]:
     """Group rows into cells of similar features, for each of which `size` rows will be drawn."""
     rows_per_cell = max(LEAST_ROWS, min(MOST_ROWS, size // DRAWN_PER_ROW))
     count = max(1, min(len(features) // rows_per_cell, MOST_CENTERS))
     parts = max(1, min(MOST_PARTS, MOST_CENTERS // count))
     points = torch.randperm(len(features), generator=generator)[: min(32 * count, KMEANS_POINTS)].sort().values
     centers = kmeans(features[points.to(features.device)], count, KMEANS_STEPS, generator)
-    home = torch.cat([nearest_center(features[rows], centers) for rows in features.tiles(READ)])
+    home = torch.cat([nearest_center(features[rows], centers) for rows in features.tiles(BLOCK)])
     members = torch.split(home.argsort(stable=True), torch.bincount(home, minlength=count).tolist())
     cut = [rows for cell in members for rows in torch.split(cell, LARGEST_CELL) if len(rows)]
     return [_make_cell(rows, features[rows], parts, generator) for rows in cut]
@@ -125,7 +142,14 @@ def draw_rows(
             cell = cells[number]
             predicted = predicted.mul_((1 - UNIFORM) / predicted.sum()).add_(uniform_share)
             generator.manual_seed(seed + int(cell.rows[0]))
-            first = int(torch.randint(len(few), (), generator=generator, device=shift.device))
+            first = int(
+                torch.randint(
+                    len(few),
+                    (),
+                    generator=generator,
+                    device=shift.device,
+                )
+            )
             index, sizes, priority = priority_sample(predicted, searched, random[first : first + len(few)], threshold)
             threshold = GUESS * float(priority[-1])
             index, order = index[:searched].sort()
@@ -133,16 +157,27 @@ def draw_rows(
             term = _terms(many[cell.rows], few[index], temperature, shift[index] + weight, buffer)
             uniform = draw_uniform(len(term), term, generator)
             chosen, draws.size[number], draws.priority[number] = priority_sample(term, size, uniform)
-            draws.index[number], draws.log_weight[number] = index[chosen], weight[chosen]
+            draws.index[number] = index[chosen]
+            draws.log_weight[number] = weight[chosen]
     return draws
 
 
-def _predict(cells: list[Cell], few: Rows, temperature: float, shift: Tensor) -> Iterator[Tensor]:
+def _predict(
+    cells: list[Cell],
+    few: Rows,
+    temperature: float,
+    shift: Tensor,
+) -> Iterator[Tensor]:
     """Yield, per cell, the predicted share of each row of the other side in the sums of the cell's rows, (m,)."""
     centers = torch.cat([cell.centers for cell in cells]) / temperature
     block = centers.new_empty(len(centers), len(few))
-    for rows in few.tiles(READ):
-        torch.addmm(shift[rows], centers, few[rows].T, out=block[:, rows])
+    for rows in few.tiles(BLOCK):
+        torch.addmm(
+            shift[rows],
+            centers,
+            few[rows].T,
+            out=block[:, rows],
+        )
     block.sub_(block.amax(dim=1, keepdim=True)).exp_()
     factor = torch.cat([cell.shares for cell in cells]).sqrt_() / block.sum(dim=1)
     for own, scale in zip(
@@ -151,16 +186,33 @@ def _predict(cells: list[Cell], few: Rows, temperature: float, shift: Tensor) ->
         yield own[0].mul_(scale) if len(own) == 1 else torch.linalg.vector_norm(own.mul_(scale[:, None]), dim=0)
 
 
-def _terms(many: Tensor, few: Tensor, temperature: float, shift: Tensor, buffer: Tensor) -> Tensor:
+def _terms(
+    many: Tensor,
+    few: Tensor,
+    temperature: float,
+    shift: Tensor,
+    buffer: Tensor,
+) -> Tensor:
     """Return the root mean square, over the rows of a cell, of each term's share in the sum, (len(few),)."""
     block = buffer[: len(many) * len(few)].view(len(many), len(few))
-    torch.addmm(shift, many, few.T, alpha=1 / temperature, out=block)
+    torch.addmm(
+        shift,
+        many,
+        few.T,
+        alpha=1 / temperature,
+        out=block,
+    )
     block.sub_(block.amax(dim=1, keepdim=True)).mul_(LOG2_E).exp2_()
     factor = block.sum(dim=1).square_().mul_(len(many)).reciprocal_()
     return (factor @ block.square_()).sqrt_().clamp_min_(LEAST_TERM / len(few))
 
 
-def _make_cell(rows: Tensor, features: Tensor, parts: int, generator: torch.Generator) -> Cell:
+def _make_cell(
+    rows: Tensor,
+    features: Tensor,
+    parts: int,
+    generator: torch.Generator,
+) -> Cell:
     centers = kmeans(features, min(parts, len(rows)), PART_STEPS, generator) if parts > 1 else features[:1]
     home = nearest_center(features, centers)
     count = torch.bincount(home, minlength=len(centers))
@@ -169,7 +221,12 @@ def _make_cell(rows: Tensor, features: Tensor, parts: int, generator: torch.Gene
     return Cell(rows, sums[kept] / count[kept, None], count[kept].to(features) / len(rows))
 
 
-def kmeans(points: Tensor, count: int, steps: int, generator: torch.Generator) -> Tensor:
+def kmeans(
+    points: Tensor,
+    count: int,
+    steps: int,
+    generator: torch.Generator,
+) -> Tensor:
     """Return centers of groups of similar unit vectors, as unit vectors, (count, d)."""
     centers = points[torch.randperm(len(points), generator=generator)[:count].to(points.device)]
     for _ in range(steps):

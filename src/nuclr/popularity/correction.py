@@ -42,15 +42,26 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from nuclr.arrays import (
+    NORM_TOLERANCE,
+    Features,
+    Integers,
+    Rows,
+    Vector,
+    as_features,
+    as_positive,
+    as_rows,
+    as_vector,
+    checked_rows,
+    evenly_spaced,
+)
 from nuclr.errors import UserError
 from nuclr.files import write_atomically
-from nuclr.popularity.default_temperature import default_temperature, score_std
+from nuclr.popularity.defaults import default_strength, default_temperature, score_std, zeta_reliability
+from nuclr.popularity.hubs import nearest, reciprocal_ranks
 from nuclr.popularity.kernel import log_column_sums
-from nuclr.popularity.neighbors import nearest
-from nuclr.popularity.problem import NORM_TOLERANCE, Array, Indices, Problem, Vector, as_positive, as_tensor, as_vector
-from nuclr.popularity.reliability import default_strength, zeta_reliability
+from nuclr.popularity.problem import Problem
 from nuclr.popularity.solver import EXACT_SCORES, solve
-from nuclr.popularity.tiles import feature_tiles, matrix_size, sample_rows
 
 Metric = Literal["ip", "cosine", "l2"]
 
@@ -145,11 +156,11 @@ class PopularityCorrection:
 
     def fit(
         self,
-        queries: Array,
-        candidates: Array | None = None,
+        queries: Features,
+        candidates: Features | None = None,
         *,
-        pairs: tuple[Array, Array, Indices] | None = None,
-        exclude: Indices | None = None,
+        pairs: tuple[Features, Features, Integers] | None = None,
+        exclude: Integers | None = None,
         query_weight: Vector | None = None,
         candidate_weight: Vector | None = None,
         transductive: bool = False,
@@ -194,8 +205,9 @@ class PopularityCorrection:
         """
         _check_options(options)
         self.temperature, self.strength = self._asked
-        width = matrix_size("queries", queries)[1]
-        bank, rows = sample_rows("queries", queries, self.bank_size, self.normalize, HINT)
+        self._bank = None  # so that features of another width than those of an earlier fit are accepted
+        rows = evenly_spaced(len(queries), self.bank_size)
+        bank = self._rows("queries", queries)[rows]
         mass = None
         if query_weight is not None:
             mass = as_vector("query_weight", query_weight, len(queries))[rows]
@@ -204,7 +216,10 @@ class PopularityCorrection:
         if len(bank) < 2:
             what = "1 row" if len(queries) == 1 else "only equal rows"
             raise ValueError(f"queries has {what}; a bank needs at least two queries")
-        self._bank, self._mass, self._log_z, self._transductive = bank, mass, None, transductive
+        self._bank = bank
+        self._mass = mass
+        self._log_z = None
+        self._transductive = transductive
         self._options = {"tolerance": TOLERANCE} | options
         if candidates is None:
             if candidate_weight is not None:
@@ -212,9 +227,8 @@ class PopularityCorrection:
             if pairs is not None:
                 candidates = pairs[1]
         if candidates is not None:
-            if matrix_size("candidates", candidates)[1] != width:
-                raise ValueError(f"queries has {width} columns and candidates {candidates.shape[1]}; they must match")
-            chosen, rows = sample_rows("candidates", candidates, self.bank_size, self.normalize, HINT)
+            rows = evenly_spaced(len(candidates), self.bank_size)
+            chosen = self._rows("candidates", candidates)[rows]
             if candidate_weight is not None:
                 candidate_weight = as_vector("candidate_weight", candidate_weight, len(candidates))[rows]
             if pairs is None or None not in self._asked:
@@ -233,8 +247,8 @@ class PopularityCorrection:
         if self.temperature is None:
             self.temperature = self._default_temperature(candidates)
         result = solve(
-            self._bank,
-            candidates,
+            checked_rows(self._bank),
+            checked_rows(candidates),
             temperature=self.temperature,
             x_weight=self._mass,
             y_weight=weight,
@@ -242,7 +256,9 @@ class PopularityCorrection:
             **self._options,
         )
         assert result.problem.x is not None
-        self._bank, self._mass, self._log_z = result.problem.x[:], result.problem.a, result.log_z
+        self._bank = result.problem.x[:]
+        self._mass = result.problem.a
+        self._log_z = result.log_z
         if self.strength is None:
             self.strength = DEFAULT_STRENGTH
             if by_default:
@@ -260,22 +276,26 @@ class PopularityCorrection:
         assert self._bank is not None
         if self._transductive:
             return TRANSDUCTIVE_FACTOR * score_std(self._bank, candidates)
-        queries, weight = self._bank, self._mass
+        queries = self._bank
+        weight = self._mass
         if weight is not None:
-            queries, weight = queries[weight > 0], weight[weight > 0]
+            queries = queries[weight > 0]
+            weight = weight[weight > 0]
         return default_temperature(queries, candidates, weight, self.strength)
 
     def _tune(
         self,
         candidates: Tensor,
         weight: Vector | None,
-        queries: Array,
-        gallery: Array,
-        links: Indices,
-        exclude: Indices | None,
+        queries: Features,
+        gallery: Features,
+        links: Integers,
+        exclude: Integers | None,
     ) -> None:
         """Choose temperature and strength on labeled pairs."""
         assert self._bank is not None
+        asked = self._rows("queries", queries)
+        items = self._rows("gallery", gallery)
         temperature, strength = self._asked
         depth = min(TUNING_DEPTH, len(gallery) - (exclude is not None))
         scale = score_std(self._bank, candidates)
@@ -286,17 +306,19 @@ class PopularityCorrection:
 
         def measure(settings: Iterable[float]) -> None:
             assert self.temperature is not None
-            log_z[self.temperature], zeta = self._log_z, self._zeta("gallery", gallery)
+            log_z[self.temperature] = self._log_z
+            zeta = self._zeta(items)
             for factor in settings:
-                _, rows = nearest(queries, gallery, depth, factor * zeta, exclude, normalize=self.normalize, hint=HINT)
-                found[self.temperature, factor] = reciprocal_ranks(rows, links, len(gallery))
+                _, rows = nearest(asked, items, depth, factor * zeta, exclude)
+                found[self.temperature, factor] = reciprocal_ranks(rows, links, len(items))
 
         self._solve(candidates, weight)
         assert self.temperature is not None and self.strength is not None
         first = self.temperature, self.strength
         measure([self.strength])
         for tried in temperatures:
-            self.temperature, self.strength = tried, DEFAULT_STRENGTH
+            self.temperature = tried
+            self.strength = DEFAULT_STRENGTH
             self._solve(candidates, weight)
             measure(strengths)
         best = max(found, key=lambda setting: float(found[setting].mean()))
@@ -309,7 +331,7 @@ class PopularityCorrection:
 
     # -- using it ------------------------------------------------------------------------------------------------------
 
-    def bias(self, gallery: Array, *, center: bool = True) -> Tensor:
+    def bias(self, gallery: Features, *, center: bool = True) -> Tensor:
         """Return the bias to subtract from the scores of each item.
 
         Args:
@@ -324,29 +346,48 @@ class PopularityCorrection:
             ValueError: If the correction is not fitted, or features have a wrong type, shape or norm.
 
         """
-        zeta = self._zeta("gallery", gallery)
+        zeta = self._zeta(self._rows("gallery", gallery))
         assert self.strength is not None
         bias = self.strength * (zeta - zeta.mean() if center else zeta)
         return bias.to(self._dtype)
 
-    def _check_width(self, name: str, value: Array) -> None:
-        width = matrix_size(name, value)[1]
-        if self._bank is not None and width != self._bank.shape[1]:
-            raise ValueError(f"{name} has {width} columns; the bank has {self._bank.shape[1]}")
+    def _rows(self, name: str, value: Features) -> Rows:
+        """Check features: their values, and that their width is the bank's."""
+        rows = as_rows(
+            name,
+            value,
+            "normalize" if self.normalize else "unit",
+            width=self.dimensions,
+            hint=HINT,
+        )
+        if not len(rows):
+            raise ValueError(f"{name} has no rows")
+        return rows
 
-    def _zeta(self, name: str, gallery: Array) -> Tensor:
+    def _zeta(self, gallery: Rows) -> Tensor:
         """Return zeta of each item in float64, with the constant of the fit, and solve first if that is still due."""
         if self._bank is None:
             raise ValueError("the correction is not fitted; call fit(queries, candidates) first")
-        self._check_width(name, gallery)
         if self._log_z is None:
-            self._solve(sample_rows(name, gallery, self.bank_size, self.normalize, HINT)[0])
+            self._solve(gallery[evenly_spaced(len(gallery), self.bank_size)])
         assert self._log_z is not None and self._mass is not None and self.temperature is not None
         zeta = []
-        for _, features in feature_tiles(name, gallery, self.normalize, hint=HINT):
+        for _, features in gallery.blocks():
             y = features.to(self._bank)
-            ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
-            problem = Problem(self.temperature, self._mass, ones, self._bank.dtype, self._bank, y, exclude_copies=True)
+            ones = torch.ones(
+                len(y),
+                dtype=torch.float64,
+                device=y.device,
+            )
+            problem = Problem(
+                self.temperature,
+                self._mass,
+                ones,
+                self._bank.dtype,
+                self._bank,
+                y,
+                exclude_copies=True,
+            )
             zeta.append(self.temperature * log_column_sums(problem, torch.zeros_like(ones), self._log_z))
         return torch.cat(zeta)
 
@@ -355,7 +396,7 @@ class PopularityCorrection:
         assert self._bank is not None
         return self._bank.dtype
 
-    def gallery(self, vectors: Array, metric: Metric = "ip") -> Tensor:
+    def gallery(self, vectors: Features, metric: Metric = "ip") -> Tensor:
         """Return the items with the coordinates that correct the ranking of an index.
 
         Items that are added to the index later need no other call, and rows that are in the index stay valid.
@@ -374,10 +415,11 @@ class PopularityCorrection:
 
         """
         check_metric(metric)
-        zeta = self._zeta("vectors", vectors)
+        rows = self._rows("vectors", vectors)
+        zeta = self._zeta(rows)
         assert self.strength is not None
         bias = (self.strength * zeta).to(self._dtype).double()  # equal to `bias`, bit for bit
-        features = torch.cat([block for _, block in feature_tiles("vectors", vectors, self.normalize, hint=HINT)])
+        features = rows[:]
         bias = bias.to(features.device)
         if metric == "ip":
             return torch.cat([features, -bias[:, None].to(features)], dim=1)
@@ -402,11 +444,12 @@ class PopularityCorrection:
         log_weight = self._mass.log() - self._log_z
         level = self.temperature * float(log_weight.logsumexp(dim=0))
         mean = log_weight.softmax(dim=0) @ self._bank.double()
-        low, high = level - (1 + NORM_TOLERANCE) * float(mean.norm()), level + LARGEST_SCORE
+        low = level - (1 + NORM_TOLERANCE) * float(mean.norm())
+        high = level + LARGEST_SCORE
         margin = 1e-3 * (high - low)  # the bias itself is computed with rounding
         return self.strength * (low - margin), self.strength * (high + margin)
 
-    def queries(self, queries: Array, metric: Metric = "ip") -> Tensor:
+    def queries(self, queries: Features, metric: Metric = "ip") -> Tensor:
         """Return queries for an index that holds the rows of `gallery`.
 
         Args:
@@ -425,9 +468,8 @@ class PopularityCorrection:
 
         """
         check_metric(metric)
-        self._check_width("queries", queries)
         added = {"ip": (1.0,), "l2": (0.0,), "cosine": (1.0, 0.0)}[metric]
-        features = torch.cat([block for _, block in feature_tiles("queries", queries, self.normalize, hint=HINT)])
+        features = self._rows("queries", queries)[:]
         return torch.cat([features, features.new_tensor(added).expand(len(features), -1)], dim=1)
 
     # -- files ---------------------------------------------------------------------------------------------------------
@@ -445,7 +487,11 @@ class PopularityCorrection:
         """
         if self._bank is None or self._mass is None or self._log_z is None:
             raise ValueError(f"{self!r} cannot be saved; call fit(queries, candidates) first")
-        tensors = {"queries": self._bank, "mass": self._mass, "log_z": self._log_z}
+        tensors = {
+            "queries": self._bank,
+            "mass": self._mass,
+            "log_z": self._log_z,
+        }
         settings = {
             "temperature": self.temperature,
             "strength": self.strength,
@@ -489,7 +535,7 @@ class PopularityCorrection:
                 settings = json.loads(metadata[FORMAT])
                 tensors = {name: file.get_tensor(name) for name in ("queries", "mass", "log_z")}
             fix = cls(**settings)
-            fix._bank = torch.cat([block for _, block in feature_tiles("queries", tensors["queries"], False)])
+            fix._bank = as_features("queries", tensors["queries"])
             size = len(fix._bank)
             fix._mass, fix._log_z = (as_vector(name, tensors[name], size) for name in ("mass", "log_z"))
             if None in fix._asked or bool((fix._mass < 0).any()) or not bool(fix._mass.sum() > 0):
@@ -507,7 +553,11 @@ def distinct_rows(features: Tensor) -> Tensor:
         [0, 1]
 
     """
-    _, number = torch.unique(features, dim=0, return_inverse=True)
+    _, number = torch.unique(
+        features,
+        dim=0,
+        return_inverse=True,
+    )
     rows = torch.arange(len(features), device=features.device)
     first = torch.full_like(rows, len(rows)).scatter_reduce_(0, number, rows, "amin")
     return first[first < len(rows)].sort().values
@@ -532,35 +582,3 @@ def check_metric(metric: str) -> None:
     """Raise a ValueError if a metric is unknown."""
     if metric not in get_args(Metric):
         raise ValueError(f"metric={metric!r}; allowed: {', '.join(map(repr, get_args(Metric)))}")
-
-
-def reciprocal_ranks(rows: Tensor, links: Indices, gallery: int) -> Tensor:
-    """Return 1 / rank of the first right answer per query that has one; 0 if it is not in the list.
-
-    Args:
-        rows: Rows of the gallery that each query finds, best first, (n_queries, k).
-        links: Rows (query, right answer), (n, 2).
-        gallery: Number of items in the gallery.
-
-    Returns:
-        (number of queries with a right answer,) float64.
-
-    Raises:
-        ValueError: If `links` has a wrong shape or names a row that does not exist.
-
-    Example:
-        >>> reciprocal_ranks(torch.tensor([[4, 2], [1, 3]]), [[0, 2], [1, 0]], gallery=5).tolist()
-        [0.5, 0.0]
-
-    """
-    pairs = as_tensor("links", links, lists=True)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs) or pairs.is_floating_point():
-        raise ValueError(f"links has shape {tuple(pairs.shape)}; needs integers (n, 2), rows (query, right answer)")
-    pairs = pairs.long().to(rows.device)
-    if bool((pairs < 0).any()) or bool((pairs.amax(dim=0) >= pairs.new_tensor([len(rows), gallery])).any()):
-        raise ValueError(f"links names a row outside of the {len(rows)} queries or the {gallery} items of the gallery")
-    right = torch.isin(
-        torch.arange(len(rows), device=rows.device)[:, None] * gallery + rows, pairs @ pairs.new_tensor([gallery, 1])
-    )
-    position = torch.where(right.any(dim=1), 1 + right.int().argmax(dim=1), math.inf)
-    return (1 / position.double())[torch.unique(pairs[:, 0])]

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import Array, Indices, Vector, as_matrix, as_tensor, as_vector, check_norms
-from nuclr.stacked import Stacked
+from nuclr.arrays import Features, Integers, Norms, Vector, as_integers, as_links, as_rows, as_vector
 
-ANCHORS, CANDIDATES = 2048, 8192  # of a tile: 64 MiB of float32 scores
+# Rows of a tile: 64 MiB of float32 scores
+ANCHORS = 2048
+CANDIDATES = 8192
 ROUNDING = 1e-5  # rounding may give a copy of the own caption a score higher by this much
 
 
@@ -50,12 +51,12 @@ class FalseNegatives:
 
 
 def false_negatives(
-    x: Array,
-    y: Array,
-    links: Indices,
+    x: Features,
+    y: Features,
+    links: Integers,
     popularity: Vector,
     count: int,
-    anchors: Indices | None = None,
+    anchors: Integers | None = None,
     *,
     normalize: bool = False,
 ) -> FalseNegatives:
@@ -84,13 +85,13 @@ def false_negatives(
         ([0, 1], [1, 0])
 
     """
-    x, y = (value if isinstance(value, Stacked) else as_matrix(name, value) for name, value in (("x", x), ("y", y)))
-    own_pairs = as_tensor("links", links, lists=True)
-    if own_pairs.ndim != 2 or own_pairs.shape[1] != 2 or not len(own_pairs):
-        raise ValueError(f"links has shape {tuple(own_pairs.shape)}; needs (n, 2), rows (row of x, row of y)")
+    norms: Norms = "normalize" if normalize else "any"
+    x = as_rows("x", x, norms, torch.float32)
+    y = as_rows("y", y, norms, torch.float32)
+    own_pairs = as_links("links", links, len(x), len(y))
     weight = as_vector("popularity", popularity, len(y))
     own_pairs = own_pairs[torch.argsort(own_pairs[:, 0], stable=True)]
-    rows = torch.unique(own_pairs[:, 0] if anchors is None else as_tensor("anchors", anchors, lists=True))
+    rows = torch.unique(own_pairs[:, 0] if anchors is None else as_integers("anchors", anchors, None))
     starts = torch.searchsorted(own_pairs[:, 0].contiguous(), torch.arange(len(x) + 1))
     parts: list[tuple[Tensor, ...]] = []
     anchors_with_any = 0
@@ -99,13 +100,14 @@ def false_negatives(
         row = torch.repeat_interleave(torch.arange(len(tile)), counts)
         first = torch.repeat_interleave(starts[tile] - (counts.cumsum(0) - counts), counts)
         partner = own_pairs[first + torch.arange(len(row)), 1]
-        queries = _read("x", x, tile, normalize)
-        best, own = _best_own(queries, _read("y", y, partner, normalize), row, partner)
-        strength, score = torch.full((len(tile),), -torch.inf), torch.zeros(len(tile))
-        candidate, any_found = torch.zeros(len(tile), dtype=torch.long), torch.zeros(len(tile), dtype=torch.bool)
-        for start in range(0, len(y), CANDIDATES):
-            block = slice(start, min(start + CANDIDATES, len(y)))
-            scores = queries @ _read("y", y, block, normalize).T
+        queries = x[tile]
+        best, own = _best_own(queries, y[partner], row, partner)
+        strength = torch.full((len(tile),), -torch.inf)
+        score = torch.zeros(len(tile))
+        candidate = torch.zeros(len(tile), dtype=torch.long)
+        any_found = torch.zeros(len(tile), dtype=torch.bool)
+        for block, candidates in y.blocks(CANDIDATES):
+            scores = queries @ candidates.T
             false = (scores - best[:, None] > ROUNDING) & torch.isfinite(best)[:, None]
             inside = (partner >= block.start) & (partner < block.stop)
             false[row[inside], partner[inside] - block.start] = False
@@ -122,7 +124,11 @@ def false_negatives(
     strength, anchor, candidate, own, score, own_score = (torch.cat(part) for part in zip(*parts, strict=True))
     kept: list[int] = []
     used: set[int] = set()
-    for k in torch.argsort(strength, descending=True, stable=True).tolist():
+    for k in torch.argsort(
+        strength,
+        descending=True,
+        stable=True,
+    ).tolist():
         if len(kept) == count or strength[k] == -torch.inf:
             break
         if int(candidate[k]) not in used:
@@ -132,13 +138,12 @@ def false_negatives(
     return FalseNegatives(anchor[kept], candidate[kept], own[kept], score[kept], own_score[kept], share, len(rows))
 
 
-def _read(name: str, features: Tensor | Stacked, rows: Tensor | slice, normalize: bool) -> Tensor:
-    """Return some rows as float32."""
-    part = as_matrix(name, features[rows]).float()
-    return check_norms(name, part, "normalize" if normalize else "any")
-
-
-def _best_own(queries: Tensor, partners: Tensor, row: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
+def _best_own(
+    queries: Tensor,
+    partners: Tensor,
+    row: Tensor,
+    partner: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return the best score of each anchor with its own candidates, -inf without any, and the candidate.
 
     Args:

@@ -1,4 +1,4 @@
-"""Hubness of a search: how unequally often the items of a gallery are found.
+"""Exact search, and its hubness: how unequally often the items of a gallery are found.
 
 N_k of an item is the number of queries that have it among their first k. Its mean is k n_queries / n_gallery. A *hub*
 has an N_k far above the mean; an item with N_k = 0 is never found. The skewness of N_k over the gallery is the usual
@@ -7,8 +7,12 @@ measure of hubness (Radovanović et al., "Hubs in space", 2010): 0 for a symmetr
 Random results are not even either. If each query finds k items at random, N_k is binomial with n_queries trials of
 probability k / n_gallery, and its skewness is about 1 / sqrt(mean): 0.2 if items are found 20 times on average, but 3
 if they are found 0.1 times. So compare each measure with its value by chance (`chance_hubness`).
+
+Scores are computed in tiles, and only k results per query are kept. The gallery may be a memory-mapped array: it is
+read in blocks of rows, once per block of queries.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,9 +20,140 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.popularity.correction import reciprocal_ranks
-from nuclr.popularity.neighbors import nearest
-from nuclr.popularity.problem import Array, Indices
+from nuclr.arrays import (
+    NORMALIZE,
+    Features,
+    Integers,
+    Norms,
+    Vector,
+    as_integers,
+    as_links,
+    as_rows,
+    as_vector,
+)
+
+# Rows of a tile: 128 MiB of float32 scores
+QUERY_ROWS = 2048
+GALLERY_ROWS = 16_384
+
+
+@torch.no_grad()
+def nearest(
+    queries: Features,
+    gallery: Features,
+    k: int,
+    bias: Vector | None = None,
+    exclude: Integers | None = None,
+    *,
+    normalize: bool = False,
+    hint: str = NORMALIZE,
+) -> tuple[Tensor, Tensor]:
+    """Find the k candidates with the highest score minus bias for every query.
+
+    Args:
+        queries: Features, (n_queries, d), unit norm.
+        gallery: Features of the candidates, (n_gallery, d), unit norm.
+        k: Number of candidates per query.
+        bias: Subtracted from the scores of each candidate, (n_gallery,).
+        exclude: Per query, the row of the gallery that it must not find, (n_queries,); -1 for none. If the queries are
+            the gallery itself, pass `range(n)` as an array, so that no item finds itself.
+        normalize: Scale all features to unit norm first.
+        hint: How the caller's user asks for it, for the message.
+
+    Returns:
+        Scores minus bias, (n_queries, k), highest first, and the rows of the candidates, (n_queries, k) int64.
+
+    Raises:
+        ValueError: If an argument has a wrong type, shape or value.
+
+    Example:
+        >>> scores, rows = nearest(torch.eye(3), torch.eye(3), k=1, bias=torch.tensor([0.0, 2.0, 0.0]))
+        >>> rows[:, 0].tolist()
+        [0, 0, 2]
+
+    """
+    norms: Norms = "normalize" if normalize else "unit"
+    queries = as_rows(
+        "queries",
+        queries,
+        norms,
+        hint=hint,
+    )
+    gallery = as_rows(
+        "gallery",
+        gallery,
+        norms,
+        width=queries.shape[1],
+        hint=hint,
+    )
+    most = len(gallery) - (exclude is not None)
+    if not 1 <= k <= most:
+        raise ValueError(f"k={k}; allowed: 1 to {most}, the number of candidates that a query can find")
+    subtracted = None if bias is None else as_vector("bias", bias, len(gallery))
+    excluded = None if exclude is None else as_integers("exclude", exclude, len(queries))
+    scores = torch.empty(
+        len(queries),
+        k,
+        dtype=queries.dtype,
+        device=queries.device,
+    )
+    rows = torch.empty(
+        len(queries),
+        k,
+        dtype=torch.long,
+        device=queries.device,
+    )
+    for query_rows, block in queries.blocks(QUERY_ROWS):
+        best = block.new_empty(len(block), 0)
+        best_rows = rows.new_empty(len(block), 0)
+        for gallery_rows, candidates in gallery.blocks(GALLERY_ROWS):
+            tile = block @ candidates.to(block).T
+            if subtracted is not None:
+                tile -= subtracted[gallery_rows].to(tile)
+            if excluded is not None:
+                own = excluded[query_rows].to(block.device) - gallery_rows.start
+                inside = ((own >= 0) & (own < tile.shape[1])).nonzero().flatten()
+                tile[inside, own[inside]] = -torch.inf
+            tile_best, tile_rows = tile.topk(min(k, tile.shape[1]), dim=1)
+            # The best so far compete with the best of this tile.
+            best = torch.cat([best, tile_best], dim=1)
+            best_rows = torch.cat([best_rows, tile_rows + gallery_rows.start], dim=1)
+            best, order = best.topk(min(k, best.shape[1]), dim=1)
+            best_rows = best_rows.gather(1, order)
+        scores[query_rows] = best
+        rows[query_rows] = best_rows
+    return scores, rows
+
+
+def reciprocal_ranks(
+    rows: Tensor,
+    links: Integers,
+    gallery: int,
+) -> Tensor:
+    """Return 1 / rank of the first right answer per query that has one; 0 if it is not in the list.
+
+    Args:
+        rows: Rows of the gallery that each query finds, best first, (n_queries, k).
+        links: Rows (query, right answer), (n, 2).
+        gallery: Number of items in the gallery.
+
+    Returns:
+        (number of queries with a right answer,) float64.
+
+    Raises:
+        ValueError: If `links` has a wrong shape or names a row that does not exist.
+
+    Example:
+        >>> reciprocal_ranks(torch.tensor([[4, 2], [1, 3]]), [[0, 2], [1, 0]], gallery=5).tolist()
+        [0.5, 0.0]
+
+    """
+    pairs = as_links("links", links, len(rows), gallery, ("queries", "gallery")).to(rows.device)
+    # A pair (query, item) as one number, so that all results are compared with all right answers at once.
+    query = torch.arange(len(rows), device=rows.device)[:, None]
+    right = torch.isin(query * gallery + rows, pairs @ pairs.new_tensor([gallery, 1]))
+    position = torch.where(right.any(dim=1), 1 + right.int().argmax(dim=1), math.inf)
+    return (1 / position.double())[torch.unique(pairs[:, 0])]
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +207,7 @@ class Hubness:
         """Return the rows of the items with the largest N_k, the largest first; equal ones in the gallery's order."""
         return self.counts.argsort(descending=True, stable=True)[:count]
 
-    def hits(self, links: Indices, k: int = 1) -> Tensor:
+    def hits(self, links: Integers, k: int = 1) -> Tensor:
         """Return, per query with a right answer, whether it finds one among its first k.
 
         Args:
@@ -90,18 +225,18 @@ class Hubness:
             raise ValueError(f"k={k}; allowed: 1 to {self.k}")
         return reciprocal_ranks(self.found[:, :k], links, len(self.counts)) > 0
 
-    def recall(self, links: Indices, k: int = 1) -> float:
+    def recall(self, links: Integers, k: int = 1) -> float:
         """Return the share of the queries with a right answer that find one among their first k (see `hits`)."""
         return float(self.hits(links, k).double().mean())
 
 
 def hubness(
-    queries: Array,
-    gallery: Array,
+    queries: Features,
+    gallery: Features,
     k: int = 10,
     *,
-    bias: Array | None = None,
-    exclude: Indices | None = None,
+    bias: Vector | None = None,
+    exclude: Integers | None = None,
     normalize: bool = False,
 ) -> Hubness:
     """Count how often each item of a gallery is found.
@@ -129,11 +264,24 @@ def hubness(
         tensor([0])
 
     """
-    _, found = nearest(queries, gallery, k, bias, exclude, normalize=normalize)
+    _, found = nearest(
+        queries,
+        gallery,
+        k,
+        bias,
+        exclude,
+        normalize=normalize,
+    )
     return Hubness(found, torch.bincount(found.flatten(), minlength=len(gallery)))
 
 
-def chance_hubness(queries: int, items: int, k: int = 10, *, seed: int = 0) -> Hubness:
+def chance_hubness(
+    queries: int,
+    items: int,
+    k: int = 10,
+    *,
+    seed: int = 0,
+) -> Hubness:
     """Return the counts of a search whose results are random: N_k of each item is binomial.
 
     Args:

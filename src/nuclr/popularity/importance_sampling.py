@@ -1,4 +1,4 @@
-"""Multiple importance sampling for the partition function, and the empirical risks that follow from it.
+"""Multiple importance sampling: the partition function, the empirical risks that follow from it, draws of y given x.
 
 The model is p(y|x) = exp(s(x,y)/tau) / Z(x) with Z(x) = integral of exp(s(x,y)/tau) over y. Given n proposals
 p_k(y) = p(y|x_k), m samples y_kl from each, and weights omega_k(y) that sum to one over k,
@@ -13,145 +13,126 @@ in which the proposals enter only through q. Contrastive learning has m = 1: the
 q gives the empirical risk of NUCLR, and q = n, the uniform one, gives the global contrastive loss (Wang, Lei, Ying,
 Yang, "On Discriminative Probabilistic Modeling for Self-Supervised Representation Learning", 2025).
 
-All quantities are logs. Shapes: n proposals, m samples each, a anchors. Arguments may be tensors or numpy arrays.
+**Draws.** p(y|x) is a density that can be evaluated but not sampled from. The data supplies samples y_j whose density
+is known up to a factor: q(y), the popularity. Importance weights exp(s(x,y_j)/tau) / q_j turn them into samples from
+p(y|x) (sampling importance resampling, Rubin 1988):
+
+    P(y_j | x) = exp((s(x,y_j) - zeta_j)/tau) / sum_k exp((s(x,y_k) - zeta_k)/tau),      zeta = tau log q.
+
+Only y of the data can be drawn, so the draws follow p(y|x) as far as the data covers it. Without the popularity
+(zeta = 0) generic items are drawn too often, because the data contains more of them.
+
+All quantities are logs. Shapes: n samples, a anchors. Arguments may be tensors or numpy arrays.
 """
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from nuclr.popularity.problem import Array, as_matrix, as_positive, as_tensor
+from nuclr.arrays import (
+    Array,
+    Features,
+    Norms,
+    Vector,
+    as_features,
+    as_floating,
+    as_matrix,
+    as_positive,
+    as_vector,
+    check_same_device,
+)
 
-Heuristic = Literal["balance", "uniform", "single"]
+ENTRIES = 1 << 22  # probabilities held at a time: 32 MiB of float64
 ROWS_AT_A_TIME = 512  # small temporaries are reused by the allocator, those of a whole matrix are not
 
 
-def log_weights(log_density: Array, heuristic: Heuristic, proposal: int = 0) -> Tensor:
-    """Compute the log weights log omega_k(y).
+def sample_conditional(
+    x: Features,
+    y: Features,
+    zeta: Vector,
+    *,
+    temperature: float,
+    count: int = 1,
+    generator: torch.Generator | None = None,
+    normalize: bool = False,
+) -> Tensor:
+    """Draw items y_j given each x_i, with replacement and with probabilities proportional to exp(s_ij/tau) / q_j.
+
+    Anchors are processed a few at a time, so memory is O(n_y + n_x count) above the features. Random numbers are drawn
+    on the generator's device (the CPU by default), so that up to rounding every device gives the same draws.
 
     Args:
-        log_density: log p_k(y), (..., n), with the proposals k along the last axis.
-        heuristic: "balance" weights by p_k(y), "uniform" by 1/n, "single" uses one proposal and ignores the others.
-        proposal: The proposal that "single" uses.
+        x: Features of the anchors, (n_x, d).
+        y: Features of the items to draw from, (n_y, d).
+        zeta: tau log popularity of the items, (n_y,), up to a constant, such as `solve(...).zeta` or the `zeta_y` of
+            NUCLR's state.
+        temperature: tau.
+        count: Number of draws per anchor.
+        generator: Source of randomness.
+        normalize: Scale features to unit norm instead of refusing other norms.
 
     Returns:
-        (..., n), the shape of `log_density`.
+        Rows of y, (n_x, count), on the device of x.
 
     Raises:
-        ValueError: If the heuristic is unknown or `log_density` is not a floating-point array.
+        ValueError: If an argument has a wrong type, shape or value.
 
     Example:
-        >>> log_weights(torch.zeros(4), "balance").exp().tolist()
-        [0.25, 0.25, 0.25, 0.25]
+        >>> x, y = torch.eye(2), torch.eye(2)
+        >>> sample_conditional(x, y, torch.zeros(2), temperature=0.01, count=3).tolist()
+        [[0, 0, 0], [1, 1, 1]]
 
     """
-    log_density = _floating("log_density", log_density)
-    n = log_density.shape[-1]
-    if heuristic == "balance":
-        return log_density - log_density.logsumexp(dim=-1, keepdim=True)
-    if heuristic == "uniform":
-        return torch.full_like(log_density, -math.log(n))
-    if heuristic == "single":
-        ignored = torch.arange(n, device=log_density.device) != proposal
-        return torch.zeros_like(log_density).masked_fill(ignored, -math.inf)
-    raise ValueError(f"heuristic is {heuristic!r}; allowed: 'balance', 'uniform', 'single'")
-
-
-def log_partition(log_integrand: Array, log_density: Array, log_weight: Array) -> Tensor:
-    """Estimate log Z from m samples of each of n proposals.
-
-    Args:
-        log_integrand: s(x, y_kl)/tau, (..., n, m), with leading axes for anchors.
-        log_density: log p_k(y_kl), (n, m), each sample under the proposal that it came from.
-        log_weight: log omega_k(y_kl), (n, m).
-
-    Returns:
-        log Z_hat, (...).
-
-    Raises:
-        ValueError: If an argument is not a floating-point array or its last two axes are not (n, m).
-
-    Example:
-        >>> log_density = torch.zeros(4, 1)  # uniform on a space of area 1
-        >>> log_partition(torch.ones(4, 1), log_density, torch.full((4, 1), 0.25).log()).item()
-        1.0
-
-    """
-    log_integrand, log_density, log_weight = (
-        _floating(name, value)
-        for name, value in (("log_integrand", log_integrand), ("log_density", log_density), ("log_weight", log_weight))
+    norms: Norms = "normalize" if normalize else "unit"
+    x = as_features("x", x, norms)
+    y = as_features(
+        "y",
+        y,
+        norms,
+        width=x.shape[1],
     )
-    shape = tuple(log_integrand.shape[-2:])
-    for name, value in (("log_density", log_density), ("log_weight", log_weight)):
-        if len(shape) < 2 or tuple(value.shape) != shape:
-            shapes = f"{tuple(value.shape)} and log_integrand {tuple(log_integrand.shape)}"
-            raise ValueError(f"{name} has shape {shapes}; they must be (n, m) and (..., n, m)")
-    m = log_integrand.shape[-1]
-    return (log_integrand + log_weight - log_density).flatten(-2).logsumexp(dim=-1) - math.log(m)
+    check_same_device("x", x, "y", y)
+    if not len(y):
+        raise ValueError("y has no rows; there must be at least one item to draw")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count={count!r}; must be a whole number of at least 1")
+    temperature = as_positive("temperature", temperature)
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    x = x.to(dtype)
+    y = y.to(dtype)
+    offset = as_vector("zeta", zeta, len(y)).to(x.device) / temperature
+    source = torch.device("cpu") if generator is None else generator.device
+    uniform = torch.rand(
+        len(x),
+        count,
+        dtype=torch.float64,
+        device=source,
+        generator=generator,
+    ).to(x.device)
+    drawn = torch.empty(
+        len(x),
+        count,
+        dtype=torch.long,
+        device=x.device,
+    )
+    step = max(1, ENTRIES // len(y))
+    for start in range(0, len(x), step):
+        rows = slice(start, start + step)
+        logits = (x[rows] @ y.T).double() / temperature - offset
+        cumulative = logits.softmax(dim=1).cumsum(dim=1)
+        total = cumulative[:, -1:].contiguous()
+        # The first item whose cumulative probability exceeds a uniform number; an item of probability 0 never does.
+        index = torch.searchsorted(cumulative, uniform[rows] * total, right=True)
+        drawn[rows] = torch.minimum(index, torch.searchsorted(cumulative, total))  # if the product rounds to the total
+    return drawn
 
 
-def moments(log_integrand: Array, log_density: Array, log_weight: Array, measure: Array) -> tuple[Tensor, Tensor]:
-    """Compute mean and second moment of one sample's contribution omega_k f / p_k under its proposal p_k.
-
-    The integrals are computed by quadrature with g nodes. E Z_hat = sum_k mean_k is the integral of f, and Var Z_hat =
-    (1/m) sum_k (second_k - mean_k^2). Of all weights that sum to one, the balance heuristic has the smallest sum of
-    second moments, the integral of f^2/q. This does not hold for the variance.
-
-    Args:
-        log_integrand: log f at the nodes, (..., g).
-        log_density: log p_k at the nodes, (g, n).
-        log_weight: log omega_k at the nodes, (g, n).
-        measure: Weights of the nodes, (g,).
-
-    Returns:
-        Mean and second moment, (..., n) each.
-
-    Raises:
-        ValueError: If an argument is not a floating-point array.
-
-    Example:
-        >>> ones, nodes = torch.zeros(5, 2), torch.full((5,), 0.2)  # two uniform proposals
-        >>> first, second = moments(torch.zeros(5), ones, log_weights(ones, "balance"), nodes)
-        >>> round(first.sum().item(), 4), round(second.sum().item(), 4)
-        (1.0, 0.5)
-
-    """
-    log_density, log_weight = _floating("log_density", log_density), _floating("log_weight", log_weight)
-    measure, integrand = _floating("measure", measure), _floating("log_integrand", log_integrand).exp()
-    first = (measure * integrand) @ log_weight.exp()
-    second = (measure * integrand.square()) @ (2 * log_weight - log_density).exp()
-    return first, second
-
-
-def variance(log_integrand: Array, log_density: Array, log_weight: Array, measure: Array, m: int = 1) -> Tensor:
-    """Compute Var Z_hat with m samples per proposal by quadrature.
-
-    Args:
-        log_integrand: log f at the nodes, (..., g).
-        log_density: log p_k at the nodes, (g, n).
-        log_weight: log omega_k at the nodes, (g, n).
-        measure: Weights of the nodes, (g,).
-        m: Samples per proposal.
-
-    Returns:
-        (...).
-
-    Raises:
-        ValueError: If an argument is not a floating-point array.
-
-    Example:
-        >>> ones = torch.zeros(5, 2)
-        >>> abs(variance(torch.zeros(5), ones, log_weights(ones, "balance"), torch.full((5,), 0.2)).item()) < 1e-6
-        True
-
-    """
-    first, second = moments(log_integrand, log_density, log_weight, measure)
-    return (second - first.square()).sum(dim=-1) / m
-
-
-def log_partition_from_popularity(scores: Array, log_q: Array, temperature: float) -> Tensor:
+def log_partition_from_popularity(
+    scores: Array,
+    log_q: Array,
+    temperature: float,
+) -> Tensor:
     """Estimate log Z as log sum_j exp(s_ij/tau)/q_j: the balance heuristic with m = 1 and the given popularity.
 
     Args:
@@ -175,7 +156,11 @@ def log_partition_from_popularity(scores: Array, log_q: Array, temperature: floa
     return torch.cat([(rows / temperature - log_q).logsumexp(dim=1) for rows in torch.split(scores, ROWS_AT_A_TIME)])
 
 
-def empirical_risk(positives: Array, log_z: Array, temperature: float) -> Tensor:
+def empirical_risk(
+    positives: Array,
+    log_z: Array,
+    temperature: float,
+) -> Tensor:
     """Compute the empirical risk -mean_i tau log p(y_i|x_i).
 
     With the exact Z this is maximum likelihood ("MLE"); its expectation is the true risk.
@@ -200,7 +185,11 @@ def empirical_risk(positives: Array, log_z: Array, temperature: float) -> Tensor
     return (as_positive("temperature", temperature) * log_z - positives).mean()
 
 
-def empirical_risk_from_popularity(scores: Array, log_q: Array, temperature: float) -> Tensor:
+def empirical_risk_from_popularity(
+    scores: Array,
+    log_q: Array,
+    temperature: float,
+) -> Tensor:
     """Compute the empirical risk of n pairs with Z estimated from a popularity.
 
     log_q = log n for all samples gives the global contrastive loss ("GCL"), up to the additive constant that makes it
@@ -271,7 +260,7 @@ def scale_to_area(log_q: Array, area: float = 1.0) -> Tensor:
         1.0
 
     """
-    log_q = _floating("log_q", log_q)
+    log_q = as_floating("log_q", log_q)
     return log_q + (-log_q).logsumexp(dim=0) - math.log(as_positive("area", area))
 
 
@@ -297,40 +286,17 @@ def scale_to_maximum(log_q: Array, log_q_true: Array) -> Tensor:
     return log_q + log_q_true.max() - log_q.max()
 
 
-def bound_term(log_q: Array, log_q_true: Array) -> Tensor:
-    """Compute sum_j |1/q~_j - 1/q_j|, the term of an approximate popularity q~ in the generalization bound.
-
-    Constant factors of the bound are left out. For scores in [-c, c] the term bounds the change of each log Z_hat(x_i),
-    and thus of the empirical risk divided by tau:
-
-        |log Z_hat(x; q~) - log Z_hat(x; q)|  <=  exp(2c/tau) sum_j |1/q~_j - 1/q_j| / min(sum_j 1/q~_j, sum_j 1/q_j).
-
-    For a uniform q~ it does not vanish as the number of samples grows.
-
-    Args:
-        log_q: Log of the approximate popularity, (n,).
-        log_q_true: Log of the true popularity, (n,).
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: If the arguments are not floating-point vectors of one length.
-
-    Example:
-        >>> bound_term(torch.zeros(3), torch.zeros(3)).item()
-        0.0
-
-    """
-    log_q, log_q_true = _vectors("log_q", log_q, "log_q_true", log_q_true)
-    return ((-log_q).exp() - (-log_q_true).exp()).abs().sum()
-
-
-def error_term(scores: Array, log_q: Array, log_q_true: Array, temperature: float) -> Tensor:
+def error_term(
+    scores: Array,
+    log_q: Array,
+    log_q_true: Array,
+    temperature: float,
+) -> Tensor:
     """Compute E = (1/n) sum_ij |1/q~_j - 1/q_j| exp((s_ij - 1)/tau), the error term as the paper defines it.
 
-    It weights `bound_term` by how much each sample contributes to the partition functions. With exp(1/tau)/Z_i in front
-    of its inner sum, each anchor's part bounds the relative error of Z_hat(x_i) that replacing q by q~ causes.
+    Each |1/q~_j - 1/q_j| is weighted by how much the sample contributes to the partition functions. With exp(1/tau)/Z_i
+    in front of its inner sum, each anchor's part bounds the relative error of Z_hat(x_i) that replacing q by q~ causes.
+    For a uniform q~ it does not vanish as the number of samples grows.
 
     Args:
         scores: s_ij, (n, n), anchors by samples.
@@ -350,7 +316,7 @@ def error_term(scores: Array, log_q: Array, log_q_true: Array, temperature: floa
 
     """
     matrix, true = _scores_and_log_q(scores, log_q_true)
-    log_q = _floating("log_q", log_q)
+    log_q = as_floating("log_q", log_q)
     if log_q.ndim > 2 or log_q.shape[-1] != len(true):
         raise ValueError(f"log_q has shape {tuple(log_q.shape)}; it must be ({len(true)},) or (m, {len(true)})")
     temperature = as_positive("temperature", temperature)
@@ -359,16 +325,13 @@ def error_term(scores: Array, log_q: Array, log_q_true: Array, temperature: floa
     return ((-log_q).exp() - (-true).exp()).abs() @ weight
 
 
-def _floating(name: str, value: Array) -> Tensor:
-    tensor = as_tensor(name, value)
-    if not tensor.is_floating_point() or not tensor.ndim:
-        kind = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
-        raise ValueError(f"{name} is {kind}; give a floating-point array")
-    return tensor
-
-
-def _vectors(first: str, a: Array, second: str, b: Array) -> tuple[Tensor, Tensor]:
-    vectors = _floating(first, a), _floating(second, b)
+def _vectors(
+    first: str,
+    a: Array,
+    second: str,
+    b: Array,
+) -> tuple[Tensor, Tensor]:
+    vectors = as_floating(first, a), as_floating(second, b)
     if vectors[0].ndim != 1 or vectors[0].shape != vectors[1].shape:
         shapes = [tuple(vector.shape) for vector in vectors]
         raise ValueError(f"{first} has shape {shapes[0]} and {second} {shapes[1]}; give two vectors of one length")
@@ -376,7 +339,8 @@ def _vectors(first: str, a: Array, second: str, b: Array) -> tuple[Tensor, Tenso
 
 
 def _scores_and_log_q(scores: Array, log_q: Array) -> tuple[Tensor, Tensor]:
-    matrix, vector = as_matrix("scores", scores), _floating("log_q", log_q)
+    matrix = as_matrix("scores", scores)
+    vector = as_floating("log_q", log_q)
     if vector.shape != (matrix.shape[1],):
         raise ValueError(
             f"log_q has shape {tuple(vector.shape)}; it must be ({matrix.shape[1]},), one per column of scores"

@@ -10,15 +10,17 @@ results.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from nuclr import distributed
+from nuclr.arrays import free_memory
 from nuclr.popularity.problem import Problem
 
-CPU_BLOCK, GPU_BLOCK = (256, 8192), (4096, 32768)  # rows, columns: fit into a CPU cache or fill a GPU
+# Rows and columns that fit into a CPU cache, or fill a GPU
+CPU_BLOCK = (256, 8192)
+GPU_BLOCK = (4096, 32768)
 LEAST_HEIGHT = 16
 LOG2_E = math.log2(math.e)
 
@@ -74,7 +76,8 @@ class Kernel:
     RENEWAL = 3
 
     def __init__(self, problem: Problem, memory: int) -> None:
-        n_x, n_y = len(problem.a), len(problem.b)
+        n_x = len(problem.a)
+        n_y = len(problem.b)
         self.problem = problem.part(own_rows(n_x))
         self.tiles, self.blocks = tiling(self.problem, memory)
         share = -(-n_x // distributed.world_size())  # equal on all processes, so that all take the same decision
@@ -85,18 +88,33 @@ class Kernel:
         if needed <= memory:
             fits = needed <= free_memory(device)
             if fits:
-                storage = _allocate(len(self.tiles), len(self.blocks), *block, dtype=problem.dtype, device=device)
+                storage = _allocate(
+                    len(self.tiles),
+                    len(self.blocks),
+                    *block,
+                    dtype=problem.dtype,
+                    device=device,
+                )
             if not all(answer for (answer,) in distributed.exchange([int(storage is not None)])):
                 storage = None
         self.keep = storage is not None
         if storage is None:
-            storage = torch.empty(1, len(self.blocks), *block, dtype=problem.dtype, device=device)
+            storage = torch.empty(
+                1,
+                len(self.blocks),
+                *block,
+                dtype=problem.dtype,
+                device=device,
+            )
         self.storage = storage
         self.squares = self.storage.new_empty(block)
-        self.top, self.mass = self.storage.new_empty(len(self.problem.a)), self.problem.a.to(problem.dtype)
+        self.top = self.storage.new_empty(len(self.problem.a))
+        self.mass = self.problem.a.to(problem.dtype)
         self.scale = self.storage.new_empty(len(self.blocks), len(self.top))
-        self.reference, self.age = torch.zeros_like(problem.b), -1
-        self.curvature, self.curved_at = torch.ones_like(problem.b), torch.full_like(problem.b, math.inf)
+        self.reference = torch.zeros_like(problem.b)
+        self.age = -1
+        self.curvature = torch.ones_like(problem.b)
+        self.curved_at = torch.full_like(problem.b, math.inf)
 
     def __call__(self, zeta: Tensor) -> State:
         """Pass over the scores once and return the state at zeta."""
@@ -105,13 +123,16 @@ class Kernel:
         fresh = self.age < 0 or not self.keep or float(drift.amax() - drift.amin()) > self.DRIFT
         self.age = 0 if fresh else self.age + 1
         if fresh:
-            self.reference, drift = zeta, torch.zeros_like(zeta)
+            self.reference = zeta
+            drift = torch.zeros_like(zeta)
         moved = float((zeta - self.curved_at).abs().amax())
         renew = self.age % self.RENEWAL == 0 and moved > p.temperature
         self.curved_at = zeta if renew else self.curved_at
         v = drift.exp()
-        bv, shift = (p.b * v).to(p.dtype), (zeta / -p.temperature).to(p.dtype)
-        sums, z = zeta.new_zeros(1 + renew, len(zeta)), torch.empty_like(self.top)
+        bv = (p.b * v).to(p.dtype)
+        shift = (zeta / -p.temperature).to(p.dtype)
+        sums = zeta.new_zeros(1 + renew, len(zeta))
+        z = torch.empty_like(self.top)
         for number, rows in enumerate(self.tiles):
             tile = [
                 space[: rows.stop - rows.start, : columns.stop - columns.start]
@@ -129,16 +150,32 @@ class Kernel:
                     sums[1, columns] += squares.T @ (weight * scale.square() / z[rows])
         return self._state(zeta, v, sums, self.top.to(zeta) + z.to(zeta).log())
 
-    def _fill(self, tile: list[Tensor], rows: slice, shift: Tensor) -> None:
+    def _fill(
+        self,
+        tile: list[Tensor],
+        rows: slice,
+        shift: Tensor,
+    ) -> None:
         """Fill each block with exp(logit - block row maximum); `scale` holds exp(block row maximum - row maximum)."""
         for block, columns, top in zip(tile, self.blocks, self.scale, strict=True):
-            self.problem.logits(rows, columns, shift, out=block)
+            self.problem.logits(
+                rows,
+                columns,
+                shift,
+                out=block,
+            )
             top[rows] = largest = block.amax(dim=1)
             block.sub_(largest[:, None]).mul_(LOG2_E).exp2_()  # exp2_ is three times as fast as exp_ on CPU
         self.top[rows] = self.scale[:, rows].amax(dim=0)
         self.scale[:, rows] = (self.scale[:, rows] - self.top[rows]).exp()
 
-    def _state(self, zeta: Tensor, v: Tensor, sums: Tensor, log_z: Tensor) -> State:
+    def _state(
+        self,
+        zeta: Tensor,
+        v: Tensor,
+        sums: Tensor,
+        log_z: Tensor,
+    ) -> State:
         p = self.problem
         total = distributed.sum_over_processes(torch.cat([sums.flatten(), (p.a @ log_z)[None]]))
         c = total[: len(v)] * v
@@ -153,19 +190,13 @@ class Kernel:
 
 def _allocate(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     try:
-        return torch.empty(*size, dtype=dtype, device=device)
+        return torch.empty(
+            *size,
+            dtype=dtype,
+            device=device,
+        )
     except (RuntimeError, MemoryError):  # torch raises a RuntimeError on CPU, and a subclass of it on accelerators
         return None
-
-
-def free_memory(device: torch.device) -> float:
-    """Return the bytes of memory that are free for new tensors; infinity if the system does not say."""
-    # On CPU, reserving memory that does not exist succeeds, and writing to it ends the process.
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if device.type == "cpu" else []
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return math.inf
 
 
 def tiling(problem: Problem, memory: float = math.inf) -> tuple[list[slice], list[slice]]:
@@ -183,7 +214,8 @@ def _slices(size: int, step: int) -> list[slice]:
 
 def own_rows(n_x: int) -> slice:
     """Return the slice of the anchors that this process handles."""
-    rank, world = distributed.rank(), distributed.world_size()
+    rank = distributed.rank()
+    world = distributed.world_size()
     return slice(n_x * rank // world, n_x * (rank + 1) // world)
 
 
@@ -194,7 +226,11 @@ def gather_rows(own: Tensor, n_x: int) -> Tensor:
     return distributed.sum_over_processes(everyone)
 
 
-def log_column_sums(problem: Problem, zeta: Tensor, log_z: Tensor) -> Tensor:
+def log_column_sums(
+    problem: Problem,
+    zeta: Tensor,
+    log_z: Tensor,
+) -> Tensor:
     """Return log c, (n_y,), computed in logs: slower than a pass, but safe at any distance from the solution."""
     log_c = torch.full_like(zeta, -math.inf)
     shift = (zeta / -problem.temperature).to(problem.dtype)

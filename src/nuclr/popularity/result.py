@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nuclr.arrays import Features, as_features, as_matrix
 from nuclr.popularity.kernel import log_column_sums
-from nuclr.popularity.problem import Array, Problem, as_matrix, check_norms
+from nuclr.popularity.problem import Problem
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +61,7 @@ class Result:
         order = self.zeta.argsort(descending=True, stable=True)
         return torch.empty_like(order).scatter_(0, order, torch.arange(1, len(order) + 1, device=order.device))
 
-    def extend(self, y_new: Array) -> Tensor:
+    def extend(self, y_new: Features) -> Tensor:
         """Compute zeta of new candidates, with the same constant: tau log sum_i a_i exp(s_i / tau) / Z_i.
 
         Features are treated as in `solve`: refused unless they have unit norm, or normalized with `normalize=True`.
@@ -82,17 +83,23 @@ class Result:
 
         """
         p = self.problem
-        new = as_matrix("y_new", y_new).detach().to(p.b.device)
         if p.y is not None:
-            if new.shape[1] != p.y.shape[1]:
-                shape = tuple(new.shape)
-                raise ValueError(f"y_new has shape {shape}; this problem takes features (m, {p.y.shape[1]})")
+            new = as_features("y_new", y_new, p.norms, width=p.y.shape[1]).to(p.b.device)
             b = p.b.new_ones(len(new))
-            extended = replace(p, b=b, y=check_norms("y_new", new, p.norms))
+            extended = replace(
+                p,
+                b=b,
+                y=new,
+            )
         else:
+            new = as_matrix("y_new", y_new).detach().to(p.b.device)
             if len(new) != len(p.a):
                 raise ValueError(f"y_new has shape {tuple(new.shape)}; this problem takes scores ({len(p.a)}, m)")
             b = p.b.new_ones(new.shape[1])
-            extended = replace(p, b=b, scores=new)
+            extended = replace(
+                p,
+                b=b,
+                scores=new,
+            )
         log_q = log_column_sums(extended.to(self.zeta.dtype), torch.zeros_like(b), self.log_z)
         return (self.temperature * log_q).to(self.zeta)

@@ -28,7 +28,11 @@ class Sample:
         return len(self.index)
 
 
-def draw_sample(mass: Tensor, size: int, generator: torch.Generator) -> Sample:
+def draw_sample(
+    mass: Tensor,
+    size: int,
+    generator: torch.Generator,
+) -> Sample:
     """Draw about `size` rows without replacement, with probabilities in proportion to their masses.
 
     Rows of mass 0 are never drawn. If at most `size` rows have a mass, all of them are drawn, with weight 1.
@@ -53,7 +57,8 @@ def draw_sample(mass: Tensor, size: int, generator: torch.Generator) -> Sample:
     # Systematic sampling in random order: a row is drawn if the running sum passes a whole number.
     steps = (probability.cumsum(0) + torch.rand((), generator=generator)).floor()
     drawn = (steps.diff(prepend=steps.new_zeros(1)) > 0) | (probability >= 1)
-    order, probability = order[drawn], probability[drawn]
+    order = order[drawn]
+    probability = probability[drawn]
     signs = (torch.arange(len(order)) % 2 * 2 - 1).to(probability)  # `order` is random, so these are random halves
     weight = 1 / probability
     noise = signs * weight * (1 - probability).clamp_min(0).sqrt()
@@ -74,7 +79,12 @@ def _inclusion(mass: Tensor, size: int) -> Tensor:
         certain |= probability >= 1
 
 
-def priority_sample(size: Tensor, count: int, uniform: Tensor, guess: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+def priority_sample(
+    size: Tensor,
+    count: int,
+    uniform: Tensor,
+    guess: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draw rows by priority: their size divided by a uniform random number.
 
     The first m rows are a sample in which a row of size s has the weight max(1, t / s), where t is the priority of row
@@ -96,7 +106,8 @@ def priority_sample(size: Tensor, count: int, uniform: Tensor, guess: float = 0.
         1
 
     """
-    priority, count = size / uniform, min(count + 1, len(size))
+    priority = size / uniform
+    count = min(count + 1, len(size))
     if guess > 0:
         above = (priority > guess).nonzero().squeeze(1)
         if count <= len(above):
@@ -107,12 +118,25 @@ def priority_sample(size: Tensor, count: int, uniform: Tensor, guess: float = 0.
     return rows, size[rows], largest
 
 
-def draw_uniform(count: int, like: Tensor, generator: torch.Generator) -> Tensor:
+def draw_uniform(
+    count: int,
+    like: Tensor,
+    generator: torch.Generator,
+) -> Tensor:
     """Return random numbers above 0 and at most 1, (count,), on the device and in the precision of `like`."""
-    return 1 - torch.rand(count, generator=generator, device=like.device, dtype=like.dtype)
+    return 1 - torch.rand(
+        count,
+        generator=generator,
+        device=like.device,
+        dtype=like.dtype,
+    )
 
 
-def log_priority_weight(size: Tensor, priority: Tensor, count: int) -> Tensor:
+def log_priority_weight(
+    size: Tensor,
+    priority: Tensor,
+    count: int,
+) -> Tensor:
     """Return the logarithms of the weights of the first `count` rows of a `priority_sample`, (min(count, n),)."""
     if count >= len(size):
         return torch.zeros_like(size)

@@ -5,29 +5,25 @@ float64 from there on. Each zeta is evaluated with mean zero and in the precisio
 the reported residual is exactly that of the returned numbers.
 """
 
-import math
-import time
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.errors import require
+from nuclr.arrays import Array, Features, Norms, Vector, as_positive, as_rows, as_vector
 from nuclr.popularity.kernel import Kernel, State, gather_rows
 from nuclr.popularity.methods import make_method
-from nuclr.popularity.problem import Array, Norms, Problem, Vector, as_vector, make_problem
+from nuclr.popularity.problem import Problem, make_problem
 from nuclr.popularity.result import Result
-from nuclr.popularity.sparse import SparseSolver
-from nuclr.stacked import Stacked
+from nuclr.popularity.sparse import SparseOptions, SparseSolver
 
 PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before the solver gives up
 EXACT_SCORES = 2**32  # "auto" computes up to this many scores exactly: 65,536 x 65,536
-RECENT = 10  # passes from which the rate of decrease is estimated
 
 
 class ConvergenceWarning(RuntimeWarning):
@@ -35,8 +31,8 @@ class ConvergenceWarning(RuntimeWarning):
 
 
 def solve(
-    x: Array | None = None,
-    y: Array | None = None,
+    x: Features | None = None,
+    y: Features | None = None,
     *,
     scores: Array | None = None,
     temperature: float,
@@ -50,10 +46,7 @@ def solve(
     y_weight: Vector | None = None,
     exclude_copies: bool = False,
     memory: int = 2**30,
-    neighbors: int = 2048,
-    sample: int = 4096,
-    max_error: float = 0.1,
-    seed: int = 0,
+    sparse: SparseOptions | None = None,
 ) -> Result:
     """Solve for the popularity of candidates y among anchors x: every candidate is chosen equally often at zeta.
 
@@ -72,7 +65,7 @@ def solve(
         tolerance: Residual max_j |(n_y/n_x) sum_i P_ij - 1| at which an exact method stops.
         max_iterations: Largest number of passes over the scores.
         init: Zeta to start from, (n_y,), for example that of a nearby temperature or of earlier features.
-        progress: Show the residual and the time left on stderr.
+        progress: Show the passes and their residual on stderr.
         x_weight: Marginal of the anchors up to a factor, (n_x,); a weight of k stands for k copies. The residual is
             then max_j |sum_i a_i P_ij / b_j - 1|, with a and b the weights divided by their sums.
         y_weight: Marginal of the candidates up to a factor, (n_y,).
@@ -80,12 +73,7 @@ def solve(
             searched for others of its kind. Needs features and an exact method.
         memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
             much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
-        neighbors: Of the sparse method: number of anchors summed per candidate, and of candidates per anchor; mostly
-            near ones, the others a weighted sample. 0 estimates from `sample` alone.
-        sample: Of the sparse method: number of anchors and of candidates in the small problem that is solved first.
-        max_error: Of the sparse method: the result counts as converged if the estimated error of zeta (root mean
-            square) is at most this times tau and at most this times the standard deviation of zeta.
-        seed: Of the sparse method's random numbers.
+        sparse: Options of the sparse method. None: their defaults.
 
     Returns:
         The result. If it did not converge, `converged` is False and a ConvergenceWarning is issued; an interrupt
@@ -102,13 +90,20 @@ def solve(
 
     """
     norms: Norms = "normalize" if normalize else "unit"
-    features = [t for t in (x, y) if isinstance(t, (Tensor, np.ndarray, Stacked))]
-    if method == "auto" and len(features) == 2 and features[0].shape[0] * features[1].shape[0] > EXACT_SCORES:
-        method = "sparse"
+    if x is not None and y is not None:
+        x = as_rows("x", x, norms)
+        y = as_rows(
+            "y",
+            y,
+            norms,
+            width=x.shape[1],
+        )
+        if method == "auto" and len(x) * len(y) > EXACT_SCORES:
+            method = "sparse"
     if method == "sparse" and scores is not None:
         raise ValueError('method="sparse" with scores; give features x and y, of which it computes only some scores')
-    sparse = method == "sparse"
-    if sparse and exclude_copies:
+    is_sparse = method == "sparse"
+    if is_sparse and exclude_copies:
         raise ValueError('exclude_copies=True with the sparse method; use method="anderson"')
     problem = make_problem(
         x,
@@ -118,29 +113,32 @@ def solve(
         x_weight=x_weight,
         y_weight=y_weight,
         norms=norms,
-        read_in_parts=sparse,
+        read_in_parts=is_sparse,
         exclude_copies=exclude_copies,
     )
-    if sparse:
-        solver = SparseSolver(neighbors, sample, max_error, max_iterations, seed, memory)
-        return solve_sparse(solver, problem, init, progress)
+    if is_sparse:
+        return solve_sparse(SparseSolver(sparse or SparseOptions(), max_iterations, memory), problem, init, progress)
     return Solver(method, tolerance, max_iterations, progress, memory)(problem, init)
 
 
-def solve_sparse(solver: SparseSolver, problem: Problem, init: Vector | None, progress: bool) -> Result:
+def solve_sparse(
+    solver: SparseSolver,
+    problem: Problem,
+    init: Vector | None,
+    progress: bool,
+) -> Result:
     """Run the sparse method, and warn if its measured error is too large."""
     zeta = None if init is None else as_vector("init", init, len(problem.b)).to(problem.b)
-    tolerance = solver.max_error
-    with progress_bar(progress and distributed.rank() == 0, tolerance, solver.max_iterations) as show:
+    with progress_line(progress) as show:
         estimate, history = solver(problem, zeta, show)
     target = solver.target(estimate)
     converged = estimate.settled and estimate.error <= target
     if not converged:
         spread = float(estimate.zeta.std()) / problem.temperature
         message = (
-            f"the error of zeta / tau is about {estimate.error:.2g} (root mean square); max_error={solver.max_error:g} "
-            f"allows {target:.2g}, since zeta / tau has standard deviation {spread:.2g}; raise sample or neighbors, or "
-            'use method="anderson"'
+            f"the error of zeta / tau is about {estimate.error:.2g} (root mean square), above {target:.2g}: "
+            f"max_error={solver.options.max_error:g}, and zeta / tau has standard deviation {spread:.2g}; raise sample "
+            'or neighbors, or use method="anderson"'
             if estimate.settled
             else f"the sparse method stopped before it settled; raise max_iterations={solver.max_iterations}"
         )
@@ -178,8 +176,7 @@ class Solver:
 
     def __post_init__(self) -> None:
         make_method(self.method, temperature=1.0)
-        if not 0 < self.tolerance < math.inf:
-            raise ValueError(f"tolerance={self.tolerance}; give a finite number above 0")
+        as_positive("tolerance", self.tolerance)
         if self.max_iterations < 1:
             raise ValueError(f"max_iterations={self.max_iterations}; give at least 1")
 
@@ -188,7 +185,7 @@ class Solver:
         zeta = torch.zeros_like(problem.b) if init is None else as_vector("init", init, len(problem.b)).to(problem.b)
         history: list[float] = []
         reason = "rounding errors"
-        with progress_bar(self.progress and distributed.rank() == 0, self.tolerance, self.max_iterations) as show:
+        with progress_line(self.progress) as show:
             try:
                 for residual, best, dtype in self._passes(problem, zeta):  # noqa: B007
                     history.append(residual)
@@ -208,7 +205,8 @@ class Solver:
             )
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
         log_z = gather_rows(best.log_z, len(problem.a))
-        zeta, method = best.zeta.to(dtype), "anderson" if self.method == "auto" else self.method
+        zeta = best.zeta.to(dtype)
+        method = "anderson" if self.method == "auto" else self.method
         return Result(problem, zeta, log_z, best.residual, converged, len(history), tuple(history), method)
 
     def _passes(self, problem: Problem, zeta: Tensor) -> Iterator[tuple[float, State, torch.dtype]]:
@@ -216,7 +214,8 @@ class Solver:
         for dtype in dict.fromkeys((problem.dtype, torch.float64)):
             limit = rounding_limit(problem, dtype)
             target = max(self.tolerance, limit)
-            kernel, method = Kernel(problem.to(dtype), self.memory), make_method(self.method, problem.temperature)
+            kernel = Kernel(problem.to(dtype), self.memory)
+            method = make_method(self.method, problem.temperature)
             state = best = kernel(representable(zeta, dtype))
             yield state.residual, best, dtype
             stale = 0
@@ -224,7 +223,8 @@ class Solver:
                 proposal = kernel(representable(method.propose(state), dtype))
                 state = proposal if method.accepts(state, proposal) else state
                 if proposal.residual < best.residual:
-                    best, stale = proposal, 0
+                    best = proposal
+                    stale = 0
                 elif best.residual < 1000 * limit:
                     stale += 1
                 yield proposal.residual, best, dtype
@@ -244,39 +244,16 @@ def representable(zeta: Tensor, dtype: torch.dtype) -> Tensor:
     return (zeta - zeta.mean()).to(dtype).to(torch.float64)
 
 
-def passes_left(history: Sequence[float], tolerance: float) -> float:
-    """Estimate how many passes remain until the tolerance from the recent rate of decrease; inf without a decrease."""
-    recent = [math.log(max(residual, 1e-300)) for residual in history[-RECENT - 1 :]]
-    fall = recent[0] - recent[-1]
-    left = recent[-1] - math.log(tolerance)
-    return max(left, 0.0) * (len(recent) - 1) / fall if fall > 0 else math.inf
-
-
 @contextmanager
-def progress_bar(shown: bool, tolerance: float, max_iterations: int) -> Iterator[Callable[[Sequence[float]], None]]:
-    """Yield a function to call with the history of residuals after each pass; it shows progress on stderr."""
-    if not shown:
+def progress_line(shown: bool) -> Iterator[Callable[[Sequence[float]], None]]:
+    """Yield a function to call with the history of residuals after each pass; it shows the last one on stderr."""
+    if not shown or distributed.rank() > 0:
         yield lambda history: None  # noqa: ARG005
         return
-    require("rich", purpose="progress=True")
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("popularity"),
-        BarColumn(),
-        TextColumn("pass {task.completed}  residual {task.fields[residual]}  left {task.fields[left]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None, residual="?", left="?")
-        start = time.monotonic()
+    def show(history: Sequence[float]) -> None:
+        sys.stderr.write(f"\rpopularity: pass {len(history)}, residual {history[-1]:.1e} ")
+        sys.stderr.flush()
 
-        def update(history: Sequence[float]) -> None:
-            done = len(history)
-            passes = min(passes_left(history, tolerance), max_iterations - done)
-            seconds = passes * (time.monotonic() - start) / done
-            left = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
-            bar.update(task, total=done + passes, completed=done, residual=f"{history[-1]:.1e}", left=left)
-
-        yield update
+    yield show
+    sys.stderr.write("\n")

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
+from nuclr.arrays import BLOCK, Rows
 from nuclr.popularity.cell_kernel import KEPT, log_sums, make_kernels
 from nuclr.popularity.cells import Cell, make_cells
 from nuclr.popularity.kernel import Kernel, State, gather_rows, own_rows
 from nuclr.popularity.methods import Anderson
 from nuclr.popularity.problem import Problem
-from nuclr.popularity.rows import READ, Rows
 from nuclr.popularity.sampling import draw_sample
 
 CHECKED = 512  # rows and columns computed exactly
@@ -70,33 +70,58 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class SparseSolver:
-    """How to estimate; the fields are arguments of `solve`."""
+class SparseOptions:
+    """Options of the sparse method.
 
-    neighbors: int
-    sample: int
-    max_error: float
-    max_iterations: int
-    seed: int
-    memory: int
+    Args:
+        neighbors: Number of anchors summed per candidate, and of candidates per anchor; mostly near ones, the others a
+            weighted sample. 0 estimates from `sample` alone.
+        sample: Number of anchors and of candidates in the small problem that is solved first.
+        max_error: The result counts as converged if the estimated error of zeta (root mean square) is at most this
+            times tau and at most this times the standard deviation of zeta.
+        seed: Of the random numbers.
+
+    Example:
+        >>> SparseOptions(neighbors=512)
+        SparseOptions(neighbors=512, sample=4096, max_error=0.1, seed=0)
+
+    """
+
+    neighbors: int = 2048
+    sample: int = 4096
+    max_error: float = 0.1
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("neighbors", 0), ("sample", 16), ("max_iterations", 1)):
+        for name, least in (("neighbors", 0), ("sample", 16)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}; give at least {least}")
         if not 0 < self.max_error < math.inf:
             raise ValueError(f"max_error={self.max_error}; give a finite number above 0")
 
+
+@dataclass(frozen=True)
+class SparseSolver:
+    """How to estimate; the fields are arguments of `solve`."""
+
+    options: SparseOptions
+    max_iterations: int
+    memory: int
+
     def __call__(
-        self, problem: Problem, init: Tensor | None, show: Callable[[Sequence[float]], None]
+        self,
+        problem: Problem,
+        init: Tensor | None,
+        show: Callable[[Sequence[float]], None],
     ) -> tuple[Estimate, list[float]]:
         """Return the better estimate and the history of the iteration; `show` is called with the history."""
         work = _Work(self, problem, init, show)
-        best, near = work.from_sample(self.sample), self.neighbors > 0
+        best = work.from_sample(self.options.sample)
+        near = self.options.neighbors > 0
         for _ in range(ROUNDS):
             if best.error <= self.target(best) or work.complete:
                 break
-            other = work.from_near_field() if near else work.from_sample(GROWTH * self.sample)
+            other = work.from_near_field() if near else work.from_sample(GROWTH * self.options.sample)
             near = near and other.error < best.error
             best = min(best, other, key=lambda estimate: estimate.error)
         return best, work.history
@@ -104,7 +129,7 @@ class SparseSolver:
     def target(self, estimate: Estimate) -> float:
         """Return the largest error with which the estimate counts as converged, in units of tau."""
         spread = float(estimate.zeta.std()) / estimate.problem.temperature
-        return self.max_error * min(1.0, spread)
+        return self.options.max_error * min(1.0, spread)
 
 
 class _Work:
@@ -118,39 +143,55 @@ class _Work:
         show: Callable[[Sequence[float]], None],
     ) -> None:
         assert isinstance(problem.x, Rows) and isinstance(problem.y, Rows)
-        self.solver, self.problem, self.init, self.show = solver, problem, init, show
-        self.x, self.y, self.tau = problem.x, problem.y, problem.temperature
-        self.own_x, self.own_y = own_rows(len(problem.a)), own_rows(len(problem.b))
-        self.generator = torch.Generator().manual_seed(solver.seed)
+        self.solver = solver
+        self.problem = problem
+        self.init = init
+        self.show = show
+        self.x = problem.x
+        self.y = problem.y
+        self.tau = problem.temperature
+        self.own_x = own_rows(len(problem.a))
+        self.own_y = own_rows(len(problem.b))
+        self.generator = torch.Generator().manual_seed(solver.options.seed)
         self.history: list[float] = []
         device = problem.b.device
         self.checked_y = torch.randperm(len(problem.b), generator=self.generator)[:CHECKED].sort().values.to(device)
         self.checked_x = draw_sample(problem.a, CHECKED, self.generator).index
-        self.zeta, self.log_z = torch.zeros_like(problem.b), torch.zeros_like(problem.a)
+        self.zeta = torch.zeros_like(problem.b)
+        self.log_z = torch.zeros_like(problem.a)
 
     @property
     def tolerance(self) -> float:
         """Root mean square of log c at which the iteration stops: far below the error allowed."""
-        return self.solver.max_error / 50
+        return self.solver.options.max_error / 50
 
     @property
     def complete(self) -> bool:
         """Whether the sample has all anchors and all candidates."""
-        return self.solver.sample >= max(len(self.problem.a), len(self.problem.b))
+        return self.solver.options.sample >= max(len(self.problem.a), len(self.problem.b))
 
     @cached_property
     def cells(self) -> tuple[list[Cell], list[Cell]]:
         """Cells of the anchors and of the candidates."""
-        size = self.solver.neighbors
+        size = self.solver.options.neighbors
         return make_cells(self.x, size, self.generator), make_cells(self.y, size, self.generator)
 
     def from_sample(self, size: int) -> Estimate:
         """Solve a sample of anchors and candidates, and extend the solution to all candidates."""
-        p, tau = self.problem, self.tau
+        p = self.problem
+        tau = self.tau
         anchors, candidates = (draw_sample(mass, size, self.generator) for mass in (p.a, p.b))
-        x, y = self.x[anchors.index], self.y[candidates.index]
-        a, b = anchors.weight * p.a[anchors.index], candidates.weight * p.b[candidates.index]
-        part = replace(p, a=a, b=b, x=x, y=y)
+        x = self.x[anchors.index]
+        y = self.y[candidates.index]
+        a = anchors.weight * p.a[anchors.index]
+        b = candidates.weight * p.b[candidates.index]
+        part = replace(
+            p,
+            a=a,
+            b=b,
+            x=x,
+            y=y,
+        )
         log_z, _ = log_sums(x, y, tau, b.log())
         start = tau * log_sums(y, x, tau, a.log() - log_z)[0] if self.init is None else self.init[candidates.index]
         kernel = Kernel(part, self.solver.memory)
@@ -166,21 +207,43 @@ class _Work:
         scale_z, scale_c, residual = self._check(noise_z, noise_c, torch.zeros_like(noise_c))
 
         # Errors r of log Z and s of log c act as masses a exp(-r) and b exp(-s), and move zeta by tau s.
-        r, s = scale_z * noise_z[anchors.index], scale_c * noise_c[candidates.index]
-        a, b = a * (-r).exp(), b * (-s).exp()
-        kernel = Kernel(replace(part, a=a / a.sum() * b.sum(), b=b), self.solver.memory)
+        r = scale_z * noise_z[anchors.index]
+        s = scale_c * noise_c[candidates.index]
+        a = a * (-r).exp()
+        b = b * (-s).exp()
+        kernel = Kernel(
+            replace(
+                part,
+                a=a / a.sum() * b.sum(),
+                b=b,
+            ),
+            self.solver.memory,
+        )
         moved, _ = self._iterate(kernel, state.zeta - tau * s)
         some = torch.randperm(len(p.b), generator=self.generator)[:MEASURED].to(p.b.device)
         moved_log_z = gather_rows(moved.log_z, len(a))
         moved_zeta, _ = log_sums(self.y[some], x, tau, a.log() - moved_log_z)
         noise = float((moved_zeta - self.zeta[some] / tau + scale_c * noise_c[some]).std())
         error = math.hypot(noise, _left(rough, state, tau))
-        return Estimate("sample", replace(part, y=self.y, b=p.b), self.zeta, log_z, error, residual, settled)
+        return Estimate(
+            "sample",
+            replace(
+                part,
+                y=self.y,
+                b=p.b,
+            ),
+            self.zeta,
+            log_z,
+            error,
+            residual,
+            settled,
+        )
 
     def from_near_field(self) -> Estimate:
         """Sum over samples of near anchors and candidates, drawn at the last estimate and starting from it."""
-        p, tau = self.problem, self.tau
-        size = min(self.solver.neighbors, max(len(p.a), len(p.b)))
+        p = self.problem
+        tau = self.tau
+        size = min(self.solver.options.neighbors, max(len(p.a), len(p.b)))
         bytes_per_row = KEPT.itemsize * (len(p.a) + len(p.b)) // distributed.world_size()
         kept = min(size, max(LEAST_COARSE, self.solver.memory // bytes_per_row))
         seed = int(torch.randint(2**40, (), generator=self.generator))
@@ -191,10 +254,12 @@ class _Work:
         for _ in range(CORRECTIONS):
             moved, settled = self._iterate(coarse, last.zeta)
             state, noise_z, noise_c = coarse.correct(fine, moved.zeta, seed)
-            left, last = _left(last, state, tau), state
-            if left <= self.solver.max_error / 5:
+            left = _left(last, state, tau)
+            last = state
+            if left <= self.solver.options.max_error / 5:
                 break
-        self.zeta, self.log_z = state.zeta, state.log_z
+        self.zeta = state.zeta
+        self.log_z = state.log_z
         scale_z, scale_c, residual = self._check(noise_z, noise_c, state.log_c)
         coarse.row_shift = coarse.row_shift + scale_z * noise_z
         coarse.column_shift = coarse.column_shift + scale_c * noise_c
@@ -203,12 +268,17 @@ class _Work:
         return Estimate("near field", p, state.zeta, state.log_z, error, residual, settled)
 
     def _iterate(
-        self, kernel: Callable[[Tensor], State], zeta: Tensor, tolerance: float | None = None
+        self,
+        kernel: Callable[[Tensor], State],
+        zeta: Tensor,
+        tolerance: float | None = None,
     ) -> tuple[State, bool]:
         """Iterate until the root mean square of log c is below a tolerance; return the best state."""
-        method, tolerance = Anderson(self.tau), tolerance or self.tolerance
+        method = Anderson(self.tau)
+        tolerance = tolerance or self.tolerance
         state = best = kernel(zeta)
-        stale, passes = 0, 1
+        stale = 0
+        passes = 1
         while (size := _rms(best.log_c)) > tolerance and stale < PATIENCE and passes < self.solver.max_iterations:
             self.history.append(size)
             self.show(self.history)
@@ -220,7 +290,12 @@ class _Work:
         self.show(self.history)
         return best, size <= self.tolerance
 
-    def _check(self, noise_z: Tensor, noise_c: Tensor, log_c: Tensor) -> tuple[float, float, float]:
+    def _check(
+        self,
+        noise_z: Tensor,
+        noise_c: Tensor,
+        log_c: Tensor,
+    ) -> tuple[float, float, float]:
         """Compute some rows and columns exactly, and compare them with the estimates and with the noise expected.
 
         Args:
@@ -232,8 +307,10 @@ class _Work:
             The factors of the noise in Z and in c that make it as large as measured, and max |c - 1|.
 
         """
-        p, tau = self.problem, self.tau
-        x, y = self.x[self.checked_x], self.y[self.checked_y]
+        p = self.problem
+        tau = self.tau
+        x = self.x[self.checked_x]
+        y = self.y[self.checked_y]
         exact_c = _exact(y, self.x, tau, p.a.log() - self.log_z, self.own_x) - self.zeta[self.checked_y] / tau
         exact_z = _exact(x, self.y, tau, p.b.log() - self.zeta / tau, self.own_y) - self.log_z[self.checked_x]
         scale_z = _ratio(exact_z.std(), noise_z[self.checked_x].std())
@@ -241,16 +318,26 @@ class _Work:
         return scale_z, scale_c, float(torch.expm1(exact_c - exact_c.mean()).abs().amax())
 
 
-def _exact(few: Tensor, many: Rows, tau: float, log_weight: Tensor, own: slice) -> Tensor:
+def _exact(
+    few: Tensor,
+    many: Rows,
+    tau: float,
+    log_weight: Tensor,
+    own: slice,
+) -> Tensor:
     """Return log sum_i exp(<few_j, many_i>/tau + log_weight_i) over all i, which the processes share, (len(few),)."""
     total = log_weight.new_full((len(few),), -math.inf)
-    for start in range(own.start, own.stop, READ):
-        rows = slice(start, min(start + READ, own.stop))
+    for start in range(own.start, own.stop, BLOCK):
+        rows = slice(start, min(start + BLOCK, own.stop))
         total = torch.logaddexp(total, log_sums(few, many[rows], tau, log_weight[rows])[0])
     return distributed.all_gather(total[None]).logsumexp(dim=0)
 
 
-def _left(before: State, after: State, tau: float) -> float:
+def _left(
+    before: State,
+    after: State,
+    tau: float,
+) -> float:
     """Return the error of zeta / tau that remains: log c times the movement of zeta per change of log c."""
     change = float((after.log_c - before.log_c).std())
     moved = float((after.zeta - before.zeta).std()) / tau

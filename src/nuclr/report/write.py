@@ -1,79 +1,72 @@
 """Choose the kind of page for a folder, and write the page. Sections of your own are added with `register_section`."""
 
+import importlib
 from pathlib import Path
 
 from nuclr import files
 from nuclr.errors import UserError
-from nuclr.report.pages import comparison, hubness, popularity, table, toy, training
-from nuclr.report.render import Options, Page, Section, describe, render_page
+from nuclr.report.page import Options, Page, Section, describe, render_page
 
 REPORT = "report.html"
-PAGES: dict[str, Page] = {
-    "training": training.PAGE,
-    "comparison": comparison.PAGE,
-    "popularity": popularity.PAGE,
-    "hubness": hubness.PAGE,
-    "toy": toy.PAGE,
-    "table": table.PAGE,
+# The kinds of pages, and the files by which their folders are recognized. The module of a kind in `pages` has
+# `open_folder(path, options)`, which returns a result object, and `make_page(result)`.
+KINDS = {
+    "training": ("config.yaml",),
+    "comparison": ("compare.json", "ablations.json", "batch_sizes.json", "table.json"),
+    "popularity": ("popularity.json",),
+    "hubness": ("hubness.json",),
+    "toy": ("toy.json",),
 }
+_added: dict[str, dict[str, tuple[Section, str | None]]] = {kind: {} for kind in KINDS}
 
 
-def register_section(page: str, section: Section, before: str | None = None) -> None:
+def register_section(
+    page: str,
+    section: Section,
+    before: str | None = None,
+) -> None:
     """Add a section to all pages of one kind.
 
     Args:
-        page: "training", "comparison", "popularity", "hubness", "toy" or "table".
+        page: "training", "comparison", "popularity", "hubness" or "toy".
         section: the record. Registering the same record again changes nothing.
-        before: the key of the section that it is put in front of. By default it is the last one.
+        before: the key of the section that it is put in front of. By default, or if there is none, it is the last one.
 
     Raises:
-        ValueError: if there is no such page or no such section, or another section has this key.
+        ValueError: if there is no such page, or another section has this key.
 
     Example:
-        >>> from nuclr.report import Section, register_section
-        >>> def count_notes(context):
-        ...     return len(context.notes)
-        >>> section = Section("notes", "Notes", "<p>{{ content }} notes</p>", count_notes)
+        >>> from nuclr.report import Section, Text, register_section
+        >>> section = Section("seed", "Seed", lambda study: [Text(f"Seed {study.seed}")])
         >>> register_section("toy", section, before="repeat")
-        >>> unregister_section("toy", "notes")
+        >>> unregister_section("toy", "seed")
 
     """
-    sections = _sections(page)
-    known = {other.key: other for other in sections}
-    if known.get(section.key) == section:
-        return
-    if section.key in known:
+    if page not in _added:
+        raise ValueError(f"page is {page!r}; allowed: {', '.join(KINDS)}")
+    if _added[page].setdefault(section.key, (section, before)) != (section, before):
         raise ValueError(f"key {section.key!r} is already a section of the {page} page; choose another key")
-    if before is not None and before not in known:
-        raise ValueError(f"before is {before!r}, but the {page} page has the sections {', '.join(known)}")
-    sections.insert(len(sections) if before is None else list(known).index(before), section)
 
 
 def unregister_section(page: str, key: str) -> None:
-    """Remove a section from all pages of one kind, as tests of plugins do.
+    """Remove a section that was registered, as tests of plugins do.
 
     Args:
         page: as for `register_section`.
         key: the key of the section.
 
     Raises:
-        ValueError: if there is no such page or no such section.
+        KeyError: if there is no such page or no such section.
 
     """
-    sections = _sections(page)
-    keys = [section.key for section in sections]
-    if key not in keys:
-        raise ValueError(f"key is {key!r}, but the {page} page has the sections {', '.join(keys)}")
-    del sections[keys.index(key)]
+    del _added[page][key]
 
 
-def _sections(page: str) -> list[Section]:
-    if page not in PAGES:
-        raise ValueError(f"page is {page!r}; allowed: {', '.join(PAGES)}")
-    return PAGES[page].sections
-
-
-def write_report(path: Path, out: Path | None = None, options: Options | None = None) -> Path:
+def write_report(
+    path: Path,
+    out: Path | None = None,
+    options: Options | None = None,
+) -> Path:
     """Write the page of a folder.
 
     Args:
@@ -85,45 +78,49 @@ def write_report(path: Path, out: Path | None = None, options: Options | None = 
         The file that was written.
 
     Raises:
-        UserError: if the folder is not one of these, or the file cannot be written.
+        UserError: if the folder is not one of these, its files are damaged, or the page cannot be written.
 
     """
     target = out or path / REPORT
-    if target.is_dir():
-        raise UserError(f"{target} is a folder; name a file with --out")
     text = make_page(path, options or Options())
-    try:
+    with files.user_errors(target):
         files.write_text(target, text)
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written ({error.strerror}); name another file with --out") from None
     return target
 
 
 def make_page(path: Path, options: Options) -> str:
-    """Return the page of a folder as HTML.
+    """Return the page of a folder as HTML. See `write_report`."""
+    kind = find_kind(path)
+    page, result = open_page(kind, path, options)
+    for section, before in _added[kind].values():
+        keys = [other.key for other in page.sections]
+        if section.key in keys:
+            page.note(f"{section.title} is left out: the page has a section {section.key!r}.")
+        else:
+            page.sections.insert(keys.index(before) if before in keys else len(keys), section)
+    return render_page(page, result)
 
-    Args:
-        path: a folder that `nuclr train`, `compare`, `table`, `popularity`, `hubness` or `toy` wrote.
-        options: what the page contains.
 
-    Raises:
-        UserError: if the folder is not one of these, or its files are damaged.
+def find_kind(path: Path) -> str:
+    """Return which page a folder gets."""
+    for kind, names in KINDS.items():
+        if any((path / name).is_file() for name in names):
+            return kind
+    problem = f"has none of the files {', '.join(sum(KINDS.values(), ()))}" if path.is_dir() else "no such folder"
+    raise UserError(f"{path}: {problem}; name the folder that a nuclr command wrote")
 
-    """
-    if not path.is_dir():
-        problem = "a file, not a folder" if path.exists() else "no such folder"
-        raise UserError(f"{path}: {problem}; name the folder that a nuclr command wrote")
-    page = next((page for page in PAGES.values() if page.accepts(path)), None)
-    if page is None:
-        expected = ", ".join(name for page in PAGES.values() for name in page.files)
-        raise UserError(
-            f"{path} is not a run folder: it has none of the files {expected}; "
-            "name the folder that nuclr train, compare, table, popularity, hubness or toy wrote"
-        )
+
+def open_page(
+    kind: str,
+    path: Path,
+    options: Options,
+) -> tuple[Page, object]:
+    """Return the page of a folder, without registered sections, and the object that its sections are computed from."""
+    module = importlib.import_module(f"nuclr.report.pages.{kind}")
     try:
-        context = page.open(path, options)
+        result = module.open_folder(path, options)
+        return module.make_page(result), result
+    except UserError:
+        raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path}: the files of this {page.kind} are damaged ({describe(error)})") from None
-    return render_page(page, context)
+        raise UserError(f"{path}: its files are damaged ({describe(error)})") from None

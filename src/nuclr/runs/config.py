@@ -9,60 +9,53 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
-import inspect
-import math
-import re
 import reprlib
 import sys
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pydantic
 import yaml
 
 from nuclr import objectives
 from nuclr.errors import UserError
-from nuclr.files import read_text, refuse_large_config
-from nuclr.runs.settings import Objective, Settings, flatten, to_dict
+from nuclr.files import read_text
+from nuclr.runs.settings import ModelSide, Settings, flatten, put, split_names, to_dict
 
-# The settings of `nuclr train` without a file and without data, so that it also works from a wheel. configs/demo.yaml
-# is the same.
-DEMO: dict[str, Any] = {
-    "name": "demo",
-    "data": {
-        "train": "builtin:n=4000,shapes=2",
-        "val": "builtin:n=2000,shapes=2,split=test",
-        "batch_size": 16,
-    },
-    "augment": {"enabled": False},
-    "model": {
-        "x": {"encoder": "tiny_edges", "head": "mlp", "frozen": True},
-        "y": {"encoder": "bag_of_words"},
-        "width": 128,
-    },
-    "objective": {"name": "nuclr", "temperature": 0.15, "gamma": 0.8, "zeta_lr": 3.0e-3},
-    "schedule": {"epochs": 8, "warmup_steps": 50, "zeta_frozen_epochs": 2},
-    "evaluate": {"every": 4},
-}
-
-
-_REPLACED = {
+# Keys of earlier versions, and what to write instead.
+REPLACED = {
     "data.views": "data.x.views and data.y.views are the numbers of views per side, and data.contrast=views contrasts "
     "views of each image (the default for a folder of images)",
+    "image_key": "data.x.key and data.y.key name the columns of both sides",
+    "text_key": "data.x.key and data.y.key name the columns of both sides",
 }
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
+# Where pydantic's words would not help somebody who writes YAML.
+_ALLOWED = {
+    "bool_parsing": "it should be true or false",
+    "bool_type": "it should be true or false",
+    "dataclass_type": "it should be a section with keys",
+    "model_type": "it should be a section with keys",
+    "string_type": "it should be a text",
+    "string_pattern_mismatch": "a name has letters, digits, - and _, such as coco or flickr30k",
+}
+
+_LARGEST = 100_000  # bytes of a config file; PyYAML needs seconds for 300 kB
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 2, 8, 8, 200, 200
+_SHORT.maxstring = 200
 
 
-def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: bool = True) -> Settings:
+def load(
+    source: str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    strict: bool = True,
+) -> Settings:
     """Return settings from a YAML file and overrides.
 
     Args:
-        path: a YAML file. None: the defaults if an override names `data.train`, otherwise the demo's settings.
+        source: a YAML file, or its content as nested dicts. By default all settings have their defaults.
         overrides: texts "section.key=value"; they take precedence over the file.
         strict: refuse overrides of options that the chosen objective does not have. `nuclr compare` sets it to False,
             since an option may belong to any of the compared objectives.
@@ -71,50 +64,133 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), strict: 
         UserError: an unknown key, a value of the wrong type or out of bounds, a file that cannot be read.
 
     """
-    changes = [split_override(text) for text in overrides]
-    if path is not None:
-        values, origin = read(Path(path)), f"{path}: "
-    elif any(key == "data.train" for key, _ in changes):
-        values, origin = {}, ""
-    else:
-        values, origin = DEMO, ""
-    for names in [values.get("plugins"), *(value for key, value in changes if key == "plugins")]:
-        load_plugins(_texts(names) or ())
-    settings = fill(Settings(), values, origin)
-    for key, value in changes:
-        if key == "data.val":  # replaces all sets; data.val.NAME=... changes one
-            settings = fill(settings, nest(key, None))
-        settings = fill(settings, nest(key, value))
-    if settings.out and not any("name" in given for given in (values, dict(changes))):
+    values = read(Path(source)) if isinstance(source, str | Path) else dict(source or {})
+    changes = dict(split_override(text) for text in overrides)
+    load_plugins(values.get("plugins"))
+    load_plugins(changes.get("plugins"))
+    if isinstance(source, str | Path):
+        parse(values, f"{source}: ")  # first alone, so that a message about the file names it
+    for key, value in changes.items():
+        values = put(values, key, value)
+    settings = parse(values)
+    if settings.out and "name" not in values:
         settings = dataclasses.replace(settings, name=Path(settings.out).name or settings.name)
     settings = _infer_contrast(settings)
-    check(settings, [key for key, value in changes if value is not None] if strict else [])
+    check(settings, [key for key, value in changes.items() if value is not None] if strict else [])
     return settings
 
 
-def from_dict(values: Mapping[str, Any], source: str = "settings") -> Settings:
-    """Return the settings that `to_dict` turned into `values`; plugins are imported first."""
-    load_plugins(_texts(values.get("plugins")) or ())
-    settings: Settings = fill(Settings(), values, f"{source}: ")
-    return settings
+def parse(values: Mapping[str, Any], origin: str = "") -> Settings:
+    """Return settings from nested dicts; `origin` starts the message of an error, such as "my.yaml: "."""
+    try:
+        return pydantic.TypeAdapter(Settings).validate_python(values)
+    except pydantic.ValidationError as error:
+        raise user_error(error, origin, list(all_keys())) from None
+
+
+def to_yaml(settings: Settings) -> str:
+    """Return the settings as YAML text, such as a run's config.yaml."""
+    return yaml.safe_dump(
+        to_dict(settings),
+        sort_keys=False,
+        allow_unicode=True,
+    )
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def user_error(
+    error: pydantic.ValidationError,
+    origin: str,
+    known: Sequence[str],
+    prefix: Sequence[str] = (),
+) -> UserError:
+    """Return the first of pydantic's errors as one line with the full key, the value and what is allowed.
+
+    Args:
+        error: what pydantic raised.
+        origin: starts the message, such as "my.yaml: ".
+        known: all keys, to suggest one in place of an unknown one.
+        prefix: the parts of the key before those in the error.
+
+    """
+    # An unknown key is often the reason why another one is missing.
+    first = min(error.errors(), key=lambda one: one["type"] not in _UNKNOWN)
+    inner = first.get("ctx", {}).get("error")
+    parts = [*prefix, *(str(part) for part in first["loc"] if part != "[key]")]  # that of the key of a mapping
+    if isinstance(inner, pydantic.ValidationError):
+        return user_error(inner, origin, known, parts)
+    if isinstance(inner, UserError):  # names the key itself
+        return UserError(f"{origin}{inner}")
+    key = ".".join(parts)
+    value = first["input"]
+    if first["type"] == "missing":
+        return UserError(f"{origin}{key} is missing")
+    if first["type"] in _UNKNOWN:
+        if isinstance(value, dict) and value:  # name the whole key, so that the nearest one can be found
+            key = next(flatten(value, f"{key}."))[0]
+        near = nearest_key(key, known)
+        sections = dict.fromkeys(name.partition(".")[0] for name in known)
+        fix = f"did you mean {near}?" if near else f"known keys and sections: {', '.join(sections)}"
+        return UserError(f"{origin}unknown key {show(key)}; {REPLACED.get(key, fix)}")
+    message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    return UserError(f"{origin}{key} is {show(value)}; {_ALLOWED.get(first['type'], message)}")
+
+
+def show(value: Any) -> str:
+    """Return `repr(value)`, shortened."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # a number of thousands of digits
+        return f"a huge {type(value).__name__}"
+
+
+def all_keys() -> Iterator[str]:
+    """Yield every key, such as "data.train" and "objective.gamma"."""
+    for key, _ in flatten(dataclasses.asdict(Settings())):
+        yield key
+    options = (objectives.options(name) for name in objectives.names())
+    yield from dict.fromkeys(f"objective.{key}" for own in options for key, _ in flatten(own))
+
+
+def nearest_key(key: str, known: Sequence[str] | None = None) -> str | None:
+    """Return the known key that is most like an unknown one, such as "optimizer.lr" for "lr"; None if none is."""
+    known = list(all_keys()) if known is None else known
+    by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
+    last = difflib.get_close_matches(key.rpartition(".")[2], by_last, n=1)
+    near = difflib.get_close_matches(
+        key,
+        known,
+        n=1,
+        cutoff=0.75,
+    )
+    return next(iter([*near, *(by_last[name] for name in last)]), None)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a repeated key; YAML would silently keep the last one."""
+    """SafeLoader that refuses a repeated key, of which YAML would keep the last one, and references.
+
+    References are refused because a few of them, nested, expand to billions of values.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Return the next node; a reference raises an error with its line."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="references (*) are not allowed; write the value out", problem_mark=mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping, or raise an error with the line of a repeated key."""
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, dict | list | set):
-                raise yaml.MarkedYAMLError(problem="a key must be a text", problem_mark=key_node.start_mark)
-            if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark)
-            seen.add(key)
+        seen = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
@@ -123,262 +199,82 @@ class UniqueKeyLoader(yaml.SafeLoader):
 NOT_YAML = (yaml.YAMLError, ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError)
 
 
-def describe_yaml_error(error: BaseException) -> str:
-    """Return a YAML error in one line."""
-    if isinstance(error, RecursionError):
-        return "brackets nested too deep"
-    lines = str(error).splitlines()
-    return lines[0][:200] if lines else type(error).__name__
-
-
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a YAML file with keys and values."""
-    from nuclr.data.open import is_pairs
+    """Return the keys and values in a YAML file, which is untrusted.
 
-    # A line of JSON is YAML, too. Its keys must not be taken for settings.
-    pairs = UserError(f"{path}: not a config file; to train on it, write data.train={path}")
-    if is_pairs(str(path)):
-        raise pairs
+    Raises:
+        UserError: if it is missing, too large, not YAML, or does not hold keys and values.
+
+    """
+    from nuclr.data.opening import is_pairs
+
+    hint = f"to train on it, write data.train={path}"
     if path.is_dir():
-        config = path / "config.yaml"
-        hint = f"name {config}" if config.is_file() else f"to train on pairs in it, write data.train={path}"
-        raise UserError(f"{path}: a folder, not a config file; {hint}")
+        raise UserError(f"{path}: a folder, not a config file; name {path / 'config.yaml'}, or {hint}")
+    # A line of JSON is YAML, too. Its keys must not be taken for settings.
+    if is_pairs(str(path)):
+        raise UserError(f"{path}: not a config file; {hint}")
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise UserError(f"{path}: no such config file{hint}")
-    refuse_large_config(path)
-    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+        raise UserError(f"{path}: no such config file" + "".join(f"; did you mean {path.parent / n}?" for n in near))
+    if path.stat().st_size > _LARGEST:
+        raise UserError(f"{path}: not a config file ({path.stat().st_size:,} bytes); {hint}")
+    text = read_text(path)
     try:
-        content = yaml.load(read_text(path), UniqueKeyLoader)
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: not valid YAML ({error.problem})") if is_yaml else pairs from None
-    except UserError as error:
-        raise error if is_yaml else pairs from None
+        content = yaml.load(text, UniqueKeyLoader)
     except NOT_YAML as error:
-        raise UserError(f"{path}: not valid YAML ({describe_yaml_error(error)})") if is_yaml else pairs from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        if not is_yaml:
-            raise pairs
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        reason = getattr(error, "problem", None) or str(error).partition("\n")[0][:200] or type(error).__name__
+        raise UserError(f"{path}{line}: not valid YAML ({reason}); {hint}") from None
+    if not isinstance(content, dict | None):
         raise UserError(f"{path}: holds a {type(content).__name__}; it needs keys and values, such as 'name: mine'")
-    return content
+    return {key: value for key, value in (content or {}).items() if value is not None}
 
 
 def split_override(text: str) -> tuple[str, Any]:
     """Return ("a.b", 1) for "a.b=1"."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        hint = f"data.train={text}" if Path(text).exists() else "optimizer.lr=0.001"
-        raise UserError(f"{text!r} is not an override; overrides are key=value without spaces, such as {hint}")
+        raise UserError(f"{text!r}: settings are written key=value without spaces, such as optimizer.lr=0.001")
     try:
         return key.strip(), yaml.safe_load(value) if value.strip() else None
     except NOT_YAML:
         return key.strip(), value
 
 
-def nest(key: str, value: Any) -> dict[str, Any]:
-    """Return {"a": {"b": 1}} for "a.b" and 1."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
+def load_plugins(names: Any) -> None:
+    """Import Python files (`.py`) or modules, each once; they may register objectives, modalities, encoders, ...
 
+    Args:
+        names: the setting `plugins`, which is not yet checked; anything but names is refused later.
 
-def load_plugins(names: Sequence[str]) -> None:
-    """Import Python files (`.py`) or modules, each once; they may register objectives, modalities, encoders, ..."""
-    for name in names:
+    """
+    names = split_names(names)
+    for name in names if isinstance(names, list | tuple) else ():
         try:
-            if not name.endswith(".py"):
-                importlib.import_module(name)
-                continue
-            path = Path(name).resolve()
-            module_name = f"nuclr_plugin_{path.stem}_{abs(hash(str(path))):x}"
-            if module_name in sys.modules:
-                continue
-            spec = importlib.util.spec_from_file_location(module_name, path)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[module_name] = module
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[module_name]
-                raise
+            _import_plugin(str(name))
         except Exception as error:
             raise UserError(f"plugins: {name} cannot be imported ({type(error).__name__}: {error})") from None
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
-
-
-def fill(settings: Any, values: Any, origin: str = "", prefix: str = "") -> Any:
-    """Return `settings` with `values` filled in.
-
-    Args:
-        settings: a dataclass of settings.
-        values: its new values, nested dicts for sections.
-        origin: put in front of error messages, such as "my.yaml: ". Overrides do not need one.
-        prefix: of the keys in error messages, such as "data.".
-
-    """
-    kinds = typing.get_type_hints(type(settings))
-    changes = {}
-    for key, value in values.items():
-        full = f"{prefix}{key}"
-        if key not in kinds:
-            if isinstance(value, dict) and value:  # name the whole key, so that the nearest one can be found
-                full = next(flatten(value, f"{full}."))[0]
-            raise UserError(f"{origin}unknown key {_show(full)}; {_REPLACED.get(full) or _suggest(full)}")
-        if dataclasses.is_dataclass(kinds[key]):
-            if value is None:
-                continue
-            if not isinstance(value, dict):
-                keys = ", ".join(_keys_of(kinds[key]))
-                raise UserError(f"{origin}{full} is a section, not a value; its keys are {keys}")
-            section = getattr(settings, key)
-            into = _fill_objective if isinstance(section, Objective) else fill
-            changes[key] = into(section, value, origin, f"{full}.")
-        elif isinstance(value, dict) and (kind := _kind_of_named(kinds[key])) is not None:
-            changes[key] = _fill_named(getattr(settings, key), value, kind, origin, full)
-        else:
-            bounds = next(f.metadata for f in dataclasses.fields(settings) if f.name == key)
-            changes[key] = convert(value, kinds[key], bounds, full, origin)
-    return dataclasses.replace(settings, **changes)
-
-
-def _kind_of_named(kind: Any) -> Any:
-    """Return the dataclass of the values if a setting may be a mapping from names to them, otherwise None."""
-    mappings = [option for option in typing.get_args(kind) if typing.get_origin(option) is Mapping]
-    return typing.get_args(mappings[0])[1] if mappings else None
-
-
-def _fill_named(current: Any, values: dict[Any, Any], kind: Any, origin: str, full: str) -> dict[str, Any] | None:
-    """Return the named entries of a setting with `values` filled in; a text is the path of an entry."""
-    if isinstance(current, str):
-        raise UserError(
-            f"{origin}{full} is one path, {current}; for several sets name all of them: {full}={{NAME: PATH, ...}}"
-        )
-    entries = dict(current or {})
-    for name, value in values.items():
-        key = f"{full}.{name}"
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise UserError(
-                f"{origin}{full}: {_show(name)} is not a name; use letters, digits, - and _, such as coco or flickr30k"
-            )
-        if value is None:
-            entries.pop(name, None)
-            continue
-        content = value if isinstance(value, dict) else {"path": value}
-        keys = _keys_of(kind)
-        if unknown := [inner for inner in content if inner not in keys]:
-            raise UserError(f"{origin}unknown key {key}.{unknown[0]}; the keys of a set are {', '.join(keys)}")
-        entries[name] = fill(entries.get(name, kind()), content, origin, f"{key}.")
-        if entries[name].path is None:
-            raise UserError(f"{origin}{key}.path is missing; name the pairs of this set, such as {key}=pairs.jsonl")
-    return entries or None
-
-
-def _fill_objective(section: Objective, values: dict[str, Any], origin: str, prefix: str) -> Objective:
-    kinds = _objective_kinds()
-    options = dict(section.options)
-    for key, value in values.items():
-        full = f"{prefix}{key}"
-        if key == "name":
-            name = convert(value, Literal[objectives.names()], {}, full, origin)
-            section = dataclasses.replace(section, name=name)
-        elif key not in kinds:
-            raise UserError(f"{origin}unknown key {_show(full)}; {_suggest(full)}")
-        elif value is None:
-            options.pop(key, None)
-        else:
-            options[key] = convert(value, kinds[key], {}, full, origin)
-    return dataclasses.replace(section, options=options)
-
-
-def _objective_kinds() -> dict[str, Any]:
-    """Return the types of all registered objectives' options, from the constructors' signatures."""
-    kinds: dict[str, Any] = {}
-    for name in objectives.names():
-        signature = inspect.signature(objectives.entry(name).cls, eval_str=True)
-        for key in objectives.options(name):
-            kinds.setdefault(key, signature.parameters[key].annotation)
-    return kinds
-
-
-def convert(value: Any, kind: Any, bounds: Any, key: str, origin: str) -> Any:
-    """Return a value as its type and within its bounds; numbers may be texts, since YAML reads 1e-3 as text."""
-    is_union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-    options = typing.get_args(kind) if is_union else (kind,)
-    if value is None:
-        if type(None) in options:
-            return None
-        raise UserError(f"{origin}{key} has no value; it needs {_describe(options, bounds)}")
-    target = next(option for option in options if option is not type(None))
-    failed = UserError(f"{origin}{key} is {_show(value)}; it needs {_describe(options, bounds)}")
-    if typing.get_origin(target) is Literal:
-        choices = typing.get_args(target)
-        if value not in choices:
-            near = difflib.get_close_matches(_show(value).strip("'"), choices, n=1)
-            raise UserError(f"{failed}{f'; did you mean {near[0]}?' if near else ''}")
-        return value
-    if target is bool:
-        if not isinstance(value, bool):
-            raise failed
-        return value
-    if typing.get_origin(target) is tuple:
-        texts = _texts(value)
-        if texts is None:
-            raise failed
-        return texts
-    if target is str or target not in (int, float):
-        if isinstance(value, dict | list):
-            raise failed
-        return str(value)
+def _import_plugin(name: str) -> None:
+    if not name.endswith(".py"):
+        importlib.import_module(name)
+        return
+    path = Path(name).resolve()
+    module_name = f"nuclr_plugin_{path.stem}_{abs(hash(str(path))):x}"
+    if module_name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
     try:
-        number = float(value) if not isinstance(value, bool | dict | list) else math.nan
-    except (ValueError, TypeError, OverflowError):
-        raise failed from None
-    if math.isnan(number) or (target is int and not number.is_integer()):
-        raise failed
-    if bounds and not (bounds["low"] <= number <= bounds["high"] and number > bounds["above"]):
-        raise failed
-    return int(value if isinstance(value, int) else number) if target is int else number
-
-
-def _show(value: Any) -> str:
-    """Return `repr(value)`, shortened: references in YAML can make a short file a huge value."""
-    try:
-        return _SHORT.repr(value)
-    except ValueError:  # a number of thousands of digits
-        return f"a huge {type(value).__name__}"
-
-
-def _texts(value: Any) -> tuple[str, ...] | None:
-    """Return a list of texts, or comma-separated ones, as a tuple; None if the value is neither."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
-        return tuple(value)
-    return None
-
-
-def _describe(options: tuple[Any, ...], bounds: Any) -> str:
-    target = next(option for option in options if option is not type(None))
-    if typing.get_origin(target) is Literal:
-        return "one of " + ", ".join(typing.get_args(target))
-    if typing.get_origin(target) is tuple:
-        return "a list of names"
-    if any(typing.get_origin(option) is Mapping for option in options):
-        return "a path, or names and paths of several sets, such as {coco: PATH, flickr30k: PATH}"
-    text = {bool: "true or false", int: "a whole number", float: "a number"}.get(target, "a text")
-    if bounds:
-        limits = {name: f"{int(v) if float(v).is_integer() else v}" for name, v in bounds.items() if math.isfinite(v)}
-        words = {"above": "above", "low": "at least", "high": "at most"}
-        parts = [f"{word} {limits[name]}" for name, word in words.items() if name in limits]
-        text += " " + " and ".join(parts) if parts else ""
-    return text
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
 
 
 # -- checks that involve several values --------------------------------------------------------------------------------
@@ -387,104 +283,43 @@ def _describe(options: tuple[Any, ...], bounds: Any) -> str:
 def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
     """Refuse missing keys, options that the objective does not have, and combinations that cannot work."""
     if settings.data.train is None:
-        raise UserError("data.train is missing; name the pairs to train on, such as data.train=train.jsonl or builtin")
-    name, allowed = settings.objective.name, objectives.options(settings.objective.name)
+        raise UserError(
+            "data.train is missing; name the pairs to train on, such as data.train=pairs.csv data.val=held_out.csv "
+            "(nuclr demo trains on built-in pairs)"
+        )
+    name = settings.objective.name
+    allowed = objectives.options(name)
     for key in overridden:
         section, _, option = key.partition(".")
-        if section == "objective" and option != "name" and option not in allowed:
+        if section == "objective" and option != "name" and option.partition(".")[0] not in allowed:
             raise UserError(f"{key}: {name} has no such option; its options are {', '.join(allowed)}")
-    try:
-        objectives.build(name, num_samples=2, **settings.objective.arguments())
-    except (ValueError, RuntimeError) as error:
-        raise UserError(f"objective.{str(error).splitlines()[0]}") from None
-    if settings.schedule.zeta_frozen_epochs > settings.schedule.epochs:
-        frozen, epochs = settings.schedule.zeta_frozen_epochs, settings.schedule.epochs
+    settings.objective.build(num_samples=2)
+    schedule = settings.schedule
+    if schedule.zeta_frozen_epochs > schedule.epochs:
         raise UserError(
-            f"schedule.zeta_frozen_epochs is {frozen}, more than schedule.epochs, which is {epochs}; "
-            "add schedule.zeta_frozen_epochs=0"
+            f"schedule.zeta_frozen_epochs is {schedule.zeta_frozen_epochs}, more than schedule.epochs, which is "
+            f"{schedule.epochs}; add schedule.zeta_frozen_epochs=0"
         )
-    _check_views(settings)
-    if settings.model.pretrained and (settings.model.x.encoder or settings.model.y.encoder):
-        raise UserError("model.pretrained is a whole dual encoder; leave out model.x.encoder and model.y.encoder")
-    if settings.model.pretrained:
-        for side in ("x", "y"):
-            options = getattr(settings.model, side)
-            for key, default in (
-                ("head", "linear"),
-                ("tokenizer", None),
-                ("pooling", None),
-                ("image_normalization", None),
-            ):
-                if getattr(options, key) != default:
-                    raise UserError(
-                        "model.pretrained has its own heads, tokenizer, pooling and normalization of pixels; leave out "
-                        f"model.{side}.{key}"
-                    )
+    if settings.data.contrasts_views and settings.data.val:
+        raise UserError("data.val is not used with data.contrast=views; leave it out, and set data.classes to evaluate")
+    if settings.data.contrasts_views and not settings.augment.enabled:
+        raise UserError(
+            "data.contrast=views needs augmentation, or all views of an image are equal; set augment.enabled=true"
+        )
+    if settings.model.pretrained is None:
+        return
+    for side in ("x", "y"):
+        for key in ("encoder", "head", "tokenizer", "pooling", "image_normalization"):
+            if getattr(getattr(settings.model, side), key) != getattr(ModelSide(), key):
+                raise UserError(f"model.{side}.{key}: model.pretrained is a whole dual encoder; leave the former out")
 
 
 def _infer_contrast(settings: Settings) -> Settings:
     """Return the settings with `data.contrast`, whose default depends on what `data.train` is."""
-    from nuclr.data.open import is_image_folder
+    from nuclr.data.opening import is_image_folder
 
     data = settings.data
     if data.contrast is not None or data.train is None:
         return settings
     contrast: Literal["sides", "views"] = "views" if is_image_folder(data.train, data.root) else "sides"
     return dataclasses.replace(settings, data=dataclasses.replace(data, contrast=contrast))
-
-
-def _check_views(settings: Settings) -> None:
-    data = settings.data
-    if not data.contrasts_views:
-        return
-    for key, value in (("data.y.key", data.y.key), ("data.y.modality", data.y.modality)):
-        if value is not None:
-            raise UserError(f"data.contrast=views contrasts the images of side x with themselves; leave out {key}")
-    if data.val is not None:
-        raise UserError("data.val is not used with data.contrast=views; leave it out, and set data.classes to evaluate")
-    if not settings.augment.enabled:
-        raise UserError(
-            "data.contrast=views needs augmentation, or all views of an image are equal; set augment.enabled=true"
-        )
-
-
-def _keys_of(kind: Any) -> list[str]:
-    if kind is Objective:
-        return ["name", *_objective_kinds()]
-    return [field.name for field in dataclasses.fields(kind)]
-
-
-def all_keys(kind: Any = Settings, prefix: str = "") -> Iterator[str]:
-    """Yield every key, such as "data.train"."""
-    if kind is Objective:
-        yield from (f"{prefix}{key}" for key in _keys_of(kind))
-        return
-    for key, inner in typing.get_type_hints(kind).items():
-        if dataclasses.is_dataclass(inner):
-            yield from all_keys(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
-def _suggest(key: str) -> str:
-    """Return a hint for an unknown key: the nearest key, or the sections if none is near."""
-    if key.endswith("_key"):
-        return "data.x.key and data.y.key name the columns of both sides"
-    near = nearest_key(key)
-    return f"known sections: {', '.join(_keys_of(Settings))}" if near is None else f"did you mean {near}?"
-
-
-def nearest_key(key: str) -> str | None:
-    """Return the known key that is most like an unknown one, such as "optimizer.lr" for "lr"; None if none is."""
-    known = list(all_keys())
-    last = key.rpartition(".")[2]
-    by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-    near = near or [by_last[name] for name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)]
-    near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-    return near[0] if near else None
-
-
-def to_yaml(settings: Settings) -> str:
-    """Return the settings as YAML text, such as a run's config.yaml."""
-    return yaml.safe_dump(to_dict(settings), sort_keys=False, allow_unicode=True)

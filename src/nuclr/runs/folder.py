@@ -8,50 +8,34 @@ that in the end it equals the file of a run that never stopped. Measured times a
 """
 
 import contextlib
-import difflib
 import fcntl
 import json
 import os
 import platform
-import shlex
 import sys
-from importlib import metadata
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-import yaml
 
 from nuclr import files
 from nuclr.errors import UserError
+from nuclr.runs.config import read, to_yaml
 from nuclr.runs.launch import cpu_cores
-from nuclr.runs.settings import flatten
+from nuclr.runs.settings import FREE_ON_RESUME, Settings, flatten, to_dict
 
-CONFIG, METRICS, TIMING, RESULTS = "config.yaml", "metrics.jsonl", "timing.jsonl", "results.json"
-BAD, ENVIRONMENT, CHECKPOINTS, MODEL, LOCK = "bad_samples.jsonl", "environment.json", "checkpoints", "model", ".lock"
+CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
+TIMING = "timing.jsonl"
+RESULTS = "results.json"
+BAD = "bad_samples.jsonl"
+ENVIRONMENT = "environment.json"
+CHECKPOINTS = "checkpoints"
+MODEL = "model"
+LOCK = ".lock"
 SEEDS = "seeds"  # runs of other seeds and methods, which the demo trains at the same time
-PACKAGES = ("nuclr", "torch", "transformers", "tokenizers", "kornia", "numpy", "pillow")
-# Names and settings of the machine, which a resumed run may change.
-FREE_ON_RESUME = {
-    "name",
-    "out",
-    "device",
-    "threads",
-    "checkpoint_every",
-    "report",
-    "plugins",
-    "data.root",
-    "data.allow_outside",
-    "data.workers",
-    "data.memory",
-    "log.tensorboard",
-    "log.wandb",
-}
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a run was started in this folder."""
-    return (folder / CONFIG).is_file()
+PACKAGES = ("nuclr", "torch", "transformers", "tokenizers", "kornia", "numpy", "PIL")
 
 
 def is_finished(folder: Path) -> bool:
@@ -59,37 +43,60 @@ def is_finished(folder: Path) -> bool:
     return (folder / RESULTS).is_file()
 
 
-def suggest_runs(parent: Path, name: str = "") -> list[Path]:
-    """Return up to three runs in a folder, to name in messages.
+@dataclass(frozen=True, kw_only=True)
+class TrainedRun:
+    """A finished run: the content of its results.json.
 
-    Args:
-        parent: the folder that holds the runs.
-        name: the name of a run that does not exist. Runs with similar names come first, then unfinished ones, then the
-            newest.
+    Attributes:
+        folder: the folder of the run; `nuclr.runs.run.Run.open` reads the model and the data from it.
+        name: the setting `name`.
+        objective: name of the objective.
+        temperature: the temperature at the end.
+        steps: number of steps.
+        epochs: number of epochs.
+        batch_size: pairs per step, over all processes.
+        processes: number of processes.
+        pairs: number of training pairs, with bad ones.
+        sides: the names of both sides.
+        samples_per_epoch: pairs, or groups of pairs, that an epoch visits.
+        left_over_per_epoch: how many of them do not fill a batch.
+        bad_samples: number of training pairs that were left out.
+        parameters: number of parameters trained.
+        val: metrics at the end on the held-out pairs and classes; fractions.
+        best: the best value of the metric that chooses the best checkpoint; None if nothing was measured.
+        protocol: how the metrics are defined.
+        timing: seconds, samples per second and the share of each part; of the last start, if the run was resumed.
 
     """
-    runs = [path for path in parent.iterdir() if is_run(path)] if parent.is_dir() else []
-    near = difflib.get_close_matches(name, [run.name for run in runs], n=3)
 
-    def order(run: Path) -> tuple[int, bool, float]:
-        place = near.index(run.name) if run.name in near else len(near)
-        return place, is_finished(run), -(run / CONFIG).stat().st_mtime
+    folder: Path = field(compare=False)
+    name: str
+    objective: str
+    temperature: float
+    steps: int
+    epochs: int
+    batch_size: int
+    processes: int
+    pairs: int
+    sides: tuple[str, str]
+    samples_per_epoch: int
+    left_over_per_epoch: int
+    bad_samples: int
+    parameters: int
+    val: dict[str, float]
+    best: float | None = None
+    protocol: str
+    timing: dict[str, float]
 
-    return sorted(runs, key=order)[:3]
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of results.json."""
+        content: dict[str, Any] = files.to_record(self)
+        return content
 
 
-def read_results(folder: Path) -> dict[str, Any] | None:
+def read_results(folder: Path) -> TrainedRun | None:
     """Return the content of results.json; None if the run is not finished."""
-    if not is_finished(folder):
-        return None
-    path = folder / RESULTS
-    try:
-        content = files.parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore it, or train again with out=...") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: does not hold the results of a run; restore it, or train again with out=...")
-    return content
+    return files.read_record(TrainedRun, folder / RESULTS, folder=folder) if is_finished(folder) else None
 
 
 class RunFolder:
@@ -101,68 +108,45 @@ class RunFolder:
         self._lock: IO[str] | None = None
         self._files: dict[str, IO[bytes]] = {}
 
-    def open(self, config: dict[str, Any], resume: bool) -> bool:
+    def open(self, settings: Settings, resume: bool) -> bool:
         """Lock the folder and check that it is new, or holds the run to resume; return whether it is the latter."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            exists, own = is_run(self.folder), (LOCK, SEEDS)
-            if exists and not resume:
-                state = "a finished run" if is_finished(self.folder) else "a run"
-                hint = "" if is_finished(self.folder) else ", or add --resume to continue it"
-                raise UserError(f"{self.folder} already holds {state}; name another folder with out=...{hint}")
-            if exists:
-                self._check_same(config)
-            elif others := [p.name for p in self.folder.iterdir() if p.name not in own and not files.is_temporary(p)]:
-                raise UserError(
-                    f"{self.folder} is not empty ({others[0]}) and is not a run folder; name another with out=..."
-                )
+            exists = files.is_run(self.folder)
             if not exists:  # first of all, so that a run killed right after this is recognized as one
-                files.write_text(self.folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+                self._write_config(settings)
+            elif resume:
+                self._check_same(settings)
+            else:
+                hint = "" if is_finished(self.folder) else ", or add --resume to continue it"
+                raise UserError(f"{self.folder} already holds a run; name another folder with out=...{hint}")
             self.checkpoints.mkdir(exist_ok=True)
-            self._remove_temporary()
-        except (FileExistsError, NotADirectoryError):
-            raise UserError(f"out={self.folder}: there is a file with this name; name a folder") from None
+            for path in self.checkpoints.iterdir():  # halves of checkpoints, of processes killed while writing
+                if files.is_temporary(path):
+                    path.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"out={self.folder}: cannot be written ({error.strerror}); name another folder") from None
         return exists
 
     def _take_lock(self) -> None:
-        self._lock = (self.folder / LOCK).open("a+")
+        self._lock = (self.folder / LOCK).open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._lock.seek(0)
-            holder = self._lock.read().strip()
-            raise UserError(
-                f"{self.folder}: another run is using it{f' (process {holder})' if holder else ''}"
-            ) from None
-        self._lock.truncate(0)
-        self._lock.write(f"{os.getpid()}\n")
-        self._lock.flush()
+            raise UserError(f"{self.folder}: another run is using it; wait for it, or name another folder") from None
 
-    def _remove_temporary(self) -> None:
-        """Remove what killed processes left while writing. A process that is alive may be writing a report."""
-        for path in [*self.folder.iterdir(), *self.checkpoints.iterdir()]:
-            if files.is_temporary(path) and not _is_other_process(int(path.name.split(".")[-2])):
-                path.unlink(missing_ok=True)
+    def _write_config(self, settings: Settings) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in (LOCK, SEEDS) and not files.is_temporary(path):
+                raise UserError(
+                    f"{self.folder} is not empty ({path.name}) and is not a run folder; name another with out=..."
+                )
+        files.write_text(self.folder / CONFIG, to_yaml(settings))
 
-    def _read_config(self) -> dict[str, Any]:
-        path = self.folder / CONFIG
-        files.refuse_large_config(path)
-        try:
-            content = yaml.safe_load(files.read_text(path))
-        except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{path}: cannot be read; restore it, or start another run with out=...") from None
-        if not isinstance(content, dict):
-            raise UserError(f"{path}: does not hold the settings of a run; restore it, or start another with out=...")
-        return content
-
-    def _check_same(self, config: dict[str, Any]) -> None:
-        before = dict(flatten(self._read_config()))
-        now = dict(flatten(config))
+    def _check_same(self, settings: Settings) -> None:
+        before = dict(flatten(read(self.folder / CONFIG)))
+        now = dict(flatten(to_dict(settings)))
         for key in sorted(before.keys() | now.keys()):
             is_root = key.startswith("data.val.") and key.endswith(".root")
             if before.get(key) != now.get(key) and key not in FREE_ON_RESUME and not is_root:
@@ -189,9 +173,9 @@ class RunFolder:
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size
 
-    def finish(self, results: dict[str, Any]) -> None:
+    def finish(self, results: TrainedRun) -> None:
         """Write results.json, which marks the run as finished."""
-        files.write_text(self.folder / RESULTS, json.dumps(results, indent=1) + "\n")
+        files.write_text(self.folder / RESULTS, json.dumps(results.to_json(), indent=1) + "\n")
 
     def close(self) -> None:
         """Close the logs and release the lock."""
@@ -200,50 +184,25 @@ class RunFolder:
             with contextlib.suppress(OSError):
                 if file is not None:
                     file.close()
-        self._files, self._lock = {}, None
-
-
-def _is_other_process(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-# -- environment -------------------------------------------------------------------------------------------------------
+        self._files = {}
+        self._lock = None
 
 
 def environment() -> dict[str, Any]:
     """Return the command line, the versions that results depend on, and the machine."""
-    return {"command": _command(sys.argv), "versions": versions(), "machine": machine()}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that are installed."""
-    numbers = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            numbers[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return numbers
-
-
-def machine() -> dict[str, Any]:
-    """Return system, number of processors and threads, and the accelerator."""
-    facts: dict[str, Any] = {
+    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    machine = {
         "system": f"{platform.system()} {platform.machine()}",
         "cpus": cpu_cores(),
         "threads": torch.get_num_threads(),
     }
     if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
+        machine["gpu"] = torch.cuda.get_device_name()
+    return {
+        "command": files.command_line(),
+        "versions": {"python": platform.python_version(), **versions},
+        "machine": machine,
+    }
 
 
 def write_environment(folder: Path) -> None:
@@ -251,8 +210,3 @@ def write_environment(folder: Path) -> None:
     path = folder / ENVIRONMENT
     if not path.exists():
         files.write_json(path, environment())
-
-
-def _command(arguments: list[str]) -> str:
-    program = Path(arguments[0]).name
-    return shlex.join(["nuclr" if program in ("nuclr", "__main__.py") else program, *arguments[1:]])

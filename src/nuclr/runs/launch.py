@@ -2,7 +2,8 @@
 
 A process that waits for another one gives up after a while. `NUCLR_TIMEOUT` sets the number of seconds; the default is
 300 for processes that have not joined yet, and 1800 for an answer during the run, because another process may be busy
-for minutes. The end of another process is noticed in the next exchange with it, or by `PeerWatch` within seconds.
+for minutes. The end of another process is noticed in the next exchange with it, or by `PeerWatch` within seconds, which
+also notices the end of torchrun.
 """
 
 import contextlib
@@ -11,11 +12,14 @@ import gc
 import itertools
 import math
 import os
+import secrets
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +28,29 @@ import torch.distributed as dist
 
 from nuclr import distributed
 from nuclr.errors import UserError
-from nuclr.runs.peers import PeerWatch
+from nuclr.runs.settings import Settings
 
-JOIN_SECONDS, ANSWER_SECONDS = 300.0, 1800.0
+JOIN_SECONDS = 300.0
+ANSWER_SECONDS = 1800.0
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container on Linux: "QUOTA PERIOD", or "max PERIOD"
-NOTE_SECONDS = 5.0  # a process that waits longer than this for the others to join says so
+GRACE_SECONDS = 4.0  # in which the program itself may notice the end of another process, at an exchange
+CONNECT_SECONDS = 20.0  # for which a run waits for the connections of the watch
+PEERS_KEY = "nuclr/peers"
 
 
 def pick_device(name: str) -> torch.device:
     """Return the device; "auto" is an accelerator if there is one, else the CPU. Each torchrun process has its own."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = name
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        chosen = "cuda" if torch.cuda.is_available() else "cpu"
+    if chosen == "cuda":
+        chosen = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        device = torch.device(name)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", local)
-        torch.empty(1, device=device)
+        return torch.empty(1, device=chosen).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
             f"device: {name!r} cannot be used here ({str(error).splitlines()[0][:80]}); use cpu or auto"
         ) from None
-    return device
 
 
 def cpu_cores() -> int:
@@ -99,12 +104,9 @@ def processes(device: torch.device) -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _join(backend: str) -> PeerWatch:
-    world, timeout = int(os.environ["WORLD_SIZE"]), _timeout()
-    join_seconds = timeout or JOIN_SECONDS
-    note = threading.Timer(NOTE_SECONDS, _say_waiting, (world, join_seconds))
-    note.daemon = True
-    note.start()
+def _join(backend: str) -> "PeerWatch":
+    world = int(os.environ["WORLD_SIZE"])
+    join_seconds = _timeout(JOIN_SECONDS)
     try:
         # In two steps, because joining has a shorter timeout than an exchange.
         rendezvous = dist.rendezvous("env://", timeout=datetime.timedelta(seconds=join_seconds))
@@ -114,33 +116,25 @@ def _join(backend: str) -> PeerWatch:
             store=store,
             rank=own_rank,
             world_size=world,
-            timeout=datetime.timedelta(seconds=timeout or ANSWER_SECONDS),
+            timeout=datetime.timedelta(seconds=_timeout(ANSWER_SECONDS)),
         )
-        return PeerWatch(store, own_rank, world, lambda lost: _describe_loss(own_rank, f"process {lost}"))
+        return PeerWatch(store, own_rank, world)
     except ValueError as error:  # a variable of torchrun is missing
         raise UserError(f"WORLD_SIZE is {world}, but the processes cannot join ({error}); use torchrun") from None
     except RuntimeError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        late = "timed out" in reason.lower() or "timeout" in reason.lower()
-        within = f" within {join_seconds:g} s (NUCLR_TIMEOUT)" if late else ""
-        raise LostProcess(f"the {world} processes of this run did not all join{within}: {reason[:200]}") from None
-    finally:
-        note.cancel()
+        reason = str(error).splitlines()[0][:200].rstrip(".")
+        raise LostProcess(
+            f"the {world} processes of this run did not all join within {join_seconds:g} s (NUCLR_TIMEOUT): {reason}"
+        ) from None
 
 
-def _say_waiting(world: int, seconds: float) -> None:
-    rank = os.environ.get("RANK", "0")
-    sys.stderr.write(f"nuclr: process {rank} waits for all {world} processes to join, for at most {seconds:g} s\n")
-    sys.stderr.flush()
-
-
-def _timeout() -> float | None:
-    text = os.environ.get("NUCLR_TIMEOUT", "")
+def _timeout(default: float) -> float:
+    text = os.environ.get("NUCLR_TIMEOUT") or str(default)
     try:
-        seconds = float(text) if text else None
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if seconds is not None and not 1 <= seconds <= 1e6:
+    if not 1 <= seconds <= 1e6:
         raise UserError(f"NUCLR_TIMEOUT is {text!r}; it needs a number of seconds from 1 to 1000000")
     return seconds
 
@@ -150,16 +144,105 @@ def _lost(error: BaseException) -> LostProcess | None:
     message = str(error)
     if not isinstance(error, RuntimeError) or not (isinstance(error, dist.DistError) or "/gloo/" in message):
         return None
-    world, rank = dist.get_world_size(), dist.get_rank()
-    other = f"process {1 - rank}" if world == 2 else "another process"
+    rank = dist.get_rank()
+    other = _name_other(rank, dist.get_world_size())
     if "timed out" in message.lower():
-        seconds = _timeout() or ANSWER_SECONDS
+        seconds = _timeout(ANSWER_SECONDS)
         return LostProcess(f"process {rank}: {other} did not answer within {seconds:g} s (NUCLR_TIMEOUT)")
     return LostProcess(_describe_loss(rank, other))
 
 
+def _name_other(rank: int, world: int) -> str:
+    return f"process {1 - rank}" if world == 2 else "another process"
+
+
 def _describe_loss(rank: int, other: str) -> str:
     return f"process {rank} lost {other}, which has ended; the run can be continued with --resume"
+
+
+class PeerWatch(threading.Thread):
+    """A thread that ends this process with one line if another process ended without saying goodbye, or torchrun did.
+
+    An exchange notices a lost process, but the next one may be minutes away: a long evaluation, a page that is being
+    written. So each process keeps a connection to the first one, on which nothing is sent until the end. The operating
+    system closes the connection of a process that was killed. If the first one ends, all others see it.
+
+    Args:
+        store: the processes' common store, through which the first one announces its address and a key.
+        rank: number of this process.
+        world: number of processes.
+
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world: int,
+    ) -> None:
+        super().__init__(name="nuclr-peers", daemon=True)
+        self._store = store
+        self._rank = rank
+        self._world = world
+        self._parent = os.getppid()
+        self._peers: list[Connection] = []
+        self._stopped = threading.Event()
+        self._connected = threading.Event()
+        self.start()
+        # Otherwise a process that is killed before it is connected would not be missed.
+        self._connected.wait(CONNECT_SECONDS)
+
+    def stop(self, goodbye: bool) -> None:
+        """End the watch; with `goodbye`, the other processes do not count this one as lost."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self.join(GRACE_SECONDS)  # until the processes are connected and the thread has ended
+        for peer in self._peers:
+            with contextlib.suppress(OSError):  # of a process that has ended before
+                if goodbye:
+                    peer.send_bytes(b"goodbye")
+                peer.close()
+
+    def run(self) -> None:
+        """Connect the processes, and wait."""
+        # Without a connection (a firewall between the machines), a lost process is noticed at the next exchange.
+        with contextlib.suppress(OSError, EOFError, AuthenticationError, dist.DistError):
+            self._connect()
+        self._connected.set()
+        lost = self._wait()
+        if lost is not None and not self._stopped.wait(GRACE_SECONDS):
+            sys.stderr.write(f"nuclr: {_describe_loss(self._rank, lost)}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _connect(self) -> None:
+        if self._rank > 0:
+            port, key = self._store.get(PEERS_KEY).decode().split()
+            address = (os.environ.get("MASTER_ADDR", "localhost"), int(port))
+            self._peers.append(Client(address, authkey=bytes.fromhex(key)))
+            return
+        key = secrets.token_bytes(32)
+        with Listener(("", 0), authkey=key) as listener:
+            self._store.set(PEERS_KEY, f"{listener.address[1]} {key.hex()}")
+            while len(self._peers) < self._world - 1:
+                with contextlib.suppress(OSError, EOFError, AuthenticationError):  # somebody who does not know the key
+                    self._peers.append(listener.accept())
+
+    def _wait(self) -> str | None:
+        """Return what was lost; None if this process ends as planned."""
+        waiting: list[Any] = list(self._peers)
+        while not self._stopped.is_set():
+            ready: list[Any] = wait(waiting, timeout=0.5)
+            for peer in ready:
+                try:
+                    peer.recv_bytes(16)
+                except (EOFError, OSError):
+                    return _name_other(self._rank, self._world)
+                waiting.remove(peer)  # it said goodbye
+            if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._parent:
+                return "torchrun"
+        return None
 
 
 def _clear_frames(error: BaseException | None) -> None:
@@ -195,11 +278,19 @@ def on_first(function: Callable[[], Any]) -> Any:
     return result
 
 
-def free_folder(preferred: Path) -> Path:
-    """Return `preferred`, or NAME-2, NAME-3, ... if it exists; the first process decides for all."""
+def choose_folder(
+    settings: Settings,
+    out: str | Path | None,
+    resume: bool,
+) -> Path:
+    """Return `out`, or else the setting `out`, or runs/NAME; NAME-2, NAME-3, ... if that exists and is not resumed."""
+    chosen = out or settings.out
+    preferred = Path(chosen or Path("runs") / settings.name)
+    if chosen or resume:
+        return preferred
 
     def named(number: int) -> Path:
         return preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
 
     free = next(number for number in itertools.count(1) if not named(number).exists())
-    return named(distributed.exchange([free])[0][0])
+    return named(distributed.exchange([free])[0][0])  # the first process decides for all

@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from nuclr.data import Loader, usable
 from nuclr.data.pairs import Pairs
+from nuclr.data.selection import Source
 from nuclr.errors import UserError
-from nuclr.files import parse_json, read_text, refuse_large_config
+from nuclr.files import is_run, parse_json, read_text
 from nuclr.models import DualEncoder
-from nuclr.objectives import Objective
 from nuclr.runs import checkpoint, components, config, folder
-from nuclr.runs.components import Loaders, Source
+from nuclr.runs.components import Loaders
 from nuclr.runs.features import Encoding, PairFeatures, encode_pairs
 from nuclr.runs.launch import pick_device
 from nuclr.runs.settings import Settings
@@ -35,13 +34,27 @@ class Run:
     """
 
     def __init__(
-        self, path: Path, settings: Settings, best: bool, device: torch.device, loaders: Loaders | None = None
+        self,
+        path: Path,
+        settings: Settings,
+        best: bool,
+        device: torch.device,
+        loaders: Loaders | None = None,
     ) -> None:
-        self.folder, self.settings, self.best, self.device = path, settings, best, device
+        self.folder = path
+        self.settings = settings
+        self.best = best
+        self.device = device
         self._loaders: Loaders = {} if loaders is None else loaders
 
     @classmethod
-    def open(cls, path: str | Path, best: bool = False, device: str = "auto", loaders: Loaders | None = None) -> "Run":
+    def open(
+        cls,
+        path: str | Path,
+        best: bool = False,
+        device: str = "auto",
+        loaders: Loaders | None = None,
+    ) -> "Run":
         """Open a finished or unfinished run.
 
         Args:
@@ -55,15 +68,18 @@ class Run:
 
         """
         path = Path(path)
-        if not path.is_dir():
-            problem = "a file, not a folder" if path.exists() else "no such folder"
+        if not is_run(path):
+            problem = f"not a run folder (it has no {folder.CONFIG})" if path.is_dir() else "no such folder"
             raise UserError(f"{path}: {problem}; name a run folder that nuclr train wrote")
-        if not folder.is_run(path):
-            raise UserError(f"{path}: not a run folder (it has no {folder.CONFIG}); name one that nuclr train wrote")
-        return cls(path, read_settings(path), best, pick_device(device), loaders)
+        return cls(path, config.load(path / folder.CONFIG), best, pick_device(device), loaders)
 
     @classmethod
-    def open_finished(cls, path: str | Path, best: bool = False, device: str = "auto") -> "Run":
+    def open_finished(
+        cls,
+        path: str | Path,
+        best: bool = False,
+        device: str = "auto",
+    ) -> "Run":
         """Open a run as `open` does, but refuse one that is not finished."""
         run = cls.open(path, best, device)
         if not run.finished:
@@ -77,7 +93,7 @@ class Run:
     # -- what training wrote
 
     @cached_property
-    def results(self) -> dict[str, Any] | None:
+    def results(self) -> folder.TrainedRun | None:
         """Content of results.json; None for an unfinished run."""
         return folder.read_results(self.folder)
 
@@ -90,7 +106,7 @@ class Run:
     def step(self) -> int:
         """Number of steps done, from the newest checkpoint."""
         saved = checkpoint.newest_first(self.folder / folder.CHECKPOINTS)
-        last = int((self.results or {}).get("steps", 0))
+        last = 0 if self.results is None else self.results.steps
         return max([last, *(int(path.stem.removeprefix("step_")) for path in saved)])
 
     @cached_property
@@ -107,7 +123,7 @@ class Run:
             return None
         state: dict[str, Tensor] = self._newest["objective"]
         data = self.settings.data
-        groups = components.view_groups(self.settings, self.train) if max(data.x.views, data.y.views) > 1 else None
+        groups = components.view_groups(data, self.train) if max(data.x.views, data.y.views) > 1 else None
         if groups is None:
             return state
         row = torch.from_numpy(groups.row)
@@ -116,28 +132,21 @@ class Run:
         return {name: table[row] if is_table[name] else table for name, table in state.items()}
 
     @cached_property
-    def objective(self) -> Objective:
-        """The objective with its state in the newest checkpoint; without a checkpoint, as it is before training."""
-        state = self.objective_state
-        objective = components.make_objective(self.settings.objective, len(self.train.pairs) if state else 2)
-        if state is not None:
-            objective.load_state_dict(state)
-        return objective
-
-    @cached_property
     def temperature(self) -> float:
         """Current temperature: the learnt value if the objective learns it."""
         if self.results is not None:
-            return float(self.results["temperature"])
-        return float(self.objective.current_temperature)
+            return self.results.temperature
+        state = self.objective_state
+        objective = self.settings.objective.build(len(self.train.pairs) if state else 2)
+        if state:
+            objective.load_state_dict(state)
+        return float(objective.current_temperature)
 
     @cached_property
     def sides(self) -> tuple[str, str]:
         """The names of both sides, as in the names of metrics: ("image", "text"), ("question", "answer")."""
-        x, y = self.settings.data.x.name, self.settings.data.y.name
-        if x is not None and y is not None:
-            return x, y
-        return self.train.pairs.x_name, self.train.pairs.y_name
+        data = self.settings.data
+        return str(data.x.name), str(data.y.name)
 
     # -- model and data
 
@@ -147,24 +156,18 @@ class Run:
         return self._load_model().to(self.device).eval()
 
     def _load_model(self) -> DualEncoder:
-        saved = self.folder / folder.MODEL
-        model = DualEncoder.from_pretrained(saved) if self.finished and saved.is_dir() else None
-        if model is not None and not self.best:
+        if self.finished:
+            model = DualEncoder.from_pretrained(self.folder / folder.MODEL)
+        else:
+            model = components.make_model(self.settings.model, self.train, self.settings.seed)
+        if self.finished and not self.best:
             return model
-        if self.best:
-            path = self.folder / folder.CHECKPOINTS / checkpoint.BEST
-            try:
-                state = checkpoint.load(path)
-            except checkpoint.BadCheckpoint as bad:
-                raise UserError(f"{path}: {bad}; leave out --best to use the last weights") from None
-        elif self._newest is None:
+        best = self.folder / folder.CHECKPOINTS / checkpoint.BEST
+        state = checkpoint.load(best) if self.best else self._newest
+        if state is None:
             raise UserError(
                 f"{self.folder}: the run has no checkpoint yet; continue it with nuclr train {self.folder} --resume"
             )
-        else:
-            state = self._newest
-        if model is None:
-            model = components.make_model(self.settings.model, self.train, self.settings.seed)
         model.load_state_dict(state["model"])
         return model
 
@@ -186,16 +189,12 @@ class Run:
     @cached_property
     def val(self) -> Source | None:
         """The held-out pairs, the first set of several, as training read them; None if there are none, as for views."""
-        return components.open_val(self.settings.data)
+        return next(iter(self.held_out.values()), None)
 
     @cached_property
     def held_out(self) -> dict[str, Source]:
         """All sets of held-out pairs by name; the first one is `val`."""
-        data = self.settings.data
-        if self.val is None:
-            return {}
-        first, *others = data.val_sets
-        return {first: self.val, **{name: components.open_val_set(data, name) for name in others}}
+        return components.open_held_out(self.settings.data)
 
     @cached_property
     def classes(self) -> Any:
@@ -213,51 +212,11 @@ class Run:
         return Encoding(evaluate.batch_size, self.device, self.settings.precision, evaluate.head)
 
     def features(
-        self, source: Source, numbers: np.ndarray | None = None, merge_y: bool = True, batch_size: int | None = None
+        self,
+        source: Source,
+        numbers: np.ndarray | None = None,
+        merge_y: bool = True,
     ) -> PairFeatures:
         """Return the features of pairs, all that are in use or those with these numbers."""
-        encoding = self.encoding if batch_size is None else self.encoding._replace(batch_size=batch_size)
         chosen = source.numbers if numbers is None else numbers
-        return encode_pairs(self.model, self.loader(source.pairs), chosen, encoding, merge_y)
-
-
-def opens_as_run(path: Path) -> bool:
-    """Return whether a folder is a run; False if it holds a saved model, such as the one of a run.
-
-    Args:
-        path: RUN on the command line of commands that take either.
-
-    Raises:
-        UserError: if it is neither.
-
-    """
-    if folder.is_run(path):
-        return True
-    fix = "name a run folder that nuclr train wrote, or a folder of encoders"
-    if not path.is_dir():
-        raise UserError(f"{path}: {'a file, not a folder' if path.exists() else 'no such folder'}; {fix}")
-    if not (path / "config.json").is_file():
-        raise UserError(f"{path}: neither a run folder (no {folder.CONFIG}) nor encoders (no config.json); {fix}")
-    return False
-
-
-def read_settings(path: Path) -> Settings:
-    """Return the settings in a run folder's config.yaml."""
-    file = path / folder.CONFIG
-    try:
-        refuse_large_config(file)
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise UserError(f"{file}: does not hold the settings of a run; restore the file")
-        settings = config.from_dict(content, str(file))
-        try:
-            config.check(settings)
-        except UserError as error:
-            raise UserError(f"{file}: {error}") from None
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
-    except config.NOT_YAML as error:
-        raise UserError(f"{file}: cannot be read ({config.describe_yaml_error(error)})") from None
-    return settings
+        return encode_pairs(self.model, self.loader(source.pairs), chosen, self.encoding, merge_y)

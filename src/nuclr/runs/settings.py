@@ -1,4 +1,4 @@
-"""All settings of a run, with types, bounds and defaults.
+"""All settings of a run, with types, bounds and defaults, checked by pydantic.
 
 `nuclr.runs.config` fills them from YAML and key=value. The section `objective` is not fixed: its keys are the
 arguments of the registered objectives' constructors (`nuclr.objectives.registry`). The documentation's page of settings
@@ -6,22 +6,65 @@ is generated from this module: "Attributes" in the docstring of a class describe
 """
 
 import dataclasses
-import math
+import hashlib
+import json
+import typing
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic.dataclasses import dataclass
 
 from nuclr import objectives
+from nuclr.errors import UserError
+
+CONFIG = pydantic.ConfigDict(
+    extra="forbid",
+    allow_inf_nan=False,
+    coerce_numbers_to_str=True,
+)
+# Names and settings of the machine, which a resumed run may change.
+FREE_ON_RESUME = {
+    "name",
+    "out",
+    "device",
+    "threads",
+    "checkpoint_every",
+    "report",
+    "plugins",
+    "data.root",
+    "data.allow_outside",
+    "data.workers",
+    "data.memory",
+    "log.tensorboard",
+    "log.wandb",
+}
 
 
-def number(
-    default: float | int | None, low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf
-) -> Any:
-    """Return a field whose value must lie in [low, high] and above `above`."""
-    return field(default=default, metadata={"low": low, "high": high, "above": above})
+def _read_number(value: Any) -> Any:
+    """Return a text such as 1e3, which YAML does not read as a number, as one; refuse true and false as numbers."""
+    if isinstance(value, bool):
+        return str(value)
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
-@dataclass(frozen=True)
+def split_names(value: Any) -> Any:
+    """Return comma-separated names as a list; other values as they are."""
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+Int = Annotated[int, BeforeValidator(_read_number)]
+Float = Annotated[float, BeforeValidator(_read_number)]
+UNNAMED = "val"  # name of the only set of held-out pairs, if `data.val` is a path
+SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+
+
+@dataclass(frozen=True, config=CONFIG)
 class DataSide:
     """One side of the pairs.
 
@@ -42,11 +85,15 @@ class DataSide:
     key: str | None = None
     modality: str | None = None
     name: str | None = None
-    views: int = number(1, 1, 64)
+    views: Int = Field(
+        default=1,
+        ge=1,
+        le=64,
+    )
     text: Literal["plain", "albef"] = "plain"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class ValSet:
     """One of several sets of held-out pairs.
 
@@ -59,14 +106,22 @@ class ValSet:
 
     """
 
-    path: str | None = None
+    path: str
     split: str | None = None
     root: str | None = None
     x_key: str | None = None
     y_key: str | None = None
 
 
-@dataclass(frozen=True)
+def _read_sets(value: Any) -> Any:
+    """Return the sets of held-out pairs by name, without those that an override removed, such as data.val.coco=."""
+    sets = {UNNAMED: value} if value is None or isinstance(value, str) else value
+    if not isinstance(sets, Mapping):
+        return value
+    return {name: {"path": own} if isinstance(own, str) else own for name, own in sets.items() if own is not None}
+
+
+@dataclass(frozen=True, config=CONFIG)
 class Data:
     """The pairs. Names are relative to `root` if they exist there.
 
@@ -101,58 +156,58 @@ class Data:
     """
 
     train: str | None = None
-    val: str | Mapping[str, ValSet] | None = None
+    val: Annotated[Mapping[SetName, ValSet], BeforeValidator(_read_sets)] = dataclasses.field(default_factory=dict)
     contrast: Literal["sides", "views"] | None = None
     classes: str | None = None
     root: str | None = None
     allow_outside: bool = False
-    x: DataSide = field(default_factory=DataSide)
-    y: DataSide = field(default_factory=DataSide)
+    x: DataSide = dataclasses.field(default_factory=DataSide)
+    y: DataSide = dataclasses.field(default_factory=DataSide)
     split: str | None = None
     val_split: str | None = None
     keep: str | None = None
     one_pair_per_x: bool = False
     mask: bool = True
-    batch_size: int = number(128, 2)
-    micro_batch: int = number(0, 0)
+    batch_size: Int = Field(default=128, ge=2)
+    micro_batch: Int = Field(default=0, ge=0)
     fit: Literal["crop", "squash"] = "crop"
     val_fit: Literal["crop", "squash"] | None = None
-    max_bad_share: float = number(0.05, 0, 1)
-    workers: int = number(2, 1, 256)
-    memory: int = number(512, 0)
+    max_bad_share: Float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+    )
+    workers: Int = Field(
+        default=2,
+        ge=1,
+        le=256,
+    )
+    memory: Int = Field(default=512, ge=0)
 
     @property
     def contrasts_views(self) -> bool:
         """Return whether both sides are views of the same images."""
         return self.contrast == "views"
 
-    @property
-    def val_sets(self) -> dict[str, ValSet]:
-        """The sets of held-out pairs by name; one that has no name is called "val"."""
-        if self.val is None or isinstance(self.val, Mapping):
-            return dict(self.val or {})
-        return {"val": ValSet(self.val)}
-
     def val_key(self, name: str) -> str:
-        """Return the setting of one of the `val_sets`."""
-        return f"data.val.{name}" if isinstance(self.val, Mapping) else "data.val"
+        """Return the setting of one of the sets in `val`."""
+        return "data.val" if name == UNNAMED else f"data.val.{name}"
 
     def val_prefix(self, name: str) -> str:
-        """Return what the names of the metrics of one of the `val_sets` begin with: "coco/", or nothing."""
-        return f"{name}/" if isinstance(self.val, Mapping) else ""
+        """Return what the names of the metrics of one of the sets in `val` begin with: "coco/", or nothing."""
+        return "" if name == UNNAMED else f"{name}/"
 
     def describe_val(self) -> str:
         """Return the paths of the held-out pairs, with the names of the sets if they have some."""
-        if isinstance(self.val, Mapping):
-            return ", ".join(f"{name} ({chosen.path})" for name, chosen in self.val.items())
-        return self.val or "none"
+        sets = [own.path if name == UNNAMED else f"{name} ({own.path})" for name, own in self.val.items()]
+        return ", ".join(sets) or "none"
 
     def outside_training(self) -> "Data":
         """Return the settings for pairs outside of training: `val_fit`, if it is set, takes the place of `fit`."""
         return self if self.val_fit is None else dataclasses.replace(self, fit=self.val_fit)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Augmentation:
     """Image augmentation, see `nuclr.data.modalities.augment`.
 
@@ -167,11 +222,31 @@ class Augmentation:
     """
 
     enabled: bool = True
-    crop: float = number(0.5, above=0, high=1)
-    flip: float = number(0.5, 0, 1)
-    operations: int = number(2, 0, 10)
-    magnitude: float = number(7.0, 0, 10)
-    fill: float = number(0.0, 0, 1)
+    crop: Float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+    )
+    flip: Float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+    )
+    operations: Int = Field(
+        default=2,
+        ge=0,
+        le=10,
+    )
+    magnitude: Float = Field(
+        default=7.0,
+        ge=0,
+        le=10,
+    )
+    fill: Float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+    )
 
     @property
     def smallest_crop(self) -> float | None:
@@ -179,7 +254,7 @@ class Augmentation:
         return self.crop if self.enabled and self.crop < 1 else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class ModelSide:
     """The encoder of one side.
 
@@ -199,14 +274,14 @@ class ModelSide:
     encoder: str | None = None
     head: Literal["linear", "mlp", "none"] = "linear"
     frozen: bool = False
-    image_size: int | None = number(None, 8)
+    image_size: Int | None = Field(default=None, ge=8)
     image_normalization: Literal["clip", "imagenet"] | None = None
-    max_length: int | None = number(None, 2)
+    max_length: Int | None = Field(default=None, ge=2)
     tokenizer: str | None = None
     pooling: Literal["first", "mean"] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Model:
     """The dual encoder: one encoder per side, or `pretrained`.
 
@@ -221,15 +296,15 @@ class Model:
 
     """
 
-    x: ModelSide = field(default_factory=ModelSide)
-    y: ModelSide = field(default_factory=ModelSide)
+    x: ModelSide = dataclasses.field(default_factory=ModelSide)
+    y: ModelSide = dataclasses.field(default_factory=ModelSide)
     shared: bool | None = None
     pretrained: str | None = None
-    width: int | None = number(None, 1)
+    width: Int | None = Field(default=None, ge=1)
     standardize: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Objective:
     """The objective's name in the registry, and arguments of its constructor.
 
@@ -241,14 +316,70 @@ class Objective:
     """
 
     name: str = "nuclr"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any) -> Any:
+        """Read the form of a YAML file, in which the options are next to the name, and check the options."""
+        if not isinstance(values, dict):  # called in Python
+            return values
+        options = {key: value for key, value in values.items() if key != "name"}
+        name = values.get("name", cls.name)
+        for key, value in options.items():
+            if name in objectives.names() and (moved := objectives.describe_moved(name, key, value)):
+                raise UserError(f"objective.{moved}")
+        kinds = ChainMap(*(objectives.entry(known).kinds for known in objectives.names()))
+        checked = _optional_keys(kinds)(**options)
+        return {"name": name, "options": checked.model_dump(exclude_none=True)}
+
+    @pydantic.field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name not in objectives.names():
+            raise ValueError(f"it should be one of {', '.join(objectives.names())}")
+        return name
 
     def arguments(self) -> dict[str, Any]:
         """Return all arguments of this objective's constructor except `num_samples`."""
-        return {key: self.options.get(key, default) for key, default in objectives.options(self.name).items()}
+        return _with_defaults(objectives.options(self.name), self.options)
+
+    def build(self, num_samples: int) -> objectives.Objective:
+        """Return the objective with one row of state per pair or group of pairs, used or not.
+
+        Raises:
+            UserError: if a value is out of bounds.
+
+        """
+        try:
+            return objectives.build(self.name, num_samples=num_samples, **self.arguments())
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"objective.{str(error).splitlines()[0]}") from None
 
 
-@dataclass(frozen=True)
+def _optional_keys(kinds: Mapping[str, Any]) -> type[pydantic.BaseModel]:
+    """Return a schema in which every key may be missing; a mapping among the types is a section with such keys."""
+    fields: dict[str, Any] = {}
+    for key, kind in kinds.items():
+        if isinstance(kind, Mapping):
+            kind = _optional_keys(kind)
+        elif str in typing.get_args(kind):
+            kind = str
+        fields[key] = ({int: Int, float: Float}.get(kind, kind) | None, None)
+    return pydantic.create_model("Options", __config__={**CONFIG, "allow_inf_nan": True}, **fields)
+
+
+def _with_defaults(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults with the options of the same keys in their place, also in nested sections."""
+    values = {}
+    for key, default in defaults.items():
+        value = options.get(key, default)
+        is_section = isinstance(default, Mapping) and isinstance(value, Mapping)
+        values[key] = _with_defaults(default, value) if is_section else value
+    return values
+
+
+@dataclass(frozen=True, config=CONFIG)
 class Optimizer:
     """AdamW. The networks of an objective have a learning rate of at most 1e-3.
 
@@ -262,15 +393,23 @@ class Optimizer:
 
     """
 
-    lr: float = number(1e-3, above=0)
-    weight_decay: float = number(0.02, 0)
-    beta1: float = number(0.9, 0, 0.999999)
-    beta2: float = number(0.999, 0, 0.999999)
-    eps: float = number(1e-8, above=0)
-    clip: float = number(0.0, 0)
+    lr: Float = Field(default=1e-3, gt=0)
+    weight_decay: Float = Field(default=0.02, ge=0)
+    beta1: Float = Field(
+        default=0.9,
+        ge=0,
+        le=0.999999,
+    )
+    beta2: Float = Field(
+        default=0.999,
+        ge=0,
+        le=0.999999,
+    )
+    eps: Float = Field(default=1e-8, gt=0)
+    clip: Float = Field(default=0.0, ge=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Schedule:
     """Everything that changes over time, see `nuclr.training.schedules`.
 
@@ -289,19 +428,19 @@ class Schedule:
 
     """
 
-    epochs: int = number(10, 1)
-    warmup_steps: int = number(0, 0)
-    lr_start: float = number(1e-5, 0)
-    lr_end: float = number(0.0, 0)
-    zeta_frozen_epochs: int = number(0, 0)
+    epochs: Int = Field(default=10, ge=1)
+    warmup_steps: Int = Field(default=0, ge=0)
+    lr_start: Float = Field(default=1e-5, ge=0)
+    lr_end: Float = Field(default=0.0, ge=0)
+    zeta_frozen_epochs: Int = Field(default=0, ge=0)
     zeta: Literal["constant", "cosine"] = "cosine"
     zeta_steps: bool = False
-    zeta_refresh: int = number(0, 0)
+    zeta_refresh: Int = Field(default=0, ge=0)
     gamma: Literal["constant", "cosine"] = "constant"
     per_epoch: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Evaluate:
     """Evaluation on the held-out pairs.
 
@@ -312,12 +451,12 @@ class Evaluate:
 
     """
 
-    every: int = number(1, 0)
-    batch_size: int = number(256, 1)
+    every: Int = Field(default=1, ge=0)
+    batch_size: Int = Field(default=256, ge=1)
     head: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Log:
     """Logging. TensorBoard and W&B need `pip install 'nuclr[logging]'`.
 
@@ -328,12 +467,12 @@ class Log:
 
     """
 
-    every: int = number(50, 1)
+    every: Int = Field(default=50, ge=1)
     tensorboard: bool = False
     wandb: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Settings:
     """Settings of one run.
 
@@ -361,21 +500,29 @@ class Settings:
 
     name: str = "run"
     out: str | None = None
-    seed: int = number(0, 0, 2**31)
+    seed: Int = Field(
+        default=0,
+        ge=0,
+        le=2**31,
+    )
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int = number(0, 0, 1024)
-    checkpoint_every: int = number(1000, 1)
+    threads: Int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+    )
+    checkpoint_every: Int = Field(default=1000, ge=1)
     report: bool = True
-    plugins: tuple[str, ...] = ()
-    data: Data = field(default_factory=Data)
-    augment: Augmentation = field(default_factory=Augmentation)
-    model: Model = field(default_factory=Model)
-    objective: Objective = field(default_factory=Objective)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
-    evaluate: Evaluate = field(default_factory=Evaluate)
-    log: Log = field(default_factory=Log)
+    plugins: Annotated[tuple[str, ...], BeforeValidator(split_names)] = ()
+    data: Data = dataclasses.field(default_factory=Data)
+    augment: Augmentation = dataclasses.field(default_factory=Augmentation)
+    model: Model = dataclasses.field(default_factory=Model)
+    objective: Objective = dataclasses.field(default_factory=Objective)
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
+    evaluate: Evaluate = dataclasses.field(default_factory=Evaluate)
+    log: Log = dataclasses.field(default_factory=Log)
 
 
 def to_dict(settings: Settings) -> dict[str, Any]:
@@ -403,9 +550,49 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def change(settings: Any, key: str, value: Any) -> Any:
+def content(settings: Settings) -> dict[str, Any]:
+    """Return the settings that determine a run's result, as a flat dict without names, paths and machine settings.
+
+    Values equal to the default are left out, so a setting added by a later version does not change any name.
+    """
+    defaults = dict(flatten(to_dict(Settings(objective=Objective(settings.objective.name)))))
+    defaults["objective.name"] = Objective().name
+    free = FREE_ON_RESUME | {"seed"}
+    values = flatten(to_dict(settings))
+    return {key: value for key, value in values if key not in free and defaults.get(key) != value}
+
+
+def content_hash(settings: Settings) -> str:
+    """Return the first eight digits of a hash of `content`."""
+    return hashlib.sha256(json.dumps(content(settings), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def change(
+    settings: Any,
+    key: str,
+    value: Any,
+) -> Any:
     """Return settings with the value of one key, such as "data.x.key" or "objective.gamma", replaced."""
     name, _, rest = key.partition(".")
     if isinstance(settings, Objective) and name != "name":
-        return dataclasses.replace(settings, options={**settings.options, name: value})
+        return dataclasses.replace(settings, options=put(settings.options, key, value))
     return dataclasses.replace(settings, **{name: change(getattr(settings, name), rest, value) if rest else value})
+
+
+def put(
+    values: Mapping[str, Any],
+    key: str,
+    value: Any,
+) -> dict[str, Any]:
+    """Return nested dicts with the value of one key, such as "data.train", added or replaced.
+
+    Example:
+        >>> put({"data": {"train": "a.csv"}}, "data.val", "b.csv")
+        {'data': {'train': 'a.csv', 'val': 'b.csv'}}
+
+    """
+    name, _, rest = key.partition(".")
+    if rest:
+        section = values.get(name)
+        value = put(section if isinstance(section, Mapping) else {}, rest, value)
+    return {**values, name: value}

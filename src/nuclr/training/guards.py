@@ -8,13 +8,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nuclr import distributed, files
+from nuclr.data.selection import Source
 from nuclr.errors import UserError
 from nuclr.runs import folder
-from nuclr.runs.components import Source
 
 
 class TrainingFailed(RuntimeError):  # noqa: N818 (the name says that the run failed, not the program)
@@ -29,7 +28,8 @@ class Interrupted(BaseException):
 
     def __init__(self, number: int, message: str = "interrupted") -> None:
         super().__init__(message)
-        self.number, self.status = number, 128 + number
+        self.number = number
+        self.status = 128 + number
 
 
 class Signals:
@@ -55,7 +55,8 @@ class Signals:
             signal.signal(number, handler)
 
     def _catch(self, number: int, _frame: FrameType | None) -> None:
-        again, self.caught = self.caught, number
+        again = self.caught
+        self.caught = number
         if again or not self._in_steps:
             raise Interrupted(number)
 
@@ -76,41 +77,12 @@ class Signals:
 # -- values that are not finite ----------------------------------------------------------------------------------------
 
 
-class FiniteCheck:
-    """Stop the run at the first gradient that is not finite: at once on a CPU, one step later on an accelerator.
-
-    An accelerator then never waits for the host. A checkpoint is written only after its last step has been checked.
-    """
-
-    def __init__(self, run: Path) -> None:
-        self.run = run
-        self._pending: tuple[Tensor, torch.Event | None, Tensor] | None = None
-
-    def check(self, finite: Tensor, numbers: Tensor) -> None:
-        """Record whether this step is finite, and the numbers of its samples."""
-        self.flush()
-        if finite.device.type == "cpu":
-            self._pending = (finite, None, numbers)
-            self.flush()
-            return
-        # Reading the flag directly would wait for all work that is queued; the event is that of this step.
-        copied, event = finite.to("cpu", non_blocking=True), torch.Event(finite.device)
-        event.record()
-        self._pending = (copied, event, numbers)
-
-    def flush(self) -> None:
-        """Raise if the last step was not finite."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        finite, copied, numbers = pending
-        if copied is not None:
-            copied.synchronize()
-        if not finite:
-            raise not_finite("the gradient is", numbers, None, self.run)
-
-
-def not_finite(what: str, numbers: Tensor, flags: Tensor | None, run: Path) -> TrainingFailed:
+def not_finite(
+    what: str,
+    numbers: Tensor,
+    flags: Tensor | None,
+    run: Path,
+) -> TrainingFailed:
     """Return the error for a NaN or an infinity; the numbers of all samples concerned are written to a file."""
     everyone = distributed.all_gather(numbers)
     samples = (everyone if flags is None else everyone[flags]).tolist()
@@ -129,8 +101,6 @@ def not_finite(what: str, numbers: Tensor, flags: Tensor | None, run: Path) -> T
 # The order of an epoch depends on which pairs are in use. If a file became unreadable, or was repaired, while a run was
 # stopped, the order would change in the middle of it, and a sample could be seen twice in an epoch or not at all.
 
-_FIX = "restore the data, or start another run with out=..."
-
 
 def data_identity(train: Source, held_out: Mapping[str, Source]) -> dict[str, dict[str, str]]:
     """Return hashes of the pairs and of the numbers in use, for the checkpoint; `held_out` by their settings."""
@@ -141,25 +111,18 @@ def data_identity(train: Source, held_out: Mapping[str, Source]) -> dict[str, di
     }
 
 
-def check_same_data(saved: dict[str, Any], train: Source, held_out: Mapping[str, Source], run: Path) -> None:
-    """Refuse to resume from the checkpoint `saved` with other data; the message names what changed."""
+def check_same_data(
+    saved: dict[str, Any],
+    train: Source,
+    held_out: Mapping[str, Source],
+    run: Path,
+) -> None:
+    """Refuse to resume from the checkpoint `saved` with other data."""
     now = data_identity(train, held_out)
     for key, before in saved.get("data", {}).items():
-        if before["pairs"] != now[key]["pairs"]:
-            raise UserError(f"{key}: these are not the pairs that the run in {run} began with; {_FIX}")
-        if before["numbers"] != now[key]["numbers"]:
-            changed = f"{key}: the bad samples are not the same as when the run in {run} began"
-            raise UserError(f"{_changed(train, run) if key == 'data.train' else changed}; {_FIX}")
-
-
-def _changed(train: Source, run: Path) -> str:
-    lines = (run / folder.BAD).read_text(encoding="utf-8").splitlines() if (run / folder.BAD).is_file() else []
-    before = {int(line["number"]): line["reason"] for line in map(files.parse_json, lines)}
-    changed = sorted(before.keys() ^ train.bad.keys())
-    if not changed:
-        return f"data.keep does not list the same pairs as when the run in {run} began"
-    number, more = changed[0], f", and {len(changed) - 1} more like it" if len(changed) > 1 else ""
-    sample, began = f"data.train: sample {number} ({train.pairs.name(number)})", f"when the run in {run} began"
-    if number in before:
-        return f"{sample} was bad {began} ({before[number]}) and is good now{more}"
-    return f"{sample} was good {began} and is bad now: {train.bad[number]}{more}"
+        if before != now[key]:
+            what = "other pairs" if before["pairs"] != now[key]["pairs"] else "other bad samples, or another data.keep,"
+            raise UserError(
+                f"{key} has {what} than when the run in {run} began (see its {folder.BAD}); restore the data, or start "
+                "another run with out=..."
+            )

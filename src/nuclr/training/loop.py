@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,63 +18,75 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 import nuclr
 from nuclr import distributed
-from nuclr.data import Batch, batches, epoch_order, steps_per_epoch, write_bad_samples
-from nuclr.data.pairs import Side
-from nuclr.evaluation.metric_names import score
-from nuclr.objectives import ObjectiveOutput, SigLIP
-from nuclr.runs import checkpoint, components, folder
-from nuclr.runs.features import Encoding, autocast
-from nuclr.runs.launch import on_first, pick_device, processes
-from nuclr.runs.settings import Settings, to_dict
+from nuclr.data import Batch, batches, steps_per_epoch, write_bad_samples
+from nuclr.data.selection import describe_overlap
+from nuclr.evaluation.metrics import score
+from nuclr.objectives import ObjectiveOutput
+from nuclr.objectives.base import Check, DeferredCheck
+from nuclr.runs import checkpoint, components, config, folder
+from nuclr.runs.features import Encoding
+from nuclr.runs.launch import choose_folder, on_first, pick_device, processes
+from nuclr.runs.settings import Settings
 from nuclr.training import logging
-from nuclr.training.backward import encode_and_backward
-from nuclr.training.batch_inputs import TrainingInputs
-from nuclr.training.guards import FiniteCheck, Interrupted, Signals, TrainingFailed, check_same_data, data_identity
-from nuclr.training.optimizer import clipped_parameters, make_optimizer
+from nuclr.training.build import Parts, clipped_parameters
+from nuclr.training.guards import Interrupted, Signals, TrainingFailed, check_same_data, data_identity, not_finite
 from nuclr.training.schedules import Position, check_refresh, evaluation_due, refresh_due, set_schedules
 from nuclr.training.step import (
     apply_objective,
     clip_gradient,
     collapsed_loss,
-    refresh_zeta,
+    encode_and_backward,
+    refresh_popularity,
     refuse_not_finite,
     seed_step,
-    state_index,
 )
-from nuclr.training.validation import LABELS_PROTOCOL, PROTOCOL, build_parts
+from nuclr.training.validation import LABELS_PROTOCOL, PROTOCOL
 
 
 def train(
-    settings: Settings, out: Path, resume: bool = False, loaders: components.Loaders | None = None
-) -> dict[str, Any]:
-    """Train and return the content of results.json.
+    settings: Settings | str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    resume: bool = False,
+    loaders: components.Loaders | None = None,
+) -> folder.TrainedRun:
+    """Train a dual encoder on pairs, as `nuclr train` does.
 
     Args:
-        settings: of the run.
-        out: the run's folder.
-        resume: continue the run in `out` if there is one.
+        settings: of the run: a YAML file, its content as nested dicts, or the result of `nuclr.runs.config.load`.
+        out: the run's folder. By default that of the setting `out`, or `runs/NAME`, or `runs/NAME-2`, ... if it exists.
+        resume: continue the run in its folder if there is one.
         loaders: shared by several runs on the same pairs, so that images are decoded once.
+
+    Returns:
+        What was trained: the folder, and the content of results.json.
 
     Raises:
         UserError: a mistake in the settings or the data.
         TrainingFailed: a NaN, a full disk.
         Interrupted: SIGINT or SIGTERM, after a checkpoint was written.
 
+    Example:
+        >>> trained = train({"data": {"train": "pairs.csv", "val": "held_out.csv"}})  # doctest: +SKIP
+        >>> trained.folder, trained.val["mean_R@1"]  # doctest: +SKIP
+        (PosixPath('runs/run'), 0.31)
+
     """
+    if not isinstance(settings, Settings):
+        settings = config.load(settings)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = pick_device(settings.device)
     with Signals() as signals, processes(device):
-        run = folder.RunFolder(out)
+        run = folder.RunFolder(choose_folder(settings, out, resume))
         try:
             return _train(settings, run, resume, device, signals, loaders)
         except OSError as error:
-            path = error.filename or out
-            raise TrainingFailed(f"{path}: {error.strerror or error}; the checkpoints so far are in {out}") from error
+            path = error.filename or run.folder
+            reason = f"{path}: {error.strerror or error}"
+            raise TrainingFailed(f"{reason}; the checkpoints so far are in {run.folder}") from error
         finally:
             run.close()
 
@@ -85,50 +98,48 @@ def _train(
     device: torch.device,
     signals: Signals,
     loaders: components.Loaders | None,
-) -> dict[str, Any]:
-    rank, world, first = distributed.rank(), distributed.world_size(), distributed.rank() == 0
-    batch_size, micro_batch = settings.data.batch_size, settings.data.micro_batch
-    epochs, seed = settings.schedule.epochs, settings.seed
+) -> folder.TrainedRun:
+    rank = distributed.rank()
+    world = distributed.world_size()
+    first = rank == 0
+    batch_size = settings.data.batch_size
+    micro_batch = settings.data.micro_batch
+    epochs = settings.schedule.epochs
     begin = time.perf_counter()
     logging.check_installed(settings.log)
     check_refresh(settings)
 
     # -- data, model, objective, optimizer -----------------------------------------------------------------------------
-    source, validation, model = build_parts(settings, device, loaders)
+    parts = Parts(settings, device, loaders)
+    source = parts.source
     pairs = source.pairs
-    groups = components.view_groups(settings, source)
-    objective = components.make_objective(settings.objective, groups.count if groups else len(pairs)).to(device)
-    smallest_crop = settings.augment.smallest_crop
-    loader = components.make_loader(settings.data, pairs, model, loaders, smallest_crop=smallest_crop)
-    views: dict[Side, int] = {"x": settings.data.x.views, "y": settings.data.y.views}
-    inputs = TrainingInputs(settings.augment, views, pairs, model, seed, groups)
-    o = settings.optimizer
-    optimizer = make_optimizer(model, objective, o.lr, o.weight_decay, (o.beta1, o.beta2), o.eps)
+    validation = parts.validation
+    model = parts.model
+    objective = parts.objective
+    optimizer = parts.optimizer
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clipped = clipped_parameters(optimizer)
-    encoders = DistributedDataParallel(model) if world > 1 else model  # the objective gathers features itself
 
-    def order_of(epoch: int) -> np.ndarray:
-        row = groups.row if groups else None
-        return epoch_order(pairs, seed, epoch, settings.data.one_pair_per_x, source.numbers, row)
-
-    samples = len(order_of(0))
-    steps = steps_per_epoch(order_of(0), batch_size)
-    next(batches(order_of(0), batch_size, rank, world))  # raises if the batch cannot be divided among the processes
+    samples = len(parts.order(0))
+    steps = steps_per_epoch(parts.order(0), batch_size)
+    next(batches(parts.order(0), batch_size, rank, world))  # raises if the batch cannot be divided among the processes
     chance = collapsed_loss(objective, batch_size // world, model.width, device)
 
     # -- the folder, and the position of an earlier run ----------------------------------------------------------------
     settings = components.resolve(settings, run.folder, device, source, model)
-    resumed = on_first(lambda: run.open(to_dict(settings), resume))
+    resumed = on_first(lambda: run.open(settings, resume))
     progress = logging.Progress(settings.name, epochs * steps, 0, chance, batch_size)
     if resumed and (finished := folder.read_results(run.folder)) is not None:
         progress.say(f"{settings.name}: the run in {run.folder} is finished; nothing is left to train")
         return finished
-    progress.say(logging.banner(settings, source, validation.sources, model, steps, samples, device))
+    progress.say(logging.banner(settings, parts, steps, device))
     for key, held_out in validation.sources.items() if first else ():
-        if overlap := components.describe_overlap(source, held_out, key):
+        if overlap := describe_overlap(source, held_out, key):
             progress.say(f"{settings.name}: warning: {overlap}")
-    position, window, best, metrics_bytes = Position(), logging.Window(), -math.inf, 0
+    position = Position()
+    window = logging.Window()
+    best = -math.inf
+    metrics_bytes = 0
     saved = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
     if saved is not None:
         check_same_data(saved, source, validation.sources, run.folder)
@@ -137,7 +148,8 @@ def _train(
         optimizer.load_state_dict(saved["optimizer"])
         position = Position(**saved["position"])
         window = logging.Window(saved["window"]["sums"], saved["window"]["count"])
-        best, metrics_bytes = saved["best"], saved["metrics_bytes"]
+        best = saved["best"]
+        metrics_bytes = saved["metrics_bytes"]
         progress.say(f"{settings.name}: resuming from step {position.total} of {epochs * steps}")
     elif resumed or resume:
         progress.say(f"{settings.name}: there is no checkpoint in {run.folder} yet; starting from the beginning")
@@ -149,10 +161,10 @@ def _train(
         if source.bad:
             progress.say(f"{settings.name}: {len(source.bad)} bad samples are left out, see {folder.BAD}")
     loggers = logging.Loggers(settings, run.folder, position.total) if first else None
-    finite = FiniteCheck(run.folder)
+    finite = DeferredCheck()
 
     def save() -> None:
-        finite.flush()
+        finite.raise_pending()  # a checkpoint is written only after its last step has been checked
         objective_state = objective.gather_state_dict()
         if not first:
             return
@@ -174,11 +186,11 @@ def _train(
             run.log(folder.METRICS, values)
             cast(logging.Loggers, loggers).write(values)
 
-    def encode(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-        with autocast(device, settings.precision):
-            return encoders(x, y)
-
-    def contrast(batch: Batch, features_x: Tensor, features_y: Tensor) -> ObjectiveOutput:
+    def contrast(
+        batch: Batch,
+        features_x: Tensor,
+        features_y: Tensor,
+    ) -> ObjectiveOutput:
         clock.lap("encoders")
         try:
             return apply_objective(objective, features_x, features_y, batch, settings.data.mask)
@@ -189,7 +201,8 @@ def _train(
             clock.lap("objective")
 
     # -- epochs --------------------------------------------------------------------------------------------------------
-    clock, spent = logging.Clock(), logging.Clock()
+    clock = logging.Clock()
+    spent = logging.Clock()
     log_every = min(settings.log.every, steps)  # at least once per epoch
     last: dict[str, float] = {}
     with progress.shown(), loggers or contextlib.nullcontext():
@@ -197,26 +210,28 @@ def _train(
             epoch = position.epoch
             if position.step == 0 and refresh_due(settings, objective, epoch):
                 encoding = Encoding(settings.evaluate.batch_size, device, settings.precision)
-                refresh_zeta(objective, model, source, loader, encoding, groups.row if groups else None)
+                refresh_popularity(objective, model, source, parts.loader, encoding, parts.rows)
             model.train()
             objective.train()
             with signals.steps():
                 clock.lap("other")
-                for batch in inputs.load(loader, order_of(epoch), batch_size, epoch, position.step):
+                for batch in parts.inputs.load(parts.loader, parts.order(epoch), batch_size, epoch, position.step):
                     clock.lap("data")
-                    seed_step(seed, position.total, rank, device)
+                    seed_step(settings.seed, position.total, rank, device)
                     set_schedules(settings, optimizer, objective, position, steps)
-                    objective.prefetch(state_index(batch))
-                    x, y = inputs.prepare(batch, epoch, position.step, device)
+                    x, y = parts.inputs.prepare(batch, epoch, position.step, device)
                     for parameter in parameters:
                         parameter.grad = None
-                    out = encode_and_backward(encode, x, y, partial(contrast, batch), len(batch), micro_batch)
-                    norm = clip_gradient(clipped, o.clip)
-                    finite.check(torch.isfinite(norm + out.loss.detach()), batch.numbers)
+                    out = encode_and_backward(parts.encode, x, y, partial(contrast, batch), len(batch), micro_batch)
+                    norm = clip_gradient(clipped, settings.optimizer.clip)
+                    finite.raise_pending()
+                    failure = partial(not_finite, "the gradient is", batch.numbers, None, run.folder)
+                    finite.check(Check(torch.isfinite(norm + out.loss.detach()), failure))
                     optimizer.step()
                     clock.lap("encoders")
 
-                    position.step, position.total = position.step + 1, position.total + 1
+                    position.step += 1
+                    position.total += 1
                     window.add({"loss": out.loss, "grad_norm": norm, **out.metrics})
                     progress.step(position.total)
                     if position.total % log_every == 0:
@@ -240,8 +255,9 @@ def _train(
                     save()
 
             # -- held-out pairs
-            rows = source.numbers if groups is None else np.unique(groups.row[source.numbers])
-            values = logging.state_quantiles(objective, rows) if first else {}
+            rows = source.numbers if parts.rows is None else np.unique(parts.rows[source.numbers])
+            summary = objective.summarize(torch.from_numpy(rows)) if first else {}
+            values = {f"state/{name}": value for name, value in summary.items()}
             if evaluation_due(settings, epoch):
                 last = validation(model, device, settings.precision)
                 if last:
@@ -257,35 +273,35 @@ def _train(
 
     # -- the end -------------------------------------------------------------------------------------------------------
     spent.add(clock)
-    results = {
-        "name": settings.name,
-        "objective": settings.objective.name,
-        "temperature": objective.current_temperature,
-        "steps": position.total,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "processes": world,
-        "pairs": len(pairs),
-        "sides": [pairs.x_name, pairs.y_name],
-        "samples_per_epoch": samples,
-        "left_over_per_epoch": samples - steps * batch_size,
-        "bad_samples": len(source.bad),
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "val": last,
-        "best_mean_R@1": best if math.isfinite(best) else None,
-        "protocol": LABELS_PROTOCOL if settings.data.contrasts_views else PROTOCOL,
-        "timing": {
+    results = folder.TrainedRun(
+        folder=run.folder,
+        name=settings.name,
+        objective=settings.objective.name,
+        temperature=objective.current_temperature,
+        steps=position.total,
+        epochs=epochs,
+        batch_size=batch_size,
+        processes=world,
+        pairs=len(pairs),
+        sides=pairs.side_names,
+        samples_per_epoch=samples,
+        left_over_per_epoch=samples - steps * batch_size,
+        bad_samples=len(source.bad),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        val=last,
+        best=best if math.isfinite(best) else None,
+        protocol=LABELS_PROTOCOL if settings.data.contrasts_views else PROTOCOL,
+        timing={
             "steps": position.total - progress.begin_step,  # fewer than all in a run that was resumed
             "seconds": time.perf_counter() - begin,
             "samples_per_second": (position.total - progress.begin_step) * batch_size / max(spent.total(), 1e-9),
             **{f"share_{k}": v for k, v in spent.shares().items()},
         },
-    }
+    )
 
     def finish() -> None:
         if model.joint is not None:
-            bias = objective.bias.item() if isinstance(objective, SigLIP) else None
-            model.joint = model.joint.with_temperature(objective.current_temperature, bias)
+            model.joint = model.joint.with_temperature(objective.current_temperature, objective.current_bias)
         model.save_pretrained(run.folder / folder.MODEL)
         run.finish(results)
 

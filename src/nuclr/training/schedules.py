@@ -10,8 +10,9 @@ import torch
 
 from nuclr.errors import UserError
 from nuclr.objectives import Objective
-from nuclr.runs.settings import Settings
-from nuclr.training.optimizer import LR_FACTOR
+from nuclr.runs.settings import Schedule, Settings
+
+LR_FACTOR = "lr_factor"  # key of a parameter group: its learning rate relative to that of the model
 
 
 @dataclass
@@ -23,12 +24,23 @@ class Position:
     total: int = 0
 
 
-def cosine(start: float, end: float, progress: float) -> float:
+def cosine(
+    start: float,
+    end: float,
+    progress: float,
+) -> float:
     """Return a value that falls along a cosine from `start` at progress 0 to `end` at progress 1 and stays there."""
     return end + (start - end) * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0))) / 2
 
 
-def learning_rate(step: int, steps: int, warmup: int, start: float, peak: float, end: float) -> float:
+def learning_rate(
+    step: int,
+    steps: int,
+    warmup: int,
+    start: float,
+    peak: float,
+    end: float,
+) -> float:
     """Return the learning rate in step 0, ..., steps - 1: linear from `start` to `peak`, then a cosine to `end`."""
     if step < warmup:
         return start + (peak - start) * step / warmup
@@ -36,7 +48,13 @@ def learning_rate(step: int, steps: int, warmup: int, start: float, peak: float,
 
 
 def learning_rate_per_epoch(
-    epoch: int, step: int, epochs: int, warmup: int, start: float, peak: float, end: float
+    epoch: int,
+    step: int,
+    epochs: int,
+    warmup: int,
+    start: float,
+    peak: float,
+    end: float,
 ) -> float:
     """Return the learning rate of an epoch: a cosine of the number of finished epochs.
 
@@ -48,43 +66,58 @@ def learning_rate_per_epoch(
     return cosine(peak, end, epoch / epochs)
 
 
-def zeta_rate(
-    t: float, epochs: int, peak: float, frozen: int, shape: str, steps: bool, per_epoch: bool = False
+def step_size(
+    t: float,
+    plan: Schedule,
+    peak: float,
 ) -> float:
-    """Return the step size of zeta: 0 for `frozen` epochs, then constant or a cosine to 0 at the end.
+    """Return a step size of the objective: 0 while it is frozen, then constant or a cosine to 0 at the end.
 
     Args:
         t: position in the run, in epochs.
-        epochs: number of epochs.
+        plan: the schedule. With `zeta_steps` the step size is divided by 10 after half, and by 100 after three quarters
+            of the epochs. With `per_epoch` it changes from epoch to epoch only: the cosine is 0 in the last epoch, and
+            half and three quarters are rounded down to whole epochs, as in the published code.
         peak: the largest step size.
-        frozen: number of epochs without steps.
-        shape: "constant" or "cosine".
-        steps: divide by 10 after half, and by 100 after three quarters of the epochs, as the published code does.
-        per_epoch: change from epoch to epoch only, also as the published code does: the cosine is 0 in the last epoch,
-            and half and three quarters are rounded down to whole epochs.
 
     """
-    length, half, three_quarters = float(epochs - frozen), 0.5 * epochs, 0.75 * epochs
-    if per_epoch:
-        t, length, half, three_quarters = math.floor(t), length - 1, epochs // 2, epochs * 3 // 4
-    if t < frozen:
+    length = float(plan.epochs - plan.zeta_frozen_epochs)
+    half = 0.5 * plan.epochs
+    three_quarters = 0.75 * plan.epochs
+    if plan.per_epoch:
+        t = math.floor(t)
+        length -= 1
+        half = plan.epochs // 2
+        three_quarters = plan.epochs * 3 // 4
+    if t < plan.zeta_frozen_epochs:
         return 0.0
-    rate = cosine(peak, 0.0, (t - frozen) / max(1.0, length)) if shape == "cosine" else peak
-    if steps:
-        rate /= 100 if t >= three_quarters else 10 if t >= half else 1
-    return rate
+    size = peak
+    if plan.zeta == "cosine":
+        size = cosine(peak, 0.0, (t - plan.zeta_frozen_epochs) / max(1.0, length))
+    if plan.zeta_steps and t >= half:
+        size /= 100 if t >= three_quarters else 10
+    return size
 
 
-def gamma(t: float, epochs: int, value: float, shape: str) -> float:
-    """Return the weight of the new batch in the running averages: constant, or a cosine from 1 down to `value`."""
-    return cosine(1.0, value, t / epochs) if shape == "cosine" else value
+def weight(
+    t: float,
+    plan: Schedule,
+    value: float,
+) -> float:
+    """Return the weight of new values in running averages: constant, or a cosine from 1 down to `value`."""
+    return cosine(1.0, value, t / plan.epochs) if plan.gamma == "cosine" else value
 
 
 def set_schedules(
-    settings: Settings, optimizer: torch.optim.Optimizer, objective: Objective, position: Position, steps: int
+    settings: Settings,
+    optimizer: torch.optim.Optimizer,
+    objective: Objective,
+    position: Position,
+    steps: int,
 ) -> None:
-    """Set the learning rate, and gamma and zeta's step size if the objective has them, for the next step."""
-    plan, t = settings.schedule, position.epoch + position.step / steps
+    """Set the learning rate, and the attributes of the objective that have a schedule, for the next step."""
+    plan = settings.schedule
+    t = position.epoch + position.step / steps
     warmup = plan.warmup_steps, plan.lr_start, settings.optimizer.lr, plan.lr_end
     if plan.per_epoch:
         t = float(position.epoch)
@@ -93,36 +126,29 @@ def set_schedules(
         lr = learning_rate(position.total, plan.epochs * steps, *warmup)
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get(LR_FACTOR, 1.0)
-    peaks = settings.objective.arguments()
-    if "gamma" in peaks:
-        setattr(objective, "gamma", gamma(t, plan.epochs, float(peaks["gamma"]), plan.gamma))  # noqa: B010
-    if "zeta_lr" in peaks:
-        step_size = zeta_rate(
-            t,
-            plan.epochs,
-            float(peaks["zeta_lr"]),
-            plan.zeta_frozen_epochs,
-            plan.zeta,
-            plan.zeta_steps,
-            plan.per_epoch,
-        )
-        setattr(objective, "zeta_lr", step_size)  # noqa: B010 (Module's annotations allow only tensors and modules)
+    arguments = settings.objective.arguments()
+    for name, kind in objective.scheduled.items():
+        schedule = step_size if kind == "step size" else weight
+        setattr(objective, name, schedule(t, plan, float(arguments[name])))
 
 
-def refresh_due(settings: Settings, objective: Objective, epoch: int) -> bool:
-    """Return whether zeta is to be solved for before this epoch."""
+def refresh_due(
+    settings: Settings,
+    objective: Objective,
+    epoch: int,
+) -> bool:
+    """Return whether popularity is to be solved for before this epoch."""
     every = settings.schedule.zeta_refresh
     past = epoch - max(1, settings.schedule.zeta_frozen_epochs)
-    has_table = hasattr(objective, "zeta_x") or hasattr(objective, "zeta_y")
-    return has_table and every > 0 and past >= 0 and past % every == 0
+    return bool(objective.table_sides) and every > 0 and past >= 0 and past % every == 0
 
 
 def check_refresh(settings: Settings) -> None:
-    """Refuse to solve for zeta exactly if no process has the whole table."""
-    if settings.schedule.zeta_refresh > 0 and settings.objective.arguments().get("state_sharding"):
+    """Refuse to solve for popularity exactly if no process has the whole table."""
+    if settings.schedule.zeta_refresh > 0 and settings.objective.arguments().get("state", {}).get("sharding"):
         raise UserError(
-            "schedule.zeta_refresh solves for all rows of zeta, but objective.state_sharding=true spreads them over "
-            "the processes; set one of them to 0 or false"
+            "schedule.zeta_refresh needs the whole table, but objective.state.sharding=true spreads its rows over the "
+            "processes; set one of them to 0 or false"
         )
 
 

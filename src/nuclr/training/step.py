@@ -1,7 +1,9 @@
-"""Parts of a training step: its random numbers, the objective, the gradient norm, and zeta's refresh."""
+"""Parts of a training step: random numbers, encoders and objective, the gradient norm, the refresh of popularity."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,17 +12,24 @@ from torch.nn.parameter import is_lazy
 
 from nuclr import distributed
 from nuclr.data import Batch, Loader
+from nuclr.data.selection import Source
+from nuclr.errors import UserError
 from nuclr.models import DualEncoder
-from nuclr.objectives import Objective, ObjectiveOutput
+from nuclr.objectives import Objective, ObjectiveOutput, backward_in_micro_batches
+from nuclr.objectives.micro_batches import InputsError
 from nuclr.popularity import solve
-from nuclr.runs.components import Source
 from nuclr.runs.features import Encoding, encode_pairs
 from nuclr.training.guards import not_finite
 
-REFRESH_TOLERANCE = 1e-3  # of the residual when zeta is solved for during training
+REFRESH_TOLERANCE = 1e-3  # of the residual when popularity is solved for during training
 
 
-def seed_step(seed: int, total: int, rank: int, device: torch.device) -> None:
+def seed_step(
+    seed: int,
+    total: int,
+    rank: int,
+    device: torch.device,
+) -> None:
     """Seed torch's random numbers of this step (dropout), differently on each process."""
     number = int(np.random.SeedSequence([seed, total, rank]).generate_state(1, np.uint64)[0] >> 1)
     if device.type == "cpu":
@@ -35,7 +44,13 @@ def state_index(batch: Batch) -> Tensor:
     return batch.numbers if batch.row is None else batch.row
 
 
-def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, mask: bool) -> ObjectiveOutput:
+def apply_objective(
+    objective: Objective,
+    x: Tensor,
+    y: Tensor,
+    batch: Batch,
+    mask: bool,
+) -> ObjectiveOutput:
     """Return the objective's output for a batch.
 
     Args:
@@ -49,18 +64,28 @@ def apply_objective(objective: Objective, x: Tensor, y: Tensor, batch: Batch, ma
         The objective's output; it moves the state of each pair once, whatever the number of views.
 
     """
-    index, ids = state_index(batch), {}
+    ids = {}
     if mask and batch.shared is not None:
         ids = {"x_id": batch.shared} if batch.shared.shape[1] else {}
     elif mask:
         x_id = batch.x_id if batch.group is None else torch.stack([batch.x_id, batch.group], dim=1)
         ids = {"x_id": x_id, "y_id": batch.y_id}
     x, y = (f if len(f) == len(batch) else f.unflatten(0, (len(batch), -1)) for f in (x, y))
-    output: ObjectiveOutput = objective(x, y, index, **ids)
+    output: ObjectiveOutput = objective(
+        x,
+        y,
+        state_index(batch),
+        **ids,
+    )
     return output
 
 
-def refuse_not_finite(x: Tensor, y: Tensor, batch: Batch, run: Path) -> None:
+def refuse_not_finite(
+    x: Tensor,
+    y: Tensor,
+    batch: Batch,
+    run: Path,
+) -> None:
     """Raise an error that names the samples of all processes whose features are not finite, if there are any."""
     finite = (features.unflatten(0, (len(batch), -1)).isfinite().flatten(1).all(dim=1) for features in (x, y))
     flags = distributed.all_gather((~torch.stack(list(finite)).all(dim=0)).to(torch.int64))
@@ -75,7 +100,12 @@ def clip_gradient(parameters: list[nn.Parameter], largest: float) -> Tensor:
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
-def collapsed_loss(objective: Objective, b: int, width: int | None, device: torch.device) -> float:
+def collapsed_loss(
+    objective: Objective,
+    b: int,
+    width: int | None,
+    device: torch.device,
+) -> float:
     """Return the loss of a model whose features are all equal: the chance level shown next to the loss.
 
     It is not known (nan) if the objective has networks and the width of the features is not known.
@@ -90,7 +120,7 @@ def collapsed_loss(objective: Objective, b: int, width: int | None, device: torc
         return float(objective(same, same).loss)
 
 
-def refresh_zeta(
+def refresh_popularity(
     objective: Objective,
     model: DualEncoder,
     source: Source,
@@ -98,42 +128,71 @@ def refresh_zeta(
     encoding: Encoding,
     row: np.ndarray | None = None,
 ) -> None:
-    """Set zeta of both sides to the exact solution on the current features: the paper's subproblem during training.
+    """Set the objective's popularity to the exact solution on the current features: the paper's problem in training.
 
-    The mean of each table, which the problem does not determine, is kept. `row` holds the row of state of each pair, by
-    default its number. Pairs that share a row get the mean of their zeta.
+    Args:
+        objective: an objective with `table_sides`.
+        model: the dual encoder.
+        source: the training pairs.
+        loader: of these pairs.
+        encoding: how to encode them.
+        row: the row of state of each pair, by default its number. Pairs that share a row get the mean of their values.
+
     """
     features = encode_pairs(model, loader, source.numbers, encoding)
-    x_row, y_row = features.pair_rows.unbind(1)
-    weights = {
-        "x": torch.bincount(x_row, minlength=len(features.x)).float(),
-        "y": torch.bincount(y_row, minlength=len(features.y)).float(),
-    }
     rows = torch.from_numpy(source.numbers if row is None else row[source.numbers])
-    for side, anchors, candidates, candidate in (
-        ("y", "x", (features.x, features.y), y_row),
-        ("x", "y", (features.y, features.x), x_row),
-    ):
-        if not hasattr(objective, f"zeta_{side}"):  # objective.sides leaves this side out
-            continue
-        zeta = solve(
-            *candidates,
+    sides = {"x": features.x, "y": features.y}
+    item_of_pair = dict(zip("xy", features.pair_rows.unbind(1), strict=True))
+    weights = {side: torch.bincount(item_of_pair[side], minlength=len(sides[side])).float() for side in sides}
+    for side in objective.table_sides:
+        anchors = "y" if side == "x" else "x"
+        result = solve(
+            sides[anchors],
+            sides[side],
             temperature=objective.current_temperature,
             tolerance=REFRESH_TOLERANCE,
             x_weight=weights[anchors],
             y_weight=weights[side],
-        ).zeta
-        _write_zeta(objective, side, rows, zeta[candidate])
+        )
+        objective.set_popularity(side, rows, result.zeta[item_of_pair[side]])
 
 
-def _write_zeta(objective: Objective, side: str, rows: Tensor, zeta: Tensor) -> None:
-    table, xi = objective.get_buffer(f"zeta_{side}"), objective.get_buffer(f"xi_{side}")
-    distinct, place, copies = rows.unique(return_inverse=True, return_counts=True)
-    if len(distinct) < len(rows):
-        rows = distinct
-        zeta = zeta.new_zeros(len(rows)).index_add_(0, place.to(zeta.device), zeta) / copies.to(zeta)
-    rows = rows.to(table.device)
-    new = (zeta - zeta.mean()).to(table) + table[rows].mean()
-    table[rows] = new
-    reached = (new.abs() if objective.xi_rule == "norm" else new).max()
-    torch.maximum(xi, reached.to(xi), out=xi)
+# -- the encoders' forward and backward pass ---------------------------------------------------------------------------
+
+
+def encode_and_backward(
+    encode: Callable[..., tuple[Tensor, Tensor]],
+    x: Any,
+    y: Any,
+    contrast: Callable[[Tensor, Tensor], ObjectiveOutput],
+    pairs: int,
+    micro_batch: int,
+) -> ObjectiveOutput:
+    """Add the gradients of one batch to those of all parameters.
+
+    Args:
+        encode: from the inputs of both sides to their features.
+        x: inputs of side x, one or more rows per pair.
+        y: the same for side y.
+        contrast: from the features of the batch to the objective's output.
+        pairs: number of pairs of this process.
+        micro_batch: number of pairs to encode at once; 0 for all.
+
+    Returns:
+        The objective's output.
+
+    """
+    if micro_batch == 0:
+        output = contrast(*encode(x, y))
+        output.loss.backward()
+        return output
+    try:
+        return backward_in_micro_batches(
+            encode,
+            (x, y),
+            contrast,
+            micro_batch,
+            pairs=pairs,
+        )
+    except InputsError as error:
+        raise UserError(f"data.micro_batch is {micro_batch}, but {error}; set data.micro_batch=0") from None

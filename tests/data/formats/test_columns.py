@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nuclr.data import BadSample, Loader, Modality, check_samples, open_pairs, register_modality
+from nuclr.data import BadSample, Loader, Modality, SideChoice, check_samples, open_pairs, register_modality
 from nuclr.data.formats.columns import split_cell
 from nuclr.data.modalities import base
 from nuclr.errors import UserError
@@ -46,11 +46,11 @@ def fixed_size(folder, vectors):
 @pytest.mark.parametrize("write", [jsonl, table, lists, fixed_size])
 def test_vectors_of_all_formats(tmp_path, write):
     pairs = open_pairs(write(tmp_path, VECTORS))
-    assert (pairs.x_kind, pairs.y_kind, pairs.y_name) == ("text", "vector", "embedding")
-    assert pairs.y_id.tolist() == [0, 1, 0, 2] and check_samples(pairs) == {} and pairs.group is None
+    assert (*pairs.modalities, pairs.sides["y"].name) == ("text", "vector", "embedding")
+    assert pairs.sides["y"].ids.tolist() == [0, 1, 0, 2] and check_samples(pairs) == {} and pairs.group is None
     (batch,) = Loader(pairs).load([[3, 0]])
     assert batch.y.dtype == torch.float32 and batch.y.tolist() == [[4, 5], [0.5, 1]]
-    assert pairs.y(1).tolist() == [2, 3] and pairs.y(1).dtype == np.float32
+    assert pairs.item("y", 1).tolist() == [2, 3] and pairs.item("y", 1).dtype == np.float32
     assert pairs.fingerprint == open_pairs(jsonl(tmp_path, VECTORS)).fingerprint
 
 
@@ -58,7 +58,7 @@ def test_vectors_of_all_formats(tmp_path, write):
 def test_bad_vectors_are_named(tmp_path, write):
     nan, inf = float("nan"), float("inf")
     pairs = open_pairs(write(tmp_path, [*VECTORS, [nan, 1], [1, -inf], [1, 2, 3], None, [1e300, 0], *VECTORS]))
-    finite, width = "embedding holds a NaN or an infinity", "embedding has 3 numbers; the first rows have 2"
+    finite, width = "embedding holds a NaN or an infinity", "embedding has 3 numbers; the first one has 2"
     if write is fixed_size:
         width = "no embedding"
     assert pairs.known_bad == {4: finite, 5: finite, 6: width, 7: "no embedding", 8: finite}
@@ -80,7 +80,7 @@ def test_bad_vectors_take_no_memory(tmp_path):
         tracemalloc.stop()
     assert peak < 20 * 2**20  # 200 MB if every bad vector were stored
     assert pairs.known_bad == dict.fromkeys(range(1, 501), "no embedding")
-    assert pairs.y_id.tolist() == [0] + [1] * 500 and pairs.y(0).tolist() == [1] * 100_000
+    assert pairs.sides["y"].ids.tolist() == [0] + [1] * 500 and pairs.item("y", 0).tolist() == [1] * 100_000
 
 
 def test_several_vectors_in_a_row(tmp_path):
@@ -89,7 +89,7 @@ def test_several_vectors_in_a_row(tmp_path):
         lists(tmp_path, [[[1, 2], [3, 4]], [[5, 6]]], pyarrow.list_(pyarrow.list_(pyarrow.float32()))),
     ):
         pairs = open_pairs(path)
-        assert pairs.y_kind == "vector" and pairs.x_id.tolist() == [0, 0, 1]
+        assert pairs.sides["y"].modality.name == "vector" and pairs.sides["x"].ids.tolist() == [0, 0, 1]
         assert pairs.items("y", np.arange(3)).tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
@@ -98,12 +98,14 @@ def test_vectors_on_both_sides_and_one_vector_with_several_texts(tmp_path):
     (batch,) = Loader(pairs).load([[1, 0]])
     assert batch.x.tolist() == [[0, 1], [1, 2]] and batch.y.tolist() == [[4.5], [3.5]]
     pairs = open_pairs(make.write_lines(tmp_path / "p.jsonl", {"a": [1, 2], "b": ["c", "d"]}, {"a": [3, 4], "b": "e"}))
-    assert pairs.x_id.tolist() == [0, 0, 1] and pairs.x(1).tolist() == [1, 2] and pairs.x(2).tolist() == [3, 4]
+    assert pairs.sides["x"].ids.tolist() == [0, 0, 1]
+    assert pairs.item("x", 1).tolist() == [1, 2]
+    assert pairs.item("x", 2).tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("value", [[1, "a"], ["1", "2"], "[1, 2", "[[1], [2]]", "{}", 3, [True, False], [10**400]])
 def test_cells_that_are_not_vectors_are_bad_samples(tmp_path, value):
-    pairs = open_pairs(jsonl(tmp_path, [[1, 2], value, [3, 4]]), y_kind="vector")
+    pairs = open_pairs(jsonl(tmp_path, [[1, 2], value, [3, 4]]), y=SideChoice(modality="vector"))
     assert "is not a list of numbers" in pairs.known_bad[1]
 
 
@@ -166,8 +168,12 @@ def test_an_own_modality_reads_files_by_name(tmp_path):
     rows = [{"wave": name, "text": f"t {k}"} for k, name in enumerate(NAMES)]
     (folder / "p.csv").write_text("wave,text\n" + "".join(f"{row['wave']},{row['text']}\n" for row in rows))
     for path in (make.write_lines(folder / "p.jsonl", *rows), folder / "p.csv"):
-        pairs = open_pairs(path, x_kind="waveform")
-        assert (pairs.x_kind, pairs.x_name, pairs.y_name) == ("waveform", "wave", "text")
+        pairs = open_pairs(path, x=SideChoice(modality="waveform"))
+        assert (pairs.sides["x"].modality.name, pairs.sides["x"].name, pairs.sides["y"].name) == (
+            "waveform",
+            "wave",
+            "text",
+        )
         bad = check_samples(pairs, max_bad_share=1)
         assert list(bad) == [3, 4, 5, 6, 7]
         for reason, start in zip(bad.values(), REASONS, strict=True):
@@ -181,13 +187,15 @@ def test_an_own_modality_reads_files_by_name(tmp_path):
 @pytest.mark.usefixtures("waveform")
 def test_an_own_modality_reads_numbers_and_bytes(tmp_path):
     rows = [{"wave": list(range(k, k + 8)), "text": f"t {k}"} for k in range(3)]
-    pairs = open_pairs(make.write_lines(tmp_path / "p.jsonl", *rows), x_kind="waveform")
-    assert pairs.x(2).tolist() == list(range(2, 10)) and pairs.name(2) == "line 3" and check_samples(pairs) == {}
+    pairs = open_pairs(make.write_lines(tmp_path / "p.jsonl", *rows), x=SideChoice(modality="waveform"))
+    assert pairs.item("x", 2).tolist() == list(range(2, 10))
+    assert pairs.name(2) == "line 3"
+    assert check_samples(pairs) == {}
     write_waveforms(tmp_path)
     content = [(tmp_path / name).read_bytes() for name in ("0.npy", "1.npy", "short.npy")]
     parquet.write_table(pyarrow.table({"wave": content, "text": ["a", "b", "c"]}), tmp_path / "p.parquet")
-    pairs = open_pairs(tmp_path / "p.parquet", x_kind="waveform")
-    assert pairs.x(1).tolist() == [1] * 8
+    pairs = open_pairs(tmp_path / "p.parquet", x=SideChoice(modality="waveform"))
+    assert pairs.item("x", 1).tolist() == [1] * 8
     assert check_samples(pairs, max_bad_share=1) == {2: "5 samples; needs 8"}
 
 
@@ -196,7 +204,7 @@ def test_an_own_modality_is_recognized_if_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(Waveform, "recognize", lambda _, cells: all(str(cell).endswith(".npy") for cell in cells))
     write_waveforms(tmp_path)
     path = make.write_lines(tmp_path / "p.jsonl", {"wave": "0.npy", "text": "a"}, {"wave": "1.npy", "text": "b"})
-    assert open_pairs(path).x_kind == "waveform"
+    assert open_pairs(path).sides["x"].modality.name == "waveform"
 
 
 @pytest.mark.parametrize(("modality", "error"), [(Waveform, TypeError), (3, TypeError)])

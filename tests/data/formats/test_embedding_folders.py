@@ -10,19 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nuclr.data import open_pairs
-from nuclr.data.formats import embedding_folders
-from nuclr.data.formats.embedding_folders import EmbeddingFolder, is_embedding_folder
-from nuclr.data.formats.stored_texts import StoredTexts
+from nuclr.data import SideChoice, open_pairs
+from nuclr.data.formats.arrow import StoredTexts
+from nuclr.data.formats.embeddings import EmbeddingFolder, is_embedding_folder
 from nuclr.errors import UserError
-from tests.embedding_folders import make_clip_retrieval, make_datacomp, make_features, slices, uids
+from tests.data.embedding_folders import make_clip_retrieval, make_datacomp, make_features, slices, uids
 
 X, Y = make_features()
 
 
 def test_clip_retrieval(tmp_path):
     folder = EmbeddingFolder(make_clip_retrieval(tmp_path / "cr", X, Y))
-    assert is_embedding_folder(tmp_path / "cr") and folder.kind == "clip-retrieval"
+    assert is_embedding_folder(tmp_path / "cr")
     assert folder.sides() == ("img_emb", "text_emb")
     np.testing.assert_array_equal(np.asarray(folder.features("img_emb")), X)
     np.testing.assert_array_equal(np.asarray(folder.features("text_emb")), Y)
@@ -43,7 +42,7 @@ def test_clip_retrieval_without_metadata_and_with_images_only(tmp_path):
     assert folder.labels("text_emb") is None and len(folder.features("text_emb")) == len(Y)
     make_clip_retrieval(tmp_path / "b", X, Y)
     shutil.rmtree(tmp_path / "b" / "text_emb")
-    with pytest.raises(UserError, match=r"has no embeddings of texts \(found: img_emb\)"):
+    with pytest.raises(UserError, match="img_emb"):
         EmbeddingFolder(tmp_path / "b").sides()
 
 
@@ -51,14 +50,14 @@ def test_clip_retrieval_without_metadata_and_with_images_only(tmp_path):
 def test_datacomp(tmp_path, compressed, monkeypatch):
     monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "cache"))
     folder = EmbeddingFolder(make_datacomp(tmp_path / "dc", X, Y, compressed=compressed, models=("b32", "l14")))
-    assert folder.kind == "DataComp" and folder.keys == ["b32_img", "b32_txt", "l14_img", "l14_txt"]
+    assert folder.keys == ["b32_img", "b32_txt", "l14_img", "l14_txt"]
     assert folder.sides("l14_img") == ("l14_img", "l14_txt") == folder.sides(y_key="l14_txt")
     np.testing.assert_array_equal(np.asarray(folder.features("l14_img")), X)
     np.testing.assert_array_equal(folder.features("b32_txt")[[19, 2]], Y[[19, 2]])
     assert folder.labels("l14_txt")[8] == "text 8" and folder.labels("l14_img")[-1] == "http://host/19.jpg"
-    with pytest.raises(UserError, match="name the arrays of both sides, such as b32_img for x and b32_txt for y"):
+    with pytest.raises(UserError, match="b32_img, b32_txt, l14_img, l14_txt"):
         folder.sides()
-    with pytest.raises(UserError, match="no array 'h14_img' for side x"):
+    with pytest.raises(UserError, match="'h14_img'"):
         folder.sides("h14_img")
 
 
@@ -74,68 +73,52 @@ def test_other_folders_are_not_taken_for_one(tmp_path):
     np.savez(tmp_path / "pairs.npz", x=X, y=Y)
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "pairs.parquet")
     assert not is_embedding_folder(tmp_path)
-    with pytest.raises(UserError, match="neither an output folder of clip-retrieval"):
+    with pytest.raises(UserError, match="clip-retrieval"):
         EmbeddingFolder(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("removed", "words"),
+    ("write", "removed", "part"),
     [
-        ("metadata/metadata_1.parquet", r"metadata: part 1 is missing, which exists as img_emb/img_emb_1\.npy"),
-        ("img_emb/img_emb_0.npy", r"img_emb: part 0 is missing, which exists as text_emb/text_emb_0\.npy"),
-        ("text_emb/text_emb_2.npy", "text_emb: part 2 is missing"),
+        (make_clip_retrieval, "metadata/metadata_1.parquet", "1 .* metadata"),
+        (make_clip_retrieval, "img_emb/img_emb_0.npy", "0 .* img_emb"),
+        (make_datacomp, "00000001.npz", "00000001 .* .npz"),
+        (make_datacomp, "00000002.parquet", "00000002 .* .parquet"),
     ],
 )
-def test_a_missing_part_is_named(tmp_path, removed, words):
-    (make_clip_retrieval(tmp_path / "cr", X, Y) / removed).unlink()
-    with pytest.raises(UserError, match=words):
-        EmbeddingFolder(tmp_path / "cr")
-
-
-@pytest.mark.parametrize(("removed", "words"), [("00000001.npz", "00000001.npz: missing"),
-                                                ("00000002.parquet", "00000002.parquet: missing")])  # fmt: skip
-def test_a_missing_file_of_a_shard_is_named(tmp_path, removed, words):
-    (make_datacomp(tmp_path / "dc", X, Y) / removed).unlink()
-    with pytest.raises(UserError, match=words):
-        EmbeddingFolder(tmp_path / "dc")
+def test_a_missing_file_of_a_part_is_named(tmp_path, write, removed, part):
+    (write(tmp_path / "f", X, Y) / removed).unlink()
+    with pytest.raises(UserError, match=f"part {part}"):
+        EmbeddingFolder(tmp_path / "f")
 
 
 def test_lengths_and_widths_that_differ_are_named(tmp_path):
     folder = make_clip_retrieval(tmp_path / "cr", X, Y)
     np.save(folder / "text_emb" / "text_emb_2.npy", Y[:11])
-    with pytest.raises(UserError, match=r"text_emb_2\.npy: text_emb has 11 rows, but .*metadata_2\.parquet has 12"):
+    with pytest.raises(UserError, match=r"text_emb_2\.npy.*11.*12.*metadata_2\.parquet"):
         EmbeddingFolder(folder).features("text_emb")
     np.save(folder / "text_emb" / "text_emb_2.npy", Y[slices()[2], :5])
-    with pytest.raises(UserError, match=r"text_emb_2\.npy: text_emb has 5 columns, and 6 in .*text_emb_0\.npy"):
+    with pytest.raises(UserError, match=r"text_emb_2\.npy.* 5 .* 6 .*text_emb_0\.npy"):
         EmbeddingFolder(folder).features("text_emb")
     plain = make_clip_retrieval(tmp_path / "plain", X, Y, metadata=False)
     np.save(plain / "text_emb" / "text_emb_1.npy", Y[:3])
-    with pytest.raises(UserError, match=r"text_emb_1\.npy: text_emb has 3 rows, but .*img_emb_1\.npy has 1"):
+    with pytest.raises(UserError, match=r"text_emb_1\.npy.* 3 .* 1 .*img_emb_1\.npy"):
         EmbeddingFolder(plain).features("text_emb")
 
 
-def test_part_numbers_that_occur_twice_are_refused(tmp_path):
-    folder = make_clip_retrieval(tmp_path / "cr", X, Y)
-    shutil.copy(folder / "img_emb" / "img_emb_1.npy", folder / "img_emb" / "img_emb_01.npy")
-    with pytest.raises(UserError, match="part 1 exists twice"):
-        EmbeddingFolder(folder)
-
-
-@pytest.mark.parametrize(("value", "words"), [(np.nan, "holds a NaN or an infinity"), (0, "is all zeros")])
-def test_wrong_rows_are_named_by_file_and_row(tmp_path, monkeypatch, value, words):
-    monkeypatch.setattr(embedding_folders, "CHECKED", 4)
+def test_a_row_that_is_not_finite_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("nuclr.arrays.BLOCK", 4)
     broken = Y.copy()
-    broken[10] = value
-    folder = EmbeddingFolder(make_clip_retrieval(tmp_path / "cr", X, broken))
-    folder.check("img_emb", directions=True)
-    with pytest.raises(UserError, match=rf"text_emb_2\.npy: text_emb row 2 \(row 10 of the folder\) {words}"):
-        folder.check("text_emb", directions=True)
+    broken[10] = np.nan
+    folder = make_clip_retrieval(tmp_path / "cr", X, broken)
+    with pytest.raises(UserError, match=r"cr:text_emb\[10, 0\]=nan"):
+        open_pairs(folder)
 
 
 def test_too_little_space_for_unpacking_is_a_clear_error(tmp_path, monkeypatch):
     folder = EmbeddingFolder(make_datacomp(tmp_path / "dc", X, Y, compressed=True))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
-    with pytest.raises(UserError, match=r"l14_img is compressed and needs .* save the shards without compression"):
+    with pytest.raises(UserError, match=r"l14_img.*NUCLR_CACHE"):
         folder.features("l14_img")
 
 
@@ -143,12 +126,12 @@ def test_a_folder_as_pairs_for_training(tmp_path):
     make_clip_retrieval(tmp_path / "cr", X, Y)
     make_datacomp(tmp_path / "dc", X, Y, models=("b32", "l14"))
     pairs = open_pairs(tmp_path / "cr")
-    assert len(pairs) == len(X) and pairs.x_kind == pairs.y_kind == "vector"
+    assert len(pairs) == len(X) and pairs.sides["x"].modality.name == pairs.sides["y"].modality.name == "vector"
     sample = pairs[13]
     np.testing.assert_array_equal(sample.x, X[13].astype("f4"))
     np.testing.assert_array_equal(pairs.items("y", np.array([4, 19])), Y[[4, 19]].astype("f4"))
     assert sample.x.dtype == np.float32
-    assert open_pairs(tmp_path / "dc", x_key="l14_img").fingerprint == pairs.fingerprint
+    assert open_pairs(tmp_path / "dc", x=SideChoice("l14_img")).fingerprint == pairs.fingerprint
     X2 = X.copy()
     X2[0] += 1
     assert open_pairs(make_clip_retrieval(tmp_path / "other", X2, Y)).fingerprint != pairs.fingerprint
@@ -163,7 +146,7 @@ def test_texts_in_files(tmp_path):
     with pytest.raises(IndexError):
         texts[5]
     (tmp_path / "1.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"1\.parquet: cannot be read as Parquet"):
+    with pytest.raises(UserError, match=r"1\.parquet"):
         len(StoredTexts([tmp_path / "1.parquet"], "t"))
 
 
@@ -182,14 +165,15 @@ def test_ten_million_embeddings_are_not_read_into_memory(tmp_path):
         import resource, sys
         from pathlib import Path
         import numpy as np
-        from nuclr.data.formats.embedding_folders import EmbeddingFolder
+        from nuclr.data.formats.embeddings import EmbeddingFolder
+        from nuclr.data.vectors import checked_rows
 
         lines = Path("/proc/self/status").read_text().splitlines()
         data = next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:"))
         resource.setrlimit(resource.RLIMIT_DATA, (data + 2**30, data + 2**30))
         folder = EmbeddingFolder(Path(sys.argv[1]))
-        folder.check("img_emb")
         features = folder.features("img_emb")
+        checked_rows("img_emb", features, "any")
         for seed in range(20):
             features[np.random.default_rng(seed).integers(len(features), size=10_000)]
         try:

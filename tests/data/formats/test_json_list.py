@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from nuclr.data import check_samples, open_pairs
+from nuclr.data import SideChoice, check_samples, open_pairs
 from nuclr.errors import UserError
 from tests.data import make
 
 
 def captions(pairs):
-    return [pairs.y(number) for number in range(len(pairs))]
+    return [pairs.item("y", number) for number in range(len(pairs))]
 
 
 def test_a_karpathy_list_is_read_by_split(tmp_path):
@@ -19,7 +19,7 @@ def test_a_karpathy_list_is_read_by_split(tmp_path):
     for entry, split in zip(content["images"], ["train", "val", "restval", "test", "train"], strict=True):
         entry["split"] = split
     path.write_text(json.dumps(content))
-    assert open_pairs(path, split="train").x_id.tolist() == [0, 0, 0, 1]
+    assert open_pairs(path, split="train").sides["x"].ids.tolist() == [0, 0, 0, 1]
     assert len(open_pairs(path, split="train+restval")) == 5
     with pytest.raises(UserError, match=r"no entry of split 'dev' \(data\.split\); found: restval, test, train, val"):
         open_pairs(path, split="dev")
@@ -30,7 +30,7 @@ def test_x_key_and_y_key_choose_the_keys(tmp_path):
     path = make.write_lines(
         tmp_path / "l.jsonl", {"image": "b.png", "photo": "a.jpg", "caption": "one", "alt": ["two", "three"]}
     )
-    pairs = open_pairs(path, x_key="photo", y_key="alt")
+    pairs = open_pairs(path, x=SideChoice("photo"), y=SideChoice("alt"))
     assert captions(pairs) == ["two", "three"] and pairs.name(0) == "a.jpg"
 
 
@@ -41,14 +41,14 @@ def test_x_key_and_y_key_choose_the_keys(tmp_path):
         ("l.jsonl", '["a.jpg", "x"]\n', r"line 1: \[\"a\.jpg\", \"x\"\] is not an entry such as \{\"question\""),
         ("l.jsonl", '{"image": 3, "caption": "x"}\n', r"line 1: 'image' is 3; needs a text"),
         ("l.jsonl", '{"image": "a.jpg", "caption": {"en": "x"}}\n', r"line 1: 'caption' is \{.*needs a text"),
-        ("l.jsonl", '{"image": "a.jpg", "label": "x", "id": 3}\n', "no column for the caption among 'image', 'label'"),
+        ("l.jsonl", '{"image": "a.jpg", "label": "x", "id": 3}\n', "'image', 'label'.*data.y.key"),
         ("l.jsonl", b'{"image": "a.jpg", "caption": "caf\xe9"}\n', "line 1: not UTF-8 text"),
         ("l.json", '[{"image": "a.jpg",\n "caption": "x"},\n {"image" "b.png"}]', r"l\.json, line 3: not JSON"),
-        ("l.json", '[{"image": "a.jpg", "caption": "x"}\n {}]', r"line 2: not JSON \(',' or '\]' expected"),
+        ("l.json", '[{"image": "a.jpg", "caption": "x"}\n {}]', "line 2: not JSON"),
         ("l.json", '[{"image": "a.jpg", "caption": "x"},\n', r"line 2: not JSON"),
         ("l.json", '{"a.jpg": "x"}', r"is neither a list of .* nor a Karpathy split"),
-        ("l.json", '{"images": [{"id": 3}]}', r"images\[0\]: has no \"sentences\"; is this a Karpathy split"),
-        ("l.json", '{"images": [{"sentences": [{"tokens": []}]}]}', r"images\[0\]: needs \"filename\" and"),
+        ("l.json", '{"images": [{"id": 3}]}', "sentences"),
+        ("l.json", '{"images": [{"sentences": [{"tokens": []}]}]}', r"0.*\"filename\""),
         ("l.json", "[]", "holds no pairs"),
         ("l.json", '"text"', "is neither a list"),
     ],
@@ -78,10 +78,10 @@ def test_a_line_that_is_too_deep_or_too_long_is_a_bad_sample(tmp_path, kind):
     pairs = open_pairs(make.write_list(tmp_path, "l.jsonl", good + HUGE[kind] + "\n" + good))
     assert len(pairs) == 3
     if kind == "surrogate":
-        assert pairs.y(1) == "a \ufffd b" and not pairs.known_bad
+        assert pairs.item("y", 1) == "a \ufffd b" and not pairs.known_bad
         return
     assert check_samples(pairs, max_bad_share=1) == {1: REASONS[kind]}
-    assert (pairs.y(0), pairs.y(2)) == ("good", "good")
+    assert (pairs.item("y", 0), pairs.item("y", 2)) == ("good", "good")
 
 
 @pytest.mark.parametrize("kind", ["nested", "digits"])

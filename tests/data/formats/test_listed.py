@@ -16,13 +16,13 @@ def test_images_are_searched_in_the_root_and_its_usual_folders(tmp_path, folder)
     (tmp_path / "lists").mkdir()
     make.write_lines(tmp_path / "lists" / "train.jsonl", {"image": "a.jpg", "caption": "one"})
     pairs = open_pairs(tmp_path / "lists" / "train.jsonl", root=tmp_path / "photos")
-    assert pairs.x(0).size == (24, 20)
+    assert pairs.item("x", 0).size == (24, 20)
 
 
 def test_a_list_relative_to_the_root_may_name_absolute_images(tmp_path):
     make.write_images(tmp_path / "elsewhere")
     make.write_lines(tmp_path / "l.jsonl", {"image": str(tmp_path / "elsewhere" / "a.jpg"), "caption": "one"})
-    assert open_pairs("l.jsonl", root=tmp_path).x(0).size == (24, 20)
+    assert open_pairs("l.jsonl", root=tmp_path).item("x", 0).size == (24, 20)
 
 
 def test_bad_rows_keep_their_numbers(tmp_path):
@@ -37,12 +37,12 @@ def test_bad_rows_keep_their_numbers(tmp_path):
     ]
     path = make.write_lines(tmp_path / "l.jsonl", *({"image": i, "caption": c} for i, c in entries))
     pairs = open_pairs(path)
-    assert pairs.known_bad == {1: "empty caption", 3: "no image named", 4: "empty caption"}
-    assert pairs.y(5) == "four"
+    assert pairs.known_bad == {1: "empty caption", 3: "no image", 4: "empty caption"}
+    assert pairs.item("y", 5) == "four"
     with pytest.raises(BadSample, match="missing file"):
-        pairs.x(2)
+        pairs.item("x", 2)
     with pytest.raises(BadSample, match="empty caption"):
-        pairs.y(1)
+        pairs.item("y", 1)
     assert list(check_samples(pairs, max_bad_share=1)) == [1, 2, 3, 4]
 
 
@@ -89,7 +89,7 @@ def test_names_that_leave_the_root_are_bad_samples_unless_allowed(tmp_path):
                 check_samples(pairs)
             pairs = open_pairs(path, root, allow_outside=True)
             assert check_samples(pairs) == {}
-            assert [pairs.x(number).size for number in range(5)] == [(24, 20)] * 5
+            assert [pairs.item("x", number).size for number in range(5)] == [(24, 20)] * 5
 
 
 def test_a_root_that_is_a_symlink_is_followed(tmp_path):
@@ -118,7 +118,7 @@ def test_files_that_are_not_regular_too_large_or_have_long_names_are_bad_samples
     assert bad == {
         1: "not a regular file",
         2: "file too large; at most 256 MiB are allowed",
-        3: "not a regular file",
+        3: "cannot be read (Is a directory)",
         4: "cannot be read (File name too long)",
         5: "cannot be read (File name too long)",
         6: "not a regular file",

@@ -1,23 +1,27 @@
-"""Tars: patterns of paths, the cached index, and truncated files."""
+"""Tars: patterns of paths, which members are pairs, the cached index, and truncated files."""
 
+import io
+import json
 import os
+import pickle
+import struct
 
+import numpy as np
 import pytest
 
-from nuclr.data import check_samples, open_pairs
-from nuclr.data.formats import tar_index
+from nuclr.data import ImageOptions, Loader, SideChoice, check_samples, open_pairs
 from nuclr.data.formats import tars as tars_module
-from nuclr.data.formats.tars import expand
+from nuclr.data.formats.tars import ROW, expand
 from nuclr.data.pairs import BadSample
 from nuclr.errors import UserError
 from tests.data import make
 
 
-def three_tars(folder, samples=4):
+def three_tars(folder):
     """Write tars with keys as in img2dataset and captions that name tar and sample."""
     for tar in range(3):
         members = {}
-        for number in range(samples):
+        for number in range(4):
             members |= make.sample(f"{tar:05d}{number:04d}", 10 * tar + number, f"tar {tar} sample {number}")
         make.write_tar(folder / f"{tar:05d}.tar", members)
     return folder
@@ -26,7 +30,7 @@ def three_tars(folder, samples=4):
 def captions(pairs):
     def caption(number):
         try:
-            return pairs.y(number)
+            return pairs.item("y", number)
         except BadSample as bad:
             return bad.reason
 
@@ -36,6 +40,9 @@ def captions(pairs):
 ALL = [f"tar {tar} sample {number}" for tar in range(3) for number in range(4)]
 
 
+# -- names of tars -----------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -43,7 +50,6 @@ ALL = [f"tar {tar} sample {number}" for tar in range(3) for number in range(4)]
         "{f}/{{00000..00002}}.tar",
         "{f}/{{00000,00001,00002}}.tar",
         "{f}/00000.tar::{f}/{{00001..00002}}.tar",
-        "{f}/0000{{0..1}}.tar::{f}/00002.tar",
         "{f}/*.tar",
         "{f}/0000[0-1].tar::{f}/*2.tar",
     ],
@@ -61,19 +67,38 @@ def test_braces_keep_leading_zeros():
     assert tars_module.expand_braces("a/{08..11}{x,y}.tar")[:3] == ["a/08x.tar", "a/08y.tar", "a/09x.tar"]
 
 
-def test_the_index_is_cached_and_only_changed_tars_are_indexed_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("pattern", "named"),
+    [
+        ("{f}/*.tgz", "*.tgz"),
+        ("{f}/*", "list.csv"),
+        ("s3://b/*.tar", "s3://b/*.tar"),
+        ("{f}/{{00001..00004}}.tar", "00003.tar"),
+    ],
+)
+def test_missing_tars_are_refused(tmp_path, pattern, named):
+    (three_tars(tmp_path / "t") / "list.csv").write_text("image,caption\n")
+    with pytest.raises(UserError) as error:
+        expand(pattern.format(f=tmp_path / "t"))
+    assert named in str(error.value)
+
+
+# -- the index ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_index_is_cached_until_a_tar_changes(tmp_path, monkeypatch):
     folder = three_tars(tmp_path / "t")
     first = open_pairs(folder)
     scanned = []
-    real = tars_module.scan_tar
-    monkeypatch.setattr(tars_module, "scan_tar", lambda path, *keys: scanned.append(path.name) or real(path, *keys))
+    real = tars_module._scan
+    monkeypatch.setattr(tars_module, "_scan", lambda *given: scanned.append(given[1]) or real(*given))
     again = open_pairs(folder)
     assert scanned == [] and again.fingerprint == first.fingerprint
     make.write_tar(folder / "00001.tar", make.sample("x", 1, "new"))
     changed = open_pairs(folder)
-    assert scanned == ["00001.tar"] and changed.fingerprint != first.fingerprint
+    assert len(scanned) == 3 and changed.fingerprint != first.fingerprint
     assert captions(changed) == [*ALL[:4], "new", *ALL[8:]]
-    assert captions(open_pairs(folder)) == captions(changed) and scanned == ["00001.tar"]
+    assert captions(open_pairs(folder)) == captions(changed) and len(scanned) == 3
     assert len(list((folder / ".nuclr").glob("*.rows"))) == 1
 
 
@@ -82,11 +107,33 @@ def test_the_index_is_written_to_the_chosen_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "cache"))
     assert captions(open_pairs(folder)) == ALL
     assert list((tmp_path / "cache").glob("*.rows")) and not (folder / ".nuclr").exists()
-
-
-def test_tars_can_be_read_without_a_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tars_module, "find_cache_folder", lambda data_folder: None)
-    assert captions(open_pairs(three_tars(tmp_path / "t"))) == ALL
+    assert captions(open_pairs(folder)) == ALL
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"counts": 3}', '{"counts": [4], "bad": [], "fingerprint": 1}'])
+def test_a_damaged_index_in_the_cache_is_made_again(tmp_path, text):
+    path = make.write_tar(tmp_path / "t.tar", make.sample("1", 1, "one"))
+    open_pairs(path)
+    (stored,) = (tmp_path / ".nuclr").glob("tars-*.json")
+    stored.write_text(text)
+    assert captions(open_pairs(path)) == ["one"]
+
+
+def test_a_row_of_the_index_has_at_most_32_bytes():
+    assert ROW.itemsize <= 32 and not ROW.hasobject
+
+
+def test_only_a_limited_number_of_tars_stays_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars_module, "_OPEN_FILES", 1)
+    pairs = open_pairs(three_tars(tmp_path / "t"))
+    assert captions(pairs) == ALL
+    assert pairs.name(11) == "00002.tar/000020003.jpg" and pairs.item("x", 11).size == (24, 20)
+    assert list(pairs._descriptors) == [0]
+    assert captions(pickle.loads(pickle.dumps(pairs))) == ALL
+
+
+# -- truncated tars ----------------------------------------------------------------------------------------------------
 
 
 def cut(path, size):
@@ -95,174 +142,155 @@ def cut(path, size):
     os.utime(path, ns=(1, 1))
 
 
-def test_a_tar_truncated_after_indexing_keeps_all_numbers(tmp_path):
-    folder = three_tars(tmp_path / "t")
-    before = open_pairs(folder)
-    cut(folder / "00001.tar", int(before._rows["image"][6]) * 512 + 100)
-    pairs = open_pairs(folder)
-    assert pairs.fingerprint == before.fingerprint
-    assert captions(pairs) == ALL[:6] + ["truncated tar"] * 2 + ALL[8:]
-    bad = check_samples(pairs, max_bad_share=0.5)
-    assert bad == {6: "truncated tar", 7: "truncated tar"}
-    assert [pairs.name(number) for number in (5, 6, 7, 8)] == [
-        "00001.tar/000010001.jpg", "00001.tar/000010002.jpg", "00001.tar, row 3", "00002.tar/000020000.jpg",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("size", [0, 300, 512 * 3, 512 * 8 + 5])
-def test_a_tar_truncated_before_indexing_does_not_renumber_later_tars(tmp_path, size):
+def test_a_truncated_tar_does_not_renumber_later_tars(tmp_path, size):
     folder = three_tars(tmp_path / "t")
+    whole = (folder / "00001.tar").read_bytes()
+    fingerprint = open_pairs(folder).fingerprint
     cut(folder / "00001.tar", size)
     pairs = open_pairs(folder)
-    assert len(pairs) == 12 and pairs.x_id.tolist() == list(range(12))
+    assert len(pairs) == 12 and pairs.sides["x"].ids.tolist() == list(range(12))
     texts = captions(pairs)
     good = texts.index("truncated tar", 4)
     assert texts == ALL[:good] + ["truncated tar"] * (8 - good) + ALL[8:]
     assert sorted(check_samples(pairs, max_bad_share=0.5)) == list(range(good, 8))
     assert all(pairs.name(number).startswith("00001.tar") for number in range(4, 8))
+    (folder / "00001.tar").write_bytes(whole)
+    repaired = open_pairs(folder)
+    assert captions(repaired) == ALL and repaired.known_bad == {} and repaired.fingerprint == fingerprint
 
 
 def test_the_length_of_a_truncated_last_tar_comes_from_img2dataset(tmp_path):
     folder = three_tars(tmp_path / "t")
     cut(folder / "00002.tar", 700)
     assert len(open_pairs(folder)) == 9  # no tar follows: only its broken last sample counts
-    (folder / "00002_stats.json").write_text('{"successes": 4}')
-    cut(folder / "00002.tar", 600)
-    pairs = open_pairs(folder)
-    assert len(pairs) == 12 and sorted(pairs.known_bad) == [8, 9, 10, 11]
+    for successes, pairs in ((1_000_000_000_000, 9), (4, 12)):  # a wrong number takes no memory
+        (folder / "00002_stats.json").write_text(json.dumps({"successes": successes}))
+        cut(folder / "00002.tar", 600 + pairs)
+        assert sorted(open_pairs(folder).known_bad) == list(range(8, pairs))
 
 
-def test_a_repaired_tar_is_read_as_before(tmp_path):
-    folder = three_tars(tmp_path / "t")
-    whole = (folder / "00001.tar").read_bytes()
-    fingerprint = open_pairs(folder).fingerprint
-    cut(folder / "00001.tar", 700)
-    open_pairs(folder)
-    (folder / "00001.tar").write_bytes(whole)
-    pairs = open_pairs(folder)
-    assert captions(pairs) == ALL and pairs.known_bad == {} and pairs.fingerprint == fingerprint
-
-
-def test_a_tar_truncated_while_open_gives_bad_samples(tmp_path):
+def test_a_tar_truncated_or_removed_while_open_gives_bad_samples(tmp_path):
     folder = three_tars(tmp_path / "t")
     pairs = open_pairs(folder)
     cut(folder / "00000.tar", 0)
     with pytest.raises(BadSample, match="truncated tar"):
-        pairs.x(0)
-
-
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ({"1.jpg": make.picture(1), "1.cls": b"3"}, r"no sample with a caption.*found: \.cls, \.jpg"),
-        ({"1.txt": b"text"}, r"no sample with an image; .*data\.x\.key.*\(found: \.txt"),
-        ({}, "no sample with an image"),
-    ],
-)
-def test_tars_without_images_or_captions_are_refused(tmp_path, members, message):
-    with pytest.raises(UserError, match=message):
-        open_pairs(make.write_tar(tmp_path / "t.tar", members))
-
-
-def test_missing_tars_are_refused(tmp_path):
-    three_tars(tmp_path / "t")
-    with pytest.raises(UserError, match=r"\*\.tgz: no file matches this pattern"):
-        open_pairs(tmp_path / "t" / "*.tgz")
-    (tmp_path / "t" / "list.csv").write_text("image,caption\n")
-    with pytest.raises(
-        UserError, match=r"\*: matches list\.csv, but patterns are for tars only; name a file or a folder"
-    ):
-        open_pairs(tmp_path / "t" / "*")
-    with pytest.raises(UserError, match=r"s3://b/\*\.tar: \* is not possible in a URL; name the folder"):
-        expand("s3://b/*.tar")
-    with pytest.raises(UserError, match=r"00003\.tar: no such file \(2 of the 4 tars are missing\)"):
-        expand(str(tmp_path / "t" / "{00001..00004}.tar"))
-
-
-def test_only_a_limited_number_of_tars_stays_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(tar_index, "_OPEN_FILES", 1)
-    pairs = open_pairs(three_tars(tmp_path / "t"))
-    assert captions(pairs) == ALL
-    assert pairs.name(11) == "00002.tar/000020003.jpg" and pairs.x(11).size == (24, 20)
-    assert list(pairs._files._descriptors) == [0]
-
-
-def test_a_tar_that_was_removed_gives_bad_samples(tmp_path):
-    folder = three_tars(tmp_path / "t")
-    pairs = open_pairs(folder)
+        pairs.item("x", 0)
     (folder / "00001.tar").unlink()
-    with pytest.raises(BadSample, match=r"cannot be read \(No such file"):
-        pairs.x(4)
-    assert pairs.name(4) == "00001.tar, row 0" and pairs.y(8) == ALL[8]
+    with pytest.raises(BadSample, match="cannot be read"):
+        pairs.item("x", 4)
+    assert pairs.name(4) == "00001.tar, row 0" and pairs.item("y", 8) == ALL[8]
 
 
-def one_tar(path, prefix, samples=4):
-    members = {}
-    for number in range(samples):
-        members |= make.sample(f"{number:04d}", number, f"{prefix} {number}")
+# -- which members are pairs -------------------------------------------------------------------------------------------
+
+
+def npy(values):
+    file = io.BytesIO()
+    np.save(file, np.array(values, "f4"))
+    return file.getvalue()
+
+
+def write(path, rows):
+    members = {f"{number:03d}.{suffix}": data for number, row in enumerate(rows) for suffix, data in row.items()}
     return make.write_tar(path, members)
 
 
-def test_another_tar_that_is_truncated_does_not_inherit_the_index(tmp_path):
-    folder = three_tars(tmp_path / "t")
-    before = open_pairs(folder)
-    one_tar(folder / "00001.tar", "other")
-    cut(folder / "00001.tar", int(before._rows["image"][4]) * 512 + 10)  # no complete caption is left to compare
-    pairs = open_pairs(folder)
-    assert pairs.fingerprint != before.fingerprint
-    assert captions(pairs) == ALL[:4] + ["truncated tar"] * 4 + ALL[8:]
+def test_two_text_members(tmp_path):
+    rows = [{"question.txt": f"q {k % 2}".encode(), "answer.txt": f"a {k}".encode()} for k in range(3)]
+    rows.append({"question.txt": b"q 3"})
+    write(tmp_path / "t" / "0.tar", rows[:2])
+    write(tmp_path / "t" / "1.tar", rows[2:])
+    pairs = open_pairs(tmp_path / "t", x=SideChoice("question.txt"), y=SideChoice("answer.txt"))
+    assert (*pairs.modalities, *pairs.side_names) == ("text", "text", "question", "answer")
+    assert pairs[2][:2] == ("q 0", "a 2") and pairs.sides["x"].ids.tolist() == [0, 1, 0, 2]
+    assert pairs.known_bad == {3: "no answer"} and pairs.name(3) == "1.tar/001.question.txt"
 
 
-def test_a_tar_with_other_captions_after_the_damage_does_not_serve_them(tmp_path):
-    path = one_tar(tmp_path / "t.tar", "first")
-    before = open_pairs(path)
-    one_tar(path, "other")  # of the same layout
-    data = bytearray(path.read_bytes())
-    first = one_tar(tmp_path / "first.tar", "first").read_bytes()
-    block = int(before._rows["image"][1]) * 512
-    data[: block - 512] = first[: block - 512]  # the first sample is the old one
-    data[block - 512 : block] = b"damaged " * 64  # the header of the second
-    path.write_bytes(data)
-    os.utime(path, ns=(1, 1))
-    pairs = open_pairs(path)
-    assert captions(pairs) == ["first 0", "damaged tar", "damaged tar", "damaged tar"]
-    assert pairs.known_bad == dict.fromkeys((1, 2, 3), "damaged tar")
+def test_entries_of_the_json(tmp_path):
+    rows = [{"json": json.dumps({"q": ["a", "b"], "vector": [[1, 2], [3, 4]]}).encode()}]
+    rows.append({"json": b'{"q": "c", "vector": [5, 6, 7]}'})
+    rows += [{"json": b'{"q": 3, "vector": [5, 6]}'}, {"json": b"{"}, {"json": b'{"q": "d", "vector": [7, 8]}'}]
+    rows.append({"json": json.dumps({"q": "a", "vector": [[1, 2]] * 32_768}).encode()})
+    path = write(tmp_path / "t.tar", rows)
+    for pairs in [open_pairs(path, x=SideChoice("q"), y=SideChoice("json:vector")) for _ in range(2)]:
+        assert pairs.modalities == ("text", "vector") and pairs.group.tolist() == [0, 0, 1, 2, 3, 4, 5]
+        np.testing.assert_array_equal(pairs.item("y", 1), [3, 4])
+        assert pairs.item("x", 5) == "d" and list(pairs.known_bad) == [2, 3, 4, 6]
+        for number, reason in ((2, "vector has 3 numbers"), (3, "q is not a text"), (6, "32,768")):
+            assert reason in pairs.known_bad[number]
 
 
-def test_samples_after_a_damaged_header_are_read_by_the_previous_index(tmp_path):
-    path = one_tar(tmp_path / "t.tar", "first")
-    before = open_pairs(path)
-    with path.open("r+b") as file:
-        file.seek(int(before._rows["image"][1]) * 512 - 512)
-        file.write(b"damaged " * 64)
-    os.utime(path, ns=(1, 1))
-    pairs = open_pairs(path)
-    assert captions(pairs) == ["first 0", "damaged tar", "first 2", "first 3"]
-    assert pairs.fingerprint == before.fingerprint
+def test_images_and_vectors(tmp_path):
+    rows = [{"jpg": make.picture(k), "clip.npy": npy([k, 1])} for k in range(3)]
+    rows += [{"jpg": make.picture(9), "clip.npy": b"damaged"}, {"clip.npy": npy([1, 2])}]
+    pairs = open_pairs(write(tmp_path / "t.tar", rows), y=SideChoice("clip.npy"))
+    assert (*pairs.modalities, pairs.sides["y"].name) == ("image", "vector", "clip")
+    assert pairs.name(1) == "t.tar/001.jpg" and pairs[1].x.size == (24, 20)
+    bad = check_samples(pairs, max_bad_share=1)
+    assert list(bad) == [3, 4] and bad[3].startswith(".clip.npy cannot be read") and bad[4] == "no image"
+    (batch,) = Loader(pairs, x=ImageOptions(8)).load([[2, 0]])
+    assert batch.x.shape == (2, 3, 8, 8) and batch.y.tolist() == [[2, 1], [0, 1]]
 
 
-def test_captions_are_compared_with_the_index_when_they_are_read(tmp_path):
-    path = one_tar(tmp_path / "t.tar", "first")
-    open_pairs(path)
-    stamp = path.stat().st_mtime_ns
-    one_tar(path, "other")
-    os.utime(path, ns=(stamp, stamp))  # same size and time: the cached index is used
-    pairs = open_pairs(path)
-    with pytest.raises(BadSample, match="caption differs from the index of the tar"):
-        pairs.y(0)
+def test_arrays_that_are_not_vectors_are_bad_samples(tmp_path):
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 0), }".ljust(117) + "\n"
+    no_width = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header.encode()  # 128 bytes, for a billion vectors
+    many = npy(np.zeros((32_768, 1), np.int8))
+    contents = (npy([1, 2]), npy(3), npy([[[1, 2]]]), no_width, many, npy([]))
+    rows = [{"t.txt": b"a", "v.npy": content} for content in contents]
+    pairs = open_pairs(write(tmp_path / "t.tar", rows), x=SideChoice("t.txt"), y=SideChoice("v.npy"))
+    assert len(pairs) == 6 and pairs.item("y", 0).tolist() == [1, 2]
+    assert list(pairs.known_bad) == [1, 2, 3, 4, 5]
+    for number, reason in ((1, "shape ()"), (2, "shape (1, 1, 2)"), (3, "does not fit into 128 bytes"), (4, "32,768")):
+        assert reason in pairs.known_bad[number]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"counts": 3}', '{"counts": [4], "bad": [], "fingerprint": 1}'])
-def test_a_damaged_index_in_the_cache_is_made_again(tmp_path, text):
-    path = one_tar(tmp_path / "t.tar", "first")
-    open_pairs(path)
-    (stored,) = (tmp_path / ".nuclr").glob("tars-*.json")
-    stored.write_text(text)
-    assert captions(open_pairs(path)) == [f"first {number}" for number in range(4)]
+QUESTION, ANSWER = {"question.txt": b"q"}, {"answer.txt": b"a"}
+PNG, TXT, VECTOR = {"png": make.picture(1)}, {"txt": b"t"}, {"v.npy": npy([1, 2])}
+BEFORE, AFTER = {"before.png": make.picture(1)}, {"after.png": make.picture(2)}
 
 
-def test_a_wrong_number_of_samples_from_img2dataset_takes_no_memory(tmp_path):
-    folder = three_tars(tmp_path / "t")
-    (folder / "00002_stats.json").write_text('{"successes": 1000000000000}')
-    cut(folder / "00002.tar", 700)
-    assert len(open_pairs(folder)) == 9
+@pytest.mark.parametrize(
+    ("members", "keys", "kinds", "names"),
+    [
+        (ANSWER | QUESTION, {}, ("text", "text"), ("question", "answer")),
+        (ANSWER | QUESTION, {"x": SideChoice("answer.txt")}, ("text", "text"), ("answer", "question")),
+        (ANSWER | QUESTION, {"y": SideChoice("question.txt")}, ("text", "text"), ("answer", "question")),
+        (VECTOR | PNG, {}, ("image", "vector"), ("image", "v")),
+        (VECTOR | TXT, {}, ("vector", "text"), ("v", "text")),
+        (BEFORE | AFTER, {}, ("image", "image"), ("before", "after")),
+        (PNG | TXT, {}, ("image", "text"), ("image", "text")),
+        (PNG | TXT, {"x": SideChoice("txt")}, ("text", "image"), ("text", "image")),
+        (PNG | TXT, {"y": SideChoice("png")}, ("text", "image"), ("text", "image")),
+        (BEFORE | AFTER | TXT, {}, ("image", "text"), ("image", "text")),
+        (BEFORE | AFTER | {"json": b'{"caption": "t"}'}, {}, ("image", "text"), ("image", "text")),
+    ],
+)
+def test_keys_of_two_members_may_be_left_out(tmp_path, members, keys, kinds, names):
+    pairs = open_pairs(write(tmp_path / "t.tar", [members] * 2), **keys)
+    assert pairs.modalities == kinds and pairs.side_names == names
+    assert check_samples(pairs) == {}
+    again = open_pairs(tmp_path / "t.tar", x=SideChoice(pairs.sides["x"].key), y=SideChoice(pairs.sides["y"].key))
+    assert again.fingerprint == pairs.fingerprint and again.sides["x"].name == pairs.sides["x"].name
+
+
+@pytest.mark.parametrize(
+    ("settings", "members"),
+    [
+        ({}, {"q.txt": b"q", "a.txt": b"a", "b.txt": b"b"}),
+        ({"x": SideChoice("q.txt")}, {"q.txt": b"q", "a.txt": b"a", "b.txt": b"b"}),
+        ({"y": SideChoice("a.txt")}, {"q.txt": b"q", "a.txt": b"a", "b.txt": b"b"}),
+        ({"x": SideChoice("q.txt"), "y": SideChoice("z")}, {"q.txt": b"q", "a.txt": b"a"}),
+        ({"views": True}, {"q.txt": b"q", "a.txt": b"a"}),
+        ({"y": SideChoice(modality="vector")}, {"q.txt": b"q", "a.txt": b"a", "b.txt": b"b"}),
+        ({}, {"jpg": make.picture(1), "cls": b"3"}),
+        ({}, {"txt": b"text"}),
+        ({}, {}),
+    ],
+)
+def test_tars_without_a_usable_sample_are_refused(tmp_path, settings, members):
+    path = write(tmp_path / "t.tar", [members])
+    with pytest.raises(UserError, match=r"t\.tar.*data\.x\.key") as error:
+        open_pairs(path, **settings)
+    assert all(f".{suffix}" in str(error.value) for suffix in members)

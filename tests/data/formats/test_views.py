@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nuclr.data import ImageOptions, Loader, all_batches, check_samples, open_pairs
+from nuclr.data import ImageOptions, Loader, SideChoice, all_batches, check_samples, open_pairs
 from nuclr.errors import UserError
 from tests.data import make
 
@@ -15,13 +15,13 @@ def test_a_folder_of_images_is_read_recursively(tmp_path):
     (tmp_path / "dogs" / "broken.jpg").write_bytes(b"no image")
     pairs = open_pairs(tmp_path, views=True)
     assert repr(pairs) == f"ViewPairs({tmp_path.name!r}, 11 pairs, image to image)"
-    assert pairs.views and (pairs.x_name, pairs.y_name) == ("view 1", "view 2")
-    assert pairs.x_id.tolist() == pairs.y_id.tolist() == list(range(11))
+    assert pairs.views and pairs.side_names == ("view 1", "view 2")
+    assert pairs.sides["x"].ids.tolist() == pairs.sides["y"].ids.tolist() == list(range(11))
     assert [pairs.name(number) for number in (0, 5, 10)] == ["cats/a.jpg", "dogs/broken.jpg", "dogs/small/e.jpg"]
     assert list(check_samples(pairs, max_bad_share=0.1)) == [5]
     (batch,) = Loader(pairs, x=ImageOptions(8)).load([[0, 10]])
     assert batch.x.shape == (2, 3, 8, 8) and batch.y is batch.x
-    with pytest.raises(UserError, match=r"a folder without tars.*it holds images: data\.contrast=views"):
+    with pytest.raises(UserError, match=r"data\.contrast=views"):
         open_pairs(tmp_path)
 
 
@@ -64,10 +64,10 @@ def test_a_source_without_images_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"e\.npz: data\.contrast=views needs images, and this source holds vectors"):
         open_pairs(tmp_path / "e.npz", views=True)
     path = make.write_lines(tmp_path / "p.jsonl", {"question": "a", "answer": "b"})
-    with pytest.raises(UserError, match=r"no column of images for data\.contrast=views among 'question', 'answer'"):
+    with pytest.raises(UserError, match=r"data\.contrast=views.*'question', 'answer'"):
         open_pairs(path, views=True)
     with pytest.raises(UserError, match=r"p\.jsonl: data\.contrast=views needs images, and this source holds texts"):
-        open_pairs(path, x_key="question", views=True)
+        open_pairs(path, views=True, x=SideChoice("question"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="the folder has no images"):
         open_pairs(tmp_path / "empty", views=True)

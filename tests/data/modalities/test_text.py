@@ -1,8 +1,10 @@
-"""Texts as the published code prepares captions."""
+"""Texts: as the published code prepares captions, compact storage, numbers of distinct entries."""
 
+import numpy as np
 import pytest
 
 from nuclr.data.modalities import TextModality, TextOptions, albef_caption
+from nuclr.data.modalities.text import Texts, clean, digest, number_distinct, text_problem
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,45 @@ def test_the_option_applies_to_batches():
     texts = ["A Cat.", "Two dogs!"]
     assert TextModality().collate(texts) == TextModality().collate(texts, TextOptions()) == texts
     assert TextModality().collate(texts, TextOptions("albef")) == ["a cat", "two dogs"]
+
+
+def test_texts_are_a_sequence_of_strings():
+    strings = ["", "grün ✓", "a\nb", "", "\udc80"]  # the last is a file name that is not UTF-8
+    texts = Texts(strings[:2])
+    for string in strings[2:]:
+        texts.append(string)
+    assert [texts[number] for number in range(len(texts))] == strings
+    assert texts.ids().tolist() == [0, 1, 2, 0, 3]
+    assert repr(texts) == "Texts(5 texts, 15 bytes)"
+    for number in (-1, 5):
+        with pytest.raises(IndexError, match=f"number {number}"):
+            texts[number]
+
+
+def test_the_fingerprint_depends_on_the_boundaries():
+    assert Texts(["ab", "c"]).fingerprint() != Texts(["a", "bc"]).fingerprint()
+    assert Texts(["ab", "c"]).fingerprint() == Texts(iter(["ab", "c"])).fingerprint()
+
+
+def test_distinct_entries_are_numbered_by_first_appearance():
+    keys = np.random.default_rng(0).integers(20, size=200).astype(np.uint64)
+    expected: dict[int, int] = {}
+    numbers = [expected.setdefault(int(key), len(expected)) for key in keys]
+    assert number_distinct(keys).tolist() == numbers
+
+
+def test_clean_removes_line_breaks_and_repeated_spaces():
+    assert clean(" a  b\n\tc ") == "a b c"
+    assert digest(b"a b c") == digest(memoryview(b"a b c")) != digest(b"a b")
+
+
+def test_lone_surrogates_are_replaced_and_pairs_are_joined():
+    assert clean("a \ud800 b") == "a \ufffd b"
+    assert clean("\ud83d\ude00") == "\U0001f600"
+    assert clean("grün ✓") == "grün ✓"
+
+
+def test_captions_without_text_or_of_megabytes_are_problems():
+    assert text_problem(" \n", "caption") == "empty caption"
+    assert text_problem("x" * 100_000, "caption") is None
+    assert text_problem("x" * 100_001, "answer") is not None

@@ -16,7 +16,7 @@ W = torch.tensor([[0.8, 0.3], [-0.2, 1.4]], dtype=torch.float64)
 def pairs():
     stream = spaces.generator(3)
     x = spaces.sample_x(60, stream)
-    return x, spaces.sample_y(x, TAU, stream).squeeze(1)
+    return x, spaces.sample_y(x, TAU, stream)
 
 
 def loss(method, w, x, y):
@@ -70,6 +70,13 @@ def test_class_probabilities_are_integrals_over_the_cells():
 
 
 def test_zero_one_loss_is_below_its_bound():
-    [excess, none], bayes = learning.zero_one_losses([W, torch.eye(2, dtype=torch.float64)], TAU)
-    assert none == 0 < excess < math.sqrt(2 * learning.excess_risk(W, TAU) / TAU)
-    assert 0 < bayes < 0.75
+    assert learning.zero_one_loss(torch.eye(2, dtype=torch.float64), TAU) == 0
+    assert 0 < learning.zero_one_loss(W, TAU) < math.sqrt(2 * learning.excess_risk(W, TAU) / TAU)
+
+
+def test_gcl_has_its_minimum_at_another_model():
+    along = learning.losses_along_alpha(0.2)
+    assert along.minimum["mle"] == pytest.approx(1, abs=0.01)
+    assert along.minimum["nuclr"] == pytest.approx(1, abs=0.01)
+    assert along.minimum["gcl"] < 0.8
+    assert all(min(losses) == 0 for losses in along.losses.values())

@@ -2,10 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
+from torch.quasirandom import SobolEngine
 
+from nuclr.popularity import importance_sampling as sampling
 from nuclr.popularity import solve
 from nuclr.studies.toy import spaces
 
@@ -31,7 +32,8 @@ def test_anchors_are_uniform_on_the_upper_half_disc():
 @pytest.mark.parametrize("tau", [0.2, 1.0])
 def test_samples_have_the_moments_of_the_density(tau):
     nodes, measure = spaces.square_nodes(40)
-    y = spaces.sample_y(ANCHORS, tau, torch.Generator().manual_seed(1), m=20_000)
+    repeated = ANCHORS.repeat_interleave(20_000, dim=0)
+    y = spaces.sample_y(repeated, tau, torch.Generator().manual_seed(1)).reshape(len(ANCHORS), 20_000, 2)
     assert y.min() >= 0
     assert y.max() <= 1
     density = measure * spaces.log_density(ANCHORS, nodes, tau).exp()
@@ -43,15 +45,9 @@ def test_samples_have_the_moments_of_the_density(tau):
 
 @pytest.mark.parametrize("tau", [0.2, 1.0])
 def test_true_risk_agrees_with_quadrature(tau):
-    risk = spaces.true_risk(tau, 50_000, seed=2)
-    u, w = np.polynomial.legendre.leggauss(60)
-    radius, angle = np.meshgrid((u + 1) / 2, np.pi * (u + 1) / 2)
-    weight = np.outer(w, w) / 4 * 2 * radius  # of the uniform distribution, in polar coordinates
-    x = torch.from_numpy(np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(-1, 2))
-    a = x / tau
-    mean_y = 1 / (1 - torch.exp(-a)) - 1 / a
-    losses = tau * spaces.log_partition(x, tau) - (x * mean_y).sum(dim=1)
-    assert risk == pytest.approx((torch.from_numpy(weight.ravel()) * losses).sum().item(), abs=5e-5)
+    x, weight = spaces.half_disc_nodes(60)
+    losses = tau * spaces.log_partition(x, tau) - (x * spaces.expected_y(x, tau)).sum(dim=1)
+    assert spaces.true_risk(tau) == pytest.approx((weight @ losses).item(), abs=5e-5)
 
 
 def test_true_popularity_has_the_area_as_its_scale():
@@ -60,7 +56,7 @@ def test_true_popularity_has_the_area_as_its_scale():
     sums = []
     for _ in range(200):
         x = spaces.sample_x(50, stream)
-        y = spaces.sample_y(x, 0.2, stream).squeeze(1)
+        y = spaces.sample_y(x, 0.2, stream)
         sums.append((-spaces.log_popularity(x, y, 0.2)).exp().sum())
     totals = torch.stack(sums)
     assert abs(totals.mean() - spaces.AREA_OF_Y) < 4 * totals.std() / 200**0.5
@@ -69,7 +65,6 @@ def test_true_popularity_has_the_area_as_its_scale():
 def test_a_draw_is_solved_with_its_inner_products_as_scores():
     """Neither x nor y has unit norm, so nothing may be normalized."""
     sample = spaces.draw(80, 0.2, spaces.generator(5))
-    assert sample.residual <= 1e-6
     zeta = solve(scores=sample.scores, temperature=0.2, tolerance=1e-9).zeta
     torch.testing.assert_close(0.2 * sample.log_q, zeta, atol=1e-6, rtol=0)
 
@@ -85,7 +80,12 @@ def test_expected_y_and_nodes_of_the_half_disc_agree_with_integrals(tau):
     assert (weight @ x.square().sum(dim=1)).item() == pytest.approx(0.5)
 
 
-def test_interpolation_returns_the_estimate_at_the_samples():
-    sample = spaces.draw(150, 0.2, spaces.generator(0))
-    log_q = spaces.popularities(sample)["nuclr"]
-    torch.testing.assert_close(spaces.interpolate(sample, log_q, sample.y, 0.2), log_q, rtol=0, atol=1e-4)
+def test_the_constant_of_gcl_is_the_difference_of_the_risks_of_many_pairs():
+    """The pairs are of low discrepancy; independent ones would need many more."""
+    tau, n = 0.5, 2048
+    u = SobolEngine(dimension=4, scramble=True, seed=0).draw(n, dtype=torch.float64)
+    x = spaces.half_disc(u[:, :2])
+    y = spaces.conditional_y(x, u[:, 2:], tau)
+    log_z = sampling.log_partition_from_popularity(x @ y.T, torch.full((n,), math.log(n), dtype=torch.float64), tau)
+    difference = (log_z - spaces.log_partition(x, tau)).mean().item()
+    assert difference == pytest.approx(spaces.gcl_log_constant(tau), abs=2e-3)

@@ -1,89 +1,70 @@
-"""A small toy study: its values agree with the paper's claims, and its folder is complete."""
+"""A small toy study: its values agree with the paper's claims, its slopes are right, and its file holds all of it."""
 
-import json
-from xml.etree import ElementTree
-
+import numpy as np
 import pytest
 
-from nuclr.popularity import importance_sampling as sampling
-from nuclr.studies.toy import constant, spaces, study, weights
+from nuclr import files
+from nuclr.errors import UserError
+from nuclr.studies.toy import spaces, study
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    out = tmp_path_factory.mktemp("toy")
+def result():
     done = []
-    with pytest.MonkeyPatch.context() as patch:  # fewer repetitions
-        patch.setattr(weights, "REPEATS", 20)
-        content = study.write_study(out, seeds=6, sizes=(100, 400), advance=done.append)
-    assert sum(done) == study.total_work(6, (100, 400))
-    return out, content
-
-
-def record(content, **setting):
-    [match] = [r for r in content["records"] if all(r[key] == value for key, value in setting.items())]
-    return match
+    result = study.run_study(seeds=6, sizes=(100, 400), advance=done.append)
+    assert sum(done) == sum(point.repeats * point.n**2 for point in study.plan(6, (100, 400)))
+    return result
 
 
 @pytest.mark.slow
-def test_estimated_popularity_reduces_the_error_and_uniform_popularity_does_not(written):
-    _, content = written
-    gcl, ours, exact = (record(content, tau=0.2, n=400, method=m) for m in ("gcl", "nuclr", "mle"))
-    assert gcl["error_mean"] > 0.04
-    assert record(content, tau=0.2, n=100, method="gcl")["error_mean"] < 1.5 * gcl["error_mean"]
-    assert ours["error_mean"] < 3 * exact["error_mean"]
-    for key in ("bound_term_mean", "error_term_mean"):
-        assert ours[key] < gcl[key] / 5
-    assert record(content, tau=0.2, n=400, method="gcl_constant")["error_mean"] < gcl["error_mean"] / 3
-    assert ours["rank_correlation_mean"] > 0.99
-    assert record(content, tau=0.2, n=400, method="nuclr_area")["error_mean"] < gcl["error_mean"] / 3
+def test_estimated_popularity_reduces_the_error_and_uniform_popularity_does_not(result):
+    few, many = {}, {}
+    for method in ("mle", "gcl", "gcl_constant", "nuclr", "nuclr_area"):
+        few[method], many[method] = (record.mean for record in result.select("risk", 0.2, method))
+    assert few["gcl"]["error"] < 1.5 * many["gcl"]["error"] and many["gcl"]["error"] > 0.04
+    assert many["nuclr"]["error"] < 3 * many["mle"]["error"]
+    assert many["nuclr"]["error_term"] < many["gcl"]["error_term"] / 5
+    for method in ("gcl_constant", "nuclr_area"):
+        assert many[method]["error"] < many["gcl"]["error"] / 3
+    assert many["nuclr"]["rank_correlation"] > 0.99
 
 
-def test_the_folder_is_complete(written):
-    out, content = written
-    assert json.loads((out / "toy.json").read_text()) == content
-    for name in content["figures"]:
-        data = (out / name).read_bytes()
-        if name.endswith(".png"):
-            assert data.startswith(b"\x89PNG") and data.endswith(b"IEND\xaeB`\x82")
-        else:
-            assert ElementTree.fromstring(data).tag.endswith("svg")
-    assert {path.name for path in out.iterdir()} == {"toy.json", *content["figures"]}
-    assert len(content["records"]) == 2 * 2 * len(study.METHODS)
+def test_the_file_holds_the_study(result, tmp_path):
+    files.write_json(tmp_path / "toy.json", result.to_json())
+    assert files.read_record(study.ToyStudy, tmp_path / "toy.json") == result
+    counted = {part: sum(record.part == part for record in result.records) for part in ("risk", "learning")}
+    assert counted == {"risk": 2 * 2 * 6, "learning": 2 * 2 * 3}
 
 
-def test_figures_show_every_method_at_both_temperatures(written):
-    out, _ = written
-    svg = (out / "error.svg").read_text()  # matplotlib writes each text as a comment before its outlines
-    for text in (
-        "GCL: uniform popularity",
-        "NUCLR: estimated, scale from the area of Y",
-        "τ = 0.2",
-        "guide: slope -0.5",
-    ):
-        assert f"<!-- {text}" in svg
+@pytest.mark.parametrize("change", [{"records": 3}, {"records": [{}]}, {"seeds": "many"}, {"along_alpha": None}])
+def test_a_damaged_file_is_an_error(result, tmp_path, change):
+    files.write_json(tmp_path / "toy.json", result.to_json() | change)
+    with pytest.raises(UserError, match=r"toy\.json"):
+        files.read_record(study.ToyStudy, tmp_path / "toy.json")
 
 
 def test_the_same_seed_gives_the_same_values():
-    first, second = (study.run_study(2, (100,), base_seed=3) for _ in range(2))
-    assert first == second
-    assert study.run_study(2, (100,), base_seed=4)["records"] != first["records"]
+    first, again, other = (study.measure_risk(100, 0.2, spaces.generator(seed)) for seed in (3, 3, 4))
+    assert first == again and first != other
 
 
-def test_a_factor_of_the_popularity_shifts_the_risk():
-    sample, log_k = spaces.draw(60, 0.2, spaces.generator(6)), constant.gcl_log_constant(0.2)
-    values = study.measure(sample, 0.2, log_k)
-    for method, log_q in spaces.popularities(sample, log_k).items():
-        direct = sampling.empirical_risk_from_popularity(sample.scores, log_q, 0.2).item()
-        assert values[method]["risk"] == pytest.approx(direct, abs=1e-12)
+def fit(sizes, means, errors):
+    """Return the slope of means with these standard errors and half the width of its interval."""
+    records = []
+    for n, mean, error in zip(sizes, means, errors, strict=True):
+        records.append(study.Record("risk", 0.2, n, "mle", 4, {"error": mean}, {"error": 2 * error}))
+    other = study.Record("risk", 1.0, 100, "mle", 4, {"error": 9.0}, {"error": 0.1})
+    return study.ToyStudy(4, 0, [*records, other], []).slope("risk", 0.2, "mle", "error")
 
 
-def test_all_parts_are_in_the_summary(written):
-    _, content = written
-    quantities = {fit["quantity"] for fit in content["slopes"]}
-    assert quantities == {"error", "bound_term", "error_term", "excess_risk", "zero_one"}
-    assert {r["method"] for r in content["learning"]} == {"mle", "gcl", "nuclr"}
-    assert all(r["low"] < r["bias"] < r["high"] for r in content["bias"])
-    [shown, _] = content["shown"]
-    assert shown["n"] == 100 and len(shown["true"]) == 100
-    assert len(shown["true_map"]) == len(shown["estimated_map"][0]) == study.MAP_SIDE
+def test_a_power_law_is_recovered():
+    sizes = [100, 200, 400, 800]
+    assert fit(sizes, [3 * n**-0.5 for n in sizes], [0.0] * 4) == pytest.approx((-0.5, 0))
+    assert fit([100], [1.0], [0.1]) is None
+
+
+def test_the_interval_is_that_of_repeated_fits():
+    sizes, errors = [100, 200, 400], [0.02, 0.01, 0.03]
+    rng = np.random.default_rng(0)
+    fits = [fit(sizes, rng.normal(1.0, errors).tolist(), errors)[0] for _ in range(4000)]
+    assert fit(sizes, [1.0] * 3, errors)[1] / 1.96 == pytest.approx(np.std(fits), rel=0.05)

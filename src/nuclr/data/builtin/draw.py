@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from nuclr.data.builtin.grammar import ONE_SHAPE, Language
-from nuclr.data.builtin.scenes import uniforms
+from nuclr.data.builtin.grammar import ONE_SHAPE, Language, uniforms
 
 Points = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -38,7 +37,12 @@ RADIUS = {"small": (0.13, 0.12, 0.105), "large": (0.25, 0.2, 0.145)}  # of one, 
 RADIUS_OF_TWO = {"small": 0.13, "large": 0.21}
 
 
-def picture(language: Language, scene: int, words: Words, size: int) -> Image.Image:
+def picture(
+    language: Language,
+    scene: int,
+    words: Words,
+    size: int,
+) -> Image.Image:
     """Return a picture of the scene with this code, RGB, from `words_needed(size)` random words."""
     chosen = np.unravel_index(scene, language.levels)
     levels = [slot.levels[i] for slot, i in zip(language.slots, chosen, strict=True)]
@@ -57,7 +61,12 @@ def words_needed(size: int) -> int:
     return JITTERS + -(-size * size // 8)
 
 
-def _background(name: str, light: Points, noise: NDArray[np.uint8], size: int) -> Image.Image:
+def _background(
+    name: str,
+    light: Points,
+    noise: NDArray[np.uint8],
+    size: int,
+) -> Image.Image:
     color, contrast, grid = BACKGROUNDS[name]
     rows, columns = (cells or size for cells in grid)
     texture = Image.fromarray(noise[: rows * columns].reshape(rows, columns))
@@ -68,7 +77,12 @@ def _background(name: str, light: Points, noise: NDArray[np.uint8], size: int) -
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def _positions(place: str, count: int, radius: float, jitters: Points) -> Points:
+def _positions(
+    place: str,
+    count: int,
+    radius: float,
+    jitters: Points,
+) -> Points:
     """Return (count, 4): x, y, radius and tilt of each shape. Shapes are lined up across the direction of `place`."""
     towards = np.array(TOWARDS[place])
     across = np.array([1.0, 0.0]) if towards[0] == 0 else np.array([0.0, 1.0])
@@ -80,7 +94,11 @@ def _positions(place: str, count: int, radius: float, jitters: Points) -> Points
     return np.column_stack([centers, radius * (1 + 0.07 * own[:, 2]), np.deg2rad(12) * own[:, 3]])
 
 
-def _with_two_shapes(canvas: Image.Image, levels: list[str], jitters: Points) -> Image.Image:
+def _with_two_shapes(
+    canvas: Image.Image,
+    levels: list[str],
+    jitters: Points,
+) -> Image.Image:
     """Draw the first shape to the left of the second one or above it."""
     along = ("left of", "above").index(levels[6])
     for number, own in enumerate(jitters[:14].reshape(2, 7)):
@@ -93,7 +111,12 @@ def _with_two_shapes(canvas: Image.Image, levels: list[str], jitters: Points) ->
     return canvas
 
 
-def _with_shapes(canvas: Image.Image, kind: str, color: Points, shapes: Points) -> Image.Image:
+def _with_shapes(
+    canvas: Image.Image,
+    kind: str,
+    color: Points,
+    shapes: Points,
+) -> Image.Image:
     fill, edge = (tuple(c.clip(0, 255).astype(int).tolist()) for c in (color, OUTLINE * color))
     scale = SUPERSAMPLE * canvas.width
     cover = Image.new("RGB", (scale, scale))  # red on outlines, yellow inside
@@ -104,7 +127,12 @@ def _with_shapes(canvas: Image.Image, kind: str, color: Points, shapes: Points) 
         contours = [(scale * (contour @ turn + (x, y))).ravel().tolist() for contour in CONTOURS[kind]]
         draw.polygon([coordinate for contour in contours for coordinate in contour], fill=(255, 255, 0))
         for contour in contours:
-            draw.line(contour + contour[:4], fill=(255, 0, 0), width=SUPERSAMPLE, joint="curve")
+            draw.line(
+                contour + contour[:4],
+                fill=(255, 0, 0),
+                width=SUPERSAMPLE,
+                joint="curve",
+            )
     covered, inside, _ = cover.reduce(SUPERSAMPLE).split()
     canvas.paste(edge, mask=covered)
     canvas.paste(fill, mask=inside)

@@ -1,84 +1,286 @@
-"""Pairs in Arrow tables: Parquet files, and Hugging Face datasets on disk as `save_to_disk` writes them.
+"""Pairs in Arrow tables: Parquet files, Hugging Face datasets on disk as `save_to_disk` writes them, or in memory.
 
 A column holds texts or names of files, lists of texts, vectors as lists of numbers, encoded images (bytes), or Hugging
-Face's `{"bytes": ..., "path": ...}`. Names, texts and vectors are handled as in a JSON list. With bytes, the table is
-memory-mapped and only the requested row is read. Rows with the same bytes are one image.
+Face's `{"bytes": ..., "path": ...}`. Names, lists and vectors are handled as in a JSON list. Texts and bytes stay in
+the table, which is memory-mapped if it is a dataset on disk. Rows with the same bytes are one image.
 
 Files are untrusted. An offset in a memory-mapped file may point outside of it, and following it would end the process
 with a segmentation fault. Both columns are therefore validated completely when they are opened, before anything else
-reads them. This costs one pass over the offsets and over the texts and names, not over the encoded images: 0.03 seconds
-per million texts once they are in memory. A text or name that is not UTF-8 makes its row a bad sample.
+reads them. A text or name that is not UTF-8 makes its row a bad sample.
 
-Parquet has no random access. A file with encoded images is therefore rewritten once, as an Arrow file in the cache
+Parquet has no random access. A file with encoded images is therefore rewritten once, as an Arrow stream in the cache
 folder, which can be memory-mapped. Datasets on disk are Arrow streams already; reading them needs only pyarrow, not
 `datasets`.
 """
 
+import contextlib
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nuclr.data.formats.choose import Choice, SideChoice, choose_columns
-from nuclr.data.formats.columns import Column, decode_text, first_line, make_column, read_cell
-from nuclr.data.formats.listed import ColumnMaker, ListedPairs, open_listed
-from nuclr.data.modalities import Folder
+from nuclr.data.formats.choose import Request, choose_columns
+from nuclr.data.formats.columns import (
+    Column,
+    Heading,
+    TextColumn,
+    check_text,
+    decode_text,
+    first_line,
+    make_column,
+    read_item,
+    split_cell,
+)
+from nuclr.data.formats.listed import PROBED, ListedPairs, Row, head_columns
+from nuclr.data.modalities import Folder, get_modality
 from nuclr.data.modalities.base import boundary
-from nuclr.data.pairs import BadSample
-from nuclr.data.texts import digest, number_distinct
-from nuclr.errors import UserError, require
+from nuclr.data.modalities.text import MAX_CHARACTERS, clean, digest
+from nuclr.data.side import SIDES, SideName
+from nuclr.errors import BadSample, UserError, require
 from nuclr.files import file_stamp, find_cache_folder, parse_json, refuse_expansion, write_atomically
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them
+_BLOCK = 2**14  # rows that are converted to Python objects at a time
+_GROUPS = 4  # row groups of StoredTexts in memory
 
 
-class ArrowColumn(Column):
-    """Encoded images, or bytes of another modality, in a memory-mapped table. A cell is the number of its row.
+# -- pairs -------------------------------------------------------------------------------------------------------------
+
+
+def open_arrow(request: Request) -> ListedPairs:
+    """Open a Parquet file, a folder of them in order of their names, or a dataset on disk.
+
+    Of a folder of Parquet files, `request.split` keeps only files whose name starts with it, or whose folder has this
+    name. A `DatasetDict` needs a split.
+
+    Raises:
+        UserError: if a file cannot be read, or a split or column is missing.
+
+    """
+    path, files = _find_files(request.path, request.split)
+    request = replace(request, path=path)
+    with _readable(path):
+        schema = _read_schema(files[0])
+        keys = choose_columns(schema.names, request)
+        names = list(dict.fromkeys(keys.values()))
+        mapped = any(_kind(schema.field(name).type) == "bytes" for name in names)
+    return _open_table(request, _read_files(files, names, mapped), keys, files)
+
+
+def open_dataset(dataset: Any, request: Request) -> ListedPairs:
+    """Open a `datasets.Dataset` in memory; its Arrow table is read.
+
+    Raises:
+        UserError: if it holds only a selection of the rows of its table, or a column is missing.
+
+    """
+    if getattr(dataset, "_indices", None) is not None:
+        raise UserError("the dataset holds only a selection of rows; call dataset.flatten_indices() first")
+    table = dataset.data.table
+    keys = choose_columns(table.schema.names, request)
+    return _open_table(request, table, keys, [Path(entry["filename"]) for entry in dataset.cache_files])
+
+
+def _open_table(
+    request: Request,
+    table: Any,
+    keys: Mapping[SideName, str],
+    files: Sequence[Path],
+) -> ListedPairs:
+    contents: dict[SideName, Any] = {}
+    kinds: dict[SideName, str | None] = {}
+    known: dict[SideName, str] = {}
+    first: dict[SideName, list[Any]] = {"x": [], "y": []}
+    for side, key in keys.items():
+        kinds[side] = _kind(table.schema.field(key).type)
+        chosen = request.sides[side].modality
+        in_memory = chosen is not None and get_modality(chosen).in_memory
+        if kinds[side] is None or (kinds[side] == "bytes" and in_memory):
+            needs = f"data.{side}.modality={chosen}" if in_memory else "texts, lists of texts or numbers, or bytes"
+            raise UserError(f"{request.path}: column {key!r} holds {table.schema.field(key).type}; needs {needs}")
+        contents[side] = validate_column(request.path, table, key)
+        if kinds[side] == "bytes":
+            known[side] = chosen or "image"
+        else:
+            for value in _cells(contents[side].slice(0, PROBED)):
+                first[side] += split_cell(value)
+    headings = head_columns(request, keys, first, known)
+    in_table = {
+        side for side in SIDES if side in known or (kinds[side], headings[side].modality.name) == ("texts", "text")
+    }
+    complete = in_table == set(SIDES)
+    root = request.root or request.path.parent
+    folder = Folder(root, boundary(root, request.allow_outside))
+    columns: dict[SideName, Column] = {}
+    cells: dict[SideName, Iterable[Any]] = {}
+    for side, heading in headings.items():
+        # The cells of a column that stays in the table are the numbers of rows.
+        cells[side] = range(table.num_rows) if side in in_table else _cells(contents[side])
+        if side in known:
+            columns[side] = BytesColumn(heading, contents[side], files, folder)
+        elif side in in_table:
+            columns[side] = TableTextColumn(heading, contents[side])
+        else:
+            columns[side] = make_column(heading)
+        if complete:
+            for row in range(table.num_rows):
+                columns[side].append(row)
+    rows = () if complete else map(Row, cells["x"], cells["y"], range(table.num_rows))
+    return ListedPairs(request, columns, rows, "row")
+
+
+class TableTextColumn(TextColumn):
+    """Texts that stay in a table, with single spaces and without line breaks. A cell is the number of a row.
 
     Args:
-        kind: the modality.
-        content: the column of the table: bytes or {bytes, path}.
+        heading: what the column is called, and what it holds.
+        content: the column of the table, after its validation.
+
+    """
+
+    def __init__(self, heading: Heading, content: Any) -> None:
+        super().__init__(heading)
+        self._texts = TableTexts(content, heading.what)
+
+    def _store(self, cell: Any) -> tuple[int, str | None]:
+        return cell, self._texts.problems.get(cell)
+
+    def items(self, numbers: np.ndarray) -> list[str]:
+        """Return several texts."""
+        texts: list[str] = self._texts.take(self._stored[numbers].tolist())
+        return texts
+
+
+class TableTexts:
+    """Texts of a table, read from its buffers.
+
+    Args:
+        content: the column of the table, after its validation.
+        what: what a text is called in the reason of a bad sample.
+
+    Attributes:
+        problems: row -> why the text is bad.
+
+    """
+
+    def __init__(self, content: Any, what: str) -> None:
+        self._content = content
+        self._what = what
+        self._keys = np.empty(len(content), np.uint64)
+        self._changed = bytearray(len(content))  # 1 for texts that differ from those in the table
+        self.problems: dict[int, str] = {}
+        hashed = hashlib.sha256()  # of what `Texts` would store, so that all formats have the same fingerprint
+        starts = array("q", [0])
+        row = 0
+        for begin in range(0, len(content), _BLOCK):
+            block = []
+            for cell in _cells(content.slice(begin, _BLOCK)):
+                text, problem = check_text(cell, what)
+                if problem is not None:
+                    self.problems[row] = problem
+                self._changed[row] = text != cell
+                encoded = text.encode()
+                block.append(encoded)
+                starts.append(starts[-1] + len(encoded))
+                self._keys[row] = digest(encoded)
+                row += 1
+            hashed.update(b"".join(block))
+        hashed.update(starts)
+        self._hash = hashed.hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_chunks"}  # views of buffers
+
+    @cached_property
+    def _chunks(self) -> tuple[list[int], list[Any], list[Any]]:
+        """First row, offsets and bytes of each chunk."""
+        firsts: list[int] = []
+        offsets = []
+        contents = []
+        row = 0
+        for chunk in self._content.chunks:
+            if len(chunk):
+                large = str(chunk.type).startswith("large")
+                width = 8 if large else 4
+                _, starts, data = chunk.buffers()
+                view = np.frombuffer(starts, f"<i{width}", len(chunk) + 1, chunk.offset * width)
+                firsts.append(row)
+                offsets.append(view.data)
+                contents.append(memoryview(data or b""))
+            row += len(chunk)
+        return firsts, offsets, contents
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __getitem__(self, row: int) -> str:
+        return self.take([row])[0]
+
+    def take(self, rows: Iterable[int]) -> list[str]:
+        """Return the texts of some rows."""
+        firsts, offsets, contents = self._chunks
+        texts = []
+        for row in rows:
+            chunk = bisect_right(firsts, row) - 1
+            starts = offsets[chunk]
+            at = row - firsts[chunk]
+            text = str(contents[chunk][starts[at] : starts[at + 1]], "utf-8", "replace")
+            texts.append(clean(text) if self._changed[row] else text)
+        return texts
+
+    def keys(self) -> np.ndarray:
+        """Return a hash of each text, (n,) uint64, equal for equal texts."""
+        return self._keys
+
+    def fingerprint(self, more: bytes = b"") -> str:
+        """Return a hash of all texts and their boundaries, and of more bytes."""
+        return hashlib.sha256(self._hash.encode() + more).hexdigest() if more else self._hash
+
+
+class BytesColumn(Column):
+    """Encoded images, or bytes of another modality, that stay in a table. A cell is the number of a row.
+
+    Args:
+        heading: what the column is called, and what it holds.
+        content: the column of the table, after its validation: bytes or {bytes, path}.
         files: the files behind the table.
         folder: the folder that the paths of rows without bytes are relative to.
 
     """
 
-    def __init__(self, kind: str, content: Any, files: Sequence[Path], folder: Folder) -> None:
-        self.kind, self._content, self._files, self.folder = kind, content, files, folder
-        self._rows = array("q")
+    def __init__(
+        self,
+        heading: Heading,
+        content: Any,
+        files: Sequence[Path],
+        folder: Folder,
+    ) -> None:
+        super().__init__(heading)
+        self.folder: Folder = folder
+        self._content = content
+        self._files = files
 
-    def append(self, cell: Any) -> str | None:
-        """Add the number of a row."""
-        self._rows.append(cell)
-        return None
+    def _store(self, cell: Any) -> tuple[int, str | None]:
+        return cell, None
 
-    def repeat(self, number: int) -> None:
-        """Add the row of pair `number` again."""
-        self._rows.append(self._rows[number])
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, number: int) -> Any:
-        content: Any = self._content[self._rows[number]].as_py()
+    def _read(self, row: int) -> Any:
+        content = self._content[row].as_py()
+        what = self.heading.what
         if isinstance(content, dict):
-            name, reason = decode_text(content.get("path"), f"{self.kind} name")
-            content = content["bytes"]
-            if not content and reason:
+            name, reason = decode_text(content.get("path"), f"{what} name")
+            content = content["bytes"] or name
+            if reason and content is name:
                 raise BadSample(reason)
-            content = content or name
         if not content:
-            raise BadSample(f"no {self.kind} in the row")
-        return read_cell(self.kind, content, self.folder)
-
-    def ids(self) -> np.ndarray:
-        """Return the number of each distinct content."""
-        return number_distinct(_image_keys(self._content)[np.frombuffer(self._rows, np.int64)])
+            raise BadSample(f"no {what} in the row")
+        return read_item(self.heading.modality, content, self.folder)
 
     def fingerprint(self) -> bytes:
         """Return the numbers of the distinct contents, which are not hashed themselves."""
@@ -88,104 +290,58 @@ class ArrowColumn(Column):
         """Return the path in the row if it has one."""
         if "path" not in _fields(self._content.type):
             return None
-        path = self._content[self._rows[number]]["path"].as_py()
-        return path.decode(errors="replace") if isinstance(path, bytes) else path
+        path: str | None = decode_text(self._content[self._rows[number]]["path"].as_py(), "")[0]
+        return path
 
-    def stamp(self, ids: np.ndarray) -> str:  # noqa: ARG002
+    def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a file of the table does."""
-        inside = None if self.folder is None else self.folder.inside
-        stamps = json.dumps([[file_stamp(file) for file in self._files], str(inside)])
+        stamps = json.dumps([[file_stamp(file) for file in self._files], str(self.folder.inside)])
         return hashlib.sha256(stamps.encode()).hexdigest()
 
+    def _keys(self) -> np.ndarray:
+        """Return a key per row, equal if the bytes are equal (or, without bytes, the paths).
 
-def _image_keys(images: Any) -> np.ndarray:
-    """Return a key per row, (rows,) uint64, equal if the bytes are equal (or, without bytes, the paths).
+        Bytes are hashed only if another row has the same length and the same end, so most rows are not read.
+        """
+        import pyarrow.compute
 
-    Bytes are hashed only if another row has the same length and the same end, so most rows are not read.
-    """
-    import pyarrow.compute
-
-    named = "path" in _fields(images.type)
-    content = pyarrow.compute.struct_field(images, "bytes") if _fields(images.type) else images
-    if pyarrow.types.is_null(content.type):  # no row has bytes, and nothing says of which type they would be
-        content = content.cast(pyarrow.binary())
-    length = pyarrow.compute.fill_null(pyarrow.compute.binary_length(content), 0).to_numpy()
-    keys = np.arange(len(length), dtype=np.uint64)  # all different until two rows are found to be equal
-    for row in np.flatnonzero(length == 0).tolist() if named else ():
-        if path := images[row]["path"].as_py():
-            keys[row] = digest(path if isinstance(path, bytes) else path.encode())
-    same = _with_equal_value(length, np.flatnonzero(length))
-    ends = np.zeros(len(length), np.uint64)
-    for row in same.tolist():
-        ends[row] = digest(b"%d " % length[row] + content[row].as_buffer()[-_END:].to_pybytes())
-    for row in _with_equal_value(ends, same).tolist():
-        keys[row] = digest(memoryview(content[row].as_buffer()))
-    return keys
+        contents = self._content
+        named = "path" in _fields(contents.type)
+        content = pyarrow.compute.struct_field(contents, "bytes") if _fields(contents.type) else contents
+        if pyarrow.types.is_null(content.type):  # no row has bytes, and nothing says of which type they would be
+            content = content.cast(pyarrow.binary())
+        length = pyarrow.compute.fill_null(pyarrow.compute.binary_length(content), 0).to_numpy()
+        keys = np.arange(len(length), dtype=np.uint64)  # all different until two rows are found to be equal
+        for row in np.flatnonzero(length == 0).tolist() if named else ():
+            if path := contents[row]["path"].as_py():
+                keys[row] = digest(path if isinstance(path, bytes) else path.encode())
+        same = _with_equal_value(length, np.flatnonzero(length))
+        ends = np.zeros(len(length), np.uint64)
+        for row in same.tolist():
+            ends[row] = digest(b"%d " % length[row] + content[row].as_buffer()[-_END:].to_pybytes())
+        for row in _with_equal_value(ends, same).tolist():
+            keys[row] = digest(memoryview(content[row].as_buffer()))
+        return keys
 
 
 def _with_equal_value(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return those of `rows` that have the same value as another of them."""
-    _, group, count = np.unique(values[rows], return_inverse=True, return_counts=True)
+    _, group, count = np.unique(
+        values[rows],
+        return_inverse=True,
+        return_counts=True,
+    )
     return rows[count[group] > 1]
 
 
-def open_arrow(
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def validate_column(
     path: Path,
-    files: Sequence[Path],
     table: Any,
-    keys: tuple[str, str],
-    root: Path | None,
-    choice: Choice,
-    allow_outside: bool,
-) -> ListedPairs:
-    """Return the pairs of a table.
-
-    Args:
-        path: the file or folder, for messages.
-        files: the files behind the table.
-        table: a pyarrow table that nothing has read yet.
-        keys: the columns of x and y.
-        root: the folder that names of files are relative to.
-        choice: the settings of both sides.
-        allow_outside: read files outside of the root as well.
-
-    """
-    folder = Folder(root or path.parent, boundary(root or path.parent, allow_outside))
-    sides = [
-        _Reader(validate_column(path, table, key), table.schema.field(key).type, side, files, folder)
-        for key, side in zip(keys, (choice.x, choice.y), strict=True)
-    ]
-    rows = zip(sides[0].cells(), sides[1].cells(), repeat(None), range(table.num_rows), strict=False)
-    kinds, makers = (sides[0].kind, sides[1].kind), (sides[0].maker, sides[1].maker)
-    return open_listed(rows, path, root, allow_outside, choice, keys, "row", kinds, makers)
-
-
-class _Reader:
-    """How a column of a table is read: row by row, or as a memory-mapped column of bytes.
-
-    Args:
-        column: the column after its validation, in which texts may have become bytes.
-        type_: its type before the validation.
-        side: the settings of the side.
-        files: the files behind the table.
-        folder: the folder that paths are relative to.
-
-    """
-
-    def __init__(self, column: Any, type_: Any, side: SideChoice, files: Sequence[Path], folder: Folder) -> None:
-        self._column = column
-        self.kind: str | None = None
-        self.maker: ColumnMaker = make_column
-        if holds_bytes(type_):
-            kind = self.kind = side.kind or "image"
-            self.maker = lambda *_: ArrowColumn(kind, column, files, folder)
-
-    def cells(self) -> Iterable[Any]:
-        """Yield the cell or list of cells of every row."""
-        return range(len(self._column)) if self.kind is not None else _cells(self._column)
-
-
-def validate_column(path: Path, table: Any, name: str) -> Any:
+    name: str,
+) -> Any:
     """Return a column after checking that all of its offsets lie inside of its buffers.
 
     Args:
@@ -194,25 +350,20 @@ def validate_column(path: Path, table: Any, name: str) -> Any:
         name: the column.
 
     Returns:
-        The column. If it has text that is not UTF-8, all its texts are returned as bytes.
+        The column, with bytes instead of texts, which may not be UTF-8.
 
     Raises:
         UserError: if the column is damaged.
 
     """
-    pyarrow = load_pyarrow(path)
+    pyarrow = require("pyarrow")
     column = table[name]
     try:
         column.validate()  # sizes of the buffers only, which the following steps rely on
-        try:
-            column.validate(full=True)
-            return column
-        except pyarrow.ArrowInvalid:
-            kind = _with_bytes(pyarrow, column.type)
-            chunks = [chunk.view(kind) for chunk in column.chunks]
-            column = pyarrow.chunked_array(chunks, kind)
-            column.validate(full=True)
-            return column
+        kind = _with_bytes(pyarrow, column.type)
+        column = pyarrow.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+        column.validate(full=True)
+        return column.cast(pyarrow.large_binary()) if str(kind) == "binary_view" else column
     except pyarrow.ArrowException as error:
         raise UserError(f"{path}: the file is damaged: column {name!r} cannot be read ({first_line(error)})") from None
 
@@ -222,23 +373,29 @@ def _with_bytes(pyarrow: Any, kind: Any) -> Any:
     types = pyarrow.types
     if types.is_struct(kind):
         return pyarrow.struct([field.with_type(_with_bytes(pyarrow, field.type)) for field in kind])
-    if types.is_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_with_bytes(pyarrow, kind.value_type)))
-    if types.is_large_list(kind):
-        return pyarrow.large_list(kind.value_field.with_type(_with_bytes(pyarrow, kind.value_type)))
+    if types.is_list(kind) or types.is_large_list(kind):
+        inner = kind.value_field.with_type(_with_bytes(pyarrow, kind.value_type))
+        return pyarrow.list_(inner) if types.is_list(kind) else pyarrow.large_list(inner)
     binary = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
     return getattr(pyarrow, binary[str(kind)])() if str(kind) in binary else kind
 
 
 def _cells(column: Any) -> Iterator[Any]:
-    """Yield the value of every row: a text, a list, an array of numbers, or None."""
+    """Yield the value of every row: a text, a list, an array of numbers, or None; bytes that are not UTF-8."""
     for chunk in column.chunks:
-        if _holds_numbers(chunk.type):
+        if _kind(chunk.type) == "vectors":
             yield from _vectors(chunk)
-        elif len(chunk) < 100_000:
-            yield from chunk.to_pylist()
         else:
-            yield from (scalar.as_py() for scalar in chunk)
+            for begin in range(0, len(chunk), _BLOCK):
+                for value in chunk.slice(begin, _BLOCK).to_pylist():
+                    yield [_decode(cell) for cell in value] if isinstance(value, list) else _decode(value)
+
+
+def _decode(cell: Any) -> Any:
+    try:
+        return cell.decode() if isinstance(cell, bytes) else cell
+    except UnicodeDecodeError:
+        return cell
 
 
 def _vectors(chunk: Any) -> Iterator[np.ndarray | None]:
@@ -249,8 +406,32 @@ def _vectors(chunk: Any) -> Iterator[np.ndarray | None]:
     rows = np.arange(len(chunk) + 1, dtype=np.int64)
     starts = chunk.offsets.to_numpy() if width is None else (chunk.offset + rows) * width
     for row in range(len(chunk)):
-        begin, end = int(starts[row]), int(starts[row + 1])
+        begin = int(starts[row])
+        end = int(starts[row + 1])
         yield None if missing[row] or begin == end else values[begin:end]
+
+
+def _kind(kind: Any) -> str | None:
+    """Return what a column of a type holds: "texts", "vectors", "bytes", "lists" of texts or vectors, or None."""
+    types = require("pyarrow.types")
+    if str(kind) in ("string", "large_string", "string_view"):
+        return "texts"
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return "bytes"
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        if types.is_floating(inner) or types.is_integer(inner):
+            return "vectors"
+        return "lists" if types.is_null(inner) or _kind(inner) in ("texts", "vectors") else None
+    fields = {field.name: field.type for field in kind} if types.is_struct(kind) else {}
+    # A field that is never present has the type null.
+    is_bytes = "bytes" in fields and (types.is_null(fields["bytes"]) or _kind(fields["bytes"]) == "bytes")
+    is_path = "path" not in fields or types.is_null(fields["path"]) or _kind(fields["path"]) == "texts"
+    return "bytes" if is_bytes and is_path else None
+
+
+def _fields(kind: Any) -> list[str]:
+    return [field.name for field in kind] if str(kind).startswith("struct") else []
 
 
 def read_vectors(path: Path, name: str | None) -> np.ndarray:
@@ -267,24 +448,15 @@ def read_vectors(path: Path, name: str | None) -> np.ndarray:
         UserError: if the file cannot be read, there is no such column, or its rows differ in length.
 
     """
-    table = _whole_table(path)
-    vectors = [field.name for field in table.schema if _holds_numbers(field.type)]
-    if name is None and len(vectors) != 1:
-        raise UserError(f"{path}: name a column of numbers as {path}:COLUMN; found: {', '.join(vectors) or 'none'}")
-    name = vectors[0] if name is None else name
-    if name not in vectors:
-        raise UserError(
-            f"{path}: no column {name!r} that holds lists of numbers; found: {', '.join(vectors) or 'none'}"
-        )
-    rows = list(_cells(validate_column(path, table, name)))
+    rows = list(_cells(_one_column(path, name, "vectors")))
+    widths = [0 if row is None else len(row) for row in rows]
+    for number, width in enumerate(widths):
+        if width == 0 or width != widths[0]:
+            raise UserError(f"{path}: row {number} of column {name!r} has {width} numbers; the first has {widths[0]}")
     if not rows:
         raise UserError(f"{path}: column {name!r} has no rows")
-    for number, row in enumerate(rows):
-        if row is None or rows[0] is None or len(row) != len(rows[0]):
-            width = "no vector" if row is None else f"{len(row)} numbers"
-            raise UserError(f"{path}: row {number} of column {name!r} has {width}; all rows need the same number")
-    array = np.stack(rows)
-    return array if array.dtype.kind == "f" else array.astype(np.float32)
+    stacked = np.stack(rows)
+    return stacked if stacked.dtype.kind == "f" else stacked.astype(np.float32)
 
 
 def read_texts(path: Path, name: str) -> list[str]:
@@ -294,250 +466,64 @@ def read_texts(path: Path, name: str) -> list[str]:
         UserError: if the file cannot be read, or there is no such column of texts.
 
     """
-    table = _whole_table(path)
-    texts = [field.name for field in table.schema if holds_names(field.type)]
-    if name not in texts:
-        raise UserError(f"{path}: no column {name!r} that holds texts; found: {', '.join(texts) or 'none'}")
-    return [cell if isinstance(cell, str) else "" for cell in _cells(validate_column(path, table, name))]
+    return [cell if isinstance(cell, str) else "" for cell in _cells(_one_column(path, name, "texts"))]
 
 
-def _whole_table(path: Path) -> Any:
-    """Return all columns of a Parquet file, a folder of them, or a dataset on disk."""
-    pyarrow = load_pyarrow(path)
-    try:
-        if path.is_dir() and is_hf(path):
-            if (path / "dataset_dict.json").is_file():
-                splits = sorted(folder.name for folder in path.iterdir() if (folder / "state.json").is_file())
-                raise UserError(f"{path}: has several splits; name the folder of one: {', '.join(splits)}")
-            return pyarrow.concat_tables([_read_stream(file) for file in _hf_files(path, None)[1]])
-        files = [path] if path.is_file() else _files_of_split(path, sorted(path.rglob("*.parquet")), None)
-        return pyarrow.concat_tables([_read(file, pyarrow.parquet.read_schema(file).names) for file in files])
-    except UserError:
-        raise
-    except Exception as error:  # pyarrow raises many types on damaged files
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
-
-
-def check_types(path: Path, schema: Any, keys: tuple[str, str], choice: Choice) -> None:
-    """Check that both columns have types that can be read.
-
-    Raises:
-        UserError: if a column has another type.
-
-    """
-    types = load_pyarrow(path).types
-    for key, side in zip(keys, (choice.x, choice.y), strict=True):
-        kind = schema.field(key).type
-        if holds_bytes(kind):
-            if side.kind in ("text", "vector"):
-                raise UserError(
-                    f"{path}: column {key!r} holds {kind}, which data.{side.side}.modality={side.kind} does not read"
-                )
-            continue
-        inner = _inner(types, kind)
-        numbers = _holds_numbers(kind) or _holds_numbers(inner)
-        if not (holds_names(inner) or numbers or (types.is_null(inner) and inner != kind)):
-            raise UserError(
-                f"{path}: column {key!r} holds {kind}; needs texts, lists of texts or numbers, bytes or {{bytes, path}}"
-            )
-
-
-def _inner(types: Any, kind: Any) -> Any:
-    return kind.value_type if _is_list(types, kind) else kind
-
-
-def _is_list(types: Any, kind: Any) -> bool:
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _holds_numbers(kind: Any) -> bool:
-    """Return whether a type is a list of numbers."""
-    types = require("pyarrow").types
-    if not _is_list(types, kind):
-        return False
-    return bool(types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
-
-
-def holds_bytes(kind: Any) -> bool:
-    """Return whether a type is bytes or {bytes, path}; a field that is never present has the type null."""
-    types = require("pyarrow").types
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        return True
-    fields = {field.name: field.type for field in kind} if types.is_struct(kind) else {}
-    content, path = fields.get("bytes"), fields.get("path")
-    if content is None or not (types.is_binary(content) or types.is_large_binary(content) or types.is_null(content)):
-        return False
-    return path is None or holds_names(path) or bool(types.is_null(path))
-
-
-def holds_names(kind: Any) -> bool:
-    """Return whether a column of this type holds text."""
-    return str(kind) in ("string", "large_string", "string_view")
-
-
-def _fields(kind: Any) -> list[str]:
-    return [field.name for field in kind] if str(kind).startswith("struct") else []
-
-
-def load_pyarrow(path: Path) -> Any:
-    """Return the pyarrow package, which is imported only when a format needs it."""
-    for module in ("pyarrow.ipc", "pyarrow.parquet", "pyarrow.types"):
-        require(module, purpose=str(path))
-    return require("pyarrow")
-
-
-def open_parquet(
+def _one_column(
     path: Path,
-    root: Path | None = None,
-    choice: Choice | None = None,
-    split: str | None = None,
-    allow_outside: bool = False,
-) -> ListedPairs:
-    """Open a Parquet file, or a folder of them in order of their names.
+    name: str | None,
+    kind: str,
+) -> Any:
+    """Return a validated column of a Parquet file, a folder of them, or a dataset on disk."""
+    _, files = _find_files(path, None)
+    with _readable(path):
+        names = [field.name for field in _read_schema(files[0]) if _kind(field.type) == kind]
+    if name is None and len(names) == 1:
+        name = names[0]
+    if name not in names:
+        found = ", ".join(names) or "none"
+        raise UserError(f"{path}: no column {name!r} that holds {kind}; name one as {path}:COLUMN; found: {found}")
+    return validate_column(path, _read_files(files, [str(name)]), str(name))
 
-    Args:
-        path: the file or folder.
-        root: the folder that names of files are relative to.
-        choice: the settings of both sides.
-        split: keep only files whose name starts with it, or whose folder has this name.
-        allow_outside: read files outside of the root as well.
 
-    Raises:
-        UserError: if a file cannot be read or a column is missing.
+# -- files -------------------------------------------------------------------------------------------------------------
 
-    """
-    pyarrow, choice = load_pyarrow(path), choice or Choice()
-    files = [path] if path.is_file() else _files_of_split(path, sorted(path.rglob("*.parquet")), split)
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the many types of errors that pyarrow raises on damaged files into a UserError."""
     try:
-        schemas = [pyarrow.parquet.read_schema(file) for file in files]
-        for file, schema in zip(files, schemas, strict=True):
-            if schema.names != schemas[0].names:
-                raise UserError(
-                    f"{file}: columns {', '.join(schema.names)}; {files[0].name} has {', '.join(schemas[0].names)}"
-                )
-        keys = choose_columns(schemas[0].names, choice, path)
-        check_types(path, schemas[0], keys, choice)
-        names = list(dict.fromkeys(keys))
-        read = _mapped if any(holds_bytes(schemas[0].field(name).type) for name in names) else _read
-        table = pyarrow.concat_tables([read(file, names) for file in files])
+        yield
     except UserError:
         raise
-    except Exception as error:  # pyarrow raises many types on damaged files
-        raise UserError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
-    return open_arrow(path, files, table, keys, root, choice, allow_outside)
+    except Exception as error:
+        raise UserError(f"{path}: cannot be read as a table ({first_line(error)})") from None
 
 
-def _read(file: Path, names: list[str]) -> Any:
-    pyarrow = load_pyarrow(file)
-    source = pyarrow.parquet.ParquetFile(file)
-    schema = pyarrow.schema([source.schema_arrow.field(name) for name in names])
-    return pyarrow.Table.from_batches(_batches(file, source, schema), schema)
-
-
-def _batches(file: Path, source: Any, schema: Any) -> Iterator[Any]:
-    """Yield the rows of a Parquet file, and stop if a small file expands to a large table."""
-    expanded = 0
-    for batch in source.iter_batches(batch_size=1000, columns=schema.names):
-        expanded += batch.nbytes
-        refuse_expansion(file, "the table", file.stat().st_size, expanded, "write it as JSON lines")
-        yield batch.select(schema.names).cast(schema)
-
-
-def _mapped(file: Path, names: list[str]) -> Any:
-    """Return a memory-mapped copy of columns of a Parquet file, written on first use and when the file has changed."""
-    pyarrow = load_pyarrow(file)
-    source = pyarrow.parquet.ParquetFile(file)
-    folder = find_cache_folder(file.parent)
-    if folder is None:
-        return _read(file, names)
-    key = json.dumps([str(file.absolute()), file_stamp(file), names])
-    copy = folder / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.arrow"
-    try:
-        table = pyarrow.ipc.open_file(pyarrow.memory_map(str(copy))).read_all()
-        for name in names:
-            validate_column(copy, table, name)
-        return table
-    except (pyarrow.ArrowException, OSError, ValueError):  # no copy yet, or a damaged one
-        schema = pyarrow.schema([source.schema_arrow.field(name) for name in names])
-        with write_atomically(copy, sync=False) as sink, pyarrow.ipc.new_file(sink, schema) as writer:
-            for batch in _batches(file, source, schema):
-                writer.write_batch(batch)
-        return pyarrow.ipc.open_file(pyarrow.memory_map(str(copy))).read_all()
-
-
-def _files_of_split(path: Path, files: list[Path], split: str | None) -> list[Path]:
-    if not files:
-        raise UserError(f"{path}: no .parquet file in it")
-    kept = [file for file in files if split is None or file.name.startswith(split) or file.parent.name == split]
-    if not kept:
-        names = ", ".join(file.name for file in files[:10])
-        raise UserError(f"{path}: no .parquet file of split {split!r} (data.split); found: {names}")
-    return kept
-
-
-def open_hf(
-    path: Path,
-    root: Path | None = None,
-    choice: Choice | None = None,
-    split: str | None = None,
-    allow_outside: bool = False,
-) -> ListedPairs:
-    """Open a folder written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`.
-
-    Args:
-        path: the folder.
-        root: the folder that names of files are relative to.
-        choice: the settings of both sides.
-        split: the split to read; required for a `DatasetDict`.
-        allow_outside: read files outside of the root as well.
-
-    Raises:
-        UserError: if the folder cannot be read, or a split or column is missing.
-
-    """
-    pyarrow, choice = load_pyarrow(path), choice or Choice()
-    path, files = _hf_files(path, split)
-    try:
-        table = pyarrow.concat_tables([_read_stream(file) for file in files])
-        keys = choose_columns(table.schema.names, choice, path)
-        check_types(path, table.schema, keys, choice)
-    except UserError:
-        raise
-    except Exception as error:  # pyarrow raises many types on damaged files
-        raise UserError(f"{path}: cannot be read as a dataset on disk ({first_line(error)})") from None
-    return open_arrow(path, files, table, keys, root, choice, allow_outside)
-
-
-def _hf_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
-    """Return the folder of a dataset, or of a split of it, and its files."""
+def _find_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
+    """Return a path, or the folder of its split, and its files: of Parquet, or of a dataset on disk."""
+    if path.is_file():
+        return path, [path]
     if (path / "dataset_dict.json").is_file():
         splits = sorted(folder.name for folder in path.iterdir() if (folder / "state.json").is_file())
         if split not in splits:
-            problem = f"no split {split!r} (data.split)" if split else "name a split with data.split"
-            raise UserError(f"{path}: {problem}; found: {', '.join(splits)}")
-        path = path / split
-    try:
-        state = parse_json((path / "state.json").read_bytes())
-        files = [_data_file(path, entry["filename"]) for entry in state["_data_files"]]
-    except Exception as error:  # a damaged file can hold anything
-        raise UserError(f"{path}: cannot be read as a dataset on disk ({first_line(error)})") from None
-    if state.get("_indices_files"):
-        raise UserError(f"{path}: holds only a selection of rows; call dataset.flatten_indices() and save it again")
+            raise UserError(f"{path}: no split {split!r} (data.split); found: {', '.join(splits)}")
+        path = path / str(split)
+    if is_hf(path):
+        with _readable(path):
+            state = parse_json((path / "state.json").read_bytes())
+            files = [_data_file(path, entry["filename"]) for entry in state["_data_files"]]
+            if state.get("_indices_files"):
+                raise UserError(f"{path}: holds a selection of rows; call dataset.flatten_indices() and save it again")
+    else:
+        every = sorted(path.rglob("*.parquet"))
+        files = [file for file in every if split is None or file.name.startswith(split) or file.parent.name == split]
+        if every and not files:
+            names = ", ".join(file.name for file in every[:10])
+            raise UserError(f"{path}: no .parquet file of split {split!r} (data.split); found: {names}")
     if not files:
         raise UserError(f"{path}: holds no pairs")
     return path, files
-
-
-def _read_stream(file: Path) -> Any:
-    """Return the memory-mapped table of an Arrow stream, unless a small file expands to a large table."""
-    pyarrow = load_pyarrow(file)
-    expanded, batches = 0, []
-    with pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))) as reader:
-        for batch in reader:
-            expanded += batch.get_total_buffer_size()  # nbytes would read offsets, which are not validated yet
-            refuse_expansion(file, "the table", file.stat().st_size, expanded, "save it without compression")
-            batches.append(batch)
-        return pyarrow.Table.from_batches(batches, reader.schema)
 
 
 def _data_file(folder: Path, name: Any) -> Path:
@@ -550,3 +536,202 @@ def _data_file(folder: Path, name: Any) -> Path:
 def is_hf(path: Path) -> bool:
     """Return whether the folder was written by `save_to_disk`."""
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def open_parquet_file(path: Path) -> Any:
+    """Open a Parquet file and read its footer.
+
+    Raises:
+        UserError: if it cannot be read.
+
+    """
+    parquet = require("pyarrow.parquet", purpose=str(path))
+    with _readable(path):
+        return parquet.ParquetFile(path)
+
+
+def text_columns(file: Path) -> list[str]:
+    """Return the names of the columns of texts in a Parquet file."""
+    return [field.name for field in open_parquet_file(file).schema_arrow if _kind(field.type) == "texts"]
+
+
+def _read_schema(file: Path) -> Any:
+    if file.suffix == ".parquet":
+        return open_parquet_file(file).schema_arrow
+    with require("pyarrow.ipc", purpose=str(file)).open_stream(str(file)) as reader:
+        return reader.schema
+
+
+def _read_files(
+    files: Sequence[Path],
+    names: Sequence[str],
+    mapped: bool = False,
+) -> Any:
+    """Return columns of all files as one table; with `mapped`, those of Parquet are copied to memory-mapped files."""
+    tables = []
+    for file in files:
+        with _readable(file):
+            if file.suffix != ".parquet":
+                tables.append(_read_stream(file).select(names))
+            else:
+                tables.append((mapped and _map_parquet(file, names)) or read_parquet(file, names))
+    with _readable(files[0].parent):
+        return require("pyarrow").concat_tables(tables)
+
+
+def _read_stream(file: Path) -> Any:
+    """Return the memory-mapped table of an Arrow stream, unless a small file expands to a large table."""
+    pyarrow = require("pyarrow")
+    expanded = 0
+    batches = []
+    with require("pyarrow.ipc").open_stream(pyarrow.memory_map(str(file))) as reader:
+        for batch in reader:
+            expanded += batch.get_total_buffer_size()  # nbytes would read offsets, which are not validated yet
+            refuse_expansion(file, "the table", file.stat().st_size, expanded, "save it without compression")
+            batches.append(batch)
+        return pyarrow.Table.from_batches(batches, reader.schema)
+
+
+def read_parquet(
+    file: Path,
+    names: Sequence[str],
+    group: int | None = None,
+) -> Any:
+    """Return columns of a Parquet file, or of one of its row groups.
+
+    Raises:
+        UserError: if the file cannot be read, or a small file expands to a large table.
+
+    """
+    with _readable(file):
+        schema, batches = _parquet_batches(file, names, group)
+        return require("pyarrow").Table.from_batches(batches, schema)
+
+
+def _parquet_batches(
+    file: Path,
+    names: Sequence[str],
+    group: int | None = None,
+) -> tuple[Any, Iterator[Any]]:
+    """Return the schema of some columns, and batches of their rows, which stop if a small file expands too much."""
+    source = open_parquet_file(file)
+    schema = require("pyarrow").schema([source.schema_arrow.field(name) for name in names])
+
+    def batches() -> Iterator[Any]:
+        expanded = 0
+        for batch in source.iter_batches(
+            batch_size=1000,
+            row_groups=None if group is None else [group],
+            columns=schema.names,
+        ):
+            expanded += batch.nbytes
+            refuse_expansion(file, "the table", file.stat().st_size, expanded, "write it as JSON lines")
+            yield batch.select(schema.names).cast(schema)
+
+    return schema, batches()
+
+
+def _map_parquet(file: Path, names: Sequence[str]) -> Any:
+    """Return a memory-mapped copy of columns of a Parquet file, written on first use and when the file has changed.
+
+    The result is None if there is no folder for the copy.
+    """
+    folder = find_cache_folder(file.parent)
+    if folder is None:
+        return None
+    key = json.dumps([str(file.absolute()), file_stamp(file), names])
+    copy = folder / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.stream"
+    with contextlib.suppress(Exception):  # there is no copy yet, or it is damaged
+        table = _read_stream(copy)
+        for name in names:
+            validate_column(copy, table, name)
+        return table
+    schema, batches = _parquet_batches(file, names)
+    with write_atomically(copy, sync=False) as sink, require("pyarrow.ipc").new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return _read_stream(copy)
+
+
+class StoredTexts(Sequence[str]):
+    """A column of texts in several Parquet files, of which a few row groups are in memory. Missing texts are empty.
+
+    Args:
+        tables: the files.
+        column: the column, which all of them have.
+
+    Example:
+        >>> import tempfile
+        >>> import pyarrow as pa, pyarrow.parquet as pq
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pq.write_table(pa.table({"text": ["a cat", "a dog"]}), f"{folder}/0.parquet")
+        ...     pq.write_table(pa.table({"text": ["a fox"]}), f"{folder}/1.parquet")
+        ...     texts = StoredTexts([Path(folder, "0.parquet"), Path(folder, "1.parquet")], "text")
+        ...     len(texts), texts[1], texts.take([2, 0])
+        (3, 'a dog', ['a fox', 'a cat'])
+
+    """
+
+    def __init__(self, tables: Sequence[Path], column: str) -> None:
+        self._tables = list(tables)
+        self.column = column
+        self._column = lru_cache(_GROUPS)(self._read_column)
+
+    @cached_property
+    def _groups(self) -> list[tuple[Path, int, int]]:
+        """File, number and rows of each row group."""
+        groups = []
+        for table in self._tables:
+            metadata = open_parquet_file(table).metadata
+            for group in range(metadata.num_row_groups):
+                groups.append((table, group, metadata.row_group(group).num_rows))
+        return groups
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return np.cumsum([0, *(rows for _, _, rows in self._groups)])
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self._starts[-1])
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Return a text, or the texts of a slice."""
+        if isinstance(rows, slice):
+            return self.take(range(*rows.indices(len(self))))
+        return self.take([rows])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all texts."""
+        for start in range(0, len(self), _BLOCK):
+            yield from self[start : start + _BLOCK]
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        """Return the texts of some rows; each row group is read once.
+
+        Raises:
+            IndexError: if a row does not exist.
+            UserError: if a file is damaged.
+
+        """
+        index = np.array(rows, np.int64)
+        index[index < 0] += len(self)
+        if len(index) and not 0 <= index.min() <= index.max() < len(self):
+            raise IndexError(f"a row outside of 0 to {len(self) - 1}")
+        texts = [""] * len(index)
+        order = np.argsort(index, kind="stable")
+        edges = np.searchsorted(index[order], self._starts)
+        for group in np.flatnonzero(np.diff(edges)).tolist():
+            own = order[edges[group] : edges[group + 1]]
+            cells = self._column(group).take(index[own] - self._starts[group]).to_pylist()
+            for position, cell in zip(own.tolist(), cells, strict=True):
+                text = (cell or b"").decode(errors="replace")
+                texts[position] = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} [cut]"
+        return texts
+
+    def _read_column(self, group: int) -> Any:
+        path, number, rows = self._groups[group]
+        column = validate_column(path, read_parquet(path, [self.column], number), self.column)
+        if len(column) != rows:
+            raise UserError(f"{path}: the file is damaged: a row group has {len(column)} rows")
+        return column.combine_chunks()

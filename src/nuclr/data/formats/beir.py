@@ -10,25 +10,25 @@
 document, for training. `queries.jsonl` usually holds the queries of all splits; those without a judgment are not used.
 """
 
-import difflib
 import hashlib
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from nuclr.data.pairs import BadSample, Checkable
-from nuclr.data.texts import Texts, clean, text_problem
+from nuclr.data.formats.choose import shorten
+from nuclr.data.formats.lines import json_lines, numbered_lines
+from nuclr.data.modalities import get_modality
+from nuclr.data.modalities.text import Texts, clean, text_problem
+from nuclr.data.pairs import SIDES, BadSample, Pairs, Side, SideName
 from nuclr.errors import UserError
-from nuclr.files import file_stamp, not_utf8, parse_json
+from nuclr.files import file_stamp
 
-CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
+CORPUS = "corpus.jsonl"
+QUERIES = "queries.jsonl"
+QRELS = "qrels"
 _LAYOUT = f"a BEIR folder has {CORPUS}, {QUERIES} and {QRELS}/SPLIT.tsv"
-_LONGEST_LINE = 2**24  # characters
 _HEADER = {"query-id", "query_id", "queryid", "qid", "query"}
 _WHOLE = re.compile(r"[+-]?[0-9]{1,9}")
 
@@ -77,7 +77,11 @@ class BeirSet:
         return f"BeirSet('{self.path.name}', {self.split!r}, {sizes})"
 
 
-def read_beir(path: str | Path, split: str | None = None, max_bad_share: float = 0.05) -> BeirSet:
+def read_beir(
+    path: str | Path,
+    split: str | None = None,
+    max_bad_share: float = 0.05,
+) -> BeirSet:
     r"""Read one split of a BEIR folder for evaluation.
 
     A document or a query without text, and a judgment of a query or a document that does not exist, are left out and
@@ -109,21 +113,27 @@ def read_beir(path: str | Path, split: str | None = None, max_bad_share: float =
 
     """
     path = Path(path)
-    file = _qrels_file(path, split, "--split", default="test")
-    judgments = list(_judgments(file))
-    bad: dict[str, str] = {}
-    documents, document_row = _usable(path / CORPUS, "document", None, bad, max_bad_share)
-    queries, query_row = _usable(path / QUERIES, "query", {query for _, query, _, _ in judgments}, bad, max_bad_share)
-    rows, missing = [], {}
-    for line, query, document, relevance in judgments:
+    file = _qrels_file(path, split or _default_split(path), "--split")
+    judgments = _read_judgments(file)
+    answered = {query for (query, _), relevance in judgments.items() if relevance > 0}
+    unanswered = [query for query, _ in judgments if query not in answered]
+    if unanswered:
+        raise UserError(f"{file}: query {unanswered[0]!r} has no relevant document (1 or more); remove its lines")
+    documents, document_row, bad = _read_texts(path / CORPUS, "document")
+    queries, query_row, bad_queries = _read_texts(path / QUERIES, "query", {query for query, _ in judgments})
+    bad |= bad_queries
+    for name, known in ((CORPUS, document_row), (QUERIES, query_row)):
+        left_out = {key: reason for key, reason in bad.items() if key.startswith(f"{path / name}")}
+        _check_share(path / name, "texts", left_out, len(known) + len(left_out), max_bad_share)
+    rows = []
+    missing = {}
+    for (query, document), relevance in judgments.items():
         for key, known, name in ((query, query_row, QUERIES), (document, document_row, CORPUS)):
             if key not in known:
-                missing[f"{file}, line {line}"] = _missing(key, name)
-                break
-        else:
+                missing[f"{file}, query {query}, document {document}"] = _missing(key, name)
+        if query in query_row and document in document_row:
             rows.append((query_row[query], document_row[document], relevance))
     _check_share(file, "judgments", missing, len(judgments), max_bad_share)
-    _refuse_irrelevant(file, judgments)
     qrels = np.array(rows, np.int64).reshape(-1, 3)
     kept = np.unique(qrels[qrels[:, 2] > 0, 0])
     if not len(kept):
@@ -131,11 +141,10 @@ def read_beir(path: str | Path, split: str | None = None, max_bad_share: float =
     ids = list(query_row)
     for row in np.setdiff1d(np.arange(len(ids)), kept).tolist():
         missing[f"query {ids[row]!r}"] = "no relevant document is left"
-    new_row = np.full(len(ids), -1)
-    new_row[kept] = np.arange(len(kept))
-    qrels[:, 0] = new_row[qrels[:, 0]]
-    qrels = qrels[qrels[:, 0] >= 0]
-    ids, texts = [ids[row] for row in kept], Texts(queries[row] for row in kept.tolist())
+    qrels = qrels[np.isin(qrels[:, 0], kept)]
+    qrels[:, 0] = np.searchsorted(kept, qrels[:, 0])
+    ids = [ids[row] for row in kept]
+    texts = Texts(queries[row] for row in kept.tolist())
     ignore = [(row, document_row[key]) for row, key in enumerate(ids) if key in document_row]
     hashed = "".join([texts.fingerprint(), documents.fingerprint(), Texts([*ids, *document_row]).fingerprint()])
     return BeirSet(
@@ -152,52 +161,29 @@ def read_beir(path: str | Path, split: str | None = None, max_bad_share: float =
     )
 
 
-def _usable(
-    path: Path, what: str, keep: set[str] | None, bad: dict[str, str], max_bad_share: float
-) -> tuple[Texts, dict[str, int]]:
-    """Return the texts without bad ones, and identifier -> row; add the others to `bad`."""
-    texts, rows, wrong = Texts(), {}, {}
-    for key, text in _texts(path, keep):
-        problem = text_problem(text, what)
-        if problem is not None:
-            wrong[f"{path}, {key!r}"] = problem
-            continue
-        rows[key] = len(texts)
-        texts.append(clean(text))
-    if not rows:
-        raise UserError(f"{path}: none of the texts can be used; {_LAYOUT}")
-    _check_share(path, "texts", wrong, len(rows) + len(wrong), max_bad_share)
-    bad |= wrong
-    return texts, rows
+def _default_split(path: Path) -> str | None:
+    return "test" if (path / QRELS / "test.tsv").is_file() else None
 
 
-def _check_share(path: Path, what: str, bad: dict[str, str], n: int, max_bad_share: float) -> None:
-    if len(bad) > max_bad_share * n:
-        where, reason = next(iter(bad.items()))
+def _check_share(
+    path: Path,
+    what: str,
+    bad: dict[str, str],
+    n: int,
+    max_bad_share: float,
+) -> None:
+    if n == 0 or len(bad) > max_bad_share * n:
+        where, reason = next(iter(bad.items()), ("", "it is empty"))
         raise UserError(
             f"{path}: {len(bad):,} of {n:,} {what} cannot be used, more than data.max_bad_share={max_bad_share:g}; "
             f"the first: {where.removeprefix(f'{path}, ')}: {reason}"
         )
 
 
-def _refuse_irrelevant(file: Path, judgments: list[tuple[int, str, str, int]]) -> None:
-    """Refuse a query whose judgments all say "not relevant": it has no right answer."""
-    best: dict[str, int] = {}
-    for _, query, _, relevance in judgments:
-        best[query] = max(relevance, best.get(query, relevance))
-    wrong = [query for query, relevance in best.items() if relevance < 1]
-    if wrong:
-        more = f" ({len(wrong):,} such queries)" if len(wrong) > 1 else ""
-        raise UserError(
-            f"{file}: query {wrong[0]!r} has no relevant document (relevance 1 or more); "
-            f"add one or remove its lines{more}"
-        )
-
-
 # -- training pairs ----------------------------------------------------------------------------------------------------
 
 
-class BeirPairs(Checkable):
+class BeirPairs(Pairs):
     """Pairs of a query and a document that is relevant for it, in the order of the judgments.
 
     Args:
@@ -212,38 +198,46 @@ class BeirPairs(Checkable):
 
     """
 
-    x_kind = y_kind = "text"
-    x_name, y_name = "query", "document"
+    folder: Path
 
     def __init__(self, path: Path, split: str | None = None) -> None:
-        file = _qrels_file(path, split, "data.split", default=None)
-        pairs = [(query, document) for _, query, document, relevance in _judgments(file) if relevance > 0]
+        file = _qrels_file(path, split, "data.split")
+        pairs = [pair for pair, relevance in _read_judgments(file).items() if relevance > 0]
         if not pairs:
             raise UserError(f"{file}: holds no pairs; a relevant document has relevance 1 or more")
-        self.folder, self.split, self.known_bad = path, file.stem, {}
+        self.folder = path
+        self.split = file.stem
+        self.known_bad = {}
         self.label = f"{path.name}, {file.stem}"
         self._files = [path / QUERIES, path / CORPUS, file]
-        self._queries, self._x_row, x_bad = _all_texts(path / QUERIES, "query", [query for query, _ in pairs])
-        self._documents, self._y_row, y_bad = _all_texts(path / CORPUS, "document", [text for _, text in pairs])
         self._names = Texts(f"query {query}, document {document}" for query, document in pairs)
-        for number, (query, document) in enumerate(pairs):
-            reason = x_bad.get(query) or y_bad.get(document)
-            if reason is not None:
-                self.known_bad[number] = reason
-        self.x_id, self.y_id = self._queries.ids()[self._x_row], self._documents.ids()[self._y_row]
-        hashed = self._queries.fingerprint() + self._documents.fingerprint() + self._names.fingerprint()
-        self.fingerprint = hashlib.sha256(hashed.encode()).hexdigest()
+        self.sides = {}
+        self._texts: dict[SideName, tuple[Texts, np.ndarray]] = {}
+        hashed = ""
+        files = (("query", QUERIES), ("document", CORPUS))
+        for side, keys, (what, name) in zip(SIDES, zip(*pairs, strict=True), files, strict=True):
+            texts, row_of, bad = _read_texts(path / name, what, set(keys))
+            for number, key in enumerate(keys):
+                if key not in row_of:
+                    reason = bad.get(f"{path / name}, {key!r}") or _missing(key, name)
+                    self.known_bad.setdefault(number, reason)
+            hashed += texts.fingerprint()
+            texts.append("")  # of all bad ones
+            rows = np.array([row_of.get(key, len(texts) - 1) for key in keys], np.int64)
+            self._texts[side] = (texts, rows)
+            self.sides[side] = Side(what, None, get_modality("text"), texts.ids()[rows])
+        self.known_bad = dict(sorted(self.known_bad.items()))
+        self.fingerprint = hashlib.sha256((hashed + self._names.fingerprint()).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def x(self, number: int) -> str:
-        """Return the text of the query."""
-        return self._text(self._queries, self._x_row, number)
-
-    def y(self, number: int) -> str:
-        """Return the title and the text of the document."""
-        return self._text(self._documents, self._y_row, number)
+    def item(self, side: SideName, number: int) -> str:
+        """Return the text of the query, or the title and the text of the document."""
+        if number in self.known_bad:
+            raise BadSample(self.known_bad[number])
+        texts, rows = self._texts[side]
+        return texts[int(rows[number])]
 
     def name(self, number: int) -> str:
         """Return the identifiers of the query and the document."""
@@ -251,146 +245,82 @@ class BeirPairs(Checkable):
 
     def stamp(self) -> str:
         """Return a hash of the sizes and modification times of the three files."""
-        stamps = [str(file.absolute()) for file in self._files], [file_stamp(file) for file in self._files]
-        return hashlib.sha256(repr(stamps).encode("utf-8", "surrogateescape")).hexdigest()
-
-    def _text(self, texts: Texts, rows: np.ndarray, number: int) -> str:
-        if number in self.known_bad:
-            raise BadSample(self.known_bad[number])
-        return texts[int(rows[number])]
-
-
-def _all_texts(path: Path, what: str, keys: list[str]) -> tuple[Texts, np.ndarray, dict[str, str]]:
-    """Return the texts with these identifiers, the row of each identifier, and identifier -> reason for bad ones."""
-    texts, rows, bad = Texts(), {}, {}
-    for key, text in _texts(path, set(keys)):
-        problem = text_problem(text, what)
-        if problem is not None:
-            bad[key] = problem
-        rows[key] = len(texts)
-        texts.append("" if problem is not None else clean(text))
-    for key in dict.fromkeys(keys):
-        if key not in rows:
-            bad[key], rows[key] = _missing(key, path.name), len(texts)
-            texts.append("")
-    return texts, np.array([rows[key] for key in keys], np.int64), bad
+        return hashlib.sha256(repr([file_stamp(file) for file in self._files]).encode()).hexdigest()
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _qrels_file(path: Path, split: str | None, setting: str, default: str | None) -> Path:
-    """Return the file of judgments of a split."""
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder; {_LAYOUT}")
+def _qrels_file(
+    path: Path,
+    split: str | None,
+    setting: str,
+) -> Path:
+    """Return the file of judgments of a split; without one, the only file."""
+    splits = sorted(file.stem for file in (path / QRELS).glob("*.tsv"))
     for name in (CORPUS, QUERIES):
-        if not (path / name).is_file():
-            raise UserError(f"{path}: has no {name}; {_LAYOUT}")
-    folder = path / QRELS
-    splits = sorted(file.stem for file in folder.glob("*.tsv") if file.is_file()) if folder.is_dir() else []
-    if not splits:
-        raise UserError(f"{path}: has no {QRELS}/*.tsv; {_LAYOUT}")
+        if not splits or not (path / name).is_file():
+            raise UserError(f"{path}: has no {f'{QRELS}/*.tsv' if not splits else name}; {_LAYOUT}")
     if split is None and len(splits) == 1:
         split = splits[0]
-    if split is None and default in splits:
-        split = default
-    if split is None:
-        raise UserError(f"{path}: name a split with {setting}; found: {', '.join(splits)}")
     if split not in splits:
-        near = difflib.get_close_matches(split, splits, n=1)
-        hint = f"; nearest: {near[0]}" if near else ""
-        raise UserError(f"{path}: no split {split!r} ({setting}); found: {', '.join(splits)}{hint}")
-    return folder / f"{split}.tsv"
+        raise UserError(f"{path}: no split {split!r} ({setting}); found: {', '.join(splits)}")
+    return path / QRELS / f"{split}.tsv"
 
 
-def _judgments(file: Path) -> Iterator[tuple[int, str, str, int]]:
-    """Yield line, query, document and relevance of each judgment."""
-    seen: dict[tuple[str, str], tuple[int, int]] = {}
-    for number, line in _lines(file):
+def _read_judgments(file: Path) -> dict[tuple[str, str], int]:
+    """Return (query, document) -> relevance."""
+    judgments: dict[tuple[str, str], int] = {}
+    for number, line in numbered_lines(file):
         cells = [cell.strip() for cell in line.rstrip("\r\n").split("\t")]
         if number == 1 and cells[0].lower() in _HEADER:
             continue
-        if len(cells) != 3 or not (cells[0] and cells[1]):
+        if len(cells) != 3 or not (cells[0] and cells[1] and _WHOLE.fullmatch(cells[2])):
             raise UserError(
-                f"{file}, line {number}: {_short(line.strip())} is not a judgment; "
-                "needs query, document and relevance, separated by tabs"
+                f"{file}, line {number}: {shorten(line.strip())} is not a judgment; "
+                "needs query, document and relevance (a whole number), separated by tabs"
             )
-        query, document, relevance = cells
-        if not _WHOLE.fullmatch(relevance):
-            raise UserError(f"{file}, line {number}: relevance {_short(relevance)}; needs a whole number")
-        before, value = seen.get((query, document)), int(relevance)
-        if before is not None and before[1] != value:
-            raise UserError(
-                f"{file}, line {number}: judges document {_short(document)} for query {_short(query)} again, with "
-                f"relevance {value} instead of {before[1]} in line {before[0]}; remove one"
-            )
-        if before is None:
-            seen[query, document] = number, value
-            yield number, query, document, value
-    if not seen:
+        pair = (cells[0], cells[1])
+        relevance = int(cells[2])
+        if judgments.setdefault(pair, relevance) != relevance:
+            raise UserError(f"{file}, line {number}: judges {pair[1]!r} for {pair[0]!r} again, differently; remove one")
+    if not judgments:
         raise UserError(f"{file}: holds no judgments; needs query, document and relevance per line")
+    return judgments
 
 
-def _texts(path: Path, keep: set[str] | None) -> Iterator[tuple[str, str]]:
-    """Yield identifier and text of each entry in `keep`, or of all; a title is put before the text."""
-    first_line: dict[str, int] = {}
-    for number, line in _lines(path):
-        try:
-            entry = parse_json(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number}: not JSON ({error.msg})") from None
-        if not isinstance(entry, dict) or "_id" not in entry or "text" not in entry:
-            raise UserError(f'{path}, line {number}: {_short(line.strip())} is not {{"_id": ..., "text": ...}}')
-        key = entry["_id"]
-        if isinstance(key, bool) or not isinstance(key, str | int) or key == "":
-            raise UserError(f"{path}, line {number}: _id is {_short(key)}; needs a text")
+def _read_texts(
+    path: Path,
+    what: str,
+    keep: set[str] | None = None,
+) -> tuple[Texts, dict[str, int], dict[str, str]]:
+    """Return the texts of some entries, or of all, without bad ones; identifier -> row; and where -> why it is bad."""
+    texts = Texts()
+    rows: dict[str, int] = {}
+    bad: dict[str, str] = {}
+    for number, entry in json_lines(path):
+        if isinstance(entry, BadSample):
+            raise UserError(f"{path}, {entry.reason}")
+        key = entry.get("_id") if isinstance(entry, dict) else None
+        parts = [entry.get("title") or "", entry.get("text") or ""] if isinstance(entry, dict) else [None]
+        if not isinstance(key, str | int) or isinstance(key, bool) or not all(isinstance(part, str) for part in parts):
+            needs = '{"_id": ..., "title": ..., "text": ...} with texts'
+            raise UserError(f"{path}, line {number}: {shorten(entry)}; needs {needs}")
         key = str(key).strip()
         if keep is not None and key not in keep:
             continue
-        if key in first_line:
-            raise UserError(
-                f"{path}, line {number}: _id {_short(key)} occurs in line {first_line[key]} already; "
-                "identifiers must be different"
-            )
-        first_line[key] = number
-        parts = [_text(path, number, name, entry.get(name)) for name in ("title", "text")]
-        yield key, " ".join(part for part in parts if part)
-
-
-def _text(path: Path, line: int, name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise UserError(f"{path}, line {line}: {name!r} is {_short(value)}; needs a text")
-    return value
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and content of each line that is not empty. The length of a line is limited."""
-    number = 0
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            while line := file.readline(_LONGEST_LINE):
-                number += 1
-                if len(line) == _LONGEST_LINE:
-                    raise UserError(
-                        f"{path}, line {number}: longer than {_LONGEST_LINE:,} characters; is it JSON lines?"
-                    )
-                if line.strip():
-                    yield number, line
-    except UnicodeDecodeError:
-        raise not_utf8(path) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        where = f"{path}, {key!r}"
+        if key in rows or where in bad:
+            raise UserError(f"{path}, line {number}: _id {shorten(key)} occurs twice; identifiers must be different")
+        text = " ".join(filter(None, parts))
+        problem = text_problem(text, what)
+        if problem is None:
+            rows[key] = len(texts)
+            texts.append(clean(text))
+        else:
+            bad[where] = problem
+    return texts, rows, bad
 
 
 def _missing(key: str, file: str) -> str:
-    return f"{_short(key)} is not in {file}"
-
-
-def _short(value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (RecursionError, ValueError):  # nested too deep, or a number that is too long
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return f"{shorten(key)} is not in {file}"

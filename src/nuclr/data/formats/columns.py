@@ -5,58 +5,87 @@ import os
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nuclr.data.modalities import Folder, get_modality
+from nuclr.data.formats.choose import shorten
+from nuclr.data.modalities import Folder, Modality
 from nuclr.data.modalities.base import boundary
+from nuclr.data.modalities.text import MAX_CHARACTERS, Texts, clean, digest, number_distinct, text_problem
 from nuclr.data.modalities.vector import is_list_of_numbers, parse_vector
-from nuclr.data.pairs import BadSample
-from nuclr.data.texts import MAX_CHARACTERS, Texts, clean, digest, number_distinct, text_problem
-from nuclr.errors import UserError
+from nuclr.errors import BadSample, UserError
 
 _PROBED = 100  # files by which the folder is recognized
 
 
 class WrongCellError(Exception):
-    """A cell of a type that the column cannot hold. Its argument says what the column needs."""
+    """A cell of a type that the column cannot hold."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What a column is called, and what it holds.
+
+    Attributes:
+        name: the name of its side.
+        key: the name of the column; None if it has none.
+        modality: what its items are.
+        what: what a cell is called in the reason of a bad sample, such as "caption".
+
+    """
+
+    name: str
+    key: str | None
+    modality: Modality
+    what: str
 
 
 class Column(ABC):
-    """One side of n pairs.
+    """One side of n pairs. A cell that several pairs of a row share is stored once.
+
+    Args:
+        heading: what the column is called, and what it holds.
 
     Attributes:
-        kind: the name of the modality.
+        bad: number of a pair -> why its cell is bad, as far as it is known without reading files.
         folder: where files that cells name are read from; None if cells do not name files.
 
     """
 
-    kind: str
     folder: Folder | None = None
 
-    @abstractmethod
-    def append(self, cell: Any) -> str | None:
-        """Add the cell of the next pair and return why it is bad, or None if it is not known to be bad.
+    def __init__(self, heading: Heading) -> None:
+        self.heading = heading
+        self.bad: dict[int, str] = {}
+        self._rows = array("I")  # the stored cell of each pair
+
+    def append(self, cell: Any) -> None:
+        """Add the cell of the next pair.
 
         Raises:
             WrongCellError: if the column cannot hold such a cell.
 
         """
+        row, problem = self._store(cell)
+        if problem is not None:
+            self.bad[len(self._rows)] = problem
+        self._rows.append(row)
 
-    @abstractmethod
     def repeat(self, number: int) -> None:
         """Add the cell of pair `number` again, without storing its content again.
 
         If a row has one long text and a list of many cells, storing the text once per pair could fill the memory.
         """
+        if number in self.bad:
+            self.bad[len(self._rows)] = self.bad[number]
+        self._rows.append(self._rows[number])
 
-    @abstractmethod
     def __len__(self) -> int:
-        """Return the number of cells."""
+        return len(self._rows)
 
-    @abstractmethod
     def __getitem__(self, number: int) -> Any:
         """Return an item of the modality.
 
@@ -64,141 +93,119 @@ class Column(ABC):
             BadSample: if it cannot be read.
 
         """
+        return self._read(self._rows[number])
 
-    @abstractmethod
+    def items(self, numbers: np.ndarray) -> Sequence[Any] | np.ndarray:
+        """Return several items."""
+        return [self._read(row) for row in self._stored[numbers].tolist()]
+
     def ids(self) -> np.ndarray:
         """Return the number of each distinct cell, (n,) int64, in order of first appearance."""
+        return number_distinct(self._keys()[self._stored])
+
+    @property
+    def _stored(self) -> np.ndarray:
+        return np.frombuffer(self._rows, np.uint32)
 
     @abstractmethod
     def fingerprint(self) -> bytes:
         """Return a hash of all cells, or bytes that determine it."""
 
+    @abstractmethod
+    def _store(self, cell: Any) -> tuple[int, str | None]:
+        """Store a cell, and return its row and why it is bad."""
+
+    @abstractmethod
+    def _read(self, row: int) -> Any:
+        """Return the item of a stored cell."""
+
+    @abstractmethod
+    def _keys(self) -> np.ndarray:
+        """Return a key per stored cell, uint64, equal for equal cells."""
+
     def name(self, number: int) -> str | None:  # noqa: ARG002
         """Return the name of the file that a cell names, or None."""
         return None
 
-    def items(self, numbers: np.ndarray) -> Sequence[Any] | np.ndarray:
-        """Return several items."""
-        return [self[number] for number in numbers.tolist()]
-
     def locate(self, path: Path, root: Path | None, allow_outside: bool) -> None:  # noqa: B027
         """Find the folder that files are relative to, after all cells were added."""
 
-    def stamp(self, ids: np.ndarray) -> str:  # noqa: ARG002
+    def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a file behind the cells does."""
         return ""
 
 
 class TextColumn(Column):
-    """Texts, with single spaces and without line breaks.
+    """Texts, with single spaces and without line breaks. Cells are texts, bytes that should be UTF-8, or None."""
 
-    Args:
-        what: what a text is called in the reason of a bad sample, such as "answer".
+    def __init__(self, heading: Heading) -> None:
+        super().__init__(heading)
+        self._texts: Any = Texts()
 
-    """
+    def _store(self, cell: Any) -> tuple[int, str | None]:
+        try:
+            text, problem = check_text(cell, self.heading.what)
+        except TypeError:
+            raise _wrong(self.heading, cell, "a text") from None
+        self._texts.append(text)
+        return len(self._texts) - 1, problem
 
-    kind = "text"
+    def _read(self, row: int) -> Any:
+        return self._texts[row]
 
-    def __init__(self, what: str) -> None:
-        self._what, self._texts = what, Texts()
+    def items(self, numbers: np.ndarray) -> list[str]:
+        """Return several texts."""
+        return list(map(self._texts.__getitem__, self._stored[numbers].tolist()))
 
-    def append(self, cell: Any) -> str | None:
-        """Add a text, bytes that should be UTF-8, or None."""
-        text, problem = decode_text("" if cell is None else cell, self._what)
-        if not isinstance(text, str):
-            raise WrongCellError("a text")
-        problem = problem or text_problem(text, self._what)
-        self._texts.append("" if problem else clean(text))
-        return problem
-
-    def repeat(self, number: int) -> None:
-        """Add the text of pair `number` again."""
-        self._texts.repeat(number)
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __getitem__(self, number: int) -> str:
-        return self._texts[number]
-
-    def ids(self) -> np.ndarray:
-        """Return the number of each distinct text."""
-        return self._texts.ids()
+    def _keys(self) -> np.ndarray:
+        keys: np.ndarray = self._texts.keys()
+        return keys
 
     def fingerprint(self) -> bytes:
-        """Return a hash of all texts."""
-        return self._texts.fingerprint().encode()
+        """Return a hash of all texts, and of the pairs that share them."""
+        shared = len(self._rows) > len(self._texts)
+        text: str = self._texts.fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"")
+        return text.encode()
 
 
 class VectorColumn(Column):
-    """Vectors of one width, float32.
+    """Vectors of the width of the first one, float32. Cells are lists of numbers, arrays, or texts like "[0.5, 1]"."""
 
-    Args:
-        what: what a vector is called in the reason of a bad sample.
-        width: the number of numbers; vectors of another width are bad samples.
+    def __init__(self, heading: Heading) -> None:
+        super().__init__(heading)
+        self._width = 0
+        self._blob = bytearray()
 
-    """
-
-    kind = "vector"
-
-    def __init__(self, what: str, width: int) -> None:
-        self._what, self._width = what, width
-        self._blob, self._rows = bytearray(), array("q")
-        self._zeros = -1  # the stored vector of all bad cells; -1 until there is one
-
-    def append(self, cell: Any) -> str | None:
-        """Add a list of numbers, an array, a text such as "[0.5, 1]", or None."""
+    def _store(self, cell: Any) -> tuple[int, str | None]:
         try:
-            row = self._store(self._parse(cell))
+            vector = check_vector(cell, self.heading.what, self._width)
         except BadSample as bad:
-            # Zeros for every bad cell would let one wide vector and many empty cells fill the memory.
-            row = self._zeros = self._zeros if self._zeros >= 0 else self._store(np.zeros(self._width, np.float32))
-            self._rows.append(row)
-            return bad.reason
-        self._rows.append(row)
-        return None
-
-    def repeat(self, number: int) -> None:
-        """Add the vector of pair `number` again."""
-        self._rows.append(self._rows[number])
-
-    def _store(self, vector: np.ndarray) -> int:
-        """Store a vector and return its row."""
+            return 0, bad.reason  # nobody reads it
+        self._width = len(vector)
         self._blob += vector.tobytes()
-        return len(self._blob) // (4 * self._width) - 1
-
-    def _parse(self, cell: Any) -> np.ndarray:
-        if cell is None or (isinstance(cell, str) and not cell.strip()):
-            raise BadSample(f"no {self._what}")
-        try:
-            vector = parse_vector(cell)
-        except BadSample as bad:
-            raise BadSample(f"{self._what} is {bad.reason}") from None
-        if len(vector) != self._width:
-            raise BadSample(f"{self._what} has {len(vector)} numbers; the first rows have {self._width}")
-        if not np.isfinite(vector).all():
-            raise BadSample(f"{self._what} holds a NaN or an infinity")
-        return vector
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._blob) // vector.nbytes - 1, None
 
     @property
     def _matrix(self) -> np.ndarray:
-        return np.frombuffer(self._blob, np.float32).reshape(-1, self._width)
+        return np.frombuffer(self._blob, np.float32).reshape(-1, self._width or 1)
 
-    def __getitem__(self, number: int) -> np.ndarray:
-        return self._matrix[self._rows[number]].copy()
+    def _read(self, row: int) -> np.ndarray:
+        return self._matrix[row].copy()
 
     def items(self, numbers: np.ndarray) -> np.ndarray:
         """Return vectors (b, d)."""
-        return self._matrix[np.frombuffer(self._rows, np.int64)[numbers]]
+        return self._matrix[self._stored[numbers]]
 
     def ids(self) -> np.ndarray:
-        """Return the number of each distinct vector."""
+        """Return the number of each distinct vector; all bad cells have the same one."""
+        keys = np.zeros(len(self), np.uint64)
+        good = np.delete(np.arange(len(self)), list(self.bad))
+        keys[good] = self._keys()[self._stored[good]]
+        return number_distinct(keys)
+
+    def _keys(self) -> np.ndarray:
         matrix = self._matrix
-        keys = np.fromiter((digest(row.data) for row in matrix), np.uint64, len(matrix))
-        return number_distinct(keys[np.frombuffer(self._rows, np.int64)])
+        return np.fromiter((digest(row.data) for row in matrix), np.uint64, len(matrix))
 
     def fingerprint(self) -> bytes:
         """Return a hash of all vectors."""
@@ -214,126 +221,132 @@ class CellColumn(Column):
     Names are relative to `root`, or to a folder in it that has the name of the list (`train/` for `train.jsonl`) or the
     name `images`. After these, the same folders next to the list are tried. A file outside of the root (of the list's
     folder, if it was found there) is a bad sample, unless `allow_outside` is True.
-
-    Args:
-        kind: the modality.
-        what: what a cell is called in the reason of a bad sample.
-
     """
 
-    def __init__(self, kind: str, what: str) -> None:
-        self.kind, self._what = kind, what
+    def __init__(self, heading: Heading) -> None:
+        super().__init__(heading)
         self._cells = Texts()
         self._are_numbers = bytearray()  # 1 for cells that are stored as float64 numbers
 
-    def append(self, cell: Any) -> str | None:
-        """Add a name or another text, a list of numbers, or None."""
-        cell, problem = decode_text("" if cell is None else cell, f"{self._what} name")
-        numbers = self.kind != "image" and is_list_of_numbers(cell)
-        if not numbers and not isinstance(cell, str):
-            raise WrongCellError("a text" if self.kind == "image" else "a text or a list of numbers")
-        if numbers:
+    def _store(self, cell: Any) -> tuple[int, str | None]:
+        heading = self.heading
+        cell, problem = decode_text("" if cell is None else cell, f"{heading.what} name")
+        are_numbers = is_list_of_numbers(cell) and not heading.modality.in_files
+        if are_numbers:
             try:
-                self._cells.append_bytes(np.asarray(cell, np.float64).tobytes())
+                cell = np.asarray(cell, np.float64).tobytes()
             except (TypeError, ValueError, OverflowError):
-                numbers, problem = False, f"{self._what} is not a list of numbers"
-                self._cells.append("")
-        else:
-            if len(cell) > MAX_CHARACTERS:
-                problem = f"{self._what} name of {len(cell):,} characters; at most {MAX_CHARACTERS:,} are allowed"
-                cell = ""
-            self._cells.append(cell)
-        self._are_numbers.append(numbers)
-        return problem or (None if numbers or cell else self._nothing)
+                problem = f"{heading.what} is not a list of numbers"
+                cell = b""
+        elif not isinstance(cell, str):
+            raise _wrong(heading, cell, "a text" if heading.modality.in_files else "a text or a list of numbers")
+        elif len(cell) > MAX_CHARACTERS:
+            problem = f"{heading.what} name of {len(cell):,} characters; at most {MAX_CHARACTERS:,} are allowed"
+            cell = ""
+        self._cells.append_bytes(cell.encode("utf-8", "surrogatepass") if isinstance(cell, str) else cell)
+        self._are_numbers.append(are_numbers)
+        return len(self._are_numbers) - 1, problem or (None if cell else f"no {heading.what}")
 
-    def repeat(self, number: int) -> None:
-        """Add the cell of pair `number` again."""
-        self._cells.repeat(number)
-        self._are_numbers.append(self._are_numbers[number])
+    def _read(self, row: int) -> Any:
+        cell = np.frombuffer(self._cells.get_bytes(row)) if self._are_numbers[row] else self._cells[row]
+        if not len(cell):
+            raise BadSample(f"no {self.heading.what}")
+        return read_item(self.heading.modality, cell, self.folder)
 
-    @property
-    def _nothing(self) -> str:
-        return "no image named" if self.kind == "image" else f"no {self._what}"
-
-    def __len__(self) -> int:
-        return len(self._cells)
-
-    def __getitem__(self, number: int) -> Any:
-        if self._are_numbers[number]:
-            return read_cell(self.kind, np.frombuffer(self._cells.get_bytes(number), np.float64), self.folder)
-        name = self._cells[number]
-        if not name:
-            raise BadSample(self._nothing)
-        return read_cell(self.kind, name, self.folder)
-
-    def ids(self) -> np.ndarray:
-        """Return the number of each distinct cell."""
-        return self._cells.ids()
+    def _keys(self) -> np.ndarray:
+        return self._cells.keys()
 
     def fingerprint(self) -> bytes:
-        """Return a hash of all cells."""
-        return self._cells.fingerprint().encode()
+        """Return a hash of all cells, and of the pairs that share them."""
+        shared = len(self._rows) > len(self._cells)
+        return self._cells.fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"").encode()
 
     def name(self, number: int) -> str | None:
         """Return the name, as written in the list."""
-        return None if self._are_numbers[number] else self._cells[number]
+        row = self._rows[number]
+        return None if self._are_numbers[row] else self._cells[row]
 
-    def stamp(self, ids: np.ndarray) -> str:
+    def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a file does."""
         folder = self.folder or Folder(Path(), None)
         hashed = hashlib.sha256(f"{folder.path.absolute()} {folder.inside}".encode("utf-8", "surrogateescape"))
-        _, first = np.unique(ids, return_index=True)
-        for number in first.tolist():
-            if self._are_numbers[number]:
+        _, first = np.unique(self._keys(), return_index=True)
+        for row in np.sort(first).tolist():
+            if self._are_numbers[row]:
                 continue
             try:
-                status = os.stat(folder.path / self._cells[number])  # noqa: PTH116 (faster, for millions of files)
+                status = os.stat(folder.path / self._cells[row])  # noqa: PTH116 (faster, for millions of files)
                 hashed.update(b"%d,%d;" % (status.st_size, status.st_mtime_ns))
             except (OSError, ValueError):
                 hashed.update(b"missing;")
         return hashed.hexdigest()
 
-    def locate(self, path: Path, root: Path | None, allow_outside: bool) -> None:
+    def locate(
+        self,
+        path: Path,
+        root: Path | None,
+        allow_outside: bool,
+    ) -> None:
         """Find the folder that holds most of the first files; a tie goes to the first folder.
 
         Raises:
-            UserError: if none of the first images exists.
+            UserError: if none of the first files exists, and the modality is always in files.
 
         """
         tops = [path.parent] if root is None else [root, path.parent]
-        candidates = [(folder, top) for top in tops for folder in (top, top / path.stem, top / "images")]
         names = [name for name in map(self.name, range(min(len(self), _PROBED))) if name]
-        # Path.is_file would raise an error for names that are too long.
-        counts = [sum(_is_file(folder / name) for name in names) for folder, _ in candidates]
-        if self.kind == "image" and names and not any(counts):
+        best = -1
+        for top in tops:
+            for folder in (top, top / path.stem, top / "images"):
+                count = sum(_is_file(folder / name) for name in names)
+                if count > best:
+                    best = count
+                    self.folder = Folder(folder, boundary(top, allow_outside))
+        if self.heading.modality.in_files and names and not best:
             raise UserError(
-                f"{path}: none of its first images exists, for example {candidates[0][0] / names[0]}; "
+                f"{path}: none of its first {self.heading.modality.name}s exists, for example {tops[0] / names[0]}; "
                 "set data.root to the folder that their names are relative to"
             )
-        folder, top = candidates[counts.index(max(counts))]
-        self.folder = Folder(folder, boundary(top, allow_outside))
 
 
 def _is_file(path: Path) -> bool:
     try:
-        return os.path.isfile(path)  # noqa: PTH113
+        return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises an error for names that are too long)
     except ValueError:
         return False
 
 
-def read_cell(kind: str, cell: Any, folder: Folder | None) -> Any:
+def _wrong(
+    heading: Heading,
+    cell: Any,
+    needs: str,
+) -> WrongCellError:
+    return WrongCellError(f"{heading.key or heading.name!r} is {shorten(cell)}; needs {needs}")
+
+
+def make_column(heading: Heading) -> Column:
+    """Return an empty column in memory."""
+    columns = {"text": TextColumn, "vector": VectorColumn}
+    return columns.get(heading.modality.name, CellColumn)(heading)
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def read_item(
+    modality: Modality,
+    cell: Any,
+    folder: Folder | None,
+) -> Any:
     """Return the item of a cell.
 
     Raises:
-        BadSample: if it cannot be read. An exception that a plugin's modality raises is assumed to come from a damaged
-            file and is converted to a BadSample.
+        BadSample: if it cannot be read. An exception that the modality of a plugin raises is assumed to come from a
+            damaged file.
 
     """
-    folder = folder or Folder(Path(), boundary(Path(), allow_outside=False))
-    if kind == "image":
-        return get_modality(kind).read(cell, folder)
     try:
-        return get_modality(kind).read(cell, folder)
+        return modality.read(cell, folder or Folder(Path(), boundary(Path(), allow_outside=False)))
     except BadSample:
         raise
     except Exception as error:
@@ -360,30 +373,49 @@ def decode_text(cell: Any, what: str) -> tuple[Any, str | None]:
         return cell.decode(errors="replace"), f"{what} is not UTF-8 text"
 
 
-def make_column(kind: str, what: str, cells: Sequence[Any]) -> Column:
-    """Return an empty column of a modality.
+def check_text(cell: Any, what: str) -> tuple[str, str | None]:
+    """Return the clean text of a cell, and why it is bad or None; the text of a bad cell is empty.
 
-    Args:
-        kind: the modality.
-        what: what a cell is called in the reason of a bad sample.
-        cells: the first cells, by which the width of vectors is found.
+    Raises:
+        TypeError: if the cell is not a text.
 
     """
-    if kind == "text":
-        return TextColumn(what)
-    if kind == "vector":
-        return VectorColumn(what, _common_width(cells))
-    return CellColumn(kind, what)
+    problem = None
+    if not isinstance(cell, str):
+        cell, problem = decode_text("" if cell is None else cell, what)
+        if not isinstance(cell, str):
+            raise TypeError(f"{what} is not a text")
+    problem = problem or text_problem(cell, what)
+    return "" if problem else clean(cell), problem
 
 
-def _common_width(cells: Sequence[Any]) -> int:
-    widths = []
-    for cell in cells:
-        try:
-            widths.append(len(parse_vector(cell)))
-        except BadSample:
-            continue
-    return max(set(widths), key=widths.count) if widths else 1
+def check_vector(
+    cell: Any,
+    what: str,
+    width: int,
+) -> np.ndarray:
+    """Return the vector of a cell, (d,) float32.
+
+    Args:
+        cell: a list of numbers, an array, a text such as "[0.5, 1]", or None.
+        what: what the vector is called in the reason of a bad sample.
+        width: the numbers that it needs to have; 0 for any.
+
+    Raises:
+        BadSample: if the cell is not such a vector, or is not finite.
+
+    """
+    if is_empty(cell):
+        raise BadSample(f"no {what}")
+    try:
+        vector = parse_vector(cell)
+    except BadSample as bad:
+        raise BadSample(f"{what} is {bad.reason}") from None
+    if len(vector) != (width or max(len(vector), 1)):
+        raise BadSample(f"{what} has {len(vector)} numbers; the first one has {width}")
+    if not np.isfinite(vector).all():
+        raise BadSample(f"{what} holds a NaN or an infinity")
+    return vector
 
 
 def split_cell(value: Any) -> Sequence[Any]:

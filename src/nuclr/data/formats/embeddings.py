@@ -1,229 +1,337 @@
-"""Embedding files: pairs of vectors that encoders have already computed.
+"""Pairs of vectors that encoders have already computed: embedding files, and folders that other tools write in parts.
 
-A `.npz` or `.safetensors` file with `x` (n_x, d_x), `y` (n_y, d_y) and optionally `y_to_x` (n_y,), the row of x that
-each row of y belongs to. Without it, row j of y belongs to row j of x. Pair number j is (x[y_to_x[j]], y[j]).
+An embedding file is a `.npz` or `.safetensors` file with `x` (n_x, d_x), `y` (n_y, d_y) and optionally `y_to_x` (n_y,),
+the row of x that each row of y belongs to: pair j is (x[y_to_x[j]], y[j]). Without it, row j belongs to row j.
 
-Vectors may have any norm: files are read as they are, and `unit_rows` scales rows to unit norm for code that needs it,
-such as objectives and the popularity solver.
+| tool | embeddings | metadata |
+| --- | --- | --- |
+| clip-retrieval | `img_emb/img_emb_0.npy`, `text_emb/text_emb_0.npy` | `metadata/metadata_0.parquet` |
+| DataComp | `STEM.npz` with `b32_img`, `b32_txt`, `l14_img`, `l14_txt` | `STEM.parquet` with `uid`, `url`, `text` |
+
+Row j of all parts of a folder, in the order of their numbers or names, is pair j: an image and its text. Its embeddings
+are not read when it is opened (`nuclr.stacked`). Arrays that are compressed cannot be mapped and are unpacked once,
+shard by shard, into a temporary file on the disk of the folder. Vectors may have any norm.
 """
 
 import hashlib
-from dataclasses import dataclass
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import IO, Any
 
 import numpy as np
-import safetensors
-import torch
-from torch import Tensor
 
-from nuclr.data.pairs import Pairs
+from nuclr.data.formats.arrow import StoredTexts, open_parquet_file, text_columns
+from nuclr.data.formats.choose import find_column
+from nuclr.data.modalities import get_modality
+from nuclr.data.pairs import SIDES, Pairs, Side, SideName
+from nuclr.data.vectors import Vectors, checked_rows, open_vectors, pair_rows
 from nuclr.errors import UserError
-from nuclr.files import read_npz
-from nuclr.norms import rescale_extreme_rows
-from nuclr.remote import is_url, local_copy, show_urls
-from nuclr.stacked import Stacked
+from nuclr.files import find_cache_folder, npz_sizes, read_npz
+from nuclr.stacked import Stacked, StoredMatrix, stored_npy, stored_npz
 
-SUFFIXES = (".npz", ".safetensors")
-
-
-@dataclass(frozen=True, repr=False)
-class Embeddings:
-    """The content of an embedding file.
-
-    Attributes:
-        x: (n_x, d_x), finite, float32 or float64, of any norm; Stacked if it is read in parts.
-        y: (n_y, d_y), the same.
-        y_to_x: (n_y,) int64, in [0, n_x): the row of x that each row of y belongs to.
-
-    """
-
-    x: Tensor | Stacked
-    y: Tensor | Stacked
-    y_to_x: Tensor
-
-    def __repr__(self) -> str:
-        x, y = (f"{tuple(side.shape)} {_dtype(side)}" for side in (self.x, self.y))
-        return f"Embeddings(x={x}, y={y})"
+_CAPTIONS = ("caption", "text")
+_NAMES = ("image_path", "path", "url")
+_SAMPLED = 1024  # rows in the fingerprint of a folder
+_ENDS = {"img_emb": "text_emb", "_img": "_txt"}  # how names of arrays of images end -> those of texts
 
 
-def read_embeddings(path: str | Path) -> Embeddings:
-    """Read and check an embedding file.
+class VectorPairs(Pairs):
+    """Pairs of an embedding file or folder: pair j is (x[y_to_x[j]], y[j]).
 
-    Norms are not changed; see `unit_rows`. float16 and bfloat16 become float32.
+    The id of y is j: equal vectors do not imply equal texts.
 
     Args:
-        path: a `.npz` or `.safetensors` file with `x`, `y` and optionally `y_to_x`, or the URL of one.
-
-    Returns:
-        The arrays, as CPU tensors.
+        path: the embedding file, which is read into memory, or the folder, whose rows are read when they are needed.
+        x_key: the array of side x in a folder (setting `data.x.key`).
+        y_key: the array of side y in a folder (setting `data.y.key`).
 
     Raises:
         UserError: if the file cannot be read or an array is missing, has a wrong type or shape, or is not finite.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, "pairs.npz")
-        ...     np.savez(path, x=np.eye(2), y=np.eye(3), y_to_x=[0, 0, 1])
-        ...     read_embeddings(path)
-        Embeddings(x=(2, 2) float64, y=(3, 3) float64)
-
-    """
-    with show_urls():
-        return _read(local_copy(str(path)) if is_url(path) else Path(path))
-
-
-def _read(path: Path) -> Embeddings:
-    arrays = _load(path)
-    for key in ("x", "y"):
-        if key not in arrays:
-            names = ", ".join(sorted(arrays)) or "nothing"
-            raise UserError(f"{path}: no array named {key!r}; needs x and y, and optionally y_to_x (found: {names})")
-    x, y = (_features(path, key, arrays[key]) for key in ("x", "y"))
-    if "y_to_x" in arrays:
-        y_to_x = _check_y_to_x(path, arrays["y_to_x"], len(x), len(y))
-    elif len(x) == len(y):
-        y_to_x = torch.arange(len(y))
-    else:
-        raise UserError(f"{path}: x has {len(x)} rows and y {len(y)}; add y_to_x, the row of x for each row of y")
-    return Embeddings(x=x, y=y, y_to_x=y_to_x)
-
-
-class VectorPairs(Pairs):
-    """Pairs of an embedding file: pair j is (x[y_to_x[j]], y[j]).
-
-    `y_id` is j: equal vectors do not imply equal texts.
-
-    Args:
-        path: the embedding file.
-
-    Raises:
-        UserError: as `read_embeddings`.
-
     """
 
-    x_kind = "vector"
-    y_kind = "vector"
-
-    def __init__(self, path: Path) -> None:
-        embeddings = read_embeddings(path)
-        self._x, self._y = np.asarray(embeddings.x), np.asarray(embeddings.y)
-        self.x_id = embeddings.y_to_x.numpy()
-        self.y_id = np.arange(len(self._y))
-        self.label = path.name
+    def __init__(
+        self,
+        path: Path,
+        x_key: str | None = None,
+        y_key: str | None = None,
+    ) -> None:
+        keys: tuple[str, ...] = SIDES
+        if path.is_dir():
+            keys = EmbeddingFolder(path).sides(x_key, y_key)
+        opened: dict[SideName, Vectors] = {}
+        for side, key in zip(SIDES, keys, strict=True):
+            opened[side] = open_vectors(f"{path}:{key}")
+        y_to_x = pair_rows(opened["x"], opened["y"])
+        vector = get_modality("vector")
+        self.sides = {}
+        self._rows: dict[SideName, Any] = {}
         hashed = hashlib.sha256()
-        for array in (self._x, self._y, self.x_id):
-            hashed.update(str(array.shape).encode())
-            hashed.update(np.ascontiguousarray(array).data)
+        for side, vectors in opened.items():
+            rows = checked_rows(vectors.name, vectors.rows, "any")
+            if len(vectors) < 2:
+                raise UserError(f"{vectors.name}: {len(vectors)} row; needs at least two samples")
+            self._rows[side] = vectors.rows if path.is_dir() else np.asarray(rows[:])
+            ids = y_to_x if side == "x" else np.arange(len(vectors))
+            self.sides[side] = Side(side, vectors.column if path.is_dir() else None, vector, ids)
+            _hash_rows(hashed, self._rows[side])
+        if not path.is_dir():
+            _hash_rows(hashed, y_to_x)
+        self.label = path.name
         self.fingerprint = hashed.hexdigest()
 
     def __len__(self) -> int:
-        return len(self._y)
+        return len(self._rows["y"])
 
-    def x(self, number: int) -> np.ndarray:
-        """Return the row of x of this pair, (d_x,)."""
-        return np.asarray(self._x[self.x_id[number]])
+    @property
+    def x_rows(self) -> int:
+        """Number of rows of x, including those that no y belongs to."""
+        return len(self._rows["x"])
 
-    def y(self, number: int) -> np.ndarray:
-        """Return row `number` of y, (d_y,)."""
-        return np.asarray(self._y[number])
+    def item(self, side: SideName, number: int) -> np.ndarray:
+        """Return a row of x, (d_x,), or of y, (d_y,)."""
+        row: np.ndarray = self.items(side, np.array([number]))[0]
+        return row
 
-    def items(self, side: Literal["x", "y"], numbers: np.ndarray) -> np.ndarray:
+    def items(self, side: SideName, numbers: np.ndarray) -> np.ndarray:
         """Return the x (b, d_x) or the y (b, d_y) of several pairs."""
-        return np.asarray(self._x[self.x_id[numbers]] if side == "x" else self._y[numbers])
+        rows = np.asarray(self._rows[side][self.sides[side].ids[numbers]])
+        return rows.astype(np.float32) if rows.dtype == np.float16 else rows
 
     def name(self, number: int) -> str:
         """Return the file and the row of x."""
-        return f"{self.label}, x row {self.x_id[number]}"
+        return f"{self.label}, x row {self.sides['x'].ids[number]}"
 
 
-def unit_rows(features: Tensor | np.ndarray, name: str) -> Tensor:
-    """Scale every row to unit norm.
+def _hash_rows(hashed: Any, rows: Any) -> None:
+    """Add an array, or some rows of arrays in files, to a hash."""
+    if isinstance(rows, Stacked):
+        hashed.update(f"{rows.shape} {rows.dtype}".encode())
+        rows = rows[np.linspace(0, len(rows) - 1, min(_SAMPLED, len(rows))).astype(np.int64)]
+    else:
+        hashed.update(str(rows.shape).encode())
+    hashed.update(np.ascontiguousarray(rows).data)
 
-    Embedding files may hold vectors of any norm, but scores are cosine similarities: objectives, the popularity solver
-    and corrections need unit-norm features.
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def is_embedding_folder(path: Path) -> bool:
+    """Return whether a folder has the form of clip-retrieval's output or of DataComp's metadata."""
+    return path.is_dir() and (_is_clip_retrieval(path) or _is_datacomp(path))
+
+
+def _is_clip_retrieval(path: Path) -> bool:
+    return any(any((path / name).glob(f"{name}_*.npy")) for name in ("img_emb", "text_emb"))
+
+
+def _is_datacomp(path: Path) -> bool:
+    shard = next((file for file in _shards(path, ".npz").values() if file.with_suffix(".parquet").is_file()), None)
+    return shard is not None and bool(_matrix_names(shard))
+
+
+def _shards(path: Path, suffix: str) -> dict[Path, Path]:
+    """Return the files of a folder and of the folders in it by their stems; DataComp's largest pool has folders."""
+    found = sorted([*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")])
+    stems = {file.relative_to(path).with_suffix(""): file for file in found}
+    return {stem: file for stem, file in stems.items() if not str(stem).startswith(".")}
+
+
+def _matrix_names(path: Path) -> list[str]:
+    return sorted(name for name in npz_sizes(path) if name.endswith(("_img", "_txt")))
+
+
+class EmbeddingFolder:
+    """A folder of embeddings in parts, with their metadata.
 
     Args:
-        features: (n, d).
-        name: the file or array, for messages.
+        path: the folder.
 
-    Returns:
-        (n, d), each row divided by its Euclidean norm.
+    Attributes:
+        path: the folder.
+        arrays: name of an array -> its files, one per part.
+        tables: the Parquet files with the metadata, one per part; empty if the folder has none.
 
     Raises:
-        UserError: if `features` is not (n, d), or a row is all zeros and therefore has no direction.
+        UserError: if the folder has another form, or a file of a part is missing.
 
     Example:
-        >>> unit_rows(torch.tensor([[3.0, 4.0]]), "x")
-        tensor([[0.6000, 0.8000]])
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     for side in ("img_emb", "text_emb"):
+        ...         Path(name, side).mkdir()
+        ...         np.save(Path(name, side, f"{side}_0.npy"), np.eye(4, dtype="float16"))
+        ...     folder = EmbeddingFolder(Path(name))
+        ...     folder.sides(), folder.features("text_emb")
+        (('img_emb', 'text_emb'), Stacked(4 x 4, float16, 1 parts))
 
     """
-    features = torch.as_tensor(features)
-    if features.ndim != 2 or not features.is_floating_point():
-        raise UserError(f"{name}: {_dtype(features)} of shape {tuple(features.shape)}; needs floats of shape (n, d)")
-    dtype = features.dtype
-    # In float16 the norm of a row overflows above 65504.
-    features = rescale_extreme_rows(features if dtype.itemsize >= 4 else features.float())
-    norms: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
-    _refuse_rows(f"{name}: row", norms.squeeze(1) == 0, "is all zeros and has no direction; remove it")
-    return (features / norms).to(dtype)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if _is_clip_retrieval(path):
+            suffixes = {"img_emb": ".npy", "text_emb": ".npy", "metadata": ".parquet"}
+            files = {name: _numbered(path, name, suffix) for name, suffix in suffixes.items() if (path / name).is_dir()}
+            aligned = _align(path, files)
+            self.tables = aligned.pop("metadata", [])
+            self.arrays = aligned
+        elif _is_datacomp(path):
+            aligned = _align(path, {suffix: _shards(path, suffix) for suffix in (".npz", ".parquet")})
+            self.tables = aligned[".parquet"]
+            names = _matrix_names(aligned[".npz"][0])
+            for file in aligned[".npz"]:
+                if _matrix_names(file) != names:
+                    raise UserError(f"{file}: has other arrays than {aligned['.npz'][0].name}: {', '.join(names)}")
+            self.arrays = dict.fromkeys(names, aligned[".npz"])
+        else:
+            raise UserError(
+                f"{path}: neither an output folder of clip-retrieval (img_emb/, text_emb/) nor a metadata folder of "
+                "DataComp (.npz next to .parquet)"
+            )
+
+    @property
+    def keys(self) -> list[str]:
+        """Names of the arrays."""
+        return list(self.arrays)
+
+    def __repr__(self) -> str:
+        parts = len(next(iter(self.arrays.values())))
+        return f"EmbeddingFolder({str(self.path)!r}, {parts} parts: {', '.join(self.keys)})"
+
+    def sides(self, x_key: str | None = None, y_key: str | None = None) -> tuple[str, str]:
+        """Return the arrays of images and of texts.
+
+        Args:
+            x_key: the array of side x. None: that of images, of the same model as `y_key`.
+            y_key: the array of side y. None: that of texts, of the same model as `x_key`.
+
+        Raises:
+            UserError: if there is no such array, or several models are stored and none is named.
+
+        """
+        found = ", ".join(self.keys)
+        for side, key in (("x", x_key), ("y", y_key)):
+            if key is not None and key not in self.keys:
+                raise UserError(f"{self.path}: no array {key!r} for side {side}; found: {found}")
+        if x_key is not None and y_key is not None:
+            return x_key, y_key
+        pairs = []
+        for image_end, text_end in _ENDS.items():
+            for key in self.keys:
+                partner = key.removesuffix(image_end) + text_end
+                if key.endswith(image_end) and partner in self.keys:
+                    # A named array may be on either side.
+                    pairs += [(key, partner), (partner, key)] if x_key or y_key else [(key, partner)]
+        chosen = [pair for pair in pairs if x_key in (None, pair[0]) and y_key in (None, pair[1])]
+        if len(chosen) != 1:
+            raise UserError(f"{self.path}: holds {found}; name the arrays of images and texts of one model")
+        return chosen[0]
+
+    def features(self, key: str) -> Stacked:
+        """Return an array of all parts as one matrix.
+
+        Raises:
+            UserError: if a file cannot be read, or a part has another width than the first one, or another number of
+                rows than its metadata.
+
+        """
+        files = self.arrays[key]
+        if files[0].suffix == ".npy":
+            matrices: list[StoredMatrix] = [stored_npy(file) for file in files]
+        else:
+            stored = [stored_npz(file, key) for file in files]
+            compressed = [file for file, matrix in zip(files, stored, strict=True) if matrix is None]
+            unpacked = iter(_unpack(compressed, key, self.path))
+            matrices = [matrix or next(unpacked) for matrix in stored]
+        width = matrices[0].shape[1]
+        counted = self.tables or self.arrays[self.keys[0]]
+        for file, matrix, other in zip(files, matrices, counted, strict=True):
+            rows = open_parquet_file(other).metadata.num_rows if self.tables else stored_npy(other).shape[0]
+            if matrix.shape != (rows, width):
+                raise UserError(
+                    f"{file}: {key} has {matrix.shape[0]:,} rows and {matrix.shape[1]} columns; it needs {rows:,} rows "
+                    f"as {other} and {width} columns as {files[0].name}"
+                )
+        stacked = Stacked(matrices)
+        if not len(stacked):
+            raise UserError(f"{self.path}: {key} has no rows")
+        return stacked
+
+    def texts(self, names: Sequence[str]) -> StoredTexts | None:
+        """Return the column of the metadata with the first of these names that exists; None if there is none.
+
+        Raises:
+            UserError: if a part does not have the column.
+
+        """
+        column = find_column(text_columns(self.tables[0]), names) if self.tables else None
+        if column is None:
+            return None
+        for table in self.tables:
+            if column not in text_columns(table):
+                raise UserError(f"{table}: no column {column!r} of texts, which {self.tables[0].name} has")
+        return StoredTexts(self.tables, column)
+
+    def labels(self, key: str) -> StoredTexts | None:
+        """Return what the rows of an array are called: captions of texts, file names or addresses of images."""
+        return self.texts(_CAPTIONS if key.endswith(tuple(_ENDS.values())) else _NAMES)
 
 
-def _load(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise UserError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"{path}: not an embedding file; needs {' or '.join(SUFFIXES)} with the arrays x and y")
-    return _load_npz(path) if path.suffix == ".npz" else _load_safetensors(path)
+def _numbered(
+    path: Path,
+    name: str,
+    suffix: str,
+) -> dict[int, Path]:
+    """Return the files NAME_0SUFFIX, NAME_1SUFFIX, ... of a folder NAME by their numbers."""
+    files = {}
+    for file in sorted((path / name).glob(f"{name}_*{suffix}")):
+        number = file.stem.rpartition("_")[2]
+        if number.isdecimal():
+            files[int(number)] = file
+    return files
 
 
-def _load_npz(path: Path) -> dict[str, Tensor]:
-    arrays = read_npz(path, ("x", "y", "y_to_x"))
-    try:
-        return {key: torch.from_numpy(array) for key, array in arrays.items()}
-    except (TypeError, ValueError) as error:  # for example float128, or big-endian numbers
-        raise UserError(f"{path}: cannot be read as .npz with numeric arrays ({error})") from None
+def _align(path: Path, files: Mapping[str, Mapping[Any, Path]]) -> dict[str, list[Path]]:
+    """Return the files of each kind in the order of the parts, after checking that none is missing."""
+    parts = sorted({part for found in files.values() for part in found})
+    aligned: dict[str, list[Path]] = {}
+    for name, found in files.items():
+        for part in parts:
+            if found and part not in found:
+                other = next(kind[part] for kind in files.values() if part in kind)
+                raise UserError(f"{path}: part {part} has {other.name} but no {name}; add it, or remove the part")
+        if found:
+            aligned[name] = [found[part] for part in parts]
+    return aligned
 
 
-def _load_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is not a mapping)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as .safetensors ({error})") from None
-
-
-def _features(path: Path, key: str, array: Tensor) -> Tensor:
-    shape = tuple(array.shape)
-    if not array.is_floating_point():
-        raise UserError(f"{path}: {key} holds {_dtype(array)}; needs floating-point numbers")
-    if array.ndim != 2 or shape[0] < 2 or shape[1] < 1:
-        raise UserError(f"{path}: {key} has shape {shape}; needs (samples, width) with at least two samples")
-    features = array if array.dtype == torch.float64 else array.float()
-    _refuse_rows(f"{path}: {key} row", ~features.isfinite().all(dim=1), "holds a NaN or an infinity; fix or remove it")
-    return features
-
-
-def _check_y_to_x(path: Path, y_to_x: Tensor, n_x: int, n_y: int) -> Tensor:
-    if y_to_x.is_floating_point() or y_to_x.is_complex() or y_to_x.dtype == torch.bool:
-        raise UserError(f"{path}: y_to_x holds {_dtype(y_to_x)}; needs whole numbers")
-    if tuple(y_to_x.shape) != (n_y,):
-        raise UserError(f"{path}: y_to_x has shape {tuple(y_to_x.shape)}; needs ({n_y},), one number per row of y")
-    rows = y_to_x.long()
-    outside = ((rows < 0) | (rows >= n_x)).nonzero().flatten()
-    if len(outside):
-        j = int(outside[0])
-        raise UserError(f"{path}: y_to_x[{j}] is {int(rows[j])}; allowed: 0 to {n_x - 1}, the rows of x")
-    return rows
-
-
-def _refuse_rows(name: str, bad: Tensor, why: str) -> None:
-    rows = bad.nonzero().flatten()
-    if len(rows):
-        more = f" ({len(rows)} such rows)" if len(rows) > 1 else ""
-        raise UserError(f"{name} {int(rows[0])} {why}{more}")
-
-
-def _dtype(array: Tensor | Stacked) -> str:
-    return str(array.dtype).removeprefix("torch.")
+def _unpack(
+    paths: Sequence[Path],
+    key: str,
+    folder: Path,
+) -> list[StoredMatrix]:
+    """Copy a compressed array of each file into one temporary file, which has no name and ends with the process."""
+    if not paths:
+        return []
+    target = find_cache_folder(folder)
+    needed = sum(npz_sizes(path)[key] for path in paths)
+    free = shutil.disk_usage(target or tempfile.gettempdir()).free
+    if needed > 0.9 * free:
+        raise UserError(
+            f"{folder}: {key} is compressed and needs {needed / 2**30:.1f} GiB on disk when unpacked, but "
+            f"{free / 2**30:.1f} GiB are free; save the shards without compression (numpy.savez), or set NUCLR_CACHE "
+            "to a folder on a larger disk"
+        )
+    file: IO[bytes] = tempfile.TemporaryFile(dir=target)  # noqa: SIM115 (open as long as its rows are read)
+    matrices = []
+    for path in paths:
+        array = read_npz(path, (key,))[key]
+        if array.ndim != 2 or array.dtype.kind != "f" or array.dtype.itemsize > 8 or array.shape[1] < 1:
+            raise UserError(f"{path}: {key} is {array.dtype} of shape {array.shape}; needs numbers (rows, width)")
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        matrices.append(StoredMatrix(file, file.seek(0, os.SEEK_CUR), (len(array), array.shape[1]), array.dtype))
+        file.write(array.data)
+    file.flush()
+    return matrices

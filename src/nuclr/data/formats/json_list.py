@@ -7,102 +7,102 @@
 """
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, Choice, choose_columns, find_column, shorten
+from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, Request, choose_columns, find_column, shorten
+from nuclr.data.formats.lines import json_lines
 from nuclr.data.formats.listed import ListedPairs, Row, open_listed
-from nuclr.data.pairs import BadSample
+from nuclr.data.pairs import BadSample, SideName
 from nuclr.errors import UserError
-from nuclr.files import not_utf8, parse_json, read_text
+from nuclr.files import parse_json, read_text
 
 _PROBED = 100  # entries whose keys are the columns
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 Entry = tuple[int, Any]  # the line, and its content or BadSample
 
 
-def open_json_list(
-    path: Path,
-    root: Path | None = None,
-    choice: Choice | None = None,
-    split: str | None = None,
-    allow_outside: bool = False,
-) -> ListedPairs:
+def open_json_list(request: Request) -> ListedPairs:
     """Open a list of pairs.
 
-    Args:
-        path: the file.
-        root: the folder that names of files are relative to.
-        choice: the settings of both sides.
-        split: keep only entries with this "split"; several are joined by "+", as in "train+restval".
-        allow_outside: read files outside of the root as well.
+    Of a list with splits, only entries whose "split" is `request.split` are kept; several splits are joined by "+", as
+    in "train+restval".
 
     Raises:
         UserError: if the file is not a list of pairs; it names the line.
 
     """
-    choice = choice or Choice()
-    where, entries = _entries(path)
-    entries = _of_split(path, entries, split)
+    entries = _of_split(request, _entries(request.path))
     first = list(islice(entries, _PROBED))
     contents = [content for _, content in first if not isinstance(content, BadSample)]
     entries = chain(first, entries)
-    if contents and choice.y.key is None and all(map(_is_karpathy, contents)):
-        rows = _karpathy_rows(path, where, entries, choice.views)
-        kinds = ("image", "image" if choice.views else "text")
-        return open_listed(rows, path, root, allow_outside, choice, (None, None), kinds=kinds)
-    columns = list(dict.fromkeys(key for content in contents for key in content if split is None or key != "split"))
+    keys: dict[SideName, str | None] = {"x": None, "y": None}
+    if contents and request.sides["y"].key is None and all(map(_is_karpathy, contents)):
+        known: dict[SideName, str] = {"x": "image", "y": "image" if request.views else "text"}
+        return open_listed(request, keys, _rows(request, entries, keys), known)
+    columns = dict.fromkeys(key for content in contents for key in content)
+    if request.split is not None:
+        columns.pop("split", None)
     if not columns:
-        raise UserError(f"{path}: holds no pairs")
-    keys = choose_columns(columns, choice, path)
-    pairs = open_listed(_rows(path, entries, keys, choice), path, root, allow_outside, choice, keys)
-    if choice.x.key is None and choice.y.key is None and (pairs.x_kind, pairs.y_kind) == ("image", "text"):
-        pairs.x_key = pairs.y_key = None  # an entry may have "captions" where another one has "caption"
+        raise UserError(f"{request.path}: holds no pairs")
+    keys.update(choose_columns(list(columns), request))
+    pairs = open_listed(request, keys, _rows(request, entries, keys))
+    if not request.names_columns and pairs.modalities == ("image", "text"):
+        # An entry may have "captions" where another one has "caption".
+        for name, side in pairs.sides.items():
+            pairs.sides[name] = replace(side, key=None)
     return pairs
 
 
-def _of_split(path: Path, entries: Iterator[Entry], split: str | None) -> Iterator[Entry]:
-    splits = set(split.split("+")) if split else None
-    seen: set[str] = set()
+def _of_split(request: Request, entries: Iterator[Entry]) -> Iterator[Entry]:
+    splits = set(request.split.split("+")) if request.split else None
+    others: set[str] = set()
     kept = False
     for line, entry in entries:
         if not isinstance(entry, dict | BadSample):
-            raise UserError(
-                f'{path}, line {line}: {shorten(entry)} is not an entry such as {{"question": ..., "answer": ...}}'
-            )
-        if splits is not None and isinstance(entry, dict):
-            seen.add(str(entry.get("split")))
-            if entry.get("split") not in splits:
-                continue
+            example = '{"question": ..., "answer": ...}'
+            raise UserError(f"{request.path}, line {line}: {shorten(entry)} is not an entry such as {example}")
+        if splits is not None and isinstance(entry, dict) and entry.get("split") not in splits:
+            others.add(str(entry.get("split")))
+            continue
         kept = True
         yield line, entry
     if splits is not None and not kept:
-        raise UserError(
-            f"{path}: no entry of split {'+'.join(sorted(splits))!r} (data.split); found: {', '.join(sorted(seen))}"
-        )
+        found = ", ".join(sorted(others))
+        raise UserError(f"{request.path}: no entry of split {request.split!r} (data.split); found: {found}")
 
 
-def _rows(path: Path, entries: Iterator[Entry], keys: tuple[str, str], choice: Choice) -> Iterator[Row]:
-    x, y = keys
+def _rows(
+    request: Request,
+    entries: Iterator[Entry],
+    keys: dict[SideName, str | None],
+) -> Iterator[Row]:
     # Keys that were found automatically may be missing in an entry: one list may have both "caption" and "captions".
-    others = [
-        () if side.key else next((names for names in (IMAGE_COLUMNS, CAPTION_COLUMNS) if key.lower() in names), ())
-        for side, key in ((choice.x, x), (choice.y, y))
-    ]
+    names: dict[SideName, tuple[str, ...]] = {}
+    for side, key in keys.items():
+        names[side] = () if key is None else (key,)
+        for usual in (IMAGE_COLUMNS, CAPTION_COLUMNS):
+            if request.sides[side].key is None and (key or "").lower() in usual:
+                names[side] += usual
+    x_key = keys["x"]
+    y_key = keys["y"]
     for line, entry in entries:
         if isinstance(entry, BadSample):
-            yield None, None, entry.reason, line
-        elif choice.y.key is None and _is_karpathy(entry):
-            yield from _karpathy_rows(path, "line {}", iter([(line, entry)]), choice.views)
+            yield Row(None, None, line, entry.reason)
+        elif request.sides["y"].key is None and _is_karpathy(entry):
+            yield _karpathy_row(request, line, entry)
+        elif x_key in entry and y_key in entry:
+            yield Row(entry[x_key], entry[y_key], line)
         else:
-            yield (
-                entry[x] if x in entry else entry.get(find_column(list(entry), others[0])),
-                entry[y] if y in entry else entry.get(find_column(list(entry), others[1])),
-                None,
-                line,
-            )
+            columns = list(entry)
+            x = find_column(columns, names["x"])
+            y = find_column(columns, names["y"])
+            yield Row(entry[x] if x is not None else None, entry[y] if y is not None else None, line)
 
 
 def _is_karpathy(entry: Any) -> bool:
@@ -110,99 +110,79 @@ def _is_karpathy(entry: Any) -> bool:
     return isinstance(sentences, list) and all(isinstance(sentence, dict) for sentence in sentences[:1])
 
 
-def _karpathy_rows(path: Path, where: str, entries: Iterator[Entry], views: bool) -> Iterator[Row]:
-    for line, entry in entries:
-        if isinstance(entry, BadSample):
-            yield None, None, entry.reason, line
-            continue
-        try:
-            name = str(Path(entry.get("filepath", "")) / entry["filename"])
-            captions = [sentence["raw"] for sentence in entry["sentences"]]
-        except (KeyError, TypeError):
-            location = f"{path}, {where.format(line)}"
-            raise UserError(f'{location}: needs "filename" and "sentences": [{{"raw": ...}}, ...]') from None
-        yield name, name if views else captions, None, line
+def _karpathy_row(
+    request: Request,
+    line: int,
+    entry: Any,
+) -> Row:
+    try:
+        name = str(Path(entry.get("filepath", "")) / entry["filename"])
+        captions = [sentence["raw"] for sentence in entry["sentences"]]
+    except (KeyError, TypeError):
+        needs = '"filename" and "sentences": [{"raw": ...}, ...]'
+        raise UserError(f"{request.path}, entry {line}: needs {needs}") from None
+    return Row(name, name if request.views else captions, line)
 
 
-def _entries(path: Path) -> tuple[str, Iterator[Entry]]:
-    """Return how messages name an entry, and the entries.
+def _entries(path: Path) -> Iterator[Entry]:
+    """Return the line (or the number in "images") and the content of the entries.
 
     They are read one at a time, so that millions of entries are never in memory as Python objects.
     """
-    if path.suffix.lower() == ".jsonl":
-        return "line {}", _lines(path)
+    if path.suffix.lower() != ".json":
+        return json_lines(path)
     text = read_text(path)
-    start = len(text) - len(text.lstrip())
-    if text[start : start + 1] == "[":
-        return "line {}", _array(path, text, start)
-    return "images[{}]", _object(path, text)
-
-
-def _lines(path: Path) -> Iterator[Entry]:
-    with path.open(encoding="utf-8-sig") as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, _parse_line(path, number, line)
-        except UnicodeDecodeError:
-            raise not_utf8(path) from None
-
-
-def _parse_line(path: Path, number: int, line: str) -> Any:
-    """Return the entry in a line, or BadSample if it is JSON that Python refuses to parse."""
+    if text.lstrip().startswith("["):
+        return _array(path, text)
     try:
-        return parse_json(line)
+        content = parse_json(text)
     except json.JSONDecodeError as error:
-        if not error.doc:  # too deep, or with a number that is too long
-            return BadSample(f"line {number}: {error.msg}")
-        raise UserError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list) or not all(map(_is_karpathy, images)):
+        raise UserError(
+            f'{path}: {shorten(content)} is neither a list of {{"question": ..., "answer": ...}} nor a Karpathy split '
+            'with "sentences" of each image'
+        )
+    return enumerate(images)
 
 
-def _array(path: Path, text: str, start: int) -> Iterator[Entry]:
-    decoder, position, line, counted = json.JSONDecoder(), start + 1, 1, 0
-    first = True
-    while True:
-        position = _skip_space(text, position)
-        line, counted = line + text.count("\n", counted, position), position
-        if text[position : position + 1] == "]" and first:
-            return
+def _array(path: Path, text: str) -> Iterator[Entry]:
+    decoder = json.JSONDecoder()
+    position = _skip(text, 0, "[")
+    line = 1 + text.count("\n", 0, position)
+    while text[position : position + 1] != "]":
+        begin = position
         try:
-            entry, position = decoder.raw_decode(text, position)
+            entry, position = decoder.raw_decode(text, begin)
+            yield line, entry
+            position = _skip(text, position, ",]")
         except json.JSONDecodeError as error:
             raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
         except RecursionError:
             raise UserError(f"{path}, line {line}: not JSON (brackets nested too deep)") from None
         except ValueError:
             raise UserError(f"{path}, line {line}: not JSON (a number with thousands of digits)") from None
-        yield line, entry
-        first = False
-        position = _skip_space(text, position)
-        if text[position : position + 1] == "]":
-            return
-        if text[position : position + 1] != ",":
-            raise UserError(
-                f"{path}, line {line + text.count(chr(10), counted, position)}: not JSON (',' or ']' expected)"
-            )
-        position += 1
+        line += text.count("\n", begin, position)
 
 
-def _object(path: Path, text: str) -> Iterator[Entry]:
-    try:
-        content = parse_json(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
-    images = content.get("images") if isinstance(content, dict) else None
-    if not isinstance(images, list):
-        raise UserError(
-            f'{path}: {shorten(content)} is neither a list of {{"question": ..., "answer": ...}} nor a Karpathy split'
-        )
-    for number, entry in enumerate(images):
-        if not _is_karpathy(entry):
-            raise UserError(f'{path}, images[{number}]: has no "sentences"; is this a Karpathy split?')
-        yield number, entry
+def _skip(
+    text: str,
+    position: int,
+    expected: str,
+) -> int:
+    """Return the position after one of the expected characters and the spaces around it, or that of a closing "]".
 
+    Raises:
+        json.JSONDecodeError: if another character comes next.
 
-def _skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
+    """
+    match = _SPACE.match(text, position)
+    position = match.end() if match else position
+    character = text[position : position + 1]
+    if not character or character not in expected:
+        raise json.JSONDecodeError(f"{' or '.join(expected)} expected", text, position)
+    if character == "]":
+        return position
+    match = _SPACE.match(text, position + 1)
+    return match.end() if match else position + 1

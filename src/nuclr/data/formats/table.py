@@ -1,5 +1,5 @@
 """Pairs in a CSV or TSV file with a header: open_clip's `filepath` and `title`, `question` and `answer`, or columns
-named by the user.
+named by the user. The file may be compressed (`.csv.gz`).
 
 The separator is found from the header, whatever the file's suffix. Each row is one pair. Rows with equal cells in a
 column share their x or y, wherever they are in the file. A vector is written as a JSON list: `"[0.5, 1, 2]"`.
@@ -10,56 +10,51 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, TEXT_COLUMNS, Choice, choose_columns, find_column
+from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, TEXT_COLUMNS, Request, choose_columns, find_column
+from nuclr.data.formats.lines import open_text
 from nuclr.data.formats.listed import ListedPairs, Row, open_listed
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
-from nuclr.files import not_utf8
 
 _LARGEST_CELL = 2**30  # characters
+_END = "\x1eend"  # a last row, which is missing if the end of the file is inside of quotes
 SEPARATORS = ("\t", ",", ";", "|")
 TABLES = (".csv", ".tsv")
 
 
-def open_table(
-    path: Path, root: Path | None = None, choice: Choice | None = None, allow_outside: bool = False
-) -> ListedPairs:
+def open_table(request: Request) -> ListedPairs:
     """Open a table.
 
     A row with too few or too many cells is a bad sample.
-
-    Args:
-        path: the file.
-        root: the folder that names of files are relative to.
-        choice: the settings of both sides.
-        allow_outside: read files outside of the root as well.
 
     Raises:
         UserError: if the file is not a table with these columns.
 
     """
-    choice = choice or Choice()
-    rows = _rows(path, choice)
-    x, y, _, _ = next(rows)
-    return open_listed(rows, path, root, allow_outside, choice, (x, y))
-
-
-def _rows(path: Path, choice: Choice) -> Iterator[Row]:
-    """Yield the names of both columns, and then the cells of both columns in every row."""
-    lines = read_cells(path, [key for key in (choice.x.key, choice.y.key) if key])
+    path = request.path
+    lines = read_cells(path, [side.key for side in request.sides.values() if side.key])
     _, header = next(lines)
     names = [cell for cell in header if cell.lower().endswith(SUFFIXES)]
     if names:
         raise UserError(f"{path}: line 1 names an image ({names[0]}); put a header such as image,caption before it")
-    columns = choose_columns(header, choice, path)
-    yield *columns, None, 1
-    x, y = (header.index(column) for column in columns)
+    columns = choose_columns(header, request)
+    return open_listed(request, columns, _rows(lines, header, columns["x"], columns["y"]))
+
+
+def _rows(
+    lines: Iterator[tuple[int, list[str]]],
+    header: list[str],
+    x_key: str,
+    y_key: str,
+) -> Iterator[Row]:
+    x = header.index(x_key)
+    y = header.index(y_key)
     for line, cells in lines:
         if len(cells) == len(header):
-            yield cells[x], cells[y], None, line
+            yield Row(cells[x], cells[y], line)
         else:
-            reason = f"line {line} has {len(cells)} cells, the header has {len(header)}"
-            yield cells[x] if x < len(cells) else "", "", reason, line
+            problem = f"line {line} has {len(cells)} cells, the header has {len(header)}"
+            yield Row(cells[x] if x < len(cells) else "", "", line, problem)
 
 
 def read_cells(path: Path, expected: Sequence[str] = ()) -> Iterator[tuple[int, list[str]]]:
@@ -70,30 +65,31 @@ def read_cells(path: Path, expected: Sequence[str] = ()) -> Iterator[tuple[int, 
         expected: columns by which the separator is recognized. Default: the usual names of columns of pairs.
 
     Raises:
-        UserError: if the file is not a table with a header.
+        UserError: if the file is not a table with a header, or a quote is not closed.
 
     """
-    reader = None
     limit = csv.field_size_limit(_LARGEST_CELL)  # a text that is too long is a bad sample, not the end of the table
+    started = 1  # the line in which the row starts
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            separator = _separator(file.readline(), expected)
-            file.seek(0)
-            reader = csv.reader(file, delimiter=separator)
-            header = next(reader, [])
-            if not header:
+        with open_text(path) as file:
+            first = next(file, "")
+            reader = csv.reader(chain([first], file, [_END]), delimiter=_separator(first, expected))
+            header = next(reader)
+            if header in ([], [_END]):
                 raise UserError(f"{path}: empty; needs a header with the names of the columns and one row per line")
             yield 1, header
+            started = reader.line_num + 1
+            before = started
             for cells in reader:
+                if cells == [_END]:
+                    return
                 if cells:
                     yield reader.line_num, cells
+                before = started
+                started = reader.line_num + 1
+            raise UserError(f"{path}, line {before}: a quote that opens in this row is never closed")
     except csv.Error as error:
-        line = reader.line_num if reader is not None else 1
-        raise UserError(f"{path}, line {line}: cannot be read as a table ({error})") from None
-    except UnicodeDecodeError:
-        raise not_utf8(path) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}, line {started}: cannot be read as a table ({error})") from None
     finally:
         csv.field_size_limit(limit)
 
@@ -113,7 +109,11 @@ def read_column(path: Path, name: str) -> list[str]:
     return [row[header.index(column)] for row in complete_rows(path, header, rows)]
 
 
-def complete_rows(path: Path, header: Sequence[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[list[str]]:
+def complete_rows(
+    path: Path,
+    header: Sequence[str],
+    rows: Iterator[tuple[int, list[str]]],
+) -> Iterator[list[str]]:
     """Yield the cells of every row.
 
     Args:

@@ -1,135 +1,560 @@
 """Pairs in img2dataset or webdataset tars, with random access through an index of the samples' positions.
 
 Samples are numbered through all tars, in the order of the tars: a path, a folder (its tars by name), a pattern such as
-`cc3m/{00000..00331}.tar` or `cc3m/*.tar`, or several of these joined by `::`. The index has about thirty bytes per pair
-in one memory-mapped file and no Python objects, so ten million samples fit into memory. It is stored in the cache
-folder. If the size or modification time of a tar changes, that tar is indexed again.
+`cc3m/{00000..00331}.tar` or `cc3m/*.tar`, or several of these joined by `::`.
+
+Without `data.x.key` and `data.y.key`, a pair is an image and its caption: the `.txt`, or else the entry "caption" or
+"captions" of the `.json`; or the two members that samples have, if these are texts, vectors or images. A key is
+
+- the suffix of a member: `question.txt` is the member `000012.question.txt`. A `.txt` is a text, a `.npy` a vector or
+  several (a matrix), and another member an image, or what `data.x.modality` says;
+- an entry of the sample's `.json`, if samples do not have a member with this suffix: a text, a list of numbers, or a
+  list of these. `json:question` is always an entry.
+
+Texts and vectors are read and checked once, when the index is made, and again whenever they are needed. The index has
+about thirty bytes per pair in one memory-mapped file and no Python objects, so ten million samples fit into memory. It
+is stored in the cache folder. If the size or modification time of a tar changes, the tars are indexed again.
 
 Samples lost from a truncated tar keep their numbers (marked bad), so later tars are not renumbered. How many were lost
-is taken from the previous index, from img2dataset's `00000_stats.json`, or else from the largest of the other tars.
-
-A damaged tar is read by its previous index only as far as captions in the file still have the digests of the index. The
-digest is compared again whenever a caption is read.
+is taken from img2dataset's `00000_stats.json`, or else from the largest of the other tars.
 """
 
 import glob
 import hashlib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from nuclr.data.formats.choose import Choice
-from nuclr.data.formats.listed import ListedPairs
-from nuclr.data.formats.tar_columns import find_members, open_tar_columns
-from nuclr.data.formats.tar_index import BLOCK, ROW, TXT, Scan, TarFiles, caption_of, scan_tar, verify_rows
-from nuclr.data.modalities.image import open_image
-from nuclr.data.pairs import BadSample, Checkable
-from nuclr.data.texts import digest, number_distinct
+from nuclr.data.formats.choose import CAPTION_COLUMNS, Request, choose_columns
+from nuclr.data.formats.columns import Heading, check_text, check_vector, read_item
+from nuclr.data.formats.listed import head_columns
+from nuclr.data.formats.tar_members import BLOCK, TarSample, iter_samples, member_name
+from nuclr.data.modalities import Folder
+from nuclr.data.modalities.base import boundary
+from nuclr.data.modalities.image import SUFFIXES
+from nuclr.data.modalities.text import digest, number_distinct
+from nuclr.data.modalities.vector import is_list_of_numbers
+from nuclr.data.pairs import SIDES, BadSample, Pairs, Side, SideName
 from nuclr.errors import UserError
-from nuclr.files import file_stamp, find_cache_folder, parse_json, write_atomically
+from nuclr.files import file_stamp, find_cache_folder, parse_json, parse_npy, write_atomically
+from nuclr.image_files import MAX_BYTES
 from nuclr.remote import file_name, is_url, list_folder, local_copies
 
-_VERSION = 2
-_LOST = ("truncated tar", "damaged tar")  # reasons of samples that may be good again after a repair
+_VERSION = 4
+_PROBED = 1000  # samples of the first tar by which keys are understood
 _MOST_SAMPLES = 1_000_000  # that img2dataset's statistics may promise for one tar
-_LOST_ROW = (0, 0, 0, 0, TXT, True, digest(b""), 0)  # of the index, for a sample whose position is not known
+_MOST_CELLS = 32_767  # of one sample, because `which` has 16 bits
+_MAX_TEXT = 16 * 2**20  # bytes of one .txt, .json or .npy
+_OPEN_FILES = 512  # tars kept open, below the usual limit of 1024; the others are opened for each read
+_BATCH = 2**16  # rows that are written at a time
+_TXT = -1  # `which` of a whole .txt
+_IMAGES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
+_MODALITIES = {"txt": "text", "npy": "vector"}  # of members with these suffixes
+
+# One row per pair. Blocks are positions in the tar, 0 if the member is missing. `which` is the position of the cell in
+# the list of a .json or the matrix of an .npy. Equal cells have equal ids. `begins` marks the first pair of a sample.
+ROW = np.dtype(
+    {
+        "names": ["x_block", "y_block", "x_size", "y_size", "x_id", "y_id", "x_which", "y_which", "begins"],
+        "formats": ["<u4", "<u4", "<u4", "<u4", "<u4", "<u4", "<i2", "<i2", "?"],
+    }
+)
+
+_SCANNED = np.dtype([(name, "<u8" if name.endswith("_id") else ROW[name]) for name in ROW.names or ()])
 
 
-class TarPairs(Checkable):
+class Part(NamedTuple):
+    """The part of a sample that is one side.
+
+    Attributes:
+        suffixes: those of its member, in order of preference; empty for the first image.
+        entries: names of entries of a `.json`, in order of preference.
+
+    """
+
+    suffixes: tuple[str, ...]
+    entries: tuple[str, ...] = ()
+
+    def find(self, sample: TarSample) -> str | None:
+        """Return the suffix of the member of a sample."""
+        if self.suffixes:
+            return next((suffix for suffix in self.suffixes if suffix in sample.members), None)
+        return next((suffix for suffix in sample.members if suffix.endswith(_IMAGES)), None)
+
+    def cells(self, data: bytes, suffix: str) -> list[Any]:
+        """Return the texts or vectors in a member.
+
+        Raises:
+            BadSample: if the member is damaged, or holds something else.
+
+        """
+        if suffix == "json" and self.entries:
+            try:
+                content = parse_json(data)
+            except json.JSONDecodeError as error:
+                raise BadSample(f"its .json cannot be read ({error.msg})") from None
+            names = [name for name in self.entries if isinstance(content, dict) and name in content]
+            value = content[names[0]] if names else None
+        elif suffix.endswith("npy"):
+            try:
+                array = parse_npy(data)
+            except ValueError as error:
+                raise BadSample(f".{suffix} cannot be read: {error}") from None
+            if array.ndim not in (1, 2):
+                raise BadSample(f".{suffix} has shape {array.shape}; needs a vector, or a matrix of vectors")
+            value = array
+        else:
+            value = data
+        if not isinstance(value, list | np.ndarray) or is_list_of_numbers(value):
+            return [value]
+        if len(value) > _MOST_CELLS:
+            raise BadSample(f".{suffix} holds {len(value):,} items; at most {_MOST_CELLS:,} are allowed")
+        return list(value) or [None]
+
+
+class Cell(NamedTuple):
+    """One side of one pair: its position, its place in the member, a key that equal cells share, and why it is bad."""
+
+    block: int
+    size: int
+    which: int
+    key: int
+    problem: str | None = None
+
+
+class TarScanner:
+    """Find the cells of one side in the samples of all tars.
+
+    Args:
+        part: the part of a sample.
+        heading: what the side is called and holds.
+
+    """
+
+    def __init__(self, part: Part, heading: Heading) -> None:
+        self.part = part
+        self.heading = heading
+        self._width = 0  # of the first vector
+        self._missing = 2**62  # keys of missing members, which are all different
+
+    def scan(
+        self,
+        descriptor: int,
+        tar: int,
+        sample: TarSample,
+    ) -> list[Cell]:
+        """Return the cells of a sample, or one with the reason if it has none."""
+        what = self.heading.what
+        suffix = self.part.find(sample)
+        if suffix is None:
+            self._missing += 1
+            return [Cell(0, 0, _TXT, self._missing, f"no {what}")]
+        block, size = sample.members[suffix]
+        in_file = not (self.heading.modality.in_memory or self.part.entries)
+        limit = MAX_BYTES if in_file else _MAX_TEXT
+        if size > limit:
+            too_large = f"{what} file too large; at most {limit // 2**20} MiB are allowed"
+            return [Cell(block, 0, _TXT, tar << 32 | block, too_large)]
+        if in_file:
+            return [Cell(block, size, _TXT, tar << 32 | block, None if size else f"empty {what}")]
+        try:
+            values = self.part.cells(os.pread(descriptor, size, block * BLOCK), suffix)
+        except BadSample as bad:
+            return [Cell(block, 0, _TXT, digest(b""), bad.reason)]
+        cells = []
+        for position, value in enumerate(values):
+            key, problem = self._check(value)
+            cells.append(Cell(block, size, _TXT if isinstance(value, bytes) else position, key, problem))
+        return cells
+
+    def _check(self, value: Any) -> tuple[int, str | None]:
+        """Return the key of a text or vector, and why it is bad."""
+        what = self.heading.what
+        if self.heading.modality.name == "vector":
+            try:
+                vector = check_vector(value, what, self._width)
+            except BadSample as bad:
+                return digest(b""), bad.reason
+            self._width = len(vector)
+            return digest(vector.data), None
+        try:
+            text, problem = check_text(value, what)
+        except TypeError as error:
+            return digest(repr(value).encode("utf-8", "replace")), str(error)
+        return digest(text.encode()), problem
+
+
+@dataclass
+class TarScan:
+    """What is known about one tar besides its rows.
+
+    Attributes:
+        count: the number of its pairs.
+        bad: row -> reason, for bad samples.
+        truncated: whether the tar has lost its end.
+        grouped: whether a sample has several x and several y.
+
+    """
+
+    count: int = 0
+    bad: dict[int, str] = field(default_factory=dict)
+    truncated: bool = False
+    grouped: bool = False
+
+
+class TarPairs(Pairs):
     """Pairs in tars, with random access.
 
     Args:
         tars: the files, in the order of their samples' numbers.
-        rows: the index, (n,) of dtype ROW, from `_index`.
-        meta: counts, bad samples and fingerprint, from `_index`.
-        y_key: the entry of the `.json` files that holds the captions, or None for the usual ones.
+        scanners: the two sides.
+        rows: the index, (n,) of dtype ROW.
+        meta: counts, bad samples and fingerprint, as `_index` stores them.
 
     """
 
-    x_kind = x_name = "image"
-    y_kind = y_name = "text"
-
-    def __init__(self, tars: Sequence[Path], rows: np.ndarray, meta: dict[str, Any], y_key: str | None) -> None:
-        self._files, self._rows, self._y_key = TarFiles(tars), rows, y_key
+    def __init__(
+        self,
+        tars: Sequence[Path],
+        scanners: Sequence[TarScanner],
+        rows: np.ndarray,
+        meta: dict[str, Any],
+    ) -> None:
+        self._tars = tars
+        self._parts = {side: scanner.part for side, scanner in zip(SIDES, scanners, strict=True)}
+        self._rows = rows
         self._starts = np.cumsum([0, *meta["counts"]])
+        self._descriptors: dict[int, int] = {}
         self.known_bad = {int(number): reason for number, reason in meta["bad"].items()}
         self.fingerprint: str = meta["fingerprint"]
         self.folder = tars[0].parent
+        self._inside = Folder(self.folder, boundary(self.folder, allow_outside=False))
         self.label = tars[0].name if len(tars) == 1 else f"{tars[0].name} to {tars[-1].name}"
-        self.x_id = np.cumsum(rows["first"], dtype=np.int64) - 1
-        self.y_id = rows["y_id"].astype(np.int64)
+        self.sides = {}
+        for side, scanner in zip(SIDES, scanners, strict=True):
+            heading = scanner.heading
+            self.sides[side] = Side(heading.name, heading.key, heading.modality, rows[f"{side}_id"].astype(np.int64))
+        if meta["grouped"]:
+            self.group = np.cumsum(rows["begins"], dtype=np.int64) - 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_descriptors": {}}  # open files cannot be sent to another process
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def x(self, number: int) -> Image.Image:
-        """Return the image, not decoded yet."""
+    def item(self, side: SideName, number: int) -> Any:
+        """Return one item of a pair; an image is not decoded yet."""
         row = self._rows[number]
-        if row["image"] == 0 or row["image_size"] == 0:
-            raise BadSample(self.known_bad.get(number, "no image" if row["image"] == 0 else "empty image"))
-        return open_image(self._member(number, int(row["image"]), int(row["image_size"])))
-
-    def y(self, number: int) -> str:
-        """Return the caption."""
-        if number in self.known_bad:
+        modality = self.sides[side].modality
+        part = self._parts[side]
+        size = int(row[f"{side}_size"])
+        if number in self.known_bad and (modality.in_memory or not size):
             raise BadSample(self.known_bad[number])
-        row = self._rows[number]
-        data = self._member(number, int(row["text"]), int(row["text_size"]))
+        if size > MAX_BYTES:
+            raise BadSample("wrong size in the index of the tar")
         try:
-            caption = caption_of(data, int(row["which"]), self._y_key)
-        except ValueError:
-            raise BadSample("caption cannot be read") from None
-        if digest(caption.encode()) != int(row["digest"]):
-            raise BadSample("caption differs from the index of the tar")
-        return caption
+            data = self._pread(self._tar(number), int(row[f"{side}_block"]), size)
+        except OSError as error:
+            raise BadSample(f"cannot be read ({error.strerror})") from None
+        if len(data) < size:
+            raise BadSample("truncated tar")
+        cell: Any = data
+        if modality.in_memory or part.entries:
+            which = int(row[f"{side}_which"])
+            if which == _TXT:
+                cell = data.decode(errors="replace")
+            else:
+                cells = part.cells(data, part.suffixes[-1])
+                cell = cells[which] if which < len(cells) else None
+        return read_item(modality, cell, self._inside)
 
     def name(self, number: int) -> str:
         """Return the tar and the member, or the row within the tar if the member is lost."""
-        tar, row = self._tar(number), self._rows[number]
-        member = self._files.member_name(tar, int(row["image"] or row["text"]))
-        return self._files.tars[tar].name + (f"/{member}" if member else f", row {number - self._starts[tar]}")
+        tar = self._tar(number)
+        row = self._rows[number]
+        block = int(row["x_block"] or row["y_block"])
+        try:
+            member = member_name(self._pread(tar, block - 1, BLOCK)) if block else ""
+        except OSError:
+            member = ""
+        name = self._tars[tar].name
+        return f"{name}/{member}" if member else f"{name}, row {number - self._starts[tar]}"
 
     def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a tar does."""
-        return hashlib.sha256(json.dumps([file_stamp(tar) for tar in self._files.tars]).encode()).hexdigest()
+        return _hash([file_stamp(tar) for tar in self._tars])
 
     def _tar(self, number: int) -> int:
-        if not 0 <= number < len(self):
-            raise IndexError(f"number {number}; allowed: 0 to {len(self) - 1}")
         return int(np.searchsorted(self._starts, number, side="right")) - 1
 
-    def _member(self, number: int, block: int, size: int) -> bytes:
-        return self._files.read(self._tar(number), block, size)
+    def _pread(
+        self,
+        tar: int,
+        block: int,
+        size: int,
+    ) -> bytes:
+        if tar >= _OPEN_FILES:
+            with self._tars[tar].open("rb") as file:
+                return os.pread(file.fileno(), size, block * BLOCK)
+        # Two threads may open the same tar at once. One of the two descriptors then stays open until the process ends.
+        if tar not in self._descriptors:
+            self._descriptors[tar] = os.open(self._tars[tar], os.O_RDONLY)
+        return os.pread(self._descriptors[tar], size, block * BLOCK)
 
 
-def open_tars(tars: Sequence[Path], choice: Choice | None = None) -> TarPairs | ListedPairs:
-    """Open tars: images and captions through their index, which is read from the cache or made; others in memory.
+def open_tars(tars: Sequence[Path], request: Request) -> TarPairs:
+    """Open tars through their index, which is read from the cache or made.
 
     Args:
         tars: the files, in the order of their samples' numbers.
-        choice: the settings of both sides.
+        request: what is known about both sides.
 
     Raises:
-        UserError: if a file is not a tar, or no sample has an image and a caption.
+        UserError: if a file is not a tar, or no sample can be used.
 
     """
-    choice = choice or Choice()
-    members = find_members(tars, choice)
-    if members is not None:
-        return open_tar_columns(tars, choice, members)
-    x_key, y_key = choice.x.key, None if choice.y.key is None else choice.y.key.removeprefix("json:")
+    with tars[0].open("rb") as file:
+        samples = list(islice(iter_samples(file.fileno(), tars[0]), _PROBED))
+        suffixes = list(dict.fromkeys(suffix for sample in samples for suffix in sample.members))
+        request = replace(request, path=tars[0])
+        keys, parts = _choose_parts(request, suffixes)
+        known = {side: _modality(file.fileno(), samples, part) for side, part in parts.items()}
+    known |= {side: choice.modality for side, choice in request.sides.items() if choice.modality is not None}
+    names = {side: part.entries[0] if part.suffixes == ("json",) else _side_name(part) for side, part in parts.items()}
+    headings = head_columns(request, names, {}, known)
+    scanners = [TarScanner(parts[side], replace(headings[side], key=keys[side])) for side in SIDES]
     folder = find_cache_folder(tars[0].parent)
-    stem = f"tars-{_hash([_VERSION, [str(tar.absolute()) for tar in tars], x_key, y_key])}"
-    stamps = [file_stamp(tar) for tar in tars]
-    target = folder / f"{stem}-{_hash(stamps)}.json" if folder else None
-    rows, meta = (_load(target, len(tars)) if target else None) or _index(tars, stamps, x_key, y_key, target)
-    return TarPairs(tars, rows, meta, y_key)
+    target = None
+    if folder is not None:
+        stem = _hash([_VERSION, [str(tar.absolute()) for tar in tars], parts, known])
+        target = folder / f"tars-{stem}-{_hash([file_stamp(tar) for tar in tars])}.json"
+    rows, meta = (_load(target, len(tars)) if target else None) or _index(tars, scanners, target)
+    if len(meta["bad"]) == len(rows):
+        found = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
+        first = f"; the first: {meta['bad'][min(meta['bad'])]}" if len(rows) else ""
+        raise UserError(
+            f"{tars[0]}: no sample can be used{first}; name members or entries of the .json with data.x.key and "
+            f"data.y.key (found: {found})"
+        )
+    return TarPairs(tars, scanners, rows, meta)
+
+
+def _choose_parts(
+    request: Request,
+    suffixes: Sequence[str],
+) -> tuple[dict[SideName, str | None], dict[SideName, Part]]:
+    """Return the keys and the parts of a sample that are the two sides."""
+    keys: dict[SideName, str | None] = {side: request.sides[side].key for side in SIDES}
+    images = [suffix for suffix in suffixes if suffix.endswith(_IMAGES)]
+    members = images + [suffix for suffix in suffixes if suffix.endswith(tuple(_MODALITIES))]
+    if request.views:
+        keys["y"] = keys["x"]
+    elif len(members) == 2 and None in keys.values():
+        named = [key.lower() for key in keys.values() if key is not None]
+        rest = [member for member in members if member not in named]
+        if not named and not (images and {"txt", "json"} & set(suffixes)):  # not images with captions
+            by_name = {_side_name(Part((member,))): member for member in members}
+            columns = choose_columns(list(by_name), Request(request.path))
+            keys = {side: by_name[column] for side, column in columns.items()}
+        elif len(rest) == 1 and (keys["x"] is None or "txt" not in rest):
+            keys = {side: key or rest[0] for side, key in keys.items()}
+    parts: dict[SideName, Part] = {}
+    for side, key in keys.items():
+        if key is not None and key.lower() in suffixes and key.lower() != "json":
+            parts[side] = Part((key.lower(),))
+        elif key is not None:
+            parts[side] = Part(("json",), (key.removeprefix("json:"),))
+        else:
+            parts[side] = Part(()) if side == "x" or request.views else Part(("txt", "json"), CAPTION_COLUMNS)
+    return keys, parts
+
+
+def _modality(
+    descriptor: int,
+    samples: Sequence[TarSample],
+    part: Part,
+) -> str:
+    """Return the name of the modality of a part; that of an entry of the `.json` is recognized from its values."""
+    if part.suffixes != ("json",):
+        return _MODALITIES.get("".join(part.suffixes[:1]).rpartition(".")[2], "image")
+    for sample in samples:
+        block, size = sample.members.get("json", (0, 0))
+        try:
+            cells = part.cells(os.pread(descriptor, min(size, _MAX_TEXT), block * BLOCK), "json")
+        except BadSample:
+            continue
+        if cells[0] is not None:
+            return "vector" if is_list_of_numbers(cells[0]) else "text"
+    return "text"
+
+
+def _side_name(part: Part) -> str:
+    """Return the name of a side: "question" for `question.txt`, "image" for `jpg` or any image."""
+    stem, _, last = "".join(part.suffixes[:1]).rpartition(".")
+    return stem or ("image" if last in (*_IMAGES, "") else _MODALITIES.get(last, last))
+
+
+# -- index -------------------------------------------------------------------------------------------------------------
+
+
+def _index(
+    tars: Sequence[Path],
+    scanners: Sequence[TarScanner],
+    target: Path | None,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Index all tars and write the index to the cache.
+
+    Returns:
+        The rows of all tars, one tar after the other, and their metadata.
+
+    """
+    # Rows are collected in a temporary file, because those of millions of samples may not fit into memory.
+    with tempfile.TemporaryFile(dir=target.parent if target else None) as file:
+        scans = []
+        for number, tar in enumerate(tars):
+            rows, scan = _scan(number, tar, scanners)
+            file.write(rows.tobytes())
+            scans.append(scan)
+        file.flush()
+        rows = np.memmap(file, _SCANNED, "r+") if any(scan.count for scan in scans) else np.empty(0, _SCANNED)
+        rows = _pad(tars, rows, scans)
+    hashed = hashlib.sha256()
+    for side, scanner in zip(SIDES, scanners, strict=True):
+        in_files = scanner.heading.modality.in_files
+        hashed.update(rows[f"{side}_block" if in_files else f"{side}_id"].tobytes())
+        rows[f"{side}_id"] = number_distinct(rows[f"{side}_id"])
+    bad: dict[int, str] = {}
+    start = 0
+    for scan in scans:
+        bad |= {start + row: reason for row, reason in scan.bad.items()}
+        start += scan.count
+    meta = {
+        "counts": [scan.count for scan in scans],
+        "bad": bad,
+        "grouped": any(scan.grouped for scan in scans),
+        "fingerprint": hashed.hexdigest(),
+    }
+    if target is not None:
+        _store(target, rows, meta)
+    return (_load(target, len(tars)) if target else None) or (rows.astype(ROW), meta)
+
+
+def _scan(
+    number: int,
+    tar: Path,
+    scanners: Sequence[TarScanner],
+) -> tuple[np.ndarray, TarScan]:
+    """Return the rows of a tar, with keys of the cells instead of ids, and what else is known about it."""
+    rows: list[tuple[Any, ...]] = []
+    scan = TarScan()
+    x_scanner, y_scanner = scanners
+    with tar.open("rb") as file:
+        descriptor = file.fileno()
+        for sample in iter_samples(descriptor, tar):
+            scan.truncated = sample.truncated
+            xs = x_scanner.scan(descriptor, number, sample)
+            ys = y_scanner.scan(descriptor, number, sample)
+            if not (xs[0].block or ys[0].block or sample.truncated):
+                continue  # neither side: not a sample
+            scan.grouped = scan.grouped or min(len(xs), len(ys)) > 1
+            for pair in range(max(len(xs), len(ys))):
+                x = xs[pair % len(xs)]
+                y = ys[pair % len(ys)]
+                problem = sample.problem or x.problem or y.problem
+                if problem is not None:
+                    scan.bad[len(rows)] = problem
+                rows.append((x.block, y.block, x.size, y.size, x.key, y.key, x.which, y.which, pair == 0))
+    scan.count = len(rows)
+    return np.array(rows, _SCANNED), scan
+
+
+def _pad(
+    tars: Sequence[Path],
+    rows: np.ndarray,
+    scans: Sequence[TarScan],
+) -> np.ndarray:
+    """Add bad rows for the samples that truncated tars have lost, so that later tars are not renumbered."""
+    longest = max((scan.count for scan in scans if not scan.truncated), default=0)
+    parts = []
+    start = 0
+    for number, (tar, scan) in enumerate(zip(tars, scans, strict=True)):
+        parts.append(rows[start : start + scan.count])
+        start += scan.count
+        if scan.truncated:
+            is_last = number + 1 == len(tars)
+            expected = _count_by_img2dataset(tar) or (0 if is_last else longest)
+            lost = np.arange(scan.count, max(expected, scan.count), dtype=np.uint64)
+            padding = np.zeros(len(lost), _SCANNED)
+            for side in SIDES:
+                padding[f"{side}_id"] = lost + np.uint64(2**63 + number * 2**32)  # different from all others
+            padding["begins"] = True
+            parts.append(padding)
+            scan.bad |= dict.fromkeys(lost.tolist(), "truncated tar")
+            scan.count += len(lost)
+    return np.concatenate(parts) if any(scan.truncated for scan in scans) else rows
+
+
+def _count_by_img2dataset(tar: Path) -> int | None:
+    """Return the number of samples in img2dataset's statistics file, or None without a plausible one."""
+    try:
+        count = int(parse_json(tar.with_name(f"{tar.stem}_stats.json").read_bytes())["successes"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return count if count <= _MOST_SAMPLES else None
+
+
+def _store(
+    target: Path,
+    rows: np.ndarray,
+    meta: dict[str, Any],
+) -> None:
+    """Write the rows, then the JSON, whose presence shows that the rows are complete; remove older indexes."""
+    try:
+        older = set(target.parent.glob(f"{target.stem.rpartition('-')[0]}-*"))
+        with write_atomically(target.with_suffix(".rows"), sync=False) as file:
+            for begin in range(0, len(rows), _BATCH):
+                file.write(rows[begin : begin + _BATCH].astype(ROW).tobytes())
+        with write_atomically(target, sync=False) as file:
+            file.write(json.dumps(meta).encode())
+        for path in older - {target, target.with_suffix(".rows")}:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return  # for example a full disk: the index is made again next time
+
+
+def _load(path: Path, tars: int) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """Return a stored index of some tars, or None if there is none or it is damaged."""
+    try:
+        meta = parse_json(path.read_bytes())
+        rows = np.memmap(path.with_suffix(".rows"), ROW, "r")
+        counts = np.array(meta["counts"], np.int64)
+        bad = {int(number): str(reason) for number, reason in meta["bad"].items()}
+        if (
+            counts.shape != (tars,)
+            or counts.min() < 0
+            or counts.sum() != len(rows)
+            or not bad.keys() <= set(range(len(rows)))
+        ):
+            return None
+        return rows, meta | {"bad": bad, "grouped": bool(meta["grouped"]), "fingerprint": str(meta["fingerprint"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+# -- names of tars -----------------------------------------------------------------------------------------------------
 
 
 def expand(pattern: str) -> list[Path]:
@@ -146,12 +571,12 @@ def expand(pattern: str) -> list[Path]:
     tars: list[Path | str] = []  # texts are URLs
     for part in split_parts(pattern):
         for name in expand_braces(part):
-            if is_url(name) and "*" in name:
+            if not is_url(name):
+                tars += _local_tars(name)
+            elif "*" in name:
                 raise UserError(f"{name}: * is not possible in a URL; name the folder, or tars as {{00000..00099}}.tar")
-            if is_url(name):
-                tars += [name] if _is_tar(name) else list_folder(name, ".tar")
-                continue
-            tars += _local_tars(name)
+            else:
+                tars += [name] if file_name(name).lower().endswith(".tar") else list_folder(name, ".tar")
     missing = [tar for tar in tars if isinstance(tar, Path) and not tar.is_file()]
     if missing:
         raise UserError(f"{missing[0]}: no such file ({len(missing)} of the {len(tars)} tars are missing)")
@@ -162,30 +587,21 @@ def expand(pattern: str) -> list[Path]:
 def _local_tars(name: str) -> list[Path]:
     """Return the tars of a path, of a folder, or of a pattern with `*`, `?` or `[...]`."""
     path = Path(name)
-    if not path.exists() and glob.has_magic(name):
-        inside = [Path(match) for match in sorted(glob.glob(name))]  # noqa: PTH207 (a pattern may be absolute)
-        if not inside:
-            raise UserError(f"{name}: no file matches this pattern")
-        others = [tar for tar in inside if tar.suffix.lower() != ".tar"]
-        if others:
-            raise UserError(
-                f"{name}: matches {others[0].name}, but patterns are for tars only; name a file or a folder"
-            )
-        return inside
-    inside = sorted(path.glob("*.tar")) if path.is_dir() else [path]
-    if not inside:
-        raise UserError(f"{path}: has no .tar file")
-    return inside
+    if path.is_dir():
+        found = sorted(path.glob("*.tar"))
+    elif glob.has_magic(name) and not path.exists():
+        found = [Path(match) for match in sorted(glob.glob(name))]  # noqa: PTH207 (a pattern may be absolute)
+    else:
+        found = [path]
+    wrong = [tar.name for tar in found if tar.suffix.lower() != ".tar"]
+    if wrong or not found:
+        raise UserError(f"{name}: {wrong[0] if wrong else 'no file'} matches; needs tars")
+    return found
 
 
 def split_parts(pattern: str) -> list[str]:
     """Return the parts that `::` joins; `::` within the brackets of an address, `http://[::1]/a.tar`, is not meant."""
     return re.split(r"::(?![^\[\]/]*\])", pattern)
-
-
-def _is_tar(url: str) -> bool:
-    """Return whether a URL is that of a tar, and not of a folder."""
-    return file_name(url).lower().endswith(".tar") and not url.endswith("/")
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -198,163 +614,6 @@ def expand_braces(pattern: str) -> list[str]:
         choices = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     else:
         choices = names.split(",")
-    head, tail = pattern[: match.start()], pattern[match.end() :]
-    return [head + choice + rest for choice in choices for rest in expand_braces(tail)]
-
-
-def _index(
-    tars: Sequence[Path], stamps: list[list[int]], x_key: str | None, y_key: str | None, target: Path | None
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Index all tars and write the index to the cache.
-
-    Returns:
-        The rows of all tars, one tar after the other, and their metadata.
-
-    """
-    previous = _load_previous(target, len(tars))
-    # Rows are collected in a temporary file, because those of millions of samples may not fit into memory.
-    with tempfile.TemporaryFile(dir=target.parent if target else None) as file:
-        counts, bad, cut, suffixes = [], [], [], set()
-        for number, (tar, stamp) in enumerate(zip(tars, stamps, strict=True)):
-            scan = _scan(tar, stamp, x_key, y_key, previous and _part_of_tar(*previous, number))
-            file.write(scan.rows.tobytes())
-            counts.append(len(scan.rows))
-            bad.append(scan.bad)
-            cut.append(scan.truncated)
-            suffixes |= scan.suffixes
-        rows = _mapped(file, sum(counts))
-        rows, counts, bad = _pad(tars, rows, counts, bad, cut)
-        _check_usable(tars, rows, suffixes)
-        rows["y_id"] = number_distinct(rows["digest"])
-    starts = np.cumsum([0, *counts])
-    meta = {
-        "stamps": stamps,
-        "counts": counts,
-        "truncated": cut,
-        "bad": {int(starts[tar]) + row: why for tar, reasons in enumerate(bad) for row, why in reasons.items()},
-        "fingerprint": hashlib.sha256(b"".join(rows[name].tobytes() for name in ("image", "digest"))).hexdigest(),
-    }
-    if target is not None:
-        _store(target, rows, meta)
-    return (_load(target, len(tars)) if target else None) or (rows, meta)
-
-
-def _scan(tar: Path, stamp: list[int], x_key: str | None, y_key: str | None, previous: Any) -> Scan:
-    """Return the content of the tar; if it has been truncated since the previous index, its content at that time."""
-    if previous and previous["stamp"] == stamp:
-        return Scan(previous["rows"], previous["bad"], set(), previous["truncated"])
-    scan = scan_tar(tar, x_key, y_key)
-    complete = len(scan.rows) - 1
-    if not (scan.truncated and previous and len(previous["rows"]) > complete):
-        return scan
-    rows = previous["rows"]
-    if any(not np.array_equal(rows[name][:complete], scan.rows[name][:complete]) for name in ("image", "digest")):
-        return scan
-    same = verify_rows(tar, rows, y_key)
-    if not same.any():  # perhaps another tar: only the number of samples is taken from the index
-        more = np.array([_LOST_ROW], ROW).repeat(len(rows) - len(scan.rows))
-        lost = dict.fromkeys(range(len(scan.rows), len(rows)), "truncated tar")
-        return Scan(np.concatenate([scan.rows, more]), scan.bad | lost, scan.suffixes, True)
-    bad = {row: reason for row, reason in previous["bad"].items() if reason not in _LOST}
-    for row in np.flatnonzero(~same).tolist():
-        ends = [int(rows[part][row]) * BLOCK + int(rows[f"{part}_size"][row]) for part in ("image", "text")]
-        bad.setdefault(row, "truncated tar" if max(ends) > stamp[0] else "damaged tar")
-    return Scan(rows, dict(sorted(bad.items())), set(), True)
-
-
-def _pad(
-    tars: Sequence[Path], rows: np.ndarray, counts: list[int], bad: list[dict[int, str]], truncated: list[bool]
-) -> tuple[np.ndarray, list[int], list[dict[int, str]]]:
-    """Add bad rows for the samples that truncated tars have lost, so that later tars are not renumbered."""
-    longest = max((count for count, cut in zip(counts, truncated, strict=True) if not cut), default=0)
-    expected = [
-        max(count, _count_by_img2dataset(tar) or (longest if number + 1 < len(tars) else 0)) if cut else count
-        for number, (tar, count, cut) in enumerate(zip(tars, counts, truncated, strict=True))
-    ]
-    if expected == counts:
-        return rows, counts, bad
-    lost = np.array([_LOST_ROW], ROW)
-    parts = np.split(rows, np.cumsum(counts)[:-1])
-    padded = [[part, lost.repeat(more - len(part))] for part, more in zip(parts, expected, strict=True)]
-    reasons = [
-        known | dict.fromkeys(range(count, more), "truncated tar")
-        for known, count, more in zip(bad, counts, expected, strict=True)
-    ]
-    return np.concatenate([part for pair in padded for part in pair]), expected, reasons
-
-
-def _count_by_img2dataset(tar: Path) -> int | None:
-    """Return the number of samples in img2dataset's statistics file, or None without a plausible one."""
-    try:
-        count = int(parse_json(tar.with_name(f"{tar.stem}_stats.json").read_bytes())["successes"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return None
-    return count if count <= _MOST_SAMPLES else None
-
-
-def _check_usable(tars: Sequence[Path], rows: np.ndarray, suffixes: set[str]) -> None:
-    source = f"{tars[0]}{f' and {len(tars) - 1} more' if len(tars) > 1 else ''}"
-    present = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
-    if not len(rows) or not rows["image"].any():
-        other = "for other pairs, name two members with data.x.key and data.y.key"
-        raise UserError(f"{source}: no sample with an image; {other} (found: {present})")
-    if not rows["text"].any():
-        raise UserError(f"{source}: no sample with a caption; needs .txt, or .json with data.y.key (found: {present})")
-
-
-def _mapped(file: IO[bytes], count: int) -> np.ndarray:
-    file.flush()
-    return np.memmap(file, ROW, "r+", shape=(count,)) if count else np.empty(0, ROW)
-
-
-def _store(target: Path, rows: np.ndarray, meta: dict[str, Any]) -> None:
-    """Write the rows, then the JSON, whose presence shows that the rows are complete; remove older indexes."""
-    try:
-        older = set(target.parent.glob(f"{_stem(target)}-*.[jr]*"))
-        for path, content in ((target.with_suffix(".rows"), rows.data), (target, json.dumps(meta).encode())):
-            with write_atomically(path, sync=False) as file:
-                file.write(content)
-        for path in older - {target, target.with_suffix(".rows")}:
-            path.unlink(missing_ok=True)
-    except OSError:
-        return  # for example a full disk: the index is made again next time
-
-
-def _load(path: Path, tars: int) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """Return a stored index of so many tars, or None if there is none or it is damaged."""
-    try:
-        meta = parse_json(path.read_bytes())
-        rows = np.memmap(path.with_suffix(".rows"), ROW, "r")
-        counts, bad = meta["counts"], meta["bad"]
-        if (
-            any(len(meta[key]) != tars for key in ("counts", "stamps", "truncated"))
-            or not all(isinstance(count, int) and count >= 0 for count in counts)
-            or sum(counts) != len(rows)
-            or not all(0 <= int(number) < len(rows) and isinstance(reason, str) for number, reason in bad.items())
-            or not isinstance(meta["fingerprint"], str)
-        ):
-            return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return rows, meta
-
-
-def _load_previous(target: Path | None, tars: int) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """Return the index of the same tars before one of them changed."""
-    paths = sorted(target.parent.glob(f"{_stem(target)}-*.json")) if target else []
-    return _load(paths[-1], tars) if paths else None
-
-
-def _part_of_tar(rows: np.ndarray, meta: dict[str, Any], tar: int) -> dict[str, Any]:
-    begin = sum(meta["counts"][:tar])
-    end = begin + meta["counts"][tar]
-    bad = {int(n) - begin: reason for n, reason in meta["bad"].items() if begin <= int(n) < end}
-    return {"rows": rows[begin:end], "bad": bad, "stamp": meta["stamps"][tar], "truncated": meta["truncated"][tar]}
-
-
-def _stem(target: Path) -> str:
-    return target.stem.rpartition("-")[0]
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    head = pattern[: match.start()]
+    tails = expand_braces(pattern[match.end() :])
+    return [head + choice + tail for choice in choices for tail in tails]

@@ -1,19 +1,22 @@
 """Views: images as pairs of an image and itself, of which training makes different random views."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from nuclr.data.formats.columns import CellColumn
-from nuclr.data.formats.listed import ListedPairs
+from nuclr.data.formats.choose import Request
+from nuclr.data.formats.columns import Column, Heading, make_column
+from nuclr.data.formats.listed import ListedPairs, Row
+from nuclr.data.modalities import get_modality
 from nuclr.data.modalities.image import SUFFIXES
-from nuclr.data.pairs import Checkable, Pairs
+from nuclr.data.pairs import SIDES, Pairs, SideName
 from nuclr.errors import UserError
 
 
-class ViewPairs(Checkable):
+class ViewPairs(Pairs):
     """Pairs whose x and y are the same image.
 
     Every distinct image of the source is one pair, in the order of their first pairs.
@@ -31,42 +34,45 @@ class ViewPairs(Checkable):
 
     """
 
-    x_kind = y_kind = "image"
-    x_name, y_name = "view 1", "view 2"
     views = True
 
     def __init__(self, source: Pairs) -> None:
-        kinds = {"x": source.x_kind, "y": source.y_kind}
-        sides = [side for side, kind in kinds.items() if kind == "image"]
+        sides = [name for name in SIDES if source.sides[name].modality.has_crops]
         if not sides:
-            held = " and ".join(f"{kind}s" for kind in dict.fromkeys(kinds.values()))
+            held = " and ".join(f"{kind}s" for kind in dict.fromkeys(source.modalities))
             raise UserError(
                 f"{source.label}: data.contrast=views needs images, and this source holds {held}; "
                 "name the column of images with data.x.key, or leave out data.contrast"
             )
-        side = sides[0]
-        self._source, self._read = source, getattr(source, side)
-        _, first = np.unique(getattr(source, f"{side}_id"), return_index=True)
+        self._source = source
+        self._side = sides[0]
+        side = source.sides[self._side]
+        _, first = np.unique(side.ids, return_index=True)
         self._numbers = np.sort(first)
-        self.x_id = self.y_id = np.arange(len(first))
-        self.x_key = self.y_key = getattr(source, f"{side}_key")
+        ids = np.arange(len(first))
+        self.sides = {
+            "x": replace(
+                side,
+                name="view 1",
+                ids=ids,
+            ),
+            "y": replace(
+                side,
+                name="view 2",
+                ids=ids,
+            ),
+        }
         self.label = source.label
         self.fingerprint = hashlib.sha256(f"views {source.fingerprint}".encode()).hexdigest()
         self.known_bad: dict[int, str] = {}  # an empty caption, for example, does not make the image bad
-        self.folder = source.folder if isinstance(source, Checkable) else Path()
-        self.trusted = not isinstance(source, Checkable)
+        self.folder = source.folder
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def x(self, number: int) -> Image.Image:
-        """Return the image, not decoded yet."""
-        image: Image.Image = self._read(int(self._numbers[number]))
-        return image
-
-    def y(self, number: int) -> Image.Image:
-        """Return the same image."""
-        return self.x(number)
+    def item(self, side: SideName, number: int) -> Any:  # noqa: ARG002
+        """Return the image, not decoded yet; it is the same on both sides."""
+        return self._source.item(self._side, int(self._numbers[number]))
 
     def name(self, number: int) -> str:
         """Return the name of the image in the source."""
@@ -74,7 +80,7 @@ class ViewPairs(Checkable):
 
     def stamp(self) -> str:
         """Return the stamp of the source."""
-        return self._source.stamp() if isinstance(self._source, Checkable) else ""
+        return self._source.stamp()
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -98,6 +104,7 @@ def open_image_folder(folder: Path, allow_outside: bool = False) -> ViewPairs:
     if not files:
         raise UserError(f"{folder}: the folder has no images ({', '.join(sorted(SUFFIXES))})")
     names = (str(file.relative_to(folder)) for file in files)
-    rows = ((name, name, None, row) for row, name in enumerate(names))
-    x, y = CellColumn("image", "image"), CellColumn("image", "image")
-    return ViewPairs(ListedPairs(rows, x, y, folder, folder, allow_outside, "view 1", "view 2", place="row"))
+    rows = (Row(name, name, row) for row, name in enumerate(names))
+    heading = Heading("image", None, get_modality("image"), "image")
+    columns: dict[SideName, Column] = {"x": make_column(heading), "y": make_column(heading)}
+    return ViewPairs(ListedPairs(Request(folder, folder, allow_outside=allow_outside), columns, rows, "row"))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from nuclr.transfer import to_device
+from nuclr.arrays import to_device
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)  # of the pixels in CLIP's training set
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -56,7 +56,12 @@ class Crops:
     def __getitem__(self, rows: slice) -> "Crops":
         return Crops(self.share[rows], self.ratio[rows], self.position[rows])
 
-    def box(self, row: int, width: int, height: int) -> Box:
+    def box(
+        self,
+        row: int,
+        width: int,
+        height: int,
+    ) -> Box:
         """Return crop `row` of an image of this size: the first of its tries that fits, else the largest central crop.
 
         Example:
@@ -155,7 +160,15 @@ class Augment:
     magnitude: float = 7.0
     fill: float = 0.0
 
-    def __call__(self, images: Tensor, epoch: int, step: int, view: int = 0, rank: int = 0, world: int = 1) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        epoch: int,
+        step: int,
+        view: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> Tensor:
         """Augment this process's part of a global batch.
 
         Args:
@@ -172,7 +185,13 @@ class Augment:
         """
         return self.apply(images, self.draw(len(images) * world, epoch, step, view).part(rank, world))
 
-    def draw(self, b: int, epoch: int, step: int, view: int = 0) -> Draw:
+    def draw(
+        self,
+        b: int,
+        epoch: int,
+        step: int,
+        view: int = 0,
+    ) -> Draw:
         """Draw all random choices for a global batch of b images."""
         random = np.random.default_rng([self.seed, epoch, step, view, 1])
         flip = random.random(b) < self.flip
@@ -209,7 +228,11 @@ class Augment:
             grid = _grid(theta, *images.shape[2:])
             above_fill = images[rows] - self.fill  # grid_sample takes zeros from outside an image
             images[rows] = self.fill + grid_sample(
-                above_fill, grid, mode="bilinear", padding_mode="zeros", align_corners=False
+                above_fill,
+                grid,
+                mode="bilinear",
+                padding_mode="zeros",
+                align_corners=False,
             )
         for operations in draw.operations.T:
             for name in COLOR:
@@ -225,7 +248,11 @@ def to_float(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
-def normalize(images: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
+def normalize(
+    images: Tensor,
+    mean: tuple[float, ...] = MEAN,
+    std: tuple[float, ...] = STD,
+) -> Tensor:
     """Return (images - mean) / std per channel.
 
     Args:
@@ -245,7 +272,11 @@ def normalize(images: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, 
     return (to_float(images) - shift) / scale
 
 
-def _grid(theta: Tensor, height: int, width: int) -> Tensor:
+def _grid(
+    theta: Tensor,
+    height: int,
+    width: int,
+) -> Tensor:
     """Return the input position of each output pixel, (b, height, width, 2): a faster `affine_grid`."""
     across, down = ((torch.arange(n, device=theta.device) + 0.5) * (2 / n) - 1 for n in (width, height))
     along_x, along_y, shift = theta[:, None, None, :, 0], theta[:, None, None, :, 1], theta[:, None, None, :, 2]
@@ -262,7 +293,11 @@ def _affine(b: int, rows: list[list[Any]]) -> np.ndarray:
     return matrix
 
 
-def _color(name: str, images: Tensor, level: float) -> Tensor:
+def _color(
+    name: str,
+    images: Tensor,
+    level: float,
+) -> Tensor:
     from kornia import enhance  # takes a second to import, and only training needs it
 
     if name == "autocontrast":

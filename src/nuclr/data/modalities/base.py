@@ -34,8 +34,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from nuclr import image_files
-from nuclr.data.pairs import BadSample
+from nuclr.image_files import read_file
 
 Shown = Image.Image | str | np.ndarray  # what a page can show: a picture, a text, numbers
 
@@ -79,11 +78,20 @@ class Modality(ABC):
         name: the name in settings (`data.x.modality`), in lower case.
         decodes: whether `read` does work that is worth a thread, such as reading and decoding a file. If False on both
             sides, batches are made without threads.
+        in_memory: whether lists hold the items themselves, checked when the list is read. Items of other modalities
+            are read and checked once before the first epoch.
+        in_files: whether every item is a file, named in a list or stored as bytes. Otherwise cells may also be other
+            texts and lists of numbers.
+        has_crops: whether items are images: training takes random crops of them, and the views of an item are
+            augmentations of it instead of other items.
 
     """
 
     name: str
     decodes: bool = True
+    in_memory: bool = False
+    in_files: bool = False
+    has_crops: bool = False
 
     @abstractmethod
     def read(self, cell: Any, folder: Folder) -> Any:
@@ -120,7 +128,28 @@ class Modality(ABC):
 
         """
 
-    def augment(self, batch: Any, seed: int, epoch: int, step: int, rank: int = 0, world: int = 1) -> Any:  # noqa: ARG002
+    def decode(self, item: Any) -> Any:
+        """Return an item ready for use, such as an image that was only opened; by default the item itself.
+
+        Raises:
+            BadSample: if it cannot be decoded.
+
+        """
+        return item
+
+    def width(self, item: Any) -> int | None:  # noqa: ARG002
+        """Return the number of coordinates of an item; None if items do not all have the same."""
+        return None
+
+    def augment(
+        self,
+        batch: Any,
+        seed: int,  # noqa: ARG002
+        epoch: int,  # noqa: ARG002
+        step: int,  # noqa: ARG002
+        rank: int = 0,  # noqa: ARG002
+        world: int = 1,  # noqa: ARG002
+    ) -> Any:
         """Return a random variation of a batch in training; by default the batch itself.
 
         Random numbers should be drawn for the global batch from (seed, epoch, step), of which this process takes part
@@ -184,29 +213,6 @@ def get_modality(name: str) -> Modality:
 def modality_names() -> list[str]:
     """Return the names of all modalities, in the order of their registration."""
     return list(_REGISTRY)
-
-
-def read_file(path: Path, inside: Path | None = None) -> bytes:
-    """Return the bytes of a file.
-
-    Args:
-        path: the file.
-        inside: the folder that the file must be in after all symbolic links are followed, itself without links (see
-            `boundary`). None allows all folders.
-
-    Raises:
-        BadSample: if the file is missing, empty, too large, not a regular file, outside of `inside`, or cannot be read.
-
-    """
-    try:
-        if inside is not None:
-            path = Path(os.path.realpath(path))
-            if not path.is_relative_to(inside):
-                raise BadSample("outside data.root; data.allow_outside=true allows this")
-        return image_files.read_image_file(path)
-    except (OSError, ValueError) as error:
-        reason = str(error) if isinstance(error, image_files.ImageError) else f"cannot be read ({error})"
-        raise BadSample(reason) from None
 
 
 def boundary(folder: Path, allow_outside: bool) -> Path | None:

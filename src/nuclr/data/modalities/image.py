@@ -16,10 +16,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from nuclr import image_files
 from nuclr.data.modalities.augment import Box, covering_side
 from nuclr.data.modalities.base import Folder, Modality
-from nuclr.data.pairs import BadSample
+from nuclr.errors import BadSample
+from nuclr.image_files import BROKEN, open_image, to_rgb
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".ppm", ".tif", ".tiff")
 MOSTLY = 0.9  # the share of names with such a suffix by which a column of images is recognized
@@ -49,6 +49,8 @@ class ImageModality(Modality):
     """Images: cells are names of files, or encoded images; batches are pixels (b, 3, size, size), uint8."""
 
     name = "image"
+    in_files = True
+    has_crops = True
 
     def read(self, cell: Any, folder: Folder) -> Image.Image:
         """Return the image, opened but not decoded yet."""
@@ -61,12 +63,16 @@ class ImageModality(Modality):
             BadSample: if it cannot be decoded.
 
         """
-        check_image(item)
+        _decode_at_least(item, 1)
 
     def collate(self, items: Sequence[Any] | np.ndarray, options: ImageOptions | None = None) -> Tensor:
         """Decode the images and return their pixels."""
         options = options or ImageOptions()
         return torch.from_numpy(np.stack([fit_image(item, options.size, options.fit) for item in items]))
+
+    def decode(self, item: Image.Image) -> Image.Image:
+        """Return the image as upright RGB."""
+        return decode_image(item)
 
     def show(self, item: Image.Image) -> Image.Image:
         """Return the image as upright RGB."""
@@ -85,29 +91,6 @@ def is_image_name(cell: str) -> bool:
     return cell.lower().endswith(SUFFIXES)
 
 
-def open_image(data: bytes) -> Image.Image:
-    """Open the image in `data` without decoding its pixels.
-
-    Raises:
-        BadSample: if `data` is not an image in one of `nuclr.image_files.FORMATS`, or has too many pixels.
-
-    """
-    try:
-        return image_files.open_image_file(data)
-    except image_files.ImageError as error:
-        raise BadSample(str(error)) from None
-
-
-def check_image(image: Image.Image) -> None:
-    """Decode the whole file at the smallest scale, to see whether it can be decoded.
-
-    Raises:
-        BadSample: if it cannot be decoded.
-
-    """
-    _decode_at_least(image, 1)
-
-
 def decode_image(image: Image.Image) -> Image.Image:
     """Return the image at its full size, as upright RGB.
 
@@ -118,7 +101,11 @@ def decode_image(image: Image.Image) -> Image.Image:
     return _decode_at_least(image, max(image.size))
 
 
-def fit_image(image: Image.Image, size: int, fit: Fit = "crop") -> np.ndarray:
+def fit_image(
+    image: Image.Image,
+    size: int,
+    fit: Fit = "crop",
+) -> np.ndarray:
     """Decode an image and resize it to a square.
 
     Args:
@@ -149,7 +136,11 @@ def fit_image(image: Image.Image, size: int, fit: Fit = "crop") -> np.ndarray:
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def decode_for_crops(image: Image.Image, size: int, smallest_crop: float) -> np.ndarray:
+def decode_for_crops(
+    image: Image.Image,
+    size: int,
+    smallest_crop: float,
+) -> np.ndarray:
     """Decode an image to the pixels that random crops are taken from.
 
     Args:
@@ -168,7 +159,11 @@ def decode_for_crops(image: Image.Image, size: int, smallest_crop: float) -> np.
     return np.array(_decode_at_least(image, covering_side(size, smallest_crop)))
 
 
-def resize_crop(pixels: np.ndarray, box: Box, size: int) -> np.ndarray:
+def resize_crop(
+    pixels: np.ndarray,
+    box: Box,
+    size: int,
+) -> np.ndarray:
     """Return a part of an image, resized to a square.
 
     Args:
@@ -188,7 +183,10 @@ def resize_crop(pixels: np.ndarray, box: Box, size: int) -> np.ndarray:
     part = np.ascontiguousarray(pixels[top:bottom, left:right])
     # torch's kernel for uint8 with channels last is several times faster than Pillow's.
     resized = interpolate(
-        torch.from_numpy(part).permute(2, 0, 1)[None], size=(size, size), mode="bicubic", antialias=True
+        torch.from_numpy(part).permute(2, 0, 1)[None],
+        size=(size, size),
+        mode="bicubic",
+        antialias=True,
     )
     array: np.ndarray = resized[0].numpy()
     return array
@@ -200,7 +198,7 @@ def _decode_at_least(image: Image.Image, size: int) -> Image.Image:
         image.draft("RGB", (size, size))
         image.load()
         upright = image.getexif().get(_ORIENTATION, 1) == 1
-        image = image_files.to_rgb(image)
+        image = to_rgb(image)
         return image if upright else ImageOps.exif_transpose(image)
-    except image_files.BROKEN as error:
+    except BROKEN as error:
         raise BadSample(f"broken image ({error})") from None

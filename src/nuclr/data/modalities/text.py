@@ -1,15 +1,22 @@
-"""Texts: cells are texts with single spaces and without line breaks; batches are lists of texts."""
+"""Texts: cells are texts with single spaces and without line breaks; batches are lists of texts.
 
-from collections.abc import Sequence
+`Texts` stores millions of short texts in two arrays: their UTF-8 bytes, and where each text begins. A list of Python
+strings needs about sixty bytes per text in addition to its characters, and the garbage collector visits every string.
+These arrays need eight bytes per text.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from nuclr.data.modalities.base import Folder, Modality
-from nuclr.data.pairs import BadSample
-from nuclr.data.texts import clean, text_problem
+from nuclr.errors import BadSample
 
+MAX_CHARACTERS = 100_000  # of one text
 ALBEF_WORDS = 30
 _ALBEF = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
 
@@ -31,6 +38,7 @@ class TextModality(Modality):
 
     name = "text"
     decodes = False
+    in_memory = True
 
     def read(self, cell: Any, folder: Folder) -> str:  # noqa: ARG002
         """Return the text with single spaces and without line breaks."""
@@ -76,3 +84,125 @@ def albef_caption(text: str) -> str:
     """
     words = text.lower().translate(_ALBEF).replace("<person>", "person").split()
     return " ".join(words[:ALBEF_WORDS])
+
+
+class Texts:
+    """A sequence of strings to which strings can be appended.
+
+    Text i is `blob[starts[i] : starts[i + 1]]`.
+
+    Args:
+        texts: the first texts.
+
+    Example:
+        >>> texts = Texts(["a cat", "a dog", "a cat"])
+        >>> texts[1], texts.ids()
+        ('a dog', array([0, 1, 0]))
+
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._blob = bytearray()
+        self._starts = array("q", [0])
+        for text in texts:
+            self.append(text)
+
+    def append(self, text: str) -> None:
+        """Add a text at the end."""
+        self.append_bytes(text.encode("utf-8", "surrogatepass"))
+
+    def append_bytes(self, content: bytes) -> None:
+        """Add bytes at the end, to be read with `get_bytes`."""
+        self._blob += content
+        self._starts.append(len(self._blob))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, number: int) -> str:
+        return self.get_bytes(number).decode("utf-8", "surrogatepass")
+
+    def __repr__(self) -> str:
+        return f"Texts({len(self):,} texts, {len(self._blob):,} bytes)"
+
+    def get_bytes(self, number: int) -> bytearray:
+        """Return the bytes of an entry."""
+        starts = self._starts
+        if not 0 <= number < len(starts) - 1:
+            raise IndexError(f"number {number}; allowed: 0 to {len(self) - 1}")
+        return self._blob[starts[number] : starts[number + 1]]
+
+    def keys(self) -> np.ndarray:
+        """Return a hash of each text, (n,) uint64, equal for equal texts."""
+        return np.fromiter(map(digest, map(self.get_bytes, range(len(self)))), np.uint64, len(self))
+
+    def ids(self) -> np.ndarray:
+        """Return the number of each distinct text, (n,) int64, in order of first appearance."""
+        return number_distinct(self.keys())
+
+    def fingerprint(self, more: bytes = b"") -> str:
+        """Return a hash of all texts and their boundaries, and of more bytes."""
+        hashed = hashlib.sha256(self._blob)
+        hashed.update(self._starts)
+        hashed.update(more)
+        return hashed.hexdigest()
+
+
+def digest(text: bytes | bytearray | memoryview) -> int:
+    """Return a 64-bit hash by which equal texts are recognized.
+
+    Among ten million different texts, two have the same hash with probability 3e-6.
+    """
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+
+
+def number_distinct(keys: np.ndarray) -> np.ndarray:
+    """Number the distinct entries of (n,) in order of first appearance; equal entries get equal numbers.
+
+    Example:
+        >>> number_distinct(np.array([7, 3, 7, 9]))
+        array([0, 1, 0, 2])
+
+    """
+    order = np.argsort(keys, kind="stable")
+    begins = np.ones(len(keys), bool)  # in sorted order, True at the start of each run of equal keys
+    np.not_equal(keys[order[1:]], keys[order[:-1]], out=begins[1:])
+    first = order[begins]
+    number_of_run = np.empty(len(first), np.uint32)
+    number_of_run[np.argsort(first)] = np.arange(len(first), dtype=np.uint32)
+    numbers = np.empty(len(keys), np.int64)
+    numbers[order] = number_of_run[np.cumsum(begins, dtype=np.uint32) - 1]
+    return numbers
+
+
+def clean(text: str) -> str:
+    r"""Return a text without line breaks and with single spaces, the same in all formats.
+
+    Lone surrogates, which JSON can escape but UTF-8 cannot represent, become U+FFFD.
+
+    Example:
+        >>> clean(" a \n cat \ud800")
+        'a cat �'
+
+    """
+    text = " ".join(text.split())
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def text_problem(text: str, what: str) -> str | None:
+    """Return why a text makes its sample a bad one, or None if it does not.
+
+    A text of megabytes is an error in the list. It would be copied to pages and tables.
+
+    Args:
+        text: the text, before `clean`.
+        what: what to call it, for example "caption" or "answer".
+
+    """
+    if len(text) > MAX_CHARACTERS:
+        return f"{what} of {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed"
+    return None if text and not text.isspace() else f"empty {what}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nuclr.data.modalities.base import Folder, Modality
-from nuclr.data.pairs import BadSample
+from nuclr.errors import BadSample
 from nuclr.files import parse_json
 
 
@@ -18,6 +18,7 @@ class VectorModality(Modality):
 
     name = "vector"
     decodes = False
+    in_memory = True
 
     def read(self, cell: Any, folder: Folder) -> np.ndarray:  # noqa: ARG002
         """Return the vector (d,), float32."""
@@ -38,6 +39,10 @@ class VectorModality(Modality):
     def collate(self, items: Sequence[Any] | np.ndarray, options: Any = None) -> Tensor:  # noqa: ARG002
         """Return a tensor (b, d)."""
         return torch.from_numpy(items if isinstance(items, np.ndarray) else np.stack(items))
+
+    def width(self, item: np.ndarray) -> int:
+        """Return the number of coordinates."""
+        return len(item)
 
     def show(self, item: np.ndarray) -> np.ndarray:
         """Return the vector."""

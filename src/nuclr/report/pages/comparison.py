@@ -1,331 +1,193 @@
-"""The page of `nuclr compare`: one section per study (methods, ablations, batch sizes), from its JSON file."""
+"""The page of `nuclr compare` and `nuclr table`: tables and charts of each study in the folder."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from nuclr import files, objectives
-from nuclr.errors import UserError
+from nuclr import objectives
 from nuclr.report import numbers
-from nuclr.report.charts.lines import Chart, Color, Series, line_chart
-from nuclr.report.charts.spreads import Interval, interval_chart
-from nuclr.report.render import Context, LeaveOut, Options, Page, Section, Table, Tile, describe
-from nuclr.runs.side_words import direction
+from nuclr.report.charts import Chart, Color, Row, Series, line_chart, row_chart
+from nuclr.report.page import Block, Fold, Options, Page, Section, Table, Text
+from nuclr.studies.engine import tables
+from nuclr.studies.engine.results import Comparison, Difference, ResultRow
+from nuclr.studies.engine.tables import TextTable, read_results
 
-FILES = {"methods": "compare.json", "ablations": "ablations.json", "batch_sizes": "batch_sizes.json"}
-MEAN_COLUMNS = (("mean_R@1", "mean @1"), ("mean_R@5", "mean @5"), ("mean_R@10", "mean @10"))
-COMPARED_METRICS = ("mean_R@1", "acc@1", "first")  # those that differences are about
-VERSIONS = (("nuclr", "version"), ("python", "python"), ("torch", "torch"), ("numpy", "numpy"))
+FILES = ("compare.json", "ablations.json", "batch_sizes.json", "table.json")
+GREY = 8
 OTHER_COLOR = 7  # of an objective that is not registered
 MOST_INTERVALS = 14  # in one chart
-UNITS = {"pairs": "recall@1 (mean of both directions)", "classes": "accuracy"}  # of differences, by kind of the set
-MOST_BANDS = 4
-MOST_TILES = 8
-
-Results = dict[str, Any]  # content of one of the JSON files
+MOST_BANDS = 4  # more on top of one another cannot be read
+MOST_VERDICTS = 4
 
 
-@dataclass
-class Comparison(Context):
-    """The studies of a comparison by their keys."""
-
-    studies: dict[str, Results] = field(kw_only=True)
-
-    @property
-    def first(self) -> Results:
-        """The study that the summary is about."""
-        return next(iter(self.studies.values()))
+Studies = tuple[Comparison, ...]
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Content of the section "summary"."""
-
-    tiles: list[Tile]
+def open_folder(path: Path, _: Options) -> Studies:
+    """Read the studies in a folder."""
+    return tuple(read_results(path / name) for name in FILES if (path / name).is_file())
 
 
-@dataclass(frozen=True)
-class Study:
-    """Content of a study's section."""
-
-    explanation: str
-    tables: list[tuple[str, Table]]
-    curves: list[Chart]
-    intervals: list[Chart]
-    unit: str
-    corrected: Table | None
-    false_negatives: Table | None
-    chosen: Table
-    protocol: list[str]
-    command: str
-
-
-@dataclass(frozen=True)
-class CommonSettings:
-    """Content of the section "repeat"."""
-
-    settings: str
-    versions: str
-
-
-def _open(path: Path, _: Options) -> Comparison:
-    """Read the studies; one that cannot be read is a note, unless it is the only one."""
-    studies, notes, problems = {}, [], []
-    for key, name in FILES.items():
-        if (path / name).is_file():
-            try:
-                studies[key] = _read(path / name)
-            except UserError as error:
-                problems.append(error)
-    if not studies:
-        raise problems[0]
-    notes += [str(error) for error in problems]
-    for study in studies.values():
-        notes += [f"Not shown, because its runs are missing: {name}." for name in study.get("missing", [])]
-        notes += [f"A run failed: {name}: {reason}" for name, reason in study.get("failed", {}).items()]
-    context = Comparison(title="Comparison", sentence="", notes=notes, studies=studies)
-    try:
-        context.sentence = _sentence(context.first)
-    except (KeyError, TypeError, AttributeError) as error:
-        context.note(f"The settings of the comparison cannot be read: {describe(error)}")
-    return context
-
-
-def _read(path: Path) -> Results:
-    try:
-        content: Results = files.parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not isinstance(content.get("rows"), dict) or not content["rows"]:
-            raise ValueError("it has no rows")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} was not written by nuclr compare, or is damaged ({error})") from None
-    return content
-
-
-def _sentence(study: Results) -> str:
-    labels = ", ".join(row["label"] for row in study["rows"].values())
-    data = study["settings"].get("data.train", "the same pairs")
-    return f"{labels}: {_seeds(study)} each, tuned over grids of the same size, on {data}."
-
-
-def _seeds(study: Results) -> str:
-    count = len(study["seeds"])
-    return f"{count} seed" if count == 1 else f"{count} seeds"
-
-
-def comparison_summary(context: Comparison) -> Summary:
-    """Return the main metric of the first study as headline numbers."""
-    where, metric = _main_metric(context.first)
-    unit = "accuracy" if metric.startswith("acc") else "recall@1"
-    tiles = []
-    for row in list(context.first["rows"].values())[:MOST_TILES]:
-        value = row["metrics"][where][metric]
-        detail = f"± {value['std']:.1f}, {unit}, {where}"
-        tiles.append(Tile(row["label"], f"{value['mean']:.1f}{numbers.SPACE}%", detail))
-    return Summary(tiles)
-
-
-def _main_metric(study: Results) -> tuple[str, str]:
-    """Return the first set that methods are compared on, and its metric."""
-    main = next(s for s in study["sets"] if s["main"])
-    return main["name"], "acc@1" if main["kind"] == "classes" else "mean_R@1"
-
-
-def comparison_study(key: str, context: Comparison) -> Study:
-    """Return the tables and charts of one study."""
-    if key not in context.studies:
-        raise LeaveOut  # nobody asked for this study
-    study = context.studies[key]
-    return Study(
-        explanation=f"Percent, mean and standard deviation over {_seeds(study)}. Bold: the best mean @1 or accuracy, "
-        "if it differs significantly from all rows that it is compared with.",
-        tables=result_tables(study),
-        curves=_size_curves(study) if key == "batch_sizes" else _training_curves(study),
-        intervals=_difference_charts(study),
-        unit=" or ".join(dict.fromkeys(UNITS[reported["kind"]] for reported in study["sets"])),
-        corrected=corrected_table(study),
-        false_negatives=false_negative_table(study),
-        chosen=chosen_table(study),
-        protocol=study["protocol"],
-        command=study["command"],
+def make_page(studies: Studies) -> Page:
+    """Return the page of a folder: a section per study."""
+    first = studies[0]
+    labels = ", ".join(dict.fromkeys(row.label for row in first.rows))
+    verdicts = [f"{_names(first, one)}: {one.verdict} ({one.set})." for one in first.differences[:MOST_VERDICTS]]
+    notes: list[str] = []
+    sections = []
+    for study in studies:
+        notes += study.notes
+        notes += [f"A run failed: {name}: {reason}" for name, reason in study.failed.items()]
+        if study.missing:
+            notes.append(f"{len(study.missing)} runs are not done, such as {study.missing[0]}.")
+        show: Callable[[Studies], Iterator[Block]] = partial(show_study, study)
+        sections.append(Section(study.kind.replace("_", "-"), study.title, show))
+    sections.append(
+        Section(
+            "repeat",
+            "How to repeat this",
+            repeat,
+            menu="Repeat",
+        )
+    )
+    return Page(
+        kind="table" if first.kind == "table" else "comparison",
+        title=first.title if first.kind == "table" else "Comparison",
+        verdict=" ".join(verdicts) or f"{labels}. Seeds: {len(first.seeds)}.",
+        sections=sections,
+        notes=notes,
     )
 
 
-def common_settings(context: Comparison) -> CommonSettings:
-    """Return the settings that all runs share."""
-    return CommonSettings(
-        settings="\n".join(f"{key}: {value}" for key, value in context.first["settings"].items()),
-        versions=", ".join(f"{name} {context.first[key]}" for name, key in VERSIONS if key in context.first),
-    )
+def show_study(study: Comparison, _: Studies) -> Iterator[Block]:
+    """Show the tables and charts of one study."""
+    yield from (_table(table, study.title) for table in tables.text_tables(study))
+    yield from _size_charts(study) if study.kind == "batch_sizes" else _training_charts(study)
+    yield from _spread_charts(study) if study.kind == "table" else _difference_charts(study)
+    chosen = tables.chosen_table(study)
+    if chosen.rows:
+        yield Fold(chosen.title, [_table(chosen, "")])
 
 
-# Tables
+def repeat(studies: Studies) -> Iterator[Block]:
+    """Show how values were computed, the command, the state of every run and the settings that all runs share."""
+    for study in studies:
+        yield Text(study.title, "heading")
+        yield from (Text(line) for line in study.protocol)
+        yield Text(study.command, "code")
+        runs = [[name, state] for row in study.rows for name, state in row.runs.items()]
+        yield Fold(f"Runs of {study.title}", [Table(f"State of the runs of {study.title}", ["run", "state"], runs)])
+        about = "\n".join(f"{key}: {value}" for key, value in (study.settings | study.versions).items())
+        if about:
+            yield Fold("Settings of all runs", [Text(about, "code")])
 
 
-def result_tables(study: Results) -> list[tuple[str, Table]]:
-    """Return a title and a table per test set, and a table of the averages over sets."""
-    tables = []
-    x, y = study["sides"]
-    directions = tuple((f"{a}_to_{b}_R@1", f"{direction(a, b)} @1") for a, b in ((x, y), (y, x)))
-    for test_set in study["sets"]:
-        columns = (("acc@1", "accuracy"),) if test_set["kind"] == "classes" else directions + MEAN_COLUMNS
-        name, label = test_set["name"], test_set["label"]
-        title = name if label == name else f"{name}: {label}"
-        tables.append((title, _metric_table(study, [(name, *column) for column in columns])))
-    if study["averages"]:
-        averages = [(name, "first", _average_name(name)) for name in study["averages"]]
-        tables.append(("Averages over sets", _metric_table(study, averages)))
-    return tables
+def _table(table: TextTable, title: str) -> Table:
+    return Table(table.title or title, table.header, table.rows, table.bold)
 
 
-def _average_name(average: str) -> str:
-    name = average.removeprefix("average: ")
-    return "mean of all sets" if name == "mean" else f"mean of {name} sets"
+def _names(study: Comparison, difference: Difference) -> str:
+    return f"{study.row(difference.row).label} over {study.row(difference.to).label}"
 
 
-def _metric_table(study: Results, columns: list[tuple[str, str, str]]) -> Table:
-    """Return the table of these columns: (set, metric, title)."""
-    rows, means = [], []
-    for row in study["rows"].values():
-        values = [row["metrics"][where][metric] for where, metric, _ in columns]
-        rows.append([row["label"], *(_cell(value) for value in values)])
-        means.append([value["mean"] for value in values])
-    best: set[tuple[int, int]] = set()
-    for column, ((where, metric, _), values) in enumerate(zip(columns, np.array(means).T, strict=True)):
-        first = int(values.argmax())
-        if metric in COMPARED_METRICS and _is_significant(study, list(study["rows"])[first], where):
-            best.add((first, column + 1))
-    return Table(["", *(title for _, _, title in columns)], rows, frozenset(best))
+def _color(row: ResultRow) -> Color:
+    return objectives.entry(row.method).color if row.method in objectives.names() else OTHER_COLOR
 
 
-def _is_significant(study: Results, name: str, where: str) -> bool:
-    """Return whether a row differs significantly on a set from all rows that it is compared with, at least one."""
-    own = [d["outside"] for d in study["differences"] if d["set"] == where and name in (d["row"], d["to"])]
-    return bool(own) and all(own)
-
-
-def _cell(value: dict[str, Any]) -> str:
-    return f"{value['mean']:.2f} ± {value['std']:.2f}"
-
-
-def corrected_table(study: Results) -> Table | None:
-    """Return plain and popularity-corrected ranking, with gains."""
-    rows = []
-    for row in study["rows"].values():
-        for where, banks in row["corrected"].items():
-            cells = [_cell(row["metrics"][where]["mean_R@1"])]
-            for bank in ("train", "queries"):
-                gain = banks[bank]["gain"] if bank in banks else None
-                cells.append(_cell(banks[bank]["mean_R@1"]) if gain else numbers.MISSING)
-                cells.append(_gain(gain) if gain else numbers.MISSING)
-            rows.append([row["label"], where, *cells])
-    columns = ["", "set", "plain", "bank: training queries", "gain", "bank: own queries", "gain"]
-    return Table(columns, rows) if rows else None
-
-
-def _gain(gain: dict[str, Any]) -> str:
-    value, low, high = (numbers.signed(gain[key]) for key in ("difference", "low", "high"))
-    return f"{value} [{low}, {high}]"
-
-
-def false_negative_table(study: Results) -> Table | None:
-    """Return the weight on known false negatives, if they are known."""
-    rows = [
-        [row["label"], _cell(row["false_negatives"]["weighted"]), f"{row['false_negatives']['uniform']:.2f}"]
-        for row in study["rows"].values()
-        if row.get("false_negatives")
-    ]
-    return Table(["", "at the trained temperature", "with equal weights"], rows) if rows else None
-
-
-def chosen_table(study: Results) -> Table:
-    """Return the settings that tuning chose."""
-    rows = []
-    for row in study["rows"].values():
-        for where, changes in row["tuning"]["chosen"].items():
-            settings = ", ".join(f"{key.removeprefix('objective.')} {value}" for key, value in changes.items())
-            rows.append([row["label"], where, settings])
-    return Table(["", "tuned on", "setting"], rows)
-
-
-# Charts
-
-
-def _color(method: str) -> Color:
-    return objectives.entry(method).color if method in objectives.names() else OTHER_COLOR
-
-
-def _band(name: str, x: list[float], values: np.ndarray, color: Color, dashed: bool = False) -> Series:
-    """Return the mean over seeds of percent (seeds, points) as fractions, with the standard deviation as a band."""
-    values = values / 100
+def _curve(
+    name: str,
+    x: Sequence[float],
+    percent: Sequence[Sequence[float]] | np.ndarray,
+    color: Color,
+    with_band: bool = True,
+) -> Series:
+    """Return the mean over seeds of values (seeds, points), with the standard deviation as a band."""
+    values = np.array(percent) / 100
     mean = values.mean(axis=0)
-    std = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
-    band = ((mean - std).tolist(), (mean + std).tolist()) if len(values) > 1 else None
-    return Series(name, x, mean.tolist(), color, dashed, band)
+    band = None
+    if with_band and len(values) > 1:
+        std = values.std(axis=0, ddof=1)
+        band = ((mean - std).tolist(), (mean + std).tolist())
+    return Series(
+        name,
+        list(map(float, x)),
+        mean.tolist(),
+        color,
+        band=band,
+    )
 
 
-def _training_curves(study: Results) -> list[Chart]:
-    series: list[Series] = []
-    used: set[Color] = set()
-    for row in study["rows"].values():
-        curve = row["curve"]
-        if not curve["epochs"]:
-            continue
-        color = _color(row["method"])
-        if color in used:  # ablations are all of one method
-            color = next((slot for slot in range(1, 9) if slot not in used), color)
-        epochs = [float(epoch) for epoch in curve["epochs"]]
-        series.append(_band(row["label"], epochs, np.array(curve["per_seed"]), color, dashed=color in used))
-        used.add(color)
-    if not series:
-        return []
-    note = "Mean over the seeds; bands are one standard deviation." if len(study["seeds"]) > 1 else ""
-    if len(series) > MOST_BANDS:
-        series, note = [replace(s, band=None) for s in series], "Mean over the seeds."
-    classes = next(one for one in study["sets"] if one["name"] == "val")["kind"] == "classes"
-    title = "Accuracy while training" if classes else "Recall@1 while training, mean of directions"
-    return [line_chart(title, series, "epoch", percent=True, whole_x=True, note=note)]
-
-
-def _size_curves(study: Results) -> list[Chart]:
-    where, metric = _main_metric(study)
-    by_method: dict[str, list[tuple[float, dict[str, Any]]]] = {}
-    for name, row in study["rows"].items():
-        by_method.setdefault(row["method"], []).append((float(name.rpartition("=")[2]), row))
+def _training_charts(study: Comparison) -> Iterator[Chart]:
+    rows = [row for row in study.rows if row.epochs]
+    colors = [_color(row) for row in rows]
+    if len(set(colors)) < len(rows):  # ablations are all of one method
+        colors = [1 + number % GREY for number in range(len(rows))]
     series = []
-    for method, rows in by_method.items():
-        rows.sort(key=lambda pair: pair[0])
-        values = np.array([row["metrics"][where][metric]["per_seed"] for _, row in rows]).T
-        label = rows[0][1]["label"].partition(",")[0]
-        series.append(_band(label, [size for size, _ in rows], values, _color(method)))
-    ticks = sorted({x for s in series for x in s.x})
-    title = f"Recall@1 on {where} against batch size"
-    return [line_chart(title, series, "batch size", percent=True, log_x=True, x_ticks=ticks)] if series else []
+    for row, color in zip(rows, colors, strict=True):
+        series.append(_curve(row.label, row.epochs, row.curve, color, len(rows) <= MOST_BANDS))
+    if series:
+        yield line_chart(
+            "Recall@1 (mean of directions) or accuracy while training",
+            series,
+            "epoch",
+            percent=True,
+            note="Mean over the seeds; bands are one standard deviation." if len(study.seeds) > 1 else "",
+        )
 
 
-def _difference_charts(study: Results) -> list[Chart]:
-    by_set: dict[str, list[Interval]] = {}
-    for d in study["differences"]:
-        name = f"{study['rows'][d['row']]['label']} over {study['rows'][d['to']]['label']}"
-        by_set.setdefault(d["set"], []).append(Interval(name, d["difference"], d["low"], d["high"], d["outside"]))
-    titles = {name: _average_name(name) if name in study["averages"] else name for name in by_set}
-    return [
-        interval_chart(f"Differences, {titles[name]}", rows[:MOST_INTERVALS], "points") for name, rows in by_set.items()
-    ]
+def _size_charts(study: Comparison) -> Iterator[Chart]:
+    (block,) = study.blocks
+    column = next(column for column in block.columns if column.compared)
+    by_method: dict[str, dict[float, ResultRow]] = {}
+    for row in block.rows:
+        by_method.setdefault(row.method, {})[float(row.name.rpartition("=")[2])] = row
+    series = []
+    for rows in by_method.values():
+        sizes = sorted(rows)
+        values = [value.per_seed for size in sizes if (value := rows[size].values[column.key])]
+        first = rows[sizes[0]]
+        series.append(_curve(first.label.partition(",")[0], sizes, np.array(values).T, _color(first)))
+    if series:
+        yield line_chart(
+            f"{column.title} against batch size",
+            series,
+            "batch size",
+            percent=True,
+            log_x=True,
+            x_ticks=sorted({x for one in series for x in one.x}),
+        )
 
 
-STUDY_TEMPLATE = "sections/comparison_study.html"
-PAGE = Page(
-    kind="comparison",
-    files=tuple(FILES.values()),
-    open=_open,
-    sections=[
-        Section("summary", "Summary", "sections/tiles.html", comparison_summary, heading=False),
-        Section("methods", "Methods", STUDY_TEMPLATE, partial(comparison_study, "methods")),
-        Section("ablations", "Ablations", STUDY_TEMPLATE, partial(comparison_study, "ablations")),
-        Section("batch-sizes", "Batch sizes", STUDY_TEMPLATE, partial(comparison_study, "batch_sizes")),
-        Section("repeat", "Settings in common", "sections/comparison_settings.html", common_settings, menu="Settings"),
-    ],
-)
+def _difference_charts(study: Comparison) -> Iterator[Chart]:
+    by_set: dict[str, list[Difference]] = {}
+    for one in study.differences:
+        by_set.setdefault(one.set, []).append(one)
+    colors = {"better": 3, "worse": 2}
+    for name, differences in by_set.items():
+        rows = []
+        for one in differences[:MOST_INTERVALS]:
+            value, low, high = map(numbers.signed, (one.points.difference, one.points.low, one.points.high))
+            row = Row(
+                name=_names(study, one),
+                values=[one.points.difference],
+                label=f"{value}  [{low}, {high}]",
+                color=colors.get(one.verdict, GREY),
+                bar=(one.points.low, one.points.high),
+            )
+            rows.append(row)
+        yield row_chart(f"Differences, {name}", rows, "points")
+
+
+def _spread_charts(study: Comparison) -> Iterator[Chart]:
+    for block in study.blocks:
+        column = block.columns[-1]
+        rows = []
+        for row in block.rows:
+            value = row.values.get(column.key)
+            if value and value.per_seed:
+                rows.append(Row(row.label, list(value.per_seed), f"{value.mean:.2f}", _color(row)))
+        if rows:
+            title = ": ".join(filter(None, (block.title, column.title)))
+            yield row_chart(title, rows, "percent", "Dots are runs, the line is their mean.")

@@ -1,166 +1,229 @@
-"""The page of `nuclr toy`, from toy.json."""
+"""The page of `nuclr toy`."""
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from pathlib import Path
 
+from markupsafe import Markup
+
+from nuclr import files
+from nuclr.evaluation import rank_correlation
 from nuclr.report import numbers
-from nuclr.report.charts.lines import Chart
-from nuclr.report.charts.maps import Point, colored_points, value_map
-from nuclr.report.charts.spreads import scatter
-from nuclr.report.render import Page, Section, Table, Tile
-from nuclr.report.sections.toy_theory import (
-    slope_with_interval,
-    toy_constant,
-    toy_finite,
-    toy_learning,
-    toy_sampling,
-    toy_terms,
-)
-from nuclr.report.toy_study import METHODS, SUMMARY, Record, ToyStudy, curves, exponent, open_toy_study
+from nuclr.report.charts import Chart, Series, line_chart, scatter
+from nuclr.report.page import Block, Options, Page, Section, Table, Text, Tile
+from nuclr.studies.toy.spaces import TEMPERATURES, draw, generator, popularities
+from nuclr.studies.toy.study import SUMMARY, ToyStudy
 
-SECTORS = 6  # colors of the anchors by their direction
-ERROR_METHODS = ("gcl", "gcl_constant", "mle", "true_q", "nuclr", "nuclr_area")
-
-
-@dataclass(frozen=True)
-class ToySummary:
-    """Content of the section "summary"."""
-
-    tiles: list[Tile]
+METHODS = {  # name, color, dashed
+    "gcl": ("GCL: uniform q", 2, False),
+    "gcl_constant": ("GCL, best constant", 6, True),
+    "mle": ("MLE: exact Z", 8, False),
+    "true_q": ("true q", 3, True),
+    "nuclr": ("NUCLR, scale from maxima", 1, False),
+    "nuclr_area": ("NUCLR, scale from area", 5, True),
+}
+LEARNED = {"gcl": "GCL", "mle": "MLE", "nuclr": "NUCLR"}
+GUIDE = 7  # the color of a guide
+SHOWN_N = 100  # pairs of the sample that the page shows, as in the paper
 
 
-@dataclass(frozen=True)
-class ToyError:
-    """Content of the section "error"."""
-
-    charts: list[Chart]
-    slopes: Table
+def open_folder(path: Path, _: Options) -> ToyStudy:
+    """Read the study in a folder."""
+    return files.read_record(ToyStudy, path / SUMMARY)
 
 
-@dataclass(frozen=True)
-class ToyPopularity:
-    """Content of the section "popularity"."""
-
-    n: int
-    correlation: Table
-    samples: list[Chart]
-    maps: list[list[Chart]]
-
-
-@dataclass(frozen=True)
-class ToyRepeat:
-    """Content of the section "repeat"."""
-
-    command: str
-    seconds: str
-    figures: list[str]
-
-
-def toy_summary(context: ToyStudy) -> ToySummary:
-    """Return the errors of the methods at the largest size and the lowest temperature, with their slopes."""
-    tau = context.temperatures[0]
-    tiles = []
-    for method, name in (("gcl", "Uniform popularity (GCL)"), ("nuclr", "Estimated popularity (NUCLR)"),
-                         ("mle", "Exact partition function (MLE)")):  # fmt: skip
-        last, fit = context.select(tau, method)[-1], context.slope(tau, method, "error")
-        detail = f"mean error at n = {numbers.count(context.largest)}, τ = {tau:g}"
-        detail += f"; slope {exponent(fit['slope'])}" if fit else ""
-        tiles.append(Tile(name, numbers.number(last["error_mean"], 2), detail))
-    correlation = context.select(tau, "nuclr")[-1]["rank_correlation_mean"]
-    tiles.append(Tile("Estimated against true", numbers.score(correlation), "rank correlation"))
-    return ToySummary(tiles)
-
-
-def toy_error(context: ToyStudy) -> ToyError:
-    """Return the generalization error against the number of pairs, one chart per temperature, and all slopes."""
-    note = f"Mean of at least {numbers.count(context.seeds)} samples with 95\u202f% intervals."
-    charts = [
-        curves(context, tau, f"|empirical risk \u2212 true risk|, τ = {tau:g}", "error", ERROR_METHODS,
-               guide=("mle", -0.5), note=note)
-        for tau in context.temperatures
-    ]  # fmt: skip
-    rows = [
-        [
-            METHODS[method][0],
-            *(slope_with_interval(context.slope(tau, method, "error")) for tau in context.temperatures),
-        ]
-        for method in ERROR_METHODS
-    ]
-    return ToyError(charts, Table(["", *(f"τ = {tau:g}" for tau in context.temperatures)], rows))
-
-
-def toy_popularity(context: ToyStudy) -> ToyPopularity:
-    """Return rank correlations with the true popularity, and one sample with its true and estimated popularity."""
-    sizes = sorted({r["n"] for r in context.records})
-    rows = []
-    for tau in context.temperatures:
-        measured = {r["n"]: r["rank_correlation_mean"] for r in context.select(tau, "nuclr")}
-        rows.append([f"τ = {tau:g}", *(f"{measured[n]:.4f}" if n in measured else numbers.MISSING for n in sizes)])
-    shown = context.part("shown")
-    table = Table(["", *(f"n = {numbers.count(n)}" for n in sizes)], rows)
-    samples = [_anchors(shown[0]), *(_drawn(sample) for sample in shown)]
-    return ToyPopularity(shown[0]["n"], table, samples, [_maps(sample) for sample in shown])
-
-
-def _anchors(sample: Record) -> Chart:
-    note = "Uniform on the upper half disc. The color is the direction."
-    return colored_points("Anchors x", _by_direction(sample, sample["x"]), (-1, 1), (0, 1), note)
-
-
-def _by_direction(sample: Record, points: list[list[float]]) -> list[tuple[str, int, list[Point]]]:
-    """Return points in groups of a color each: the sector of the direction of their x."""
-    groups: list[list[Point]] = [[] for _ in range(SECTORS)]
-    for (x_1, x_2), (a, b) in zip(sample["x"], points, strict=True):
-        sector = min(SECTORS - 1, int(SECTORS * math.atan2(x_2, x_1) / math.pi))
-        groups[sector].append((a, b))
-    width = 180 // SECTORS
-    return [(f"{k * width}° to {(k + 1) * width}°", k + 1, group) for k, group in enumerate(groups)]
-
-
-def _drawn(sample: Record) -> Chart:
-    title, groups = f"y given x, τ = {sample['tau']:g}", _by_direction(sample, sample["y"])
-    return colored_points(title, groups, (0, 1), (0, 1), "Each y has the color of its x.")
-
-
-def _maps(sample: Record) -> list[Chart]:
-    tau, points = sample["tau"], [(a, b) for a, b in sample["y"]]
-    values = [v for name in ("true_map", "estimated_map") for row in sample[name] for v in row]
-    low, high = min(values), max(values)
-    scale = f"The color goes from {numbers.times(low)} to {numbers.times(high)}, stronger for larger values."
-    correlation = numbers.score(sample["rank_correlation"])
-    return [
-        value_map(f"True q(y)/n, τ = {tau:g}", sample["true_map"], low, high, points, scale),
-        value_map(f"Estimated q(y)/n, τ = {tau:g}", sample["estimated_map"], low, high, points,
-                  "Estimated at the dots, interpolated. Colors as in the true map."),
-        scatter(f"Estimated against true, τ = {tau:g}", sample["true"], sample["estimated"], "true q(y)/n",
-                "estimated q(y)/n", note=f"Rank correlation {correlation}."),
-    ]  # fmt: skip
-
-
-def toy_repeat(context: ToyStudy) -> ToyRepeat:
-    """Return the command of the study and its duration."""
-    options = f"--seeds {context.seeds} --max-n {context.largest} --seed {context.content.get('seed', 0)}"
-    return ToyRepeat(
-        command=f"nuclr toy --out {context.folder} {options}",
-        seconds=numbers.duration(float(context.content.get("seconds", 0))),
-        figures=[name for name in context.content.get("figures", []) if name.endswith(".svg")],
+def make_page(study: ToyStudy) -> Page:
+    """Return the page of a study."""
+    return Page(
+        kind="toy study",
+        title="Toy study",
+        verdict="A problem in which everything is known: how wrong is a uniform popularity, and how good is one that "
+        f"is estimated from scores alone? Up to {numbers.count(study.sizes[-1])} pairs, at least "
+        f"{numbers.count(study.seeds)} samples of each size.",
+        sections=[
+            Section("summary", "Summary", summary),
+            Section("error", "Generalization error", error, menu="Error"),
+            Section("constant", "The constant of GCL", constant, menu="Constant"),
+            Section("learning", "Learning the model", learning, menu="Learning"),
+            Section("popularity", "Estimated popularity", popularity, menu="Popularity"),
+            Section("repeat", "How to repeat this study", repeat, menu="Repeat"),
+        ],
     )
 
 
-PAGE = Page(
-    kind="toy study",
-    files=(SUMMARY,),
-    open=open_toy_study,
-    sections=[
-        Section("summary", "Summary", "sections/tiles.html", toy_summary, heading=False),
-        Section("error", "Generalization error", "sections/toy_error.html", toy_error, menu="Error"),
-        Section("constant", "The constant of GCL", "sections/toy_constant.html", toy_constant, menu="Constant"),
-        Section("learning", "Learning the model", "sections/toy_learning.html", toy_learning, menu="Learning"),
-        Section("popularity", "Estimated popularity", "sections/toy_popularity.html", toy_popularity,
-                menu="Popularity"),
-        Section("terms", "The error terms", "sections/toy_terms.html", toy_terms, menu="Terms"),
-        Section("sampling", "The balance heuristic", "sections/toy_sampling.html", toy_sampling, menu="Sampling"),
-        Section("finite", "A finite Y", "sections/toy_finite.html", toy_finite, menu="Finite Y"),
-        Section("repeat", "How to repeat this study", "sections/toy_repeat.html", toy_repeat, menu="Repeat"),
-    ],
-)  # fmt: skip
+def summary(study: ToyStudy) -> Iterator[Block]:
+    """Show the errors of the methods at the largest size and the lowest temperature, with their slopes."""
+    tau = TEMPERATURES[0]
+    labels = {
+        "gcl": "Uniform popularity (GCL)",
+        "nuclr": "Estimated popularity (NUCLR)",
+        "mle": "Exact partition function (MLE)",
+    }
+    for method, label in labels.items():
+        last = study.select("risk", tau, method)[-1]
+        detail = f"mean error at n = {numbers.count(last.n)}, τ = {tau:g}; slope {_slope(study, 'risk', tau, method)}"
+        yield Tile(label, numbers.number(last.mean["error"], 2), detail)
+    correlation = study.select("risk", tau, "nuclr")[-1].mean["rank_correlation"]
+    yield Tile("Estimated against true", numbers.score(correlation), "rank correlation")
+
+
+def error(study: ToyStudy) -> Iterator[Block]:
+    """Show the generalization error against the number of pairs, and all slopes."""
+    yield Text(
+        Markup(
+            "InfoNCE and SogCLR assume a uniform popularity. With it, the error of the empirical risk does not vanish "
+            "however many pairs there are. With the popularity that the solver estimates, the error falls as with the "
+            "exact partition function. A straight line of slope −0.5 is n<sup>−1/2</sup>. Bands are 95 % intervals of "
+            "the mean."
+        )
+    )
+    names = {method: name for method, (name, _, _) in METHODS.items()}
+    for tau in TEMPERATURES:
+        yield _curves(study, "risk", "error", tau, "|empirical risk − true risk|", names, guide=("mle", -0.5))
+    rows = []
+    for method, name in names.items():
+        rows.append([name, *(_slope(study, "risk", tau, method) for tau in TEMPERATURES)])
+    columns = ["", *(f"τ = {tau:g}" for tau in TEMPERATURES)]
+    yield Table("Fitted slopes of the error against n on logarithmic axes, with 95 % intervals", columns, rows)
+
+
+def constant(study: ToyStudy) -> Iterator[Block]:
+    """Show what the best constant changes for GCL, and the losses of models other than the true one."""
+    yield Text(
+        "A contrastive loss is defined up to a constant, which training never sees. If GCL’s q = n is replaced by "
+        "q = k n, with one k that is computed once from the true distributions, its error vanishes as that of exact "
+        "likelihood does. So the level at which GCL’s error stays, here and in the paper’s figure, is a constant: it "
+        "shows that GCL’s value does not estimate the risk, but not that GCL learns a worse model."
+    )
+    yield Text(
+        "The error term does not vanish for any constant, because the true popularity is not uniform. It shows in "
+        "other models: the constant that fits depends on the model. With infinitely many pairs, the losses of the "
+        "models s = α x·y have their minima at different α."
+    )
+    for entry in study.along_alpha:
+        yield line_chart(
+            f"Losses of the models s = α x·y, τ = {entry.tau:g}",
+            [Series(name, entry.alpha, entry.losses[key], METHODS[key][1]) for key, name in LEARNED.items()],
+            "α",
+            zero=True,
+            note="Each loss minus its own minimum.",
+        )
+    rows = [[f"τ = {e.tau:g}", *(f"{e.minimum[key]:.2f}" for key in LEARNED)] for e in study.along_alpha]
+    yield Table("α at the minimum of each loss; the true model has α = 1", ["", *LEARNED.values()], rows)
+    yield Text(
+        "A uniform popularity is not wrong by a constant only: it moves the minimum, so GCL is not consistent for this "
+        "model. NUCLR’s minimum is the true model."
+    )
+
+
+def learning(study: ToyStudy) -> Iterator[Block]:
+    """Show excess true risk and zero-one loss of the learned model against n, and the learned W."""
+    yield Text(
+        "The 2 × 2 matrix W of the scores s = xᵀWy is learned from n pairs. The true model is the identity. The excess "
+        "true risk is the risk of the learned W with the exact partition function, minus that of the identity. For the "
+        "zero-one loss, the unit square is divided into four classes of y (at y₁ = 0.5 and y₂ = 0.6), and the most "
+        "probable class given x is predicted. It is bounded by √(2 · excess risk / τ), so the class predictions of a "
+        "method whose excess risk vanishes become optimal. A wrong model can predict the right classes, too."
+    )
+    for quantity, title in (("excess_risk", "Excess true risk"), ("zero_one", "Excess zero-one loss")):
+        for tau in TEMPERATURES:
+            yield _curves(study, "learning", quantity, tau, title, LEARNED, guide=("mle", -1))
+    rows = []
+    for tau in TEMPERATURES:
+        for method, name in LEARNED.items():
+            last = study.select("learning", tau, method)[-1]
+            cells = [f"{last.mean['w_11']:.2f}, {last.mean['w_22']:.2f}"]
+            for key in ("excess_risk", "zero_one", "bound"):
+                cells.append(f"{numbers.number(last.mean[key], 2)} ± {numbers.number(last.half_width(key), 1)}")
+            rows.append([f"τ = {tau:g}, {name}", *cells])
+    columns = [f"n = {numbers.count(last.n)}", "diagonal of W", "excess risk", "excess zero-one loss", "its bound"]
+    yield Table("The largest sample of learning, mean with 95 % intervals", columns, rows)
+    yield Text(
+        "Exact likelihood knows the measure on Y. NUCLR does not: it estimates one number per y, which costs accuracy. "
+        "Where the curve of NUCLR is above that of GCL, this variance is larger than GCL’s bias."
+    )
+
+
+def popularity(study: ToyStudy) -> Iterator[Block]:
+    """Show the error term, rank correlations with the true popularity, and one sample with both popularities."""
+    yield Text(
+        "How far an approximate popularity q̃ is from the true q, by the paper’s error term "
+        "(1/n) Σᵢⱼ |1/q̃ⱼ − 1/qⱼ| exp((sᵢⱼ − 1)/τ) and by rank."
+    )
+    names = {method: METHODS[method][0] for method in ("gcl", "gcl_constant", "nuclr", "nuclr_area")}
+    for tau in TEMPERATURES:
+        yield _curves(study, "risk", "error_term", tau, "The paper’s error term", names, guide=("nuclr", -0.5))
+    rows = []
+    for tau in TEMPERATURES:
+        measured = study.select("risk", tau, "nuclr")
+        rows.append([f"τ = {tau:g}", *(f"{record.mean['rank_correlation']:.4f}" for record in measured)])
+    columns = ["", *(f"n = {numbers.count(n)}" for n in study.sizes)]
+    yield Table("Rank correlation of the estimated with the true popularity", columns, rows)
+    yield Text(f"One sample of {numbers.count(SHOWN_N)} pairs, as in the paper’s figures.")
+    for k, tau in enumerate(TEMPERATURES):
+        sample = draw(SHOWN_N, tau, generator(study.seed, k, SHOWN_N, 0))
+        log_q = popularities(sample, tau)["nuclr"]
+        yield scatter(
+            f"Estimated against true, τ = {tau:g}",
+            (sample.log_q_true.exp() / SHOWN_N).tolist(),
+            (log_q.exp() / SHOWN_N).tolist(),
+            "true q(y)/n",
+            "estimated q(y)/n",
+            note=f"Rank correlation {numbers.score(rank_correlation(log_q, sample.log_q_true))}.",
+        )
+
+
+def repeat(study: ToyStudy) -> Iterator[Block]:
+    """Show the command of the study and its duration."""
+    command = f"nuclr toy --out toy --seeds {study.seeds} --max-n {study.sizes[-1]} --seed {study.seed}"
+    yield Text(command, "code")
+    yield Text(f"It took {numbers.duration(study.seconds)} with nuclr {study.version}.", "small")
+
+
+def _curves(
+    study: ToyStudy,
+    part: str,
+    quantity: str,
+    tau: float,
+    title: str,
+    names: dict[str, str],
+    *,
+    guide: tuple[str, float],
+) -> Chart:
+    """Draw the mean of a quantity against n on logarithmic axes, with its fitted slope next to each name.
+
+    Bands are 95 % intervals of the mean. `guide` is a method and the exponent of a straight line below its curve.
+    """
+    series = []
+    for method, name in names.items():
+        _, color, dashed = METHODS[method]
+        records = [record for record in study.select(part, tau, method) if record.mean[quantity] > 0]
+        sizes = [float(record.n) for record in records]
+        means = [record.mean[quantity] for record in records]
+        lower = [max(r.mean[quantity] - r.half_width(quantity), r.mean[quantity] / 5) for r in records]
+        upper = [record.mean[quantity] + record.half_width(quantity) for record in records]
+        fitted = study.slope(part, tau, method, quantity)
+        label = f"{name}, slope {numbers.signed(fitted[0])}" if fitted else name
+        series.append(Series(label, sizes, means, color, dashed, (lower, upper)))
+        if method == guide[0]:
+            line = [means[0] / 2 * (n / sizes[0]) ** guide[1] for n in sizes]
+            guiding = Series(f"guide: slope {numbers.signed(guide[1])}", sizes, line, GUIDE, dashed=True)
+    ticks = sorted({x for s in series for x in s.x})
+    return line_chart(
+        f"{title}, τ = {tau:g}",
+        [*series, guiding],
+        "pairs n",
+        log_x=True,
+        log_y=True,
+        x_ticks=ticks,
+    )
+
+
+def _slope(
+    study: ToyStudy,
+    part: str,
+    tau: float,
+    method: str,
+) -> str:
+    """Write the slope of the error with its 95 % interval."""
+    fitted = study.slope(part, tau, method, "error")
+    return f"{numbers.signed(fitted[0])} ± {fitted[1]:.2f}" if fitted else numbers.MISSING

@@ -1,41 +1,308 @@
 """The page of `nuclr train`: what a model learned, from the run's folder, its model and its data."""
 
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from nuclr.report.render import Options, Page, Section, describe
-from nuclr.report.sections.curves import training_curves
-from nuclr.report.sections.examples import retrieval_examples
-from nuclr.report.sections.popularity import training_popularity
-from nuclr.report.sections.repeat import how_to_repeat, where_time_went
-from nuclr.report.sections.summary import describe_run, run_summary
-from nuclr.report.sections.use import use_this_model
-from nuclr.report.sections.zero_shot import zero_shot_confusion
-from nuclr.report.training_run import TrainingRun, open_training_run
+from nuclr.data.side import SideName
+from nuclr.evaluation.metrics import Metric, find_metric, metrics_of
+from nuclr.files import is_run, parse_json, read_text
+from nuclr.report import numbers
+from nuclr.report.charts import Chart, Series, line_chart
+from nuclr.report.page import Block, Fold, LeaveOut, Options, Page, Section, Table, Text, Tile
+from nuclr.report.pages.training_samples import popularity, retrieval_examples
+from nuclr.report.training_run import RunLog, TrainingRun, read_log
 from nuclr.runs import folder
+from nuclr.runs.run import Run
+
+BASELINE_COLOR = 8  # of a baseline with the run's own objective
+SIDE_COLORS: dict[SideName, int] = {"y": 1, "x": 3}
+
+USE = """\
+from nuclr.models import DualEncoder
+from nuclr.popularity import PopularityCorrection
+
+model = DualEncoder.from_pretrained({model!r})
+queries = model.encode_x(x)  # {x}
+gallery = model.encode_y(y)  # {y}
+fix = PopularityCorrection().fit(model.encode_x(past_x), gallery)  # ranks hubs lower; needs no labels
+scores, found = (fix.queries(queries) @ fix.gallery(gallery).T).topk(2)  # the two best per query"""
 
 
-def _open(path: Path, options: Options) -> TrainingRun:
-    context = open_training_run(path, options)
-    try:
-        context.sentence = describe_run(context.log)
-    except Exception as error:  # results.json may hold anything
-        context.note(f"{folder.RESULTS} is damaged: {describe(error)}")
-    return context
+def open_folder(path: Path, options: Options) -> TrainingRun:
+    """Open the run in a folder, and its baseline: the first run in a folder inside it, or in `seeds/` (the demo)."""
+    run = Run.open(path)
+    inner = sorted([*path.iterdir(), *(path / folder.SEEDS).glob("*")])
+    baseline = next((Run.open(other) for other in inner if is_run(other)), None)
+    notes: list[str] = []
+    return TrainingRun(
+        run=run,
+        log=read_log(run, notes),
+        baseline=read_log(baseline, notes) if baseline else None,
+        options=options,
+        notes=notes,
+    )
 
 
-PAGE = Page(
-    kind="training run",
-    files=(folder.CONFIG,),
-    open=_open,
-    sections=[
-        Section("summary", "Summary", "sections/summary.html", run_summary, heading=False),
-        Section("use", "Use this model", "sections/use.html", use_this_model, menu="Use"),
-        Section("curves", "Training curves", "sections/curves.html", training_curves, menu="Curves"),
-        Section("examples", "Retrieval examples", "sections/examples.html", retrieval_examples, menu="Examples"),
-        Section("zero-shot", "Zero-shot classification", "sections/zero_shot.html", zero_shot_confusion,
-                menu="Zero-shot"),
-        Section("popularity", "Popularity", "sections/popularity.html", training_popularity),
-        Section("time", "Where the time went", "sections/time.html", where_time_went, menu="Time"),
-        Section("repeat", "How to repeat this run", "sections/repeat.html", how_to_repeat, menu="Repeat"),
-    ],
-)  # fmt: skip
+def make_page(run: TrainingRun) -> Page:
+    """Return the page of a run."""
+    settings = run.run.settings
+    page = Page(
+        kind="training run",
+        title=settings.name,
+        verdict=describe_run(run.log),
+        notes=run.notes,
+        sections=[
+            Section("summary", "Summary", summary),
+            Section("curves", "Training curves", curves, menu="Curves"),
+            Section("examples", "Retrieval examples", retrieval_examples, menu="Examples"),
+            Section("popularity", "Popularity", popularity),
+            Section("use", "Use this model", use_this_model, menu="Use"),
+            Section("repeat", "How to repeat this run", how_to_repeat, menu="Repeat"),
+        ],
+    )
+    if not run.run.finished:
+        done = f"{numbers.count(run.log.step)} steps are done, within {settings.schedule.epochs} epochs"
+        page.note(f"This run is not finished: {done}. Resume it with: nuclr train {run.run.folder} --resume")
+    if run.views and settings.data.classes is None:
+        page.note("This run has no labeled images (data.classes), so its features were not evaluated.")
+    if not run.views and not settings.data.val:
+        page.note("This run has no held-out pairs (data.val), so there is no recall on pairs it has not seen.")
+    return page
+
+
+def describe_run(log: RunLog) -> str:
+    """Return one sentence with method, data, encoders and length of the training."""
+    data = log.run.settings.data
+    model = log.run.settings.model
+    things = "images" if data.contrasts_views else "pairs"
+    pairs = f"{numbers.count(log.run.results.pairs)} {things}" if log.run.results else things
+    encoders = model.pretrained or f"{model.x.encoder or 'default'} and {model.y.encoder or 'default'}"
+    length = f"{log.run.settings.schedule.epochs} epochs in batches of {data.batch_size}"
+    return f"{log.method} on {pairs} of {data.train}; encoders {encoders}; {length}."
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric of the last evaluation.
+
+    Attributes:
+        key: its name in results.
+        set: the name of the held-out pairs; empty if there is one set.
+        direction: such as "image_to_text" or "mean"; empty if the metric has none.
+        metric: its row in the registry.
+
+    """
+
+    key: str
+    set: str
+    direction: str
+    metric: Metric
+
+    @property
+    def label(self) -> str:
+        """What the page calls it."""
+        direction = f", {self.direction.replace('_to_', ' to ')}" if self.direction else ""
+        return self.metric.label + direction + (f" ({self.set})" if self.set else "")
+
+    def chance(self, log: RunLog) -> float | None:
+        """Return its chance level."""
+        return log.evaluation.get(self.key.removesuffix(self.metric.key) + self.metric.chance_key)
+
+
+def measures(log: RunLog) -> list[Measure]:
+    """Return all metrics of the last evaluation that the registry of metrics knows.
+
+    Directions are left out for views: both sides are the same items, so each item finds itself.
+    """
+    known = []
+    for key in log.evaluation:
+        metric, direction = find_metric(key) or (None, "")
+        if metric is not None and not (direction and log.run.settings.data.contrasts_views):
+            known.append(Measure(key, key.rpartition("/")[0], direction, metric))
+    return known
+
+
+def summary(run: TrainingRun) -> Iterator[Block]:
+    """Show headline numbers next to chance and baseline, all metrics of the last evaluation, and facts of the run."""
+    results = run.run.results
+    rows: list[list[str]] = []
+    best: set[tuple[int, int]] = set()
+    for measure in measures(run.log):
+        if measure.direction == "mean":
+            continue
+        values = [log.evaluation.get(measure.key) for log in run.logs]
+        cells = [numbers.MISSING if value is None else measure.metric.text(value) for value in values]
+        chance = numbers.percent(measure.chance(run.log), 2)
+        rows.append([measure.label, chance, *cells])
+        known = [value for value in values if value is not None]
+        if len(set(known)) > 1:
+            winner = max(known) if measure.metric.higher_is_better else min(known)
+            best.add((len(rows) - 1, 2 + values.index(winner)))
+        # A tile for the first metric of each kind: recall@1, zero-shot accuracy, nearest neighbors.
+        if measure.metric is metrics_of(measure.metric.kind)[0]:
+            against = f" · {run.baseline.method} {cells[1]}" if run.baseline else ""
+            yield Tile(_upper(measure.label), cells[0], f"chance {chance}{against}")
+    if results:
+        # results.json has the time since the last resume, timing.jsonl that of all epochs without evaluations.
+        seconds = max(results.timing["seconds"], sum(line.seconds for line in run.log.timing))
+        speed = f"{numbers.count(results.timing['samples_per_second'])} pairs per second"
+        yield Tile("Training time", numbers.duration(seconds), speed)
+    if rows:
+        title = f"{'Labeled images' if run.views else 'Held-out pairs'}, after the last evaluation"
+        yield Table(title, ["", "chance", *(log.method for log in run.logs)], rows, frozenset(best))
+    yield Table("The run", [], facts(run))
+    if results:
+        yield Text(f"Protocol: {results.protocol.removesuffix('; fractions, not percent')}.", "small")
+
+
+def facts(run: TrainingRun) -> list[list[str]]:
+    """Return the main facts about a run, as names and values."""
+    settings = run.run.settings
+    results = run.run.results
+    data = settings.data
+    rows = {
+        "Method": run.log.method,
+        "Training data": str(data.train),
+        "Labeled images" if run.views else "Held-out data": str(data.classes) if run.views else data.describe_val(),
+        "Batch size": numbers.count(data.batch_size),
+        "Epochs": numbers.count(settings.schedule.epochs),
+        "Steps": numbers.count(results.steps if results else run.log.step),
+        "Seed": str(settings.seed),
+    }
+    if results:
+        rows |= {
+            "Temperature": numbers.number(results.temperature),
+            "Training pairs": numbers.count(results.pairs),
+            "Bad samples left out": numbers.count(results.bad_samples),
+            "Trained parameters": numbers.count(results.parameters),
+            "Processes": numbers.count(results.processes),
+        }
+    seconds = sum(line.seconds for line in run.log.timing)
+    if seconds:
+        shares = []
+        for name in ("data", "encoders", "objective", "other"):
+            spent = sum(getattr(line, name) * line.seconds for line in run.log.timing)
+            shares.append(f"{name} {numbers.percent(spent / seconds, 0)}")
+        rows["Time within epochs"] = ", ".join(shares)
+    return [[name, value] for name, value in rows.items()]
+
+
+def curves(run: TrainingRun) -> Iterator[Block]:
+    """Show a chart of everything that was logged more than once, all over the same epochs."""
+    charts = list(_charts(run))
+    if not charts:
+        raise LeaveOut("Nothing was logged more than once yet, so there are no curves.")
+    yield Text(
+        "Point at a chart, or use the arrow keys on it, to read values. Click a name in a legend to hide or show its "
+        "curve."
+    )
+    yield from charts
+
+
+def _charts(run: TrainingRun) -> Iterator[Chart]:
+    log = run.log
+    note = "Methods have different objectives: compare the shapes, not the heights." if run.baseline else ""
+    yield from _chart("Objective, estimated", _of_all_runs(run, "train/loss"), note=note)
+    groups: dict[tuple[str, str], list[Measure]] = {}
+    for measure in measures(log):
+        groups.setdefault((measure.set, measure.metric.key), []).append(measure)
+    for group in groups.values():
+        # The mean of both directions, or each of them if the metric has no mean.
+        shown = [measure for measure in group if measure.direction in ("mean", "")] or group
+        metric = shown[0].metric
+        where = f" on {shown[0].set or 'held-out pairs'}" if metric.kind == "retrieval" else ""
+        chance = shown[0].chance(log)
+        series = []
+        for k, measure in enumerate(shown):
+            direction = f", {measure.direction.replace('_to_', ' to ')}" if len(shown) > 1 else ""
+            series += _of_all_runs(run, f"val/{measure.key}", direction, dashed=k > 0)
+        yield from _chart(
+            _upper(metric.label) + where,
+            series,
+            percent=metric.format == "percent",
+            zero=True,
+            reference=None if chance is None else (chance, f"chance {numbers.percent(chance, 2)}"),
+        )
+    for state, title in (("zeta", "Zeta"), ("tau", "Temperatures")):
+        bands = []
+        for side, words in run.words.items():
+            label = f"view {side}" if run.views else words.many
+            bands.append(_quantiles(log, f"state/{state}_{side}", label, SIDE_COLORS[side]))
+        yield from _chart(f"{title}: median, 5 to 95 %", bands)
+    epochs, scale = log.curve("train/scale")
+    yield from _chart("Temperature, learned", [Series("temperature", epochs, [1 / value for value in scale], 6)])
+    rates = [Series("encoders", *log.curve("train/lr")), Series("zeta", *log.curve("train/zeta_lr"), 2, dashed=True)]
+    yield from _chart("Learning rates", rates, zero=True)
+    yield from _chart("Norm of the gradient", [Series("norm", *log.curve("train/grad_norm"), 8)], log_y=True)
+
+
+def _chart(
+    title: str,
+    series: list[Series],
+    **options: Any,
+) -> Iterator[Chart]:
+    if any(len(s.x) > 1 for s in series):
+        yield line_chart(title, series, "epoch", **options)
+
+
+def _of_all_runs(
+    run: TrainingRun,
+    name: str,
+    suffix: str = "",
+    dashed: bool = False,
+) -> list[Series]:
+    """Return the curve of the run and of its baseline, if the run has one."""
+    series = []
+    for log in run.logs:
+        color = BASELINE_COLOR if log is run.baseline and log.color == run.log.color else log.color
+        series.append(Series(log.method + suffix, *log.curve(name), color, dashed))
+    return series
+
+
+def _quantiles(
+    log: RunLog,
+    name: str,
+    label: str,
+    color: int,
+) -> Series:
+    epochs, median = log.curve(f"{name}_q50")
+    band = (log.curve(f"{name}_q05")[1], log.curve(f"{name}_q95")[1])
+    return Series(label, epochs, median, color, band=band)
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def use_this_model(run: TrainingRun) -> Iterator[Block]:
+    """Show the lines that load the model and search with it, and the commands that measure and export it."""
+    path = run.run.folder
+    if not (path / folder.MODEL).is_dir():
+        raise LeaveOut
+    yield Text(
+        "These lines of Python load the model and search with it. Put lists of your own items in the place of x and y."
+    )
+    words = {side: words.many for side, words in run.words.items()}
+    yield Text(USE.format(model=str(path / folder.MODEL), **words), "code")
+    yield Text(
+        "Measure the plain and the corrected search on the held-out pairs, or export the model for another tool:"
+    )
+    source = shlex.quote(str(path))
+    yield Text(f"nuclr evaluate {source} --correct bank=train\nnuclr export {source} --to onnx --out onnx", "code")
+
+
+def how_to_repeat(run: TrainingRun) -> Iterator[Block]:
+    """Show the command, the settings, and the versions and machine of the run."""
+    path = run.run.folder
+    if (path / folder.ENVIRONMENT).is_file():
+        environment = parse_json(read_text(path / folder.ENVIRONMENT))
+        yield Text("The command that started it:")
+        yield Text(str(environment["command"]), "code")
+        used = environment["versions"] | environment["machine"]
+        yield Text(", ".join(f"{name} {value}" for name, value in used.items()) + ".", "small")
+    yield Text("To repeat it in another folder, with the resolved settings below:")
+    yield Text(f"nuclr train {path / folder.CONFIG} out={path}-again", "code")
+    yield Fold("The resolved settings", [Text(read_text(path / folder.CONFIG), "code")])

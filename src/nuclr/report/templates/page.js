@@ -39,8 +39,7 @@
         if (curve && curve.hasAttribute("hidden")) continue;
         let best = 0;
         for (let i = 1; i < s.x.length; i++) if (Math.abs(s.x[i] - x) < Math.abs(s.x[best] - x)) best = i;
-        const bounds = s.low ? [s.low[best], s.high[best]] : [s.y[best]];
-        values.push(`${s.name} ${bounds.map((v) => short(v, data.percent)).join(" to ")}`);
+        values.push(`${s.name} ${short(s.y[best], data.percent)}`);
       }
       cursor.setAttribute("x1", px);
       cursor.setAttribute("x2", px);
@@ -62,50 +61,5 @@
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (step) { read(at < 0 ? (step > 0 ? 0 : stops.length - 1) : at + step); event.preventDefault(); }
     });
-  }
-
-  // The gallery: filter, sort, search, and download the shown cards as CSV.
-  const source = one("#g-data");
-  if (source) {
-    const data = JSON.parse(source.textContent), list = one(".gallery .cards");
-    const cards = all(".card", list), side = one("#g-side"), group = one("#g-group"), sort = one("#g-sort");
-    const words = one("#g-text"), count = one("#g-count"), empty = one(".empty");
-    let shown = [];
-    const order = (a, b) => {
-      const key = sort.value.slice(1), sign = sort.value.startsWith("-") ? -1 : 1;
-      const [x, y] = [data[a][key], data[b][key]];
-      if (x === y || (x == null && y == null)) return a - b;
-      if (x == null || y == null) return x == null ? 1 : -1;
-      return sign * (typeof x === "string" ? x.localeCompare(y) : x - y);
-    };
-    const unsearched = ["side", "group", "popularity", "rank", "of", "copies", "zeta", "zeta_rank", "truth", "truth_rank"];
-    const texts = data.map((d) => Object.entries(d).map(([k, v]) => (unsearched.includes(k) ? "" : v ?? "")).join(" ").toLowerCase());
-    const update = () => {
-      const terms = words.value.toLowerCase().split(/\s+/).filter(Boolean);
-      const fits = (d, i) => (!side.value || d.side === side.value) && (!group.value || d.group.split(" ").includes(group.value))
-        && terms.every((w) => texts[i].includes(w));
-      shown = data.map((_, i) => i).filter((i) => fits(data[i], i)).sort(order);
-      const visible = new Set(shown);
-      cards.forEach((card, i) => card.toggleAttribute("hidden", !visible.has(i)));
-      list.append(...shown.map((i) => cards[i]));
-      count.textContent = `${shown.length} of ${data.length} samples shown`;
-      empty.toggleAttribute("hidden", shown.length > 0);
-    };
-    // A text that starts like a formula gets an apostrophe in front, as in popularity.csv.
-    const safe = (v) => (typeof v === "string" && /^[=+\-@\t\r]/.test(v) && Number.isNaN(Number(v)) ? `'${v}` : String(v));
-    const cell = (v) => (v == null ? "" : /[",\r\n]/.test(safe(v)) ? `"${safe(v).replaceAll('"', '""')}"` : safe(v));
-    one("#g-csv").addEventListener("click", () => {
-      const columns = Object.keys(data[0] ?? {});
-      const lines = [columns, ...shown.map((i) => columns.map((c) => data[i][c]))].map((row) => row.map(cell).join(","));
-      const link = document.createElement("a");
-      link.href = URL.createObjectURL(new Blob([lines.join("\r\n") + "\r\n"], { type: "text/csv;charset=utf-8" }));
-      link.download = "popularity.csv";
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-    });
-    for (const control of [side, group, sort]) control.addEventListener("change", update);
-    words.addEventListener("input", update);
-    one(".controls").addEventListener("submit", (event) => event.preventDefault());
-    update();
   }
 })();

@@ -1,5 +1,4 @@
-"""`nuclr evaluate`.
+"""`nuclr evaluate`: a trained model on test sets.
 
-Modules: `tasks` (test sets), `subject` (the model and its features), `corrector` (popularity-corrected ranking),
-`protocol` (metrics and tables).
+`tasks` opens the model and the test sets and computes features, `study` measures and has the typed result.
 """

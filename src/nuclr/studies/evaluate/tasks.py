@@ -1,10 +1,11 @@
-"""Test sets by name or path: any pairs, any labeled images, vectors with labels, or a standard test set on disk.
+"""The model that is evaluated, a trained run or other encoders, and the test sets that it is evaluated on.
 
-A BEIR folder is read by `nuclr.data.formats.beir.read_beir`.
+A test set is named by a path, whatever `nuclr.data.open` opens, or by NAME:FOLDER, a standard test set on disk. A BEIR
+folder is read by `nuclr.data.formats.beir.read_beir`.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,42 +16,40 @@ from torch import Tensor
 
 from nuclr.data import check_samples, open_labeled, usable
 from nuclr.data.builtin import BuiltinLabeled
-from nuclr.data.formats.cifar import CifarImages
-from nuclr.data.formats.embeddings import SUFFIXES, read_embeddings
-from nuclr.data.labeled import LabeledImages
-from nuclr.data.open import locate
-from nuclr.data.pairs import Pairs
-from nuclr.data.prompts import ClassTexts, Prompts, read_prompts
+from nuclr.data.formats.beir import BeirSet
+from nuclr.data.labeled import ClassTexts, LabeledVectors, Prompts, read_prompts
+from nuclr.data.pairs import SIDES, Labeled, Pairs, SideName
 from nuclr.errors import UserError
-from nuclr.evaluation.standard_sets import open_standard_classes, open_standard_pairs, parse_standard
-from nuclr.evaluation.test_sets import CLASSIFICATION, RETRIEVAL
-from nuclr.files import read_npz
-from nuclr.remote import is_url, local_copy
-from nuclr.runs.components import open_pairs_like_run
-from nuclr.runs.settings import Data
-from nuclr.runs.side_words import words_of_pairs
+from nuclr.evaluation import bank_rows, class_features, links_with_copies
+from nuclr.evaluation.test_sets import (
+    CLASSIFICATION,
+    RETRIEVAL,
+    open_standard_classes,
+    open_standard_pairs,
+    parse_standard,
+)
+from nuclr.files import is_run
+from nuclr.models import DualEncoder, ImageFormat, build_model
+from nuclr.models.towers import VectorTower
+from nuclr.runs.components import check_tower_widths, make_class_loader, make_loader, open_pairs_like_run
+from nuclr.runs.features import Encoding, PairFeatures, encode_items, encode_pairs, encode_side
+from nuclr.runs.launch import pick_device
+from nuclr.runs.run import Run
+from nuclr.runs.settings import Data, Evaluate, content_hash
 
-VECTOR_KEYS = ("x", "labels", "prompts")
+# What is done with items of side y that occur more than once.
+DUPLICATES = {
+    "merge": "every distinct y is in the gallery once and belongs to all x that have it",
+    "miss": "the y of every pair is in the gallery and belongs to the x of its own pair only",
+    "hit": "the y of every pair is in the gallery, and copies of it belong to the same x",
+}
+Need = tuple[SideName | None, str, int | None]  # side (None: any), modality, and width of vectors
+TEXTS: tuple[Need, Need] = (("x", "text", None), ("y", "text", None))  # of a BEIR folder
 
 
-@dataclass(frozen=True)
-class VectorClasses:
-    """Vectors with labels: `x` (n, d_x), `prompts` (c, m, d_y), float32 and finite; `labels` (n,), int64, in [0, c)."""
-
-    x: Tensor
-    labels: Tensor
-    prompts: Tensor
-
-
-@dataclass(frozen=True)
-class LabeledVectors:
-    """Vectors with labels and without prompts: `x` (n, d_x), float32 and finite; `labels` (n,), int64."""
-
-    x: Tensor
-    labels: Tensor
-
-
-Images = LabeledImages | CifarImages | BuiltinLabeled
+# ---------------------------------------------------------------------------------------------------------------------
+# Test sets
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -63,287 +62,326 @@ class RetrievalTask:
     pairs: Pairs
     numbers: np.ndarray
     bad: dict[int, str]
-    known: bool
+    known: bool = False
 
     @property
     def duplicates(self) -> str:
         """Default treatment of repeated y: "miss" for standard sets, as in published results, else "merge"."""
         return "miss" if self.known else "merge"
 
-
-@dataclass(frozen=True)
-class ClassificationTask:
-    """Labeled images or vectors: `numbers` of the test part; `texts` of the classes, None if prompts are vectors."""
-
-    name: str
-    path: str
-    classes: Images | VectorClasses
-    numbers: np.ndarray
-    bad: dict[int, str]
-    texts: ClassTexts | None
+    @property
+    def needs(self) -> list[Need]:
+        """What the model has to take."""
+        modalities = {side: self.pairs.sides[side].modality for side in SIDES}
+        return [(side, kind.name, kind.width(self.pairs.item(side, 0))) for side, kind in modalities.items()]
 
 
 @dataclass(frozen=True)
-class ProbeTask:
-    """Labeled images or vectors for neighbors and a linear probe: `numbers` in use, `bad` samples with reasons."""
+class LabeledTask:
+    """Labeled images or vectors, for zero-shot classification or for neighbors and a linear probe.
+
+    Attributes:
+        name: name in tables.
+        path: where they are.
+        classes: the items.
+        numbers: the items in use.
+        bad: bad samples with reasons.
+        zero_shot: whether prompts classify them; otherwise neighbors and a linear probe do.
+        texts: prompts of the classes; None if the prompts are vectors.
+
+    """
 
     name: str
     path: str
-    classes: Images | LabeledVectors
+    classes: Labeled
     numbers: np.ndarray
     bad: dict[int, str]
+    zero_shot: bool
+    texts: ClassTexts | None = None
+
+    @property
+    def needs(self) -> list[Need]:
+        """What the model has to take: the items and, for zero-shot classification, the prompts."""
+        if not isinstance(self.classes, LabeledVectors):
+            return [(None, "image", None), (None, "text", None)] if self.zero_shot else [(None, "image", None)]
+        width = self.classes.x.shape[1]
+        if not self.zero_shot or self.classes.prompt_vectors is None:
+            return [(None, "vector", width)]
+        return [("x", "vector", width), ("y", "vector", self.classes.prompt_vectors.shape[2])]
+
+
+Task = RetrievalTask | LabeledTask | BeirSet
 
 
 def open_retrieval(
     text: str,
-    root: str | None,
-    split: str | None,
-    max_bad_share: float,
-    allow_outside: bool = False,
-    columns: Data | None = None,
+    data: Data,
+    split: str | None = None,
 ) -> RetrievalTask:
-    """Open a path (see `nuclr.data.open_pairs`), or NAME:PATH with the name of a standard test set.
+    """Open a path (see `nuclr.data.open`), or NAME:FOLDER with the name of a standard test set.
 
     Args:
         text: the path or name.
-        root: the folder that names are relative to.
+        data: settings of a run: the folder that names are relative to, the accepted share of bad samples, and columns,
+            modalities and names of sides, which are used if the pairs have them.
         split: the split, if the pairs have several.
-        max_bad_share: the share of bad samples that is accepted.
-        allow_outside: read files outside of the root as well.
-        columns: settings of a run, whose columns, modalities and names of sides are used if the pairs have them.
 
     """
-    standard = parse_standard(text, RETRIEVAL, "--retrieval", CLASSIFICATION, "--classification")
-    if standard is None:
-        trained = columns if columns is not None and not columns.contrasts_views else Data()
-        data = dataclasses.replace(trained, allow_outside=allow_outside)
-        pairs = open_pairs_like_run(data, text, root, split)
-        _refuse_unlinked(text, root)
-        return _retrieval_task(text, text, split, pairs, max_bad_share, known=False)
-    name, folder = standard
-    opened = open_standard_pairs(name, folder, "test", allow_outside)
-    return _retrieval_task(name, str(opened.path), opened.split, opened.pairs, 0.0, known=True)
+    standard = parse_standard(text, RETRIEVAL, "--retrieval")
+    if standard is not None:
+        opened = open_standard_pairs(*standard, "test", data.allow_outside)
+        numbers = np.arange(len(opened.pairs))
+        return RetrievalTask(standard[0], str(opened.path), opened.split, opened.pairs, numbers, {}, known=True)
+    columns = Data(allow_outside=data.allow_outside) if data.contrasts_views else data
+    pairs = open_pairs_like_run(columns, text, data.root, split)
+    bad = check_samples(pairs, max_bad_share=data.max_bad_share)
+    return RetrievalTask(text, text, split, pairs, usable(pairs, bad), bad)
 
 
-def _retrieval_task(
-    name: str, path: str, split: str | None, pairs: Pairs, max_bad_share: float, known: bool
-) -> RetrievalTask:
-    x, y = words_of_pairs(pairs)
-    reasons = {f"empty {word}" for word in (y.one, pairs.y_name, pairs.y_key)}
-    empty = [n for n, reason in getattr(pairs, "known_bad", {}).items() if reason in reasons]
-    bare: np.ndarray = np.setdiff1d(pairs.x_id[empty], np.delete(pairs.x_id, empty))
-    if len(bare):
-        first = pairs.name(int(np.flatnonzero(pairs.x_id == bare[0])[0]))
-        more = f" ({len(bare)} such {x.many})" if len(bare) > 1 else ""
-        where = f"{path}: {x.one} {first}" if x.kind == "image" else f"{path}, {first}: {pairs.x_name}"
-        raise UserError(f"{where} has no {y.one}; add one or remove the {x.one}{more}")
-    bad = check_samples(pairs, max_bad_share=max_bad_share)
-    return RetrievalTask(name, path, split, pairs, usable(pairs, bad), bad, known)
-
-
-def _refuse_unlinked(text: str, root: str | None) -> None:
-    """Refuse an embedding file with an x that has no y: as a query it has no right answer."""
-    place = locate(root, text)
-    if not place.endswith(SUFFIXES):
-        return
-    path = local_copy(place) if is_url(place) else Path(place)
-    if not path.is_file():
-        return
-    embeddings = read_embeddings(path)
-    bare: np.ndarray = np.setdiff1d(np.arange(len(embeddings.x)), embeddings.y_to_x.numpy())
-    if len(bare):
-        more = f" ({len(bare)} such rows)" if len(bare) > 1 else ""
-        raise UserError(f"{place}: x row {bare[0]} has no y: y_to_x never names it; add one or remove it{more}")
-
-
-def open_classification(
-    text: str, prompts: Path | None, max_bad_share: float, size: int = 32, allow_outside: bool = False
-) -> ClassificationTask:
-    """Open labeled images or vectors for zero-shot classification.
+def open_labels(
+    text: str,
+    data: Data,
+    zero_shot: bool,
+    prompts: Path | None = None,
+    size: int = 32,
+) -> LabeledTask:
+    """Open labeled images or vectors.
 
     Args:
-        text: a folder of classes, `.npz` with x, labels and prompts, "builtin", or NAME:PATH (standard sets).
-        prompts: a prompt file, see `nuclr.data.prompts`; by default, the set's own prompts.
-        max_bad_share: the share of bad samples that is accepted.
+        text: a folder of classes, `.npz` with x, labels and prompts, "builtin", or NAME:FOLDER (standard sets).
+        data: settings of a run: the accepted share of bad samples, and whether files outside of the folder are read.
+        zero_shot: whether prompts classify them.
+        prompts: a prompt file, see `nuclr.data.labeled`; by default, the set's own prompts.
         size: height and width of built-in images.
-        allow_outside: follow symbolic links that lead out of the folder.
 
     """
-    standard = parse_standard(text, CLASSIFICATION, "--classification", RETRIEVAL, "--retrieval")
+    option = "--classification" if zero_shot else "--classes"
+    standard = parse_standard(text, CLASSIFICATION, option)
     if standard is not None:
-        name, folder = standard
-        opened = open_standard_classes(name, folder, allow_outside)
-        texts = class_texts(opened.images, prompts, name, opened.templates)
-        return ClassificationTask(name, str(opened.path), opened.images, opened.numbers, {}, texts)
-    if text.partition(":")[0] == "builtin":
-        return classification_task(text, text, BuiltinLabeled(size=size), max_bad_share, prompts)
-    if Path(text).suffix == ".npz":
-        if prompts is not None:
-            raise UserError(f"{text}: holds prompts as vectors; --prompts {prompts} belongs to images")
-        vectors = read_classes(Path(text))
-        return ClassificationTask(text, text, vectors, np.arange(len(vectors.labels)), {}, None)
-    return classification_task(text, text, open_labeled(text, allow_outside), max_bad_share, prompts)
+        opened = open_standard_classes(*standard, data.allow_outside)
+        task = LabeledTask(standard[0], str(opened.path), opened.images, opened.numbers, {}, zero_shot)
+        return add_prompts(task, prompts)
+    builtin = text.partition(":")[0] == "builtin"
+    classes = BuiltinLabeled(size=size) if builtin else open_labeled(text, data.allow_outside)
+    return labeled_task(text, text, classes, data, zero_shot, prompts)
 
 
-def classification_task(
-    name: str, path: str, images: Images, max_bad_share: float, prompts: Path | None = None
-) -> ClassificationTask:
-    """Return a task on labeled images without bad samples."""
-    bad = check_samples(images, max_bad_share=max_bad_share)
-    return ClassificationTask(name, path, images, usable(images, bad), bad, class_texts(images, prompts, name))
+def labeled_task(
+    name: str,
+    path: str,
+    classes: Labeled,
+    data: Data,
+    zero_shot: bool,
+    prompts: Path | None = None,
+) -> LabeledTask:
+    """Return a test set of labeled items without bad samples; the arguments are those of `open_labels`."""
+    bad = check_samples(classes, max_bad_share=data.max_bad_share)
+    return add_prompts(LabeledTask(name, path, classes, usable(classes, bad), bad, zero_shot), prompts)
 
 
-def class_texts(
-    images: Images, file: Path | None, name: str | None = None, templates: Sequence[str] | None = None
-) -> ClassTexts:
-    """Return the names and prompts of the classes.
+def add_prompts(task: LabeledTask, prompts: Path | None) -> LabeledTask:
+    """Return a test set with the prompts that it needs: from a file, or the set's own."""
+    classes = task.classes
+    if not task.zero_shot:
+        if np.bincount(classes.labels[task.numbers]).max(initial=0) < 2:
+            raise UserError(f"{task.path}: no class has two usable items; neighbors need one to ask and one to find")
+        return task
+    if isinstance(classes, LabeledVectors):
+        if prompts is not None or classes.prompt_vectors is None:
+            raise UserError(f"{task.path}: zero-shot classification of vectors needs an array 'prompts', and no file")
+        return task
+    if prompts is None and isinstance(classes, BuiltinLabeled):
+        texts = ClassTexts(list(classes.classes), None, classes.prompts())
+    else:
+        own = list(classes.templates)
+        chosen = Prompts(templates=own) if prompts is None else read_prompts(prompts, task.name)
+        texts = chosen.texts(classes.keys, classes.classes, own)
+    return dataclasses.replace(task, texts=texts)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The model
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with the settings of its data; `run` is None for encoders that do not come from a run."""
+
+    path: Path
+    model: DualEncoder
+    data: Data
+    encoding: Encoding
+    run: Run | None = None
+
+    @classmethod
+    def of_run(cls, run: Run) -> "Subject":
+        """Return a run as a subject."""
+        return cls(run.folder, run.model, run.settings.data, run.encoding, run)
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the images that the model takes; 32 if it takes none."""
+        sizes = [encoder.inputs.size for encoder in self._encoders() if isinstance(encoder.inputs, ImageFormat)]
+        return sizes[0] if sizes else 32
+
+    def _encoders(self) -> list[Any]:
+        return [getattr(self.model, side) for side in SIDES]
+
+    def check(self, name: str, needs: Sequence[Need]) -> None:
+        """Refuse a test set that the model does not take; two needs are two sides that are compared."""
+        for need in needs:
+            self.side(name, need)
+        if len(needs) == 2 and not self.encoding.head:
+            check_tower_widths(self.model)
+
+    def side(self, name: str, need: Need) -> SideName:
+        """Return the side that takes these items.
+
+        Raises:
+            UserError: if none does: they have another modality, or are vectors of another width.
+
+        """
+        wanted, modality, width = need
+        sides = [side for side in SIDES if wanted in (None, side)]
+        sides = [side for side in sides if getattr(self.model, side).modality in (None, modality)]
+        if not sides:
+            takes = " and ".join(f"{encoder.modality or 'tensor'}s" for encoder in self._encoders())
+            where = "" if wanted is None else f" on side {wanted}"
+            raise UserError(f"{name}: needs {modality}s{where}, but {self.path} takes {takes}")
+        widths = {}
+        for side in sides:
+            tower = getattr(self.model, side).tower
+            widths[side] = len(tower.mean) if isinstance(tower, VectorTower) and width is not None else width
+        fits = [side for side in sides if widths[side] == width]
+        if not fits:
+            first = sides[0]
+            raise UserError(f"{name}: {first} has {width} coordinates, but {self.path} takes {widths[first]}")
+        return fits[0]
+
+    def describe(self) -> dict[str, Any]:
+        """Return how inputs become features, for the JSON file."""
+        facts: dict[str, Any] = {
+            "path": str(self.path),
+            "kind": "encoders",
+            "width": self.model.width,
+            "head": self.encoding.head,
+            "precision": self.encoding.precision,
+        }
+        if self.run is not None:
+            settings = self.run.settings
+            facts |= {
+                "kind": "run",
+                "objective": settings.objective.name,
+                "seed": settings.seed,
+                "settings": content_hash(settings),
+            }
+        for encoder in self._encoders():
+            if isinstance(encoder.inputs, ImageFormat):
+                facts["images"] = {
+                    "size": encoder.inputs.size,
+                    "mean": list(encoder.inputs.mean),
+                    "std": list(encoder.inputs.std),
+                    "fit": self.data.outside_training().fit,
+                    "fit_of_labeled_images": self.data.fit,
+                }
+        return facts
+
+    # -- features ------------------------------------------------------------------------------------------------------
+
+    def pair_features(
+        self,
+        pairs: Pairs,
+        numbers: np.ndarray,
+        duplicates: str,
+    ) -> PairFeatures:
+        """Return the features of these pairs; `duplicates` is a key of DUPLICATES."""
+        features = encode_pairs(
+            self.model,
+            self._loader(pairs),
+            numbers,
+            self.encoding,
+            merge_y=duplicates == "merge",
+        )
+        if duplicates != "hit":
+            return features
+        copies = torch.from_numpy(pairs.sides["y"].ids[numbers])
+        return dataclasses.replace(features, links=links_with_copies(features.links, copies))
+
+    def _loader(self, pairs: Pairs) -> Any:
+        """Return a loader that reads pairs as training did, without augmentation; images are read once and not kept."""
+        return make_loader(dataclasses.replace(self.data.outside_training(), memory=0), pairs, self.model)
+
+    def query_bank(
+        self,
+        pairs: Pairs,
+        numbers: np.ndarray,
+        size: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the features of up to `size` distinct x, and as many y, of these pairs (`bank_rows`)."""
+        loader = self._loader(pairs)
+        features = []
+        for side, encoder in zip(SIDES, self._encoders(), strict=True):
+            chosen = numbers[bank_rows(pairs.sides[side].ids[numbers], size).numpy()]
+            features.append(encode_side(encoder, loader, side, chosen, self.encoding))
+        return features[0], features[1]
+
+    def item_features(
+        self,
+        items: Any,
+        task: LabeledTask,
+        need: Need,
+    ) -> Tensor:
+        """Return the features of items, by the side that takes them."""
+        return encode_items(getattr(self.model, self.side(task.path, need)), items, self.encoding)
+
+    def labeled_features(self, task: LabeledTask) -> tuple[Tensor, Tensor]:
+        """Return the features x (n, d) and the labels (n,) of labeled images or vectors."""
+        classes = task.classes
+        labels = torch.from_numpy(classes.labels[task.numbers])
+        if isinstance(classes, LabeledVectors):
+            return self.item_features(list(classes.x[task.numbers]), task, task.needs[0]), labels
+        loader = make_class_loader(dataclasses.replace(self.data, memory=0), classes, self.model)
+        encoder = getattr(self.model, self.side(task.path, task.needs[0]))
+        return encode_side(encoder, loader, "x", task.numbers, self.encoding), labels
+
+    def class_features(self, task: LabeledTask) -> Tensor:
+        """Return the features of the classes (c, d): the means of those of their prompts."""
+        groups: Any = task.texts.prompts if task.texts is not None else getattr(task.classes, "prompt_vectors", None)
+        prompts = [prompt for group in groups for prompt in group]
+        features = self.item_features(prompts, task, task.needs[1])
+        return class_features(list(features.split([len(group) for group in groups])))
+
+
+def open_subject(
+    path: Path,
+    best: bool = False,
+    batch_size: int | None = None,
+    device: str = "auto",
+    head: bool | None = None,
+) -> Subject:
+    """Open a finished run, or a folder of encoders (nuclr's, a CLIP or SigLIP).
 
     Args:
-        images: the labeled images.
-        file: a prompt file; None for the set's own prompts.
-        name: the test set's name, for prompt files of several sets.
-        templates: the set's own templates, if they do not belong to `images`.
-
-    """
-    own = list(getattr(images, "templates", ()) if templates is None else templates)
-    if file is None and isinstance(images, BuiltinLabeled):
-        return ClassTexts(list(images.classes), None, images.prompts())
-    prompts = Prompts(templates=own) if file is None else read_prompts(file, name)
-    if isinstance(images, BuiltinLabeled):
-        return prompts.texts(images.classes, images.classes, ["a {}"])
-    return prompts.texts(images.keys, images.classes, own)
-
-
-def assign_prompts(texts: Sequence[str], sets: Sequence[str]) -> dict[str, Path]:
-    """Return the prompt file of each test set that has one.
-
-    Args:
-        texts: "FILE", for all test sets, or "NAME=FILE", for one of them, which takes precedence.
-        sets: the names of the test sets, or their paths, which are also called by their last part.
-
-    Returns:
-        Test set, as in `sets` -> prompt file.
+        path: RUN on the command line of commands that take either.
+        best: use the weights of the best checkpoint; only of a run.
+        batch_size: samples per batch. By default that of the run's evaluation.
+        device: as in `Run.open`.
+        head: overrides `evaluate.head`.
 
     Raises:
-        UserError: if a name is unknown, a set has two files, or there is no test set.
-
-    Example:
-        >>> assign_prompts(["all.txt", "dtd=textures.txt"], ["dtd", "data/pets"])
-        {'dtd': PosixPath('textures.txt'), 'data/pets': PosixPath('all.txt')}
+        UserError: if the folder holds neither.
 
     """
-    named: dict[str, Path] = {}
-    for text in texts:
-        name, equals, file = text.partition("=")
-        if not equals or Path(text).is_file():
-            name, file = "", text
-        elif name not in (known := {key for path in sets for key in (path, Path(path).name)}):
-            allowed = f"known: {', '.join(sorted(known))}" if known else "there is none"
-            raise UserError(f"--prompts {text}: {name!r} is not a set for zero-shot classification; {allowed}")
-        if name in named:
-            raise UserError(f"--prompts {text}: {f'{name} has' if name else 'the sets have'} {named[name]} already")
-        named[name] = Path(file)
-    if named and not sets:
-        raise UserError("--prompts needs labeled images for zero-shot classification")
-    chosen = {path: named.get(path) or named.get(Path(path).name) or named.get("") for path in sets}
-    return {path: file for path, file in chosen.items() if file is not None}
-
-
-def set_name(text: str, known: Mapping[str, Any] = CLASSIFICATION) -> str:
-    """Return the name of a standard test set in NAME:FOLDER; a path is returned as it is."""
-    name = text.partition(":")[0]
-    return name if name in known else text
-
-
-def open_probe(text: str, max_bad_share: float, size: int = 32, allow_outside: bool = False) -> ProbeTask:
-    """Open a folder of classes, `.npz` with x and labels, "builtin" (this size), or NAME:PATH (standard sets)."""
-    standard = parse_standard(text, CLASSIFICATION, "--classes", RETRIEVAL, "--retrieval")
-    if standard is not None:
-        opened = open_standard_classes(*standard, allow_outside)
-        return probe_task(standard[0], str(opened.path), opened.images, max_bad_share, opened.numbers)
-    if Path(text).suffix == ".npz":
-        vectors = read_labeled_vectors(Path(text))
-        return ProbeTask(text, text, vectors, np.arange(len(vectors.labels)), {})
-    images = BuiltinLabeled(size=size) if text == "builtin" else open_labeled(text, allow_outside)
-    return probe_task(text, text, images, max_bad_share)
-
-
-def probe_task(
-    name: str, path: str, images: Images, max_bad_share: float, numbers: np.ndarray | None = None
-) -> ProbeTask:
-    """Return a task on labeled images, all or those with these numbers, without bad samples.
-
-    Raises:
-        UserError: if no class has two images, one for the gallery and one to ask.
-
-    """
-    bad = check_samples(images, numbers, max_bad_share)
-    kept = usable(images, bad, numbers)
-    if np.bincount(np.asarray(images.y_id)[kept]).max(initial=0) < 2:
-        raise UserError(f"{path}: no class has two usable images; neighbors need one to ask and one to find")
-    return ProbeTask(name, path, images, kept, bad)
-
-
-# -- vectors with labels -----------------------------------------------------------------------------------------------
-
-
-def read_classes(path: Path) -> VectorClasses:
-    """Read `.npz` with x (n, d_x), labels (n,) and prompts (c, d_y), or (c, m, d_y) for m prompts per class.
-
-    Raises:
-        UserError: names what is wrong.
-
-    """
-    x, labels, prompts = _read_arrays(path, VECTOR_KEYS)
-    prompts = prompts[:, None] if prompts.ndim == 2 else prompts
-    _check_vectors(path, "x", x, 2)
-    _check_vectors(path, "prompts", prompts, 3)
-    _check_labels(path, x, labels)
-    if labels.max() >= len(prompts):
-        raise UserError(f"{path}: label {labels.max()}; allowed: 0 to {len(prompts) - 1}, the rows of prompts")
-    if len(prompts) < 2:
-        raise UserError(f"{path}: prompts of {len(prompts)} class; at least two classes are needed")
-    return VectorClasses(
-        *(torch.from_numpy(array.astype(kind)) for array, kind in ((x, "f4"), (labels, "i8"), (prompts, "f4")))
-    )
-
-
-def read_labeled_vectors(path: Path) -> LabeledVectors:
-    """Read `.npz` with x (n, d_x) and labels (n,).
-
-    Raises:
-        UserError: names what is wrong.
-
-    """
-    x, labels = _read_arrays(path, VECTOR_KEYS[:2])
-    _check_vectors(path, "x", x, 2)
-    _check_labels(path, x, labels)
-    counts = np.unique(labels, return_counts=True)[1]
-    if len(counts) < 2 or counts.max() < 2:
-        raise UserError(f"{path}: labels needs at least two classes, and two rows of one of them")
-    return LabeledVectors(torch.from_numpy(x.astype("f4")), torch.from_numpy(labels.astype("i8")))
-
-
-def _read_arrays(path: Path, keys: tuple[str, ...]) -> list[np.ndarray]:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    arrays = read_npz(path, keys)
-    missing = [key for key in keys if key not in arrays]
-    if missing:
-        names = ", ".join(arrays)
-        raise UserError(f"{path}: no array named {missing[0]!r}; it needs {', '.join(keys)} (found: {names})")
-    return [arrays[key] for key in keys]
-
-
-def _check_vectors(path: Path, key: str, array: np.ndarray, ndim: int) -> None:
-    if array.dtype.kind != "f" or array.ndim != ndim or not array.size:
-        raise UserError(f"{path}: {key} has shape {array.shape} of {array.dtype}; it needs one vector per row")
-    if not np.isfinite(array).all():
-        raise UserError(f"{path}: {key} holds a NaN or an infinity; fix or remove it")
-
-
-def _check_labels(path: Path, x: np.ndarray, labels: np.ndarray) -> None:
-    if labels.shape != (len(x),) or labels.dtype.kind not in "iu":
-        raise UserError(f"{path}: labels has shape {labels.shape} of {labels.dtype}; it needs {len(x)} whole numbers")
-    if labels.min() < 0:
-        raise UserError(f"{path}: label {labels.min()}; allowed: whole numbers from 0")
+    if is_run(path):
+        subject = Subject.of_run(Run.open_finished(path, best, device))
+    elif (path / "config.json").is_file() and not best:
+        where = pick_device(device)
+        model = build_model(pretrained=str(path)).to(where).eval()
+        subject = Subject(path, model, Data(), Encoding(Evaluate().batch_size, where))
+    else:
+        raise UserError(f"{path}: neither a run (config.yaml; --best needs one) nor encoders (config.json)")
+    encoding = subject.encoding
+    encoding = encoding if head is None else encoding._replace(head=head)
+    encoding = encoding if batch_size is None else encoding._replace(batch_size=batch_size)
+    return dataclasses.replace(subject, encoding=encoding)

@@ -15,69 +15,61 @@ probability under p_W(y|x) is predicted. With P the class probabilities,
 by Pinsker's inequality, so a method whose excess risk vanishes is consistent (the paper's Appendix C).
 """
 
-from collections.abc import Callable
-from typing import Any
+import math
+from dataclasses import dataclass
+from functools import cache
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.quasirandom import SobolEngine
 
-from nuclr.popularity import Solver
+from nuclr.popularity import Solver, solve
 from nuclr.popularity.problem import make_problem
 from nuclr.studies.toy import spaces
-from nuclr.studies.toy.slopes import mean_std
-from nuclr.studies.toy.spaces import TEMPERATURES, generator
 
 METHODS = ("mle", "gcl", "nuclr")
-LARGEST = 1600
 CUTS = (0.5, 0.6)  # of y_1 and y_2, between the classes
 RISK_NODES = 48
 CLASSIFIED = 2**16  # points x of the zero-one loss
 STEPS = 30
+X_NODES = 20  # per axis, of the quadrature along alpha
+Y_NODES = 24
+ALPHAS = tuple(round(0.4 + 0.1 * k, 1) for k in range(15))
 
 
-def learn_and_judge(
-    seeds: int, sizes: tuple[int, ...], base_seed: int = 0, advance: Callable[[int], None] = lambda _: None
-) -> list[dict[str, Any]]:
-    """Learn W by each method on samples of each size, and summarize its excess true risk and zero-one loss.
-
-    Args:
-        seeds: Five times the number of samples at `LARGEST` (see `seeds_at`).
-        sizes: Numbers of pairs n; those above `LARGEST` are left out.
-        base_seed: Start of the random numbers.
-        advance: Called with n^2 after each sample.
+def measure_learning(
+    n: int,
+    temperature: float,
+    stream: Generator,
+) -> dict[str, dict[str, float]]:
+    """Learn W by each method on n new pairs.
 
     Returns:
-        One record per temperature, n and method.
+        Per method the excess risk, the excess zero-one loss, its bound, and both entries of the diagonal of W.
 
     """
-    records = []
-    for t, temperature in enumerate(TEMPERATURES):
-        for n in learning_sizes(sizes):
-            learned: dict[str, list[Tensor]] = {method: [] for method in METHODS}
-            for seed in range(seeds_at(n, seeds)):
-                stream = generator(base_seed, t, n, seed, 1)
-                x = spaces.sample_x(n, stream)
-                y = spaces.sample_y(x, temperature, stream).squeeze(1)
-                for method in METHODS:
-                    learned[method].append(learn(method, x, y, temperature))
-                advance(n * n)
-            records += [_judge(method, learned[method], temperature, n) for method in METHODS]
-    return records
+    x = spaces.sample_x(n, stream)
+    y = spaces.sample_y(x, temperature, stream)
+    values = {}
+    for method in METHODS:
+        w = learn(method, x, y, temperature)
+        risk = excess_risk(w, temperature)
+        values[method] = {
+            "excess_risk": risk,
+            "zero_one": zero_one_loss(w, temperature),
+            "bound": math.sqrt(2 * max(risk, 0.0) / temperature),
+            "w_11": w[0, 0].item(),
+            "w_22": w[1, 1].item(),
+        }
+    return values
 
 
-def learning_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sizes at which W is learned."""
-    return tuple(n for n in sizes if n <= LARGEST)
-
-
-def seeds_at(n: int, seeds: int) -> int:
-    """Return the number of samples of n pairs: a fifth of `seeds` at `LARGEST`, up to four times as many below."""
-    return max(2, seeds * min(4, LARGEST // n) // 5)
-
-
-def learn(method: str, x: Tensor, y: Tensor, temperature: float) -> Tensor:
+def learn(
+    method: str,
+    x: Tensor,
+    y: Tensor,
+    temperature: float,
+) -> Tensor:
     """Minimize a method's loss on n pairs.
 
     Args:
@@ -95,7 +87,11 @@ def learn(method: str, x: Tensor, y: Tensor, temperature: float) -> Tensor:
     zeta = torch.zeros(len(y), dtype=torch.float64)
     solver = Solver(tolerance=1e-7)
     optimizer = torch.optim.LBFGS(
-        [w], max_iter=STEPS, tolerance_grad=1e-9, tolerance_change=1e-13, line_search_fn="strong_wolfe"
+        [w],
+        max_iter=STEPS,
+        tolerance_grad=1e-9,
+        tolerance_change=1e-13,
+        line_search_fn="strong_wolfe",
     )
 
     def loss() -> Tensor:
@@ -105,7 +101,12 @@ def learn(method: str, x: Tensor, y: Tensor, temperature: float) -> Tensor:
             log_z = spaces.log_partition(x @ w, temperature)
         else:
             if method == "nuclr":  # the gradient at the best zeta is that of the minimum over zeta
-                problem = make_problem(x @ w.detach(), y, temperature=temperature, norms="any")
+                problem = make_problem(
+                    x @ w.detach(),
+                    y,
+                    temperature=temperature,
+                    norms="any",
+                )
                 zeta = solver(problem, init=zeta).zeta
             log_z = ((x @ w @ y.T - zeta) / temperature).logsumexp(dim=1)
         value = temperature * log_z.mean() - (w * mean_positive).sum() + zeta.mean()
@@ -137,29 +138,85 @@ def class_probabilities(features: Tensor, temperature: float) -> Tensor:
     return (sides[:, 0, :, None] * sides[:, 1, None, :]).flatten(1)
 
 
-def zero_one_losses(matrices: list[Tensor], temperature: float) -> tuple[list[float], float]:
-    """Return the excess zero-one loss of each W over the true model, and the zero-one loss of the true model."""
-    x = spaces.half_disc(SobolEngine(dimension=2, scramble=True, seed=0).draw(CLASSIFIED, dtype=torch.float64))
-    true = class_probabilities(x, temperature)
-    best = true.max(dim=1).values
-    excess = []
-    for w in matrices:
-        predicted = class_probabilities(x @ w, temperature).argmax(dim=1, keepdim=True)
-        excess.append((best - true.gather(1, predicted).squeeze(1)).mean().item())
-    return excess, (1 - best).mean().item()
+def zero_one_loss(w: Tensor, temperature: float) -> float:
+    """Return the zero-one loss of W minus that of the true model."""
+    x, true = _classified(temperature)
+    predicted = class_probabilities(x @ w, temperature).argmax(
+        dim=1,
+        keepdim=True,
+    )
+    return (true.max(dim=1).values - true.gather(1, predicted).squeeze(1)).mean().item()
 
 
-def _judge(method: str, matrices: list[Tensor], temperature: float, n: int) -> dict[str, Any]:
-    risks = np.array([excess_risk(w, temperature) for w in matrices])
-    wrong, bayes = zero_one_losses(matrices, temperature)
-    return {
-        "tau": temperature,
-        "n": n,
-        "method": method,
-        "seeds": len(matrices),
-        **mean_std("excess_risk", risks),
-        **mean_std("zero_one", np.array(wrong)),
-        **mean_std("bound", np.sqrt(2 * np.maximum(risks, 0) / temperature)),
-        "bayes": bayes,
-        "w_mean": torch.stack(matrices).mean(dim=0).tolist(),
-    }
+@cache
+def _classified(temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the points that are classified and their true class probabilities."""
+    points = SobolEngine(
+        dimension=2,
+        scramble=True,
+        seed=0,
+    ).draw(CLASSIFIED, dtype=torch.float64)
+    x = spaces.half_disc(points)
+    return x, class_probabilities(x, temperature)
+
+
+@dataclass(frozen=True)
+class AlongAlpha:
+    """Losses of the models s = alpha x.y with infinitely many pairs; alpha = 1 is the true model.
+
+    Attributes:
+        tau: Temperature.
+        alpha: The models.
+        losses: Per method the losses minus their minimum.
+        minimum: Per method the alpha of its minimum.
+
+    """
+
+    tau: float
+    alpha: list[float]
+    losses: dict[str, list[float]]
+    minimum: dict[str, float]
+
+
+def losses_along_alpha(temperature: float) -> AlongAlpha:
+    """Compute the losses of the models s = alpha x.y by quadrature.
+
+    The constant that turns GCL into the true risk (`spaces.gcl_log_constant`) depends on the model, so their minima are
+    at different alpha.
+    """
+    x, weight = spaces.half_disc_nodes(X_NODES)
+    y, mass = spaces.marginal(x, weight, temperature, Y_NODES)
+    mean_score = (weight @ (x * spaces.expected_y(x, temperature)).sum(dim=1)).item()
+    curves: dict[str, list[float]] = {name: [] for name in METHODS}
+    zeta = torch.zeros(len(y), dtype=torch.float64)
+    for alpha in ALPHAS:
+        scores = alpha * x @ y.T
+        solved = solve(
+            scores=scores,
+            temperature=temperature,
+            tolerance=1e-6,
+            x_weight=weight,
+            y_weight=mass,
+            init=zeta,
+        )
+        zeta = solved.zeta
+        log_z = {
+            "mle": spaces.log_partition(alpha * x, temperature),
+            "gcl": (scores / temperature + mass.log()).logsumexp(dim=1),
+            "nuclr": ((scores - zeta) / temperature + mass.log()).logsumexp(dim=1) + mass @ zeta / temperature,
+        }
+        for name, values in log_z.items():
+            curves[name].append(temperature * (weight @ values).item() - alpha * mean_score)
+    return AlongAlpha(
+        tau=temperature,
+        alpha=list(ALPHAS),
+        losses={name: [v - min(values) for v in values] for name, values in curves.items()},
+        minimum={name: _minimum(values) for name, values in curves.items()},
+    )
+
+
+def _minimum(values: list[float]) -> float:
+    """Return the alpha at the minimum of a parabola through the lowest value and its neighbors."""
+    k = min(max(values.index(min(values)), 1), len(values) - 2)
+    before, at, after = values[k - 1 : k + 2]
+    return ALPHAS[k] + (ALPHAS[1] - ALPHAS[0]) * (before - after) / (2 * (before - 2 * at + after))

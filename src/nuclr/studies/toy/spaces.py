@@ -9,6 +9,7 @@ sampling factorize over the two coordinates: with a = x_d/tau
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -21,15 +22,22 @@ from nuclr.popularity.problem import make_problem
 
 TEMPERATURES = (0.2, 1.0)
 AREA_OF_Y = 1.0
+TRUE_RISK_PAIRS = 50_000
+NODES = 48  # per axis, of the quadrature behind the constant of GCL
 
 
 def half_disc(u: Tensor) -> Tensor:
     """Map points of the unit square, (n, 2), to the upper half of the unit disc; uniform stays uniform."""
-    radius, angle = u[:, 0].sqrt(), math.pi * u[:, 1]
+    radius = u[:, 0].sqrt()
+    angle = math.pi * u[:, 1]
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
 
 
-def conditional_y(x: Tensor, u: Tensor, temperature: float) -> Tensor:
+def conditional_y(
+    x: Tensor,
+    u: Tensor,
+    temperature: float,
+) -> Tensor:
     """Map uniform points u of the unit square, (..., 2), to draws from p(y|x), by F^-1 in each coordinate."""
     a = x / temperature
     return torch.where(a == 0, u, torch.log1p(u * torch.expm1(a)) / a)
@@ -37,13 +45,32 @@ def conditional_y(x: Tensor, u: Tensor, temperature: float) -> Tensor:
 
 def sample_x(n: int, generator: Generator) -> Tensor:
     """Draw anchors, (n, 2) float64, uniform on the upper half of the unit disc."""
-    return half_disc(torch.rand(n, 2, dtype=torch.float64, generator=generator))
+    return half_disc(
+        torch.rand(
+            n,
+            2,
+            dtype=torch.float64,
+            generator=generator,
+        )
+    )
 
 
-def sample_y(x: Tensor, temperature: float, generator: Generator, m: int = 1) -> Tensor:
-    """Draw m samples from p(y|x_i) per anchor, (n, m, 2)."""
-    u = torch.rand(len(x), m, 2, dtype=x.dtype, generator=generator)
-    return conditional_y(x[:, None, :], u, temperature)
+def sample_y(
+    x: Tensor,
+    temperature: float,
+    generator: Generator,
+) -> Tensor:
+    """Draw one y from p(y|x_i) per anchor, (n, 2)."""
+    return conditional_y(
+        x,
+        torch.rand(
+            len(x),
+            2,
+            dtype=x.dtype,
+            generator=generator,
+        ),
+        temperature,
+    )
 
 
 def log_partition(x: Tensor, temperature: float) -> Tensor:
@@ -52,42 +79,22 @@ def log_partition(x: Tensor, temperature: float) -> Tensor:
     return torch.where(a == 0, 1.0, torch.expm1(a) / a).log().sum(dim=1)
 
 
-def log_density(x: Tensor, y: Tensor, temperature: float) -> Tensor:
+def log_density(
+    x: Tensor,
+    y: Tensor,
+    temperature: float,
+) -> Tensor:
     """Return log p(y_j|x_i), (n_x, n_y)."""
     return x @ y.T / temperature - log_partition(x, temperature)[:, None]
 
 
-def log_popularity(x: Tensor, y: Tensor, temperature: float) -> Tensor:
+def log_popularity(
+    x: Tensor,
+    y: Tensor,
+    temperature: float,
+) -> Tensor:
     """Return the true log q(y_j) = log sum_i p(y_j|x_i), (n_y,)."""
     return torch.cat([log_density(x, some, temperature).logsumexp(dim=0) for some in torch.split(y, 512)])
-
-
-def true_risk(temperature: float, pairs: int, seed: int) -> float:
-    """Estimate E[-tau log p(y|x)], the mean over new pairs with the exact partition function.
-
-    The pairs come from a scrambled Sobol sequence. With 50,000 of them, the paper's number, the risk is accurate to
-    3e-5; with independent pairs it would be accurate to 1e-3 only, which would show as an error of the methods at large
-    n.
-    """
-    sequence = SobolEngine(dimension=4, scramble=True, seed=seed)
-    u = sequence.draw(pairs, dtype=torch.float64)
-    x = half_disc(u[:, :2])
-    y = conditional_y(x, u[:, 2:], temperature)
-    return (temperature * log_partition(x, temperature) - (x * y).sum(dim=1)).mean().item()
-
-
-def square_nodes(per_axis: int) -> tuple[Tensor, Tensor]:
-    """Return Gauss-Legendre nodes (g, 2) and weights (g,) on the unit square, g = per_axis^2."""
-    nodes, weights = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(per_axis))
-    nodes, weights = (nodes + 1) / 2, weights / 2
-    return torch.cartesian_prod(nodes, nodes), torch.outer(weights, weights).flatten()
-
-
-def half_disc_nodes(per_axis: int) -> tuple[Tensor, Tensor]:
-    """Return quadrature nodes (g, 2) of the upper half disc and their weights (g,), which sum to one: E_x f(x)."""
-    unit, weight = square_nodes(per_axis)
-    radius, angle = unit[:, 0], math.pi * unit[:, 1]
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), 2 * radius * weight
 
 
 def expected_y(x: Tensor, temperature: float) -> Tensor:
@@ -98,28 +105,87 @@ def expected_y(x: Tensor, temperature: float) -> Tensor:
     return torch.where(tiny, 0.5 + a / 12, 1 / -torch.expm1(-safe) - 1 / safe)
 
 
+@cache
+def true_risk(temperature: float) -> float:
+    """Estimate E[-tau log p(y|x)], the mean over new pairs with the exact partition function.
+
+    The pairs come from a scrambled Sobol sequence. With 50,000 of them, the paper's number, the risk is accurate to
+    3e-5; with independent pairs it would be accurate to 1e-3 only, which would show as an error of the methods at large
+    n.
+    """
+    u = SobolEngine(
+        dimension=4,
+        scramble=True,
+        seed=0,
+    ).draw(TRUE_RISK_PAIRS, dtype=torch.float64)
+    x = half_disc(u[:, :2])
+    y = conditional_y(x, u[:, 2:], temperature)
+    return (temperature * log_partition(x, temperature) - (x * y).sum(dim=1)).mean().item()
+
+
+# -- quadrature --------------------------------------------------------------------------------------------------------
+
+
+def square_nodes(per_axis: int) -> tuple[Tensor, Tensor]:
+    """Return Gauss-Legendre nodes (g, 2) and weights (g,) on the unit square, g = per_axis^2."""
+    nodes, weights = (torch.from_numpy(v) / 2 for v in np.polynomial.legendre.leggauss(per_axis))
+    return torch.cartesian_prod(nodes + 0.5, nodes + 0.5), torch.outer(weights, weights).flatten()
+
+
+def half_disc_nodes(per_axis: int) -> tuple[Tensor, Tensor]:
+    """Return quadrature nodes (g, 2) of the upper half disc and their weights (g,), which sum to one: E_x f(x)."""
+    unit, weight = square_nodes(per_axis)
+    radius = unit[:, 0]
+    return half_disc(torch.stack([radius.square(), unit[:, 1]], dim=1)), 2 * radius * weight
+
+
+def marginal(
+    x: Tensor,
+    weight: Tensor,
+    temperature: float,
+    per_axis: int,
+) -> tuple[Tensor, Tensor]:
+    """Return nodes of the unit square, (g, 2), and the mass p(y) dy of each under the distribution of y, (g,)."""
+    y, measure = square_nodes(per_axis)
+    mass = measure * (weight @ log_density(x, y, temperature).exp())
+    return y, mass / mass.sum()
+
+
+@cache
+def gcl_log_constant(temperature: float) -> float:
+    """Return log k for which a uniform popularity q = k n gives the true risk as n grows.
+
+    A contrastive loss is defined up to an additive constant, which training never sees. As n grows, GCL converges to
+
+        E_x tau log integral p(y) exp(s(x,y)/tau) dy - E s,         p(y) = E_x p(y|x),
+
+    while the true risk has Z(x) = integral exp(s(x,y)/tau) dy. At one fixed model the two differ by a number.
+    """
+    x, weight = half_disc_nodes(NODES)
+    y, mass = marginal(x, weight, temperature, NODES)
+    log_mean = (x @ y.T / temperature + mass.log()).logsumexp(dim=1)
+    return (weight @ (log_mean - log_partition(x, temperature))).item()
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Draw:
     """One sample of n pairs with its true and its estimated popularity.
 
     Attributes:
         x: Anchors, (n, 2).
-        y: One y per anchor, (n, 2).
         scores: x @ y.T, (n, n).
         log_q_true: Log of the true popularity of each y, (n,).
         log_q: Log of the popularity estimated from the scores, (n,), up to a constant.
-        iterations: Passes of the solver.
-        residual: Residual of the solver.
 
     """
 
     x: Tensor
-    y: Tensor
     scores: Tensor
     log_q_true: Tensor
     log_q: Tensor
-    iterations: int
-    residual: float
 
 
 def generator(*numbers: int) -> Generator:
@@ -127,45 +193,33 @@ def generator(*numbers: int) -> Generator:
     return Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint32)[0]))
 
 
-def draw(n: int, temperature: float, stream: Generator) -> Draw:
+def draw(
+    n: int,
+    temperature: float,
+    stream: Generator,
+) -> Draw:
     """Draw n pairs from the toy problem and estimate the popularity of their y from the scores alone."""
     x = sample_x(n, stream)
-    y = sample_y(x, temperature, stream).squeeze(1)
+    y = sample_y(x, temperature, stream)
     # The score is x.y although neither x nor y has unit norm.
-    result = Solver(tolerance=1e-6)(make_problem(x, y, temperature=temperature, norms="any"))
-    return Draw(
-        x=x,
-        y=y,
-        scores=x @ y.T,
-        log_q_true=log_popularity(x, y, temperature),
-        log_q=result.zeta / temperature,
-        iterations=result.iterations,
-        residual=result.residual,
+    result = Solver(tolerance=1e-6)(
+        make_problem(
+            x,
+            y,
+            temperature=temperature,
+            norms="any",
+        )
     )
+    return Draw(x, x @ y.T, log_popularity(x, y, temperature), result.zeta / temperature)
 
 
-def popularities(sample: Draw, gcl_log_constant: float = 0.0) -> dict[str, Tensor]:
-    """Return log q_j of every method that uses a popularity.
-
-    Args:
-        sample: The sample.
-        gcl_log_constant: log k of the uniform popularity q = k n of "gcl_constant" (see `constant`).
-
-    """
+def popularities(sample: Draw, temperature: float) -> dict[str, Tensor]:
+    """Return log q_j of every method that uses a popularity."""
     uniform = sampling.uniform_log_popularity(sample.scores)
     return {
         "gcl": uniform,
-        "gcl_constant": uniform + gcl_log_constant,
+        "gcl_constant": uniform + gcl_log_constant(temperature),
         "true_q": sample.log_q_true,
         "nuclr": sampling.scale_to_maximum(sample.log_q, sample.log_q_true),
         "nuclr_area": sampling.scale_to_area(sample.log_q, AREA_OF_Y),
     }
-
-
-def interpolate(sample: Draw, log_q: Tensor, nodes: Tensor, temperature: float) -> Tensor:
-    """Extend an estimated popularity to other y by its fixed-point equation q(y) = sum_i exp(s(x_i,y)/tau)/Z_i.
-
-    At the samples themselves the result is `log_q`, including its constant.
-    """
-    log_z = sampling.log_partition_from_popularity(sample.scores, log_q, temperature)
-    return (sample.x @ nodes.T / temperature - log_z[:, None]).logsumexp(dim=0)

@@ -1,1 +1,0 @@
-"""Compare methods on the same data with the same budget and the same size of tuning grid; see `study`."""

@@ -1,1 +1,0 @@
-"""`nuclr hubness`: which items of a search are hubs, and what correcting their popularity changes."""

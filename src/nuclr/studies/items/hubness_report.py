@@ -1,0 +1,650 @@
+"""Which items of a search are hubs, and what correcting their popularity changes (`nuclr hubness`).
+
+The queries whose results are counted never take part in fitting the correction. Without a bank, the queries are
+divided at random, always in the same way: one half fits it, the other is counted. With `tune`, half of the queries that
+would be counted choose temperature and strength instead.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nuclr import files
+from nuclr.arrays import Integers, Rows, as_links, evenly_spaced
+from nuclr.data.vectors import Vectors, split_argument
+from nuclr.errors import UserError
+from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
+from nuclr.evaluation.ranks import rank_correlation
+from nuclr.popularity import ConvergenceWarning, Hubness, PopularityCorrection, chance_hubness, hubness
+from nuclr.popularity.correction import BANK_SIZE
+from nuclr.studies.items import advice
+from nuclr.studies.items.rows import (
+    NO_ARRAY,
+    Item,
+    ItemReport,
+    Origin,
+    Source,
+    check_rows,
+    find_links,
+    name_rows,
+    open_rows,
+    read_links,
+)
+
+DEPTHS = (1, 5, 10)  # of recall
+HUBS = 30  # in the summary
+EXAMPLES = 3  # queries per hub
+LARGEST_COUNT = 500  # of the histogram of N_k; larger ones are counted as this
+
+
+@dataclass(frozen=True)
+class Measures:
+    """How evenly a search finds its items.
+
+    Attributes:
+        never_found: share of the items that no query finds.
+        skewness: of N_k.
+        top_share: share of the results that are the 1 % largest hubs.
+        largest: the largest N_k.
+        mean: the mean N_k.
+        histogram: number of items by N_k, from 0 to 500 and more.
+        recall: by depth, as text; None if no right answers are known.
+
+    """
+
+    never_found: float
+    skewness: float
+    top_share: float
+    largest: int
+    mean: float
+    histogram: list[int]
+    recall: dict[str, float] | None = None
+
+    def texts(self, k: int) -> dict[str, str]:
+        """Return the main measures by their labels."""
+        recall = {f"recall@{depth}": f"{value:.1%}" for depth, value in (self.recall or {}).items()}
+        return {
+            "items that nobody finds": f"{self.never_found:.1%}",
+            "results that are the 1 % largest hubs": f"{self.top_share:.1%}",
+            "queries that find the largest hub": f"{self.largest:,}",
+            f"skewness of N_{k}": f"{self.skewness:.2f}",
+            **recall,
+        }
+
+
+@dataclass(frozen=True)
+class Bank:
+    """The queries that fit the correction.
+
+    Attributes:
+        name: the argument that names them; None if they are half of the queries.
+        queries: how many.
+        candidates: how many items they choose from.
+        repeated: share of the queries that repeat others.
+
+    """
+
+    name: str | None
+    queries: int
+    candidates: int
+    repeated: float
+
+
+@dataclass(frozen=True)
+class CrowdedOut:
+    """A query that finds a hub at a rank, and what it finds instead after the correction."""
+
+    query: Item
+    rank: int
+    instead: Item
+    right: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundItem(Item):
+    """An item with its N_k under plain and corrected ranking.
+
+    Attributes:
+        plain: N_k before the correction.
+        corrected: N_k after it.
+        bias: what the correction subtracts from its scores.
+        crowds_out: queries that do not find it any more.
+
+    """
+
+    plain: int
+    corrected: int
+    bias: float
+    crowds_out: list[CrowdedOut] = field(default_factory=list)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class HubnessReport(ItemReport):
+    """What `hubness_report` measured.
+
+    Attributes:
+        queries: where the queries come from.
+        gallery: where the items come from.
+        bank: the queries that fitted the correction.
+        counted: number of queries that were counted.
+        same: whether the items search one another.
+        k: how many items a query looks at.
+        width: of the vectors.
+        temperature: of the correction.
+        strength: of the correction.
+        tuned_on: number of labeled queries that chose temperature and strength; 0 if none did.
+        plain: measures of plain ranking.
+        corrected: measures of corrected ranking.
+        chance: measures of random results.
+        correlation: rank correlation of the bias with N_k of queries that it has not seen; None if one is constant.
+        links: the file of right answers, if one was given.
+        labeled: number of queries with a known right answer.
+        recall_change: by depth, the change of recall with its 95 % interval.
+        hubs: the items that most queries find.
+        found_again: items that no query found before the correction.
+        correction: the fitted correction; None if the report was read from a file, as are the other arrays.
+        bias: (n,), of all items.
+        counts: (2, n), N_k of all items, plain and corrected.
+
+    """
+
+    KIND: ClassVar[str] = "hubness"
+    FILES: ClassVar[tuple[str, ...]] = ("bias.npy", "correction.safetensors")
+
+    queries: Origin
+    gallery: Origin
+    bank: Bank
+    counted: int
+    same: bool
+    k: int
+    width: int
+    temperature: float
+    strength: float
+    tuned_on: int
+    plain: Measures
+    corrected: Measures
+    chance: Measures
+    correlation: float | None
+    links: str | None
+    labeled: int
+    recall_change: dict[str, Interval]
+    hubs: list[FoundItem]
+    found_again: list[FoundItem]
+    correction: PopularityCorrection = field(
+        default=NO_ARRAY,
+        repr=False,
+        compare=False,
+    )
+    bias: Tensor = field(
+        default=NO_ARRAY,
+        repr=False,
+        compare=False,
+    )
+    counts: Tensor = field(
+        default=NO_ARRAY,
+        repr=False,
+        compare=False,
+    )
+
+    def __repr__(self) -> str:
+        never = f"never_found={self.plain.never_found:.3g} -> {self.corrected.never_found:.3g}"
+        return f"HubnessReport({self.queries.name} searches {self.gallery.name}, {never}, k={self.k})"
+
+    @property
+    def advice(self) -> list[str]:
+        """Sentences on whether the correction helps, and what to beware of."""
+        return advice.advice(self)
+
+    @property
+    def recommended(self) -> bool:
+        """Whether nothing speaks against the correction."""
+        return advice.judge(self)[1]
+
+    def table(self) -> list[list[str]]:
+        """Return the main measures as texts: a label, and their values plain, corrected and by chance."""
+        columns = [measures.texts(self.k) for measures in (self.plain, self.corrected, self.chance)]
+        return [[label, *(column[label] for column in columns)] for label in columns[0]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of hubness.json: everything but the arrays, and the advice."""
+        return {**super().to_json(), "advice": self.advice, "recommended": self.recommended}
+
+
+def hubness_report(
+    queries: Source,
+    gallery: Source | None = None,
+    *,
+    bank: Source | None = None,
+    links: str | Path | Integers | None = None,
+    names: str | Path | None = None,
+    query_names: str | Path | None = None,
+    images: Path | None = None,
+    k: int = 10,
+    temperature: float | None = None,
+    strength: float | None = None,
+    normalize: bool = False,
+    tune: bool = False,
+    out: Path | None = None,
+) -> HubnessReport:
+    """Measure which items of a search are hubs, and what the correction changes.
+
+    Args:
+        queries: vectors of the queries: an array (n, d), or PATH or PATH:COLUMN of a file, a folder or a run.
+        gallery: vectors of the items that they search, in the same forms. None: the y of the queries' file; an array
+            of queries searches itself.
+        bank: other queries to fit the correction on. A file of pairs gives the items that they search too. None: a
+            random half of the queries; for a run, its training pairs.
+        links: rows (query, right answer), (n, 2), or a file of them (`read_links`). None: of pairs, the pairs.
+        names: a file with the names of the items (`name_rows`).
+        query_names: a file with the names of the queries.
+        images: the folder of the pictures that the names of the items are files of, for the page.
+        k: how many items a query looks at.
+        temperature: of the correction. None: the default of `PopularityCorrection`.
+        strength: of the correction. None: the default.
+        normalize: scale all vectors to unit norm.
+        tune: choose temperature and strength, unless given, on half of the labeled queries; the others are counted.
+        out: a folder for the report, the table, the bias and the correction. None: nothing is written.
+
+    Returns:
+        The report, with the fitted correction.
+
+    Raises:
+        UserError: if anything is wrong with the input, before the correction is fitted.
+
+    Example:
+        >>> x = torch.nn.functional.normalize(torch.arange(90.0).sin().reshape(30, 3), dim=1)
+        >>> report = hubness_report(x, k=3)
+        >>> report.counted, report.same, report.k
+        (15, True, 3)
+
+    """
+    HubnessReport.check_folder(out, create=False)
+    search = _open(queries, gallery, bank, names, query_names)
+    _check_sizes(search, k)
+    search = search.checked(normalize)
+    known = _known_links(search, links)
+    fitted, candidates, counted = _divide(search)
+    items = search.gallery
+    tuning: dict[str, Any] = {}
+    chosen_on = counted[:0]
+    if tune:
+        chosen_on, counted = _tuning_halves(counted, known, search.one_set)
+        tuning = {
+            "pairs": (search.asked(chosen_on), items.rows, _links_among(known, chosen_on)),
+            "exclude": chosen_on if search.one_set else None,
+        }
+    HubnessReport.check_folder(out, create=True)
+    if out is not None:
+        _refuse_other_result(search, out)
+    fix = PopularityCorrection(temperature, strength, normalize=normalize)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a larger residual hardly changes ranks
+        fix.fit(fitted, candidates, **tuning)
+    assert fix.temperature is not None and fix.strength is not None
+    bias = fix.bias(items.rows)
+    tried = search.asked(counted)
+    exclude = counted if search.one_set else None
+    plain = hubness(tried, items.rows, k, exclude=exclude)
+    corrected = hubness(
+        tried,
+        items.rows,
+        k,
+        bias=bias,
+        exclude=exclude,
+    )
+    known = _links_among(known, counted)
+    found = Comparison(search, counted, plain, corrected, bias, known)
+    correlation = rank_correlation(bias, plain.counts)
+    used = fitted[evenly_spaced(len(fitted), BANK_SIZE)]
+    report = HubnessReport(
+        queries=Origin.of(search.queries),
+        gallery=Origin.of(items, images),
+        bank=Bank(
+            name=None if search.bank is None else search.bank.name,
+            queries=len(fitted),
+            candidates=len(candidates),
+            repeated=1 - len(torch.unique(used, dim=0)) / len(used),
+        ),
+        counted=len(counted),
+        same=search.one_set,
+        k=k,
+        width=int(items.rows.shape[1]),
+        temperature=fix.temperature,
+        strength=fix.strength,
+        tuned_on=len(chosen_on),
+        plain=_measure(plain, known),
+        corrected=_measure(corrected, known),
+        chance=_measure_chance(len(counted), len(items), k, known),
+        correlation=correlation if math.isfinite(correlation) else None,
+        links=str(links) if isinstance(links, str | Path) else None if links is None else "links",
+        labeled=0 if known is None else len(np.unique(known[:, 0])),
+        recall_change=found.recall_change(tried),
+        hubs=found.hubs(),
+        found_again=found.found_again(),
+        correction=fix,
+        bias=bias,
+        counts=torch.stack([plain.counts, corrected.counts]),
+    )
+    if out is not None:
+        _write(report, items, out)
+    return report
+
+
+def _write(
+    report: HubnessReport,
+    items: Vectors,
+    folder: Path,
+) -> None:
+    plain, corrected = report.counts.numpy()
+    table: dict[str, Any] = {
+        "row": np.arange(len(items)),
+        f"n{report.k}": plain,
+        f"n{report.k}_corrected": corrected,
+        "bias": report.bias.numpy(),
+    }
+    if items.ids is not None:
+        table["name"] = items.ids
+    with files.user_errors(folder):
+        with files.write_atomically(folder / "bias.npy") as file:
+            np.save(file, report.bias.numpy())
+        report.correction.save(folder / "correction.safetensors")
+    report.write(folder, [table])
+
+
+def _refuse_other_result(search: "Search", folder: Path) -> None:
+    """Refuse a folder that holds the result of other vectors."""
+    summary = folder / "hubness.json"
+    earlier = files.parse_json(summary.read_bytes()) if summary.is_file() else {}
+    for key in ("queries", "gallery", "bank") if earlier else ():
+        vectors = getattr(search, key)
+        name = earlier.get(key, {}).get("name")
+        if (vectors and Path(vectors.name).resolve()) != (name and Path(name).resolve()):
+            raise UserError(f"{folder} holds the result of other vectors ({key}: {name}); name another with --out")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Queries, gallery and bank
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Search:
+    """Queries and what they search.
+
+    Attributes:
+        queries: all queries; the gallery itself if the items search one another.
+        gallery: the items.
+        bank: queries to fit the correction on; None: a half of `queries`.
+        candidates: what the bank's queries choose from; None: the gallery.
+
+    """
+
+    queries: Vectors
+    gallery: Vectors
+    bank: Vectors | None = None
+    candidates: Vectors | None = None
+
+    @property
+    def one_set(self) -> bool:
+        """Whether the items search one another."""
+        return self.queries is self.gallery
+
+    def checked(self, normalize: bool) -> "Search":
+        """Return the same search, with every row checked once."""
+        gallery = check_rows(self.gallery, normalize)
+        return Search(
+            queries=gallery if self.one_set else check_rows(self.queries, normalize),
+            gallery=gallery,
+            bank=self.bank and check_rows(self.bank, normalize),
+            candidates=self.candidates and check_rows(self.candidates, normalize),
+        )
+
+    def asked(self, rows: np.ndarray) -> Rows:
+        """Return the features of some queries."""
+        queries: Rows = self.queries.rows
+        return queries if len(rows) == len(queries) else queries.take(torch.from_numpy(rows))
+
+
+def _open(
+    queries: Source,
+    gallery: Source | None,
+    bank: Source | None,
+    names: str | Path | None,
+    query_names: str | Path | None,
+) -> Search:
+    asked = open_rows(queries, "queries")
+    if gallery is None:
+        gallery = asked.source if isinstance(queries, str | Path) else queries
+    searched = name_rows(open_rows(gallery, "gallery"), names)
+    asked = searched if asked.is_same(searched) else name_rows(asked, query_names)
+    if bank is None and asked.numbers is not None and searched.numbers is not None:
+        bank = asked.source  # the training pairs of the run
+    if bank is None:
+        return Search(asked, searched)
+    path, column = split_argument(str(bank)) if isinstance(bank, str | Path) else ("", "array")
+    fitted = open_rows(bank if column or asked.column is None else f"{path}:{asked.column}", "bank")
+    candidates = None
+    if column is None and asked is not searched and searched.column is not None and fitted.column is not None:
+        candidates = open_rows(f"{path}:{searched.column}", "candidates")
+    return Search(asked, searched, fitted, candidates)
+
+
+def _check_sizes(search: Search, k: int) -> None:
+    gallery = search.gallery
+    bank = search.bank
+    width = gallery.rows.shape[1]
+    for vectors in (search.queries, bank, search.candidates):
+        if vectors is not None and vectors.rows.shape[1] != width:
+            raise UserError(
+                f"{vectors.name} has {vectors.rows.shape[1]} columns and {gallery.name} {width}; "
+                "queries, gallery and bank must come from the same model"
+            )
+    if bank is not None and bank.numbers is None and bank.is_same(search.queries):
+        raise UserError(f"--bank {bank.name}: these are the queries themselves; name others, or leave out --bank")
+    fitted = bank or search.queries
+    if len(fitted) < 4:
+        raise UserError(f"{fitted.name}: {len(fitted)} queries; at least 4 are needed to find hubs")
+    most = len(gallery) - search.one_set
+    if len(gallery) < 2 or not 1 <= k <= most:
+        raise UserError(f"--k {k}: {gallery.name} has {most} items that a query can find")
+
+
+def _known_links(search: Search, links: str | Path | Integers | None) -> np.ndarray | None:
+    sizes = len(search.queries), len(search.gallery)
+    if links is None:
+        return find_links(search.queries, search.gallery)
+    if isinstance(links, str | Path):
+        return read_links(Path(links), *sizes)
+    return as_links("links", links, *sizes, ("queries", "gallery")).numpy()
+
+
+def _divide(search: Search) -> tuple[Rows, Rows, np.ndarray]:
+    """Return queries to fit on, what they choose from, and the numbers of the queries to count.
+
+    Of a memory-mapped file, only the queries to fit on are read.
+    """
+    if search.bank is None:
+        fitted, counted = split_queries(len(search.queries))
+        return search.asked(fitted), search.gallery.rows, counted
+    # Items that search one another do so in the bank as well.
+    candidates = search.bank if search.one_set else search.candidates or search.gallery
+    return search.bank.rows, candidates.rows, np.arange(len(search.queries))
+
+
+def split_queries(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Divide queries at random, always in the same way.
+
+    Every other query would not do: a log may alternate between two kinds.
+    """
+    order = np.random.default_rng(0).permutation(count)
+    return np.sort(order[: (count + 1) // 2]), np.sort(order[(count + 1) // 2 :])
+
+
+def _tuning_halves(
+    rows: np.ndarray,
+    links: np.ndarray | None,
+    one_set: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Divide queries into those that choose the settings and those that are counted.
+
+    Queries that share a right answer, such as captions of the same image, are in the same half. Queries without a right
+    answer are counted.
+
+    Args:
+        rows: numbers of the queries.
+        links: (n, 2), rows (query, right answer).
+        one_set: whether the queries are the items.
+
+    Raises:
+        UserError: if no right answers are known, or all queries belong together.
+
+    """
+    from nuclr.runs.features import merge_groups
+
+    if links is None:
+        raise UserError("--tune needs right answers; name a file of rows (query, item) with --links")
+    known = links[np.isin(links[:, 0], rows)]
+    labeled, first = np.unique(known[:, 0], return_index=True)
+    chosen_on = labeled[:0]
+    if len(labeled):
+        # A query and the item that it is belong together.
+        own = np.stack([labeled, labeled], axis=1) if one_set else known[:0]
+        query, item = torch.from_numpy(np.concatenate([known, own])).unbind(1)
+        chosen_on = labeled[cut_halves(merge_groups(query, item)[first])[0].numpy()]
+    if not len(chosen_on):
+        raise UserError("--tune needs at least two queries with right answers of their own; give more pairs")
+    return chosen_on, np.setdiff1d(rows, chosen_on)
+
+
+def _links_among(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    """Return the links of some queries, numbered among them; `rows` are ascending."""
+    if links is None:
+        return None
+    kept = links[np.isin(links[:, 0], rows)]
+    return np.stack([np.searchsorted(rows, kept[:, 0]), kept[:, 1]], axis=1) if len(kept) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measures
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _measure(found: Hubness, links: np.ndarray | None) -> Measures:
+    counts = found.counts.numpy()
+    recall = None
+    if links is not None:
+        recall = {str(depth): found.recall(links, depth) for depth in DEPTHS if depth <= found.k}
+    return Measures(
+        never_found=found.never_found,
+        skewness=found.skewness,
+        top_share=found.top_share(0.01),
+        largest=int(counts.max()),
+        mean=float(counts.mean()),
+        histogram=np.bincount(np.minimum(counts, LARGEST_COUNT)).tolist(),
+        recall=recall,
+    )
+
+
+def _measure_chance(
+    queries: int,
+    items: int,
+    k: int,
+    links: np.ndarray | None,
+) -> Measures:
+    """Return what random results would measure."""
+    measures = _measure(chance_hubness(queries, items, k), None)
+    if links is None:
+        return measures
+    answers = np.unique(np.unique(links, axis=0)[:, 0], return_counts=True)[1]
+    recall = {str(depth): float(np.mean(1 - (1 - depth / items) ** answers)) for depth in DEPTHS if depth <= k}
+    return replace(measures, recall=recall)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the counted queries find before and after the correction.
+
+    Attributes:
+        search: the search.
+        counted: (n,), numbers of the counted queries.
+        plain: what they find by plain ranking.
+        corrected: what they find by corrected ranking.
+        bias: of all items.
+        links: rows (counted query, right answer), (m, 2); None if none are known.
+
+    """
+
+    search: Search
+    counted: np.ndarray
+    plain: Hubness
+    corrected: Hubness
+    bias: Tensor
+    links: np.ndarray | None
+
+    def recall_change(self, queries: Rows) -> dict[str, Interval]:
+        """Return, per depth, the change of recall with its 95 % interval.
+
+        Equal queries have equal results, so the interval is over distinct queries: a query that is asked a hundred
+        times is one observation that weighs a hundred times as much.
+
+        Args:
+            queries: features of the counted queries.
+
+        """
+        if self.links is None:
+            return {}
+        labeled = torch.from_numpy(np.unique(self.links[:, 0]))
+        group = torch.unique(queries[labeled], dim=0, return_inverse=True)[1]
+        changes = {}
+        for depth in DEPTHS:
+            if depth <= self.plain.k:
+                before, after = (found.hits(self.links, depth).double() for found in (self.plain, self.corrected))
+                changes[str(depth)] = change_interval(before, after, group)
+        return changes
+
+    def hubs(self) -> list[FoundItem]:
+        """Return the items that most queries find, each with queries that it crowds out."""
+        right: dict[int, set[int]] = {}
+        for query, item in [] if self.links is None else self.links.tolist():
+            right.setdefault(query, set()).add(item)
+        worst = self.plain.worst(HUBS).tolist()
+        return [self._item(row, crowds_out=self._crowded_out(row, right)) for row in worst if self.plain.counts[row]]
+
+    def _crowded_out(self, hub: int, right: dict[int, set[int]]) -> list[CrowdedOut]:
+        """Return queries that do not find the hub any more, with what they find instead."""
+        examples = []
+        for query in (self.plain.found == hub).any(dim=1).nonzero().flatten().tolist():
+            before = self.plain.found[query].tolist()
+            after = self.corrected.found[query].tolist()
+            new = [item for item in after if item not in before]
+            if hub not in after and new:
+                answers = [item for item in new if item in right.get(query, ())]
+                # First the queries that now find a right answer, then those for which the hub was near the top.
+                examples.append((not answers, before.index(hub), query, (answers or new)[0]))
+        crowded = []
+        for is_wrong, position, query, item in sorted(examples)[:EXAMPLES]:
+            asked = Item.of(self.search.queries, int(self.counted[query]))
+            crowded.append(CrowdedOut(asked, position + 1, Item.of(self.search.gallery, item), not is_wrong))
+        return crowded
+
+    def found_again(self) -> list[FoundItem]:
+        """Return items that no query found before the correction, those that are found most often after it first."""
+        gained = torch.where(self.plain.counts == 0, self.corrected.counts, 0)
+        order = gained.argsort(descending=True, stable=True)[:HUBS].tolist()
+        return [self._item(row) for row in order if gained[row] > 0]
+
+    def _item(self, row: int, **more: Any) -> FoundItem:
+        return FoundItem.of(
+            self.search.gallery,
+            row,
+            plain=int(self.plain.counts[row]),
+            corrected=int(self.corrected.counts[row]),
+            bias=float(self.bias[row]),
+            **more,
+        )

@@ -1,1 +1,0 @@
-"""Which samples of an embedding file are popular: from the file to a table that people can read."""

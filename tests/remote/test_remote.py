@@ -1,0 +1,155 @@
+"""Local copies of files at URLs: names, versions, retries, several processes, and what cannot be read."""
+
+import subprocess
+import sys
+
+import fsspec
+import pytest
+
+from nuclr import remote
+from nuclr.errors import UserError
+from nuclr.remote import file_name, is_url, join_url, list_folder, local_copies, local_copy, show_urls
+from tests.remote.server import serve
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "WAITS", (0.01,) * 2)
+    yield tmp_path / "cache" / "remote"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def web():
+    with serve({"/a.bin": b"abc" * 1000, "/b.bin": b"b"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("url", ["s3://b/a.tar", "gs://b/a", "https://h/a", "hf://datasets/a/b/c.npz", "memory://a"])
+def test_urls(url):
+    assert is_url(url)
+
+
+@pytest.mark.parametrize("path", ["a.tar", "/data/a.tar", "builtin:n=100", "c:/a", "a/b://c", "s3:/b/a", "", None])
+def test_paths_are_not_urls(path):
+    assert not is_url(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("s3://bucket/data/00000.tar", "00000.tar"),
+        ("https://host/train.npz?download=true", "train.npz"),
+        ("https://host/a%2F..%2Fb.npz", "b.npz"),
+        ("s3://bucket/..", "file"),
+        ("https://host/", "file"),
+        ("s3://bucket/a b;c.npz", "a_b_c.npz"),
+    ],
+)
+def test_the_name_of_a_copy_is_a_plain_file_name(url, name):
+    assert file_name(url) == name
+
+
+def test_join_url():
+    assert join_url("s3://b/a/", "./c.tar") == join_url("s3://b/a", "c.tar") == "s3://b/a/c.tar"
+
+
+def test_a_copy_is_downloaded_once_and_again_when_the_file_has_changed(web, cache):
+    url = web.url("/a.bin")
+    first = local_copy(url)
+    assert first.name == "a.bin" and first.is_relative_to(cache) and first.read_bytes() == b"abc" * 1000
+    assert local_copy(url) == first and web.gets() == ["/a.bin"]
+    web.files["/a.bin"] = b"abd" * 1000
+    second = local_copy(url)
+    assert second.read_bytes() == b"abd" * 1000
+    assert first.read_bytes() == b"abc" * 1000, "a process may still read it"
+    second.write_bytes(b"cut")
+    assert local_copy(url).read_bytes() == b"abd" * 1000
+
+
+def test_copies_have_the_order_of_the_urls(web):
+    with fsspec.open("memory://c.bin", "wb") as file:
+        file.write(b"")
+    urls = [web.url("/b.bin"), web.url("/a.bin"), "memory://c.bin", web.url("/b.bin")]
+    assert [copy.name for copy in local_copies(urls)] == ["b.bin", "a.bin", "c.bin", "b.bin"]
+    assert len(web.gets()) == 2
+
+
+def test_a_failure_that_may_not_occur_again_is_tried_again(web):
+    web.cuts = 1
+    web.refuse["/a.bin"] = (503, 1)
+    assert local_copy(web.url("/a.bin")).read_bytes() == b"abc" * 1000
+
+
+def test_a_connection_that_always_breaks_is_named_and_leaves_no_copy(web, cache):
+    web.cuts = 100
+    with pytest.raises(UserError, match=r"/a\.bin"):
+        local_copy(web.url("/a.bin"))
+    assert not list(cache.rglob("a.bin")) and web.cuts == 97
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+def test_what_another_attempt_cannot_fix_is_reported_at_once(web, status):
+    web.refuse["/a.bin"] = (status, 100)
+    with pytest.raises(UserError, match=r"/a\.bin: ") as error:
+        local_copy(web.url("/a.bin?signature=secret"))
+    assert "secret" not in str(error.value)
+    assert web.refuse["/a.bin"][1] >= 98  # a HEAD and a GET of one attempt
+
+
+def test_a_file_of_unknown_size(web):
+    web.sizes = False
+    assert local_copy(web.url("/a.bin")).read_bytes() == b"abc" * 1000
+
+
+def test_a_file_that_does_not_fit_on_the_disk_is_refused(web, monkeypatch):
+    usage = type("Usage", (), {"free": 10})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match="3,000 bytes"):
+        local_copy(web.url("/a.bin"))
+    assert not web.gets()
+
+
+def test_a_cache_that_cannot_be_written_is_named(web, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="NUCLR_CACHE"):
+        local_copy(web.url("/a.bin"))
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(UserError, match=r"gs://b/a.*gcsfs"):
+        local_copy("gs://b/a")
+
+
+def test_an_unknown_kind_of_url():
+    with pytest.raises(UserError, match="nothing://a"):
+        local_copy("nothing://a")
+
+
+def test_folders(web):
+    for name in ("2.tar", "1.tar", "a.txt"):
+        with fsspec.open(f"memory://bucket/{name}", "wb") as file:
+            file.write(b"")
+    assert list_folder("memory://bucket", ".tar") == ["memory://bucket/1.tar", "memory://bucket/2.tar"]
+    with pytest.raises(UserError, match="memory://bucket"):
+        list_folder("memory://bucket", ".npz")
+    with pytest.raises(UserError, match=r"\{00000\.\.00009\}\.tar"):
+        list_folder(web.url("/data/"), ".tar")
+
+
+def test_messages_name_the_url(web):
+    copy = local_copy(web.url("/a.bin"))
+    with pytest.raises(UserError) as error, show_urls():
+        raise UserError(f"{copy}: not a tar")
+    assert str(error.value) == f"{web.url('/a.bin')}: not a tar"
+
+
+def test_two_processes_that_start_at_once_download_a_file_once(web):
+    code = "import sys; from nuclr.remote import local_copies; local_copies(sys.argv[1:])"
+    line = [sys.executable, "-c", code, web.url("/a.bin"), web.url("/b.bin")]
+    processes = [subprocess.Popen(line) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    assert sorted(web.gets()) == ["/a.bin", "/b.bin"]
