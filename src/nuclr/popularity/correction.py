@@ -8,9 +8,18 @@ then gives the zeta of any item, whether or not it was a candidate:
 
 with the bank's queries q_b, their masses a_b and their partition functions Z_b. Nothing else of the bank is kept.
 
-Equal queries count once: a log repeats what is asked often, and an item that many people want is not a hub. A query
-does not count for items that equal it, neither in the problem nor in the sum. So items can search one another: the bank
-may consist of the items themselves. Without this rule, an item with a copy in the bank would look like a hub.
+**Hubness is not demand.** An item that many people ask for is near to many queries of a log, and an item that the log
+never touches to none. Neither says anything about hubs, so three things keep the correction from doing harm:
+
+- Queries count by how different they are from the others (`bank`): a hundred wordings of one question count as one.
+- A *prior count*: one more query, the zero vector, which is equally near to every item and has the mass of `prior`
+  queries per item. It bounds how far an item is lifted that the log does not touch, and a small log moves little. The
+  problem stays convex, and zeta(g) stays one pass.
+- Known answers (clicks) do not count as crowding: a query does not choose its own answers, as the paper's phi_i leaves
+  out j = i. Answers are left out of the column sum and of Z, which keeps the problem convex.
+
+A query does not count for items that equal it either. The temperature is 0.6 standard deviations of the scores, at
+which zeta does not describe single queries.
 
 The bank may consist of training pairs, so that nothing of a test set is used. If the test queries themselves are the
 bank, the result is *transductive* and must be reported as such.
@@ -26,17 +35,18 @@ Neither c = |q|^2 + M - 2 b_min nor R |q'| depends on g, so each index ranks by 
 lies in an interval that is known after `fit`, and the constants follow from it. So items that are added later always
 fit, and rows that are in the index never change.
 
-Relations: with Z_b = 1 the bias is that of the inverted softmax (Smith et al. 2017), in which queries with many near
-candidates count most. The Euclidean line is the reduction of Bachrach et al. 2014, with the bias in place of the norm.
+Relations: with equal weights and prior=0 the bias is zeta of `solve`. With Z_b = 1 it is that of the inverted softmax
+(Smith et al. 2017), in which queries with many near candidates count most. The Euclidean line is the reduction of
+Bachrach et al. 2014, with the bias in place of the norm.
 """
 
-import inspect
 import json
 import math
-from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -49,36 +59,68 @@ from nuclr.arrays import (
     Rows,
     Vector,
     as_features,
+    as_integers,
+    as_links,
     as_positive,
     as_rows,
     as_vector,
-    checked_rows,
+    check_norms,
     evenly_spaced,
 )
 from nuclr.errors import UserError
 from nuclr.files import write_atomically
-from nuclr.popularity.defaults import default_strength, default_temperature, score_std, zeta_reliability
+from nuclr.popularity.bank import distinct_rows, query_weights, row_hashes, same_kind, score_std
 from nuclr.popularity.hubs import nearest, reciprocal_ranks
 from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.problem import Problem
-from nuclr.popularity.solver import EXACT_SCORES, solve
+from nuclr.popularity.solver import Solver
 
 Metric = Literal["ip", "cosine", "l2"]
 
+# Temperatures are in units of the scores' standard deviation, so that they suit any model.
+DEFAULT_FACTOR = 0.6
 DEFAULT_STRENGTH = 1.0
-# What tuning chooses from. Temperatures are in units of the scores' standard deviation, so that they suit any model.
+DEFAULT_PRIOR = 0.1
+# What tuning chooses from.
 TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
 STRENGTHS = (0.5, 0.75, 1.0, 1.25)
 TRANSDUCTIVE_FACTOR = 0.4  # without noise of the bank, a lower temperature than that of other queries is best
 BANK_SIZE = 12_000  # queries, and candidates: a larger bank takes longer and hardly changes the result
 TOLERANCE = 1e-3  # of the solver's residual: a smaller residual does not change ranks
+PASSES = 1000  # of the solver
 TUNING_DEPTH = 10  # tuning compares the mean reciprocal rank within the first ten
 LARGEST_SCORE = (1 + NORM_TOLERANCE) ** 2  # of features whose norms pass the check
+SIGNIFICANCE = 0.01  # of `check`
+FEWEST_TO_CHECK = 10  # queries
 FORMAT = "nuclr.PopularityCorrection"
 HINT = "use PopularityCorrection(normalize=True)"  # in messages about features of other norms
-CONSTRUCTOR = ("temperature", "strength", "normalize", "bank_size")
-# What `fit` itself passes to `solve`.
-RESERVED = ("x", "y", "scores", "temperature", "normalize", "x_weight", "y_weight", "exclude_copies")
+
+
+@dataclass(frozen=True)
+class BankCheck:
+    """Whether queries are like the bank of a correction.
+
+    Attributes:
+        p_value: Of the hypothesis that they come from the same distribution.
+
+    """
+
+    p_value: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the test finds no difference."""
+        return self.p_value > SIGNIFICANCE
+
+    @property
+    def message(self) -> str:
+        """One sentence for a log or a page."""
+        if self.fits:
+            return f"no sign that the queries differ from the bank (p = {self.p_value:.2g})"
+        return (
+            f"the queries differ from the bank in kind or in topic (p = {self.p_value:.2g}); fit the correction "
+            "on queries like these"
+        )
 
 
 class PopularityCorrection:
@@ -86,16 +128,17 @@ class PopularityCorrection:
 
     Args:
         temperature: Of the popularity problem, not the one used in training; a higher temperature corrects more
-            coarsely. None: tuned if `fit` gets labeled pairs, else chosen without labels so that queries that were not
-            fitted find the candidates most evenly (`default_temperature`).
-        strength: Factor on zeta. None: tuned if `fit` gets labeled pairs; else 1 if the temperature is given. If it is
-            not, between 0 (zeta is sampling noise of the bank) and 1 (`default_strength`).
+            coarsely. None: 0.6 standard deviations of the scores, or tuned if `fit` gets labeled pairs.
+        strength: Factor on zeta. None: 1, or tuned if `fit` gets labeled pairs.
+        prior: How often each item counts as chosen before the queries are read. Larger values correct less where
+            the log says little; 0 lifts items that no query is near to without a bound.
         normalize: Scale all features to unit norm. Without it, features of other norms are refused.
         bank_size: Largest number of queries and of candidates to solve with; of more, evenly spaced rows are used.
 
     Attributes:
         temperature: As given; after `fit` the one that is used.
         strength: The same.
+        prior: As given.
         normalize: As given.
         bank_size: As given.
 
@@ -118,21 +161,22 @@ class PopularityCorrection:
         temperature: float | None = None,
         strength: float | None = None,
         *,
+        prior: float = DEFAULT_PRIOR,
         normalize: bool = False,
         bank_size: int = BANK_SIZE,
     ) -> None:
         self.temperature = None if temperature is None else as_positive("temperature", temperature)
-        self.strength = None if strength is None else as_strength(strength)
+        self.strength = None if strength is None else as_share("strength", strength)
+        self.prior = as_share("prior", prior)
         self.normalize = normalize
         if bank_size < 2:
             raise ValueError(f"bank_size={bank_size}; a bank needs at least two queries and two candidates")
         self.bank_size = bank_size
         self._asked = self.temperature, self.strength  # so that a second `fit` starts from the same arguments
-        self._bank: Tensor | None = None  # queries (n, d)
-        self._mass: Tensor | None = None  # of the queries, (n,) float64
-        self._log_z: Tensor | None = None  # (n,) float64; None until the candidates are known
-        self._options: dict[str, Any] = {}
-        self._transductive = False
+        self._bank: Tensor | None = None  # queries, and the zero vector of the prior count, (n, d)
+        self._mass: Tensor | None = None  # of these, (n,) float64
+        self._log_z: Tensor | None = None  # (n,) float64
+        self._answer_scores: Tensor | None = None  # (n, k), nan where there is no answer
 
     def __repr__(self) -> str:
         """Return one line with the settings and the size of the bank."""
@@ -143,8 +187,8 @@ class PopularityCorrection:
         if self._bank is None:
             state = ["not fitted"]
         else:
-            state = [f"queries={len(self._bank)}", f"dimensions={self._bank.shape[1]}"]
-            state += [] if self._log_z is not None else ["no candidates yet"]
+            count = int(self._bank.any(dim=1).sum())
+            state = [f"queries={count}", f"dimensions={self._bank.shape[1]}"]
         return f"PopularityCorrection({', '.join(settings + state)})"
 
     @property
@@ -157,44 +201,43 @@ class PopularityCorrection:
     def fit(
         self,
         queries: Features,
-        candidates: Features | None = None,
+        gallery: Features,
+        answers: Integers | None = None,
+        demand: Vector | None = None,
         *,
+        items: bool = False,
         pairs: tuple[Features, Features, Integers] | None = None,
         exclude: Integers | None = None,
-        query_weight: Vector | None = None,
-        candidate_weight: Vector | None = None,
         transductive: bool = False,
-        **options: Any,
     ) -> Self:
-        """Solve for the popularity of candidates among queries; labels are not needed.
-
-        If items search one another, such as sentences that are compared, or if there is no log of queries, give the
-        items as both: `fit(items, items)`. A query does not count for items that equal it.
+        """Solve for the popularity of the gallery's items among queries; labels are not needed.
 
         Args:
-            queries: Features of queries of the kind that will be asked, (n, d), unit norm. Equal queries count once.
-            candidates: Features of the items that they choose from, (m, d), unit norm. None: the first gallery that
-                `bias` or `gallery` is called with; items of later calls are added to it without solving again.
+            queries: Features of queries of the kind that will be asked, (n, d), unit norm. Equal queries count once,
+                and similar ones little more. Without a log, encode titles or first sentences of the items, and give
+                the item of each as its answer.
+            gallery: Features of the items that they choose from, (m, d), unit norm.
+            answers: Known answers, such as clicks: the gallery's row per query, (n,), -1 for none, or links (k, 2) of
+                rows (query, item). A query does not count as crowding for its answers.
+            demand: How often each item is wanted, (m,), up to a factor. At the solution, items are chosen in these
+                proportions. To rank by it, add `boost=fix.temperature * demand.log()` in `gallery` or `bias`.
+            items: The items themselves are the queries, because items search items. Without it, queries that are mostly
+                rows of the gallery are refused: they are of another kind than queries that people type.
             pairs: Labeled pairs to choose temperature and strength on, unless both were given to the constructor:
                 (queries, gallery, links), with links (n, 2) of rows (query, right answer). Of 4 temperatures and 4
                 strengths, those with the highest mean reciprocal rank among the first ten are chosen if they are
                 better than the default by more than one standard error, and else the default.
             exclude: Per query of `pairs`, a row of their gallery that it must not find; -1 for none. If these queries
                 are rows of the gallery, pass their rows, so that none finds itself.
-            query_weight: Weights of the queries up to a factor, (n,). Do not pass how often each is asked: the
-                correction would push back what people want most.
-            candidate_weight: Weights of the candidates up to a factor, (m,).
-            transductive: The queries are the ones that will be asked, all of them, and the candidates are the gallery.
-                By default the temperature is then 0.4 standard deviations of the scores and the strength 1, because
-                zeta may describe single queries. Results must be reported as transductive.
-            options: Of `solve`: method, tolerance and others; not those of the constructor.
+            transductive: The queries are the ones that will be asked, all of them. All count the same, there is no
+                prior count, and the default temperature is 0.4 standard deviations of the scores, because zeta may
+                describe single queries. Results must be reported as transductive.
 
         Returns:
             The correction itself.
 
         Raises:
-            ValueError: If features have a wrong type or shape, are not finite, or do not have unit norm.
-            TypeError: If an option is unknown, or belongs to the constructor.
+            ValueError: If an argument has a wrong type, shape or value; the message names it.
 
         Example:
             >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
@@ -203,139 +246,141 @@ class PopularityCorrection:
             True
 
         """
-        _check_options(options)
         self.temperature, self.strength = self._asked
         self._bank = None  # so that features of another width than those of an earlier fit are accepted
-        rows = evenly_spaced(len(queries), self.bank_size)
-        bank = self._rows("queries", queries)[rows]
-        mass = None
-        if query_weight is not None:
-            mass = as_vector("query_weight", query_weight, len(queries))[rows]
-        elif not transductive:
-            bank = bank[distinct_rows(bank)]
-        if len(bank) < 2:
-            what = "1 row" if len(queries) == 1 else "only equal rows"
+        asked = self._rows("queries", queries)
+        found = self._rows("gallery", gallery)
+        if len(found) < 2:
+            raise ValueError("gallery has 1 row; there is nothing to correct")
+        if not items and not transductive:
+            _refuse_items(asked, found)
+        # -- the queries that count: without repetitions, then at most `bank_size`
+        rows = torch.arange(len(asked)) if transductive else distinct_rows(asked)
+        rows = rows[evenly_spaced(len(rows), self.bank_size)]
+        if len(rows) < 2:
+            what = "1 row" if len(asked) == 1 else "only equal rows"
             raise ValueError(f"queries has {what}; a bank needs at least two queries")
+        bank = asked[rows]
+        weight = torch.ones(len(bank), dtype=torch.float64, device=bank.device) if transductive else query_weights(bank)
+        scores = None if answers is None else _answer_scores(asked, found, rows, answers)
+        # -- the candidates, and the prior count
+        chosen = evenly_spaced(len(found), self.bank_size)
+        candidates = found[chosen].to(bank)
+        wanted = None if demand is None else _positive("demand", demand, len(found))[chosen]
+        if self.prior > 0 and not transductive:
+            bank = torch.cat([bank, bank.new_zeros(1, bank.shape[1])])
+            weight = torch.cat([weight, weight.new_tensor([self.prior * len(candidates)])])
+            scores = None if scores is None else torch.cat([scores, scores.new_full((1, scores.shape[1]), math.nan)])
         self._bank = bank
-        self._mass = mass
-        self._log_z = None
-        self._transductive = transductive
-        self._options = {"tolerance": TOLERANCE} | options
-        if candidates is None:
-            if candidate_weight is not None:
-                raise ValueError("candidate_weight needs candidates")
-            if pairs is not None:
-                candidates = pairs[1]
-        if candidates is not None:
-            rows = evenly_spaced(len(candidates), self.bank_size)
-            chosen = self._rows("candidates", candidates)[rows]
-            if candidate_weight is not None:
-                candidate_weight = as_vector("candidate_weight", candidate_weight, len(candidates))[rows]
-            if pairs is None or None not in self._asked:
-                self._solve(chosen, candidate_weight)
-            else:
-                self._tune(chosen, candidate_weight, *pairs, exclude)
-        return self
-
-    def _solve(self, candidates: Tensor, weight: Vector | None = None) -> None:
-        """Find the partition functions of the bank's queries."""
-        assert self._bank is not None
-        if len(candidates) < 2:
-            raise ValueError("candidates has 1 row; a bank needs at least two candidates")
-        candidates = candidates.to(self._bank.device)
-        by_default = self.temperature is None and not self._transductive
+        self._mass = weight * (len(candidates) / weight.sum())
+        self._answer_scores = None if scores is None else scores.to(bank)
+        scale = score_std(asked[rows], candidates)
         if self.temperature is None:
-            self.temperature = self._default_temperature(candidates)
-        result = solve(
-            checked_rows(self._bank),
-            checked_rows(candidates),
-            temperature=self.temperature,
-            x_weight=self._mass,
-            y_weight=weight,
-            exclude_copies=self._is_exact(len(candidates)),
-            **self._options,
-        )
-        assert result.problem.x is not None
-        self._bank = result.problem.x[:]
-        self._mass = result.problem.a
-        self._log_z = result.log_z
+            self.temperature = (TRANSDUCTIVE_FACTOR if transductive else DEFAULT_FACTOR) * scale
         if self.strength is None:
             self.strength = DEFAULT_STRENGTH
-            if by_default:
-                reliability = zeta_reliability(self._bank, self._mass, self._log_z, candidates, self.temperature)
-                self.strength = default_strength(reliability)
+        if pairs is None or None not in self._asked:
+            self._solve(candidates, wanted)
+        else:
+            self._tune(candidates, wanted, scale, *pairs, exclude)
+        return self
 
-    def _is_exact(self, candidates: int) -> bool:
-        """Return whether `solve` computes all scores; the sparse method cannot exclude copies."""
-        assert self._bank is not None
-        method = self._options.get("method", "auto")
-        return method != "sparse" and (method != "auto" or len(self._bank) * candidates <= EXACT_SCORES)
+    def _solve(self, candidates: Tensor, wanted: Tensor | None) -> None:
+        """Find the partition functions of the bank's queries at the present temperature."""
+        problem = self._problem(candidates)
+        if wanted is not None:
+            problem = replace(problem, b=wanted.to(problem.b) * (len(wanted) / wanted.sum()))
+        self._log_z = Solver(tolerance=TOLERANCE, max_iterations=PASSES)(problem).log_z
 
-    def _default_temperature(self, candidates: Tensor) -> float:
-        """Find a temperature without labels."""
-        assert self._bank is not None
-        if self._transductive:
-            return TRANSDUCTIVE_FACTOR * score_std(self._bank, candidates)
-        queries = self._bank
-        weight = self._mass
-        if weight is not None:
-            queries = queries[weight > 0]
-            weight = weight[weight > 0]
-        return default_temperature(queries, candidates, weight, self.strength)
+    def _problem(self, y: Tensor) -> Problem:
+        """Return the problem of the bank's queries with some items."""
+        assert self._bank is not None and self._mass is not None and self.temperature is not None
+        return Problem(
+            self.temperature,
+            self._mass,
+            torch.ones(len(y), dtype=torch.float64, device=y.device),
+            self._bank.dtype,
+            self._bank,
+            y,
+            exclude_copies=True,
+            answer_scores=self._answer_scores,
+        )
 
     def _tune(
         self,
         candidates: Tensor,
-        weight: Vector | None,
+        wanted: Tensor | None,
+        scale: float,
         queries: Features,
         gallery: Features,
         links: Integers,
         exclude: Integers | None,
     ) -> None:
         """Choose temperature and strength on labeled pairs."""
-        assert self._bank is not None
         asked = self._rows("queries", queries)
-        items = self._rows("gallery", gallery)
-        temperature, strength = self._asked
-        depth = min(TUNING_DEPTH, len(gallery) - (exclude is not None))
-        scale = score_std(self._bank, candidates)
-        temperatures = [factor * scale for factor in TEMPERATURE_FACTORS] if temperature is None else [temperature]
-        strengths = STRENGTHS if strength is None else (strength,)
-        found: dict[tuple[float, float], Tensor] = {}  # reciprocal ranks of each setting
-        log_z: dict[float, Tensor | None] = {}
-
-        def measure(settings: Iterable[float]) -> None:
-            assert self.temperature is not None
-            log_z[self.temperature] = self._log_z
-            zeta = self._zeta(items)
-            for factor in settings:
-                _, rows = nearest(asked, items, depth, factor * zeta, exclude)
-                found[self.temperature, factor] = reciprocal_ranks(rows, links, len(items))
-
-        self._solve(candidates, weight)
+        found = self._rows("gallery", gallery)
+        depth = min(TUNING_DEPTH, len(found) - (exclude is not None))
         assert self.temperature is not None and self.strength is not None
-        first = self.temperature, self.strength
-        measure([self.strength])
-        for tried in temperatures:
-            self.temperature = tried
-            self.strength = DEFAULT_STRENGTH
-            self._solve(candidates, weight)
-            measure(strengths)
-        best = max(found, key=lambda setting: float(found[setting].mean()))
+        default = self.temperature, self.strength
+        temperatures = {self.temperature}
+        if self._asked[0] is None:
+            temperatures |= {factor * scale for factor in TEMPERATURE_FACTORS}
+        strengths = {self.strength}
+        if self._asked[1] is None:
+            strengths |= set(STRENGTHS)
+        reciprocal: dict[tuple[float, float], Tensor] = {}
+        log_z: dict[float, Tensor | None] = {}
+        for self.temperature in sorted(temperatures):
+            self._solve(candidates, wanted)
+            log_z[self.temperature] = self._log_z
+            zeta = self._zeta(found)
+            for strength in sorted(strengths):
+                _, rows = nearest(asked, found, depth, strength * zeta, exclude)
+                reciprocal[self.temperature, strength] = reciprocal_ranks(rows, links, len(found))
+        best = max(reciprocal, key=lambda setting: float(reciprocal[setting].mean()))
         # The best of many settings on a few hundred queries is often the luckiest one. The default is kept unless the
         # gain is more than its standard error.
-        gain = found[best] - found[first]
-        chosen = best if len(gain) > 1 and gain.mean() > gain.std() / math.sqrt(len(gain)) else first
-        self.temperature, self.strength = chosen
+        gain = reciprocal[best] - reciprocal[default]
+        is_better = len(gain) > 1 and gain.mean() > gain.std() / math.sqrt(len(gain))
+        self.temperature, self.strength = best if is_better else default
         self._log_z = log_z[self.temperature]
+
+    def check(self, queries: Features) -> BankCheck:
+        """Test, without labels, whether queries that are asked are like the bank; some 50 are enough.
+
+        Args:
+            queries: Features of queries that were really asked, (n, d), unit norm, n >= 10.
+
+        Returns:
+            The p-value of a two-sample test (`bank.same_kind`). If it is at most 0.01, the bank is of another kind or
+            about another part of the gallery, and the correction may do harm.
+
+        Raises:
+            ValueError: If the correction is not fitted, or there are fewer than ten different queries.
+
+        Example:
+            >>> x = torch.nn.functional.normalize(torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+            >>> fix = PopularityCorrection(temperature=0.5).fit(x[:40], x[80:])
+            >>> fix.check(x[40:80]).fits, fix.check(-x[40:80].abs()).fits
+            (True, False)
+
+        """
+        if self._bank is None:
+            raise ValueError(f"{self!r} has no bank; call fit(queries, gallery) first")
+        rows = self._rows("queries", queries)
+        asked = rows[distinct_rows(rows)]
+        if len(asked) < FEWEST_TO_CHECK:
+            raise ValueError(f"queries has {len(asked)} different rows; the check needs at least {FEWEST_TO_CHECK}")
+        return BankCheck(same_kind(self._bank[self._bank.any(dim=1)], asked))
 
     # -- using it ------------------------------------------------------------------------------------------------------
 
-    def bias(self, gallery: Features, *, center: bool = True) -> Tensor:
+    def bias(self, gallery: Features, *, center: bool = True, boost: Vector | None = None) -> Tensor:
         """Return the bias to subtract from the scores of each item.
 
         Args:
             gallery: Features of the items, (n, d), unit norm; also a memory-mapped array, which is read in blocks.
+            boost: Any static score per item to add to its scores, (n,): sales, recency, trust, demand.
             center: Subtract the mean, which does not change any ranking. With False, the biases of two calls have the
                 same constant, so that items of both can be ranked together.
 
@@ -346,10 +391,16 @@ class PopularityCorrection:
             ValueError: If the correction is not fitted, or features have a wrong type, shape or norm.
 
         """
-        zeta = self._zeta(self._rows("gallery", gallery))
+        bias = self._bias(self._rows("gallery", gallery), boost)
+        return bias.sub_(bias.mean() if center else 0).to(self._dtype)
+
+    def _bias(self, gallery: Rows, boost: Vector | None) -> Tensor:
+        """Return strength * zeta - boost in float64, with the constant of the fit."""
+        zeta = self._zeta(gallery)
         assert self.strength is not None
-        bias = self.strength * (zeta - zeta.mean() if center else zeta)
-        return bias.to(self._dtype)
+        if boost is None:
+            return self.strength * zeta
+        return self.strength * zeta - as_vector("boost", boost, len(gallery)).to(zeta)
 
     def _rows(self, name: str, value: Features) -> Rows:
         """Check features: their values, and that their width is the bank's."""
@@ -365,30 +416,13 @@ class PopularityCorrection:
         return rows
 
     def _zeta(self, gallery: Rows) -> Tensor:
-        """Return zeta of each item in float64, with the constant of the fit, and solve first if that is still due."""
-        if self._bank is None:
-            raise ValueError("the correction is not fitted; call fit(queries, candidates) first")
-        if self._log_z is None:
-            self._solve(gallery[evenly_spaced(len(gallery), self.bank_size)])
-        assert self._log_z is not None and self._mass is not None and self.temperature is not None
+        """Return zeta of each item in float64, with the constant of the fit."""
+        if self._bank is None or self._log_z is None:
+            raise ValueError("the correction is not fitted; call fit(queries, gallery) first")
         zeta = []
         for _, features in gallery.blocks():
-            y = features.to(self._bank)
-            ones = torch.ones(
-                len(y),
-                dtype=torch.float64,
-                device=y.device,
-            )
-            problem = Problem(
-                self.temperature,
-                self._mass,
-                ones,
-                self._bank.dtype,
-                self._bank,
-                y,
-                exclude_copies=True,
-            )
-            zeta.append(self.temperature * log_column_sums(problem, torch.zeros_like(ones), self._log_z))
+            problem = self._problem(features.to(self._bank))
+            zeta.append(problem.temperature * log_column_sums(problem, torch.zeros_like(problem.b), self._log_z))
         return torch.cat(zeta)
 
     @property
@@ -396,7 +430,7 @@ class PopularityCorrection:
         assert self._bank is not None
         return self._bank.dtype
 
-    def gallery(self, vectors: Features, metric: Metric = "ip") -> Tensor:
+    def gallery(self, vectors: Features, metric: Metric = "ip", boost: Vector | None = None) -> Tensor:
         """Return the items with the coordinates that correct the ranking of an index.
 
         Items that are added to the index later need no other call, and rows that are in the index stay valid.
@@ -405,6 +439,8 @@ class PopularityCorrection:
             vectors: Features of the items, (n, d), unit norm.
             metric: What the index compares: "ip" (inner product), "cosine" or "l2" (Euclidean distance). It must be the
                 same in `queries`; a mismatch of "ip" and "l2", which have the same width, cannot be detected.
+            boost: Any static score per item to add to its scores, (n,); with "ip" only, because the other metrics need
+                to know its range before the first item is added.
 
         Returns:
             (n, d + 1); (n, d + 2) for "cosine". At least float32.
@@ -416,9 +452,9 @@ class PopularityCorrection:
         """
         check_metric(metric)
         rows = self._rows("vectors", vectors)
-        zeta = self._zeta(rows)
-        assert self.strength is not None
-        bias = (self.strength * zeta).to(self._dtype).double()  # equal to `bias`, bit for bit
+        if boost is not None and metric != "ip":
+            raise ValueError(f'boost with metric={metric!r}; it needs metric="ip"')
+        bias = self._bias(rows, boost).to(self._dtype).double()  # equal to `bias`, bit for bit
         features = rows[:]
         bias = bias.to(features.device)
         if metric == "ip":
@@ -481,20 +517,23 @@ class PopularityCorrection:
             path: The file to create or replace. It holds the bank's queries, two numbers per query, and the settings.
 
         Raises:
-            ValueError: If the correction is not fitted, or its candidates are not known yet.
+            ValueError: If the correction is not fitted.
             OSError: If the file cannot be written.
 
         """
         if self._bank is None or self._mass is None or self._log_z is None:
-            raise ValueError(f"{self!r} cannot be saved; call fit(queries, candidates) first")
+            raise ValueError(f"{self!r} cannot be saved; call fit(queries, gallery) first")
         tensors = {
             "queries": self._bank,
             "mass": self._mass,
             "log_z": self._log_z,
         }
+        if self._answer_scores is not None:
+            tensors["answer_scores"] = self._answer_scores
         settings = {
             "temperature": self.temperature,
             "strength": self.strength,
+            "prior": self.prior,
             "normalize": self.normalize,
             "bank_size": self.bank_size,
         }
@@ -518,7 +557,7 @@ class PopularityCorrection:
 
         Example:
             >>> import tempfile
-            >>> fix = PopularityCorrection(temperature=0.5).fit(torch.eye(3), torch.eye(3))
+            >>> fix = PopularityCorrection(temperature=0.5).fit(torch.eye(3), torch.eye(3), items=True)
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     fix.save(f"{folder}/fix.safetensors")
             ...     PopularityCorrection.load(f"{folder}/fix.safetensors")
@@ -533,11 +572,14 @@ class PopularityCorrection:
                 if FORMAT not in metadata:
                     raise ValueError(f"it was not written by {cls.__name__}.save")
                 settings = json.loads(metadata[FORMAT])
-                tensors = {name: file.get_tensor(name) for name in ("queries", "mass", "log_z")}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             fix = cls(**settings)
-            fix._bank = as_features("queries", tensors["queries"])
+            fix._bank = as_features("queries", tensors["queries"], "any")
+            check_norms("queries", fix._bank[fix._bank.any(dim=1)], "unit")
             size = len(fix._bank)
-            fix._mass, fix._log_z = (as_vector(name, tensors[name], size) for name in ("mass", "log_z"))
+            fix._mass = as_vector("mass", tensors["mass"], size)
+            fix._log_z = as_vector("log_z", tensors["log_z"], size)
+            fix._answer_scores = tensors.get("answer_scores")
             if None in fix._asked or bool((fix._mass < 0).any()) or not bool(fix._mass.sum() > 0):
                 raise ValueError("a setting or a weight is missing")
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
@@ -545,37 +587,49 @@ class PopularityCorrection:
         return fix
 
 
-def distinct_rows(features: Tensor) -> Tensor:
-    """Return the rows of a matrix without repetitions, each by its first row number, in ascending order.
-
-    Example:
-        >>> distinct_rows(torch.tensor([[1.0], [0.0], [1.0]])).tolist()
-        [0, 1]
-
-    """
-    _, number = torch.unique(
-        features,
-        dim=0,
-        return_inverse=True,
-    )
-    rows = torch.arange(len(features), device=features.device)
-    first = torch.full_like(rows, len(rows)).scatter_reduce_(0, number, rows, "amin")
-    return first[first < len(rows)].sort().values
+def _refuse_items(queries: Rows, gallery: Rows) -> None:
+    """Raise a ValueError if most queries are rows of the gallery."""
+    same = torch.isin(row_hashes(queries), row_hashes(gallery)).double().mean()
+    if same > 0.5:
+        raise ValueError(
+            f"queries: {same:.0%} of them are rows of the gallery; give queries of the kind that people ask, or "
+            "items=True if items search items"
+        )
 
 
-def _check_options(options: Iterable[str]) -> None:
-    """Raise a TypeError for an option of `fit` that `solve` does not take."""
-    allowed = [name for name in inspect.signature(solve).parameters if name not in RESERVED]
-    for name in options:
-        if name in CONSTRUCTOR:
-            raise TypeError(f"fit() takes no {name}; give it to the constructor: PopularityCorrection({name}=...)")
-        if name not in allowed:
-            raise TypeError(f"fit() takes no option {name}; options of solve that are allowed: {', '.join(allowed)}")
+def _answer_scores(queries: Rows, gallery: Rows, rows: Tensor, answers: Integers) -> Tensor:
+    """Return the scores of the answers of the distinct queries `rows`, (n, k), nan where there are fewer."""
+    links: Integers = answers
+    if np.ndim(answers) == 1:
+        row = as_integers("answers", answers, len(queries))
+        links = torch.stack([torch.arange(len(row), device=row.device), row], dim=1)[row != -1]
+        if not len(links):
+            return torch.full((len(rows), 1), math.nan)
+    links = as_links("answers", links, len(queries), len(gallery), ("queries", "gallery")).cpu()
+    # a query that is asked again brings its answers to the row that stands for it
+    _, number = row_hashes(queries).unique(return_inverse=True)
+    place = torch.full((int(number.max()) + 1,), -1).scatter_(0, number[rows], torch.arange(len(rows)))
+    links = torch.stack([place[number[links[:, 0]]], links[:, 1]], dim=1)
+    links = links[links[:, 0] >= 0].unique(dim=0)
+    counts = torch.bincount(links[:, 0], minlength=len(rows))
+    column = torch.arange(len(links)) - (counts.cumsum(0) - counts)[links[:, 0]]
+    scores = torch.full((len(rows), max(1, int(counts.max()))), math.nan, dtype=torch.float64)
+    pairs = queries[rows[links[:, 0]]].double() * gallery[links[:, 1]].double()
+    scores[links[:, 0], column] = pairs.sum(dim=1).cpu()
+    return scores
 
 
-def as_strength(value: Any) -> float:
+def _positive(name: str, value: Vector, size: int) -> Tensor:
+    """Return a vector whose values are all positive, or raise a ValueError that names it."""
+    vector = as_vector(name, value, size)
+    if not bool((vector > 0).all()):
+        raise ValueError(f"{name} has minimum {float(vector.min()):g}; values must be positive")
+    return vector
+
+
+def as_share(name: str, value: Any) -> float:
     """Return `value` as a finite number of at least 0, or raise a ValueError that names it."""
-    return 0.0 if value == 0 else as_positive("strength", value)
+    return 0.0 if value == 0 else as_positive(name, value)
 
 
 def check_metric(metric: str) -> None:

@@ -34,6 +34,7 @@ from nuclr.arrays import (
 
 COPY_COSINE = 1 - 1e-5  # above it, two vectors are copies of one another: float16 rounding passes
 COPY_LOGIT = -1e4  # of a pair that is excluded; finite, so that a row of such pairs has a maximum
+SAME_SCORE = 1e-4  # a candidate whose score is this near to that of an answer is the answer
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +53,8 @@ class Problem:
         scores: (n_x, n_y), instead of features.
         norms: What holds for the norms of features: "unit" (checked), "normalize" (scaled to 1) or "any".
         exclude_copies: Whether an anchor does not choose candidates that equal it.
+        answer_scores: (n_x, k), scores of the candidates that an anchor does not choose because they are its answers;
+            nan if there are fewer. A candidate is known by its score, so that candidates can be exchanged.
 
     """
 
@@ -64,6 +67,7 @@ class Problem:
     scores: Tensor | None = None
     norms: Norms = "unit"
     exclude_copies: bool = False
+    answer_scores: Tensor | None = None
 
     def __repr__(self) -> str:
         """Return one line with the sizes."""
@@ -89,6 +93,7 @@ class Problem:
             a=self.a[rows],
             x=x,
             scores=None if self.scores is None else self.scores[rows],
+            answer_scores=None if self.answer_scores is None else self.answer_scores[rows],
         )
 
     @cached_property
@@ -125,6 +130,9 @@ class Problem:
         logits = torch.mm(x, self.y[columns].T, out=out)
         if self.exclude_copies:
             logits.masked_fill_(copies(self.x[rows], self.y[columns], logits * self.temperature), COPY_LOGIT)
+        if self.answer_scores is not None:
+            for own in (self.answer_scores[rows] / self.temperature).to(logits).unbind(dim=1):
+                logits.masked_fill_((logits - own[:, None]).abs() < SAME_SCORE / self.temperature, COPY_LOGIT)
         return logits.add_(shift[columns])
 
 
