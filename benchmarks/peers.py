@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.popularity.defaults import score_std
+from nuclr.popularity.bank import score_std
 
 SETTINGS = 16
 TEMPERATURES = tuple(np.geomspace(0.1, 1.6, SETTINGS).round(3).tolist())

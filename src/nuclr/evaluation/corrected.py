@@ -31,7 +31,7 @@ from nuclr.popularity.correction import (
     TEMPERATURE_FACTORS,
     PopularityCorrection,
 )
-from nuclr.popularity.defaults import score_std
+from nuclr.popularity.bank import score_std
 
 K = 10  # results of a query whose hubness is measured
 LARGEST = 4000  # anchors, and candidates: enough for a correlation, and about a second of work

@@ -19,7 +19,7 @@ never touches to none. Neither says anything about hubs, so three things keep th
   out j = i. Answers are left out of the column sum and of Z, which keeps the problem convex.
 
 A query does not count for items that equal it either. The temperature is 0.6 standard deviations of the scores, at
-which zeta does not describe single queries.
+which zeta does not describe single queries, and the strength falls if zeta is noise all the same (`reliability`).
 
 The bank may consist of training pairs, so that nothing of a test set is used. If the test queries themselves are the
 bank, the result is *transductive* and must be reported as such.
@@ -73,6 +73,7 @@ from nuclr.popularity.bank import distinct_rows, query_weights, row_hashes, same
 from nuclr.popularity.hubs import nearest, reciprocal_ranks
 from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.problem import Problem
+from nuclr.popularity.reliability import default_strength, zeta_reliability
 from nuclr.popularity.solver import Solver
 
 Metric = Literal["ip", "cosine", "l2"]
@@ -129,7 +130,8 @@ class PopularityCorrection:
     Args:
         temperature: Of the popularity problem, not the one used in training; a higher temperature corrects more
             coarsely. None: 0.6 standard deviations of the scores, or tuned if `fit` gets labeled pairs.
-        strength: Factor on zeta. None: 1, or tuned if `fit` gets labeled pairs.
+        strength: Factor on zeta. None: between 0 if zeta is sampling noise of the bank, and 0.75 (`reliability`), or
+            tuned if `fit` gets labeled pairs; 1 if the temperature is given.
         prior: How often each item counts as chosen before the queries are read. Larger values correct less where
             the log says little; 0 lifts items that no query is near to without a bound.
         normalize: Scale all features to unit norm. Without it, features of other norms are refused.
@@ -279,6 +281,10 @@ class PopularityCorrection:
             self.temperature = (TRANSDUCTIVE_FACTOR if transductive else DEFAULT_FACTOR) * scale
         if self.strength is None:
             self.strength = DEFAULT_STRENGTH
+            if self._asked[0] is None and not transductive:
+                self._solve(candidates, wanted)
+                assert self._log_z is not None
+                self.strength = default_strength(zeta_reliability(self._problem(candidates), self._log_z))
         if pairs is None or None not in self._asked:
             self._solve(candidates, wanted)
         else:
