@@ -285,27 +285,24 @@ class Study:
     def run(
         self,
         workers: int | None,
-        rows: Sequence[Row] | None = None,
         done: Callable[[], object] = lambda: None,
     ) -> None:
         """Train and measure what is missing.
 
         Args:
             workers: Number of runs at the same time. None: one per CPU core, or one on a GPU.
-            rows: Rows to work on; None: all.
             done: Called after every run.
 
         Raises:
             nuclr.runs.jobs.Stop: On SIGINT or SIGTERM, after all workers have written checkpoints.
 
         """
-        chosen = self.plan.rows if rows is None else rows
-        on_cpu = pick_device(chosen[0].base.device).type == "cpu"
+        on_cpu = pick_device(self.plan.rows[0].base.device).type == "cpu"
         size = workers or (cpu_cores() if on_cpu else 1)
         # What tuning chose is known only when its runs have ended.
         for title, runs_of in (("runs to tune", self._grid_runs), ("runs with all seeds", self._final_runs)):
             needed: dict[str, tuple[Settings, set[str]]] = {}
-            for row in chosen:
+            for row in self.plan.rows:
                 for run, groups in runs_of(row):
                     needed.setdefault(run.name, (run, set()))[1].update(groups)
             missing = [self.job(run, groups) for run, groups in needed.values() if not self.is_done(run, groups)]

@@ -61,7 +61,7 @@ class Measures:
         largest: the largest N_k.
         mean: the mean N_k.
         histogram: number of items by N_k, from 0 to 500 and more.
-        recall: by depth, as text; None if no right answers are known.
+        recall: by depth, as text; empty if no right answers are known.
 
     """
 
@@ -71,11 +71,11 @@ class Measures:
     largest: int
     mean: float
     histogram: list[int]
-    recall: dict[str, float] | None = None
+    recall: dict[str, float] = field(default_factory=dict)
 
     def texts(self, k: int) -> dict[str, str]:
         """Return the main measures by their labels."""
-        recall = {f"recall@{depth}": f"{value:.1%}" for depth, value in (self.recall or {}).items()}
+        recall = {f"recall@{depth}": f"{value:.1%}" for depth, value in self.recall.items()}
         return {
             "items that nobody finds": f"{self.never_found:.1%}",
             "results that are the 1 % largest hubs": f"{self.top_share:.1%}",
@@ -324,7 +324,7 @@ def hubness_report(
         chance=_measure_chance(len(counted), len(items), k, known),
         correlation=correlation if math.isfinite(correlation) else None,
         links=str(links) if isinstance(links, str | Path) else None if links is None else "links",
-        labeled=0 if known is None else len(np.unique(known[:, 0])),
+        labeled=len(np.unique(known[:, 0])),
         recall_change=found.recall_change(tried),
         hubs=found.hubs(),
         found_again=found.found_again(),
@@ -410,7 +410,7 @@ def judge(report: HubnessReport) -> tuple[str, bool]:
 def _is_at_chance(report: HubnessReport) -> bool:
     """Return whether recall with a file of links is hardly above that of random results, as if the links were wrong."""
     chance = report.chance.recall
-    if report.links is None or not (chance and report.plain.recall and report.corrected.recall):
+    if report.links is None or not chance:
         return False
     deepest = max(chance, key=int)
     best = max(report.plain.recall[deepest], report.corrected.recall[deepest])
@@ -535,7 +535,8 @@ def _check_sizes(search: Search, k: int) -> None:
         raise UserError(f"--k {k}: {gallery.name} has {most} items that a query can find")
 
 
-def _known_links(search: Search, links: str | Path | Integers | None) -> np.ndarray | None:
+def _known_links(search: Search, links: str | Path | Integers | None) -> np.ndarray:
+    """Return rows (query, right answer), (n, 2); none if they are not known."""
     sizes = len(search.queries), len(search.gallery)
     if links is None:
         return find_links(search.queries, search.gallery)
@@ -568,7 +569,7 @@ def split_queries(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _tuning_halves(
     rows: np.ndarray,
-    links: np.ndarray | None,
+    links: np.ndarray,
     one_set: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Divide queries into those that choose the settings and those that are counted.
@@ -588,7 +589,7 @@ def _tuning_halves(
     from nuclr.runs.features import merge_groups
 
     chosen_on = rows[:0]
-    known = np.empty((0, 2), np.int64) if links is None else links[np.isin(links[:, 0], rows)]
+    known = links[np.isin(links[:, 0], rows)]
     labeled, first = np.unique(known[:, 0], return_index=True)
     if len(labeled) > 1:
         if one_set:  # a query and the item that it is belong together
@@ -603,12 +604,10 @@ def _tuning_halves(
     return chosen_on, np.setdiff1d(rows, chosen_on)
 
 
-def _links_among(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+def _links_among(links: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the links of some queries, numbered among them; `rows` are ascending."""
-    if links is None:
-        return None
     kept = links[np.isin(links[:, 0], rows)]
-    return np.stack([np.searchsorted(rows, kept[:, 0]), kept[:, 1]], axis=1) if len(kept) else None
+    return np.stack([np.searchsorted(rows, kept[:, 0]), kept[:, 1]], axis=1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -616,11 +615,13 @@ def _links_among(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | Non
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _measure(found: Hubness, links: np.ndarray | None) -> Measures:
+def _depths(k: int, links: np.ndarray) -> list[int]:
+    """Return the depths at which recall is measured: none without known answers."""
+    return [depth for depth in DEPTHS if depth <= k and len(links)]
+
+
+def _measure(found: Hubness, links: np.ndarray) -> Measures:
     counts = found.counts.numpy()
-    recall = None
-    if links is not None:
-        recall = {str(depth): found.recall(links, depth) for depth in DEPTHS if depth <= found.k}
     return Measures(
         never_found=found.never_found,
         skewness=found.skewness,
@@ -628,7 +629,7 @@ def _measure(found: Hubness, links: np.ndarray | None) -> Measures:
         largest=int(counts.max()),
         mean=float(counts.mean()),
         histogram=np.bincount(np.minimum(counts, LARGEST_COUNT)).tolist(),
-        recall=recall,
+        recall={str(depth): found.recall(links, depth) for depth in _depths(found.k, links)},
     )
 
 
@@ -636,15 +637,12 @@ def _measure_chance(
     queries: int,
     items: int,
     k: int,
-    links: np.ndarray | None,
+    links: np.ndarray,
 ) -> Measures:
     """Return what random results would measure."""
-    measures = _measure(chance_hubness(queries, items, k), None)
-    if links is None:
-        return measures
     answers = np.unique(np.unique(links, axis=0)[:, 0], return_counts=True)[1]
-    recall = {str(depth): float(np.mean(1 - (1 - depth / items) ** answers)) for depth in DEPTHS if depth <= k}
-    return replace(measures, recall=recall)
+    recall = {str(depth): float(np.mean(1 - (1 - depth / items) ** answers)) for depth in _depths(k, links)}
+    return replace(_measure(chance_hubness(queries, items, k), links[:0]), recall=recall)
 
 
 @dataclass(frozen=True)
@@ -657,7 +655,7 @@ class Comparison:
         plain: what they find by plain ranking.
         corrected: what they find by corrected ranking.
         bias: of all items.
-        links: rows (counted query, right answer), (m, 2); None if none are known.
+        links: rows (counted query, right answer), (m, 2).
 
     """
 
@@ -666,7 +664,7 @@ class Comparison:
     plain: Hubness
     corrected: Hubness
     bias: Tensor
-    links: np.ndarray | None
+    links: np.ndarray
 
     def recall_change(self, queries: Rows) -> dict[str, Interval]:
         """Return, per depth, the change of recall with its 95 % interval.
@@ -678,35 +676,33 @@ class Comparison:
             queries: features of the counted queries.
 
         """
-        if self.links is None:
-            return {}
         labeled = torch.from_numpy(np.unique(self.links[:, 0]))
         group = torch.unique(queries[labeled], dim=0, return_inverse=True)[1]
         changes = {}
-        for depth in DEPTHS:
-            if depth <= self.plain.k:
-                before, after = (found.hits(self.links, depth).double() for found in (self.plain, self.corrected))
-                changes[str(depth)] = change_interval(before, after, group)
+        for depth in _depths(self.plain.k, self.links):
+            before = self.plain.hits(self.links, depth).double()
+            after = self.corrected.hits(self.links, depth).double()
+            changes[str(depth)] = change_interval(before, after, group)
         return changes
 
     def hubs(self) -> list[FoundItem]:
         """Return the items that most queries find, each with queries that it crowds out."""
-        right: dict[int, set[int]] = {}
-        for query, item in [] if self.links is None else self.links.tolist():
-            right.setdefault(query, set()).add(item)
+        right = set(map(tuple, self.links.tolist()))
         worst = self.plain.worst(HUBS).tolist()
         return [self._item(row, crowds_out=self._crowded_out(row, right)) for row in worst if self.plain.counts[row]]
 
-    def _crowded_out(self, hub: int, right: dict[int, set[int]]) -> list[CrowdedOut]:
-        """Return queries that do not find the hub any more, with what they find instead."""
+    def _crowded_out(self, hub: int, right: set[tuple[int, ...]]) -> list[CrowdedOut]:
+        """Return queries that do not find the hub any more, with what they find instead.
+
+        First the queries that now find a right answer, then those for which the hub was near the top.
+        """
         examples = []
         for query in (self.plain.found == hub).any(dim=1).nonzero().flatten().tolist():
             before = self.plain.found[query].tolist()
             after = self.corrected.found[query].tolist()
             new = [item for item in after if item not in before]
             if hub not in after and new:
-                answers = [item for item in new if item in right.get(query, ())]
-                # First the queries that now find a right answer, then those for which the hub was near the top.
+                answers = [item for item in new if (query, item) in right]
                 examples.append((not answers, before.index(hub), query, (answers or new)[0]))
         crowded = []
         for is_wrong, position, query, item in sorted(examples)[:EXAMPLES]:
