@@ -135,7 +135,7 @@ class SetResult:
             values = [*(metrics[name] for metrics in self.rankings.values()), chance]
             label = metric.label.replace("k-", f"{self.facts.get('k', 'k')}-")
             cells = ["" if value is None else metric.text(value, 2) for value in values]
-            rows.append([f"{label}, {_words(direction)}" if direction else label, *cells])
+            rows.append([f"{label}, {direction.replace('_', ' ')}" if direction else label, *cells])
         width = max(28, 2 + max(len(row[0]) for row in rows))
         yield self.title
         for label, *cells in (["", *(COLUMNS[column] for column in self.rankings), "chance"], *rows):
@@ -143,14 +143,9 @@ class SetResult:
         for bank, gains in self.gains.items():
             for direction, gain in gains.items():
                 points = "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * x for x in asdict(gain).values()))
-                yield f"  {COLUMNS[bank]}: recall@1, {_words(direction)}, changes by {points}"
+                yield f"  {COLUMNS[bank]}: recall@1, {direction.replace('_', ' ')}, changes by {points}"
         yield from (f"  {note}" for note in self.notes)
         yield ""
-
-
-def _words(direction: str) -> str:
-    """Return a direction as a text: "image to text" for image_to_text."""
-    return direction.replace("_", " ")
 
 
 @dataclass(frozen=True)
@@ -223,8 +218,20 @@ class Corrector:
     queries: Bank | None = None
     val: str | None = None
 
-    def bank_of(self, x: Tensor, y: Tensor) -> Bank:
-        """Return the bank, or the x and y of a test set as their own bank."""
+    def bank_of(
+        self,
+        path: str,
+        x: Tensor,
+        y: Tensor,
+    ) -> Bank:
+        """Return the bank, or the x and y of a test set as their own bank.
+
+        Raises:
+            UserError: if the test set at this path is too small to correct.
+
+        """
+        if min(len(x), len(y)) < 2:
+            raise UserError(f"{path}: --correct needs at least two different items on each side")
         return Bank(x, y, transductive=True) if self.queries is None else self.queries
 
     def describe(self) -> dict[str, Any]:
@@ -424,7 +431,6 @@ def _retrieval(
     duplicates: str,
 ) -> SetResult:
     features = subject.pair_features(task.source, duplicates)
-    _refuse_small(task.path, correctors, features.x, features.y)
     pairs = task.source.pairs
     plain = retrieval_ranks(features.x, features.y, features.links)
     # If the correction is chosen on these pairs, each half of the x is ranked with the choice of the other half.
@@ -433,7 +439,7 @@ def _retrieval(
     halves: dict[str, list[dict[str, Any]]] = {}
     gains: dict[str, dict[str, Interval]] = {}
     for corrector in correctors:
-        bank = corrector.bank_of(features.x, features.y)
+        bank = corrector.bank_of(task.path, features.x, features.y)
         if crossed:
             ranks, chosen = cross_validated_ranks(features.x, features.y, features.links, bank, features.x_group)
             halves[corrector.bank] = [asdict(correction) for correction in chosen]
@@ -511,7 +517,6 @@ def _beir(
     texts: Any = task.queries, task.documents  # read one at a time: a corpus of texts need not be a list
     queries = encode_items(subject.model.x, texts[0], subject.encoding)
     documents = encode_items(subject.model.y, texts[1], subject.encoding)
-    _refuse_small(str(task.path), correctors, queries, documents)
 
     def rank(bias: Tensor | None = None) -> Metrics:
         return ranking_metrics(queries, documents, task.qrels, task.document_ids, bias, task.ignore)
@@ -520,7 +525,7 @@ def _beir(
     for corrector in correctors:
         # A corpus may be much larger than what popularity can be solved with.
         some = documents[evenly_spaced(len(documents), BANK_SIZE)]
-        bank = corrector.bank_of(queries[evenly_spaced(len(queries), BANK_SIZE)], some)
+        bank = corrector.bank_of(str(task.path), queries[evenly_spaced(len(queries), BANK_SIZE)], some)
         corrected[corrector.bank] = rank(corrector.correction.biases(bank, queries, documents)[1])
     held_out = None if subject.run is None or subject.run.val is None else subject.run.val.pairs
     chosen_here = (
@@ -570,13 +575,3 @@ def _probe(subject: Subject, task: Task) -> SetResult:
             "regularization": halves.regularization,
         },
     )
-
-
-def _refuse_small(
-    path: str,
-    correctors: Sequence[Corrector],
-    x: Tensor,
-    y: Tensor,
-) -> None:
-    if correctors and min(len(x), len(y)) < 2:
-        raise UserError(f"{path}: --correct needs at least two different items on each side")
