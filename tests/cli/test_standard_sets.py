@@ -97,17 +97,17 @@ def test_neighbors_of_a_standard_set(evaluate, tmp_path):
     ("name", "write", "missing", "message"),
     [
         ("mscoco", layouts.coco, "dataset_coco.json", "dataset_coco.json"),
-        ("mscoco", layouts.coco, "val2014", "/val2014: no such folder"),
+        ("mscoco", layouts.coco, "val2014", "/val2014"),
         ("mscoco", layouts.coco, "val2014/COCO_val2014_000000391898.jpg", "COCO_val2014_000000391898.jpg"),
-        ("flickr30k", layouts.flickr30k, "flickr30k-images", "/flickr30k-images: no such folder"),
-        ("cifar10", layouts.cifar10_binary, "cifar-10-batches-bin/test_batch.bin", "bin/test_batch.bin: no such file"),
+        ("flickr30k", layouts.flickr30k, "flickr30k-images", "/flickr30k-images"),
+        ("cifar10", layouts.cifar10_binary, "cifar-10-batches-bin/test_batch.bin", "bin/test_batch.bin"),
         ("cifar100", layouts.cifar100_binary, "cifar-100-binary", "an original archive, unpacked or not"),
         ("imagenet1k", layouts.imagenet1k, "LOC_synset_mapping.txt", "add classes.json"),
         ("imagenet1k", layouts.imagenet1k, "val/n01440764", "does not have 2 class folders"),
         ("imagenet-r", layouts.imagenet_r, "imagenet-r/n01440764/art_0.jpg", "3 test images"),
-        ("dtd", layouts.dtd, "dtd/labels/test1.txt", "dtd/labels/test1.txt: no such list"),
+        ("dtd", layouts.dtd, "dtd/labels/test1.txt", "dtd/labels/test1.txt"),
         ("dtd", layouts.dtd, "dtd/images/banded/banded_0002.jpg", "banded/banded_0002.jpg"),
-        ("food101", layouts.food101, "food-101/meta/test.txt", "food-101/meta/test.txt: no such list"),
+        ("food101", layouts.food101, "food-101/meta/test.txt", "food-101/meta/test.txt"),
     ],
 )
 def test_a_missing_file_is_named(refused, tmp_path, name, write, missing, message):

@@ -236,11 +236,12 @@ class Subject:
         takes = []
         for side, encoder in zip(SIDES, self._encoders(), strict=True):
             # Only the towers of vectors have a fixed width of inputs.
-            own = len(encoder.tower.mean) if isinstance(encoder.tower, VectorTower) and width is not None else width
-            if wanted in (None, side) and encoder.modality in (None, modality) and own == width:
+            own = len(encoder.tower.mean) if isinstance(encoder.tower, VectorTower) else None
+            fits = own is None or width in (None, own)
+            if wanted in (None, side) and encoder.modality in (None, modality) and fits:
                 return side
-            takes.append(f"{side}: {encoder.modality or 'tensor'}" + (f" of width {own}" if own is not None else ""))
-        needed = modality if width is None else f"{modality} of width {width}"
+            takes.append(f"{side}: {encoder.modality or 'tensor'}s" + (f" of width {own}" if own is not None else ""))
+        needed = f"{modality}s" if width is None else f"{modality}s of width {width}"
         where = "" if wanted is None else f" on side {wanted}"
         raise UserError(f"{name}: needs {needed}{where}, but {self.path} takes {', '.join(takes)}")
 

@@ -14,8 +14,8 @@ from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Data
 from nuclr.studies.engine import measure
-from nuclr.studies.evaluate.study import evaluate_subject
-from nuclr.studies.evaluate.tasks import open_labels, open_retrieval, open_subject
+from nuclr.studies.evaluate import evaluate_subject
+from nuclr.studies.tasks import open_labels, open_retrieval, open_subject
 from nuclr.training.loop import train
 from tests.data import layouts, make
 from tests.training import runs
@@ -107,7 +107,7 @@ def test_prompt_files_belong_to_sets_of_classes(trained, tmp_path, monkeypatch):
     assert (own.prompts, other.prompts) == (None, str(tmp_path / "prompts.txt")) and own.key != other.key
     hits = measure.class_hits(Run.open(run), measure.MeasuredSet(**dataclasses.asdict(other)))
     subject = open_subject(run, best=False, batch_size=None, device="cpu")
-    task = open_labels(cifar, Data(), zero_shot=True, prompts=tmp_path / "prompts.txt")
+    task = open_labels(cifar, Data(), kind="zero_shot", prompts=tmp_path / "prompts.txt")
     result = evaluate_subject(subject, [task]).sets["classification"]["cifar10"]
     assert result.facts["templates"] == ["a {}", "the {}"]
     assert hits["top"][:, 0].mean() == pytest.approx(result.plain["zero_shot_acc1"])
