@@ -9,7 +9,6 @@ from PIL import Image
 from tests.training import runs
 
 TEXTS = {
-    "empty.jsonl": "",
     "one.csv": "question,answer\nwho,me\n",
     "line.jsonl": '{"name": "a", "data": "b"}\n',
     "elsewhere.jsonl": '{"image": "gone.png", "caption": "a"}\n',
@@ -66,10 +65,8 @@ CASES = [
     (f"{VECTORS} data.bach_size=3", ["data.bach_size", "data.batch_size"]),
     (f"{VECTORS} data.batch_size=0", ["data.batch_size is 0"]),
     (f"{VECTORS} objective.name=nclr", ["objective.name is 'nclr'", "nuclr"]),
-    (f"{VECTORS} objective.tau_plus=0.1", ["objective.tau_plus"]),
     ("empty.yaml data.train=trian.npz", ["trian.npz", "train.npz"]),
     (f"{VECTORS} data.root=nowhere", ["nowhere"]),
-    ("empty.yaml data.train=empty.jsonl", ["empty.jsonl"]),
     ("empty.yaml data.train=no_y.npz", ["no_y.npz", "'y'"]),
     ("empty.yaml data.train=nan.npz", ["nan.npz", "7"]),
     ("empty.yaml data.train=bad_links.npz", ["bad_links.npz", "y_to_x[39] is 40"]),
@@ -77,7 +74,6 @@ CASES = [
     (f"{VECTORS} data.val=good.csv", ["data.val", "images"]),
     (f"{VECTORS} data.batch_size=500", ["500", "120"]),
     (f"{VECTORS} model.x.encoder=tiny_resnet", ["model.x.encoder", "'tiny_resnet'"]),
-    (f"{PICTURES} model.x.encoder=vectors", ["model.x.encoder", "'vectors'"]),
     (f"{PICTURES} model.x.encoder=tiny_resnett", ["tiny_resnett", "'tiny_resnet'"]),
     (f"{VECTORS} data.classes=builtin", ["data.classes", "vectors"]),
     (f"{PICTURES} data.classes=none", ["none"]),
@@ -95,7 +91,6 @@ CASES = [
     ("--resume", ["--resume", "nuclr train runs/NAME --resume"]),
     ("runs/nope --resume", ["runs/nope"]),
     ("pictures", ["pictures", "config.yaml", "data.train=pictures"]),
-    ("good.csv", ["data.train=good.csv"]),
     ("line.jsonl", ["data.train=line.jsonl"]),
     ("builtin", ["data.train=builtin"]),
     ("data.train=one.csv", ["data.train=one.csv"]),
@@ -103,7 +98,6 @@ CASES = [
     (f"{VECTORS} --epochs 3", ["--epochs", "schedule.epochs="]),
     ("--data my.csv", ["--data", "data.train="]),
     (f"{VECTORS} data.batch_size 16", ["data.batch_size="]),
-    ("data.batch_size 16", ["data.batch_size="]),
     (f"{VECTORS} --batch-size=3", ["data.batch_size=3"]),
     (f"{VECTORS} --dryrun", ["--dryrun", "--dry-run"]),
     (f"{PICTURES} data.train=*.tar", ["*.tar"]),

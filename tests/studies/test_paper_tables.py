@@ -46,18 +46,14 @@ def test_blocks_take_over_columns_and_published_values_have_two_forms(tmp_path):
     ("text", "named"),
     [
         (START + ROW + "rowz: []", "rowz"),
-        (START, "rows"),
         (START + ROW + "blocks: [{title: a, rows: [{config: c}]}]", "blocks"),
         (ROW, "columns"),
-        (START + "rows: [{lable: a, config: c}]", "lable"),
         (START + "rows: [{label: a}]", "config"),
         (START + ROW + "seeds: 1000000000000", "seeds"),
         (START + "rows: [{config: c, published: {COC: 1}}]", "COC"),
         (START + "rows: [{config: c, published: {COCO: 120}}]", "COCO"),
-        ("columns: [{title: COCO}]\n" + ROW, "test"),
         ("columns: [{test: dtd}, {test: dtd}]\n" + ROW, "dtd"),
         ("columns: [{test: dtd, title: Mean}]\n" + ROW, "Mean"),
-        (START + "blocks: [{title: a, hours: -1, rows: [{config: c}]}]", "hours"),
         ("- 1", "t.yaml"),
     ],
 )
