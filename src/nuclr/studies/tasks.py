@@ -30,7 +30,7 @@ from nuclr.evaluation.test_sets import (
     parse_standard,
 )
 from nuclr.files import is_run
-from nuclr.models import DualEncoder, Encoder, ImageFormat, build_model
+from nuclr.models import DualEncoder, ImageFormat, build_model
 from nuclr.models.towers import VectorTower
 from nuclr.popularity.correction import BANK_SIZE
 from nuclr.runs.components import check_tower_widths, make_class_loader, make_loader, open_pairs_like_run
@@ -212,11 +212,10 @@ class Subject:
     @property
     def image_size(self) -> int:
         """Height and width of the images that the model takes; 32 if it takes none."""
-        sizes = [encoder.inputs.size for encoder in self._encoders() if isinstance(encoder.inputs, ImageFormat)]
+        sizes = [
+            encoder.inputs.size for encoder in (self.model.x, self.model.y) if isinstance(encoder.inputs, ImageFormat)
+        ]
         return sizes[0] if sizes else 32
-
-    def _encoders(self) -> list[Encoder]:
-        return [self.model.x, self.model.y]
 
     def check(self, name: str, needs: Sequence[Need]) -> None:
         """Refuse a test set that the model does not take; two needs are two sides that are compared."""
@@ -234,7 +233,7 @@ class Subject:
         """
         wanted, modality, width = need
         takes = []
-        for side, encoder in zip(SIDES, self._encoders(), strict=True):
+        for side, encoder in zip(SIDES, (self.model.x, self.model.y), strict=True):
             # Only the towers of vectors have a fixed width of inputs.
             own = len(encoder.tower.mean) if isinstance(encoder.tower, VectorTower) else None
             fits = own is None or width in (None, own)
@@ -262,7 +261,7 @@ class Subject:
                 "seed": settings.seed,
                 "settings": content_hash(settings),
             }
-        for encoder in self._encoders():
+        for encoder in (self.model.x, self.model.y):
             if isinstance(encoder.inputs, ImageFormat):
                 facts["images"] = {
                     "size": encoder.inputs.size,
@@ -292,7 +291,7 @@ class Subject:
         """Return a bank of up to `size` distinct x, and as many y, of pairs (`bank_rows`)."""
         loader = self._loader(source.pairs)
         features = []
-        for side, encoder in zip(SIDES, self._encoders(), strict=True):
+        for side, encoder in zip(SIDES, (self.model.x, self.model.y), strict=True):
             chosen = source.numbers[bank_rows(source.pairs.sides[side].ids[source.numbers], size).numpy()]
             features.append(encode_side(encoder, loader, side, chosen, self.encoding))
         return Bank(features[0], features[1])
