@@ -13,7 +13,7 @@ from nuclr.errors import UserError
 if TYPE_CHECKING:
     from nuclr.runs.features import Embeddings
     from nuclr.runs.settings import Data
-    from nuclr.studies.evaluate.tasks import Subject
+    from nuclr.studies.tasks import Subject
 
 
 def embed(
@@ -58,7 +58,7 @@ def embed(
 
     from nuclr.data.pairs import SIDES
     from nuclr.runs import components, features, launch
-    from nuclr.studies.evaluate.tasks import open_subject
+    from nuclr.studies.tasks import open_subject
 
     with training_errors(), launch.processes(launch.pick_device(device)):
         subject = open_subject(run, best, batch_size, device)

@@ -65,6 +65,12 @@ class PairFeatures:
         """The names of both sides."""
         return self.x_name, self.y_name
 
+    @property
+    def y_group(self) -> Tensor:
+        """(n_y,), the group of the first x that each y belongs to."""
+        first_x = torch.full((len(self.y),), len(self.x))
+        return self.x_group[first_x.scatter_reduce(0, self.links[:, 1], self.links[:, 0], "amin")]
+
     def of_x(self, rows: Tensor) -> "PairFeatures":
         """Return the features of the x with these rows and of all y that belong to them."""
         new_row = torch.full((len(self.x),), -1)
