@@ -95,7 +95,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("key", "value", "side"),
         [
-            ("model.x.encoder", "'tiny_resnet'", EncoderSide("tiny_restnet")),  # suggested
+            ("model.x.encoder", "tiny_resnet", EncoderSide("tiny_restnet")),  # among the presets
             ("model.x.encoder", "microsoft/resnet-50", EncoderSide("microsoft/resnet-50")),  # without a network
             ("model.x.encoder", "texts=", EncoderSide("tiny_text")),
             ("model.x.encoder", "'vectors'", EncoderSide("vectors", width=3, modality="text")),
@@ -200,13 +200,9 @@ class TestRefusals:
             refused("model.y.pooling", y=EncoderSide(joint[0], pooling="mean"))
 
     def test_folder_of_a_run(self, tmp_path):
-        (tmp_path / "unfinished").mkdir()
-        (tmp_path / "unfinished" / "config.yaml").write_text("")
-        for folder in (tmp_path / "unfinished", tmp_path / "unfinished" / "model"):
-            refused("model.pretrained", f"nuclr train {tmp_path / 'unfinished'} --resume", pretrained=folder)
-        build_model(y=TEXT_Y).save_pretrained(tmp_path / "run" / "model")
-        (tmp_path / "run" / "config.yaml").write_text("")
-        refused("model.pretrained", f"use {tmp_path / 'run' / 'model'}", pretrained=tmp_path / "run")
+        (tmp_path / "config.yaml").write_text("")
+        for folder in (tmp_path, tmp_path / "model"):
+            refused("model.pretrained", str(tmp_path / "model"), "--resume", pretrained=folder)
 
 
 @pytest.mark.slow

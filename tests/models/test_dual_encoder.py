@@ -1,4 +1,4 @@
-"""Using a dual encoder: encode_images and encode_texts with every kind of input, fit_vectors, repr."""
+"""Using a dual encoder: encode_images and encode_texts with every kind of input, repr."""
 
 from pathlib import Path
 
@@ -146,12 +146,6 @@ class TestVectors:
     def test_refusals(self, vector_model, texts):
         with pytest.raises(UserError, match="vectors: "):
             vector_model.encode_y(texts)
-
-    def test_fitting_one_side_leaves_the_other(self, vector_model):
-        x = torch.randn(100, 5) * 3 + 1
-        vector_model.fit_vectors(x=x)
-        torch.testing.assert_close(vector_model.x.tower.mean, x.mean(0))
-        assert vector_model.y.tower.std == 1
 
 
 def test_wrong_inputs_are_named():

@@ -71,6 +71,7 @@ def build_series(max_length=6):
 @pytest.fixture
 def series(monkeypatch):
     monkeypatch.setattr(presets, "REGISTERED", dict(presets.REGISTERED))
+    monkeypatch.setattr(presets, "MODALITIES", dict(presets.MODALITIES))
     monkeypatch.setattr("nuclr.models.build.REGISTERED", presets.REGISTERED)
     register_encoder("tiny_series", build_series, "series")
 

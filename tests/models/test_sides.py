@@ -119,15 +119,11 @@ class TestShared:
         model = self.model()
         assert torch.equal(model.encode_texts(GERMAN), model.encode_x(GERMAN))
 
-    def test_modules_and_vectors(self):
+    def test_modules(self):
         module = nn.Linear(5, 4)
         model = DualEncoder(module, module)
         assert model.shared and len(list(model.parameters())) == 2
         assert build_model(nn.Linear(5, 4), shared=True).shared
-        vectors = build_model(EncoderSide("vectors", width=5), shared=True, width=4)
-        x, y = torch.randn(40, 5) + 1, torch.randn(60, 5) - 2
-        vectors.fit_vectors(x, iter(y.split(7)))
-        torch.testing.assert_close(vectors.x.tower.mean, torch.cat([x, y]).mean(0))
 
     def test_frozen_tower(self):
         model = self.model(frozen=True)

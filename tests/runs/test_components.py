@@ -23,6 +23,10 @@ def test_vectors_are_standardized(tmp_path):
     standard = model.x.tower(x)
     assert standard.mean(0).abs().max() < 1e-5
     assert float(standard.square().mean()) == pytest.approx(1, rel=1e-4)
+    np.savez(tmp_path / "same.npz", x=np.full((4, 3), 1.0), y=np.eye(4, 3))
+    data = dataclasses.replace(loaded.data, train="same.npz")
+    shared = components.make_model(settings.Model(shared=True, width=4), components.open_train(data), 0)
+    assert torch.equal(shared.x.tower.mean, torch.tensor([5, 5, 5]) / 8), "a shared encoder is fitted to both sides"
 
 
 def test_images_outside_of_the_root_need_allow_outside(tmp_path):

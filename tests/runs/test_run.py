@@ -161,7 +161,7 @@ def test_run_of_an_unfinished_run_and_repr(tmp_path):
     features = finished.features(finished.val)
     (tmp_path / "run" / "results.json").unlink()
     run = Run.open(tmp_path / "run")
-    assert not run.finished and run.step == 28 and "unfinished, step 28" in repr(run)
+    assert not run.finished and "unfinished" in repr(run)
     torch.testing.assert_close(run.features(run.val).x, features.x)
     with pytest.raises(UserError, match="not a run folder"):
         Run.open(tmp_path)

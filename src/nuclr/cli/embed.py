@@ -74,7 +74,8 @@ def embed(
         else:
             if pairs is not None:
                 with options_in_messages():
-                    source = components.open_other(data, pairs, root or data.root, split)
+                    own = {"train": pairs, "root": root or data.root, "split": split, "keep": None}
+                    source = components.open_train(dataclasses.replace(data, **own))
                 for name in SIDES:
                     subject.side(f"--pairs {pairs}", (name, source.pairs.sides[name].modality.name, None))
             elif subject.run is not None:

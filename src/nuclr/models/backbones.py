@@ -2,10 +2,9 @@
 
 A name on the Hugging Face hub is first downloaded to the hub's cache (`locate`). Everything else reads folders only,
 so it works without a network. Weights must be safetensors; pickled weights are refused. Python code in a folder is
-never run: a folder that needs it is refused.
+never run (`trust_remote_code`): a folder that needs it is refused.
 """
 
-import difflib
 import inspect
 import json
 import os
@@ -28,7 +27,6 @@ JOINT = ("clip", "siglip")
 PART = {"image": "vision_config", "text": "text_config"}
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MOST_LAYERS = 1000
-_PAGE = "docs/training.md, section Encoders, describes them"
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
@@ -66,13 +64,10 @@ def locate(
         return folder
     if folder.is_dir() or (folder.parent / "config.yaml").is_file():
         raise UserError(f"{key}: {no_model_in(folder)}")
-    known = list(presets)
-    nearest = difflib.get_close_matches(str(name), known, cutoff=0.7)
-    if nearest:
-        raise UserError(f"{key}: {str(name)!r} is neither a preset nor a folder; did you mean {nearest[0]!r}? {_PAGE}")
     if HUB_NAME.fullmatch(str(name)) and (downloaded := _download(str(name))):
         return downloaded
-    preset = f"not a preset ({', '.join(known)}; {_PAGE}), " if known else ""
+    names = ", ".join(presets)
+    preset = f"not a preset ({names}; docs/training.md, section Encoders, describes them), " if names else ""
     raise UserError(
         f"{key}: {str(name)!r} is {preset}not a folder, and could not be downloaded from the Hugging Face hub (no "
         "network, or no such model with safetensors).\nOn a machine with a network, save it with AutoModel (and "
@@ -83,10 +78,8 @@ def locate(
 def no_model_in(folder: Path) -> str:
     """Return the message for a folder that is missing or has no config.json; for folders of a run, what to use."""
     run = folder.parent if folder.name == "model" else folder
-    if (run / "model" / "config.json").is_file():
-        return f"{folder} is the folder of a run, not of a model; use {run / 'model'}"
     if (run / "config.yaml").is_file():
-        return f"{run} is the folder of a run that is not finished; continue it with nuclr train {run} --resume"
+        return f"{folder} is a run; use {run / 'model'}, which a finished run has (nuclr train {run} --resume)"
     return f"{folder} has no config.json; needs a folder written by save_pretrained"
 
 
@@ -101,26 +94,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def refuse_code(path: Path, key: str) -> None:
-    """Refuse a configuration that names Python classes next to it: nuclr runs only code of transformers itself.
-
-    Args:
-        path: config.json or tokenizer_config.json of a model folder; it may be missing.
-        key: the settings key to name in the message.
-
-    Raises:
-        UserError: if the file has an "auto_map" to Python files in the folder or in another repository.
-
-    """
-    content = read_json(path) if path.is_file() else {}
-    elsewhere = "--" in str(content.get("auto_map"))  # code in another repository on the hub
-    if "auto_map" in content and (elsewhere or any(path.parent.rglob("*.py"))):
-        raise UserError(
-            f"{key}: {path} asks to run Python code (auto_map), which nuclr never does; "
-            "use a model that transformers supports itself"
-        )
-
-
 def read_config(folder: Path, key: str) -> "PreTrainedConfig":
     """Return the transformers configuration in a folder."""
     from transformers import AutoConfig
@@ -130,7 +103,6 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
     content = read_json(folder / "config.json")
     if "nuclr" in content:
         raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; set model.pretrained={folder}")
-    refuse_code(folder / "config.json", key)
     _refuse_many_layers(content, folder / "config.json", key)
     with reading(f"{key}: {folder / 'config.json'}"):
         return AutoConfig.from_pretrained(folder, **LOCAL)

@@ -110,17 +110,15 @@ class VectorFormat(Inputs):
     width: int
 
     def batch(self, items: Any) -> Tensor:
-        """Return vectors as a tensor (n, d); a single vector (d,) becomes (1, d)."""
-        return number_tensor(items, "vectors")
-
-    def prepare(self, items: Any) -> Tensor:
-        """Return vectors as a tensor (n, d).
+        """Return vectors as a tensor (n, d); a single vector (d,) becomes (1, d).
 
         Raises:
             UserError: if `items` are not numbers. The tower checks the number of coordinates.
 
         """
         return number_tensor(items, "vectors")
+
+    prepare = batch
 
 
 def number_tensor(items: Any, name: str) -> Tensor:

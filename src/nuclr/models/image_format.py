@@ -124,10 +124,7 @@ class ImageFormat(Inputs):
             UserError: if an image cannot be read, or has a type or shape that is not allowed.
 
         """
-        batch = self.batch(items)
-        if len(batch) == 0:
-            raise UserError("images: an empty list; needs at least one image")
-        return torch.cat([self.normalize(_pixels(image, self.size)) for image in batch])
+        return torch.cat([self.normalize(_pixels(image, self.size)) for image in self.batch(items)])
 
     def save(self, folder: Path, squash: bool = False) -> None:
         """Write preprocessor_config.json, which `read_image_format` and the image processors of transformers read.

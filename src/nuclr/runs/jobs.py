@@ -20,22 +20,14 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from nuclr.errors import UserError
+from nuclr.runs.launch import Interrupted, Signals
 
 STOP_SECONDS = 60.0  # that a worker may take to write a checkpoint
-
-
-class Stop(BaseException):
-    """Raised when a signal asks the command to end; `status` is the exit status that a shell reports for it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.status = 128 + number
 
 
 class Worker(subprocess.Popen[bytes]):
@@ -100,11 +92,11 @@ class Pool:
         """Work until the queue is empty.
 
         Raises:
-            Stop: On SIGINT or SIGTERM, after all workers have ended.
+            Interrupted: On SIGINT or SIGTERM, after all workers have ended.
 
         """
         self.logs.mkdir(parents=True, exist_ok=True)
-        with stop_on_signals(), selectors.DefaultSelector() as selector:
+        with Signals(), selectors.DefaultSelector() as selector:
             try:
                 self._feed(selector)
                 while self.running():
@@ -152,23 +144,6 @@ class Pool:
                 worker.wait()
 
 
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Raise `Stop` in the block on SIGINT or SIGTERM."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise Stop(number)
-
-    before = {}
-    with contextlib.suppress(ValueError):  # signals can only be handled in the main thread
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def serve(job_class: Callable[..., Any], run: Callable[[Any, dict[Any, Any]], None]) -> None:
     """Run a worker's program: do jobs from stdin until it closes.
 
@@ -196,8 +171,8 @@ def serve(job_class: Callable[..., Any], run: Callable[[Any, dict[Any, Any]], No
             run(jobs.get(), shared)
         except UserError as failed:
             error = str(failed)
-        except KeyboardInterrupt:
-            os._exit(130)
+        except Interrupted as stopped:
+            os._exit(stopped.status)
         except Exception as failed:
             traceback.print_exc()
             error = f"{type(failed).__name__}: {failed}"

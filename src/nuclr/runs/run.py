@@ -87,7 +87,7 @@ class Run:
         return run
 
     def __repr__(self) -> str:
-        state = "finished" if self.finished else f"unfinished, step {self.step}"
+        state = "finished" if self.finished else "unfinished"
         return f"Run({str(self.folder)!r}, {self.settings.objective.name} on {self.settings.data.train}, {state})"
 
     # -- what training wrote
@@ -101,13 +101,6 @@ class Run:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return folder.is_finished(self.folder)
-
-    @cached_property
-    def step(self) -> int:
-        """Number of steps done, from the newest checkpoint."""
-        saved = checkpoint.newest_first(self.folder / folder.CHECKPOINTS)
-        last = 0 if self.results is None else self.results.steps
-        return max([last, *(int(path.stem.removeprefix("step_")) for path in saved)])
 
     @cached_property
     def _newest(self) -> dict[str, Any] | None:

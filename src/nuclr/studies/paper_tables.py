@@ -345,7 +345,7 @@ def run_table(
 
     Raises:
         UserError: A test set cannot be read, or a row has other settings than before.
-        nuclr.runs.jobs.Stop: On SIGINT or SIGTERM, after all workers have written checkpoints.
+        nuclr.runs.launch.Interrupted: On SIGINT or SIGTERM, after all workers have written checkpoints.
 
     """
     rows = table.rows(only)

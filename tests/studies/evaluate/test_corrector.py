@@ -22,7 +22,7 @@ def pairs():
     rows = torch.stack([torch.arange(32)] * 2, dim=1)
     links = torch.tensor([[a, b] for a in range(32) for b in range(32) if a // 2 == b // 2])
     numbers = np.arange(32)
-    return PairFeatures(x, y, links, rows, numbers, numbers, numbers, torch.arange(32) // 2, "en", "de")
+    return PairFeatures(x, y, links, rows, numbers, numbers, numbers, torch.arange(32) // 2, ("en", "de"))
 
 
 def corrector(bank=None):

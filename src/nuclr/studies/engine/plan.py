@@ -296,7 +296,7 @@ class Study:
             done: Called after every run.
 
         Raises:
-            nuclr.runs.jobs.Stop: On SIGINT or SIGTERM, after all workers have written checkpoints.
+            nuclr.runs.launch.Interrupted: On SIGINT or SIGTERM, after all workers have written checkpoints.
 
         """
         chosen = self.plan.rows if rows is None else rows
