@@ -110,7 +110,6 @@ class TestRefusals:
             ("model.x.max_length", "512", EncoderSide("distilbert", texts=CAPTIONS, max_length=600)),
             ("model.x.max_length", "texts", EncoderSide(max_length=8)),
             ("model.x.pooling", "texts", EncoderSide(pooling="mean")),
-            ("model.x.pooling", "'bag_of_words'", EncoderSide("bag_of_words", texts=CAPTIONS, pooling="first")),
             ("model.x.head", "model.width", EncoderSide(head="none")),
         ],
     )

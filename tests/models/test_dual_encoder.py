@@ -156,8 +156,6 @@ def test_wrong_inputs_are_named():
         model(torch.randn(6, 5), torch.randn(6, 7))
     with pytest.raises(UserError, match="images"):
         model.encode_images([])
-    with pytest.raises(UserError, match="batch_size: 0"):
-        model.encode_x(torch.randn(6, 5), batch_size=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -106,9 +106,6 @@ class TestRegisteredEncoders:
             build_model(EncoderSide("tiny_series", pooling="mean"), shared=True)
         with pytest.raises(UserError, match=r"'tiny_series'.*images"):
             build_model(EncoderSide("tiny_series", modality="image"), shared=True)
-        register_encoder("no_width", lambda: (nn.Linear(2, 2), None), "series")
-        with pytest.raises(UserError, match=r"'no_width'.* width"):
-            build_model("no_width", shared=True)
         build_model("tiny_series", shared=True).save_pretrained(tmp_path)
         presets.REGISTERED.clear()
         with pytest.raises(UserError, match="'tiny_series'"):

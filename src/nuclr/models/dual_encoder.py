@@ -264,8 +264,6 @@ def _encode(
     batch_size: int,
     head: bool = True,
 ) -> Tensor:
-    if batch_size < 1:
-        raise UserError(f"batch_size: {batch_size}; needs a positive number")
     inputs = number_tensor(items, "items") if side.inputs is None else side.inputs.batch(items)
     if len(inputs) == 0:
         raise UserError(f"{side.modality or 'item'}s: empty; needs at least one item to encode")

@@ -117,13 +117,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrained
 
     Args:
         texts: texts to train on.
-        vocabulary: largest number of tokens.
+        vocabulary: largest number of tokens, at least 260: the bytes and the special tokens.
 
     Returns:
         A tokenizer of transformers.
-
-    Raises:
-        UserError: if `vocabulary` is smaller than 260.
 
     Example:
         >>> tokenizer = train_tokenizer(["a red circle", "two green squares"])
@@ -134,8 +131,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrained
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    if vocabulary < (least := len(SPECIAL) + 256):
-        raise UserError(f"vocabulary: {vocabulary}; needs at least {least}: the bytes and the special tokens")
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)

@@ -189,8 +189,6 @@ class PeerWatch(threading.Thread):
 
     def stop(self, goodbye: bool) -> None:
         """End the watch; with `goodbye`, the other processes do not count this one as lost."""
-        if self._stopped.is_set():
-            return
         self._stopped.set()
         self.join(GRACE_SECONDS)  # until the processes are connected and the thread has ended
         for peer in self._peers:
@@ -258,17 +256,12 @@ class ElsewhereError(Exception):
 
 def on_first(function: Callable[[], Any]) -> Any:
     """Call a function on the first process while the others wait; if it fails, all processes stop."""
-    problem: BaseException | None = None
-    result = None
-    if distributed.rank() == 0:
-        try:
-            result = function()
-        except Exception as error:
-            problem = error
-    failed = any(flag for (flag,) in distributed.exchange([int(problem is not None)]))
-    if problem is not None:
-        raise problem
-    if failed:
+    try:
+        result = function() if distributed.rank() == 0 else None
+    except Exception:
+        distributed.exchange([1])
+        raise
+    if any(failed for (failed,) in distributed.exchange([0])):
         raise ElsewhereError
     return result
 
