@@ -31,6 +31,8 @@ def test_any_two_modules():
     model = DualEncoder(x, y)
     check_features(*model(*inputs), width=12)
     assert torch.equal(model(*inputs)[0], normalize(x(inputs[0])))
+    heads = build_model(EncoderSide(x, width=12), EncoderSide(y, width=12), width=4)
+    check_features(*heads(*inputs), width=4)
 
 
 def test_encoding_does_not_change_the_model(model, pictures):

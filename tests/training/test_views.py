@@ -123,9 +123,3 @@ def test_a_list_contrasts_views_if_asked(tmp_path):
     assert not config.load(tmp_path / "empty.yaml", overrides).data.contrasts_views
     results = train(config.load(tmp_path / "empty.yaml", [*overrides, "data.contrast=views"]), tmp_path / "run")
     assert results.sides == ("view 1", "view 2")
-
-
-def test_the_banner_shows_the_views(nuclr, tmp_path):
-    settings = runs.grouped_text_settings(tmp_path, **{"schedule.epochs": 1})
-    status, _, err = nuclr("train", tmp_path / "empty.yaml", *settings, f"out={tmp_path / 'run'}")
-    assert status == 0 and "views 2" in err and "views 3" in err, err
