@@ -42,12 +42,6 @@ class TestBagOfWords:
         features = model.encode_x(["", "never seen: 猫", CAPTIONS[0]])
         torch.testing.assert_close(features.norm(dim=1), torch.ones(3))
 
-    def test_autocast(self):
-        model = build_model(EncoderSide("bag_of_words", texts=CAPTIONS), shared=True)
-        with torch.autocast("cpu", torch.bfloat16):
-            features = model.x(model.prepare_x(CAPTIONS))
-        assert features.dtype == torch.float32
-
 
 class Series(Inputs):
     """Lists of numbers of any length, cut or padded with zeros."""
