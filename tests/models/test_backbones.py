@@ -87,13 +87,14 @@ LOAD = """
 import sys
 from pathlib import Path
 from nuclr.errors import UserError
-from nuclr.models.backbones import load_backbone, load_joint
+from nuclr.models.backbones import load_backbone
+from nuclr.models.pretrained import read_joint
 from nuclr.models.tokenizer import load_tokenizer
 for argument in sys.argv[1:]:
     folder = Path(argument)
     load = {
         "config": lambda: load_backbone(folder, "KEY", "text"),
-        "joint": lambda: load_joint(folder, "KEY"),
+        "joint": lambda: read_joint(folder, "KEY", {}),
         "tokenizer": lambda: load_tokenizer(folder, "KEY"),
     }[folder.name.partition("-")[0]]
     try:

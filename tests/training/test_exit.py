@@ -177,6 +177,7 @@ def test_workers_end_when_torchrun_is_killed(tmp_path):
     workers = workers_of(process)
     process.kill()
     _, stderr = process.communicate(timeout=60)  # until the workers, which share the pipe, have ended
+    _wait_until(lambda: all(map(ended, workers)), seconds=10)  # a process closes the pipe a moment before it has ended
     assert all(map(ended, workers)) and "torchrun" in stderr
 
 
@@ -289,7 +290,7 @@ def test_checkpoints_that_killed_processes_left_half_written_are_removed(tmp_pat
     assert not list(run.checkpoints.iterdir()) and (run.folder / ".report.html.123.tmp").exists()
 
 
-def _wait_until(condition) -> None:
-    deadline = time.monotonic() + 240
+def _wait_until(condition, seconds=240) -> None:
+    deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

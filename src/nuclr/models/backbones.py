@@ -23,7 +23,6 @@ from nuclr.files import parse_json, read_text
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-JOINT = ("clip", "siglip")
 PART = {"image": "vision_config", "text": "text_config"}
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MOST_LAYERS = 1000
@@ -132,25 +131,12 @@ def load_backbone(
     config = read_config(folder, key)
     config = getattr(config, PART[modality], config)
     model_class = class_of(config)
-    return _load(
+    return load_model(
         model_class,
         folder,
         key,
         config=config,
         **without_pooler(model_class),
-    )
-
-
-def load_joint(folder: Path, key: str) -> "PreTrainedModel":
-    """Load a whole CLIPModel or SiglipModel, in float32."""
-    config = read_config(folder, key)
-    if config.model_type not in JOINT:
-        raise UserError(f"{key}: {folder} holds a {config.model_type!r} model; needs one of {', '.join(JOINT)}")
-    return _load(
-        class_of(config),
-        folder,
-        key,
-        config=config,
     )
 
 
@@ -215,12 +201,13 @@ def without_pooler(model_class: "type[PreTrainedModel]") -> dict[str, Any]:
     return {"add_pooling_layer": False} if has_pooler else {}
 
 
-def _load(
+def load_model(
     model_class: "type[PreTrainedModel]",
     folder: Path,
     key: str,
     **options: Any,
 ) -> "PreTrainedModel":
+    """Load a model of this class from a folder, in float32; `key` is the settings key to name in messages."""
     with reading(f"{key}: {folder}"):
         loaded: Any = model_class.from_pretrained(
             folder,

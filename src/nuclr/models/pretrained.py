@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import class_of, load_joint, locate, probe, quiet, read_config, read_json
+from nuclr.models.backbones import class_of, load_model, locate, probe, quiet, read_config, read_json
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.encoder import Encoder, EncoderSide, Inputs, Name
 from nuclr.models.image_format import ImageFormat, read_image_format
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 KEY = "model.pretrained"
+JOINT = ("clip", "siglip")
 PROJECTIONS: dict[type, str] = {ImageTower: "visual_projection", TextTower: "text_projection"}
 
 
@@ -134,7 +135,10 @@ def read_joint(
     inputs: Mapping[str, Inputs | None],
 ) -> DualEncoder:
     """Return a CLIP or SigLIP whose side "x" or "y" takes images as its inputs say; `key` is for messages."""
-    model: Any = load_joint(folder, key)
+    config = read_config(folder, key)
+    if config.model_type not in JOINT:
+        raise UserError(f"{key}: {folder} holds a {config.model_type!r} model; needs one of {', '.join(JOINT)}")
+    model: Any = load_model(class_of(config), folder, key, config=config)
     sides = {}
     for name, prepared in inputs.items():
         if isinstance(prepared, ImageFormat):

@@ -276,10 +276,12 @@ def make_model(
         width=model.width,
     )
     if model.standardize and model.pretrained is None:
-        for name, encoder in built.sides:
-            if isinstance(encoder.tower, VectorTower):
-                names = SIDES if built.shared else (name,)
-                encoder.tower.fit(chain.from_iterable(_vectors(source, side) for side in names))
+        # A shared encoder is fitted to the vectors of both sides.
+        encoders: list[list[SideName]] = [["x", "y"]] if built.shared else [["x"], ["y"]]
+        for sides in encoders:
+            tower = getattr(built, sides[0]).tower
+            if isinstance(tower, VectorTower):
+                tower.fit(chain.from_iterable(_vectors(source, side) for side in sides))
     return built
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import queue
-import selectors
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +96,18 @@ class Pool:
 
         """
         self.logs.mkdir(parents=True, exist_ok=True)
-        with Signals(), selectors.DefaultSelector() as selector:
+        with Signals():
             try:
-                self._feed(selector)
+                self._feed()
                 while self.running():
-                    for key, _ in selector.select():
-                        self._read_answer(selector, key.data)
-                    self._feed(selector)
+                    workers: dict[Any, Worker] = {worker.stdout: worker for worker in self._workers}
+                    for stdout in wait(list(workers)):
+                        self._read_answer(workers[stdout])
+                    self._feed()
             finally:
                 self._end()
 
-    def _feed(self, selector: selectors.BaseSelector) -> None:
+    def _feed(self) -> None:
         """Give a job to every idle worker, and start workers while jobs wait."""
         idle = [worker for worker in self._workers if worker.job is None]
         while self.waiting and (idle or len(self._workers) < self.size):
@@ -114,10 +115,9 @@ class Pool:
                 idle = [Worker(self.logs / f"worker-{self._started}.log", self.program)]
                 self._started += 1
                 self._workers += idle
-                selector.register(idle[0].stdout, selectors.EVENT_READ, idle[0])  # type: ignore[arg-type]
             idle.pop().send(self.waiting.popleft())
 
-    def _read_answer(self, selector: selectors.BaseSelector, worker: Worker) -> None:
+    def _read_answer(self, worker: Worker) -> None:
         assert worker.stdout is not None
         job = worker.job
         worker.job = None
@@ -125,7 +125,6 @@ class Pool:
         if line.endswith(b"\n"):
             error = json.loads(line)
         else:  # the process has ended
-            selector.unregister(worker.stdout)
             self._workers.remove(worker)
             error = f"its process ended with status {worker.wait()}, see {worker.log}"
         if job is not None:

@@ -323,19 +323,14 @@ class Objective:
             return values
         options = {key: value for key, value in values.items() if key != "name"}
         name = values.get("name", cls.name)
+        if name not in objectives.names():
+            raise UserError(f"objective.name is {name!r}; it should be one of {', '.join(objectives.names())}")
         for key, value in options.items():
-            if name in objectives.names() and (moved := objectives.describe_moved(name, key, value)):
+            if moved := objectives.describe_moved(name, key, value):
                 raise UserError(f"objective.{moved}")
         kinds = ChainMap(*(objectives.entry(known).kinds for known in objectives.names()))
         checked = _optional_keys(kinds)(**options)
         return {"name": name, "options": checked.model_dump(exclude_none=True)}
-
-    @pydantic.field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if name not in objectives.names():
-            raise ValueError(f"it should be one of {', '.join(objectives.names())}")
-        return name
 
     def arguments(self) -> dict[str, Any]:
         """Return all arguments of this objective's constructor except `num_samples`."""
