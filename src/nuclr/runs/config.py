@@ -212,7 +212,8 @@ def read(path: Path) -> dict[str, Any]:
     hint = f"to train on it, write data.train={path}"
     # A line of JSON is YAML, too. Its keys must not be taken for settings.
     if path.is_dir() or is_pairs(str(path)) or (path.is_file() and path.stat().st_size > _LARGEST):
-        raise UserError(f"{path}: not a config file, which is YAML of at most {_LARGEST:,} bytes; {hint}")
+        kinds = f"a config file (YAML, at most {_LARGEST:,} bytes) nor a run (a folder with a config.yaml)"
+        raise UserError(f"{path}: neither {kinds}; {hint}")
     text = read_text(path)
     try:
         content = yaml.load(text, UniqueKeyLoader)
