@@ -103,11 +103,6 @@ class TestTokenizers:
         pieces = [model.x.inputs.tokenizer.tokenize(text) for text in ("squares", "Quadrate")]
         assert all(len(tokens) == 1 for tokens in pieces), pieces
 
-    def test_order_of_training_texts_does_not_depend_on_sharing(self):
-        x, y = EncoderSide("tiny_text", texts=CAPTIONS), EncoderSide(texts=GERMAN)
-        two, shared = build_model(x, y), build_model(x, y, shared=True)
-        assert two.x.inputs.tokenizer.get_vocab() == shared.x.inputs.tokenizer.get_vocab()
-
     def test_a_side_with_its_own_tokenizer(self, text_folder):
         model = build_model(EncoderSide("tiny_text", tokenizer=text_folder), EncoderSide("tiny_text", texts=GERMAN))
         assert len(model.x.inputs) == 300

@@ -8,7 +8,7 @@ import torch
 
 from nuclr.runs import config, launch
 from nuclr.training import dry_run
-from nuclr.training.dry_run import DataRate, bottleneck_warning, measure
+from nuclr.training.dry_run import DataRate, bottleneck_warning
 from tests.training import runs
 from tests.training.test_micro_batches import register_dropout_encoder
 
@@ -68,11 +68,6 @@ def test_images_that_stay_in_memory_are_read_once(tmp_path, monkeypatch):
 SLOW = DataRate(samples=800, seconds=4.0, cpu_seconds=8.0, workers=2)
 
 
-def test_cores_are_the_rate_times_the_cpu_time_per_sample():
-    assert (SLOW.per_second, SLOW.per_core) == (200, 100)
-    assert [SLOW.cores_for(rate) for rate in (1, 100, 101, 500, 2000)] == [1, 1, 2, 5, 20]
-
-
 @pytest.mark.parametrize(
     ("changes", "rate", "named"),
     [
@@ -86,11 +81,6 @@ def test_a_slower_data_path_gives_a_warning(changes, rate, named):
     warning = bottleneck_warning(dataclasses.replace(SLOW, **changes), rate)
     assert warning is not None and all(text in warning for text in named), warning
     assert bottleneck_warning(SLOW, 200) is None, "a data path that keeps up"
-
-
-def test_all_batches_are_counted():
-    rate = measure(iter([range(3), range(4), range(1)]), workers=2)
-    assert (rate.samples, rate.workers) == (8, 2) and rate.seconds > 0 and rate.cpu_seconds > 0
 
 
 @pytest.mark.parametrize(
