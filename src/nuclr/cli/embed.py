@@ -74,7 +74,14 @@ def embed(
         else:
             if pairs is not None:
                 with options_in_messages():
-                    source = components.open_other(data, pairs, root or data.root, split)
+                    data = dataclasses.replace(
+                        data,
+                        train=pairs,
+                        root=root or data.root,
+                        split=split,
+                        keep=None,
+                    )
+                    source = components.open_train(data)
                 for name in SIDES:
                     subject.side(f"--pairs {pairs}", (name, source.pairs.sides[name].modality.name, None))
             elif subject.run is not None:

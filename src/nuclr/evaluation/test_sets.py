@@ -254,7 +254,8 @@ def parse_standard(
 
     """
     name, colon, folder = text.partition(":")
-    if is_url(text) or Path(text).exists() or name == "builtin" or not (colon or name in known):
+    is_path = "::" in text or is_url(text) or Path(text).exists()  # "::" separates several tars
+    if is_path or name == "builtin" or not (colon or name in known):
         return None
     if name in known:
         if not folder:

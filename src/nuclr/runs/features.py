@@ -44,8 +44,7 @@ class PairFeatures:
         y_number: (n_y,), the number of a pair that has this y.
         x_group: (n_x,) int64, equal for the x of one group, and of groups that share an x; without groups all differ.
             What belongs together must not be divided, for example into halves.
-        x_name: name of side x.
-        y_name: name of side y.
+        sides: the names of both sides.
 
     """
 
@@ -57,13 +56,7 @@ class PairFeatures:
     x_number: np.ndarray
     y_number: np.ndarray
     x_group: Tensor
-    x_name: str = "x"
-    y_name: str = "y"
-
-    @property
-    def sides(self) -> tuple[str, str]:
-        """The names of both sides."""
-        return self.x_name, self.y_name
+    sides: tuple[str, str] = ("x", "y")
 
     @property
     def y_group(self) -> Tensor:
@@ -149,8 +142,7 @@ def encode_pairs(
         numbers[first_x],
         y_number,
         x_group,
-        pairs.sides["x"].name,
-        pairs.sides["y"].name,
+        pairs.side_names,
     )
 
 
@@ -233,15 +225,6 @@ def encode_items(
     encoder.eval()
     shares = _share(np.arange(len(items)), encoding.batch_size)
     return gather([_encode(encoder, [items[row] for row in rows], encoding) for rows in shares])
-
-
-def encode_texts(
-    model: DualEncoder,
-    texts: list[str],
-    encoding: Encoding,
-) -> Tensor:
-    """Return features (len(texts), d) of texts, by the side of the model that takes texts."""
-    return encode_items(model.x if model.x.modality == "text" else model.y, texts, encoding)
 
 
 def _encode(

@@ -44,7 +44,7 @@ from nuclr.runs.run import Run
 from nuclr.runs.settings import Data
 from nuclr.studies.tasks import BUILTIN_CLASSES, Subject, Task, open_labels, open_retrieval
 from nuclr.training import loop
-from nuclr.training.guards import Interrupted, TrainingFailed
+from nuclr.training.guards import TrainingFailed
 
 OUTCOMES = "outcomes.npz"
 VAL = "val"
@@ -91,7 +91,7 @@ def run_job(job: Job, shared: components.Loaders) -> None:
 
     Raises:
         UserError: The training failed, or a set cannot be read.
-        KeyboardInterrupt: A signal stopped the training, which has written a checkpoint.
+        Interrupted: A signal stopped the training, which has written a checkpoint.
 
     """
     settings = config.load(job.settings)  # imports the plugins, which may register the objective
@@ -106,8 +106,6 @@ def run_job(job: Job, shared: components.Loaders) -> None:
             )
     except TrainingFailed as failed:
         raise UserError(str(failed)) from None
-    except Interrupted:
-        raise KeyboardInterrupt from None
     # The settings are those of the study, not those in config.yaml: `data.root` may have moved in the meantime.
     run = Run(
         path,

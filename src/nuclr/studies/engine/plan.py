@@ -294,7 +294,7 @@ class Study:
             done: Called after every run.
 
         Raises:
-            nuclr.runs.jobs.Stop: On SIGINT or SIGTERM, after all workers have written checkpoints.
+            nuclr.runs.launch.Interrupted: On SIGINT or SIGTERM, after all workers have written checkpoints.
 
         """
         on_cpu = pick_device(self.plan.rows[0].base.device).type == "cpu"
