@@ -143,10 +143,7 @@ class TextColumn(Column):
         self._texts: Any = Texts()
 
     def _store(self, cell: Any) -> tuple[int, str | None]:
-        try:
-            text, problem = check_text(cell, self.heading.what)
-        except TypeError:
-            raise _wrong(self.heading, cell, "a text") from None
+        text, problem = check_text(cell, self.heading.what)
         self._texts.append(text)
         return len(self._texts) - 1, problem
 
@@ -164,8 +161,11 @@ class TextColumn(Column):
     def fingerprint(self) -> bytes:
         """Return a hash of all texts, and of the pairs that share them."""
         shared = len(self._rows) > len(self._texts)
-        text: str = self._texts.fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"")
-        return text.encode()
+        return self._fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"").encode()
+
+    def _fingerprint(self, more: bytes) -> str:
+        text: str = self._texts.fingerprint(more)
+        return text
 
 
 class VectorColumn(Column):
@@ -215,7 +215,7 @@ class VectorColumn(Column):
         return hashed.hexdigest().encode()
 
 
-class CellColumn(Column):
+class CellColumn(TextColumn):
     """Names of files, or other cells that a modality reads when they are needed: texts and lists of numbers.
 
     Names are relative to `root`, or to a folder in it that has the name of the list (`train/` for `train.jsonl`) or the
@@ -225,46 +225,45 @@ class CellColumn(Column):
 
     def __init__(self, heading: Heading) -> None:
         super().__init__(heading)
-        self._cells = Texts()
         self._are_numbers = bytearray()  # 1 for cells that are stored as float64 numbers
 
     def _store(self, cell: Any) -> tuple[int, str | None]:
-        heading = self.heading
-        cell, problem = decode_text("" if cell is None else cell, f"{heading.what} name")
-        are_numbers = is_list_of_numbers(cell) and not heading.modality.in_files
+        modality = self.heading.modality
+        what = self.heading.what
+        cell, problem = decode_text("" if cell is None else cell, f"{what} name")
+        are_numbers = is_list_of_numbers(cell) and not modality.in_files
         if are_numbers:
             try:
-                cell = np.asarray(cell, np.float64).tobytes()
+                content = np.asarray(cell, np.float64).tobytes()
             except (TypeError, ValueError, OverflowError):
-                problem = f"{heading.what} is not a list of numbers"
-                cell = b""
+                problem = f"{what} is not a list of numbers"
+                content = b""
         elif not isinstance(cell, str):
-            raise _wrong(heading, cell, "a text" if heading.modality.in_files else "a text or a list of numbers")
+            needs = "a text" if modality.in_files else "a text or a list of numbers"
+            raise WrongCellError(f"{what} is {shorten(cell)}; needs {needs}")
         elif len(cell) > MAX_CHARACTERS:
-            problem = f"{heading.what} name of {len(cell):,} characters; at most {MAX_CHARACTERS:,} are allowed"
-            cell = ""
-        self._cells.append_bytes(cell.encode("utf-8", "surrogatepass") if isinstance(cell, str) else cell)
+            problem = f"{what} name of {len(cell):,} characters; at most {MAX_CHARACTERS:,} are allowed"
+            content = b""
+        else:
+            content = cell.encode("utf-8", "surrogatepass")
+        self._texts.append_bytes(content)
         self._are_numbers.append(are_numbers)
-        return len(self._are_numbers) - 1, problem or (None if cell else f"no {heading.what}")
+        return len(self._are_numbers) - 1, problem or (None if content else f"no {what}")
 
     def _read(self, row: int) -> Any:
-        cell = np.frombuffer(self._cells.get_bytes(row)) if self._are_numbers[row] else self._cells[row]
+        cell = np.frombuffer(self._texts.get_bytes(row)) if self._are_numbers[row] else self._texts[row]
         if not len(cell):
             raise BadSample(f"no {self.heading.what}")
         return read_item(self.heading.modality, cell, self.folder)
 
-    def _keys(self) -> np.ndarray:
-        return self._cells.keys()
-
-    def fingerprint(self) -> bytes:
-        """Return a hash of all cells, and of the pairs that share them."""
-        shared = len(self._rows) > len(self._cells)
-        return self._cells.fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"").encode()
+    def items(self, numbers: np.ndarray) -> list[Any]:
+        """Return several items."""
+        return [self._read(row) for row in self._stored[numbers].tolist()]
 
     def name(self, number: int) -> str | None:
         """Return the name, as written in the list."""
         row = self._rows[number]
-        return None if self._are_numbers[row] else self._cells[row]
+        return None if self._are_numbers[row] else self._texts[row]
 
     def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a file does."""
@@ -275,7 +274,7 @@ class CellColumn(Column):
             if self._are_numbers[row]:
                 continue
             try:
-                status = os.stat(folder.path / self._cells[row])  # noqa: PTH116 (faster, for millions of files)
+                status = os.stat(folder.path / self._texts[row])  # noqa: PTH116 (faster, for millions of files)
                 hashed.update(b"%d,%d;" % (status.st_size, status.st_mtime_ns))
             except (OSError, ValueError):
                 hashed.update(b"missing;")
@@ -298,7 +297,7 @@ class CellColumn(Column):
         best = -1
         for top in tops:
             for folder in (top, top / path.stem, top / "images"):
-                count = sum(_is_file(folder / name) for name in names)
+                count = sum(os.path.isfile(folder / name) for name in names)  # noqa: PTH113 (False for any name)
                 if count > best:
                     best = count
                     self.folder = Folder(folder, boundary(top, allow_outside))
@@ -307,21 +306,6 @@ class CellColumn(Column):
                 f"{path}: none of its first {self.heading.modality.name}s exists, for example {tops[0] / names[0]}; "
                 "set data.root to the folder that their names are relative to"
             )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises an error for names that are too long)
-    except ValueError:
-        return False
-
-
-def _wrong(
-    heading: Heading,
-    cell: Any,
-    needs: str,
-) -> WrongCellError:
-    return WrongCellError(f"{heading.key or heading.name!r} is {shorten(cell)}; needs {needs}")
 
 
 def make_column(heading: Heading) -> Column:
@@ -377,14 +361,14 @@ def check_text(cell: Any, what: str) -> tuple[str, str | None]:
     """Return the clean text of a cell, and why it is bad or None; the text of a bad cell is empty.
 
     Raises:
-        TypeError: if the cell is not a text.
+        WrongCellError: if the cell is not a text.
 
     """
     problem = None
     if not isinstance(cell, str):
         cell, problem = decode_text("" if cell is None else cell, what)
         if not isinstance(cell, str):
-            raise TypeError(f"{what} is not a text")
+            raise WrongCellError(f"{what} is {shorten(cell)}; needs a text")
     problem = problem or text_problem(cell, what)
     return "" if problem else clean(cell), problem
 

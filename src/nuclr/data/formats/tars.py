@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS, Request, choose_columns
-from nuclr.data.formats.columns import Heading, check_text, check_vector, read_item
+from nuclr.data.formats.columns import Heading, WrongCellError, check_text, check_vector, read_item
 from nuclr.data.formats.listed import head_columns
 from nuclr.data.formats.tar_members import BLOCK, TarSample, iter_samples, member_name
 from nuclr.data.modalities import Folder
@@ -187,7 +187,7 @@ class TarScanner:
             return digest(vector.data), None
         try:
             text, problem = check_text(value, what)
-        except TypeError as error:
+        except WrongCellError as error:
             return digest(repr(value).encode("utf-8", "replace")), str(error)
         return digest(text.encode()), problem
 
