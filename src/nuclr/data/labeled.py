@@ -25,7 +25,6 @@ Prompt files hold templates, names of classes, or prompts per class, for zero-sh
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,12 +37,13 @@ import torch
 from nuclr.arrays import as_features, as_integers
 from nuclr.data.formats.choose import Request, shorten
 from nuclr.data.formats.columns import Column, Heading, make_column
+from nuclr.data.formats.lines import read_json
 from nuclr.data.formats.listed import ListedPairs, Row
 from nuclr.data.modalities import get_modality
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.pairs import Labeled, Side, SideName, fill_templates
 from nuclr.errors import UserError
-from nuclr.files import npz_sizes, parse_json, read_npz, read_text
+from nuclr.files import npz_sizes, read_npz, read_text
 
 TEMPLATES = ("a photo of a {}.",)
 MOST_BYTES = 32 * 2**20  # of a prompt file
@@ -181,8 +181,8 @@ def open_class_folder(folder: Path, allow_outside: bool = False) -> LabeledImage
 
     """
     path = folder / "classes.json"
-    names = _read_json(path) if path.is_file() else None
-    templates = _read_json(folder / "templates.json") if (folder / "templates.json").is_file() else list(TEMPLATES)
+    names = read_json(path) if path.is_file() else None
+    templates = read_json(folder / "templates.json") if (folder / "templates.json").is_file() else list(TEMPLATES)
     if isinstance(names, dict) and "classes" in names:
         templates = names.get("templates", templates)
         names = names["classes"]
@@ -208,13 +208,6 @@ def _name_folders(
     raise UserError(
         f"{path}: {len(named_folders)} classes for {len(folders)} folders; they differ in {', '.join(different)}"
     )
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return parse_json(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
 
 
 def _check_texts(
@@ -336,7 +329,7 @@ def read_prompts(path: Path, name: str | None = None) -> Prompts:
     """
     if path.suffix not in (".txt", ".json") or not path.is_file() or path.stat().st_size > MOST_BYTES:
         raise UserError(f"{path}: not a file of prompts; {_FORMS}")
-    content = _read_lines(path) if path.suffix == ".txt" else _read_json(path)
+    content = _read_lines(path) if path.suffix == ".txt" else read_json(path)
     if name is not None and isinstance(content, dict) and isinstance(content.get(name), list | dict):
         content = content[name]
     if not isinstance(content, dict):

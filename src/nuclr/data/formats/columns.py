@@ -21,8 +21,8 @@ from nuclr.errors import BadSample, UserError
 _PROBED = 100  # files by which the folder is recognized
 
 
-class WrongCellError(Exception):
-    """A cell of a type that the column cannot hold."""
+class WrongCellError(BadSample):
+    """A cell of a type that the column cannot hold; a list with such a cell is refused."""
 
 
 @dataclass(frozen=True)

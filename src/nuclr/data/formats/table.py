@@ -106,29 +106,13 @@ def read_column(path: Path, name: str) -> list[str]:
     column = find_column(header, (name, name.lower()))
     if column is None:
         raise UserError(f"{path}: no column {name!r}; found: {', '.join(map(repr, header))}")
-    return [row[header.index(column)] for row in complete_rows(path, header, rows)]
-
-
-def complete_rows(
-    path: Path,
-    header: Sequence[str],
-    rows: Iterator[tuple[int, list[str]]],
-) -> Iterator[list[str]]:
-    """Yield the cells of every row.
-
-    Args:
-        path: the file.
-        header: the names of the columns.
-        rows: from `read_cells`, after the header.
-
-    Raises:
-        UserError: if a row has another number of cells than the header.
-
-    """
-    for line, cells in rows:
-        if len(cells) != len(header):
-            raise UserError(f"{path}, line {line}: {len(cells)} cells, but the header has {len(header)}")
-        yield cells
+    position = header.index(column)
+    cells = []
+    for line, row in rows:
+        if len(row) != len(header):
+            raise UserError(f"{path}, line {line}: {len(row)} cells, but the header has {len(header)}")
+        cells.append(row[position])
+    return cells
 
 
 def _separator(header: str, keys: Sequence[str]) -> str:
