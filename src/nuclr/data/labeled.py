@@ -87,9 +87,6 @@ class LabeledImages(ListedPairs, Labeled):
         super().__init__(Request(folder, folder, allow_outside=allow_outside), columns, rows)
         self.sides["y"] = replace(self.sides["y"], ids=np.array(labels, np.int64))
 
-    def __repr__(self) -> str:
-        return f"LabeledImages({self.label!r}, {len(self):,} images, {len(self.classes):,} classes)"
-
 
 class LabeledVectors(Labeled):
     """Vectors with labels.
@@ -141,9 +138,6 @@ class LabeledVectors(Labeled):
 
     def __len__(self) -> int:
         return len(self.x)
-
-    def __repr__(self) -> str:
-        return f"LabeledVectors({self.label!r}, {len(self):,} vectors, {len(self.classes):,} classes)"
 
     def item(self, side: SideName, number: int) -> Any:
         """Return the vector (d_x,), or the number of its class as a text."""

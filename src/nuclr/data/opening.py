@@ -207,11 +207,8 @@ def _open(
         path=path,
         root=root,
     )
-    return _open_folder(request) if path.is_dir() else _open_file(request)
-
-
-def _open_file(request: Request) -> Pairs | Labeled:
-    path = request.path
+    if path.is_dir():
+        return _open_folder(request)
     if path.stat().st_size == 0:
         raise UserError(f"{path}: empty file")
     if file_suffix(path) not in _OPENERS:
@@ -258,13 +255,11 @@ def _open_folder(request: Request) -> Pairs | Labeled:
     path = request.path
     if is_beir(path):
         return BeirPairs(path, request.split)
-    if is_hf(path):
-        return open_arrow(request)
     if is_embedding_folder(path):
         return VectorPairs(path, request.sides["x"].key, request.sides["y"].key)
     if any(path.glob("*.tar")):
         return open_tars(expand(str(path)), request)
-    if any(path.rglob("*.parquet")):
+    if is_hf(path) or any(path.rglob("*.parquet")):
         return open_arrow(request)
     if request.views:
         return open_image_folder(path, request.allow_outside)

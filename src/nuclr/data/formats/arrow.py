@@ -476,10 +476,10 @@ def read_vectors(path: Path, name: str | None) -> np.ndarray:
 
     """
     rows = list(_cells(_one_column(path, name, "vectors")))
-    widths = [0 if row is None else len(row) for row in rows]
-    for number, width in enumerate(widths):
-        if width == 0 or width != widths[0]:
-            raise UserError(f"{path}: row {number} of column {name!r} has {width} numbers; the first has {widths[0]}")
+    width = 0 if not rows or rows[0] is None else len(rows[0])
+    for number, row in enumerate(rows):
+        if row is None or len(row) != width:
+            raise UserError(f"{path}: row {number} of column {name!r} does not have the {width} numbers of the first")
     if not rows:
         raise UserError(f"{path}: column {name!r} has no rows")
     stacked = np.stack(rows)

@@ -82,11 +82,6 @@ class Request:
                 allowed = ", ".join(modality_names())
                 raise UserError(f"data.{name}.modality={side.modality}: unknown modality; allowed: {allowed}")
 
-    @property
-    def names_columns(self) -> bool:
-        """Whether a column is named."""
-        return any(side.key is not None for side in self.sides.values())
-
 
 def choose_columns(columns: Sequence[str], request: Request) -> dict[SideName, str]:
     """Return the columns of x and y; both are the same with `request.views`.

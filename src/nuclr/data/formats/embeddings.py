@@ -27,7 +27,7 @@ from nuclr.data.formats.arrow import StoredTexts, open_parquet_file, text_column
 from nuclr.data.formats.choose import find_column
 from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import SIDES, Pairs, Side, SideName
-from nuclr.data.vectors import Vectors, checked_rows, open_vectors, pair_rows
+from nuclr.data.vectors import Vectors, checked_rows, open_vectors, pair_rows, require_vectors
 from nuclr.errors import UserError
 from nuclr.files import find_cache_folder, npz_sizes, read_npz
 from nuclr.stacked import Stacked, StoredMatrix, stored_npy, stored_npz
@@ -85,11 +85,6 @@ class VectorPairs(Pairs):
 
     def __len__(self) -> int:
         return len(self._rows["y"])
-
-    @property
-    def x_rows(self) -> int:
-        """Number of rows of x, including those that no y belongs to."""
-        return len(self._rows["x"])
 
     def item(self, side: SideName, number: int) -> np.ndarray:
         """Return a row of x, (d_x,), or of y, (d_y,)."""
@@ -191,14 +186,9 @@ class EmbeddingFolder:
                 "DataComp (.npz next to .parquet)"
             )
 
-    @property
-    def keys(self) -> list[str]:
-        """Names of the arrays."""
-        return list(self.arrays)
-
     def __repr__(self) -> str:
         parts = len(next(iter(self.arrays.values())))
-        return f"EmbeddingFolder({str(self.path)!r}, {parts} parts: {', '.join(self.keys)})"
+        return f"EmbeddingFolder({str(self.path)!r}, {parts} parts: {', '.join(self.arrays)})"
 
     def sides(self, x_key: str | None = None, y_key: str | None = None) -> tuple[str, str]:
         """Return the arrays of images and of texts.
@@ -211,23 +201,22 @@ class EmbeddingFolder:
             UserError: if there is no such array, or several models are stored and none is named.
 
         """
-        found = ", ".join(self.keys)
-        for side, key in (("x", x_key), ("y", y_key)):
-            if key is not None and key not in self.keys:
-                raise UserError(f"{self.path}: no array {key!r} for side {side}; found: {found}")
-        if x_key is not None and y_key is not None:
-            return x_key, y_key
-        pairs = []
+        texts_of = {}  # array of images -> that of the same model's texts
         for image_end, text_end in _ENDS.items():
-            for key in self.keys:
+            for key in self.arrays:
                 partner = key.removesuffix(image_end) + text_end
-                if key.endswith(image_end) and partner in self.keys:
-                    # A named array may be on either side.
-                    pairs += [(key, partner), (partner, key)] if x_key or y_key else [(key, partner)]
-        chosen = [pair for pair in pairs if x_key in (None, pair[0]) and y_key in (None, pair[1])]
-        if len(chosen) != 1:
-            raise UserError(f"{self.path}: holds {found}; name the arrays of images and texts of one model")
-        return chosen[0]
+                if key.endswith(image_end) and partner in self.arrays:
+                    texts_of[key] = partner
+        partners = texts_of | {text: image for image, text in texts_of.items()}  # a named array may be on either side
+        x = x_key or partners.get(y_key or "")
+        y = y_key or partners.get(x_key or "")
+        if x is None and len(texts_of) == 1:
+            x, y = next(iter(texts_of.items()))
+        if x not in self.arrays or y not in self.arrays:
+            named = f"data.x.key={x_key} and data.y.key={y_key}"
+            found = ", ".join(self.arrays)
+            raise UserError(f"{self.path}: {named} are not arrays of images and texts of one model; found: {found}")
+        return x, y
 
     def features(self, key: str) -> Stacked:
         """Return an array of all parts as one matrix.
@@ -246,7 +235,7 @@ class EmbeddingFolder:
             unpacked = iter(_unpack(compressed, key, self.path))
             matrices = [matrix or next(unpacked) for matrix in stored]
         width = matrices[0].shape[1]
-        counted = self.tables or self.arrays[self.keys[0]]
+        counted = self.tables or next(iter(self.arrays.values()))
         for file, matrix, other in zip(files, matrices, counted, strict=True):
             rows = open_parquet_file(other).metadata.num_rows if self.tables else stored_npy(other).shape[0]
             if matrix.shape != (rows, width):
@@ -254,10 +243,7 @@ class EmbeddingFolder:
                     f"{file}: {key} has {matrix.shape[0]:,} rows and {matrix.shape[1]} columns; it needs {rows:,} rows "
                     f"as {other} and {width} columns as {files[0].name}"
                 )
-        stacked = Stacked(matrices)
-        if not len(stacked):
-            raise UserError(f"{self.path}: {key} has no rows")
-        return stacked
+        return Stacked(matrices)
 
     def texts(self, names: Sequence[str]) -> StoredTexts | None:
         """Return the column of the metadata with the first of these names that exists; None if there is none.
@@ -285,12 +271,8 @@ def _numbered(
     suffix: str,
 ) -> dict[int, Path]:
     """Return the files NAME_0SUFFIX, NAME_1SUFFIX, ... of a folder NAME by their numbers."""
-    files = {}
-    for file in sorted((path / name).glob(f"{name}_*{suffix}")):
-        number = file.stem.rpartition("_")[2]
-        if number.isdecimal():
-            files[int(number)] = file
-    return files
+    files = {file.stem.rpartition("_")[2]: file for file in (path / name).glob(f"{name}_*{suffix}")}
+    return {int(number): file for number, file in files.items() if number.isdecimal()}
 
 
 def _align(path: Path, files: Mapping[str, Mapping[Any, Path]]) -> dict[str, list[Path]]:
@@ -328,8 +310,7 @@ def _unpack(
     matrices = []
     for path in paths:
         array = read_npz(path, (key,))[key]
-        if array.ndim != 2 or array.dtype.kind != "f" or array.dtype.itemsize > 8 or array.shape[1] < 1:
-            raise UserError(f"{path}: {key} is {array.dtype} of shape {array.shape}; needs numbers (rows, width)")
+        require_vectors(f"{path}: {key}", array)
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         matrices.append(StoredMatrix(file, file.seek(0, os.SEEK_CUR), (len(array), array.shape[1]), array.dtype))
         file.write(array.data)

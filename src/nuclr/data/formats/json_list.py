@@ -52,7 +52,8 @@ def open_json_list(request: Request) -> ListedPairs:
         raise UserError(f"{request.path}: holds no pairs")
     keys.update(choose_columns(list(columns), request))
     pairs = open_listed(request, keys, _rows(request, entries, keys))
-    if not request.names_columns and pairs.modalities == ("image", "text"):
+    is_named = any(side.key is not None for side in request.sides.values())
+    if not is_named and pairs.modalities == ("image", "text"):
         # An entry may have "captions" where another one has "caption".
         for name, side in pairs.sides.items():
             pairs.sides[name] = replace(side, key=None)

@@ -110,10 +110,10 @@ class Part(NamedTuple):
                 raise BadSample(f".{suffix} cannot be read: {error}") from None
             if array.ndim not in (1, 2):
                 raise BadSample(f".{suffix} has shape {array.shape}; needs a vector, or a matrix of vectors")
-            value = array if array.ndim == 1 else list(array)
+            value = array if array.ndim == 1 else list(array[: _MOST_CELLS + 1])
         cells = split_cell(value)
         if len(cells) > _MOST_CELLS:
-            raise BadSample(f".{suffix} holds {len(cells):,} items; at most {_MOST_CELLS:,} are allowed")
+            raise BadSample(f".{suffix} holds more than {_MOST_CELLS:,} items")
         return cells
 
 
@@ -460,7 +460,7 @@ def _scan(
             for pair in range(max(len(xs), len(ys))):
                 x = xs[pair % len(xs)]
                 y = ys[pair % len(ys)]
-                problem = sample.problem or x.problem or y.problem
+                problem = "truncated tar" if sample.truncated else x.problem or y.problem
                 if problem is not None:
                     scan.bad[len(rows)] = problem
                 rows.append((x.block, y.block, x.size, y.size, x.key, y.key, x.which, y.which, pair == 0))

@@ -50,18 +50,7 @@ class ViewPairs(Pairs):
         _, first = np.unique(side.ids, return_index=True)
         self._numbers = np.sort(first)
         ids = np.arange(len(first))
-        self.sides = {
-            "x": replace(
-                side,
-                name="view 1",
-                ids=ids,
-            ),
-            "y": replace(
-                side,
-                name="view 2",
-                ids=ids,
-            ),
-        }
+        self.sides = {"x": replace(side, name="view 1", ids=ids), "y": replace(side, name="view 2", ids=ids)}
         self.label = source.label
         self.fingerprint = hashlib.sha256(f"views {source.fingerprint}".encode()).hexdigest()
         self.known_bad: dict[int, str] = {}  # an empty caption, for example, does not make the image bad
@@ -83,11 +72,6 @@ class ViewPairs(Pairs):
         return self._source.stamp()
 
 
-def find_images(folder: Path) -> list[Path]:
-    """Return the image files in a folder and in its folders, sorted."""
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
-
-
 def open_image_folder(folder: Path, allow_outside: bool = False) -> ViewPairs:
     """Open all images in a folder and in its folders as pairs of views; names are relative to the folder.
 
@@ -100,7 +84,7 @@ def open_image_folder(folder: Path, allow_outside: bool = False) -> ViewPairs:
         UserError: if the folder has no images.
 
     """
-    files = find_images(folder)
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
         raise UserError(f"{folder}: the folder has no images ({', '.join(sorted(SUFFIXES))})")
     names = (str(file.relative_to(folder)) for file in files)

@@ -116,9 +116,10 @@ class Modality(ABC):
 
         """
 
-    @abstractmethod
     def show(self, item: Any) -> Shown:
-        """Return what a page shows for an item: a picture, a text, or an array of numbers."""
+        """Return what a page shows for an item: a picture, a text, or an array of numbers; by default `decode`."""
+        shown: Shown = self.decode(item)
+        return shown
 
     def check(self, item: Any) -> None:  # noqa: B027 (a modality may have nothing to check)
         """Check an item before the first epoch.

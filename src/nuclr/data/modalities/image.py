@@ -74,10 +74,6 @@ class ImageModality(Modality):
         """Return the image as upright RGB."""
         return decode_image(item)
 
-    def show(self, item: Image.Image) -> Image.Image:
-        """Return the image as upright RGB."""
-        return decode_image(item)
-
     def recognize(self, cells: Sequence[Any]) -> bool:
         """Return whether the cells are bytes, or mostly texts that end with the suffix of an image."""
         names = [cell for cell in cells if isinstance(cell, str)]

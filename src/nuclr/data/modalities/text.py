@@ -63,10 +63,6 @@ class TextModality(Modality):
             return [albef_caption(item) for item in items]
         return list(items)
 
-    def show(self, item: str) -> str:
-        """Return the text."""
-        return item
-
 
 def albef_caption(text: str) -> str:
     """Return a caption as ALBEF's code, and the code published with NUCLR, prepare it.
@@ -121,9 +117,6 @@ class Texts:
 
     def __getitem__(self, number: int) -> str:
         return self.get_bytes(number).decode("utf-8", "surrogatepass")
-
-    def __repr__(self) -> str:
-        return f"Texts({len(self):,} texts, {len(self._blob):,} bytes)"
 
     def get_bytes(self, number: int) -> bytearray:
         """Return the bytes of an entry."""

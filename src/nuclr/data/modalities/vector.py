@@ -1,6 +1,5 @@
 """Vectors of fixed width: cells are lists of numbers, or their text in JSON; batches are (b, d)."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,10 +43,6 @@ class VectorModality(Modality):
         """Return the number of coordinates."""
         return len(item)
 
-    def show(self, item: np.ndarray) -> np.ndarray:
-        """Return the vector."""
-        return item
-
     def recognize(self, cells: Sequence[Any]) -> bool:
         """Return whether all cells are lists of numbers, or texts of such lists in JSON."""
         return bool(cells) and all(_is_vector(cell) for cell in cells)
@@ -60,21 +55,16 @@ def parse_vector(cell: Any) -> np.ndarray:
         BadSample: if it is not a list of numbers.
 
     """
-    if isinstance(cell, str):
-        try:
-            cell = parse_json(cell)
-        except json.JSONDecodeError:
-            raise BadSample("not a list of numbers") from None
-    if not is_list_of_numbers(cell):
-        raise BadSample("not a list of numbers")
     try:
-        with np.errstate(over="ignore"):
-            vector = np.asarray(cell, np.float32)
-    except (TypeError, ValueError, OverflowError):
-        raise BadSample("not a list of numbers") from None
-    if vector.ndim != 1:
-        raise BadSample("not a list of numbers")
-    return vector
+        value = parse_json(cell) if isinstance(cell, str) else cell
+        if is_list_of_numbers(value):
+            with np.errstate(over="ignore"):
+                vector = np.asarray(value, np.float32)
+            if vector.ndim == 1:
+                return vector
+    except (TypeError, ValueError, OverflowError):  # not JSON, nested lists, texts among numbers
+        pass
+    raise BadSample("not a list of numbers")
 
 
 def is_list_of_numbers(value: Any) -> bool:
