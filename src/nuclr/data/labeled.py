@@ -35,11 +35,12 @@ import numpy as np
 import torch
 
 from nuclr.arrays import as_features, as_integers
-from nuclr.data.formats.choose import Request, shorten
+from nuclr.data.formats.choose import Request
 from nuclr.data.formats.columns import Column, Heading, make_column
 from nuclr.data.formats.lines import read_json
 from nuclr.data.formats.listed import ListedPairs, Row
 from nuclr.data.modalities import get_modality
+from nuclr.data.modalities.base import shorten
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.pairs import Labeled, Side, SideName, fill_templates
 from nuclr.errors import UserError

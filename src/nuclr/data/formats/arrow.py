@@ -31,8 +31,6 @@ from nuclr.data.formats.columns import (
     Column,
     Heading,
     TextColumn,
-    check_text,
-    decode_text,
     first_line,
     make_column,
     read_item,
@@ -41,7 +39,7 @@ from nuclr.data.formats.columns import (
 from nuclr.data.formats.listed import PROBED, ListedPairs, Row, head_columns
 from nuclr.data.modalities import Folder, get_modality
 from nuclr.data.modalities.base import boundary
-from nuclr.data.modalities.text import MAX_CHARACTERS, clean, digest
+from nuclr.data.modalities.text import MAX_CHARACTERS, check_text, clean, decode_text, digest
 from nuclr.data.side import SIDES, SideName
 from nuclr.errors import BadSample, UserError, require
 from nuclr.files import file_stamp, find_cache_folder, parse_json, refuse_expansion, write_atomically

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nuclr.data.formats.choose import shorten
 from nuclr.data.formats.lines import json_lines, numbered_lines
 from nuclr.data.modalities import get_modality
-from nuclr.data.modalities.text import Texts, clean, text_problem
+from nuclr.data.modalities.base import shorten
+from nuclr.data.modalities.text import Texts, check_text
 from nuclr.data.pairs import SIDES, BadSample, Pairs, Side, SideName
 from nuclr.errors import UserError
 from nuclr.files import file_stamp
@@ -312,11 +312,10 @@ def _read_texts(
         where = f"{path}, {key!r}"
         if key in rows or where in bad:
             raise UserError(f"{path}, line {number}: _id {shorten(key)} occurs twice; identifiers must be different")
-        text = " ".join(filter(None, parts))
-        problem = text_problem(text, what)
+        text, problem = check_text(" ".join(filter(None, parts)), what)
         if problem is None:
             rows[key] = len(texts)
-            texts.append(clean(text))
+            texts.append(text)
         else:
             bad[where] = problem
     return texts, rows, bad

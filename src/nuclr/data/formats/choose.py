@@ -9,13 +9,13 @@ names that end with the suffix of an image are images, other texts are texts.
 """
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nuclr.data.modalities import Modality, get_modality, modality_names
+from nuclr.data.modalities.base import shorten
 from nuclr.data.modalities.image import MOSTLY, is_image_name
 from nuclr.data.side import SIDES, SideName
 from nuclr.errors import UserError
@@ -193,12 +193,3 @@ def recognize_modality(
             f"{shorten(texts[0])}; fix the column, or set data.{side}.modality to image or text"
         )
     return get_modality("image" if share >= MOSTLY or usual in IMAGE_COLUMNS else "text")
-
-
-def shorten(value: Any) -> str:
-    """Return a value as one short line of JSON, for messages."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (RecursionError, ValueError, TypeError):  # nested too deep, a number that is too long, or bytes
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."

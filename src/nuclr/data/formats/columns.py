@@ -11,18 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from nuclr.data.formats.choose import shorten
 from nuclr.data.modalities import Folder, Modality
-from nuclr.data.modalities.base import boundary
-from nuclr.data.modalities.text import MAX_CHARACTERS, Texts, clean, digest, number_distinct, text_problem
-from nuclr.data.modalities.vector import is_list_of_numbers, parse_vector
+from nuclr.data.modalities.base import WrongCellError, boundary, shorten
+from nuclr.data.modalities.text import MAX_CHARACTERS, Texts, check_text, decode_text, digest, number_distinct
+from nuclr.data.modalities.vector import check_vector, is_list_of_numbers
 from nuclr.errors import BadSample, UserError
 
 _PROBED = 100  # files by which the folder is recognized
-
-
-class WrongCellError(BadSample):
-    """A cell of a type that the column cannot hold; a list with such a cell is refused."""
 
 
 @dataclass(frozen=True)
@@ -342,66 +337,6 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def decode_text(cell: Any, what: str) -> tuple[Any, str | None]:
-    """Decode a cell of bytes as UTF-8; cells of other types are returned unchanged.
-
-    Returns:
-        The cell and None. If the bytes are not UTF-8, the text with invalid bytes replaced, and why it cannot be used.
-
-    """
-    if not isinstance(cell, bytes):
-        return cell, None
-    try:
-        return cell.decode(), None
-    except UnicodeDecodeError:
-        return cell.decode(errors="replace"), f"{what} is not UTF-8 text"
-
-
-def check_text(cell: Any, what: str) -> tuple[str, str | None]:
-    """Return the clean text of a cell, and why it is bad or None; the text of a bad cell is empty.
-
-    Raises:
-        WrongCellError: if the cell is not a text.
-
-    """
-    problem = None
-    if not isinstance(cell, str):
-        cell, problem = decode_text("" if cell is None else cell, what)
-        if not isinstance(cell, str):
-            raise WrongCellError(f"{what} is {shorten(cell)}; needs a text")
-    problem = problem or text_problem(cell, what)
-    return "" if problem else clean(cell), problem
-
-
-def check_vector(
-    cell: Any,
-    what: str,
-    width: int,
-) -> np.ndarray:
-    """Return the vector of a cell, (d,) float32.
-
-    Args:
-        cell: a list of numbers, an array, a text such as "[0.5, 1]", or None.
-        what: what the vector is called in the reason of a bad sample.
-        width: the numbers that it needs to have; 0 for any.
-
-    Raises:
-        BadSample: if the cell is not such a vector, or is not finite.
-
-    """
-    if is_empty(cell):
-        raise BadSample(f"no {what}")
-    try:
-        vector = parse_vector(cell)
-    except BadSample as bad:
-        raise BadSample(f"{what} is {bad.reason}") from None
-    if len(vector) != (width or max(len(vector), 1)):
-        raise BadSample(f"{what} has {len(vector)} numbers; the first one has {width}")
-    if not np.isfinite(vector).all():
-        raise BadSample(f"{what} holds a NaN or an infinity")
-    return vector
-
-
 def split_cell(value: Any) -> Sequence[Any]:
     """Return the cells in a value: a list holds several, unless it is a list of numbers, which is one cell.
 
@@ -410,8 +345,3 @@ def split_cell(value: Any) -> Sequence[Any]:
     if not isinstance(value, list) or is_list_of_numbers(value):
         return (value,)
     return value or (None,)
-
-
-def is_empty(cell: Any) -> bool:
-    """Return whether a cell is missing or an empty text."""
-    return cell is None or (isinstance(cell, str | bytes) and not cell.strip())

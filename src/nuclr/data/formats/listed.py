@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nuclr.data.formats.choose import Request, recognize_modality
-from nuclr.data.formats.columns import Column, Heading, WrongCellError, is_empty, make_column, split_cell
+from nuclr.data.formats.columns import Column, Heading, make_column, split_cell
 from nuclr.data.modalities import get_modality
+from nuclr.data.modalities.base import WrongCellError
 from nuclr.data.modalities.text import clean
+from nuclr.data.modalities.vector import is_empty
 from nuclr.data.pairs import SIDES, BadSample, Pairs, Side, SideName
 from nuclr.errors import UserError, printable
 

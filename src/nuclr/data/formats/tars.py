@@ -34,14 +34,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS, Request, choose_columns
-from nuclr.data.formats.columns import Heading, check_text, check_vector, read_item, split_cell
+from nuclr.data.formats.columns import Heading, read_item, split_cell
 from nuclr.data.formats.listed import head_columns
 from nuclr.data.formats.tar_members import BLOCK, TarSample, iter_samples, member_name
 from nuclr.data.modalities import Folder
 from nuclr.data.modalities.base import boundary
 from nuclr.data.modalities.image import SUFFIXES
-from nuclr.data.modalities.text import digest, number_distinct
-from nuclr.data.modalities.vector import is_list_of_numbers
+from nuclr.data.modalities.text import check_text, digest, number_distinct
+from nuclr.data.modalities.vector import check_vector, is_list_of_numbers
 from nuclr.data.pairs import SIDES, BadSample, Pairs, Side, SideName
 from nuclr.errors import UserError
 from nuclr.files import file_stamp, find_cache_folder, parse_json, parse_npy, write_atomically
