@@ -106,22 +106,20 @@ class LabeledVectors(Labeled):
 
     def __init__(self, path: Path) -> None:
         arrays = read_npz(path, ("x", "labels", "prompts"))
-        if "x" not in arrays or "labels" not in arrays:
-            raise UserError(f"{path}: needs the arrays x and labels; found: {', '.join(arrays)}")
         self.prompt_vectors: np.ndarray | None = None
         try:
             self.x = as_features(f"{path}: x", arrays["x"], "any", torch.float32).numpy()
             labels = as_integers(f"{path}: labels", arrays["labels"], len(self.x)).numpy()
-            self.keys = [str(number) for number in np.unique(labels)]
-            positions = np.unique(labels, return_inverse=True)[1].astype(np.int64)
+            numbers, positions = np.unique(labels, return_inverse=True)
             if "prompts" in arrays:
                 prompts = arrays["prompts"]
                 rows = as_features(f"{path}: prompts", prompts.reshape(-1, prompts.shape[-1]), "any", torch.float32)
                 self.prompt_vectors = rows.reshape(len(prompts), -1, rows.shape[1]).numpy()
-                self.keys = [str(number) for number in range(len(prompts))]
+                numbers = np.arange(len(prompts))
                 positions = labels
-        except (ValueError, IndexError) as error:
-            raise UserError(str(error)) from None
+        except (KeyError, ValueError, IndexError) as error:
+            raise UserError(f"{path}: needs the arrays x (n, d) and labels (n,): {error}") from None
+        self.keys = [str(number) for number in numbers.tolist()]
         if labels.min() < 0 or positions.max() >= len(self.keys) or len(self.keys) < 2:
             found = f"labels {labels.min()} to {labels.max()} of {len(self.keys)} classes"
             raise UserError(f"{path}: {found}; needs whole numbers from 0, rows of prompts, and two classes")
@@ -129,7 +127,7 @@ class LabeledVectors(Labeled):
         self.label = path.name
         self.sides = {
             "x": Side("vector", None, get_modality("vector"), np.arange(len(labels))),
-            "y": Side("text", None, get_modality("text"), positions),
+            "y": Side("text", None, get_modality("text"), positions.astype(np.int64)),
         }
         hashed = hashlib.sha256(np.ascontiguousarray(self.x).data)
         hashed.update(labels.tobytes())
@@ -176,12 +174,13 @@ def open_class_folder(folder: Path, allow_outside: bool = False) -> LabeledImage
 
     """
     path = folder / "classes.json"
-    names = read_json(path) if path.is_file() else None
+    folders = _class_folders(folder)
+    names = read_json(path) if path.is_file() else folders
     templates = read_json(folder / "templates.json") if (folder / "templates.json").is_file() else list(TEMPLATES)
     if isinstance(names, dict) and "classes" in names:
         templates = names.get("templates", templates)
         names = names["classes"]
-    classes = _name_folders(path, _class_folders(folder), names)
+    classes = _name_folders(path, folders, names)
     return LabeledImages(folder, classes, _check_templates(folder, templates), allow_outside)
 
 
@@ -191,18 +190,14 @@ def _name_folders(
     names: Any,
 ) -> dict[str, str]:
     """Return folder -> class name, in the order of the classes."""
-    if names is None:
-        return dict(zip(folders, folders, strict=True))
     values = _check_texts(path, "classes", names)
     named_folders = list(names) if isinstance(names, dict) else values
-    if set(named_folders) == set(folders):
-        return dict(zip(named_folders, values, strict=True))
-    if isinstance(names, list) and len(names) == len(folders):
-        return dict(zip(folders, values, strict=True))
-    different = sorted(set(named_folders) ^ set(folders))[:5]
-    raise UserError(
-        f"{path}: {len(named_folders)} classes for {len(folders)} folders; they differ in {', '.join(different)}"
-    )
+    if set(named_folders) != set(folders):
+        if isinstance(names, dict) or len(values) != len(folders):
+            different = ", ".join(sorted(set(named_folders) ^ set(folders))[:5])
+            raise UserError(f"{path}: {len(values)} classes for {len(folders)} folders; they differ in {different}")
+        named_folders = folders
+    return dict(zip(named_folders, values, strict=True))
 
 
 def _check_texts(
@@ -219,9 +214,8 @@ def _check_texts(
 
 def _check_templates(path: Path, content: Any) -> list[str]:
     templates = _check_texts(path, "templates", content)
-    for template in templates:
-        if "{}" not in template:
-            raise UserError(f"{path}: template {template!r} needs {{}} for the class name")
+    if not all("{}" in template for template in templates):
+        raise UserError(f"{path}: templates {shorten(templates)} need {{}} for the class name")
     return templates
 
 

@@ -146,11 +146,17 @@ def is_vectors(argument: str) -> bool:
     return Path(source).suffix in (".npy", *INDEXES) or (column is not None and Path(source).exists())
 
 
-def open_sides(argument: str) -> tuple[Vectors, Vectors]:
+def open_sides(
+    argument: str,
+    x_key: str | None = None,
+    y_key: str | None = None,
+) -> tuple[Vectors, Vectors]:
     """Open both sides of pairs: x and y of an embedding file, or two arrays of a folder of embeddings.
 
     Args:
         argument: FILE, FOLDER, or FOLDER:ARRAY with the array of side x, if the folder has those of several models.
+        x_key: the array of side x in a folder (setting `data.x.key`).
+        y_key: the array of side y in a folder (setting `data.y.key`).
 
     Raises:
         UserError: if there is nothing to read, or it does not hold pairs.
@@ -158,10 +164,10 @@ def open_sides(argument: str) -> tuple[Vectors, Vectors]:
     """
     source, column = split_argument(argument)
     keys: tuple[str, ...] = SIDES
-    if column is not None:
+    if Path(source).is_dir():
         from nuclr.data.formats.embeddings import EmbeddingFolder
 
-        keys = EmbeddingFolder(Path(source)).sides(column)
+        keys = EmbeddingFolder(Path(source)).sides(column or x_key, y_key)
     return open_vectors(f"{source}:{keys[0]}"), open_vectors(f"{source}:{keys[1]}")
 
 

@@ -474,12 +474,9 @@ def read_vectors(path: Path, name: str | None) -> np.ndarray:
 
     """
     rows = list(_cells(_one_column(path, name, "vectors")))
-    width = 0 if not rows or rows[0] is None else len(rows[0])
-    for number, row in enumerate(rows):
-        if row is None or len(row) != width:
-            raise UserError(f"{path}: row {number} of column {name!r} does not have the {width} numbers of the first")
-    if not rows:
-        raise UserError(f"{path}: column {name!r} has no rows")
+    widths = {0 if row is None else len(row) for row in rows}
+    if len(widths) != 1 or 0 in widths:
+        raise UserError(f"{path}: rows of column {name!r} have {sorted(widths)} numbers; needs one width for all rows")
     stacked = np.stack(rows)
     return stacked if stacked.dtype.kind == "f" else stacked.astype(np.float32)
 
@@ -543,11 +540,9 @@ def _find_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
     else:
         every = sorted(path.rglob("*.parquet"))
         files = [file for file in every if split is None or file.name.startswith(split) or file.parent.name == split]
-        if every and not files:
-            names = ", ".join(file.name for file in every[:10])
-            raise UserError(f"{path}: no .parquet file of split {split!r} (data.split); found: {names}")
     if not files:
-        raise UserError(f"{path}: holds no pairs")
+        names = ", ".join(file.name for file in path.rglob("*.*"))[:200]
+        raise UserError(f"{path}: no files of split {split!r} (data.split); found: {names or 'nothing'}")
     return path, files
 
 

@@ -150,8 +150,7 @@ class TextColumn(Column):
         return list(map(self._texts.__getitem__, self._stored[numbers].tolist()))
 
     def _keys(self) -> np.ndarray:
-        keys: np.ndarray = self._texts.keys()
-        return keys
+        return np.asarray(self._texts.keys())
 
     def fingerprint(self) -> bytes:
         """Return a hash of all texts, and of the pairs that share them."""
@@ -159,8 +158,7 @@ class TextColumn(Column):
         return self._fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"").encode()
 
     def _fingerprint(self, more: bytes) -> str:
-        text: str = self._texts.fingerprint(more)
-        return text
+        return str(self._texts.fingerprint(more))
 
 
 class VectorColumn(Column):

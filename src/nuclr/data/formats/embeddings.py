@@ -27,7 +27,7 @@ from nuclr.data.formats.arrow import StoredTexts, open_parquet_file, text_column
 from nuclr.data.formats.choose import find_column
 from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import SIDES, Pairs, Side, SideName
-from nuclr.data.vectors import Vectors, checked_rows, open_vectors, pair_rows, require_vectors
+from nuclr.data.vectors import checked_rows, open_sides, pair_rows, require_vectors
 from nuclr.errors import UserError
 from nuclr.files import find_cache_folder, npz_sizes, read_npz
 from nuclr.stacked import Stacked, StoredMatrix, stored_npy, stored_npz
@@ -59,18 +59,13 @@ class VectorPairs(Pairs):
         x_key: str | None = None,
         y_key: str | None = None,
     ) -> None:
-        keys: tuple[str, ...] = SIDES
-        if path.is_dir():
-            keys = EmbeddingFolder(path).sides(x_key, y_key)
-        opened: dict[SideName, Vectors] = {}
-        for side, key in zip(SIDES, keys, strict=True):
-            opened[side] = open_vectors(f"{path}:{key}")
-        y_to_x = pair_rows(opened["x"], opened["y"])
+        x, y = open_sides(str(path), x_key, y_key)
+        y_to_x = pair_rows(x, y)
         vector = get_modality("vector")
         self.sides = {}
         self._rows: dict[SideName, Any] = {}
         hashed = hashlib.sha256()
-        for side, vectors in opened.items():
+        for side, vectors in zip(SIDES, (x, y), strict=True):
             rows = checked_rows(vectors.name, vectors.rows, "any")
             if len(vectors) < 2:
                 raise UserError(f"{vectors.name}: {len(vectors)} row; needs at least two samples")
@@ -88,8 +83,7 @@ class VectorPairs(Pairs):
 
     def item(self, side: SideName, number: int) -> np.ndarray:
         """Return a row of x, (d_x,), or of y, (d_y,)."""
-        row: np.ndarray = self.items(side, np.array([number]))[0]
-        return row
+        return np.asarray(self.items(side, np.array([number]))[0])
 
     def items(self, side: SideName, numbers: np.ndarray) -> np.ndarray:
         """Return the x (b, d_x) or the y (b, d_y) of several pairs."""
@@ -186,10 +180,6 @@ class EmbeddingFolder:
                 "DataComp (.npz next to .parquet)"
             )
 
-    def __repr__(self) -> str:
-        parts = len(next(iter(self.arrays.values())))
-        return f"EmbeddingFolder({str(self.path)!r}, {parts} parts: {', '.join(self.arrays)})"
-
     def sides(self, x_key: str | None = None, y_key: str | None = None) -> tuple[str, str]:
         """Return the arrays of images and of texts.
 
@@ -280,10 +270,9 @@ def _align(path: Path, files: Mapping[str, Mapping[Any, Path]]) -> dict[str, lis
     parts = sorted({part for found in files.values() for part in found})
     aligned: dict[str, list[Path]] = {}
     for name, found in files.items():
-        for part in parts:
-            if found and part not in found:
-                other = next(kind[part] for kind in files.values() if part in kind)
-                raise UserError(f"{path}: part {part} has {other.name} but no {name}; add it, or remove the part")
+        missing = [part for part in parts if part not in found]
+        if missing and found:
+            raise UserError(f"{path}: part {missing[0]} has no {name}; add it, or remove the part")
         if found:
             aligned[name] = [found[part] for part in parts]
     return aligned

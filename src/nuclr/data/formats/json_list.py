@@ -7,7 +7,6 @@
 """
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -23,7 +22,7 @@ from nuclr.errors import UserError
 from nuclr.files import read_text
 
 _PROBED = 100  # entries whose keys are the columns
-_SPACE = re.compile(r"[ \t\r\n]*")
+_BETWEEN = (" ", ",", "\n", "\t", "\r")  # between two entries of a list
 
 Entry = tuple[int, Any]  # the line, and its content or BadSample
 
@@ -151,29 +150,19 @@ def _array(path: Path, text: str) -> Iterator[Entry]:
     decoder = json.JSONDecoder()
     line = 1
     counted = 0  # characters whose lines are counted
-    position = text.index("[")
-    separators = "["
+    position = text.index("[") + 1
     try:
         while True:
-            if not text.startswith(tuple(separators), position):
-                raise json.JSONDecodeError(f"{' or '.join(separators)} expected", text, position)
-            if not text.startswith("]", position):
-                position = _end_of_space(text, position + 1)
+            while text.startswith(_BETWEEN, position):
+                position += 1
             if text.startswith("]", position):
                 return
             line += text.count("\n", counted, position)
             counted = position
             entry, position = decoder.raw_decode(text, position)
             yield line, entry
-            position = _end_of_space(text, position)
-            separators = ",]"
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
     except (RecursionError, ValueError):
         reason = "brackets nested too deep, or a number with thousands of digits"
         raise UserError(f"{path}, line {line}: not JSON ({reason})") from None
-
-
-def _end_of_space(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    return match.end() if match else position

@@ -25,17 +25,10 @@ def open_text(path: Path) -> Iterator[Iterator[str]]:
 
     """
     try:
-        if path.suffix.lower() == ".gz":
-            with gzip.open(
-                path,
-                "rt",
-                encoding="utf-8-sig",
-                newline="",
-            ) as file:
-                yield _lines(path, file, path.stat().st_size)
-        else:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                yield _lines(path, file)
+        is_compressed = path.suffix.lower() == ".gz"
+        opened: Any = gzip.open if is_compressed else open
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            yield _lines(path, file, path.stat().st_size if is_compressed else None)
     except UnicodeDecodeError:
         raise not_utf8(path) from None
     except (OSError, EOFError, zlib.error) as error:

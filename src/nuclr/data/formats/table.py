@@ -79,15 +79,14 @@ def read_cells(path: Path, expected: Sequence[str] = ()) -> Iterator[tuple[int, 
                 raise UserError(f"{path}: empty; needs a header with the names of the columns and one row per line")
             yield 1, header
             started = reader.line_num + 1
-            before = started
             for cells in reader:
                 if cells == [_END]:
                     return
+                if cells and cells[-1].endswith(_END):
+                    raise UserError(f"{path}, line {started}: a quote that opens in this row is never closed")
                 if cells:
                     yield reader.line_num, cells
-                before = started
                 started = reader.line_num + 1
-            raise UserError(f"{path}, line {before}: a quote that opens in this row is never closed")
     except csv.Error as error:
         raise UserError(f"{path}, line {started}: cannot be read as a table ({error})") from None
     finally:

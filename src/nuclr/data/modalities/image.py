@@ -184,8 +184,7 @@ def resize_crop(
         mode="bicubic",
         antialias=True,
     )
-    array: np.ndarray = resized[0].numpy()
-    return array
+    return np.asarray(resized[0])
 
 
 def _decode_at_least(image: Image.Image, size: int) -> Image.Image:
