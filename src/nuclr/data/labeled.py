@@ -1,4 +1,4 @@
-"""Items with classes: images in one folder per class, and vectors with labels.
+"""Folders of images, and items with classes: images in one folder per class, and vectors with labels.
 
 Class names and templates of a folder are in JSON files.
 
@@ -42,7 +42,7 @@ from nuclr.data.formats.listed import ListedPairs, Row
 from nuclr.data.modalities import get_modality
 from nuclr.data.modalities.base import shorten
 from nuclr.data.modalities.image import SUFFIXES
-from nuclr.data.pairs import Labeled, Side, SideName, fill_templates
+from nuclr.data.pairs import Labeled, Side, SideName, ViewPairs, fill_templates
 from nuclr.errors import UserError
 from nuclr.files import npz_sizes, read_npz, read_text
 
@@ -217,6 +217,28 @@ def _check_templates(path: Path, content: Any) -> list[str]:
     if not all("{}" in template for template in templates):
         raise UserError(f"{path}: templates {shorten(templates)} need {{}} for the class name")
     return templates
+
+
+def open_image_folder(folder: Path, allow_outside: bool = False) -> ViewPairs:
+    """Open all images in a folder and in its folders as pairs of views; names are relative to the folder.
+
+    Args:
+        folder: the folder.
+        allow_outside: follow symbolic links that lead out of the folder (setting `data.allow_outside`). Otherwise such
+            images are bad samples.
+
+    Raises:
+        UserError: if the folder has no images.
+
+    """
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise UserError(f"{folder}: the folder has no images ({', '.join(sorted(SUFFIXES))})")
+    names = (str(file.relative_to(folder)) for file in files)
+    rows = (Row(name, name, row) for row, name in enumerate(names))
+    heading = Heading("image", None, get_modality("image"), "image")
+    columns: dict[SideName, Column] = {"x": make_column(heading), "y": make_column(heading)}
+    return ViewPairs(ListedPairs(Request(folder, folder, allow_outside=allow_outside), columns, rows, "row"))
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 | `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
 | a folder written by clip-retrieval, DataComp's metadata | embeddings in parts | `formats.embeddings` |
 | a folder with `corpus.jsonl`, `queries.jsonl`, `qrels/` | BEIR: queries and relevant documents | `formats.beir` |
-| a folder of images | with `views`: images | `formats.views` |
+| a folder of images | with `views`: images | `labeled` |
 | a folder of folders of images, `.npz` with x and labels | labeled images or vectors | `labeled` |
 | `.npy`, `.faiss`, PATH:COLUMN | vectors of one side | `vectors` |
 | `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
@@ -35,10 +35,9 @@ from nuclr.data.formats.embeddings import VectorPairs, is_embedding_folder
 from nuclr.data.formats.json_list import open_json_list
 from nuclr.data.formats.table import open_table
 from nuclr.data.formats.tars import expand, expand_braces, open_tars, split_parts
-from nuclr.data.formats.views import ViewPairs, open_image_folder
-from nuclr.data.labeled import LabeledVectors, has_labels, is_class_folder, open_class_folder
+from nuclr.data.labeled import LabeledVectors, has_labels, is_class_folder, open_class_folder, open_image_folder
 from nuclr.data.modalities.image import SUFFIXES
-from nuclr.data.pairs import Labeled, Pairs, SideName
+from nuclr.data.pairs import Labeled, Pairs, SideName, ViewPairs
 from nuclr.data.vectors import Vectors, is_vectors, open_vectors
 from nuclr.errors import UserError
 from nuclr.remote import file_name, is_url, join_url, local_copy, show_urls
@@ -68,7 +67,7 @@ def open(
         split: the split to read, if the source has several (setting `data.split`).
         allow_outside: read files that a list names outside of `root`, or of the list's folder without a root (setting
             `data.allow_outside`). Otherwise they are bad samples.
-        views: read only images, as pairs of an image and itself (setting `data.contrast=views`); see `formats.views`.
+        views: read only images, as pairs of an image and itself (setting `data.contrast=views`); see `ViewPairs`.
 
     Returns:
         Pairs, numbered from 0 (`nuclr.data.Pairs`), images or vectors with classes (`nuclr.data.Labeled`), or the rows

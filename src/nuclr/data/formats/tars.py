@@ -54,7 +54,7 @@ _MOST_SAMPLES = 1_000_000  # that img2dataset's statistics may promise for one t
 _MOST_CELLS = 32_767  # of one sample, because `which` has 16 bits
 _MAX_TEXT = 16 * 2**20  # bytes of one .txt, .json or .npy
 _OPEN_FILES = 512  # tars kept open, below the usual limit of 1024; the others are opened for each read
-_TXT = -1  # `which` of a whole .txt
+_TXT = -1  # `which` of a whole member
 _IMAGES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
 _MODALITIES = {"txt": "text", "npy": "vector"}  # of members with these suffixes
 
@@ -261,13 +261,10 @@ class TarPairs(Pairs):
         if len(data) < size:
             raise BadSample("truncated tar")
         cell: Any = data
-        if modality.in_memory or part.entries:
-            which = int(row[f"{side}_which"])
-            if which == _TXT:
-                cell = data.decode(errors="replace")
-            else:
-                cells = part.cells(data, part.suffixes[-1])
-                cell = cells[which] if which < len(cells) else None
+        which = int(row[f"{side}_which"])
+        if which != _TXT:
+            cells = part.cells(data, part.suffixes[-1])
+            cell = cells[which] if which < len(cells) else None
         return read_item(modality, cell, self._inside)
 
     def name(self, number: int) -> str:
