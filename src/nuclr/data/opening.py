@@ -21,7 +21,6 @@ cache first, see `nuclr.remote`.
 
 import difflib
 import glob
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -320,13 +319,12 @@ def _exists(path: str) -> bool:
 
 def _builtin(options: str, split: str | None) -> BuiltinPairs:
     """Return the pairs of "n=20000,seed=0,split=train"; `split` applies if the options do not name one."""
-    types = {key: type(value.default) for key, value in inspect.signature(BuiltinPairs).parameters.items()}
     arguments: dict[str, Any] = {} if split is None else {"split": split}
-    for option in filter(None, options.split(",")):
-        key, _, value = option.partition("=")
-        try:
-            arguments[key] = types[key](value)
-        except (KeyError, ValueError):
-            allowed = ", ".join(f"{name}={kind.__name__}" for name, kind in types.items())
-            raise UserError(f"builtin:{options}: {option!r}; allowed: {allowed}") from None
-    return BuiltinPairs(**arguments)
+    try:
+        for option in filter(None, options.split(",")):
+            key, _, value = option.partition("=")
+            arguments[key] = value if key == "split" else int(value)
+        return BuiltinPairs(**arguments)
+    except (TypeError, ValueError):
+        allowed = "n=int, seed=int, split=train, size=int, shapes=int"
+        raise UserError(f"builtin:{options}: wrong option; allowed: {allowed}") from None

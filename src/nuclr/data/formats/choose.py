@@ -16,7 +16,7 @@ from typing import Any
 
 from nuclr.data.modalities import Modality, get_modality, modality_names
 from nuclr.data.modalities.base import shorten
-from nuclr.data.modalities.image import MOSTLY, is_image_name
+from nuclr.data.modalities.image import MOSTLY, SUFFIXES
 from nuclr.data.side import SIDES, SideName
 from nuclr.errors import UserError
 
@@ -184,7 +184,7 @@ def recognize_modality(
     texts: list[str] = []
     for cell in cells:
         if isinstance(cell, str):
-            is_image = is_image_name(cell) or (usual in IMAGE_COLUMNS and " " not in cell)
+            is_image = cell.lower().endswith(SUFFIXES) or (usual in IMAGE_COLUMNS and " " not in cell)
             (images if is_image else texts).append(cell)
     share = len(images) / max(len(images) + len(texts), 1)
     if 1 - MOSTLY < share < MOSTLY:

@@ -169,11 +169,7 @@ class EmbeddingFolder:
         elif _is_datacomp(path):
             aligned = _align(path, {suffix: _shards(path, suffix) for suffix in (".npz", ".parquet")})
             self.tables = aligned[".parquet"]
-            names = _matrix_names(aligned[".npz"][0])
-            for file in aligned[".npz"]:
-                if _matrix_names(file) != names:
-                    raise UserError(f"{file}: has other arrays than {aligned['.npz'][0].name}: {', '.join(names)}")
-            self.arrays = dict.fromkeys(names, aligned[".npz"])
+            self.arrays = dict.fromkeys(_matrix_names(aligned[".npz"][0]), aligned[".npz"])
         else:
             raise UserError(
                 f"{path}: neither an output folder of clip-retrieval (img_emb/, text_emb/) nor a metadata folder of "
@@ -236,19 +232,9 @@ class EmbeddingFolder:
         return Stacked(matrices)
 
     def texts(self, names: Sequence[str]) -> StoredTexts | None:
-        """Return the column of the metadata with the first of these names that exists; None if there is none.
-
-        Raises:
-            UserError: if a part does not have the column.
-
-        """
+        """Return the column of the metadata with the first of these names that exists; None if there is none."""
         column = find_column(text_columns(self.tables[0]), names) if self.tables else None
-        if column is None:
-            return None
-        for table in self.tables:
-            if column not in text_columns(table):
-                raise UserError(f"{table}: no column {column!r} of texts, which {self.tables[0].name} has")
-        return StoredTexts(self.tables, column)
+        return None if column is None else StoredTexts(self.tables, column)
 
     def labels(self, key: str) -> StoredTexts | None:
         """Return what the rows of an array are called: captions of texts, file names or addresses of images."""

@@ -110,10 +110,7 @@ class Texts:
 
     def get_bytes(self, number: int) -> bytearray:
         """Return the bytes of an entry."""
-        starts = self._starts
-        if not 0 <= number < len(starts) - 1:
-            raise IndexError(f"number {number}; allowed: 0 to {len(self) - 1}")
-        return self._blob[starts[number] : starts[number + 1]]
+        return self._blob[self._starts[number] : self._starts[number + 1]]
 
     def keys(self) -> np.ndarray:
         """Return a hash of each text, (n,) uint64, equal for equal texts."""
