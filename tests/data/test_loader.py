@@ -111,14 +111,6 @@ def test_a_file_that_vanished_is_named_if_crops_are_read(tmp_path):
         list(Loader(pairs, x=ImageOptions(16, smallest_crop=0.5)).load([np.arange(20)], crops=crops))
 
 
-def test_batches_of_vectors(tmp_path):
-    x, y = np.random.default_rng(0).normal(size=(2, 6, 3)).astype("f4")
-    np.savez(tmp_path / "e.npz", x=x, y=y, y_to_x=[5, 4, 3, 2, 1, 0])
-    (batch,) = Loader(open_pairs(tmp_path / "e.npz")).load([np.array([4, 0])])
-    torch.testing.assert_close(batch.x, torch.from_numpy(x[[1, 5]]))
-    torch.testing.assert_close(batch.y, torch.from_numpy(y[[4, 0]]))
-
-
 def test_closing_the_stream_early_ends_the_threads(tmp_path):
     pairs = open_pairs(make.jsonl(tmp_path))
     stream = Loader(pairs, x=ImageOptions(12), workers=3).load(all_batches(np.tile(np.arange(8), 50), 2))

@@ -39,9 +39,7 @@ def test_a_split_of_a_folder_of_parquet_files_is_read(tmp_path):
         write(tmp_path / "data" / f"{split}-0.parquet", image=[make.picture(1)], caption=[split])
     assert open_pairs(tmp_path, split="val").item("y", 0) == "val"
     assert len(open_pairs(tmp_path)) == 2
-    with pytest.raises(
-        UserError, match=r"no \.parquet file of split 'test' \(data\.split\); found: train-0\.parquet, val-0\.parquet"
-    ):
+    with pytest.raises(UserError, match=r"'test' \(data\.split\).*train-0\.parquet, val-0\.parquet"):
         open_pairs(tmp_path, split="test")
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nuclr.data import BadSample, Loader, Modality, SideChoice, check_samples, open_pairs, register_modality
-from nuclr.data.formats.columns import split_cell
 from nuclr.data.modalities import base
 from nuclr.errors import UserError
 from tests.data import make
@@ -107,14 +106,6 @@ def test_vectors_on_both_sides_and_one_vector_with_several_texts(tmp_path):
 def test_cells_that_are_not_vectors_are_bad_samples(tmp_path, value):
     pairs = open_pairs(jsonl(tmp_path, [[1, 2], value, [3, 4]]), y=SideChoice(modality="vector"))
     assert "is not a list of numbers" in pairs.known_bad[1]
-
-
-@pytest.mark.parametrize(
-    ("value", "cells"),
-    [("a", ("a",)), (["a", "b"], ["a", "b"]), ([], (None,)), ([1, 2], ([1, 2],)), ([[1], [2]], [[1], [2]])],
-)
-def test_cells_of_a_value(value, cells):
-    assert split_cell(value) == cells
 
 
 # -- a modality from outside of the package ----------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_clip_retrieval_without_metadata_and_with_images_only(tmp_path):
 def test_datacomp(tmp_path, compressed, monkeypatch):
     monkeypatch.setenv("NUCLR_CACHE", str(tmp_path / "cache"))
     folder = EmbeddingFolder(make_datacomp(tmp_path / "dc", X, Y, compressed=compressed, models=("b32", "l14")))
-    assert folder.keys == ["b32_img", "b32_txt", "l14_img", "l14_txt"]
+    assert list(folder.arrays) == ["b32_img", "b32_txt", "l14_img", "l14_txt"]
     assert folder.sides("l14_img") == ("l14_img", "l14_txt") == folder.sides(y_key="l14_txt")
     np.testing.assert_array_equal(np.asarray(folder.features("l14_img")), X)
     np.testing.assert_array_equal(folder.features("b32_txt")[[19, 2]], Y[[19, 2]])
@@ -139,7 +139,7 @@ def test_a_folder_as_pairs_for_training(tmp_path):
 
 def test_texts_in_files(tmp_path):
     pq.write_table(pa.table({"t": ["a", None, "c", "d"]}), tmp_path / "0.parquet", row_group_size=2)
-    pq.write_table(pa.table({"t": pa.array(["e"], pa.string_view())}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"t": ["e"]}), tmp_path / "1.parquet")
     texts = StoredTexts([tmp_path / "0.parquet", tmp_path / "1.parquet"], "t")
     assert list(texts) == ["a", "", "c", "d", "e"] and texts[1:4] == ["", "c", "d"] and texts[-1] == "e"
     assert texts.take([4, 0, 4]) == ["e", "a", "e"] and texts[::-2] == ["e", "c", "a"]

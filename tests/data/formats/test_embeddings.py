@@ -35,12 +35,6 @@ def test_an_npz_file_is_read_as_it_is(tmp_path, stored, read):
     np.testing.assert_array_equal(pairs.items("y", np.arange(4)), y)
 
 
-def test_without_y_to_x_rows_belong_together_by_position(tmp_path):
-    names = np.array(["a", "b", "c"], dtype=object)
-    pairs = VectorPairs(npz(tmp_path, x=features(3), y=features(3), names=names))
-    assert pairs.sides["x"].ids.tolist() == [0, 1, 2]
-
-
 def test_a_safetensors_file_is_read(tmp_path):
     torch_files = pytest.importorskip("safetensors.torch")
     x, y = torch.randn(3, 5).bfloat16(), torch.randn(3, 2)
@@ -96,18 +90,6 @@ def test_a_truncated_archive_is_refused(tmp_path):
         VectorPairs(path)
 
 
-def test_a_single_array_is_refused(tmp_path):
-    with (tmp_path / "pairs.npz").open("wb") as file:
-        np.save(file, features(3))
-    with pytest.raises(UserError, match="cannot be read"):
-        VectorPairs(tmp_path / "pairs.npz")
-
-
-def test_missing_files_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"none\.npz"):
-        VectorPairs(tmp_path / "none.npz")
-
-
 def test_pairs_of_an_embedding_file(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(3, 4)).astype("f4"), rng.normal(size=(5, 2)).astype("f4")
@@ -160,10 +142,3 @@ def test_an_archive_that_expands_a_thousandfold_is_refused(tmp_path, monkeypatch
             archive.writestr(f"{name}.npy", header + bytes(4 * 2_000 * 400))
     with pytest.raises(UserError, match=r"e\.npz: x\.npy expands from .* to 3 MiB"):
         VectorPairs(tmp_path / "e.npz")
-
-
-def test_an_array_instead_of_an_archive_of_classes_is_refused(tmp_path):
-    with (tmp_path / "c.npz").open("wb") as file:
-        np.save(file, np.eye(3))
-    with pytest.raises(UserError, match=r"c\.npz: cannot be read as \.npz"):
-        LabeledVectors(tmp_path / "c.npz")

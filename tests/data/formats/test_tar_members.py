@@ -107,11 +107,10 @@ def test_a_member_over_4_gib_is_a_bad_sample_and_the_next_one_is_good(tmp_path, 
 @pytest.mark.parametrize(
     "records", [b"-5 path=c.jpg\n", b"x path=c.jpg\n", b"0 path=c.jpg\n", b"99 path=c.jpg\n", b"5"]
 )
-def test_a_sample_with_a_damaged_pax_header_is_bad(tmp_path, records):
+def test_a_damaged_pax_header_ends_the_tar(tmp_path, records):
     sample = member("p", records, b"x") + member("b.jpg", make.picture(1)) + member("b.txt", b"text")
     pairs = open_pairs(write(tmp_path / "t.tar", sample))
-    assert pairs.known_bad == {1: "damaged PAX header in the tar"}
-    assert [pairs.item("y", number) for number in (0, 2)] == ["a", "z"]
+    assert pairs.known_bad == {0: "truncated tar"}  # it may have had more members
 
 
 @pytest.mark.parametrize("kind", [b"L", b"x"])
@@ -130,8 +129,8 @@ def test_a_name_of_gigabytes_is_not_read(tmp_path, kind):
     ("content", "reason"),
     [
         ({"other": 1}, "empty caption"),
-        ({"caption": 5}, "caption is not a text"),
-        ({"caption": {"a": 1}}, "caption is not a text"),
+        ({"caption": 5}, "caption is 5; needs a text"),
+        ({"caption": {"a": 1}}, 'caption is {"a": 1}; needs a text'),
         ({"captions": []}, "empty caption"),
         ({"caption": None}, "empty caption"),
         ({"captions": ["  "]}, "empty caption"),
@@ -139,7 +138,7 @@ def test_a_name_of_gigabytes_is_not_read(tmp_path, kind):
         (["caption"], "empty caption"),
         ("caption", "empty caption"),
         (None, "empty caption"),
-        ({"captions": ["a"] * 40_000}, ".json holds 40,000 items; at most 32,767 are allowed"),
+        ({"captions": ["a"] * 40_000}, ".json holds more than 32,767 items"),
         (b"[" * 200_000, "its .json cannot be read (brackets nested too deep)"),
         (b'{"caption": ' + b"1" * 5000 + b"}", "its .json cannot be read (a number with thousands of digits)"),
         (b"{", "its .json cannot be read (Expecting property name enclosed in double quotes)"),
@@ -159,7 +158,7 @@ def test_json_without_a_usable_caption_is_a_bad_sample_with_its_reason(tmp_path,
 def test_one_wrong_caption_of_several_is_one_bad_sample(tmp_path):
     data = json.dumps({"captions": ["one", 2, None, "four"]}).encode()
     pairs = open_pairs(write(tmp_path / "t.tar", member("b.jpg", make.picture(1)) + member("b.json", data)))
-    assert pairs.known_bad == {2: "caption is not a text", 3: "empty caption"}
+    assert pairs.known_bad == {2: "caption is 2; needs a text", 3: "empty caption"}
     assert [pairs.item("y", number) for number in (1, 4)] == ["one", "four"]
     assert pairs.sides["x"].ids.tolist() == [0, 1, 1, 1, 1, 2]
 

@@ -26,8 +26,9 @@ def open_text(path: Path) -> Iterator[Iterator[str]]:
     """
     try:
         is_compressed = path.suffix.lower() == ".gz"
-        opened: Any = gzip.open if is_compressed else open
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        options: dict[str, Any] = {"mode": "rt", "encoding": "utf-8-sig", "newline": ""}
+        opened: Any = gzip.open(path, **options) if is_compressed else path.open(**options)
+        with opened as file:
             yield _lines(path, file, path.stat().st_size if is_compressed else None)
     except UnicodeDecodeError:
         raise not_utf8(path) from None
