@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from nuclr.data import ImageOptions, Loader, batches, epoch_order, open_pairs
 from nuclr.data.modalities.image import ImageModality
 from nuclr.data.pairs import BadSample, Sample
+from nuclr.data.side import name_sides
 from tests.data import make
 
 
@@ -96,3 +97,23 @@ def test_a_bad_sample_raises_its_reason(tmp_path):
     (tmp_path / "train" / "c.jpg").write_bytes(make.IMAGES["c.jpg"][:300])
     with pytest.raises(BadSample, match=r"broken image|not an image"):
         open_pairs(path)[5]
+
+
+@pytest.mark.parametrize(
+    ("sides", "many"),
+    [
+        (("image", "image", "text", "text"), ["images", "captions"]),
+        (("text", "text", "image", "image"), ["captions", "images"]),
+        (("image", "vector", "text", "vector"), ["images", "captions"]),
+        (("en", "text", "de", "text"), ["en texts", "de texts"]),
+        (("x", "vector", "y", "vector"), ["x vectors", "y vectors"]),
+        (("number", "text", "text", "text"), ["number texts", "texts"]),
+        (("price", "series", "text", "text"), ["price series", "texts"]),
+    ],
+)
+def test_words(sides, many):
+    assert [side.many for side in name_sides(*sides)] == many
+
+
+def test_views_have_one_name():
+    assert {side.many for side in name_sides("view 1", "image", "view 2", "image", views=True)} == {"images"}

@@ -123,17 +123,13 @@ def with_header_size(kind: str, width: int, height: int) -> bytes:
     elif kind == "JPEG":
         start = data.index(b"\xff\xc0") + 5
         data[start : start + 4] = struct.pack(">HH", height, width)
-    elif kind == "BMP":
-        data[18:26] = struct.pack("<ii", width, height)
-    elif kind == "GIF":
-        data[6:10] = struct.pack("<HH", width, height)
     else:
         start = data.index(b"\x9d\x01\x2a") + 3
         data[start : start + 4] = struct.pack("<HH", width, height)
     return bytes(data)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_the_number_of_pixels_is_limited_by_the_header_before_decoding(kind):
     with pytest.raises(BadSample, match="9000 x 9000"):
         open_image(with_header_size(kind, 9000, 9000))

@@ -210,7 +210,7 @@ class StoredTexts(TableTexts):
         self._column = column
 
     @cached_property
-    def content(self) -> Any:  # type: ignore[override]
+    def content(self) -> Any:
         """The column of all files."""
         table = _read_files(self._tables, [self._column], mapped=True)
         return validate_column(self._tables[0].parent, table, self._column)
@@ -541,7 +541,7 @@ def _find_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
         every = sorted(path.rglob("*.parquet"))
         files = [file for file in every if split is None or file.name.startswith(split) or file.parent.name == split]
     if not files:
-        names = ", ".join(file.name for file in path.rglob("*.*"))[:200]
+        names = ", ".join(sorted(file.name for file in path.rglob("*.parquet")))[:200]
         raise UserError(f"{path}: no files of split {split!r} (data.split); found: {names or 'nothing'}")
     return path, files
 

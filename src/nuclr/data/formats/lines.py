@@ -27,7 +27,7 @@ def open_text(path: Path) -> Iterator[Iterator[str]]:
     try:
         is_compressed = path.suffix.lower() == ".gz"
         options: dict[str, Any] = {"mode": "rt", "encoding": "utf-8-sig", "newline": ""}
-        opened: Any = gzip.open(path, **options) if is_compressed else path.open(**options)
+        opened: Any = gzip.open(path, **options) if is_compressed else path.open(**options)  # noqa: SIM115
         with opened as file:
             yield _lines(path, file, path.stat().st_size if is_compressed else None)
     except UnicodeDecodeError:
