@@ -36,9 +36,8 @@ import torch
 
 from nuclr.arrays import as_features, as_integers
 from nuclr.data.formats.choose import Request
-from nuclr.data.formats.columns import Column, Heading, make_column
+from nuclr.data.formats.columns import Column, Heading, ListedPairs, Row, make_column
 from nuclr.data.formats.lines import read_json
-from nuclr.data.formats.listed import ListedPairs, Row
 from nuclr.data.modalities import get_modality
 from nuclr.data.modalities.base import shorten
 from nuclr.data.modalities.image import SUFFIXES

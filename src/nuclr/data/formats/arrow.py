@@ -28,15 +28,18 @@ import numpy as np
 
 from nuclr.data.formats.choose import Request, choose_columns
 from nuclr.data.formats.columns import (
+    PROBED,
     Column,
     Heading,
+    ListedPairs,
+    Row,
     TextColumn,
     first_line,
+    head_columns,
     make_column,
     read_item,
     split_cell,
 )
-from nuclr.data.formats.listed import PROBED, ListedPairs, Row, head_columns
 from nuclr.data.modalities import Folder, get_modality
 from nuclr.data.modalities.base import boundary
 from nuclr.data.modalities.text import MAX_CHARACTERS, check_text, clean, decode_text, digest

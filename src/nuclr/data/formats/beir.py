@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from nuclr.data.formats.choose import Request
-from nuclr.data.formats.columns import Column, Heading, make_column
+from nuclr.data.formats.columns import Column, Heading, ListedPairs, make_column
 from nuclr.data.formats.lines import json_lines, numbered_lines
-from nuclr.data.formats.listed import ListedPairs
 from nuclr.data.modalities import get_modality
 from nuclr.data.modalities.base import shorten
 from nuclr.data.modalities.text import Texts, check_text
@@ -231,9 +230,8 @@ def _qrels_file(
 ) -> Path:
     """Return the file of judgments of a split; without one, the only file."""
     splits = sorted(file.stem for file in (path / QRELS).glob("*.tsv"))
-    for name in (CORPUS, QUERIES):
-        if not splits or not (path / name).is_file():
-            raise UserError(f"{path}: has no {f'{QRELS}/*.tsv' if not splits else name}; {_LAYOUT}")
+    if not splits or not is_beir(path):
+        raise UserError(f"{path}: {_LAYOUT}")
     if split is None and len(splits) == 1:
         split = splits[0]
     if split not in splits:

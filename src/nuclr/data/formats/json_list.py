@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, Request, choose_columns, find_column
+from nuclr.data.formats.columns import ListedPairs, Row, open_listed
 from nuclr.data.formats.lines import json_lines, read_json
-from nuclr.data.formats.listed import ListedPairs, Row, open_listed
 from nuclr.data.modalities.base import shorten
 from nuclr.data.pairs import BadSample, SideName
 from nuclr.errors import UserError

@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, TEXT_COLUMNS, Request, choose_columns, find_column
+from nuclr.data.formats.columns import ListedPairs, Row, open_listed
 from nuclr.data.formats.lines import open_text
-from nuclr.data.formats.listed import ListedPairs, Row, open_listed
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
 

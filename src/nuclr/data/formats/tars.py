@@ -34,8 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS, Request, choose_columns
-from nuclr.data.formats.columns import Heading, read_item, split_cell
-from nuclr.data.formats.listed import head_columns
+from nuclr.data.formats.columns import Heading, head_columns, read_item, split_cell
 from nuclr.data.formats.tar_members import BLOCK, TarSample, iter_samples, member_name
 from nuclr.data.modalities import Folder
 from nuclr.data.modalities.base import boundary
