@@ -176,12 +176,3 @@ def test_batches_never_share_memory(tmp_path):
     loader = Loader(open_pairs(make.jsonl(tmp_path)), x=ImageOptions(12), workers=2, ahead=1)
     loaded = list(loader.load([[0, 1, 2]] * 8))
     assert len({batch.x.untyped_storage().data_ptr() for batch in loaded}) == 8
-
-
-def test_the_share_of_images_that_fit_into_memory():
-    pairs = open_pairs("builtin:n=40")
-    for memory, share in ((0, 0.0), (10 * 3 * 16**2, 0.25), (2**20, 1.0)):
-        loader = Loader(pairs, x=ImageOptions(16), memory=memory)
-        list(loader.load([np.arange(20)]))
-        assert loader.share_kept(np.arange(40)) == pytest.approx(share)
-    assert loader.decodes

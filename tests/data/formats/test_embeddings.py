@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nuclr.data import SideChoice, check_samples, open_pairs
+from nuclr.data import SideChoice, open_pairs
 from nuclr.data.formats.arrow import StoredTexts
 from nuclr.data.formats.embeddings import EmbeddingFolder, VectorPairs, is_embedding_folder
 from nuclr.data.labeled import LabeledVectors
@@ -88,28 +88,6 @@ def test_a_file_that_is_not_an_archive_is_refused(tmp_path, suffix, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match="cannot be read"):
         VectorPairs(path)
-
-
-def test_a_truncated_archive_is_refused(tmp_path):
-    path = npz(tmp_path, x=features(300), y=features(300))
-    path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(UserError, match="cannot be read"):
-        VectorPairs(path)
-
-
-def test_pairs_of_an_embedding_file(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(3, 4)).astype("f4"), rng.normal(size=(5, 2)).astype("f4")
-    np.savez(tmp_path / "e.npz", x=x, y=y, y_to_x=[0, 0, 2, 1, 1])
-    pairs = open_pairs("e.npz", root=tmp_path)
-    assert (*pairs.modalities, len(pairs)) == ("vector", "vector", 5)
-    assert pairs.sides["x"].ids.tolist() == [0, 0, 2, 1, 1] and pairs.sides["y"].ids.tolist() == [0, 1, 2, 3, 4]
-    np.testing.assert_array_equal(pairs.item("x", 2), x[2])
-    np.testing.assert_array_equal(pairs.item("y", 4), y[4])
-    assert check_samples(pairs) == {} and pairs.name(3) == "e.npz, x row 1"
-    np.savez(tmp_path / "e.npz", x=x, y=y)
-    with pytest.raises(UserError, match="x has 3 rows and y 5; add y_to_x"):
-        open_pairs(tmp_path / "e.npz")
 
 
 @pytest.mark.parametrize("shape", ["((,3)", "(99999999, 99999999)"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nuclr.data import SideChoice, check_samples, open_pairs
+from nuclr.data import check_samples, open_pairs
 from nuclr.errors import UserError
 from tests.data import make
 
@@ -23,15 +23,6 @@ def test_a_karpathy_list_is_read_by_split(tmp_path):
     assert len(open_pairs(path, split="train+restval")) == 5
     with pytest.raises(UserError, match=r"no entry of split 'dev' \(data\.split\); found: restval, test, train, val"):
         open_pairs(path, split="dev")
-
-
-def test_x_key_and_y_key_choose_the_keys(tmp_path):
-    make.write_images(tmp_path)
-    path = make.write_lines(
-        tmp_path / "l.jsonl", {"image": "b.png", "photo": "a.jpg", "caption": "one", "alt": ["two", "three"]}
-    )
-    pairs = open_pairs(path, x=SideChoice("photo"), y=SideChoice("alt"))
-    assert captions(pairs) == ["two", "three"] and pairs.name(0) == "a.jpg"
 
 
 @pytest.mark.parametrize(

@@ -59,11 +59,6 @@ def test_tars_can_be_named_by_folder_pattern_and_list(tmp_path, pattern):
     assert captions(open_pairs(pattern.format(f=three_tars(tmp_path / "t")))) == ALL
 
 
-def test_patterns_are_relative_to_the_root(tmp_path):
-    three_tars(tmp_path / "t")
-    assert captions(open_pairs("t/{00000..00001}.tar::t/00002.tar", root=tmp_path)) == ALL
-
-
 def test_braces_keep_leading_zeros():
     assert tars_module.expand_braces("a/{08..11}{x,y}.tar")[:3] == ["a/08x.tar", "a/08y.tar", "a/09x.tar"]
 
@@ -317,13 +312,6 @@ def test_long_names_folders_and_other_members_are_handled(tmp_path):
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT):
         path = make.write_tar(tmp_path / f"{form}.tar", members, form)
         assert captions(open_pairs(path)) == ["one", "two"]
-
-
-def test_y_key_chooses_an_entry_of_the_json(tmp_path):
-    members = make.sample("1", 1) | {"1.json": json.dumps({"alt": "other", "caption": "c"}).encode()}
-    path = make.write_tar(tmp_path / "t.tar", members)
-    assert captions(open_pairs(path, y=SideChoice("alt"))) == ["other"]
-    assert captions(open_pairs(path)) == ["a caption"]
 
 
 def test_a_file_that_is_not_a_tar_is_refused(tmp_path):
