@@ -213,8 +213,9 @@ def _check_texts(
 
 def _check_templates(path: Path, content: Any) -> list[str]:
     templates = _check_texts(path, "templates", content)
-    if not all("{}" in template for template in templates):
-        raise UserError(f"{path}: templates {shorten(templates)} need {{}} for the class name")
+    wrong = [template for template in templates if "{}" not in template]
+    if wrong:
+        raise UserError(f"{path}: template {wrong[0]!r} needs {{}} for the class name")
     return templates
 
 

@@ -134,9 +134,9 @@ def read_beir(
             )
     qrels = np.array(rows, np.int64).reshape(-1, 3)
     kept = np.unique(qrels[qrels[:, 2] > 0, 0])
-    if not len(kept):
-        raise UserError(f"{file}: no query with a relevant document is left; {_LAYOUT}")
     ids = list(query_row)
+    if not len(kept):
+        raise UserError(f"{file}: no query, such as {ids[:1]}, has a relevant document (1 or more) that is left")
     for row in np.setdiff1d(np.arange(len(ids)), kept).tolist():
         missing[f"query {ids[row]!r}"] = "no relevant document is left"
     qrels = qrels[np.isin(qrels[:, 0], kept)]
