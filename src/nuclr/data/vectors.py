@@ -165,9 +165,10 @@ def open_sides(
     source, column = split_argument(argument)
     keys: tuple[str, ...] = SIDES
     if Path(source).is_dir():
-        from nuclr.data.formats.embeddings import EmbeddingFolder
+        from nuclr.data.formats.embeddings import EmbeddingFolder, is_embedding_folder
 
-        keys = EmbeddingFolder(Path(source)).sides(column or x_key, y_key)
+        if is_embedding_folder(Path(source)):
+            keys = EmbeddingFolder(Path(source)).sides(column or x_key, y_key)
     return open_vectors(f"{source}:{keys[0]}"), open_vectors(f"{source}:{keys[1]}")
 
 

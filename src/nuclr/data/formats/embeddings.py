@@ -199,9 +199,9 @@ class EmbeddingFolder:
         if x is None and len(texts_of) == 1:
             x, y = next(iter(texts_of.items()))
         if x not in self.arrays or y not in self.arrays:
-            named = f"data.x.key={x_key} and data.y.key={y_key}"
             found = ", ".join(self.arrays)
-            raise UserError(f"{self.path}: {named} are not arrays of images and texts of one model; found: {found}")
+            needs = "needs arrays of images and texts of one model"
+            raise UserError(f"{self.path}: x is {x_key!r} and y is {y_key!r}; {needs}; found: {found}")
         return x, y
 
     def features(self, key: str) -> Stacked:
