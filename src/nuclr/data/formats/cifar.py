@@ -135,7 +135,7 @@ def open_cifar(name: str, place: Path) -> CifarImages | None:
     """
     version = VERSIONS[name]
     for folder in (place, place / version.folder):
-        if (folder / version.images).is_file():
+        if (folder / version.images).is_file() or (folder.name == version.folder and folder.is_dir()):
             return _parse(
                 version, {name: _read_file(folder / name) for name in (version.images, version.names)}, folder
             )
