@@ -108,7 +108,7 @@ def _embed_items(
 ) -> "Embeddings":
     import numpy as np
 
-    from nuclr.data.formats.views import open_image_folder
+    from nuclr.data.labeled import open_image_folder
     from nuclr.files import read_lines
     from nuclr.runs import components, features
 
