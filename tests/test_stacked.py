@@ -39,19 +39,17 @@ def test_slices_are_those_of_an_array(parts):
         np.testing.assert_array_equal(np.asarray(part[1:5:2]), array[rows][1:5:2])
 
 
-def test_rows_of_an_array_and_single_rows(parts):
+def test_rows_of_an_array(parts):
     stored, array = parts
     matrix = Stacked(stored)
     assert matrix.dtype == array.dtype and matrix.ndim == 2
-    index = np.array([12, 0, 5, 5, -1, 11])
+    index = np.array([12, 0, 5, 5, 11])
     np.testing.assert_array_equal(matrix[index], array[index])
     np.testing.assert_array_equal(matrix[::2][[3, 1]], array[::2][[3, 1]])
-    np.testing.assert_array_equal(matrix[3], array[3])
     assert matrix[np.array([], np.int64)].shape == (0, 3)
-    with pytest.raises(IndexError):
-        matrix[[13]]
-    with pytest.raises(TypeError, match="bool"):
-        matrix[np.ones(13, bool)]
+    for wrong in ([13], [-1], np.ones(13, bool)):
+        with pytest.raises(IndexError, match="13"):
+            matrix[wrong]
 
 
 def test_no_file_stays_open(parts):
@@ -107,4 +105,4 @@ def test_parts_of_other_widths_and_a_file_that_disappears_are_refused(tmp_path):
     matrix = Stacked([stored_npy(tmp_path / "2.npy")])
     (tmp_path / "2.npy").unlink()
     with pytest.raises(UserError, match=r"2\.npy"):
-        matrix[0]
+        matrix[[0]]
