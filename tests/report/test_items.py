@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from nuclr.data import open_pairs
-from nuclr.report.items import LONGEST, Items, draw_curve, show_item
+from nuclr.report.items import Items, draw_curve, show_item
+from nuclr.report.page import LONGEST
 
 
 def test_a_picture_a_text_and_numbers():

@@ -1,6 +1,5 @@
 """Blocks become a page; a section that fails becomes a note; text is never markup."""
 
-import json
 import re
 
 import pytest
@@ -22,7 +21,6 @@ from nuclr.report.page import (
     Text,
     Tile,
     render_page,
-    to_json,
 )
 from tests.report.folders import HOSTILE
 
@@ -103,13 +101,3 @@ def test_a_section_that_fails_is_a_note(content, note):
 def test_a_section_may_be_left_out_without_a_note():
     page = page_of(Section("lost", "Lost", fail(LeaveOut())))
     assert 'id="lost"' not in page and "<aside" not in page
-
-
-def test_keys_are_ids():
-    with pytest.raises(ValueError, match="Not an id"):
-        Section("Not an id", "Title", lambda _: [])
-
-
-def test_json_cannot_leave_its_script():
-    dumped = to_json({"caption": "</script><!--\u2028"})
-    assert "<" not in dumped and json.loads(dumped)["caption"] == "</script><!--\u2028"
