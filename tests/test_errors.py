@@ -35,13 +35,6 @@ def test_the_command_line_without_an_extra_says_so_in_one_line(package):
     assert package in done.stderr and install_command(EXTRAS[package]) in done.stderr
 
 
-def test_other_missing_modules_are_bugs_and_keep_their_traceback():
-    code = "import sys; sys.modules['nuclr.cli.app'] = None\nfrom nuclr.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-
-
 def test_printable_shows_control_characters_instead_of_sending_them():
     assert printable("a\x1b]0;owned\x07 b\r\x9bc\x00") == "a\\x1b]0;owned\\x07 b\\r\\x9bc\\x00"
     assert printable("\u202egpj.exe \ud800") == "\\u202egpj.exe \\ud800"
