@@ -87,16 +87,10 @@ def test_every_page_is_in_the_navigation():
     assert {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} <= set(re.findall(r"\S+\.md", nav))
 
 
-def test_the_version_is_stated_once():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == nuclr.__version__
+def test_one_version_three_packages_of_the_core_and_extras_that_are_known():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == nuclr.__version__
     assert "version" in project["dynamic"]
-    assert "version" not in project
-
-
-def test_the_core_needs_three_packages_and_every_extra_is_known():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {re.split("[><=]", need)[0] for need in project["dependencies"]} == {"torch", "numpy", "safetensors"}
     imported_as = {"pillow": "PIL", "pyyaml": "yaml", "POT": "ot"}
     for extra in ("train", "hf", "logging", "bench"):

@@ -9,8 +9,6 @@ from nuclr.errors import EXTRAS, UserError, install_command, printable, require
 
 
 def test_require_names_a_missing_package_its_extra_and_what_needs_it(monkeypatch):
-    assert require("json.decoder").__name__ == "json.decoder"
-    assert "nuclr[hf]" in install_command("hf")
     for module in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(UserError) as caught:

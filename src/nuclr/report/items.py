@@ -19,7 +19,7 @@ SMALL = 64  # pixels up to which a picture is stored in higher quality
 MOST_POINTS = 96  # of a curve; longer vectors are shown by the means of equal parts
 WIDTH = 96  # of a curve, in SVG units
 HEIGHT = 28
-BROKEN = (*image_files.BROKEN, BadSample)
+BROKEN: tuple[type[Exception], ...] = (*image_files.BROKEN, BadSample)
 
 
 def show_item(

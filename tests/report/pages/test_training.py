@@ -38,6 +38,9 @@ def test_pictures_and_hostile_text(picture_run):
 def test_vectors_are_shown_as_curves(vector_run):
     page, sections = fill_page("training", vector_run)
     assert list(sections) == COMPLETE and not page.notes
+    without_model, numbers_only = fill_page("training", vector_run, Options(model=False))
+    assert list(numbers_only) == ["summary", "curves", "use", "repeat"]
+    assert sum("--no-model" in note for note in without_model.notes) == 1
     assert "NUCLR on 120 pairs" in page.verdict
     loss = of_kind(sections["curves"], Chart)[0]
     assert [(key.name, key.color) for key in loss.legend] == [("NUCLR", "#0072B2")], "as in the registry"
@@ -68,12 +71,6 @@ def test_views_have_neighbors_and_one_popularity(tmp_path):
     assert len(of_kind(sections["popularity"], Gallery)) == 2
     for chart in of_kind(sections["curves"], Chart):
         assert len({key.name for key in chart.legend}) == len(chart.legend)
-
-
-def test_without_the_model(vector_run):
-    page, sections = fill_page("training", vector_run, Options(model=False))
-    assert list(sections) == ["summary", "curves", "use", "repeat"]
-    assert sum("--no-model" in note for note in page.notes) == 1
 
 
 def test_unfinished_runs(copied_run):
