@@ -93,6 +93,13 @@ class Runs:
         changes = {"model.x.encoder": folder / "resnet", "model.x.image_size": 40, "data.fit": "squash"}
         return training_runs.picture_settings(folder, **LIGHT | changes)
 
+    def _towers_of_clip(self, folder: Path) -> list[str]:
+        """Both towers of a CLIP, without heads."""
+        self._clip_folder(folder / "clip")
+        changes = {f"model.{side}.encoder": folder / "clip" for side in "xy"}
+        changes |= {f"model.{side}.head": "none" for side in "xy"} | {"model.width": 32}
+        return training_runs.picture_settings(folder, **LIGHT | changes)
+
     # CLIP and SigLIP
 
     def _clip(self, folder: Path) -> list[str]:
