@@ -492,7 +492,7 @@ def find_cache_folder(data_folder: Path) -> Path | None:
     for folder in (Path(os.environ.get("NUCLR_CACHE") or data_folder / ".nuclr"), user_cache()):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
+        if folder.is_dir() and os.access(folder, os.W_OK):
             return folder
     return None
 
