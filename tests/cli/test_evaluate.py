@@ -278,7 +278,7 @@ def test_wrong_input_for_a_run_on_vectors_is_refused(refused, vectors, tmp_path)
         ("val.npz", vectors / "val.npz"),
         ("config.yaml", tmp_path),
         ("bank=train, bank=queries", run, "--correct", "bank=test"),
-        ("did you mean flickr30k?", run, "--retrieval", "flickr30:/data"),
+        ("flickr30k", run, "--retrieval", "flickr30:/data"),
         ("nothing.npz", run, "--retrieval", tmp_path / "nothing.npz"),
         ("images on side x", run, "--retrieval", "builtin:n=20"),
         ("there.json", run, "--out", tmp_path / "there.json"),
