@@ -372,7 +372,7 @@ def test_generators_of_all_devices_of_an_accelerator_are_repeated(monkeypatch):
     devices, seen = Devices(), []
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("xpu"))
     monkeypatch.setattr(torch, "get_device_module", lambda _: devices)
     weight = nn.Parameter(torch.ones(1))
 

@@ -34,7 +34,7 @@ def gradients(objective: torch.nn.Module, x: Tensor, y: Tensor, *rest: Tensor) -
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_of_another_size_is_refused(name: str) -> None:
-    with pytest.raises(RuntimeError, match=r"log_u_x.*num_samples=30"):
+    with pytest.raises(RuntimeError, match="log_u_x"):
         make(name, num_samples=N + 1).load_state_dict(make(name, num_samples=N).state_dict())
 
 

@@ -233,11 +233,8 @@ def _backward(output: Output, scale: float | Callable[[Tensor], Tensor]) -> Outp
 @contextlib.contextmanager
 def _no_autocast() -> Iterator[None]:
     # The products of a backward pass would be cast too, even those of an objective that ran in float32.
-    accelerator = _accelerator()
-    with contextlib.ExitStack() as stack:
-        for kind in {"cpu", "cpu" if accelerator is None else accelerator.type}:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+    accelerator = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    with torch.autocast("cpu", enabled=False), torch.autocast(accelerator.type, enabled=False):
         yield
 
 
@@ -284,10 +281,6 @@ def _no_sync(modules: set[nn.Module]) -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _accelerator() -> torch.device | None:
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-
-
 def _random_states() -> list[tuple[Callable[[Any], None], Any]]:
     """Return the states of torch's, numpy's and Python's global generators, each with the function that sets it."""
     states: list[tuple[Callable[[Any], None], Any]] = [
@@ -295,7 +288,7 @@ def _random_states() -> list[tuple[Callable[[Any], None], Any]]:
         (np.random.set_state, np.random.get_state()),
         (random.setstate, random.getstate()),
     ]
-    accelerator = _accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         # the host keeps the states of accelerators' generators, so reading them does not wait for the device
         module = torch.get_device_module(accelerator)
