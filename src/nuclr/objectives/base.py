@@ -227,11 +227,12 @@ class DeferredCheck:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of an objective as tensors; `columns` are the index, x_id and y_id."""
+    """The arguments of an objective as tensors; `columns` are those of index, x_id and y_id that are given."""
 
     x: Tensor
     y: Tensor
-    columns: list[Tensor | None]
+    columns: list[Tensor]
+    has_index: bool
 
 
 class Objective(nn.Module):
@@ -399,16 +400,27 @@ class Objective(nn.Module):
         else:
             self._deferred.check(torch.all((norms - 1).abs() <= NORM_TOLERANCE), error)
 
-    def extra_repr(self) -> str:
-        """Return the constructor's arguments with their current values."""
-        shown = []
+    def settings(self) -> dict[str, str]:
+        """Return the constructor's arguments with their current values as text, without records of default values.
+
+        Example:
+            >>> from nuclr.objectives import CLIP
+            >>> CLIP(temperature=0.07).settings()
+            {'temperature': '0.07', 'learn_temperature': 'False', 'normalize': 'False'}
+
+        """
+        shown = {}
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, None)
             if isinstance(value, Tensor):
                 value = math.nan if value.is_meta else value.item()
             if value is not None and not (is_dataclass(value) and value == parameter.default):
-                shown.append(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value!r}")
-        return ", ".join(shown)
+                shown[name] = f"{value:.6g}" if isinstance(value, float) else repr(value)
+        return shown
+
+    def extra_repr(self) -> str:
+        """Return the settings in one line."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings().items())
 
     def _gather(self, inputs: Inputs) -> GatheredBatch:
         self._deferred.raise_pending()
@@ -420,11 +432,8 @@ class Objective(nn.Module):
         if self.normalize:
             x = nn.functional.normalize(rescale_extreme_rows(x, small=False), dim=1)
             y = nn.functional.normalize(rescale_extreme_rows(y, small=False), dim=1)
-        columns = []  # the index and the ids of all processes are gathered in one message
-        for column in inputs.columns:
-            if column is not None:
-                columns.append(to_device(column, x.device).reshape(pairs, -1))
-        gathered = torch.cat(columns, dim=1) if columns else None
+        # the index and the ids of all processes are gathered in one message
+        gathered = torch.cat(inputs.columns, dim=1) if inputs.columns else None
         start = 0
         all_x = x
         all_y = y
@@ -436,9 +445,9 @@ class Objective(nn.Module):
             gathered = None if gathered is None else distributed.all_gather(gathered)
         index = None
         ids = gathered
-        if gathered is not None and inputs.columns[0] is not None:
+        if gathered is not None and inputs.has_index:
             index = gathered[:, 0]
-            ids = gathered[:, 1:] if len(columns) > 1 else None
+            ids = gathered[:, 1:] if len(inputs.columns) > 1 else None
         return GatheredBatch(x, y, all_x, all_y, views, index, ids, slice(start, start + pairs))
 
     def _checked_inputs(
@@ -452,22 +461,24 @@ class Objective(nn.Module):
         """Return the arguments as tensors. If one process refuses them, all processes raise."""
         if distributed.world_size() == 1:
             return self._check_inputs(x, y, index, x_id, y_id)
-        header = [0] * 8
+        header = [0] * 9
         problem = None
         try:
             inputs = self._check_inputs(x, y, index, x_id, y_id)
-            per_pair = [0 if value is None else value[0].numel() for value in (inputs.x, inputs.y, *inputs.columns)]
-            header = [len(inputs.x), inputs.x.shape[-1], inputs.x.element_size(), *per_pair]
+            given = [int(value is not None) for value in (index, x_id, y_id)]
+            width = sum(column.shape[1] for column in inputs.columns)
+            sizes = [inputs.x.element_size(), inputs.x[0].numel(), inputs.y[0].numel(), width]
+            header = [len(inputs.x), inputs.x.shape[-1], *sizes, *given]
         except (TypeError, ValueError) as error:
             problem = error
         headers = distributed.exchange([*header, int(self.training)])
         if problem is not None:
             raise problem
         if any(other != headers[0] for other in headers):
-            sizes = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (b, d, *_) in enumerate(headers))
+            got = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (b, d, *_) in enumerate(headers))
             raise ValueError(
                 "every process must pass the same number of pairs and views, width, dtype, mode (train or eval) and "
-                f"arguments (index, x_id, y_id), but got {sizes} (0: it refused its input, see its error message); "
+                f"arguments (index, x_id, y_id), but got {got} (0: it refused its input, see its error message); "
                 "drop the last incomplete batch"
             )
         return inputs
@@ -492,17 +503,17 @@ class Objective(nn.Module):
         check_same_device("x", x, "y", y)
         if len(x) * distributed.world_size() < 2:
             raise ValueError(f"the batch has {len(x)} pair, which leaves no negatives; at least 2 are needed")
-        columns: list[Tensor | None] = []
+        columns = []
         for name, value in (("index", index), ("x_id", x_id), ("y_id", y_id)):
-            column = None if value is None else as_tensor(name, value, lists=True)
-            if column is not None:
+            if value is not None:
+                column = as_tensor(name, value, lists=True)
                 several = name != "index" and column.ndim == 2 and column.shape[1] > 0
                 column = as_integers(name, column, len(x), *[None] * several)
-            columns.append(column)
+                columns.append(to_device(column, x.device).reshape(len(x), -1))
         if self.needs_index and self.training and index is None:
             raise ValueError("index is None, but training needs the indices of the pairs; only eval() takes index=None")
         self.check_settings()
-        return Inputs(x, y, columns)
+        return Inputs(x, y, columns, index is not None)
 
 
 def _views(features: Tensor) -> int:
