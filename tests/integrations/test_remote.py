@@ -1,14 +1,10 @@
 """Remote data with a real S3 server (moto) on 127.0.0.1: training, the commands on embedding files, and failures."""
 
-import contextlib
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import fsspec
@@ -19,9 +15,8 @@ pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 pytest.importorskip("flask")  # of moto[server]
 
-from nuclr import remote
 from nuclr.errors import UserError
-from nuclr.remote import list_folder, local_copies, local_copy
+from nuclr.remote import local_copy
 from tests.data import make
 from tests.remote.server import serve
 from tests.training import runs
@@ -125,60 +120,6 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(line, capture_output=True, text=True, env=os.environ | environment, timeout=120)
 
 
-class Proxy(threading.Thread):
-    """Passes connections on to a port; the next `cuts` answers of more than 10 kB break off, or all of them stall."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__(daemon=True)
-        self.port, self.cuts, self.stall, self.stalled = port, 0, threading.Event(), threading.Event()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.start()
-
-    def close(self) -> None:
-        self.stall.clear()
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-
-    def run(self) -> None:
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            upstream = socket.create_connection(("127.0.0.1", self.port))
-            threading.Thread(target=self._pump, args=(client, upstream, False), daemon=True).start()
-            threading.Thread(target=self._pump, args=(upstream, client, True), daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
-        passed = 0
-        try:
-            while data := source.recv(8192):
-                passed += len(data)
-                if answers and passed > 10_000 and self.cuts:
-                    self.cuts -= 1
-                    break
-                while answers and passed > 10_000 and self.stall.is_set():
-                    self.stalled.set()
-                    time.sleep(0.01)
-                target.sendall(data)
-        except OSError:
-            pass
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)  # closing alone does not wake up the other thread
-            end.close()
-
-
-@pytest.fixture
-def proxy(s3, monkeypatch):
-    opened = Proxy(s3.port)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", opened.address)
-    yield opened
-    opened.close()
-
-
 # Training
 
 
@@ -198,27 +139,9 @@ def test_training_from_s3_equals_training_from_local_files(s3, whole, tmp_path, 
     assert [s3.downloads(f"data/0000{tar}.tar") for tar in range(TARS)] == [1, 1]  # for data.train and data.val
 
 
-def test_two_processes_on_a_cold_cache_download_once_and_train_as_on_local_files(s3, data, tmp_path):
-    train(tmp_path, data, tmp_path / "local", 2)
-    assert not s3.lines
-    train(tmp_path, f"s3://{BUCKET}/data", tmp_path / "remote", 2)
-    runs.assert_same_outcome(tmp_path / "local", tmp_path / "remote")
-    assert [s3.downloads(f"data/0000{tar}.tar") for tar in range(TARS)] == [1, 1]
-
-
-def test_killed_while_downloading_and_while_training_then_resumed_from_a_local_copy(proxy, data, whole, tmp_path):
-    proxy.stall.set()
+def test_killed_and_resumed_from_a_local_copy(s3, data, whole, tmp_path):
     (process,) = start(tmp_path, f"s3://{BUCKET}/data", tmp_path / "run")
-    assert proxy.stalled.wait(120)
-    process.kill()
-    process.communicate()
-    proxy.stall.clear()
-    assert not (tmp_path / "run").exists()
-    (process,) = start(tmp_path, f"s3://{BUCKET}/data", tmp_path / "run")
-    runs.wait_for(tmp_path / "run" / "metrics.jsonl", 1, process)
-    proxy.close()  # a run in training does not need the server
     runs.wait_for(tmp_path / "run" / "metrics.jsonl", 3, process)
-    assert process.poll() is None
     process.kill()
     process.communicate()
     train(tmp_path, data, tmp_path / "run", 1, "--resume")
@@ -291,33 +214,6 @@ def test_hf_urls(data, tmp_path):
 
 
 # Failures
-
-
-def test_tars_of_a_folder(s3, data):
-    assert list_folder(f"s3://{BUCKET}/data", ".tar") == [f"s3://{BUCKET}/data/0000{tar}.tar" for tar in range(TARS)]
-    with pytest.raises(UserError, match="no such file"):
-        list_folder(f"s3://{BUCKET}/none", ".tar")
-
-
-def test_a_changed_object_is_downloaded_again(s3, tmp_path):
-    for content in (b"abc", b"abd"):
-        (tmp_path / "a.bin").write_bytes(content)
-        assert local_copy(s3.upload(tmp_path / "a.bin", "a.bin")).read_bytes() == content
-
-
-def test_broken_connections_are_tried_again(proxy, data, monkeypatch):
-    monkeypatch.setattr(remote, "WAITS", (0.01,) * 4)
-    proxy.cuts = 4
-    copies = local_copies([f"s3://{BUCKET}/data/0000{tar}.tar" for tar in range(TARS)])
-    assert proxy.cuts == 0
-    assert [copy.read_bytes() for copy in copies] == [(data / f"0000{tar}.tar").read_bytes() for tar in range(TARS)]
-
-
-def test_a_connection_that_always_breaks_is_named(proxy, data, monkeypatch):
-    monkeypatch.setattr(remote, "WAITS", (0.01,) * 4)
-    proxy.cuts = 100
-    with pytest.raises(UserError, match=rf"^s3://{BUCKET}/data/00000\.tar: "):
-        local_copy(f"s3://{BUCKET}/data/00000.tar")
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,3 @@ def test_mteb(runs, example, name):
     measured = read_results(runs(name)).val
     assert float(scores["recall_at_1"]) == pytest.approx(measured["question_to_answer_R@1"], abs=1e-4)
     assert float(scores["recall_at_10"]) == pytest.approx(measured["question_to_answer_R@10"], abs=1e-4)
-
-
-def test_the_page_names_every_example():
-    page = PAGE.read_text(encoding="utf-8")
-    assert all(f"`examples/{path.name}`" in page for path in EXAMPLES.glob("use_*.py"))

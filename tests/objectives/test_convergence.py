@@ -47,14 +47,7 @@ def test_unbiased_zeta_converges_to_the_exact_solution() -> None:
     exact = {"y": sinkhorn(x @ y.T), "x": sinkhorn(y @ x.T)}
     assert exact["y"].std() > 0.3 * TAU, "a flat popularity would make this test easy"
 
-    objective = make(
-        "nuclr",
-        num_samples=SAMPLES,
-        temperature=TAU,
-        gamma=GAMMA,
-        zeta_lr=STEP,
-        zeta_estimator="unbiased",
-    )
+    objective = make("nuclr", num_samples=SAMPLES, temperature=TAU, gamma=GAMMA, zeta_lr=STEP)
     x, y = x.float(), y.float()
     generator = torch.Generator().manual_seed(1)
     steps_per_epoch = SAMPLES // BATCH
