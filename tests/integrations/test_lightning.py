@@ -232,8 +232,6 @@ def test_two_callbacks():
     first, second = (NuclrCallback("sogclr", num_samples=96) for _ in range(2))
     with pytest.raises(UserError, match="'nuclr'"):
         fit(worker.Module(), first, second)
-    with pytest.raises(UserError, match="'strategy'"):
-        fit(worker.Module(), NuclrCallback("sogclr", num_samples=96, attribute="strategy"))
 
     class Both(worker.Module):
         def training_step(self, batch, _):

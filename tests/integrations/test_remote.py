@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -15,8 +14,6 @@ pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 pytest.importorskip("flask")  # of moto[server]
 
-from nuclr.errors import UserError
-from nuclr.remote import local_copy
 from tests.data import make
 from tests.remote.server import serve
 from tests.training import runs
@@ -235,12 +232,3 @@ def test_access_without_credentials(s3, data, tmp_path):
     done = command("popularity", url, "--temperature", "0.1", "--out", tmp_path / "out", **missing)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(f"nuclr: {url}: ") and "FSSPEC_S3_ANON=true" in done.stderr
-
-
-def test_anonymous_access_to_a_public_and_to_a_private_object(s3, data, monkeypatch):
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"anon": True})  # as FSSPEC_S3_ANON=true sets it at the start
-    public = {"Bucket": BUCKET, "Key": "public.bin", "Body": b"abc", "ACL": "public-read"}
-    s3.client().put_object(**public)
-    assert local_copy(f"s3://{BUCKET}/public.bin").read_bytes() == b"abc"
-    with pytest.raises(UserError, match=r"^s3://bucket/data/pairs\.npz: "):
-        local_copy(f"s3://{BUCKET}/data/pairs.npz")

