@@ -1,4 +1,4 @@
-"""State of the extended objectives: round trips, copies, eval(), exact float64 starts, sharding on one process."""
+"""State of the extended objectives: round trips, eval(), exact float64 starts, sharding on one process."""
 
 import copy
 import math
@@ -26,8 +26,8 @@ def train(objective, data) -> list:
     """Take a step of SGD per batch; return values and gradients."""
     results = []
     for batch in data:
-        out, grad_x, grad_y = call(objective, *batch)
-        results.append((out.loss.detach(), grad_x, grad_y))
+        out, *gradients = call(objective, *batch)
+        results.append((out.loss.detach(), *gradients))
         with torch.no_grad():
             for parameter in objective.parameters():
                 parameter -= 0.1 * parameter.grad
@@ -65,20 +65,6 @@ def test_round_trip_continues_bit_for_bit(name, options, views, dtype, tmp_path)
         for one, two in zip(expected, actual, strict=True):
             assert torch.equal(one, two)
     assert_bitwise_equal(straight, resumed)
-
-
-@cases()
-def test_a_copy_is_independent(name, options, views) -> None:
-    data = data_of(views, torch.float32)
-    objective = make(name, num_samples=SAMPLES, **options)
-    train(objective, data[:2])
-    copied = copy.deepcopy(objective)
-    before = copy.deepcopy(copied.state_dict())
-    train(objective, data[2:])
-    for key, value in copied.state_dict().items():
-        np.testing.assert_array_equal(value.numpy(), before[key].numpy(), err_msg=key)
-    train(copied, data[2:])
-    assert_bitwise_equal(objective, copied)
 
 
 @pytest.mark.parametrize("with_index", [True, False])

@@ -65,6 +65,5 @@ def test_an_item_of_probability_zero_is_never_drawn():
 )
 def test_wrong_inputs_are_named(changes, message):
     arguments = {"x": torch.eye(3), "y": torch.eye(3)[:2], "zeta": torch.zeros(2), "temperature": TAU, "count": 1}
-    arguments |= changes
     with pytest.raises(ValueError, match=message):
-        sample_conditional(arguments.pop("x"), arguments.pop("y"), arguments.pop("zeta"), **arguments)
+        sample_conditional(**arguments | changes)

@@ -465,10 +465,15 @@ class Objective(nn.Module):
         problem = None
         try:
             inputs = self._check_inputs(x, y, index, x_id, y_id)
-            given = [int(value is not None) for value in (index, x_id, y_id)]
-            width = sum(column.shape[1] for column in inputs.columns)
-            sizes = [inputs.x.element_size(), inputs.x[0].numel(), inputs.y[0].numel(), width]
-            header = [len(inputs.x), inputs.x.shape[-1], *sizes, *given]
+            header = [
+                len(inputs.x),
+                inputs.x.shape[-1],
+                inputs.x.element_size(),
+                inputs.x[0].numel(),
+                inputs.y[0].numel(),
+                sum(column.shape[1] for column in inputs.columns),
+                *(int(value is not None) for value in (index, x_id, y_id)),
+            ]
         except (TypeError, ValueError) as error:
             problem = error
         headers = distributed.exchange([*header, int(self.training)])

@@ -116,7 +116,11 @@ def backward_in_micro_batches(
     del parts
     for number, (chunk, state) in enumerate(zip(chunks, states, strict=True)):
         _restore(state)
-        with contextlib.nullcontext() if number == len(chunks) - 1 else _no_sync(modules):
+        with contextlib.ExitStack() as stack:
+            for module in modules:
+                # only the last chunk synchronizes gradients between processes
+                if isinstance(module, DistributedDataParallel) and number < len(chunks) - 1:
+                    stack.enter_context(module.no_sync())
             tensors = []
             gradients = []
             for k, side in enumerate(_encode(encode, chunk)):
@@ -178,8 +182,8 @@ def _split(
     _map_leaves(inputs, lambda rows: lengths.append(len(rows)))
     b = min(lengths, default=0) if pairs is None else pairs
     if b < 1 or any(length % b for length in lengths):
-        rows = "the same number of rows" if pairs is None else f"{pairs} rows"
-        raise InputsError(f"inputs must have {rows}, or a multiple (several rows per pair), but have {lengths}")
+        expected = pairs or "the same number of"
+        raise InputsError(f"inputs must have {expected} rows, or a multiple (several per pair), but have {lengths}")
 
     def cut(start: int, rows: Any) -> Any:
         each = len(rows) // b
@@ -264,16 +268,6 @@ def _watched_modules() -> Iterator[set[nn.Module]]:
         yield seen
     finally:
         handle.remove()
-
-
-@contextlib.contextmanager
-def _no_sync(modules: set[nn.Module]) -> Iterator[None]:
-    """Do not synchronize gradients between processes in backward passes of what is encoded within."""
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            if isinstance(module, DistributedDataParallel):
-                stack.enter_context(module.no_sync())
-        yield
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -38,10 +38,6 @@ class StatePlacement:
     device: str | None = None
     sharding: bool = False
 
-    def __post_init__(self) -> None:
-        if self.device is not None:
-            object.__setattr__(self, "device", str(torch.device(self.device)))  # raises if there is no such device
-
 
 class StateRows(NamedTuple):
     """The state of a batch before the step, and where it is stored."""

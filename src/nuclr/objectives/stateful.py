@@ -59,9 +59,7 @@ from nuclr.objectives.kernels import (
 from nuclr.objectives.networks import PrototypeNetwork
 from nuclr.objectives.state import ANCHORS, PairTables, StatePlacement, StateRows
 
-SIDES = ("both", "x", "y")
 SOURCES = ("table", "network")
-GAMMA_RULES = ("constant", "proximal")
 LEARNT_TAU = (0.001, 1.0)
 LOG_LEAST_ODDS = math.log(1e-8)
 TAU_GRADIENT_LIMIT = 5.0
@@ -116,7 +114,7 @@ class RunningAverage:
     alpha: float = 4.0
 
     def __post_init__(self) -> None:
-        check_choice("average.gamma_rule", self.gamma_rule, GAMMA_RULES)
+        check_choice("average.gamma_rule", self.gamma_rule, ("constant", "proximal"))
         POSITIVE.check("average.alpha", self.alpha)
 
 
@@ -193,7 +191,7 @@ class StatefulObjective(PairTables):
         temperatures: Temperatures | Mapping[str, Any] = Temperatures(),
         average: RunningAverage | Mapping[str, Any] = RunningAverage(),
     ) -> None:
-        check_choice("sides", sides, SIDES)
+        check_choice("sides", sides, ("both", "x", "y"))
         check_choice("normalizer", normalizer, SOURCES)
         super().__init__(num_samples, temperature, sides, as_record("state", state, StatePlacement()), normalize)
         self.gamma = gamma
