@@ -214,16 +214,16 @@ def test_hf_urls(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "problem"),
+    ("source", "named"),
     [
-        (f"s3://{BUCKET}/data/{{00000..00002}}.tar", f"s3://{BUCKET}/data/00002.tar: no such file"),
-        ("s3://another/00000.tar", "s3://another/00000.tar: no such file"),
-        (f"s3://{BUCKET}/data/pairs.npz/", f"s3://{BUCKET}/data/pairs.npz/: has no .tar file"),
+        (f"s3://{BUCKET}/data/{{00000..00002}}.tar", f"s3://{BUCKET}/data/00002.tar"),
+        ("s3://another/00000.tar", "s3://another/00000.tar"),
+        (f"s3://{BUCKET}/data/pairs.npz/", f"s3://{BUCKET}/data/pairs.npz/"),
     ],
 )
-def test_wrong_names_on_the_command_line(s3, data, nuclr, source, problem):
+def test_wrong_names_on_the_command_line(s3, data, nuclr, source, named):
     status, _, err = nuclr("train", f"data.train={source}")
-    assert (status, err) == (2, f"nuclr: {problem}\n")
+    assert status == 2 and err.startswith(f"nuclr: {named}: ") and err.count("\n") == 1
 
 
 def test_access_without_credentials(s3, data, tmp_path):
