@@ -42,9 +42,8 @@ def test_the_banks_queries_choose_from_its_candidates():
     _, y, _ = features(n=50)
     bank_x, bank_y, _ = features(seed=1, n=70)
     solution = solve(bank_x.double(), bank_y.double(), temperature=0.1, tolerance=1e-9)
-    probabilities = torch.exp(
-        (bank_x @ y.T).double() / 0.1 - solution.log_z[:, None]
-    )  # the definition of q, without `extend`
+    # the definition of q, without `extend`
+    probabilities = torch.exp((bank_x @ y.T).double() / 0.1 - solution.log_z[:, None])
     expected = 0.1 * probabilities.sum(dim=0).log()
     expected -= expected.mean()
     bias = PopularityCorrection(0.1, 2.0).fit(bank_x, bank_y).bias(y)
@@ -197,13 +196,8 @@ def test_a_new_item_gets_the_bias_of_solving_again(temperature):
         normalize(side.double(), dim=1) for side in (*features(n=50)[:2], features(seed=3, n=20)[1])
     )  # at low temperatures zeta is determined to far fewer digits than the residual
     fix = PopularityCorrection(temperature).fit(x, y, tolerance=1e-10)
-    again = solve(
-        x,
-        torch.cat([y, new]),
-        temperature=temperature,
-        tolerance=1e-10,
-        y_weight=torch.cat([torch.ones(50), torch.zeros(20)]),
-    ).zeta
+    weight = torch.cat([torch.ones(50), torch.zeros(20)])
+    again = solve(x, torch.cat([y, new]), temperature=temperature, tolerance=1e-10, y_weight=weight).zeta
     together = fix.bias(torch.cat([y, new]))
     assert torch.allclose(together, again - again.mean(), atol=1e-7)
     apart = torch.cat([fix.bias(y, center=False), fix.bias(new, center=False)])

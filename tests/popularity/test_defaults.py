@@ -74,13 +74,6 @@ def test_the_lowest_point_is_that_of_a_parabola():
     assert lowest_point((1.0, 0.8, 0.63), [3.0, 0.0, 0.0]) == 0.8, "no logarithm of zero"
 
 
-def test_the_temperature_of_a_given_strength():
-    """Half of the correction leaves more noise acceptable, so its temperature is not higher."""
-    x, y = sides(4, 400, 16, 0.3)
-    assert default_temperature(x, y, strength=0.5) <= default_temperature(x, y, strength=1.0)
-    assert PopularityCorrection(strength=0.5).fit(x, y).temperature == default_temperature(x, y, strength=0.5)
-
-
 def test_other_queries_find_the_items_more_evenly():
     """Clusters of different sizes: neither the highest nor the lowest temperature is best."""
     generator = torch.Generator().manual_seed(2)

@@ -25,7 +25,7 @@ from nuclr.data import Batch, batches, steps_per_epoch, write_bad_samples
 from nuclr.data.selection import describe_overlap
 from nuclr.evaluation.metrics import score
 from nuclr.objectives import ObjectiveOutput
-from nuclr.objectives.base import Check, DeferredCheck
+from nuclr.objectives.base import DeferredCheck
 from nuclr.runs import checkpoint, components, config, folder
 from nuclr.runs.features import Encoding
 from nuclr.runs.launch import Interrupted, Signals, choose_folder, on_first, pick_device, processes
@@ -226,7 +226,7 @@ def _train(
                     norm = clip_gradient(clipped, settings.optimizer.clip)
                     finite.raise_pending()
                     failure = partial(not_finite, "the gradient is", batch.numbers, None, run.folder)
-                    finite.check(Check(torch.isfinite(norm + out.loss.detach()), failure))
+                    finite.check(torch.isfinite(norm + out.loss.detach()), failure)
                     optimizer.step()
                     clock.lap("encoders")
 
