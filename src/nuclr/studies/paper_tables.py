@@ -299,13 +299,6 @@ class TableStudy(Study):
         out: Folder of the table.
         say: Called with lines about the progress.
 
-<<<<<<< HEAD
-=======
-    Raises:
-        UserError: A test set cannot be read, or a row has other settings than before.
-        nuclr.runs.launch.Interrupted: On SIGINT or SIGTERM, after all workers have written checkpoints.
-
->>>>>>> runs
     """
 
     def __init__(
