@@ -44,7 +44,7 @@ from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores
 from nuclr.popularity import PopularityCorrection
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
-from nuclr.studies.evaluate.tasks import Subject
+from nuclr.studies.tasks import Subject
 from peers import PEERS, SETTINGS, Task
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -131,8 +131,8 @@ def run_features(job: Job) -> tuple[tuple[Tensor, Tensor], PairFeatures]:
     """Return the bank of a run and the features of its held-out pairs."""
     run = Run.open(job.run, device="cpu")
     assert run.val is not None
-    bank = Subject.of_run(run).query_bank(run.train.pairs, run.train.numbers, job.bank_size)
-    return bank, run.features(run.val)
+    bank = Subject.of_run(run).query_bank(run.train, job.bank_size)
+    return (bank.x, bank.y), run.features(run.val)
 
 
 def caption_features(job: Job) -> tuple[tuple[Tensor, Tensor], PairFeatures]:

@@ -911,8 +911,8 @@ def import_everything() -> None:
     import nuclr.models
     import nuclr.report
     import nuclr.runs.run
-    import nuclr.studies.evaluate.tasks
     import nuclr.studies.items.popularity_report
+    import nuclr.studies.tasks
     import nuclr.training.loop  # noqa: F401
 
     Image.init()

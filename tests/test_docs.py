@@ -87,16 +87,10 @@ def test_every_page_is_in_the_navigation():
     assert {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} <= set(re.findall(r"\S+\.md", nav))
 
 
-def test_the_version_is_stated_once():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == nuclr.__version__
+def test_one_version_three_packages_of_the_core_and_extras_that_are_known():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == nuclr.__version__
     assert "version" in project["dynamic"]
-    assert "version" not in project
-
-
-def test_the_core_needs_three_packages_and_every_extra_is_known():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {re.split("[><=]", need)[0] for need in project["dependencies"]} == {"torch", "numpy", "safetensors"}
     imported_as = {"pillow": "PIL", "pyyaml": "yaml", "POT": "ot"}
     for extra in ("train", "hf", "logging", "bench"):
@@ -164,33 +158,24 @@ def test_the_page_of_commands_has_every_command_and_option(hooks):
         assert {option for p in command.params for option in p.opts if option.startswith("--")} <= shown, name
 
 
-def test_a_site_that_requests_other_servers_is_refused(hooks, tmp_path):
-    exceptions = pytest.importorskip("mkdocs.exceptions")
-    offline, config = hooks("offline"), SimpleNamespace(site_dir=str(tmp_path))
-    page = tmp_path / "page.html"
-    page.write_text(
-        '<a href="https://a.org">a</a><link rel="canonical" href="https://a.org"><script src="a.js"></script>'
-    )
-    offline.on_post_build(config)
-    for request in (
+@pytest.mark.parametrize(
+    "request_of_page",
+    [
         '<script defer src="https://cdn.org/a.js"></script>',
         "<img alt=a src=//cdn.org/a.png>",
         '<link href="https://cdn.org/a.css" rel="stylesheet">',
         "<style>@font-face { src: url('https://cdn.org/a.woff2') }</style>",
-    ):
-        page.write_text(request)
-        with pytest.raises(exceptions.PluginError, match=r"page\.html: (https:)?//cdn\.org/a\."):
-            offline.on_post_build(config)
-
-
-def test_pictures_become_part_of_the_page(hooks):
-    pytest.importorskip("mkdocs")
-    image = '<img alt="&quot;A dog.&quot;" src="../images/hubs_sorted.svg" />'
-    content = hooks("figures").on_page_content(
-        f"<p>{image} {image}</p><p>and {image}</p>", None, SimpleNamespace(docs_dir=str(DOCS)), None
-    )
-    assert content.count('aria-label="&quot;A dog.&quot;"') == 2, "a paragraph of pictures, not one with text"
-    assert content.endswith(f"<p>and {image}</p>")
+    ],
+)
+def test_a_site_that_requests_other_servers_is_refused(hooks, tmp_path, request_of_page):
+    exceptions = pytest.importorskip("mkdocs.exceptions")
+    check, config = hooks("offline").on_post_build, SimpleNamespace(site_dir=str(tmp_path))
+    page = tmp_path / "page.html"
+    page.write_text('<a href="https://a.org">a</a><link rel="canonical" href="https://a.org"><script src="a.js">')
+    check(config)
+    page.write_text(request_of_page)
+    with pytest.raises(exceptions.PluginError, match=r"page\.html: (https:)?//cdn\.org/a\."):
+        check(config)
 
 
 PUBLIC = ("objectives", "popularity", "evaluation", "data", "models", "integrations", "export", "report")

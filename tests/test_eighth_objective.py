@@ -74,13 +74,9 @@ def test_train_report_and_popularity(tmp_path, plugin, nuclr):
 
 def test_wrong_options_are_refused_by_its_own_constructor(tmp_path, plugin, nuclr):
     file = write_config(tmp_path)
-    for override, named in (
-        ("objective.margin=2", "objective.margin"),
-        ("objective.margni=0.1", "objective.margin?"),
-        ("objective.gamma=0.5", "objective.gamma"),
-    ):
+    for override in ("objective.margin=2", "objective.margni=0.1", "objective.gamma=0.5"):
         status, _, err = nuclr("train", file, f"plugins={plugin}", "objective.name=margin-nce", override)
-        assert status == 2 and named in err, err
+        assert status == 2 and override.partition("=")[0] in err, err
     assert "objective.margin" in config.all_keys()
 
 

@@ -9,8 +9,6 @@ from nuclr.errors import EXTRAS, UserError, install_command, printable, require
 
 
 def test_require_names_a_missing_package_its_extra_and_what_needs_it(monkeypatch):
-    assert require("json.decoder").__name__ == "json.decoder"
-    assert "nuclr[hf]" in install_command("hf")
     for module in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(UserError) as caught:
@@ -33,13 +31,6 @@ def test_the_command_line_without_an_extra_says_so_in_one_line(package):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and done.stdout == ""
     assert package in done.stderr and install_command(EXTRAS[package]) in done.stderr
-
-
-def test_other_missing_modules_are_bugs_and_keep_their_traceback():
-    code = "import sys; sys.modules['nuclr.cli.app'] = None\nfrom nuclr.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
 
 
 def test_printable_shows_control_characters_instead_of_sending_them():

@@ -5,7 +5,6 @@ import json
 import os
 import zipfile
 
-import numpy as np
 import pytest
 
 from nuclr import files
@@ -27,11 +26,8 @@ def test_write_atomically_replaces_the_file(tmp_path):
         file.flush()
         assert path.read_bytes() == b"old", "the target must not change before the block has ended"
         [temporary] = [other for other in tmp_path.iterdir() if other != path]
-        assert temporary.name == f".data.bin.{os.getpid()}.tmp"
-        assert is_temporary(temporary)
-        assert not is_temporary(path)
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
+        assert is_temporary(temporary) and not is_temporary(path)
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")])
@@ -41,8 +37,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path
     with pytest.raises(type(error)), write_atomically(path) as file:
         file.write(b"half")
         raise error
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_an_error_names_the_target_and_not_the_temporary_file(tmp_path):
@@ -50,18 +45,13 @@ def test_an_error_names_the_target_and_not_the_temporary_file(tmp_path):
         with pytest.raises(OSError) as caught, write_atomically(path) as file:
             file.write(b"x")
         assert caught.value.filename == str(path)
-    with pytest.raises(OSError, match=r"No space left.*full\.bin"), write_atomically(tmp_path / "full.bin"):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_write_json_refuses_nan_and_keeps_the_old_file(tmp_path):
-    path = tmp_path / "a.json"
-    write_json(path, {"name": "ü", "value": 1.5})
-    before = path.read_text(encoding="utf-8")
-    assert before == '{\n "name": "ü",\n "value": 1.5\n}\n'
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(path, {"value": float("nan")})
-    assert path.read_text(encoding="utf-8") == before
+    write_json(tmp_path / "a.json", {"name": "ü"})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"value": float("nan")})
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n "name": "ü"\n}\n'
 
 
 def test_the_cache_folder_is_the_first_that_can_be_written(tmp_path, monkeypatch):
@@ -109,20 +99,14 @@ def test_text_is_read_without_its_byte_order_mark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("one\ntwo\ncaf\u00e9\n".encode("latin-1"), ["line 3", "0xE9", "Windows-1252"]),
-        ("one\n".encode("utf-16"), ["line 1", "0xFF", "UTF-16"]),
-    ],
-    ids=["latin-1", "utf-16"],
+    ("text", "encoding", "named"),
+    [("one\ntwo\ncafé\n", "latin-1", r"line 3.*0xE9.*Windows-1252"), ("one\n", "utf-16", r"line 1.*0xFF.*UTF-16")],
 )
-def test_the_line_that_is_not_utf8_is_named_with_a_command_that_converts_the_file(tmp_path, content, named):
+def test_the_line_that_is_not_utf8_is_named_with_a_command_that_converts_the_file(tmp_path, text, encoding, named):
     path = tmp_path / "my list.csv"
-    path.write_bytes(content)
-    with pytest.raises(UserError) as refused:
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(UserError, match=rf"{named}.*-t UTF-8 '{path}' > '{tmp_path}/my list-utf8\.csv'"):
         read_text(path)
-    assert all(words in str(refused.value) for words in named)
-    assert f"-t UTF-8 '{path}' > '{tmp_path}/my list-utf8.csv'" in str(refused.value)
 
 
 def test_csv_cells_that_a_spreadsheet_would_run_are_escaped():
@@ -153,15 +137,6 @@ def test_damaged_arrays_are_refused_before_memory_is_taken(tmp_path, header):
     with pytest.raises(UserError, match=r"a\.npz"):
         files.read_npz(tmp_path / "a.npz", ["x"])
     assert files.read_npz(tmp_path / "a.npz", []).keys() == {"x"}
-
-
-def test_damaged_compression_is_refused(tmp_path):
-    np.savez_compressed(tmp_path / "a.npz", x=np.arange(1000.0))
-    data = bytearray((tmp_path / "a.npz").read_bytes())
-    data[60:200] = bytes(140)
-    (tmp_path / "a.npz").write_bytes(data)
-    with pytest.raises(UserError, match=r"a\.npz"):
-        files.read_npz(tmp_path / "a.npz", ["x"])
 
 
 # Output folders

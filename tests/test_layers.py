@@ -20,7 +20,8 @@ LAYERS = (
     {"data", "models", "objectives", "popularity"},
     {"remote"},
     {"arrays"},
-    {"distributed", "files", "image_files", "stacked"},
+    {"distributed", "image_files", "stacked"},
+    {"files"},
     {"__init__"},
     {"errors"},
 )

@@ -39,19 +39,17 @@ def test_slices_are_those_of_an_array(parts):
         np.testing.assert_array_equal(np.asarray(part[1:5:2]), array[rows][1:5:2])
 
 
-def test_rows_of_an_array_and_single_rows(parts):
+def test_rows_of_an_array(parts):
     stored, array = parts
     matrix = Stacked(stored)
     assert matrix.dtype == array.dtype and matrix.ndim == 2
-    index = np.array([12, 0, 5, 5, -1, 11])
+    index = np.array([12, 0, 5, 5, 11])
     np.testing.assert_array_equal(matrix[index], array[index])
     np.testing.assert_array_equal(matrix[::2][[3, 1]], array[::2][[3, 1]])
-    np.testing.assert_array_equal(matrix[3], array[3])
     assert matrix[np.array([], np.int64)].shape == (0, 3)
-    with pytest.raises(IndexError):
-        matrix[[13]]
-    with pytest.raises(TypeError, match="bool"):
-        matrix[np.ones(13, bool)]
+    for wrong in ([13], [-1], np.ones(13, bool)):
+        with pytest.raises(IndexError, match="13"):
+            matrix[wrong]
 
 
 def test_no_file_stays_open(parts):
@@ -65,46 +63,39 @@ def test_no_file_stays_open(parts):
         assert len(list(descriptors.iterdir())) <= before
 
 
-@pytest.mark.parametrize(
-    ("array", "words"),
-    [
-        (np.arange(6), "int64 of shape (6,)"),
-        (np.arange(6.0), "float64 of shape (6,)"),
-        (np.ones((2, 3), "complex64"), "complex64"),
-        (np.ones((2, 3), ">f4"), ">f4"),
-        (np.ones((2, 0), "f4"), "(2, 0)"),
-        (np.asfortranarray(np.ones((2, 3))), "column by column"),
-    ],
-)
-def test_other_arrays_are_refused(tmp_path, array, words):
-    np.save(tmp_path / "a.npy", array)
-    with pytest.raises(UserError) as refused:
-        stored_npy(tmp_path / "a.npy")
-    assert words in str(refused.value) and "a.npy" in str(refused.value)
+@pytest.mark.parametrize("shape", [(2, 3), (6,), (2, 0)])
+@pytest.mark.parametrize("dtype", ["int64", "complex64", ">f4", "f4"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_only_rows_of_numbers_that_can_be_mapped_are_accepted(tmp_path, shape, dtype, order):
+    np.save(tmp_path / "a.npy", np.ones(shape, dtype, order))
+    if (shape, dtype, order) == ((2, 3), "f4", "C"):
+        assert stored_npy(tmp_path / "a.npy").shape == shape
+    else:
+        with pytest.raises(UserError, match=r"a\.npy"):
+            stored_npy(tmp_path / "a.npy")
 
 
 def test_a_header_that_promises_more_than_the_file_has_is_refused(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", rows=np.eye(3))
     assert stored_npz(tmp_path / "a.npz", "rows") is None, "compressed arrays cannot be mapped"
     np.save(tmp_path / "a.npy", np.ones((100, 8)))
-    content = (tmp_path / "a.npy").read_bytes()
-    (tmp_path / "a.npy").write_bytes(content[:-1])
+    content = (tmp_path / "a.npy").read_bytes()[:-1]
+    (tmp_path / "a.npy").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
+        archive.writestr("rows.npy", content)
     with pytest.raises(UserError, match=r"a\.npy"):
         stored_npy(tmp_path / "a.npy")
-    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
-        archive.writestr("rows.npy", content[:-1])
-    with pytest.raises(UserError, match=r"b\.npz"):
-        stored_npz(tmp_path / "b.npz", "rows")
-    with pytest.raises(UserError, match=r"b\.npz.*x"):
-        stored_npz(tmp_path / "b.npz", "x")
+    for name in ("rows", "x"):
+        with pytest.raises(UserError, match=r"b\.npz"):
+            stored_npz(tmp_path / "b.npz", name)
 
 
 def test_parts_of_other_widths_and_a_file_that_disappears_are_refused(tmp_path):
     for width in (2, 3):
         np.save(tmp_path / f"{width}.npy", np.ones((4, width)))
+    two, three = (stored_npy(tmp_path / f"{width}.npy") for width in (2, 3))
     with pytest.raises(ValueError, match="2, 3"):
-        Stacked([stored_npy(tmp_path / "2.npy"), stored_npy(tmp_path / "3.npy")])
-    matrix = Stacked([stored_npy(tmp_path / "2.npy")])
+        Stacked([two, three])
     (tmp_path / "2.npy").unlink()
     with pytest.raises(UserError, match=r"2\.npy"):
-        matrix[0]
+        Stacked([two])[[0]]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nuclr.objectives import build
     from nuclr.popularity.solver import solve
     from nuclr.studies.compare import compare
-    from nuclr.studies.evaluate.study import evaluate
+    from nuclr.studies.evaluate import evaluate
     from nuclr.studies.items.hubness_report import hubness_report
     from nuclr.studies.items.popularity_report import popularity_report
     from nuclr.training.loop import train
@@ -68,7 +68,7 @@ __all__ = [
 _FUNCTIONS = {
     "build": "nuclr.objectives",
     "compare": "nuclr.studies.compare",
-    "evaluate": "nuclr.studies.evaluate.study",
+    "evaluate": "nuclr.studies.evaluate",
     "hubness_report": "nuclr.studies.items.hubness_report",
     "popularity_report": "nuclr.studies.items.popularity_report",
     "solve": "nuclr.popularity",

@@ -163,34 +163,28 @@ def as_rows(
     """
     if norms not in ("unit", "normalize", "any"):
         raise ValueError(f"norms={norms!r}; allowed: 'unit', 'normalize', 'any'")
-    if isinstance(value, Rows):
-        rows = value if dtype is None else value.to(dtype)
-        _check_width(name, rows, width)
-        if norms == "any" or rows.norms == "normalize":
-            return rows
-        if rows.norms == "any":
-            for tile, block in rows.blocks():
-                check_norms(name, block, norms, tile.start, hint)
-        return replace(rows, norms=norms)
-    stored = value if isinstance(value, Stacked) else as_floating(name, value, 2).detach()
-    if dtype is None:
-        own = stored.dtype if isinstance(stored, Tensor) else torch.from_numpy(np.empty(0, stored.dtype)).dtype
-        dtype = torch.promote_types(own, torch.float32)
-    rows = Rows(stored, dtype)
-    _check_width(name, rows, width)
-    for tile, block in rows.blocks():
-        check_finite(name, block, tile.start)
-        check_norms(name, block, norms, tile.start, hint)
+    is_checked = isinstance(value, Rows)
+    rows = value if isinstance(value, Rows) else _unchecked_rows(name, value)
+    if dtype is not None:
+        rows = rows.to(dtype)
+    if width is not None and rows.shape[1] != width:
+        raise ValueError(f"{name} has {rows.shape[1]} columns; it needs {width}")
+    if is_checked and (norms == "any" or rows.norms == "normalize"):
+        return rows
+    if rows.norms == "any":
+        for tile, block in rows.blocks():
+            if not is_checked:
+                check_finite(name, block, tile.start)
+            check_norms(name, block, norms, tile.start, hint)
     return replace(rows, norms=norms)
 
 
-def _check_width(
-    name: str,
-    rows: Rows,
-    width: int | None,
-) -> None:
-    if width is not None and rows.shape[1] != width:
-        raise ValueError(f"{name} has {rows.shape[1]} columns; it needs {width}")
+def _unchecked_rows(name: str, value: Array | Stacked) -> Rows:
+    """Return features in their own precision, at least float32."""
+    if isinstance(value, Stacked):
+        return Rows(value, torch.promote_types(getattr(torch, value.dtype.name), torch.float32))
+    stored = as_floating(name, value, 2).detach()
+    return Rows(stored, torch.promote_types(stored.dtype, torch.float32))
 
 
 def evenly_spaced(total: int, size: int) -> Tensor:
@@ -278,17 +272,12 @@ def as_tensor(
         kinds = "a torch tensor, a numpy array or a list" if lists else "a torch tensor or a numpy array"
         shown = repr(value) if isinstance(value, int | float | str | bytes) else type(value).__name__
         raise WrongTypeError(f"{name} is {shown}; give {kinds}")
-    if value.dtype.kind not in "biuf":
-        raise WrongTypeError(f"{name} is a numpy array of {value.dtype}; give an array of numbers")
+    if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
+        raise WrongTypeError(f"{name} is a numpy array of {value.dtype}; give numbers of at most 64 bits")
     array = np.asarray(value, value.dtype.newbyteorder("="), order="C")  # torch has native byte order, positive strides
-    try:
-        if isinstance(value, np.memmap) and not array.flags.writeable:
-            with warnings.catch_warnings():  # torch warns that writing to it is not possible
-                warnings.simplefilter("ignore")
-                return torch.from_numpy(array)
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
-    except TypeError:
-        raise WrongTypeError(f"{name} is a numpy array of {value.dtype}; give float16, float32 or float64") from None
+    with warnings.catch_warnings():  # torch warns that a read-only array must not be written to
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(array)
 
 
 def as_floating(
@@ -406,10 +395,8 @@ def as_vector(
 
     """
     vector = as_tensor(name, value, lists=True).detach().to(torch.float64)
-    if vector.shape != (size,):
-        raise ValueError(f"{name} has shape {tuple(vector.shape)}; it must be ({size},)")
-    if not bool(vector.isfinite().all()):
-        raise ValueError(f"{name} holds NaN or infinite values; all numbers must be finite")
+    if vector.shape != (size,) or not bool(vector.isfinite().all()):
+        raise ValueError(f"{name} has shape {tuple(vector.shape)}; give finite numbers of shape ({size},)")
     return vector
 
 
@@ -434,11 +421,11 @@ def as_integers(name: str, value: Integers, *shape: int | None) -> Tensor:
     """
     tensor = as_tensor(name, value, lists=True)
     sizes = [expected in (None, size) for expected, size in zip(shape, tensor.shape, strict=False)]
-    if tensor.ndim != len(shape) or not all(sizes):
+    is_integer = not (tensor.is_floating_point() or tensor.dtype == torch.bool) or not tensor.numel()
+    if tensor.ndim != len(shape) or not all(sizes) or not is_integer:
         wanted = ", ".join("n" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; needs integers of shape ({wanted})")
-    if tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
-        raise ValueError(f"{name} is {describe(tensor)}; needs integers")
+        shown = f"has shape {tuple(tensor.shape)} of {tensor.dtype}"
+        raise ValueError(f"{name} {shown}; needs integers of shape ({wanted})")
     return tensor.long()
 
 
@@ -473,10 +460,9 @@ def as_links(
     if not len(links):
         raise ValueError(f"{name} has no rows; needs at least one pair ({sides[0]}, {sides[1]})")
     for column, size, side in ((0, n_first, sides[0]), (1, n_second, sides[1])):
-        low, high = links[:, column].aminmax()
-        if int(low) < 0 or int(high) >= size:
-            row = int(high) if int(high) >= size else int(low)
-            raise ValueError(f"{name} names row {row} of the {side}, which has {size}")
+        wrong = links[:, column][(links[:, column] < 0) | (links[:, column] >= size)]
+        if len(wrong):
+            raise ValueError(f"{name} names row {int(wrong[0])} of the {side}, which has {size}")
     return links
 
 
@@ -532,7 +518,7 @@ def check_norms(
         ValueError: If a row does not have unit norm, or is all zeros.
 
     """
-    if norms == "any" or not features.numel():
+    if norms == "any":
         return
     if norms == "normalize":
         zero = (~features.any(dim=1)).nonzero().flatten()

@@ -58,6 +58,12 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the reason of an error for a message: one line of limited length that is safe to print."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return printable(text.splitlines()[0][:200])
+
+
 class UserError(ValueError):
     """A mistake in the input, in a file or in an option. The message names it and says how to fix it."""
 

@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from nuclr.errors import UserError, printable
+from nuclr.errors import UserError, first_line
 
 # Content of more than _LARGE bytes in memory is refused if it is over _MOST_COMPRESSION times its size in the file.
 _LARGE = 2**28
@@ -161,8 +161,8 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
         {'x': array([0, 1, 2]), 'note': array([], dtype=float64)}
 
     """
-    with _open_npz(path) as archive:
-        arrays = {}
+    arrays = {}
+    with array_errors(path), zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             arrays[name] = np.empty(0)
@@ -176,7 +176,7 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
                 )
                 with archive.open(member) as file:
                     arrays[name] = _read_npy(file, member.file_size)
-        return arrays
+    return arrays
 
 
 def npz_sizes(path: Path) -> dict[str, int]:
@@ -189,19 +189,19 @@ def npz_sizes(path: Path) -> dict[str, int]:
         UserError: if the file cannot be read.
 
     """
-    with _open_npz(path) as archive:
+    with array_errors(path), zipfile.ZipFile(path) as archive:
         return {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
 
 
 @contextlib.contextmanager
-def _open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
+def array_errors(path: Path) -> Iterator[None]:
+    """Turn every error of the block into a UserError that names the file."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
+        yield
     except UserError:
         raise
     except Exception as error:  # numpy, zipfile and the decompressors raise a dozen types for damaged files
-        raise UserError(f"{path}: cannot be read as .npz with numeric arrays ({_reason(error)})") from None
+        raise UserError(f"{path}: cannot be read as {path.suffix} with numeric arrays ({first_line(error)})") from None
 
 
 def refuse_expansion(
@@ -238,10 +238,8 @@ def read_npy(path: Path) -> np.ndarray:
         UserError: if the file cannot be read, is damaged, or does not hold numbers.
 
     """
-    try:
-        return parse_npy(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({_reason(error)})") from None
+    with array_errors(path), path.open("rb") as file:
+        return _read_npy(file, path.stat().st_size)
 
 
 def parse_npy(data: bytes) -> np.ndarray:
@@ -263,30 +261,41 @@ def parse_npy(data: bytes) -> np.ndarray:
     try:
         return _read_npy(io.BytesIO(data), len(data))
     except Exception as error:  # numpy raises many types for damaged files
-        raise ValueError(f"not .npy with numbers ({_reason(error)})") from None
+        raise ValueError(f"not .npy with numbers ({first_line(error)})") from None
 
 
 def _read_npy(file: IO[bytes], size: int) -> np.ndarray:
-    """Read an array after the shape in its header has been compared with the size of the file."""
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"version {version} of the format")
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
-    if dtype.kind not in "biufc":
-        raise ValueError(f"holds {dtype}, not numbers")
-    # With a width of 0, any number of rows would fit into no bytes.
-    if min(shape, default=0) < 0 or math.prod(max(n, 1) for n in shape) * dtype.itemsize > size:
-        raise ValueError(f"truncated: shape {shape} of {dtype} does not fit into {size} bytes")
+    """Read an array after its header has been compared with the size of the file."""
+    read_npy_header(file, size)
     file.seek(0)
     array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
     return array
 
 
-def _reason(error: Exception) -> str:
-    """Return the error in one line of limited length."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return printable(text.splitlines()[0][:200])
+def read_npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array in the `.npy` format from an untrusted file, which is then at the first number.
+
+    Args:
+        file: the open file, or member of an archive.
+        size: its bytes, header included.
+
+    Returns:
+        The shape, whether the array is stored column by column, and the type of its numbers.
+
+    Raises:
+        ValueError: if it is damaged, does not hold numbers, or promises more than the file has.
+
+    """
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, column_major, dtype = read_header(file)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"holds {dtype}, not numbers")
+    # With a width of 0, any number of rows would fit into no bytes.
+    is_possible = min(shape, default=0) >= 0 and max(shape, default=0) <= size
+    if not is_possible or math.prod(shape) * dtype.itemsize > size - file.tell():
+        raise ValueError(f"truncated: shape {shape} of {dtype} does not fit into {size} bytes")
+    return shape, column_major, dtype
 
 
 def csv_cell(text: str) -> str:
@@ -343,13 +352,14 @@ def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             if sync:
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(temporary)):
             error.filename = str(path)
             error.filename2 = None
         raise
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)  # after the rename it does not exist
     if sync:
         _sync_folder(path.parent)
 
@@ -446,7 +456,9 @@ def read_record(kind: type[T], path: Path, **more: Any) -> T:
     try:
         record: T = from_record(kind, parse_json(path.read_bytes()) | more)
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: damaged, or of another version; run its command again ({_reason(error)})") from None
+        raise UserError(
+            f"{path}: damaged, or of another version; run its command again ({first_line(error)})"
+        ) from None
     return record
 
 
@@ -468,8 +480,7 @@ def file_stamp(path: Path) -> list[int]:
 def find_cache_folder(data_folder: Path) -> Path | None:
     """Return a writable folder for caches of the files in `data_folder`, and create it if necessary.
 
-    The first of these that can be written: `$NUCLR_CACHE` if set, `.nuclr` in `data_folder`, `$XDG_CACHE_HOME/nuclr`
-    (by default `~/.cache/nuclr`).
+    The first of these that can be written: `$NUCLR_CACHE`, by default `.nuclr` in `data_folder`; `user_cache()`.
 
     Args:
         data_folder: the folder that holds the data.
@@ -478,16 +489,18 @@ def find_cache_folder(data_folder: Path) -> Path | None:
         The folder, or None if none of them can be written.
 
     """
-    preferred = [Path(os.environ["NUCLR_CACHE"])] if os.environ.get("NUCLR_CACHE") else []
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nuclr"
-    for folder in [*preferred, data_folder / ".nuclr", user]:
-        try:
+    for folder in (Path(os.environ.get("NUCLR_CACHE") or data_folder / ".nuclr"), user_cache()):
+        with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
+        if folder.is_dir() and os.access(folder, os.W_OK):
             return folder
     return None
+
+
+def user_cache() -> Path:
+    """Return the user's folder for caches: `$NUCLR_CACHE`, or `$XDG_CACHE_HOME/nuclr` (`~/.cache/nuclr`)."""
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nuclr"
+    return Path(os.environ.get("NUCLR_CACHE") or own)
 
 
 def _sync_folder(folder: Path) -> None:

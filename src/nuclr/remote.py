@@ -24,18 +24,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from nuclr.errors import UserError, printable, require
-
-__all__ = [
-    "file_name",
-    "is_url",
-    "join_url",
-    "list_folder",
-    "local_copies",
-    "local_copy",
-    "show_urls",
-    "shown",
-]
+from nuclr.errors import UserError, first_line, printable, require
+from nuclr.files import user_cache
 
 WAITS: tuple[float, ...] = (1, 2, 4, 8)  # seconds before the second, third, ... attempt
 TRANSFERS = 4  # at the same time
@@ -55,6 +45,8 @@ _VERSIONS = (
     "mtime",
     "created",
 )
+# Errors that another attempt does not fix.
+_FINAL = (FileNotFoundError, PermissionError, ImportError, ValueError, TypeError)
 _urls: dict[str, str] = {}  # local path -> URL as messages show it, of the files that this process has used
 
 T = TypeVar("T")
@@ -92,9 +84,8 @@ def shown(url: str) -> str:
 
     """
     parts = urlsplit(url)
-    if not _is_http(url):
-        return url
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    plain = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return plain if _is_http(url) else url
 
 
 @contextlib.contextmanager
@@ -106,8 +97,6 @@ def show_urls() -> Iterator[None]:
         message = str(error)
         for path, url in sorted(_urls.items(), key=lambda item: -len(item[0])):  # files before their folders
             message = message.replace(path, url)
-        if message == str(error):
-            raise
         raise UserError(message) from None
 
 
@@ -123,8 +112,10 @@ def list_folder(url: str, suffix: str) -> list[str]:
 
     """
     if _is_http(url):
-        fix = f"name the files, such as {{00000..00009}}{suffix}"
-        raise UserError(f"{shown(url)}: not a file of a known format, and a web server does not list folders; {fix}")
+        raise UserError(
+            f"{shown(url)}: not a file of a known format, and a web server does not list folders; name the files, "
+            f"such as {{00000..00009}}{suffix}"
+        )
     system, path = _connect(url)
     rows: list[dict[str, Any]] = _with_retries(url, lambda: system.ls(path, detail=True))
     names = sorted(str(row["name"]).rpartition("/")[2] for row in rows if row.get("type") == "file")
@@ -168,9 +159,8 @@ def local_copy(url: str) -> Path:
         raise UserError(f"{shown(url)}: a folder, not a file")
     size = info.get("size")
     version = next((f"{field}={info[field]}" for field in _VERSIONS if info.get(field)), "")
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nuclr"
-    cache = Path(os.environ.get("NUCLR_CACHE") or user).absolute() / "remote"
-    folder = cache / sha256(f"{url}\n{size}\n{version}".encode()).hexdigest()[:32]
+    key = sha256(f"{url}\n{size}\n{version}".encode()).hexdigest()[:32]
+    folder = user_cache().absolute() / "remote" / key
     copy = folder / file_name(url)
     partial = folder / "partial"
 
@@ -189,8 +179,8 @@ def local_copy(url: str) -> Path:
                 _with_retries(url, download)
                 partial.replace(copy)
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"{shown(url)}: the copy in {folder} cannot be written ({reason}); set NUCLR_CACHE") from None
+        problem = f"the copy in {folder} cannot be written ({first_line(error)})"
+        raise UserError(f"{shown(url)}: {problem}; set NUCLR_CACHE to another folder") from None
     _urls[str(copy)] = shown(url)
     _urls[str(folder)] = shown(url).rpartition("/")[0]
     return copy
@@ -237,23 +227,22 @@ def _with_retries(url: str, action: Callable[[], T]) -> T:
         try:
             return action()
         except Exception as error:
+            # The file system of web servers reports every failure as a missing file, with the failure as its cause.
             cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             status: int = getattr(cause, "status", 0) or getattr(getattr(cause, "response", 0), "status_code", 0)
-            if isinstance(cause, FileNotFoundError) or status in (404, 410):
-                raise UserError(f"{shown(url)}: no such file") from None
-            if isinstance(cause, PermissionError) or status in (401, 403) or "Credentials" in type(cause).__name__:
-                fix = "check the name and the credentials (FSSPEC_S3_ANON=true reads a public bucket without any)"
-                raise UserError(f"{shown(url)}: access denied ({_reason(cause)}); {fix}") from None
-            final = 400 <= status < 500 and status not in (408, 429)
-            if wait is None or final or isinstance(cause, ImportError | ValueError | TypeError):
-                raise UserError(f"{shown(url)}: cannot be read ({_reason(cause)})") from None
+            final = isinstance(cause, _FINAL) or (400 <= status < 500 and status not in (408, 429))
+            if final or wait is None:
+                raise UserError(
+                    f"{shown(url)}: cannot be read ({_reason(cause)}); check the name and the credentials "
+                    "(FSSPEC_S3_ANON=true reads a public bucket without any)"
+                ) from None
             time.sleep(wait)
     raise AssertionError
 
 
 def _reason(error: BaseException) -> str:
-    # The text of an error of aiohttp holds the whole URL, with what `shown` hides.
-    message = getattr(error, "message", None)
+    # The text of an error of aiohttp, and of a missing file, holds the whole URL, with what `shown` hides.
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
     status = getattr(error, "status", None)
-    text = f"status {status}, {message}" if status and message else str(error).strip()
-    return printable((text.splitlines() or [""])[0][:200] or type(error).__name__)
+    return f"status {status}, {printable(str(getattr(error, 'message', '')))}" if status else first_line(error)

@@ -9,7 +9,6 @@ rows are copied, so the process holds neither file descriptors nor pages of the 
 """
 
 import copy
-import math
 import struct
 import zipfile
 from collections.abc import Sequence
@@ -20,7 +19,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from nuclr.errors import UserError, printable
+from nuclr.errors import UserError, first_line
+from nuclr.files import array_errors, read_npy_header
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StoredMatrix:
         try:
             return np.memmap(self.source, self.dtype, "r", self.offset, self.shape)
         except (OSError, ValueError) as error:  # the file has been removed or has become shorter
-            raise UserError(f"{self.source}: cannot be read any more ({_reason(error)})") from None
+            raise UserError(f"{self.source}: cannot be read any more ({first_line(error)})") from None
 
 
 def stored_npy(path: Path) -> StoredMatrix:
@@ -58,11 +58,8 @@ def stored_npy(path: Path) -> StoredMatrix:
         UserError: if the file cannot be read, or does not hold floating-point numbers (rows, width) row by row.
 
     """
-    try:
-        with path.open("rb") as file:
-            return _read_header(path, file, 0, path.stat().st_size)
-    except Exception as error:  # numpy raises many types for damaged files
-        raise UserError(f"{path}: cannot be read as .npy with numbers ({_reason(error)})") from None
+    with array_errors(path), path.open("rb") as file:
+        return _locate(path, file, 0, path.stat().st_size)
 
 
 def stored_npz(path: Path, name: str) -> StoredMatrix | None:
@@ -76,42 +73,30 @@ def stored_npz(path: Path, name: str) -> StoredMatrix | None:
         UserError: if the file cannot be read, or the array is missing or not a matrix as for `stored_npy`.
 
     """
-    try:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            member = archive.getinfo(f"{name}.npy")
-            if member.compress_type != zipfile.ZIP_STORED:
-                return None
-            # In the file, 30 bytes, the name and an extra field, whose lengths are at 26, come before the array.
-            file.seek(member.header_offset + 26)
-            start = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4)))
-            with archive.open(member) as array:
-                return _read_header(path, array, start, min(member.file_size, path.stat().st_size - start))
-    except Exception as error:  # zipfile and numpy raise many types for damaged files
-        raise UserError(f"{path}: {name} cannot be read as an array of numbers ({_reason(error)})") from None
+    with array_errors(path), zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        member = archive.getinfo(f"{name}.npy")
+        if member.compress_type != zipfile.ZIP_STORED:
+            return None
+        # In the file, 30 bytes, the name and an extra field, whose lengths are at 26, come before the array.
+        file.seek(member.header_offset + 26)
+        start = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4)))
+        with archive.open(member) as array:
+            return _locate(path, array, start, min(member.file_size, path.stat().st_size - start))
 
 
-def _read_header(
+def _locate(
     path: Path,
     array: IO[bytes],
     start: int,
     size: int,
 ) -> StoredMatrix:
     """Read the header of an array whose `size` bytes, header included, start at a position of the file."""
-    version = np.lib.format.read_magic(array)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, column_major, dtype = read_header(array)
+    shape, column_major, dtype = read_npy_header(array, size)
     if len(shape) != 2 or dtype.kind != "f" or dtype.itemsize > 8 or not dtype.isnative or shape[1] < 1:
         raise ValueError(f"{dtype} of shape {shape}; needs floating-point numbers (rows, width)")
     if column_major and min(shape) > 1:
         raise ValueError("stored column by column; save it with numpy.ascontiguousarray")
-    if not 0 <= math.prod(shape) * dtype.itemsize <= size - array.tell():
-        raise ValueError(f"truncated: shape {shape} of {dtype} does not fit into {size} bytes")
-    return StoredMatrix(path, start + array.tell(), (int(shape[0]), int(shape[1])), dtype)
-
-
-def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return printable(text.splitlines()[0][:200])
+    return StoredMatrix(path, start + array.tell(), (shape[0], shape[1]), dtype)
 
 
 class Stacked:
@@ -162,20 +147,15 @@ class Stacked:
         return len(self._rows), self.parts[0].shape[1]
 
     def __getitem__(self, rows: Any) -> Any:
-        """Return a slice as another Stacked, which reads nothing; one row, (d,); or the rows of an array, (m, d)."""
+        """Return a slice as another Stacked, which reads nothing, or the rows of an array of row numbers, (m, d)."""
         if isinstance(rows, slice):
             consecutive = copy.copy(self)
             consecutive._rows = self._rows[rows]
             return consecutive
         index = np.asarray(rows)
-        if index.dtype.kind not in "iu" and index.size:
-            raise TypeError(f"rows are {index.dtype}; give a slice, a whole number or an array of whole numbers")
-        if index.ndim == 0:
-            return self[index[None]][0]
-        index = np.where(index < 0, index + len(self), index).astype(np.int64)
-        if index.size and (index.min() < 0 or index.max() >= len(self)):
-            raise IndexError(f"row {rows!r} of {len(self)}")
-        index = self._rows.start + self._rows.step * index
+        if index.size and (index.dtype.kind not in "iu" or index.min() < 0 or index.max() >= len(self)):
+            raise IndexError(f"{rows!r} of {len(self)} rows; give a slice, or an array of row numbers")
+        index = self._rows.start + self._rows.step * index.astype(np.int64)
         out = np.empty((len(index), self.shape[1]), self.dtype)
         order = np.argsort(index, kind="stable")
         edges = np.searchsorted(index[order], self._starts)

@@ -41,9 +41,6 @@ def test_models_of_views_are_compared_by_nearest_neighbors(nuclr, tmp_path):
             halves = np.concatenate([hits[f"{half}/top"][:, 0] for half in ("val_a", "val_b")])
             assert len(halves) == 11 and halves.sum() == pytest.approx(hits["val/top"][:, 0].sum())
         assert row.corrected == () and len(row.epochs) == 1
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "accuracy" in page
-
     settings = [setting for setting in settings if not setting.startswith("data.classes=")]
     refused = nuclr(*arguments(tmp_path / "empty.yaml", tmp_path / "without"), *settings)
     assert refused.status == 2 and "data.classes" in refused.err
@@ -54,7 +51,6 @@ def test_models_of_views_are_compared_by_nearest_neighbors(nuclr, tmp_path):
     [
         (["methods=clip,sigclip"], {}, "sigclip"),
         (["seeds=0"], {}, "seeds=0"),
-        ([], {"temperatures": "0.01,warm"}, "warm"),
         ([], {"test": ["nowhere.npz"]}, "nowhere.npz"),
         ([], {"test": ["test.npz", "test=val.npz"]}, "test=val.npz"),
         (["optimizer.clip=1"], {}, "optimizer.clip"),

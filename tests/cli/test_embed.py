@@ -107,10 +107,3 @@ def test_wrong_options_are_refused(nuclr, trained, tmp_path, monkeypatch, argume
     assert status == 2
     assert message in err and len(err.strip().splitlines()) <= 2
     assert (tmp_path / "here.npz").read_text() == "mine"
-
-
-@pytest.mark.parametrize("modality", ["images", "texts"])
-def test_a_model_of_vectors_refuses_images_and_texts(nuclr, tmp_path, modality):
-    train(runs.load(tmp_path, **{"schedule.epochs": 1}), tmp_path / "run")
-    status, _, err = nuclr("embed", tmp_path / "run", f"--{modality}", tmp_path, "--out", tmp_path / "a.npz")
-    assert status == 2 and modality in err and "vectors" in err and not (tmp_path / "a.npz").exists()

@@ -78,8 +78,7 @@ def test_pairs_with_a_bank(nuclr, pairs):
     assert content["corrected"]["recall"]["10"] == pytest.approx(corrected.recall(links, 10))
     assert content["hubs"][0]["row"] == 0 and content["hubs"][0]["corrected"] < content["hubs"][0]["plain"]
     assert content["hubs"][0]["crowds_out"]
-    page = (out / "report.html").read_text()
-    assert folders.HOSTILE not in page and "caption 1b" in (out / "hubness.csv").read_text()
+    assert folders.HOSTILE not in (out / "report.html").read_text()
     assert content["chance"]["never_found"] < content["plain"]["never_found"]
 
 
@@ -152,10 +151,8 @@ def test_a_run(nuclr, trained, tmp_path):
     page = (tmp_path / "other" / "report.html").read_text()
     assert "data:image/jpeg" in page, "the gallery consists of pictures"
     assert "Images, searched by captions" in page
-    rows = list(csv.DictReader((tmp_path / "other" / "hubness.csv").open()))
-    assert all(row["name"].startswith("builtin/") for row in rows)
     hub = json.loads((tmp_path / "other" / "hubness.json").read_text())["hubs"][0]
-    assert hub["name"] in other.out and hub["name"] in page
+    assert hub["name"].startswith("builtin/") and hub["name"] in other.out and hub["name"] in page
 
 
 def test_a_file_too_large_for_memory(nuclr, pairs, monkeypatch):
@@ -164,10 +161,6 @@ def test_a_file_too_large_for_memory(nuclr, pairs, monkeypatch):
     done = nuclr("hubness", pairs / "dev.npz", "--out", pairs / "out")
     assert done.status == 2
     assert "dev.npz" in done.err and "numpy.save" in done.err
-    data = np.load(pairs / "dev.npz")
-    np.save(pairs / "x.npy", data["x"])
-    np.save(pairs / "y.npy", data["y"])
-    assert nuclr("hubness", pairs / "x.npy", pairs / "y.npy", "--out", pairs / "out").status == 0
 
 
 @pytest.mark.parametrize("name", ["huge.safetensors", "huge.parquet", "huge"])
@@ -301,8 +294,8 @@ def mistakes(tmp_path_factory) -> Path:
         ("x.npy dev.npz:y --links links.txt", "links.txt names row 999 of the gallery"),
         ("x.npy dev.npz:y -k 121", "--k 121"),
         ("x.npy dev.npz:y --temperature 0", "--temperature is 0"),
-        ("x.npy dev.npz:y --tune", "--tune needs right answers"),
-        ("x.npy dev.npz:y --links one_link.txt --tune", "--tune needs at least two queries"),
+        ("x.npy dev.npz:y --tune", "--links"),
+        ("x.npy dev.npz:y --links one_link.txt --tune", "--tune"),
         ("dev.npz --tune --temperature 0.1 --strength 1", "--tune has nothing to choose"),
         ("x.npy dev.npz:y --images .", "--images ."),
         ("x.npy dev.npz:y --out words.txt", "--out words.txt"),

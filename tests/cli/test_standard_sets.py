@@ -68,8 +68,8 @@ def test_every_set_is_evaluated_from_its_archive(evaluate, tmp_path):
     ]
     packed = layouts.pack(layouts.cifar100_binary(tmp_path / "packed"), "cifar-100-binary.tar.gz")
     classification += ["--classification", f"cifar100:{packed}"]
-    content = evaluate(*retrieval, *classification)
-
+    content = evaluate(*retrieval, *classification, "--classes", classification[1])
+    assert content["probe"]["cifar10"]["classes"] == 3
     for name, size in (("mscoco", 3), ("flickr30k", 2)):
         karpathy, albef = content["retrieval"][name], content["retrieval"][f"{name} (2)"]
         assert karpathy["sizes"] == albef["sizes"] == [size, 5 * size]
@@ -87,27 +87,21 @@ def test_every_set_is_evaluated_from_its_archive(evaluate, tmp_path):
     assert tasks["food101"]["class_names"] == ["apple pie", "baby back ribs"]
 
 
-def test_neighbors_of_a_standard_set(evaluate, tmp_path):
-    folder = layouts.cifar10_binary(tmp_path / "cifar")
-    content = evaluate("--classes", f"cifar10:{folder}")
-    assert content["probe"]["cifar10"]["classes"] == 3
-
-
 @pytest.mark.parametrize(
     ("name", "write", "missing", "message"),
     [
         ("mscoco", layouts.coco, "dataset_coco.json", "dataset_coco.json"),
-        ("mscoco", layouts.coco, "val2014", "/val2014: no such folder"),
+        ("mscoco", layouts.coco, "val2014", "/val2014"),
         ("mscoco", layouts.coco, "val2014/COCO_val2014_000000391898.jpg", "COCO_val2014_000000391898.jpg"),
-        ("flickr30k", layouts.flickr30k, "flickr30k-images", "/flickr30k-images: no such folder"),
-        ("cifar10", layouts.cifar10_binary, "cifar-10-batches-bin/test_batch.bin", "bin/test_batch.bin: no such file"),
+        ("flickr30k", layouts.flickr30k, "flickr30k-images", "/flickr30k-images"),
+        ("cifar10", layouts.cifar10_binary, "cifar-10-batches-bin/test_batch.bin", "bin/test_batch.bin"),
         ("cifar100", layouts.cifar100_binary, "cifar-100-binary", "an original archive, unpacked or not"),
         ("imagenet1k", layouts.imagenet1k, "LOC_synset_mapping.txt", "add classes.json"),
         ("imagenet1k", layouts.imagenet1k, "val/n01440764", "does not have 2 class folders"),
         ("imagenet-r", layouts.imagenet_r, "imagenet-r/n01440764/art_0.jpg", "3 test images"),
-        ("dtd", layouts.dtd, "dtd/labels/test1.txt", "dtd/labels/test1.txt: no such list"),
+        ("dtd", layouts.dtd, "dtd/labels/test1.txt", "dtd/labels/test1.txt"),
         ("dtd", layouts.dtd, "dtd/images/banded/banded_0002.jpg", "banded/banded_0002.jpg"),
-        ("food101", layouts.food101, "food-101/meta/test.txt", "food-101/meta/test.txt: no such list"),
+        ("food101", layouts.food101, "food-101/meta/test.txt", "food-101/meta/test.txt"),
     ],
 )
 def test_a_missing_file_is_named(refused, tmp_path, name, write, missing, message):

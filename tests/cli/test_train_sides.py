@@ -54,7 +54,7 @@ def folder(tmp_path, monkeypatch):
         ("texts.jsonl data.y.views=2", ["data.y.views=2", "texts.jsonl"]),
         ("texts.jsonl data.x.views=2 data.y.views=2", ["views"]),
         ("texts.jsonl data.y.views=1000", ["data.y.views is 1000", "64"]),
-        ("images.jsonl model.shared=true", ["model.shared", "images", "texts"]),
+        ("images.jsonl model.shared=true", ["model.shared", "image", "text"]),
         ("vectors.npz model.shared=true", ["model.shared"]),
         ("texts.jsonl model.x.encoder=tiny_resnet", ["model.x.encoder", "'tiny_resnet'"]),
         ("vectors.npz model.y.encoder=tiny_text", ["model.y.encoder", "'tiny_text'"]),
@@ -65,7 +65,7 @@ def folder(tmp_path, monkeypatch):
         ("texts.jsonl plugins=smell.py data.x.modality=smell model.x.encoder=tiny_text", ["smells"]),
         ("texts.jsonl model.x.image_size=32", ["model.x.image_size", "texts"]),
         ("texts.jsonl data.val=images.jsonl", ["data.val", "images", "texts"]),
-        ("texts.jsonl data.x.name=a data.y.name=a", ["'a'"]),
+        ("texts.jsonl data.x.name=a data.y.name=a", ["data.x.name", "data.y.name"]),
     ],
 )
 def test_wrong_input_is_refused(folder, nuclr, settings, named):

@@ -1,10 +1,11 @@
-"""Labeled images: folders, class names and templates."""
+"""Labeled images and prompt files: folders, class names, templates and prompts."""
 
 import json
 
 import pytest
 
 from nuclr.data import check_samples, open_labeled
+from nuclr.data.labeled import read_prompts
 from nuclr.errors import UserError
 from tests.data import make
 
@@ -40,7 +41,6 @@ def test_class_names_come_from_folders_or_json(tmp_path, classes, names, labels)
     template = "{}!" if isinstance(classes, dict) and "templates" in classes else "a photo of a {}."
     assert labeled.prompts() == [[template.replace("{}", name)] for name in names]
     assert labeled.item("x", 4).size == (24, 20)
-    assert repr(labeled) == f"LabeledImages({tmp_path.name!r}, 5 images, 2 classes)"
 
 
 def test_templates_make_the_prompts(tmp_path):
@@ -95,3 +95,67 @@ def test_damaged_class_names_and_templates_are_refused(tmp_path, name, content):
     with pytest.raises(UserError) as caught:
         open_labeled(tmp_path)
     assert str(tmp_path) in str(caught.value) and len(str(caught.value)) < 500
+
+
+FOLDERS, NAMES, OWN = ["n01", "n02"], ["cat", "dog"], ["own {}"]
+
+
+def write_prompts(tmp_path, content, name="prompts.json"):
+    path = tmp_path / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "names", "prompts"),
+    [
+        (["a {}", "{c}!"], NAMES, [["a cat", "cat!"], ["a dog", "dog!"]]),
+        ({"templates": ["{}?"]}, NAMES, [["cat?"], ["dog?"]]),
+        ({"classes": ["Cat", "Dog"]}, ["Cat", "Dog"], [["own Cat"], ["own Dog"]]),
+        ({"classes": {"n02": "D", "cat": "C"}, "templates": ["{}"]}, ["C", "D"], [["C"], ["D"]]),
+        ({"cat": ["a cat", "one {}"], "n02": "dogs"}, NAMES, [["a cat", "one cat"], ["dogs"]]),
+        ({"pets": ["the {c}"], "cars": ["{c}"]}, NAMES, [["the cat"], ["the dog"]]),
+        ({"pets": {"cat": "a", "dog": "b", "cow": "c"}}, NAMES, [["a"], ["b"]]),
+    ],
+)
+def test_json_files(tmp_path, content, names, prompts):
+    path = write_prompts(tmp_path, content)
+    texts = read_prompts(path, "pets").texts(FOLDERS, NAMES, OWN)
+    assert (texts.names, texts.prompts, texts.file) == (names, prompts, path)
+
+
+def test_text_files(tmp_path):
+    lines = '# templates\n\na {}.\nthe {c}.\nlambda c: f\'a photo of the "{c}".\',\n  lambda name: f"{name}"\n'
+    texts = read_prompts(write_prompts(tmp_path, lines, "prompts.txt")).texts(FOLDERS, NAMES, OWN)
+    assert texts.templates == ["a {}.", "the {}.", 'a photo of the "{}".', "{}"]
+    assert texts.prompts[0] == ["a cat.", "the cat.", 'a photo of the "cat".', "cat"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[", "line 1"),
+        ([], "templates"),
+        (["a photo"], "a photo"),
+        ([1], "templates"),
+        ("3", "templates"),
+        ({}, "'n01' or 'cat'"),
+        ({"classes": ["cat"]}, "1 classes"),
+        ({"classes": {"cat": "C"}}, "'n02' or 'dog'"),
+        ({"classes": ["cat", ""]}, "classes"),
+        ({"classes": 3}, "classes"),
+        ({"cat": "a cat"}, "'n02' or 'dog'"),
+        ({"cat": "a cat", "dog": [""]}, "'dog'"),
+        ({"cat": "a cat", "dog": {"a": 1}}, "'dog'"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path, content, message):
+    with pytest.raises(UserError, match=message):
+        read_prompts(write_prompts(tmp_path, content)).texts(FOLDERS, NAMES, OWN)
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.json"):
+        read_prompts(tmp_path / "nothing.json")
+    with pytest.raises(UserError, match=r"prompts\.py"):
+        read_prompts(write_prompts(tmp_path, "a {}", "prompts.py"))

@@ -111,14 +111,6 @@ def test_a_file_that_vanished_is_named_if_crops_are_read(tmp_path):
         list(Loader(pairs, x=ImageOptions(16, smallest_crop=0.5)).load([np.arange(20)], crops=crops))
 
 
-def test_batches_of_vectors(tmp_path):
-    x, y = np.random.default_rng(0).normal(size=(2, 6, 3)).astype("f4")
-    np.savez(tmp_path / "e.npz", x=x, y=y, y_to_x=[5, 4, 3, 2, 1, 0])
-    (batch,) = Loader(open_pairs(tmp_path / "e.npz")).load([np.array([4, 0])])
-    torch.testing.assert_close(batch.x, torch.from_numpy(x[[1, 5]]))
-    torch.testing.assert_close(batch.y, torch.from_numpy(y[[4, 0]]))
-
-
 def test_closing_the_stream_early_ends_the_threads(tmp_path):
     pairs = open_pairs(make.jsonl(tmp_path))
     stream = Loader(pairs, x=ImageOptions(12), workers=3).load(all_batches(np.tile(np.arange(8), 50), 2))
@@ -184,12 +176,3 @@ def test_batches_never_share_memory(tmp_path):
     loader = Loader(open_pairs(make.jsonl(tmp_path)), x=ImageOptions(12), workers=2, ahead=1)
     loaded = list(loader.load([[0, 1, 2]] * 8))
     assert len({batch.x.untyped_storage().data_ptr() for batch in loaded}) == 8
-
-
-def test_the_share_of_images_that_fit_into_memory():
-    pairs = open_pairs("builtin:n=40")
-    for memory, share in ((0, 0.0), (10 * 3 * 16**2, 0.25), (2**20, 1.0)):
-        loader = Loader(pairs, x=ImageOptions(16), memory=memory)
-        list(loader.load([np.arange(20)]))
-        assert loader.share_kept(np.arange(40)) == pytest.approx(share)
-    assert loader.decodes

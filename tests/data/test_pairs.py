@@ -5,13 +5,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from nuclr.data import ImageOptions, Loader, batches, epoch_order, open_pairs
-from nuclr.data.builtin import BuiltinLabeled
-from nuclr.data.modalities.image import decode_image
-from nuclr.data.pairs import BadSample, Sample
+from nuclr.data.modalities.image import ImageModality
+from nuclr.data.pairs import Sample
+from nuclr.data.side import name_sides
 from tests.data import make
 
 
@@ -35,7 +34,9 @@ def test_all_formats_give_the_same_numbers_names_ids_and_samples(pairs):
         sample = pairs[number]
         assert isinstance(sample, Sample) and type(sample.number) is int and sample.number == int(number)
         assert sample.x.mode == "RGB" and sample.x.size == (24, 20)
-        np.testing.assert_array_equal(np.asarray(sample.x), np.asarray(decode_image(pairs.item("x", int(number)))))
+        np.testing.assert_array_equal(
+            np.asarray(sample.x), np.asarray(ImageModality().decode(pairs.item("x", int(number))))
+        )
         assert sample.y == make.PAIRS[sample.number][1]
         assert (sample.x_id, sample.y_id) == (make.X_ID[sample.number], make.Y_ID[sample.number])
     assert [sample.number for sample in pairs] == list(range(8))
@@ -91,30 +92,21 @@ def test_a_data_loader_reads_a_source(pairs):
     assert torch.cat(numbers).tolist() == list(range(8))
 
 
-def test_reprs_of_sources(tmp_path):
-    assert repr(open_pairs(make.jsonl(tmp_path))) == "ListedPairs('train.jsonl', 8 pairs, image to text)"
-    assert repr(open_pairs(make.tars(tmp_path / "t"))) == "TarPairs('00000.tar to 00001.tar', 8 pairs, image to text)"
-    np.savez(tmp_path / "e.npz", x=np.eye(3), y=np.eye(3))
-    assert repr(open_pairs(tmp_path / "e.npz")) == "VectorPairs('e.npz', 3 pairs, vector to vector)"
-    builtin = open_pairs("builtin:n=30000,seed=2")
-    assert repr(builtin) == "BuiltinPairs('seed=2,split=train', 30,000 pairs, image to text)"
-    assert repr(BuiltinLabeled(24)) == "BuiltinLabeled('seed=0,split=test', 24 pairs, image to text)"
-    assert repr(Loader(builtin, x=ImageOptions(32))) == f"Loader({builtin!r}, workers=2)"
-    (batch,) = Loader(builtin, x=ImageOptions(32)).load([np.arange(4)])
-    assert repr(batch) == "Batch(4 pairs, x=(4, 3, 32, 32), y=4 texts)"
+@pytest.mark.parametrize(
+    ("sides", "many"),
+    [
+        (("image", "image", "text", "text"), ["images", "captions"]),
+        (("text", "text", "image", "image"), ["captions", "images"]),
+        (("image", "vector", "text", "vector"), ["images", "captions"]),
+        (("en", "text", "de", "text"), ["en texts", "de texts"]),
+        (("x", "vector", "y", "vector"), ["x vectors", "y vectors"]),
+        (("number", "text", "text", "text"), ["number texts", "texts"]),
+        (("price", "series", "text", "text"), ["price series", "texts"]),
+    ],
+)
+def test_words(sides, many):
+    assert [side.many for side in name_sides(*sides)] == many
 
 
-def test_samples_of_vectors_and_of_generated_pictures(tmp_path):
-    np.savez(tmp_path / "e.npz", x=np.eye(3), y=2 * np.eye(4), y_to_x=[0, 0, 2, 1])
-    sample = open_pairs(tmp_path / "e.npz")[2]
-    np.testing.assert_array_equal(sample.x, [0, 0, 1])
-    np.testing.assert_array_equal(sample.y, [0, 0, 2, 0])
-    assert sample[2:] == (2, 2, 2)
-    assert isinstance(open_pairs("builtin:n=5")[4].x, Image.Image)
-
-
-def test_a_bad_sample_raises_its_reason(tmp_path):
-    path = make.jsonl(tmp_path)
-    (tmp_path / "train" / "c.jpg").write_bytes(make.IMAGES["c.jpg"][:300])
-    with pytest.raises(BadSample, match=r"broken image|not an image"):
-        open_pairs(path)[5]
+def test_views_have_one_name():
+    assert {side.many for side in name_sides("view 1", "image", "view 2", "image", views=True)} == {"images"}

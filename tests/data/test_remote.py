@@ -72,18 +72,6 @@ def test_brackets_of_an_address_do_not_join_parts():
     assert split_parts("http://[::1]:80/a.tar::b.tar") == ["http://[::1]:80/a.tar", "b.tar"]
 
 
-@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
-def test_embedding_files(tmp_path, suffix):
-    from safetensors.numpy import save_file
-
-    arrays = {"x": np.eye(3, 4, dtype=np.float32), "y": np.eye(3, 5, dtype=np.float32)}
-    path = tmp_path / "data" / f"e.{suffix}"
-    path.parent.mkdir()
-    save_file(arrays, path) if suffix == "safetensors" else np.savez(path, **arrays)
-    url = upload(path.parent, "memory://bucket")
-    assert open_pairs(f"e.{suffix}", root=url).fingerprint == open_pairs(path).fingerprint
-
-
 def test_lists_of_texts_and_parquet_with_images(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "pairs.csv").write_text("question,answer\nwhy?,because\nwho?,they\n")
@@ -127,14 +115,6 @@ def test_messages_name_the_url_and_not_the_copy(tmp_path):
     fsspec.filesystem("memory").rm("/bucket/bad.tar")
     with pytest.raises(UserError, match=r"^memory://bucket: .*tar"):
         open_pairs(url)
-
-
-def test_a_network_that_fails_is_not_a_bad_sample(tmp_path):
-    make.tars(tmp_path)
-    with serve({f"/{n}.tar": (tmp_path / f"0000{n}.tar").read_bytes() for n in range(2)}) as web:
-        web.refuse["/1.tar"] = (503, 100)
-        with pytest.raises(UserError, match=r"/1\.tar: .*503"):
-            open_pairs(web.url("/{0..1}.tar"))
 
 
 def test_addresses_inside_of_data_are_not_requested(tmp_path):

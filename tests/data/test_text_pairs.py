@@ -206,9 +206,9 @@ def test_an_entry_without_an_answer_is_a_bad_sample(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": 3, "answer": "a"}, "line 2: 'question' is 3"),
-        ({"question": "b", "answer": {"en": "a"}}, r"line 2: 'answer' is \{"),
-        ({"question": "b", "answer": [1, 2]}, r"line 2: 'answer' is \[1, 2\]"),
+        ({"question": 3, "answer": "a"}, "line 2: question is 3"),
+        ({"question": "b", "answer": {"en": "a"}}, r"line 2: answer is \{"),
+        ({"question": "b", "answer": [1, 2]}, r"line 2: answer is \[1, 2\]"),
     ],
 )
 def test_a_cell_of_another_type_is_refused_with_its_line(tmp_path, row, message):

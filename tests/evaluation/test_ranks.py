@@ -47,25 +47,19 @@ def test_ties_count_as_the_average_over_all_orders(seed):
 
 
 @pytest.mark.parametrize(
-    ("links", "bias", "message"),
+    ("scores", "links", "bias", "message"),
     [
-        (torch.tensor([[0, 3]]), None, "row 3.*gallery"),
-        (torch.tensor([[0, 0]]), torch.zeros(2), r"bias.*\(2,\).*\(3,\)"),
+        (np.zeros((2, 3)), [[0, 3]], None, "row 3.*gallery"),
+        (np.zeros((2, 3)), [[0, 0]], [0.0, 0.0], "bias"),
+        (np.array([[0.0, np.nan]]), [[0, 0]], None, "scores"),
+        (np.zeros(3), [[0, 0]], None, "scores"),
     ],
 )
-def test_wrong_links_and_biases_are_refused(links, bias, message):
+def test_wrong_scores_links_and_biases_are_refused(scores, links, bias, message):
     with pytest.raises(ValueError, match=message):
-        query_ranks_from_scores(torch.zeros(2, 3), links, bias)
-
-
-def test_wrong_features_and_scores_are_refused():
-    links = torch.tensor([[0, 0]])
+        query_ranks_from_scores(scores, links, bias)
     with pytest.raises(ValueError, match="gallery has 2 columns"):
-        query_ranks(torch.ones(2, 1), torch.ones(2, 2), links)
-    with pytest.raises(ValueError, match=r"scores\[0, 1\] is NaN"):
-        query_ranks_from_scores(torch.tensor([[0.0, float("nan")]]), links)
-    with pytest.raises(ValueError, match=r"scores has shape \(3,\)"):
-        query_ranks_from_scores(np.zeros(3), links)
+        query_ranks(np.ones((2, 1)), np.ones((2, 2)), [[0, 0]])
 
 
 def test_scores_are_not_modified():
@@ -79,5 +73,5 @@ def test_rank_correlation_agrees_with_scipy():
     assert rank_correlation(a, b) == pytest.approx(pytest.importorskip("scipy.stats").spearmanr(a, b).statistic)
     assert rank_correlation(a, -(a**3)) == pytest.approx(-1)
     assert np.isnan(rank_correlation(a, np.ones(40)))
-    with pytest.raises(ValueError, match=r"\(40,\).*\(3,\)"):
+    with pytest.raises(ValueError, match=r"\(3,\).*\(40,\)"):
         rank_correlation(a, a[:3])

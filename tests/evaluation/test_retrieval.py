@@ -54,36 +54,23 @@ def test_links_with_copies_agree_with_sets(seed):
     links = torch.stack([torch.randint(6, (20,), generator=generator), torch.randperm(20, generator=generator)], 1)
     y_id = 10 * torch.randint(7, (20,), generator=generator)
     expected = {(x, other) for x, y in links.tolist() for other in range(20) if y_id[other] == y_id[y]}
-    extended = links_with_copies(links, y_id).tolist()
-    assert len(extended) == len(expected)
-    assert {tuple(link) for link in extended} == expected
+    assert links_with_copies(links, y_id).tolist() == sorted(map(list, expected))
 
 
 def test_a_copy_is_a_hit_in_both_directions():
-    x = torch.eye(3)
-    y = torch.tensor(
-        [[0.0, 1, 0], [1.0, 0, 0], [0, 0, 1]]
-    )  # captions 0 and 1 are copies, and each points to the other's image
+    # Captions 0 and 1 are copies, and each points to the other's image.
+    x, y = torch.eye(3), torch.eye(3)[[1, 0, 2]]
     links = torch.arange(3)[:, None].expand(3, 2)
     assert retrieval_metrics(x, y, links)["mean_R@1"] == pytest.approx(1 / 3)
     assert retrieval_metrics(x, y, links_with_copies(links, torch.tensor([5, 5, 6])))["mean_R@1"] == 1
-    assert torch.equal(links_with_copies(links, torch.arange(3)), links)
-
-
-def test_links_to_rows_that_do_not_exist_are_refused():
-    with pytest.raises(ValueError, match="links names row 5 of the y, which has 5"):
-        retrieval_metrics(torch.eye(5), torch.eye(5), [[0, 5]])
-    with pytest.raises(ValueError, match="links names row 2 of the y, which has 2"):
+    with pytest.raises(ValueError, match=r"links.*row 2.*y"):
         links_with_copies([[0, 2]], [0, 1])
 
 
 def test_metrics_have_the_names_of_the_sides():
     x, y, links = torch.eye(3), torch.eye(3)[[0, 2, 1]], [[0, 0], [1, 1], [2, 0]]
     plain, named = retrieval_metrics(x, y, links), retrieval_metrics(x, y, links, sides=("question", "answer"))
-    renamed = {
-        key.replace("image_to_text", "question_to_answer").replace("text_to_image", "answer_to_question"): value
-        for key, value in plain.items()
-    }
-    assert named == renamed and named["question_to_answer_R@1"] != named["answer_to_question_R@1"]
-    with pytest.raises(ValueError, match=r"sides=\('text', 'text'\): both have the same name"):
+    assert named == {key.replace("image", "question").replace("text", "answer"): value for key, value in plain.items()}
+    assert named["question_to_answer_R@1"] != named["answer_to_question_R@1"]
+    with pytest.raises(ValueError, match=r"sides.*text"):
         retrieval_metrics(x, y, links, sides=("text", "text"))

@@ -42,5 +42,5 @@ def test_against_loops(seed):
 
 
 def test_wrong_labels_are_refused():
-    with pytest.raises(ValueError, match=r"labels\[2\]=4"):
+    with pytest.raises(ValueError, match=r"labels.*row 4.*classes"):
         zero_shot_metrics(torch.randn(3, 2), torch.randn(4, 2), [0, 1, 4])

@@ -37,9 +37,7 @@ def texts() -> list[str]:
 def images(size: int | None = None) -> list[Image.Image]:
     """One hundred square pictures, drawn at 32 pixels; enlarged to have another size."""
     pictures = [PAIRS.item("x", number) for number in range(100)]
-    return (
-        pictures if size is None else [picture.resize((size, size), Image.Resampling.BICUBIC) for picture in pictures]
-    )
+    return [picture.resize((size, size), Image.Resampling.BICUBIC) if size else picture for picture in pictures]
 
 
 def oblong_images() -> list[Image.Image]:
@@ -96,7 +94,7 @@ class Runs:
         return training_runs.picture_settings(folder, **LIGHT | changes)
 
     def _towers_of_clip(self, folder: Path) -> list[str]:
-        """A VisionTextDualEncoderModel can hold both towers if the heads are none."""
+        """Both towers of a CLIP, without heads."""
         self._clip_folder(folder / "clip")
         changes = {f"model.{side}.encoder": folder / "clip" for side in "xy"}
         changes |= {f"model.{side}.head": "none" for side in "xy"} | {"model.width": 32}
@@ -127,14 +125,8 @@ class Runs:
         """Write a CLIP. With eos 2, transformers pools at the largest token; otherwise at the token `eos`."""
         from transformers import CLIPConfig, CLIPModel
 
-        joint_folder(
-            folder,
-            CLIPModel,
-            CLIPConfig,
-            tokenizer(),
-            text={"hidden_act": hidden_act, "eos_token_id": eos},
-            projection_dim=24,
-        )
+        text = {"hidden_act": hidden_act, "eos_token_id": eos}
+        joint_folder(folder, CLIPModel, CLIPConfig, tokenizer(), text=text, projection_dim=24)
         config = json.loads((folder / "config.json").read_text())
         config["vision_config"]["hidden_act"] = hidden_act
         (folder / "config.json").write_text(json.dumps(config))

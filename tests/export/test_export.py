@@ -22,37 +22,29 @@ def test_unknown_targets_are_refused(nuclr, runs, tmp_path):
     refused(nuclr, runs("separate"), "faiss", tmp_path, "--to faiss", *TARGETS)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-class TestSources:
-    """The same for every target."""
+def test_folders_that_are_not_a_finished_run(nuclr, runs, tmp_path):
+    (tmp_path / "photos").mkdir()
+    shutil.copytree(runs("separate"), tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    for name, word in (("photos", "photos"), ("nowhere", "nowhere"), ("run", "--resume")):
+        refused(nuclr, tmp_path / name, "onnx", tmp_path, word)
 
-    def test_a_folder_that_is_not_a_finished_run(self, nuclr, runs, target, tmp_path):
-        (tmp_path / "photos").mkdir()
-        refused(nuclr, tmp_path / "photos", target, tmp_path, "photos")
-        refused(nuclr, tmp_path / "nowhere", target, tmp_path, "nowhere")
-        shutil.copytree(runs("separate"), tmp_path / "run")
-        (tmp_path / "run" / "results.json").unlink()
-        refused(nuclr, tmp_path / "run", target, tmp_path, "not finished", "--resume")
 
-    def test_an_output_that_exists(self, runs, target, tmp_path):
-        out = tmp_path / "out"
-        out.mkdir()
-        (out / "mine.txt").write_text("mine")
-        (tmp_path / "file").write_text("mine")
-        for taken in (out, tmp_path / "file"):
-            with pytest.raises(UserError, match=f"--out {taken}"):
-                export(runs("separate"), target, taken)
-        assert [path.name for path in out.iterdir()] == ["mine.txt"]
+def test_an_output_that_exists(runs, tmp_path):
+    (tmp_path / "out").mkdir()
+    mine = [tmp_path / "out" / "mine.txt", tmp_path / "file"]
+    for path in mine:
+        path.write_text("mine")
+        taken = path if path.name == "file" else path.parent
+        with pytest.raises(UserError, match=f"--out {taken}"):
+            export(runs("separate"), "onnx", taken)
+        assert path.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("target", "name", "words"),
     [
-        *(
-            (target, name, ["use --to onnx"])
-            for target in ("sentence-transformers", "hf")
-            for name in ("vectors", "views")
-        ),
+        *((target, "vectors", ["use --to onnx"]) for target in ("sentence-transformers", "hf")),
         ("hf", "separate", ["model.pretrained", "sentence-transformers"]),
         ("open-clip", "shared_texts", ["model.pretrained"]),
         ("open-clip", "siglip", ["SigLIP", "--to hf"]),
@@ -70,16 +62,10 @@ def test_a_missing_package_is_named(nuclr, runs, tmp_path, monkeypatch):
 
 def test_an_empty_folder_is_used_and_nothing_else_remains(nuclr, runs, tmp_path):
     (tmp_path / "out").mkdir()
-    status, out, err = nuclr("export", runs("clip"), "--to", "hf", "--out", tmp_path / "out")
-    assert status == 0, err
-    assert "CLIPModel" in out
+    status, out, err = nuclr("export", runs("clip"), "--to", "hf", "--out", tmp_path / "out", "--best")
+    assert status == 0 and "CLIPModel" in out, err
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "clip"
-
-
-def test_the_best_checkpoint(nuclr, runs, tmp_path):
-    status, _, err = nuclr("export", runs("clip"), "--to", "hf", "--out", tmp_path / "out", "--best")
-    assert status == 0, err
     assert "the best checkpoint" in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -12,11 +12,7 @@ from nuclr.models import DualEncoder
 from nuclr.runs.run import Run
 from tests.export.runs import images, largest_difference, oblong_images, run_card, texts
 
-CLASSES = {
-    "clip": "CLIPModel",
-    "clip_at_another_size": "CLIPModel",
-    "siglip": "SiglipModel",
-}
+CLASSES = {"clip": "CLIPModel", "clip_at_another_size": "CLIPModel", "siglip": "SiglipModel"}
 
 
 @pytest.fixture
@@ -27,14 +23,10 @@ def exported(runs):
 def encode(folder, name, pictures, captions):
     model, report = getattr(transformers, CLASSES[name]).from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    processor, tokenizer = (
-        transformers.AutoImageProcessor.from_pretrained(folder),
-        transformers.AutoTokenizer.from_pretrained(folder),
-    )
-    fixed = {"padding": "max_length", "return_attention_mask": False}
-    tokens = tokenizer(
-        captions, truncation=True, return_tensors="pt", **(fixed if name == "siglip" else {"padding": True})
-    )
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    padding = {"padding": "max_length", "return_attention_mask": False} if name == "siglip" else {"padding": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(captions, truncation=True, return_tensors="pt", **padding)
     with torch.inference_mode():
         x = model.eval().get_image_features(**processor(pictures, return_tensors="pt")).pooler_output
         y = model.get_text_features(**tokens).pooler_output
@@ -68,10 +60,8 @@ def test_the_lines_of_the_card_run(exported, name):
 
 
 def test_scale_and_bias_of_siglip_are_the_learnt_ones(runs, exported):
-    model, state = (
-        transformers.SiglipModel.from_pretrained(exported("siglip")),
-        Run.open(runs("siglip")).objective_state,
-    )
+    model = transformers.SiglipModel.from_pretrained(exported("siglip"))
+    state = Run.open(runs("siglip")).objective_state
     assert model.logit_scale.item() == pytest.approx(state["log_scale"].item(), rel=1e-6)
     assert model.logit_bias.item() == state["bias"].item() != -10
     processor = transformers.AutoProcessor.from_pretrained(exported("siglip"))

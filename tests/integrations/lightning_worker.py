@@ -7,7 +7,6 @@ A job is a dict with the arguments of `run`. Lightning starts the other processe
 
 import json
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -60,17 +59,6 @@ class Module(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class Kill(lightning.Callback):
-    """End the process without any chance to clean up, after the checkpoint of this step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 class ResumableLoader(DataLoader):
     """A loader whose position Lightning saves in checkpoints, as that of torchdata's StatefulDataLoader."""
 
@@ -114,7 +102,6 @@ def run(
     precision: str = "32-true",
     folder: str | Path | None = None,
     resume: str | Path | None = None,
-    kill_after: int | None = None,
     validate: bool = True,
     setup: Callable[[Module], None] = lambda module: None,
     **trainer_options,
@@ -127,7 +114,7 @@ def run(
     callback = NuclrCallback(objective, **options)
     module = Module(micro_batch)
     setup(module)
-    callbacks = [callback, *([Kill(kill_after)] if kill_after else [])]
+    callbacks = [callback]
     if folder:
         every_step = {"every_n_train_steps": 1, "save_top_k": -1}
         callbacks.append(ModelCheckpoint(folder, "{step}", auto_insert_metric_name=False, **every_step))

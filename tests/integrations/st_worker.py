@@ -106,15 +106,10 @@ class Kill(TrainerCallback):
 
 
 def train(model: str, out: Path, resume: str | None = None, **settings: Any) -> dict[str, torch.Tensor]:
-    """Train and return the weights of the model and the whole state of the objective.
+    """Train, and return the weights of the model and the whole state of the objective.
 
-    Args:
-        model: A folder with a SentenceTransformer.
-        out: The trainer's output folder.
-        resume: A checkpoint folder.
-        **settings: `args` of the trainer, `options` of the loss, `loss` by name, `evaluate`, `double` for float64;
-            `kill` is the step after which the process kills itself.
-
+    Settings: `args` of the trainer, `options` of the loss, `loss` by name, `evaluate`, `double` for float64, and
+    `kill`, the step after which the process kills itself.
     """
     trainer = make_trainer(model, out, settings)
     if "kill" in settings:

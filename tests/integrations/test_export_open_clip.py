@@ -35,8 +35,4 @@ def test_features_equal_those_of_the_run(runs, exported, name):
             x = loaded.encode_image(torch.stack([preprocess(picture) for picture in pictures]), normalize=True)
             assert largest_difference(x, model.encode_images(originals)) < 1e-6
     assert math.exp(-loaded.logit_scale.item()) == pytest.approx(Run.open(runs(name)).temperature, rel=1e-6)
-
-
-def test_the_lines_of_the_card_run(exported):
-    variables = run_card(exported("clip"))
-    assert variables["scores"].shape == (2, 2)
+    assert run_card(exported(name))["scores"].shape == (2, 2)

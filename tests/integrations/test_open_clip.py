@@ -14,7 +14,7 @@ import open_clip_train.data
 from open_clip_train.data import CsvDataset
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from torchvision.transforms import ToTensor
 
 from nuclr.errors import UserError
@@ -147,6 +147,8 @@ def test_a_stream_of_tars(folder, monkeypatch):
         train(folder, "resampled", arguments=(*tars, "--dataset-resampled"), task=TrainOneEpoch("nuclr", keys=keys))
     with pytest.raises(UserError, match="keys="):
         train(folder, "no_stream", task=TrainOneEpoch("nuclr", keys=keys))
+    with pytest.raises(UserError, match="to_tuple"):
+        IndexedBatches(iter([]), keys=keys)
 
 
 # -- wrong input ------------------------------------------------------------------------------------------------------
@@ -169,18 +171,6 @@ def test_wrong_options_are_reported_before_training(folder):
         TrainOneEpoch(build("nuclr", num_samples=4), temperature=0.05)
     with pytest.raises(ValueError, match=r"\[0, 16\)"):
         train(folder, "fewer", task=TrainOneEpoch(build("nuclr", num_samples=BATCH)))
-
-
-def test_streams_and_other_outputs_and_other_loops():
-    with pytest.raises(UserError, match="to_tuple"):
-        IndexedBatches(iter([]), keys={"a": 0})
-    pairs = TensorDataset(torch.randn(4, 8), torch.randn(4, 8))
-    loss = ObjectiveLoss(build("nuclr", num_samples=4), IndexedBatches(DataLoader(pairs, batch_size=4)))
-    x = normalize(torch.randn(4, 8), dim=1)
-    with pytest.raises(UserError, match=r"4 pairs.* 0"):
-        loss(x, x, torch.ones(()))
-    with pytest.raises(UserError, match="logits"):
-        loss(x, x, torch.ones(()), logits=x)
 
 
 # -- example ----------------------------------------------------------------------------------------------------------

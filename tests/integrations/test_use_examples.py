@@ -1,16 +1,13 @@
-"""The examples of docs/use_your_model.md run as their first lines say. `use_pgvector.py` is run by tests/recipes."""
+"""The examples run as their first lines say. `use_pgvector.py` is run by tests/recipes."""
 
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.export.runs import images, largest_difference, texts
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-PAGE = Path(__file__).parents[2] / "docs" / "use_your_model.md"
+from tests.integrations.common import EXAMPLES, launch
 
 
 @pytest.fixture
@@ -26,6 +23,13 @@ def example(monkeypatch, capsys):
 def test_encode(runs, example):
     lines = example("use_encode.py", runs("separate"))
     assert len(lines) == 5 and all(re.match(r"( +-?\d\.\d\d){5}   \w", line) for line in lines)
+
+
+def test_numbered_keys_of_a_stream(tmp_path):
+    pytest.importorskip("webdataset")
+    printed = launch(EXAMPLES / "webdataset_stream.py", cwd=tmp_path)
+    assert "100% of the pairs seen" in printed
+    assert float(printed.split("recall@1 ")[1].split("%")[0]) > 50
 
 
 def test_search(runs, example):
@@ -79,8 +83,3 @@ def test_mteb(runs, example, name):
     measured = read_results(runs(name)).val
     assert float(scores["recall_at_1"]) == pytest.approx(measured["question_to_answer_R@1"], abs=1e-4)
     assert float(scores["recall_at_10"]) == pytest.approx(measured["question_to_answer_R@10"], abs=1e-4)
-
-
-def test_the_page_names_every_example():
-    page = PAGE.read_text(encoding="utf-8")
-    assert all(f"`examples/{path.name}`" in page for path in EXAMPLES.glob("use_*.py"))

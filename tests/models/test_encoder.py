@@ -2,13 +2,10 @@
 
 import copy
 
-import pytest
 import torch
-from torch import nn
-from torch.nn.functional import normalize
 
-from nuclr.models import Encoder, EncoderSide, build_model
-from nuclr.models.encoder import Head, unit_norm
+from nuclr.models import EncoderSide, build_model
+from nuclr.models.encoder import unit_norm
 
 from .conftest import CAPTIONS, batch, check_features, step
 
@@ -35,18 +32,6 @@ def test_autocast_features_are_unit_norm_in_float32(pictures):
     with torch.autocast("cpu", torch.bfloat16):
         fx, fy = model(*batch(model, pictures))
     check_features(fx, fy, width=256)
-
-
-def test_without_a_head_the_tower_gives_the_features():
-    tower, inputs = nn.Linear(5, 12), torch.randn(6, 5)
-    assert torch.equal(Encoder(tower)(inputs), normalize(tower(inputs)))
-
-
-@pytest.mark.parametrize(("kind", "layers"), [("linear", 1), ("mlp", 3), ("none", 0)])
-def test_heads(kind, layers):
-    head = Head(kind, 5, 5)
-    assert len(head) == layers
-    assert head(torch.randn(3, 5)).shape == (3, 5)
 
 
 def test_features_that_overflow_when_squared_are_normalized():

@@ -17,9 +17,3 @@ def test_an_edge_is_found_where_it_is_and_in_its_direction():
     assert torch.allclose(rising[1], torch.tensor(GAIN * (0.5 - NOISE)))
     assert falling[1] == 0
     assert rising[2] == falling[2] == 0
-
-
-def test_features_are_the_cells():
-    output = Edges(EdgesConfig())(pixel_values=torch.rand(2, 3, 32, 32))
-    assert output.pooler_output.shape == (2, 11 * 64)
-    assert torch.equal(output.pooler_output, output.last_hidden_state.flatten(1))

@@ -5,7 +5,7 @@ from torch.nn.functional import normalize
 
 from nuclr.models import EncoderSide, build_model
 
-from .conftest import batch, joint_folder, step
+from .conftest import batch, step
 
 
 def test_features_equal_those_of_transformers(joint, pictures):
@@ -34,15 +34,3 @@ def test_other_image_size_and_text_length(joint, pictures):
     model = build_model(EncoderSide(image_size=48), EncoderSide(max_length=12), pretrained=joint[0])
     assert (model.x.inputs.size, model.y.inputs.max_length) == (48, 12)
     step(model, *batch(model, pictures))
-
-
-def test_one_tower_of_a_clip(tmp_path, tokenizer, pictures):
-    from transformers import CLIPConfig, CLIPModel
-
-    original = joint_folder(tmp_path / "clip", CLIPModel, CLIPConfig, tokenizer)
-    model = build_model(
-        EncoderSide(tmp_path / "clip", head="none"), EncoderSide(tmp_path / "clip", head="none"), width=32
-    ).eval()
-    x, y = batch(model, pictures)
-    torch.testing.assert_close(model.x(x), normalize(original.vision_model(x).pooler_output))
-    torch.testing.assert_close(model.y(y), normalize(original.text_model(**y).pooler_output))

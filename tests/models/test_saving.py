@@ -1,6 +1,7 @@
 """save_pretrained and from_pretrained: bit-identical features, nothing pickled, atomic, readable by transformers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder, EncoderSide, build_model
 
-from .conftest import CAPTIONS
+from .conftest import CAPTIONS, check_features, step
 
 
 def perturbed(model):
@@ -36,14 +37,39 @@ def check_round_trip(model, x_items, y_items, folder, **modules):
     return again
 
 
-@pytest.mark.parametrize("image", ["tiny_edges", "tiny_resnet", "tiny_vit"])
-def test_presets(image, pictures, tmp_path):
-    model = build_model(EncoderSide(image, head="mlp", frozen=True, image_size=40), EncoderSide(texts=CAPTIONS))
-    again = check_round_trip(model, pictures, CAPTIONS, tmp_path)
-    assert again.x.inputs == model.x.inputs
-    assert again.x.frozen
-    assert not again.y.frozen
-    check_round_trip(again, pictures, CAPTIONS, tmp_path)  # replaces the saved model
+IMAGE = EncoderSide("tiny_resnet", image_size=32)
+TEXT = EncoderSide("tiny_text", texts=CAPTIONS)
+BAG = EncoderSide("bag_of_words", texts=CAPTIONS)
+VECTORS = EncoderSide("vectors", width=5)
+SIDES = {  # without a side y, both share one encoder
+    "edges and text": (EncoderSide("tiny_edges", frozen=True), TEXT),
+    "text and image": (replace(TEXT, max_length=8), EncoderSide("tiny_vit", head="mlp", image_size=40)),
+    "image and image": (IMAGE, EncoderSide("tiny_resnet")),
+    "vector and vector": (VECTORS, EncoderSide("vectors", width=7, head="mlp")),
+    "vector and text": (VECTORS, BAG),
+    "images": (IMAGE, None),
+    "vectors": (VECTORS, None),
+}
+
+
+@pytest.mark.parametrize(("x", "y"), SIDES.values(), ids=SIDES)
+def test_any_modality_on_either_side(x, y, pictures, tmp_path):
+    """A gradient for every parameter that is trained, and the same model after saving."""
+    model = build_model(x, y, shared=y is None, width=12)
+
+    def items(encoder):
+        texts = {"image": pictures, "text": CAPTIONS * 2}
+        return texts.get(encoder.modality) or torch.randn(6, encoder.inputs.width)
+
+    x_items, y_items = items(model.x), items(model.y)
+    check_features(*step(model, model.prepare_x(x_items), model.prepare_y(y_items)), width=12)
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+    again = check_round_trip(model, x_items, y_items, tmp_path)
+    assert again.shared == model.shared == (y is None)
+    for one, two in ((model.x, again.x), (model.y, again.y)):
+        assert (one.frozen, one.modality) == (two.frozen, two.modality)
+        assert repr(one.inputs) == repr(two.inputs)
+    check_round_trip(again, x_items, y_items, tmp_path)  # replaces the saved model
 
 
 def test_folders(image_folder, text_folder, pictures, tmp_path):
@@ -76,28 +102,9 @@ def test_clip_and_siglip(joint, pictures, tmp_path):
     assert build_model(pretrained=tmp_path / "model" / "joint").x.inputs == model.x.inputs
 
 
-def test_vectors(tmp_path):
-    model = build_model(EncoderSide("vectors", width=5), EncoderSide("vectors", width=7, head="mlp"), width=4)
-    x, y = torch.randn(50, 5) * 3 + 1, torch.randn(50, 7)
-    model.fit_vectors(x, y)
-    again = check_round_trip(model, x, y, tmp_path)
-    assert torch.equal(again.x.tower.mean, model.x.tower.mean)
-
-
 def test_no_heads(text_folder, pictures, tmp_path):
     model = build_model("tiny_resnet", EncoderSide(text_folder, head="none"), width=24)
     check_round_trip(model, pictures, CAPTIONS, tmp_path / "model")
-
-
-def test_two_views(pictures, tmp_path):
-    """Both sides take images: neither tower overwrites the other."""
-    first, second = (build_model(y=EncoderSide(texts=CAPTIONS)) for _ in range(2))
-    model = perturbed(DualEncoder(first.x, second.x))
-    model.save_pretrained(tmp_path)
-    again = DualEncoder.from_pretrained(tmp_path)
-    x = model.prepare_x(pictures)
-    for features, expected in zip(again(x, x), model.eval()(x, x), strict=True):
-        assert torch.equal(features, expected)
 
 
 @pytest.mark.parametrize("encoder", ["tiny_text", "bag_of_words"])
@@ -117,21 +124,6 @@ def test_text_and_text(encoder, shared, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["shared"], config["x"]["modality"]) == (shared, "text")
     check_round_trip(again, CAPTIONS, other, tmp_path)
-
-
-def test_shared_images_and_vectors(pictures, tmp_path):
-    model = build_model(EncoderSide("tiny_resnet", image_size=32, frozen=True), shared=True)
-    again = check_round_trip(model, pictures, pictures, tmp_path / "images")
-    assert again.shared and again.x.frozen
-    model = build_model(EncoderSide("vectors", width=5), shared=True, width=4)
-    assert check_round_trip(model, torch.randn(9, 5), torch.randn(9, 5), tmp_path / "vectors").shared
-
-
-def test_mixed_sides(pictures, tmp_path):
-    model = build_model(EncoderSide("tiny_text", texts=CAPTIONS), EncoderSide("tiny_resnet", image_size=32))
-    check_round_trip(model, CAPTIONS, pictures, tmp_path / "texts_and_images")
-    model = build_model(EncoderSide("vectors", width=5), EncoderSide("bag_of_words", texts=CAPTIONS))
-    check_round_trip(model, torch.randn(3, 5), CAPTIONS, tmp_path / "vectors_and_texts")
 
 
 def test_own_modules_are_loaded_into(tmp_path):
@@ -218,21 +210,14 @@ def test_refusals(tmp_path, joint):
     ("path", "value"),
     [
         (["x"], None),
-        (["x"], "image"),
         (["x", "head"], 7),
-        (["x", "head"], {"kind": "linear"}),
         (["x", "head"], {"kind": "linear", "in_width": 2**19, "width": 2**19}),
-        (["x", "head"], {"kind": "none", "in_width": -1, "width": -1}),
-        (["x", "head", "kind"], ["linear"]),
         (["x", "head", "kind"], "cubic"),
-        (["x", "head", "in_width"], "5"),
         (["x", "head", "in_width"], -5),
         (["x", "head", "width"], 2.5),
-        (["x", "head", "width"], 10**12),
         (["x", "head", "width"], 10**400),
         (["y", "head", "in_width"], 10**9),
         (["x", "tower"], {}),
-        (["x", "tower"], "image"),
         (["x", "tower"], {"kind": "conv"}),
         (["x", "tower"], {"kind": "vectors", "width": 10**9}),
         (["x", "tower"], {"kind": "bag_of_words", "vocabulary": 10**6, "width": 10**5}),
@@ -240,7 +225,6 @@ def test_refusals(tmp_path, joint):
         (["x", "tower"], {"kind": "registered", "name": "unheard_of", "options": {}}),
         (["x", "inputs"], [1]),
         (["x", "inputs"], {"kind": "image", "size": "big", "mean": [0, 0, 0], "std": [1, 1, 1]}),
-        (["x", "inputs"], {"kind": "image", "size": 3}),
         (["x", "inputs"], {"kind": "text", "max_length": "long", "padding": "longest"}),
         (["x", "inputs"], {"kind": "text", "max_length": 8, "padding": "left"}),
         (["shared"], True),
@@ -260,23 +244,13 @@ def test_a_damaged_config_is_refused(tmp_path, path, value):
     assert str(tmp_path) in str(caught.value) and str(caught.value).count("\n") <= 1
 
 
-@pytest.mark.parametrize("size", ["big", -3, 0.5, 10**9, True, {"height": "x"}, [["x"]]])
-def test_a_damaged_image_format_is_refused(image_folder, size):
-    (image_folder / "preprocessor_config.json").write_text(json.dumps({"size": size}))
-    with pytest.raises(UserError, match="image size"):
-        build_model(image_folder, EncoderSide(texts=CAPTIONS))
+DAMAGED = [json.dumps({"size": size}) for size in ("big", -3, 0.5, 10**9, True, {"height": "x"}, [["x"]])]
+DAMAGED += [json.dumps({"image_mean": mean}) for mean in (3, [1], ["a", "b", "c"], {"r": 1}, [1, 2, None])]
+DAMAGED += ['{"image_std": [1, 2, NaN]}', '{"image_processor": 3}', "[" * 100_000, "3", '{"a": ' + "9" * 5_000 + "}"]
 
 
-@pytest.mark.parametrize("key", ["image_mean", "image_std"])
-@pytest.mark.parametrize("value", [3, [1], ["a", "b", "c"], {"r": 1}, [1, 2, None], [1, 2, float("nan")]])
-def test_damaged_means_of_images_are_refused(image_folder, key, value):
-    (image_folder / "preprocessor_config.json").write_text(json.dumps({"size": 32, key: value}))
-    with pytest.raises(UserError, match=str(image_folder)):
-        build_model(image_folder, EncoderSide(texts=CAPTIONS))
-
-
-@pytest.mark.parametrize("content", ['{"image_processor": 3}', "[" * 100_000, "3", '{"a": ' + "9" * 5_000 + "}"])
-def test_a_damaged_processor_file_is_refused(image_folder, content):
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_image_processor_is_refused(image_folder, content):
     (image_folder / "preprocessor_config.json").write_text(content)
     with pytest.raises(UserError, match=str(image_folder)):
         build_model(image_folder, EncoderSide(texts=CAPTIONS))

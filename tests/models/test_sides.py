@@ -3,14 +3,13 @@
 import copy
 import json
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import normalize
 
 from nuclr.errors import UserError
-from nuclr.models import DualEncoder, EncoderSide, ImageFormat, Tokenizer, VectorFormat, build_model
+from nuclr.models import DualEncoder, EncoderSide, build_model
 
 from .conftest import CAPTIONS, check_features, step
 
@@ -32,35 +31,6 @@ class TestCombinations:
         for features in (model.encode_x(x_items), model.encode_y(y_items)):
             assert features.shape == (6, model.width)
 
-    @pytest.mark.parametrize("shared", [False, True])
-    @pytest.mark.parametrize("encoder", ["tiny_text", "bag_of_words"])
-    def test_text_and_text(self, encoder, shared):
-        model = build_model(
-            EncoderSide(encoder, texts=CAPTIONS), EncoderSide(encoder, texts=GERMAN), shared=shared, width=12
-        )
-        self.check(model, CAPTIONS * 2, GERMAN * 2, ("text", "text"))
-
-    @pytest.mark.parametrize("shared", [False, True])
-    def test_image_and_image(self, pictures, shared):
-        model = build_model(EncoderSide("tiny_resnet", image_size=32), "tiny_resnet", shared=shared, width=12)
-        assert (model.x.inputs.size, model.y.inputs.size) == (32, 32 if shared else 64)
-        self.check(model, pictures, pictures[::-1], ("image", "image"))
-
-    def test_vector_and_text(self):
-        model = build_model(EncoderSide("vectors", width=5), EncoderSide("tiny_text", texts=CAPTIONS), width=12)
-        assert model.x.inputs == VectorFormat(5)
-        self.check(model, np.random.default_rng(0).normal(size=(6, 5)), CAPTIONS * 2, ("vector", "text"))
-
-    def test_text_and_image(self, pictures):
-        model = build_model(
-            EncoderSide("tiny_text", texts=CAPTIONS, max_length=8), EncoderSide("tiny_vit", image_size=40), width=12
-        )
-        assert isinstance(model.x.inputs, Tokenizer) and isinstance(model.y.inputs, ImageFormat)
-        assert (model.x.inputs.max_length, model.y.inputs.size) == (8, 40)
-        self.check(model, CAPTIONS * 2, pictures, ("text", "image"))
-        assert torch.equal(model.encode_images(pictures), model.encode_y(pictures))
-        assert torch.equal(model.encode_texts(CAPTIONS), model.encode_x(CAPTIONS))
-
     def test_folders_say_what_they_take(self, image_folder, text_folder, pictures):
         model = build_model(text_folder, image_folder, width=12)
         self.check(model, CAPTIONS * 2, pictures, ("text", "image"))
@@ -81,9 +51,8 @@ class TestCombinations:
 
 
 class TestShared:
-    def model(self, **options):
-        x = EncoderSide("tiny_text", texts=CAPTIONS, **options)
-        return build_model(x, EncoderSide(texts=GERMAN), shared=True, width=12)
+    def model(self):
+        return build_model(EncoderSide("tiny_text", texts=CAPTIONS), EncoderSide(texts=GERMAN), shared=True, width=12)
 
     def test_one_encoder_counted_once(self):
         model = self.model()
@@ -115,25 +84,11 @@ class TestShared:
         model.eval()
         assert not model.y.training
 
-    def test_encode_texts_uses_the_shared_encoder(self):
-        model = self.model()
-        assert torch.equal(model.encode_texts(GERMAN), model.encode_x(GERMAN))
-
-    def test_modules_and_vectors(self):
+    def test_modules(self):
         module = nn.Linear(5, 4)
         model = DualEncoder(module, module)
         assert model.shared and len(list(model.parameters())) == 2
         assert build_model(nn.Linear(5, 4), shared=True).shared
-        vectors = build_model(EncoderSide("vectors", width=5), shared=True, width=4)
-        x, y = torch.randn(40, 5) + 1, torch.randn(60, 5) - 2
-        vectors.fit_vectors(x, iter(y.split(7)))
-        torch.testing.assert_close(vectors.x.tower.mean, torch.cat([x, y]).mean(0))
-
-    def test_frozen_tower(self):
-        model = self.model(frozen=True)
-        step(model, model.prepare_x(CAPTIONS), model.prepare_y(GERMAN))
-        assert all(parameter.grad is None for parameter in model.x.tower.parameters())
-        assert all(parameter.grad is not None for parameter in model.x.head.parameters())
 
     def test_the_same_options_on_both_sides_are_allowed(self):
         side = EncoderSide("tiny_text", max_length=9, pooling="mean", head="mlp", modality="text", texts=CAPTIONS)
@@ -147,11 +102,6 @@ class TestTokenizers:
         assert model.x.inputs.tokenizer is model.y.inputs.tokenizer
         pieces = [model.x.inputs.tokenizer.tokenize(text) for text in ("squares", "Quadrate")]
         assert all(len(tokens) == 1 for tokens in pieces), pieces
-
-    def test_order_of_training_texts_does_not_depend_on_sharing(self):
-        x, y = EncoderSide("tiny_text", texts=CAPTIONS), EncoderSide(texts=GERMAN)
-        two, shared = build_model(x, y), build_model(x, y, shared=True)
-        assert two.x.inputs.tokenizer.get_vocab() == shared.x.inputs.tokenizer.get_vocab()
 
     def test_a_side_with_its_own_tokenizer(self, text_folder):
         model = build_model(EncoderSide("tiny_text", tokenizer=text_folder), EncoderSide("tiny_text", texts=GERMAN))

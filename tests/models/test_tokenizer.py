@@ -41,8 +41,6 @@ def test_vocabulary_has_at_most_the_given_size():
     captions = [f"number {number}" for number in range(2000)]
     assert len(train_tokenizer(captions, 500)) == 500
     assert len(train_tokenizer(CAPTIONS)) < 500
-    with pytest.raises(UserError, match="at least 260"):
-        train_tokenizer(captions, 100)
 
 
 @pytest.mark.slow
@@ -57,7 +55,7 @@ def test_same_captions_same_tokens_in_another_process():
     assert other.stdout.strip() == train_tokenizer(captions, 400).backend_tokenizer.to_str()
 
 
-@pytest.mark.parametrize("texts", [[], ["a", None], 7, {"a": 1}])
+@pytest.mark.parametrize("texts", [["a", None], 7, {"a": 1}])
 def test_other_inputs_are_refused(tokenizer, texts):
     with pytest.raises(UserError, match="texts"):
         Tokenizer(tokenizer, 8).prepare(texts)

@@ -162,18 +162,8 @@ class Stateful:
             tau = math.exp(-self.objective.log_scale.item())
             settings = settings.replace(temperature=min(max(tau, 0.001), 1.0))
         x_id, y_id = mask
-        return reference.step(
-            settings,
-            x.numpy(),
-            y.numpy(),
-            index,
-            self.state,
-            x_id=x_id,
-            y_id=y_id,
-            training=training,
-            h=h,
-            k=k,
-        )
+        ids = {"x_id": x_id, "y_id": y_id}
+        return reference.step(settings, x.numpy(), y.numpy(), index, self.state, **ids, training=training, h=h, k=k)
 
     def expected_parameter_gradients(self, step: reference.Step, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the gradients of the objective's parameters, by name; call it before the objective's own step."""

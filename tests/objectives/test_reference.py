@@ -145,26 +145,3 @@ def test_proximal_average() -> None:
         average = (u + ratio * phi) / (1 + ratio)
         assert reference.running_average(math.log(u), math.log(phi), options) == pytest.approx(math.log(average))
     assert reference.running_average(-math.inf, 1.5, options) == 1.5
-
-
-def test_relations() -> None:
-    """NUCLR with frozen zeta = 0 and without the positive term is SogCLR; iSogCLR with tau_lr = 0 adds rho tau."""
-    shared = {"num_samples": SAMPLES, "temperature": 0.04, "gamma": 0.8}
-    all_settings = [
-        reference.settings("sogclr", **shared),
-        reference.settings("nuclr", **shared, zeta_lr=0.0, xi_init=math.inf),
-        reference.settings("isogclr", **shared, tau_lr=0.0),
-        reference.settings("nuclr", **shared, zeta_lr=0.0, xi_init=math.inf, tau_lr=0.0, individual_temperature=True),
-    ]
-    states = [reference.initial_state(options) for options in all_settings]
-    for x, y, index in batches():
-        steps = [
-            reference.step(options, x.numpy(), y.numpy(), index, state)
-            for options, state in zip(all_settings, states, strict=True)
-        ]
-        states = [step.state for step in steps]
-        for other in steps[1:]:
-            assert_close(other.grad_x, steps[0].grad_x, "gradient of x")
-            assert_close(other.grad_y, steps[0].grad_y, "gradient of y")
-        assert steps[2].value == pytest.approx(steps[0].value + 2 * 8.0 * 0.04)
-        assert steps[3].value == pytest.approx(steps[2].value, abs=1e-12)

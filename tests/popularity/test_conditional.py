@@ -23,25 +23,10 @@ def probabilities(x: torch.Tensor, y: torch.Tensor, q: list[float]) -> list[floa
     return [w / sum(weights) for w in weights]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_draws_have_the_probabilities_of_the_formula(dtype):
-    """A chi-square statistic of 20,000 draws with six degrees of freedom; 27.9 has a probability of 1e-4."""
-    x, y = features(3, 0), features(7, 1)
-    q = [0.2, 3.0, 1.0, 0.5, 2.0, 1.5, 0.8]
-    zeta = [TAU * math.log(value) + 0.7 for value in q]  # a constant has no effect
-    generator = torch.Generator().manual_seed(2)
-    drawn = sample_conditional(x.to(dtype), y.to(dtype), zeta, temperature=TAU, count=20_000, generator=generator)
-    assert drawn.shape == (3, 20_000)
-    for i in range(3):
-        expected = 20_000 * np.array(probabilities(x[i], y, q))
-        observed = np.bincount(drawn[i].numpy(), minlength=7)
-        assert ((observed - expected) ** 2 / expected).sum() < 27.9
-
-
 def test_draws_are_the_inverse_of_the_cumulative_probabilities():
     x, y = features(2, 3), features(9, 4)
     q = [1.0 + 0.3 * j for j in range(9)]
-    zeta = TAU * torch.tensor(q, dtype=torch.float64).log()
+    zeta = TAU * torch.tensor(q, dtype=torch.float64).log() + 0.7  # a constant has no effect
     drawn = sample_conditional(x, y, zeta, temperature=TAU, count=50, generator=torch.Generator().manual_seed(5))
     uniform = torch.rand(2, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     for i in range(2):
@@ -80,6 +65,5 @@ def test_an_item_of_probability_zero_is_never_drawn():
 )
 def test_wrong_inputs_are_named(changes, message):
     arguments = {"x": torch.eye(3), "y": torch.eye(3)[:2], "zeta": torch.zeros(2), "temperature": TAU, "count": 1}
-    arguments |= changes
     with pytest.raises(ValueError, match=message):
-        sample_conditional(arguments.pop("x"), arguments.pop("y"), arguments.pop("zeta"), **arguments)
+        sample_conditional(**arguments | changes)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nuclr.popularity import ConvergenceWarning, solve
 from nuclr.popularity.kernel import Kernel
-from tests.popularity.reference import column_sums, gauged, paired, popularity_of, pot_zeta, residual, unit
+from tests.popularity.reference import gauged, paired, popularity_of, pot_zeta, residual, unit
 
 SHAPES = [(60, 60), (40, 90), (90, 40)]
 
@@ -223,16 +223,6 @@ def test_an_interrupt_returns_the_best_zeta_so_far(monkeypatch: pytest.MonkeyPat
     calls = 4
     with pytest.raises(KeyboardInterrupt):
         solve(x, y, temperature=0.02)
-
-
-def test_column_sums_of_the_reference_are_those_of_loops() -> None:
-    scores = unit(3, 4, seed=0) @ unit(2, 4, seed=1).T
-    zeta = torch.tensor([0.1, -0.1])
-    sums = [0.0, 0.0]
-    for i in range(3):
-        terms = [math.exp((float(scores[i, j]) - float(zeta[j])) / 0.3) for j in range(2)]
-        sums = [sums[j] + terms[j] / sum(terms) * 2 / 3 for j in range(2)]
-    torch.testing.assert_close(column_sums(scores, zeta, 0.3), torch.tensor(sums, dtype=torch.float64))
 
 
 def test_progress_is_shown_on_stderr_only_if_requested(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 """A headless Chromium, controlled by the DevTools protocol over a pipe, without a driver or a network."""
 
-import base64
 import contextlib
 import json
 import os
@@ -78,14 +77,6 @@ class Browser:
         message, self._rest = self._rest.split(b"\0", 1)
         return json.loads(message)
 
-    def wait(self, method: str) -> dict[str, Any]:
-        """Return the next event of this name."""
-        while True:
-            message = self._receive()
-            self.events.append(message)
-            if message.get("method") == method:
-                return message["params"]
-
     def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load a file in a window of this size."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
@@ -93,22 +84,16 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=path.resolve().as_uri())
-        self.wait("Page.loadEventFired")
+        event: dict[str, Any] = {}
+        while event.get("method") != "Page.loadEventFired":
+            event = self._receive()
+            self.events.append(event)
 
     def run(self, script: str) -> Any:
         """Return the value of an expression in the page; wait for a promise."""
         outcome = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in outcome, outcome["exceptionDetails"]
         return outcome["result"].get("value")
-
-    def screenshot(self, path: Path, whole: bool = True) -> None:
-        clip: dict[str, Any] = {}
-        if whole:
-            self.run("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1},
-                    "captureBeyondViewport": True}  # fmt: skip
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **clip)["data"]))
 
     def complaints(self) -> list[str]:
         """Return errors and warnings of the console, and requests for anything but the page."""
@@ -128,16 +113,6 @@ class Browser:
                     complaints.append(f"request: {url[:200]}")
         return complaints
 
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self.call("Browser.close")
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        os.close(self._write)
-        os.close(self._read)
-
 
 @contextlib.contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
@@ -145,4 +120,9 @@ def browser(profile: Path) -> Iterator[Browser]:
     try:
         yield opened
     finally:
-        opened.close()
+        with contextlib.suppress(Exception):
+            opened.call("Browser.close")
+            opened.process.wait(20)
+        opened.process.kill()
+        os.close(opened._write)
+        os.close(opened._read)

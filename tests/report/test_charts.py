@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nuclr.report.charts import Key, Row, Scale, Series, line_chart, paint, row_chart, scatter, tick_labels
+from nuclr.report.charts import Row, Scale, Series, line_chart, paint, row_chart, scatter, tick_labels
 
 
 def test_ticks_are_round_and_distinct():
@@ -39,7 +39,7 @@ def test_empty_and_long_series():
 
 def test_colors_are_slots_or_hex():
     assert paint(3, "line") == 'class="line s3"'
-    assert Key("a", "#0072B2", dashed=True).paint == 'class="key dashed own" style="--own:#0072B2"'
+    assert Series("a", [], [], "#0072B2", dashed=True).key == 'class="key dashed own" style="--own:#0072B2"'
     for wrong in (0, 9, "red", '#fff" onload="x'):
         with pytest.raises(ValueError, match="color"):
             paint(wrong)

@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from nuclr.data import open_pairs
-from nuclr.report.items import LONGEST, Items, draw_curve, show_item
+from nuclr.report.items import Items, draw_curve, show_item
+from nuclr.report.page import LONGEST
 
 
 def test_a_picture_a_text_and_numbers():
@@ -16,14 +17,8 @@ def test_a_picture_a_text_and_numbers():
     vector = show_item(np.array([3.0, -4.0]), "x vector 3")
     assert (vector.kind, vector.plain) == ("numbers", "x vector 3")
     assert vector.curve.count("<polyline") == 1 and "2 numbers, norm 5" in vector.curve
-
-
-def test_without_pictures_the_item_keeps_its_name():
-    item = show_item(Image.new("RGB", (8, 8)), "image 3", pictures=False)
-    assert item.picture is None and item.plain == "image 3"
-
-
-def test_long_texts_are_cut():
+    hidden = show_item(Image.new("RGB", (8, 8)), "image 3", pictures=False)
+    assert hidden.picture is None and hidden.plain == "image 3"
     assert len(show_item("word " * 10_000, "text 0").text) <= LONGEST
 
 

@@ -40,37 +40,37 @@ def test_a_plugin_adds_a_section(nuclr, vector_run, tmp_path):
         unregister_section("training", "losses")
 
 
-def test_a_section_of_one_row(tmp_path):
+@pytest.fixture
+def toy_sections(tmp_path):
+    """Register sections of the page of a toy study during the test."""
     folders.write_toy(tmp_path)
-    section = Section("seed", "Seed", lambda study: [Text(f"seed {study.seed}")])
-    register_section("toy", section)
-    try:
-        register_section("toy", section)
-        page = make_page(tmp_path, Options())
-        assert page.count("<p>seed 0</p>") == 1 and '<li><a href="#seed">Seed</a></li>' in page
-        with pytest.raises(ValueError, match="'seed'"):
-            register_section("toy", Section("seed", "Other", lambda _: []))
-    finally:
-        unregister_section("toy", "seed")
+    keys = []
+
+    def register(section, **options):
+        register_section("toy", section, **options)
+        keys.append(section.key)
+
+    yield register
+    for key in dict.fromkeys(keys):
+        unregister_section("toy", key)
     assert "<p>seed 0</p>" not in make_page(tmp_path, Options())
 
 
-def test_sections_that_do_not_fit(tmp_path):
-    section = Section("new", "New", lambda _: [Text("new")])
+def test_sections_of_one_row(tmp_path, toy_sections):
+    section = Section("seed", "Seed", lambda study: [Text(f"seed {study.seed}")])
+    for _ in range(2):
+        toy_sections(section, before="nowhere")
+    toy_sections(Section("error", "Other error", lambda _: [Text("other")]))
+    page = make_page(tmp_path, Options())
+    assert page.count("<p>seed 0</p>") == 1 and '<li><a href="#seed">Seed</a></li>' in page
+    assert page.index('id="repeat"') < page.index('id="seed"')
+    assert "Other error is left out" in page and "<p>other</p>" not in page
+    with pytest.raises(ValueError, match="'seed'"):
+        register_section("toy", Section("seed", "Other", lambda _: []))
     with pytest.raises(ValueError, match="'trainings'"):
         register_section("trainings", section)
     with pytest.raises(KeyError, match="'new'"):
         unregister_section("toy", "new")
-    folders.write_toy(tmp_path)
-    register_section("toy", section, before="nowhere")
-    register_section("toy", Section("error", "Other error", lambda _: [Text("other")]))
-    try:
-        page = make_page(tmp_path, Options())
-        assert page.index('id="repeat"') < page.index('id="new"')
-        assert "Other error is left out" in page and "<p>other</p>" not in page
-    finally:
-        for key in ("new", "error"):
-            unregister_section("toy", key)
 
 
 def test_refusals(nuclr, vector_run, tmp_path):

@@ -71,7 +71,7 @@ def test_a_failed_write_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(checkpoint.files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         checkpoint.save(tmp_path / "a.pt", {"step": 2})
     assert checkpoint.load(tmp_path / "a.pt") == {"step": 1}

@@ -23,6 +23,10 @@ def test_vectors_are_standardized(tmp_path):
     standard = model.x.tower(x)
     assert standard.mean(0).abs().max() < 1e-5
     assert float(standard.square().mean()) == pytest.approx(1, rel=1e-4)
+    np.savez(tmp_path / "same.npz", x=np.full((4, 3), 1.0), y=np.eye(4, 3))
+    data = dataclasses.replace(loaded.data, train="same.npz")
+    shared = components.make_model(settings.Model(shared=True, width=4), components.open_train(data), 0)
+    assert torch.equal(shared.x.tower.mean, torch.tensor([5, 5, 5]) / 8), "a shared encoder is fitted to both sides"
 
 
 def test_images_outside_of_the_root_need_allow_outside(tmp_path):
@@ -55,19 +59,11 @@ def test_pairs_outside_of_training_have_a_fit_of_their_own_and_captions_a_form(t
     )
     source = components.open_train(data)
     encoder = SimpleNamespace(inputs=ImageFormat(32, (0.5,) * 3, (0.5,) * 3))
-    training, outside = (
-        next(
-            iter(
-                components.make_loader(chosen, source.pairs, torch.nn.Module(), encoders=(encoder, None)).load(
-                    [np.array([0])]
-                )
-            )
-        )
-        for chosen in (data, data.outside_training())
-    )
-    assert training.y == outside.y == ["a cat"]
     image = source.pairs.item("x", 0)
-    for batch, fit in ((training, "crop"), (outside, "squash")):
+    for chosen, fit in ((data, "crop"), (data.outside_training(), "squash")):
+        loader = components.make_loader(chosen, source.pairs, torch.nn.Module(), encoders=(encoder, None))
+        [batch] = loader.load([np.array([0])])
+        assert batch.y == ["a cat"]
         np.testing.assert_array_equal(batch.x[0].numpy(), fit_image(image, 32, fit))
     assert image.size[0] != image.size[1], "this test needs an image that is not square"
     assert source.pairs.item("y", 0) == "A Cat.", "pages show the caption as it is"

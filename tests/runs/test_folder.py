@@ -10,7 +10,7 @@ from nuclr.runs.settings import Settings
 def test_two_runs_cannot_use_one_folder(tmp_path):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     assert first.open(Settings(), resume=False) is False
-    with pytest.raises(UserError, match="another run is using it"):
+    with pytest.raises(UserError, match=str(tmp_path)):
         second.open(Settings(), resume=True)
     second.close()
     first.close()
@@ -27,7 +27,7 @@ def test_the_folder_is_locked_for_the_whole_run(tmp_path, monkeypatch):
 
     def open_again(*arguments):
         if not refused:
-            with pytest.raises(UserError, match="another run is using it") as error:
+            with pytest.raises(UserError, match=str(tmp_path)) as error:
                 RunFolder(tmp_path / "run").open(Settings(), resume=True)
             refused.append(error)
         set_schedules(*arguments)
@@ -39,7 +39,7 @@ def test_the_folder_is_locked_for_the_whole_run(tmp_path, monkeypatch):
 
 def test_a_folder_with_other_files_is_refused_and_left_unchanged(tmp_path):
     (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(UserError, match=r"not empty \(thesis.txt\) and is not a run folder"):
+    with pytest.raises(UserError, match=r"thesis\.txt"):
         RunFolder(tmp_path).open(Settings(), resume=False)
     assert (tmp_path / "thesis.txt").read_text() == "all of it"
     assert not (tmp_path / "config.yaml").exists()

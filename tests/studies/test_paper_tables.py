@@ -7,9 +7,8 @@ import pytest
 from nuclr.errors import UserError
 from nuclr.studies import paper_tables
 from nuclr.studies.engine.measure import read_outcomes
-from nuclr.studies.engine.plan import Study
 from nuclr.studies.engine.tables import Value
-from nuclr.studies.evaluate.study import evaluate
+from nuclr.studies.evaluate import evaluate
 from tests.studies import tiny
 from tests.studies.tiny import inline  # noqa: F401
 
@@ -47,18 +46,14 @@ def test_blocks_take_over_columns_and_published_values_have_two_forms(tmp_path):
     ("text", "named"),
     [
         (START + ROW + "rowz: []", "rowz"),
-        (START, "rows"),
         (START + ROW + "blocks: [{title: a, rows: [{config: c}]}]", "blocks"),
         (ROW, "columns"),
-        (START + "rows: [{lable: a, config: c}]", "lable"),
         (START + "rows: [{label: a}]", "config"),
         (START + ROW + "seeds: 1000000000000", "seeds"),
         (START + "rows: [{config: c, published: {COC: 1}}]", "COC"),
         (START + "rows: [{config: c, published: {COCO: 120}}]", "COCO"),
-        ("columns: [{title: COCO}]\n" + ROW, "test"),
         ("columns: [{test: dtd}, {test: dtd}]\n" + ROW, "dtd"),
         ("columns: [{test: dtd, title: Mean}]\n" + ROW, "Mean"),
-        (START + "blocks: [{title: a, hours: -1, rows: [{config: c}]}]", "hours"),
         ("- 1", "t.yaml"),
     ],
 )
@@ -70,13 +65,11 @@ def test_mistakes_in_the_file_name_the_key_or_value(tmp_path, text, named):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "tables").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_tables_of_this_repository_can_be_planned(path, tmp_path):
-    table = paper_tables.plan_table(path, tmp_path, ["data.root=DATA"])
+    table = paper_tables.plan_table(path, tmp_path, tmp_path, ["data.root=DATA"])
     rows = sum(len(block.rows) for block in table.file.blocks)
     assert len(table.plan.rows) == rows and len(table.plan.seeds) == 3
     assert any("mscoco" in problem for problem in table.problems) or path.stem in ("small", "table4")
-    study = Study(table.plan, tmp_path)
-    cells = [cell for row in table.plan.rows for cell in study.finals(row)["val"]]
-    assert len({cell.name for cell in cells}) == 3 * rows
+    assert len({run.name for _, run in table.runs()}) == 3 * rows
 
 
 # -- runs trained here -------------------------------------------------------------------------------------------------
@@ -93,21 +86,24 @@ def test_a_wrong_row_is_named(tmp_path):
     ):
         path.write_text(text.replace(old, new))
         with pytest.raises(UserError, match=named):
-            paper_tables.plan_table(path, tmp_path)
+            paper_tables.plan_table(path, tmp_path, tmp_path)
 
 
 @pytest.mark.usefixtures("inline")
 def test_runs_are_trained_and_measured_once(tmp_path):
     path, out = tiny.write_table(tmp_path), tmp_path / "out"
-    table = paper_tables.plan_table(path, tmp_path)
-    empty = paper_tables.run_table(table, out, collect=True)
+    table = paper_tables.plan_table(path, tmp_path, out)
+    empty = table.train(collect=True)
     assert [row.values["pairs"] for row in empty.rows] == [None, None] and len(empty.missing) == 2
 
-    first = paper_tables.run_table(table, out, ["CLIP"])
+    table.train_one(table.missing()[0])
+    table = paper_tables.plan_table(path, tmp_path, out)
+    first = table.train(collect=True)
     assert [row.values["pairs"] is None for row in first.rows] == [False, True]
-    assert (out / "cells" / next(iter(first.row("CLIP").runs)) / "checkpoints").is_dir(), "runs stay whole"
-    stamps = {file: file.stat().st_mtime_ns for file in out.glob("cells/clip*/**/*") if file.is_file()}
-    both = paper_tables.run_table(table, out)
+    run = out / "cells" / next(iter(first.row("CLIP").runs))
+    assert (run / "checkpoints").is_dir(), "runs stay whole"
+    stamps = {file: file.stat().st_mtime_ns for file in run.rglob("*") if file.is_file()}
+    both = table.train()
     assert not both.missing and both.row("CLIP").values == first.row("CLIP").values
     assert [column.key for column in both.blocks[0].columns] == ["pairs", "classes", "Mean"]
     assert {file: file.stat().st_mtime_ns for file in stamps} == stamps
@@ -116,9 +112,7 @@ def test_runs_are_trained_and_measured_once(tmp_path):
     path.write_text(
         path.read_text().replace("rows:", "  - {title: R@5, test: val.npz, kind: retrieval, metric: x_to_y_R@5}\nrows:")
     )
-    more = paper_tables.plan_table(path, tmp_path)
-    result = paper_tables.run_table(more, out, ["CLIP"])
-    run = out / "cells" / next(iter(first.row("CLIP").runs))
+    result = paper_tables.plan_table(path, tmp_path, out).train()
     assert (run / "results.json").stat().st_mtime_ns == stamps[run / "results.json"]
     (hits,) = (hits["x_to_y"] for key, hits in read_outcomes(run).items() if "val.npz" in key)
     assert result.row("CLIP").values["R@5"].mean == pytest.approx(100 * hits[:, 1].mean(), abs=1e-4)
@@ -130,30 +124,24 @@ def test_runs_are_trained_and_measured_once(tmp_path):
     assert ours["pairs"].mean == pytest.approx(100 * retrieved.plain["mean_R@1"], abs=1e-4)
     assert ours["classes"].mean == pytest.approx(100 * classified.plain["zero_shot_acc1"], abs=1e-4)
     path.write_text(path.read_text() + "  - {label: theirs, published: {pairs: 20 ± 1}}\n")
-    theirs = paper_tables.run_table(paper_tables.plan_table(path, tmp_path), out, collect=True).row("theirs")
+    theirs = paper_tables.plan_table(path, tmp_path, out).train(collect=True).row("theirs")
     assert theirs.values == {"pairs": Value(20, 1)}
 
-    changed = paper_tables.plan_table(path, tmp_path, ["optimizer.lr=0.02"])
     with pytest.raises(UserError, match=r"CLIP: optimizer\.lr.*0\.02.*0\.03"):
-        paper_tables.run_table(changed, out)
+        paper_tables.plan_table(path, tmp_path, out, ["optimizer.lr=0.02"]).train()
 
 
 @pytest.mark.parametrize("metric", ["acc", "zero_shot_acc5", "image_to_text_R@1"])
 def test_a_metric_that_the_column_does_not_have_is_a_problem(tmp_path, metric):
     path = tiny.write_table(tmp_path)
     path.write_text(path.read_text().replace("kind: retrieval", f"kind: retrieval, metric: {metric}"))
-    (problem,) = paper_tables.plan_table(path, tmp_path).problems
+    (problem,) = paper_tables.plan_table(path, tmp_path, tmp_path).problems
     assert "pairs" in problem and metric in problem
 
 
 def test_the_time_of_a_run_is_from_the_table_file(tmp_path):
     path = tiny.write_table(tmp_path)
-    assert all("--dry-run" in line for line in paper_tables.describe(paper_tables.plan_table(path, tmp_path), tmp_path))
-    text = path.read_text().replace("rows:", "blocks: [{title: b, hours: 26, rows: [")
-    path.write_text(
-        text.replace("\n  - {config", "\n    {config").replace("clip}}", "clip}}]}]").partition("\n  - {label")[0]
-    )
-    (line,) = paper_tables.describe(paper_tables.plan_table(path, tmp_path / "nowhere"), tmp_path)[:1]
-    assert "26 h" in line and "missing" in line
-    (tmp_path / "test.npz").unlink()
-    assert "test.npz" in paper_tables.describe(paper_tables.plan_table(path, tmp_path), tmp_path)[-1]
+    row = "{label: ours, config: tiny.yaml}"
+    path.write_text(f"columns: [{{test: test.npz}}]\nblocks: [{{title: b, hours: 26, rows: [{row}]}}]\n")
+    run, problem = paper_tables.plan_table(path, tmp_path / "nowhere", tmp_path).describe()
+    assert "26 h" in run and "missing" in run and "test.npz" in problem

@@ -31,28 +31,23 @@ def write_vectors(path: Path, images: int = 60, captions: int = 2, seed: int = 0
     return path
 
 
+COMMON = {"data.batch_size": 16, "model.width": 8, "objective.zeta_lr": 0.01, "report": "false", "threads": 1}
+COMMON |= {"schedule.epochs": 2, "log.every": 2, "checkpoint_every": 2}
+
+
+def overrides(folder: Path, own: dict, changes: dict) -> list[str]:
+    """Return the settings of a tiny run as KEY=VALUE, and write a config that only has a name."""
+    (folder / "empty.yaml").write_text("name: tiny\n")
+    return [f"{key}={value}" for key, value in (COMMON | own | changes).items()]
+
+
 def vector_settings(folder: Path, **changes):
     """Return overrides for 4 epochs of 7 steps on 120 pairs of vectors, and write the data."""
     write_vectors(folder / "train.npz")
     write_vectors(folder / "val.npz", images=20, seed=1)
-    base = {
-        "data.root": folder,
-        "data.train": "train.npz",
-        "data.val": "val.npz",
-        "data.batch_size": 16,
-        "model.width": 8,
-        "objective.zeta_lr": 0.01,
-        "optimizer.lr": 0.03,
-        "schedule.epochs": 4,
-        "schedule.warmup_steps": 5,
-        "schedule.zeta_frozen_epochs": 1,
-        "log.every": 3,
-        "checkpoint_every": 4,
-        "report": "false",
-        "threads": 1,
-    }
-    (folder / "empty.yaml").write_text("name: tiny\n")
-    return [f"{key}={value}" for key, value in (base | changes).items()]
+    own = {"data.root": folder, "data.train": "train.npz", "data.val": "val.npz", "optimizer.lr": 0.03}
+    own |= {"schedule.epochs": 4, "schedule.warmup_steps": 5, "schedule.zeta_frozen_epochs": 1}
+    return overrides(folder, own | {"log.every": 3, "checkpoint_every": 4}, changes)
 
 
 def load(folder: Path, **changes):
@@ -62,20 +57,7 @@ def load(folder: Path, **changes):
 
 def picture_settings(folder: Path, **changes) -> list[str]:
     """Return overrides for two epochs of six steps on 100 built-in pictures, with augmentation."""
-    base = {
-        "data.train": "builtin:n=100",
-        "data.val": "builtin:n=30,split=val",
-        "data.batch_size": 16,
-        "model.width": 8,
-        "objective.zeta_lr": 0.01,
-        "schedule.epochs": 2,
-        "log.every": 2,
-        "checkpoint_every": 2,
-        "report": "false",
-        "threads": 1,
-    }
-    (folder / "empty.yaml").write_text("name: tiny\n")
-    return [f"{key}={value}" for key, value in (base | changes).items()]
+    return overrides(folder, {"data.train": "builtin:n=100", "data.val": "builtin:n=30,split=val"}, changes)
 
 
 WORDS = ["red", "blue", "green", "old", "new", "tall", "small", "fast", "slow", "round", "flat", "warm"]
@@ -83,7 +65,7 @@ WORDS += ["cold", "dark", "bright", "loud", "soft", "dry", "wet", "sweet", "ligh
 
 
 def text_rows(count: int = 60, seed: int = 0, several: int = 0) -> list[dict]:
-    """Return rows of questions and answers about two words; with `several`, so many of each per row."""
+    """Return rows of questions and answers about two words; with `several`, that number of each per row."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
@@ -104,23 +86,8 @@ def text_settings(folder: Path, several: int = 2, **changes) -> list[str]:
     """Return overrides for two epochs on questions and answers, several of each per row, and write the data."""
     write_texts(folder / "train.jsonl", 50, several=several)
     write_texts(folder / "val.jsonl", 15, seed=1, several=several)
-    base = {
-        "data.root": folder,
-        "data.train": "train.jsonl",
-        "data.val": "val.jsonl",
-        "data.batch_size": 16,
-        "model.x.encoder": "bag_of_words",
-        "model.width": 8,
-        "objective.zeta_lr": 0.01,
-        "optimizer.lr": 0.01,
-        "schedule.epochs": 2,
-        "log.every": 2,
-        "checkpoint_every": 2,
-        "report": "false",
-        "threads": 1,
-    }
-    (folder / "empty.yaml").write_text("name: tiny\n")
-    return [f"{key}={value}" for key, value in (base | changes).items()]
+    own = {"data.root": folder, "data.train": "train.jsonl", "data.val": "val.jsonl"}
+    return overrides(folder, own | {"model.x.encoder": "bag_of_words", "optimizer.lr": 0.01}, changes)
 
 
 def view_settings(folder: Path, count: int = 40, **changes) -> list[str]:
@@ -150,12 +117,8 @@ def photograph_settings(folder: Path, count: int = 60, **changes) -> list[str]:
     write_photographs(folder / "photographs", count)
     entries = [{"image": f"{number}.jpg", "caption": f"photograph {number}"} for number in range(count)]
     (folder / "photographs" / "train.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    own = {
-        "data.train": "train.jsonl",
-        "data.root": folder / "photographs",
-        "model.x.image_size": 16,
-        "checkpoint_every": 1,
-    }
+    own = {"data.train": "train.jsonl", "data.root": folder / "photographs"}
+    own |= {"model.x.image_size": 16, "checkpoint_every": 1}
     settings = picture_settings(folder, **(own | changes))
     return [setting for setting in settings if not setting.startswith("data.val=")]
 
@@ -265,7 +228,7 @@ def assert_close_outcome(a: Path, b: Path, queries: int) -> None:
 
 
 def wait_for(path: Path, lines: int, process: subprocess.Popen | None = None) -> None:
-    """Wait until a file has so many lines, or the process has ended."""
+    """Wait until a file has this number of lines, or the process has ended."""
     deadline = time.monotonic() + 240
     while count_lines(path) < lines and time.monotonic() < deadline:
         if process is not None and process.poll() is not None:

@@ -55,7 +55,7 @@ def test_a_few_bad_samples_are_left_out_and_reported(nuclr, tmp_path, damage):
     source, bad = damage(tmp_path / "data")
     status, _, err = train(nuclr, tmp_path / "data", source, tmp_path / "run")
     assert status == 0, err
-    assert "8 bad samples are left out, see bad_samples.jsonl" in err
+    assert "8 bad samples" in err and "bad_samples.jsonl" in err
     lines = [json.loads(line) for line in (tmp_path / "run" / "bad_samples.jsonl").open()]
     assert {line["number"] for line in lines} == bad and len(lines) == len(bad)
     assert all(line["reason"] and line["name"] for line in lines)
@@ -71,6 +71,5 @@ def test_too_many_bad_samples_stop_the_run(nuclr, tmp_path):
         (tmp_path / "data" / f"{number}.jpg").write_bytes(b"")
     status, _, err = train(nuclr, tmp_path / "data", source, tmp_path / "run")
     assert status == 2
-    assert "60 of 200 samples are bad, 30.0%, more than the 5.0% allowed (data.max_bad_share): 5" in err
-    assert "they are 0.jpg, " in err and "(images are read from " in err and len(err.strip().splitlines()) <= 2
+    assert "60 of 200" in err and "data.max_bad_share" in err and "0.jpg" in err and len(err.splitlines()) <= 2
     assert not (tmp_path / "run").exists()

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from nuclr.errors import UserError
-from nuclr.runs import checkpoint, folder
+from nuclr.runs import checkpoint, folder, launch
 from nuclr.runs.settings import Settings
 from nuclr.training.guards import TrainingFailed
 from nuclr.training.loop import train
@@ -66,29 +67,15 @@ sys.exit(sum(task.read_text().startswith("pt_gloo") for task in Path("/proc/self
 """
 
 
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+@needs_proc
 @pytest.mark.parametrize("script", [OWN_LOOP, AFTER_AN_ERROR], ids=["own loop", "after an error"])
 def test_no_thread_of_gloo_is_left_when_the_group_is_destroyed(script):
     ended = runs.finish(runs.start_python(["-c", script], 2))
     assert [status for status, _, _ in ended] == [0, 0], ended
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_process_that_loses_the_other_ends_with_one_line(tmp_path, killed):
-    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 4000, "checkpoint_every": 5})
-    run = tmp_path / "run"
-    processes = runs.start([tmp_path / "empty.yaml", *settings, f"out={run}"], 2)
-    _wait_until(lambda: checkpoint.newest_first(run / "checkpoints"))
-    processes[killed].kill()
-    other = processes[1 - killed]
-    _, stderr = other.communicate(timeout=60)
-    runs.finish([processes[killed]])
-    assert other.returncode == 1
-    [line] = [line for line in stderr.splitlines() if line.startswith("nuclr: ")]
-    assert line.startswith(f"nuclr: process {1 - killed} lost process {killed}, which has ended") and "--resume" in line
-    assert "Traceback" not in stderr
 
 
 BUSY = """
@@ -155,9 +142,6 @@ def ended(pid: int) -> bool:
         return True
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
-
-
 @pytest.mark.slow
 @needs_proc
 def test_torchrun_does_not_end_the_other_process_before_it_reports_the_reason(tmp_path):
@@ -166,7 +150,7 @@ def test_torchrun_does_not_end_the_other_process_before_it_reports_the_reason(tm
     os.kill(workers_of(process)[1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=60)
     lines = [line for line in stderr.splitlines() if line.startswith("nuclr: ")]
-    assert lines == ["nuclr: process 0 lost process 1, which has ended; the run can be continued with --resume"], stderr
+    assert len(lines) == 1 and "process 0 " in lines[0] and "--resume" in lines[0], stderr
 
 
 @pytest.mark.slow
@@ -193,6 +177,7 @@ def test_workers_end_when_torchrun_is_killed(tmp_path):
     workers = workers_of(process)
     process.kill()
     _, stderr = process.communicate(timeout=60)  # until the workers, which share the pipe, have ended
+    _wait_until(lambda: all(map(ended, workers)), seconds=10)  # a process closes the pipe a moment before it has ended
     assert all(map(ended, workers)) and "torchrun" in stderr
 
 
@@ -208,15 +193,12 @@ def test_a_process_whose_peer_never_joins_stops(tmp_path, monkeypatch, alone):
     assert "Traceback" not in stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("value", ["soon", "0", "nan"])
-def test_a_wrong_timeout_is_refused(tmp_path, monkeypatch, value):
+@pytest.mark.parametrize("value", ["soon", "0", "nan", "-1"])
+def test_a_wrong_timeout_is_refused(monkeypatch, value):
     monkeypatch.setenv("NUCLR_TIMEOUT", value)
-    settings = runs.vector_settings(tmp_path)
-    [process] = runs.start([tmp_path / "empty.yaml", *settings], 2, ranks=[0])
-    [(status, _, stderr)] = runs.finish([process])
-    assert status == 2
-    assert f"nuclr: NUCLR_TIMEOUT is '{value}'" in stderr
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=f"NUCLR_TIMEOUT is '{value}'"), launch.processes(torch.device("cpu")):
+        pytest.fail("the processes joined")
 
 
 # -- disks -------------------------------------------------------------------------------------------------------------
@@ -270,26 +252,6 @@ def test_a_read_only_disk_is_one_clear_error(tmp_path, disk):
         train(settings, disk / "run")
 
 
-def test_a_disk_that_becomes_read_only_is_one_clear_error(tmp_path, disk, monkeypatch):
-    settings = runs.load(tmp_path)
-    real, calls = checkpoint.save_step, []
-
-    def save_step(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            # A lazy remount: the logs are open for writing.
-            monkeypatch.setattr(checkpoint.files, "write_atomically", _read_only)
-        real(*arguments)
-
-    monkeypatch.setattr(checkpoint, "save_step", save_step)
-    with pytest.raises(TrainingFailed, match="Read-only file system; the checkpoints so far are in"):
-        train(settings, disk / "run")
-
-
-def _read_only(path, *, sync=True):
-    raise OSError(30, "Read-only file system", str(path))
-
-
 def test_closing_the_logs_on_a_full_disk_releases_the_lock(tmp_path, disk):
     run = folder.RunFolder(disk / "run")
     run.open(Settings(), resume=False)
@@ -307,8 +269,6 @@ def test_closing_the_logs_on_a_full_disk_releases_the_lock(tmp_path, disk):
 
 def test_torch_reports_a_full_disk_as_such(disk):
     fill(disk, 4096)
-    import torch
-
     with pytest.raises(OSError, match="No space left on device") as caught:
         checkpoint.save(disk / "a.pt", {"weights": torch.zeros(100_000)})
     assert caught.value.filename == str(disk / "a.pt")
@@ -330,7 +290,7 @@ def test_checkpoints_that_killed_processes_left_half_written_are_removed(tmp_pat
     assert not list(run.checkpoints.iterdir()) and (run.folder / ".report.html.123.tmp").exists()
 
 
-def _wait_until(condition) -> None:
-    deadline = time.monotonic() + 240
+def _wait_until(condition, seconds=240) -> None:
+    deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
 import nuclr
 from nuclr import objectives
@@ -16,7 +15,7 @@ from nuclr.errors import UserError
 from nuclr.models import DualEncoder
 from nuclr.runs import checkpoint, config
 from nuclr.runs.folder import read_results
-from nuclr.runs.settings import flatten, to_dict
+from nuclr.runs.settings import to_dict
 from nuclr.training.loop import train
 from tests.training import runs
 
@@ -36,20 +35,6 @@ def test_files_of_a_run(tmp_path):
     state = checkpoint.load(tmp_path / "run" / "checkpoints" / "step_000000028.pt")["model"]
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name]), name
-
-
-def test_config_yaml_holds_every_value_as_used(tmp_path):
-    settings = runs.load(tmp_path, **{"device": "cpu", "schedule.epochs": 1})
-    train(settings, tmp_path / "run")
-    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    used = dict(flatten(written))
-    for key, value in flatten(to_dict(settings)):
-        assert used[key] == value, key
-    assert used["out"] == str(tmp_path / "run")
-    assert (used["model.x.encoder"], used["model.y.encoder"], used["model.width"]) == ("vectors", "vectors", 8)
-    assert used["objective.xi_init"] == objectives.options("nuclr")["xi_init"], "defaults of the objective"
-    assert None not in used.values()
-    assert to_dict(config.load(tmp_path / "run" / "config.yaml")) == written
 
 
 def test_equal_seeds_give_equal_metrics(tmp_path):
@@ -102,7 +87,7 @@ def test_a_model_without_trained_parameters_is_refused(tmp_path):
     changes = {"data.train": "same.npz", "data.val": "", "model.width": 8}
     for side in ("x", "y"):
         changes |= {f"model.{side}.frozen": "true", f"model.{side}.head": "none"}
-    with pytest.raises(UserError, match=r"nothing to train: model\.x\.frozen and model\.y\.frozen are true"):
+    with pytest.raises(UserError, match=r"model\.x\.frozen.*model\.y\.frozen"):
         train(runs.load(tmp_path, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

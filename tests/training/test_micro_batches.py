@@ -3,11 +3,9 @@
 import json
 
 import pytest
-import torch
 from torch import nn
 
-from nuclr.errors import UserError
-from nuclr.models import Inputs, VectorFormat, register_encoder
+from nuclr.models import VectorFormat, register_encoder
 from nuclr.runs import config
 from nuclr.training.loop import train
 from tests import forks
@@ -66,24 +64,6 @@ def test_a_run_with_dropout_killed_in_mid_epoch_can_be_resumed(tmp_path, monkeyp
     runs.assert_resumes(monkeypatch, tmp_path, runs.load(tmp_path, **changes), (1, 5, 8, 11))
 
 
-def test_a_nan_in_the_features_names_the_sample(tmp_path, monkeypatch):
-    from nuclr.training.batch_inputs import TrainingInputs
-    from nuclr.training.guards import TrainingFailed
-
-    prepare = TrainingInputs.prepare
-
-    def poisoned(inputs, batch, epoch, step, device):
-        x, y = prepare(inputs, batch, epoch, step, device)
-        x[14] = torch.nan
-        poisoned.number = int(batch.numbers[14])
-        return x, y
-
-    monkeypatch.setattr(TrainingInputs, "prepare", poisoned)
-    with pytest.raises(TrainingFailed) as failed:
-        train(runs.load(tmp_path, **{"data.micro_batch": 4}), tmp_path / "run")
-    assert f"with the samples {poisoned.number}." in str(failed.value)
-
-
 @pytest.mark.slow
 def test_two_processes_with_dropout_killed_by_sigkill_can_be_resumed(tmp_path):
     (tmp_path / "plugin.py").write_text(
@@ -111,29 +91,3 @@ def test_batch_norm_is_refused_unless_frozen(nuclr, tmp_path):
     assert status == 2 and "data.micro_batch is 4" in err and "batch norm" in err and "(x." in err
     status, _, err = nuclr("train", *settings, "data.val=null", "model.x.frozen=true", "--dry-run")
     assert status == 0, err
-
-
-def test_inputs_that_cannot_be_cut_are_refused(tmp_path):
-    class Whole(Inputs):
-        modality = "vector"
-
-        def prepare(self, items):
-            return Opaque(items)
-
-    class Opaque:
-        def __init__(self, items):
-            self.items = items
-
-        def to(self, *_, **__):
-            return self
-
-    class Tower(nn.Linear):
-        width = 8
-
-        def forward(self, inputs):
-            return super().forward(inputs.items)
-
-    register_encoder("opaque_test", lambda in_width=12: (Tower(in_width, 8), Whole()), "vector")
-    changes = {"model.x.encoder": "opaque_test", "schedule.epochs": 1}
-    with pytest.raises(UserError, match=r"data\.micro_batch is 5.*Opaque.*data\.micro_batch=0"):
-        train(runs.load(tmp_path, **changes, **{"data.micro_batch": 5}), tmp_path / "run")

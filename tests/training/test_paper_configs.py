@@ -53,12 +53,6 @@ def test_configs_pass_a_dry_run(root, name):
     assert estimate.steps == 30 * (estimate.pairs // 16)
 
 
-def test_there_is_a_config_per_recipe_data_set_and_method():
-    expected = {f"{data}_{method}.yaml" for data in ("cc3m", "cc12m") for method in METHODS}
-    for folder in (FOLDER, FOLDER / "authors"):
-        assert {path.name for path in folder.glob("cc*.yaml")} == expected
-
-
 @pytest.mark.parametrize("recipe", [FOLDER, FOLDER / "authors"], ids=lambda folder: folder.name)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_data_sets_have_the_same_recipe(recipe, method):
@@ -92,9 +86,3 @@ OWN = {
 def test_the_authors_recipe_differs_from_the_papers_as_documented(method):
     paper, authors = (settings_of(folder / f"cc3m_{method}.yaml") for folder in (FOLDER, FOLDER / "authors"))
     assert differences(paper, authors) == EVERY_METHOD | OWN.get(method, {})
-
-
-def test_the_page_names_every_setting_of_the_authors_recipe():
-    page = (FOLDER.parent / "docs" / "reproduce.md").read_text()
-    for key in (*EVERY_METHOD, *(key for own in OWN.values() for key in own)):
-        assert f"`{key}" in page, key

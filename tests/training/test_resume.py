@@ -110,14 +110,6 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, capsys):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_changed_data_is_refused(tmp_path, monkeypatch):
-    settings = runs.load(tmp_path)
-    runs.train_until(monkeypatch, 9, settings, tmp_path / "run")
-    runs.write_vectors(tmp_path / "train.npz", seed=5)
-    with pytest.raises(UserError, match=r"data\.train"):
-        train(settings, tmp_path / "run", resume=True)
-
-
 @pytest.mark.parametrize("repaired", [False, True])
 def test_a_sample_that_became_bad_or_good_is_refused(tmp_path, monkeypatch, repaired):
     settings = config.load(None, runs.photograph_settings(tmp_path))
@@ -133,19 +125,19 @@ def test_a_sample_that_became_bad_or_good_is_refused(tmp_path, monkeypatch, repa
     train(settings, tmp_path / "run", resume=True)
 
 
-def test_a_changed_list_of_pairs_to_keep_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "keep.txt").write_text("\n".join(map(str, range(60))))
-    settings = runs.load(tmp_path, **{"data.keep": tmp_path / "keep.txt"})
+def test_other_settings_and_data_are_refused_by_name(tmp_path, monkeypatch):
+    keep = tmp_path / "keep.txt"
+    keep.write_text("\n".join(map(str, range(60))))
+    settings = runs.load(tmp_path, **{"data.keep": keep})
     runs.train_until(monkeypatch, 5, settings, tmp_path / "run")
-    (tmp_path / "keep.txt").write_text("\n".join(map(str, range(1, 61))))
+    with pytest.raises(UserError, match=r"optimizer.lr is 0.5.*0.03"):
+        train(runs.load(tmp_path, **{"data.keep": keep, "optimizer.lr": 0.5}), tmp_path / "run", resume=True)
+    keep.write_text("\n".join(map(str, range(1, 61))))
     with pytest.raises(UserError, match=r"data\.keep"):
         train(settings, tmp_path / "run", resume=True)
-
-
-def test_changed_settings_are_refused_by_name(tmp_path, monkeypatch):
-    runs.train_until(monkeypatch, 9, runs.load(tmp_path), tmp_path / "run")
-    with pytest.raises(UserError, match=r"optimizer.lr is 0.5.*0.03"):
-        train(runs.load(tmp_path, **{"optimizer.lr": 0.5}), tmp_path / "run", resume=True)
+    runs.write_vectors(tmp_path / "train.npz", seed=5)
+    with pytest.raises(UserError, match=r"data\.train has other pairs"):
+        train(settings, tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

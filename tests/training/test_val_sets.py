@@ -1,12 +1,10 @@
-"""Several sets of held-out pairs: settings, metrics, resume, the best checkpoint, evaluation, the page."""
+"""Several sets of held-out pairs: settings, metrics, resume, the best checkpoint, evaluation."""
 
 import json
 
 import pytest
 
 from nuclr.errors import UserError
-from nuclr.report.page import Options
-from nuclr.report.write import write_report
 from nuclr.runs import checkpoint, config, folder
 from nuclr.runs.components import val_split
 from nuclr.runs.run import Run
@@ -88,21 +86,6 @@ def test_all_commands_know_the_sets(trained, nuclr, tmp_path):
     assert checkpoint.BEST in {path.name for path in (trained / "two" / "checkpoints").iterdir()}
 
 
-def test_the_page_shows_all_sets(trained):
-    write_report(trained / "two", options=Options(model=False))
-    page = (trained / "two" / "report.html").read_text()
-    for words in (
-        "Recall@1 on near",
-        "Recall@1 on far",
-        "Recall@1, image to text (far)",
-        "near (val.npz), far (far.npz)",
-    ):
-        assert words in page
-    write_report(trained / "one", options=Options(model=False))
-    page = (trained / "one" / "report.html").read_text()
-    assert "Recall@1 on held-out pairs" in page and "recall@1, image to text" in page
-
-
 def test_sets_can_be_added_changed_and_removed(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("data: {train: builtin, val: {a: one.npz, b: {path: two.npz, split: val, root: there}}}\n")
@@ -124,7 +107,7 @@ def test_sets_of_another_kind_are_named(tmp_path):
     settings = load(tmp_path, **{"data.val": "{near: val.npz, other: 'builtin:n=10,split=val'}"})
     with pytest.raises(UserError, match=r"data\.val\.other.*data\.train"):
         build_parts(settings, loop.pick_device("cpu"))
-    with pytest.raises(UserError, match=r"data\.val\.far: .*nothing\.npz: no such file"):
+    with pytest.raises(UserError, match=r"data\.val\.far: .*nothing\.npz"):
         build_parts(load(tmp_path, **{"data.val": "{near: val.npz, far: nothing.npz}"}), loop.pick_device("cpu"))
 
 
@@ -149,8 +132,8 @@ def test_standard_sets_and_columns_of_their_own(tmp_path, monkeypatch):
     single = config.load(None, ["data.train=builtin", "data.split=train", f"data.val=mscoco:{coco}"]).data
     assert val_split(single, "val") == "val"
     (coco / "dataset_coco.json").unlink()
-    with pytest.raises(UserError, match=r"MSCOCO: .*coco has no dataset_coco\.json or dataset\.json or coco_val\.json"):
+    with pytest.raises(UserError, match=r"data\.val\.coco: .*dataset_coco\.json"):
         build_parts(settings, loop.pick_device("cpu"))
     wrong = runs.picture_settings(tmp_path, **{"data.val": "{a: 'flickr:/data'}"})
-    with pytest.raises(UserError, match=r"data\.val\.a flickr:/data: there is no set called 'flickr'; did you mean"):
+    with pytest.raises(UserError, match=r"data\.val\.a .*flickr:/data"):
         build_parts(config.load(None, wrong), loop.pick_device("cpu"))

@@ -57,16 +57,6 @@ def test_one_view_is_the_run_without_views(tmp_path):
     runs.assert_same_outcome(tmp_path / "plain", tmp_path / "one")
 
 
-def test_all_views_at_once_train_a_model(tmp_path):
-    losses = {}
-    for m in (2, 5):
-        results = train(vectors(tmp_path, **{"data.y.views": m}), tmp_path / str(m))
-        lines = map(json.loads, (tmp_path / str(m) / "metrics.jsonl").read_text().splitlines())
-        losses[m] = [line["train/loss"] for line in lines if "train/loss" in line]
-        assert losses[m][-1] < losses[m][0] - 0.05 and results.val["mean_R@1"] > 0.3
-    assert losses[2] != losses[5]
-
-
 def test_the_state_of_a_run_has_a_row_per_pair(tmp_path):
     settings = vectors(tmp_path, **{"schedule.zeta_refresh": 1})
     train(settings, tmp_path / "run")
@@ -123,9 +113,3 @@ def test_a_list_contrasts_views_if_asked(tmp_path):
     assert not config.load(tmp_path / "empty.yaml", overrides).data.contrasts_views
     results = train(config.load(tmp_path / "empty.yaml", [*overrides, "data.contrast=views"]), tmp_path / "run")
     assert results.sides == ("view 1", "view 2")
-
-
-def test_the_banner_shows_the_views(nuclr, tmp_path):
-    settings = runs.grouped_text_settings(tmp_path, **{"schedule.epochs": 1})
-    status, _, err = nuclr("train", tmp_path / "empty.yaml", *settings, f"out={tmp_path / 'run'}")
-    assert status == 0 and "views 2" in err and "views 3" in err, err

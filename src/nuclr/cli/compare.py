@@ -141,11 +141,11 @@ def say(text: str) -> None:
 @contextlib.contextmanager
 def resumable(how: str = "run the same command again to resume") -> Iterator[None]:
     """Turn a signal that stops a study into `Stopped`, whose message says how to resume."""
-    from nuclr.runs.jobs import Stop
+    from nuclr.runs.launch import Interrupted
 
     try:
         yield
-    except Stop as stop:
+    except Interrupted as stop:
         raise Stopped(f"{stop}; {how}", stop.status) from None
 
 

@@ -13,7 +13,7 @@ from nuclr.errors import UserError
 if TYPE_CHECKING:
     from nuclr.runs.features import Embeddings
     from nuclr.runs.settings import Data
-    from nuclr.studies.evaluate.tasks import Subject
+    from nuclr.studies.tasks import Subject
 
 
 def embed(
@@ -58,7 +58,7 @@ def embed(
 
     from nuclr.data.pairs import SIDES
     from nuclr.runs import components, features, launch
-    from nuclr.studies.evaluate.tasks import open_subject
+    from nuclr.studies.tasks import open_subject
 
     with training_errors(), launch.processes(launch.pick_device(device)):
         subject = open_subject(run, best, batch_size, device)
@@ -74,7 +74,14 @@ def embed(
         else:
             if pairs is not None:
                 with options_in_messages():
-                    source = components.open_other(data, pairs, root or data.root, split)
+                    data = dataclasses.replace(
+                        data,
+                        train=pairs,
+                        root=root or data.root,
+                        split=split,
+                        keep=None,
+                    )
+                    source = components.open_train(data)
                 for name in SIDES:
                     subject.side(f"--pairs {pairs}", (name, source.pairs.sides[name].modality.name, None))
             elif subject.run is not None:
@@ -101,7 +108,7 @@ def _embed_items(
 ) -> "Embeddings":
     import numpy as np
 
-    from nuclr.data.formats.views import open_image_folder
+    from nuclr.data.labeled import open_image_folder
     from nuclr.files import read_lines
     from nuclr.runs import components, features
 

@@ -119,7 +119,7 @@ def evaluate(
 
     from nuclr import files
     from nuclr.runs import launch
-    from nuclr.studies.evaluate import study
+    from nuclr.studies import evaluate as study
 
     with training_errors(), launch.processes(launch.pick_device(device)), options_in_messages():
         result = study.evaluate(

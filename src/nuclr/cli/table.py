@@ -32,10 +32,6 @@ def table(
     tests: Annotated[
         Path, typer.Option(help="Folder that the test sets are relative to: mscoco is TESTS/mscoco, and so on.")
     ] = Path(),
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LABEL", help="Work only on rows of this label; can be given several times."),
-    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Number of runs at the same time. Default: one per CPU core, or one on a GPU."),
@@ -96,22 +92,21 @@ def table(
 
     changes = overrides or []
     target = out or Path("runs") / file.stem
-    plan = paper_tables.plan_table(file, tests, changes)
+    study = paper_tables.plan_table(file, tests, target, changes, say)
     if dry_run:
-        for line in paper_tables.describe(plan, target, only or ()):
-            typer.echo(printable(line))
+        typer.echo(printable("\n".join(study.describe())))
         return
     if job is not None:
         with training_errors():
-            paper_tables.run_one(plan, target, job)
+            study.train_one(job)
         return
     if commands:
         base = ["nuclr", "table", str(file), *changes, "--out", str(target), "--tests", str(tests)]
         launcher = ["torchrun", "--standalone", "--nproc_per_node", str(processes), "-m"] if processes > 1 else []
-        for name in paper_tables.missing_runs(plan, target, only or ()):
+        for name in study.missing():
             typer.echo(shlex.join([*launcher, *base, "--job", name]))
         typer.echo(shlex.join([*base, "--collect"]))
         return
     with resumable():
-        comparison = paper_tables.run_table(plan, target, only or (), workers, collect, say)
+        comparison = study.train(workers, collect)
     show_results(comparison, target)

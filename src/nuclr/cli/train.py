@@ -128,7 +128,7 @@ def training_errors() -> Iterator[None]:
 
     try:
         yield
-    except guards.Interrupted as stop:
+    except launch.Interrupted as stop:
         raise Stopped(f"{stop}; resume with --resume", stop.status) from None
     except (guards.TrainingFailed, launch.LostProcess) as failed:
         raise Stopped(str(failed), 1) from None

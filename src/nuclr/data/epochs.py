@@ -80,15 +80,10 @@ def steps_per_epoch(order: np.ndarray, global_batch: int) -> int:
         3
 
     """
-    if len(order) < 2:
+    if len(order) < max(2, global_batch):
         raise UserError(
-            f"an epoch has {len(order)} sample, and training needs at least 2; "
-            "with data.one_pair_per_x, the pairs need different x"
-        )
-    if len(order) < global_batch:
-        raise UserError(
-            f"data.batch_size={global_batch} is larger than the {len(order)} samples of an epoch; "
-            f"set it to {len(order)} or less"
+            f"data.batch_size={global_batch}: an epoch has {len(order)} samples, at least 2 and one batch are needed; "
+            "set a smaller data.batch_size, or with data.one_pair_per_x use pairs with different x"
         )
     return len(order) // global_batch
 

@@ -1,4 +1,4 @@
-"""Items with classes: images in one folder per class, and vectors with labels.
+"""Folders of images, and items with classes: images in one folder per class, and vectors with labels.
 
 Class names and templates of a folder are in JSON files.
 
@@ -25,7 +25,6 @@ Prompt files hold templates, names of classes, or prompts per class, for zero-sh
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,14 +35,15 @@ import numpy as np
 import torch
 
 from nuclr.arrays import as_features, as_integers
-from nuclr.data.formats.choose import Request, shorten
-from nuclr.data.formats.columns import Column, Heading, make_column
-from nuclr.data.formats.listed import ListedPairs, Row
+from nuclr.data.formats.choose import Request
+from nuclr.data.formats.columns import Column, Heading, ListedPairs, Row, make_column
+from nuclr.data.formats.lines import read_json
 from nuclr.data.modalities import get_modality
+from nuclr.data.modalities.base import shorten
 from nuclr.data.modalities.image import SUFFIXES
-from nuclr.data.pairs import Labeled, Side, SideName, fill_templates
+from nuclr.data.pairs import Labeled, Side, SideName, ViewPairs, fill_templates
 from nuclr.errors import UserError
-from nuclr.files import npz_sizes, parse_json, read_npz, read_text
+from nuclr.files import npz_sizes, read_npz, read_text
 
 TEMPLATES = ("a photo of a {}.",)
 MOST_BYTES = 32 * 2**20  # of a prompt file
@@ -87,9 +87,6 @@ class LabeledImages(ListedPairs, Labeled):
         super().__init__(Request(folder, folder, allow_outside=allow_outside), columns, rows)
         self.sides["y"] = replace(self.sides["y"], ids=np.array(labels, np.int64))
 
-    def __repr__(self) -> str:
-        return f"LabeledImages({self.label!r}, {len(self):,} images, {len(self.classes):,} classes)"
-
 
 class LabeledVectors(Labeled):
     """Vectors with labels.
@@ -108,22 +105,20 @@ class LabeledVectors(Labeled):
 
     def __init__(self, path: Path) -> None:
         arrays = read_npz(path, ("x", "labels", "prompts"))
-        if "x" not in arrays or "labels" not in arrays:
-            raise UserError(f"{path}: needs the arrays x and labels; found: {', '.join(arrays)}")
         self.prompt_vectors: np.ndarray | None = None
         try:
             self.x = as_features(f"{path}: x", arrays["x"], "any", torch.float32).numpy()
             labels = as_integers(f"{path}: labels", arrays["labels"], len(self.x)).numpy()
-            self.keys = [str(number) for number in np.unique(labels)]
-            positions = np.unique(labels, return_inverse=True)[1].astype(np.int64)
+            numbers, positions = np.unique(labels, return_inverse=True)
             if "prompts" in arrays:
                 prompts = arrays["prompts"]
                 rows = as_features(f"{path}: prompts", prompts.reshape(-1, prompts.shape[-1]), "any", torch.float32)
                 self.prompt_vectors = rows.reshape(len(prompts), -1, rows.shape[1]).numpy()
-                self.keys = [str(number) for number in range(len(prompts))]
+                numbers = np.arange(len(prompts))
                 positions = labels
-        except (ValueError, IndexError) as error:
-            raise UserError(str(error)) from None
+        except (KeyError, ValueError, IndexError) as error:
+            raise UserError(f"{path}: needs the arrays x (n, d) and labels (n,): {error}") from None
+        self.keys = [str(number) for number in numbers.tolist()]
         if labels.min() < 0 or positions.max() >= len(self.keys) or len(self.keys) < 2:
             found = f"labels {labels.min()} to {labels.max()} of {len(self.keys)} classes"
             raise UserError(f"{path}: {found}; needs whole numbers from 0, rows of prompts, and two classes")
@@ -131,7 +126,7 @@ class LabeledVectors(Labeled):
         self.label = path.name
         self.sides = {
             "x": Side("vector", None, get_modality("vector"), np.arange(len(labels))),
-            "y": Side("text", None, get_modality("text"), positions),
+            "y": Side("text", None, get_modality("text"), positions.astype(np.int64)),
         }
         hashed = hashlib.sha256(np.ascontiguousarray(self.x).data)
         hashed.update(labels.tobytes())
@@ -141,9 +136,6 @@ class LabeledVectors(Labeled):
 
     def __len__(self) -> int:
         return len(self.x)
-
-    def __repr__(self) -> str:
-        return f"LabeledVectors({self.label!r}, {len(self):,} vectors, {len(self.classes):,} classes)"
 
     def item(self, side: SideName, number: int) -> Any:
         """Return the vector (d_x,), or the number of its class as a text."""
@@ -181,12 +173,13 @@ def open_class_folder(folder: Path, allow_outside: bool = False) -> LabeledImage
 
     """
     path = folder / "classes.json"
-    names = _read_json(path) if path.is_file() else None
-    templates = _read_json(folder / "templates.json") if (folder / "templates.json").is_file() else list(TEMPLATES)
+    folders = _class_folders(folder)
+    names = read_json(path) if path.is_file() else folders
+    templates = read_json(folder / "templates.json") if (folder / "templates.json").is_file() else list(TEMPLATES)
     if isinstance(names, dict) and "classes" in names:
         templates = names.get("templates", templates)
         names = names["classes"]
-    classes = _name_folders(path, _class_folders(folder), names)
+    classes = _name_folders(path, folders, names)
     return LabeledImages(folder, classes, _check_templates(folder, templates), allow_outside)
 
 
@@ -196,25 +189,14 @@ def _name_folders(
     names: Any,
 ) -> dict[str, str]:
     """Return folder -> class name, in the order of the classes."""
-    if names is None:
-        return dict(zip(folders, folders, strict=True))
     values = _check_texts(path, "classes", names)
     named_folders = list(names) if isinstance(names, dict) else values
-    if set(named_folders) == set(folders):
-        return dict(zip(named_folders, values, strict=True))
-    if isinstance(names, list) and len(names) == len(folders):
-        return dict(zip(folders, values, strict=True))
-    different = sorted(set(named_folders) ^ set(folders))[:5]
-    raise UserError(
-        f"{path}: {len(named_folders)} classes for {len(folders)} folders; they differ in {', '.join(different)}"
-    )
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return parse_json(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    if set(named_folders) != set(folders):
+        if isinstance(names, dict) or len(values) != len(folders):
+            different = ", ".join(sorted(set(named_folders) ^ set(folders))[:5])
+            raise UserError(f"{path}: {len(values)} classes for {len(folders)} folders; they differ in {different}")
+        named_folders = folders
+    return dict(zip(named_folders, values, strict=True))
 
 
 def _check_texts(
@@ -231,10 +213,32 @@ def _check_texts(
 
 def _check_templates(path: Path, content: Any) -> list[str]:
     templates = _check_texts(path, "templates", content)
-    for template in templates:
-        if "{}" not in template:
-            raise UserError(f"{path}: template {template!r} needs {{}} for the class name")
+    wrong = [template for template in templates if "{}" not in template]
+    if wrong:
+        raise UserError(f"{path}: template {wrong[0]!r} needs {{}} for the class name")
     return templates
+
+
+def open_image_folder(folder: Path, allow_outside: bool = False) -> ViewPairs:
+    """Open all images in a folder and in its folders as pairs of views; names are relative to the folder.
+
+    Args:
+        folder: the folder.
+        allow_outside: follow symbolic links that lead out of the folder (setting `data.allow_outside`). Otherwise such
+            images are bad samples.
+
+    Raises:
+        UserError: if the folder has no images.
+
+    """
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise UserError(f"{folder}: the folder has no images ({', '.join(sorted(SUFFIXES))})")
+    names = (str(file.relative_to(folder)) for file in files)
+    rows = (Row(name, name, row) for row, name in enumerate(names))
+    heading = Heading("image", None, get_modality("image"), "image")
+    columns: dict[SideName, Column] = {"x": make_column(heading), "y": make_column(heading)}
+    return ViewPairs(ListedPairs(Request(folder, folder, allow_outside=allow_outside), columns, rows, "row"))
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
@@ -336,7 +340,7 @@ def read_prompts(path: Path, name: str | None = None) -> Prompts:
     """
     if path.suffix not in (".txt", ".json") or not path.is_file() or path.stat().st_size > MOST_BYTES:
         raise UserError(f"{path}: not a file of prompts; {_FORMS}")
-    content = _read_lines(path) if path.suffix == ".txt" else _read_json(path)
+    content = _read_lines(path) if path.suffix == ".txt" else read_json(path)
     if name is not None and isinstance(content, dict) and isinstance(content.get(name), list | dict):
         content = content[name]
     if not isinstance(content, dict):

@@ -142,9 +142,6 @@ class Loader:
         self._kept: dict[tuple[SideName, int], np.ndarray] = {}  # pixels by side and id
         self._lock = Lock()
 
-    def __repr__(self) -> str:
-        return f"Loader({self.pairs!r}, workers={self.workers})"
-
     @property
     def decodes(self) -> bool:
         """Whether a side has something to decode, and batches are therefore read by threads."""

@@ -10,7 +10,7 @@
 | `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
 | a folder written by clip-retrieval, DataComp's metadata | embeddings in parts | `formats.embeddings` |
 | a folder with `corpus.jsonl`, `queries.jsonl`, `qrels/` | BEIR: queries and relevant documents | `formats.beir` |
-| a folder of images | with `views`: images | `formats.views` |
+| a folder of images | with `views`: images | `labeled` |
 | a folder of folders of images, `.npz` with x and labels | labeled images or vectors | `labeled` |
 | `.npy`, `.faiss`, PATH:COLUMN | vectors of one side | `vectors` |
 | `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
@@ -21,7 +21,6 @@ cache first, see `nuclr.remote`.
 
 import difflib
 import glob
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,10 +34,9 @@ from nuclr.data.formats.embeddings import VectorPairs, is_embedding_folder
 from nuclr.data.formats.json_list import open_json_list
 from nuclr.data.formats.table import open_table
 from nuclr.data.formats.tars import expand, expand_braces, open_tars, split_parts
-from nuclr.data.formats.views import ViewPairs, open_image_folder
-from nuclr.data.labeled import LabeledVectors, has_labels, is_class_folder, open_class_folder
+from nuclr.data.labeled import LabeledVectors, has_labels, is_class_folder, open_class_folder, open_image_folder
 from nuclr.data.modalities.image import SUFFIXES
-from nuclr.data.pairs import Labeled, Pairs, SideName
+from nuclr.data.pairs import Labeled, Pairs, SideName, ViewPairs
 from nuclr.data.vectors import Vectors, is_vectors, open_vectors
 from nuclr.errors import UserError
 from nuclr.remote import file_name, is_url, join_url, local_copy, show_urls
@@ -68,7 +66,7 @@ def open(
         split: the split to read, if the source has several (setting `data.split`).
         allow_outside: read files that a list names outside of `root`, or of the list's folder without a root (setting
             `data.allow_outside`). Otherwise they are bad samples.
-        views: read only images, as pairs of an image and itself (setting `data.contrast=views`); see `formats.views`.
+        views: read only images, as pairs of an image and itself (setting `data.contrast=views`); see `ViewPairs`.
 
     Returns:
         Pairs, numbered from 0 (`nuclr.data.Pairs`), images or vectors with classes (`nuclr.data.Labeled`), or the rows
@@ -207,11 +205,8 @@ def _open(
         path=path,
         root=root,
     )
-    return _open_folder(request) if path.is_dir() else _open_file(request)
-
-
-def _open_file(request: Request) -> Pairs | Labeled:
-    path = request.path
+    if path.is_dir():
+        return _open_folder(request)
     if path.stat().st_size == 0:
         raise UserError(f"{path}: empty file")
     if file_suffix(path) not in _OPENERS:
@@ -258,13 +253,11 @@ def _open_folder(request: Request) -> Pairs | Labeled:
     path = request.path
     if is_beir(path):
         return BeirPairs(path, request.split)
-    if is_hf(path):
-        return open_arrow(request)
     if is_embedding_folder(path):
         return VectorPairs(path, request.sides["x"].key, request.sides["y"].key)
     if any(path.glob("*.tar")):
         return open_tars(expand(str(path)), request)
-    if any(path.rglob("*.parquet")):
+    if is_hf(path) or any(path.rglob("*.parquet")):
         return open_arrow(request)
     if request.views:
         return open_image_folder(path, request.allow_outside)
@@ -326,13 +319,12 @@ def _exists(path: str) -> bool:
 
 def _builtin(options: str, split: str | None) -> BuiltinPairs:
     """Return the pairs of "n=20000,seed=0,split=train"; `split` applies if the options do not name one."""
-    types = {key: type(value.default) for key, value in inspect.signature(BuiltinPairs).parameters.items()}
     arguments: dict[str, Any] = {} if split is None else {"split": split}
-    for option in filter(None, options.split(",")):
-        key, _, value = option.partition("=")
-        try:
-            arguments[key] = types[key](value)
-        except (KeyError, ValueError):
-            allowed = ", ".join(f"{name}={kind.__name__}" for name, kind in types.items())
-            raise UserError(f"builtin:{options}: {option!r}; allowed: {allowed}") from None
-    return BuiltinPairs(**arguments)
+    try:
+        for option in filter(None, options.split(",")):
+            key, _, value = option.partition("=")
+            arguments[key] = value if key == "split" else int(value)
+        return BuiltinPairs(**arguments)
+    except (TypeError, ValueError):
+        allowed = "n=int, seed=int, split=train, size=int, shapes=int"
+        raise UserError(f"builtin:{options}: wrong option; allowed: {allowed}") from None

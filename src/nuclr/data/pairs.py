@@ -1,22 +1,24 @@
-"""The interface that every source of pairs has: `Pairs`, its samples, and bad samples.
+"""The interface that every source of pairs has: `Pairs`, its samples, and bad samples; labeled items and views.
 
 A source has n pairs, numbered 0 to n - 1 by their position in the source. A question with five answers gives five pairs
 with consecutive numbers. The number of a pair never changes: it does not depend on the reading order, on resuming, on
 the number of processes, or on broken samples next to it. The objectives can therefore keep one row of state per pair.
 """
 
+import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
 from nuclr.data.side import SIDES, Side, SideName, SideWords, name_sides
-from nuclr.errors import BadSample
+from nuclr.errors import BadSample, UserError
 
-__all__ = ["SIDES", "BadSample", "Labeled", "Pairs", "Sample", "Side", "SideName"]
+__all__ = ["SIDES", "BadSample", "Labeled", "Pairs", "Sample", "Side", "SideName", "ViewPairs"]
 
 
 class Sample(NamedTuple):
@@ -200,3 +202,59 @@ class Labeled(Pairs):
 def fill_templates(templates: Sequence[str], names: Sequence[str]) -> list[list[str]]:
     """Return, for each name of a class, every template with the name instead of {}."""
     return [[template.replace("{}", name) for template in templates] for name in names]
+
+
+class ViewPairs(Pairs):
+    """Pairs whose x and y are the same image.
+
+    Every distinct image of the source is one pair, in the order of their first pairs.
+
+    Args:
+        source: pairs with images on one side.
+
+    Raises:
+        UserError: if no side of the source holds images.
+
+    Example:
+        >>> from nuclr.data import open_pairs
+        >>> ViewPairs(open_pairs("builtin:n=100"))
+        ViewPairs('seed=0,split=train', 100 pairs, image to image)
+
+    """
+
+    views = True
+
+    def __init__(self, source: Pairs) -> None:
+        sides = [name for name in SIDES if source.sides[name].modality.has_crops]
+        if not sides:
+            held = " and ".join(f"{kind}s" for kind in dict.fromkeys(source.modalities))
+            raise UserError(
+                f"{source.label}: data.contrast=views needs images, and this source holds {held}; "
+                "name the column of images with data.x.key, or leave out data.contrast"
+            )
+        self._source = source
+        self._side = sides[0]
+        side = source.sides[self._side]
+        _, first = np.unique(side.ids, return_index=True)
+        self._numbers = np.sort(first)
+        ids = np.arange(len(first))
+        self.sides = {"x": replace(side, name="view 1", ids=ids), "y": replace(side, name="view 2", ids=ids)}
+        self.label = source.label
+        self.fingerprint = hashlib.sha256(f"views {source.fingerprint}".encode()).hexdigest()
+        self.known_bad: dict[int, str] = {}  # an empty caption, for example, does not make the image bad
+        self.folder = source.folder
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def item(self, side: SideName, number: int) -> Any:  # noqa: ARG002
+        """Return the image, not decoded yet; it is the same on both sides."""
+        return self._source.item(self._side, int(self._numbers[number]))
+
+    def name(self, number: int) -> str:
+        """Return the name of the image in the source."""
+        return self._source.name(int(self._numbers[number]))
+
+    def stamp(self) -> str:
+        """Return the stamp of the source."""
+        return self._source.stamp()

@@ -44,6 +44,12 @@ class Source:
         """Return the number of coordinates of the vectors on one side; None for items of other modalities."""
         return self.pairs.sides[side].modality.width(self.pairs.item(side, int(self.numbers[0])))
 
+    def describe(self, side: SideName) -> str:
+        """Return what a side holds, such as "texts" or "vectors of 384 coordinates"."""
+        width = self.width(side)
+        items = f"{self.pairs.sides[side].modality.name}s"
+        return items if width is None else f"{items} of {width} coordinates"
+
 
 def check_samples(
     pairs: Pairs,
@@ -144,11 +150,10 @@ def read_keep(path: str | Path, n: int) -> np.ndarray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy warns about an empty file
             numbers = read_npy(path) if path.suffix == ".npy" else np.loadtxt(path, np.int64, ndmin=1)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
+            raise ValueError(f"holds {numbers.dtype} of shape {numbers.shape}")
     except (OSError, ValueError) as error:
-        raise UserError(f"data.keep={path}: {str(error)[:200]}; write one whole number per line") from None
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
-        needs = "needs whole numbers of shape (n,), n > 0"
-        raise UserError(f"data.keep={path}: holds {numbers.dtype} of shape {numbers.shape}; {needs}")
+        raise UserError(f"data.keep={path}: {str(error)[:200]}; needs whole numbers, one per line") from None
     outside = numbers[(numbers < 0) | (numbers >= n)]
     if len(outside):
         raise UserError(f"data.keep={path}: pair {outside[0]} does not exist; the data has pairs 0 to {n - 1}")
@@ -290,13 +295,10 @@ def check_compatible(
 ) -> None:
     """Refuse held-out pairs, of the setting `key`, of another modality or width than the training pairs."""
     for side in SIDES:
-        trained = train.pairs.sides[side].modality.name
-        held_out = val.pairs.sides[side].modality.name
+        trained = train.describe(side)
+        held_out = val.describe(side)
         if trained != held_out:
-            raise UserError(f"{key} holds {held_out}s on side {side}, but data.train holds {trained}s")
-        if train.width(side) != val.width(side):
-            widths = f"{val.width(side)} coordinates on side {side}, but data.train of {train.width(side)}"
-            raise UserError(f"{key} has {held_out}s of {widths}")
+            raise UserError(f"{key} holds {held_out} on side {side}, but data.train holds {trained}")
 
 
 def describe_overlap(

@@ -118,16 +118,26 @@ def open_vectors(argument: str | Path, preferred: str = "x") -> Vectors:
     source, column = split_argument(str(argument))
     with show_urls():
         path = local_copy(source) if is_url(source) else Path(source)
-        if not path.exists():
-            raise UserError(f"{path}: no such file or folder")
         vectors = _reader(path)(path, column, preferred)
     vectors = replace(vectors, source=source)
-    rows = vectors.rows
-    if rows.ndim != 2 or rows.dtype.kind != "f" or rows.dtype.itemsize > 8:
-        raise UserError(f"{vectors.name}: {rows.dtype} of shape {rows.shape}; needs floating-point numbers (n, d)")
-    if not len(rows):
-        raise UserError(f"{vectors.name}: has no rows")
+    require_vectors(vectors.name, vectors.rows)
     return vectors
+
+
+def require_vectors(name: str, rows: Any) -> None:
+    """Refuse what is not a matrix of floating-point numbers with at least one row.
+
+    Args:
+        name: where it comes from, for the message.
+        rows: an array, or `nuclr.stacked.Stacked`.
+
+    Raises:
+        UserError: names its type and shape.
+
+    """
+    if rows.ndim != 2 or rows.dtype.kind != "f" or rows.dtype.itemsize > 8 or 0 in rows.shape:
+        needs = "needs floating-point numbers (n, d), at least one row"
+        raise UserError(f"{name}: {rows.dtype} of shape {rows.shape}; {needs}")
 
 
 def is_vectors(argument: str) -> bool:
@@ -136,11 +146,17 @@ def is_vectors(argument: str) -> bool:
     return Path(source).suffix in (".npy", *INDEXES) or (column is not None and Path(source).exists())
 
 
-def open_sides(argument: str) -> tuple[Vectors, Vectors]:
+def open_sides(
+    argument: str,
+    x_key: str | None = None,
+    y_key: str | None = None,
+) -> tuple[Vectors, Vectors]:
     """Open both sides of pairs: x and y of an embedding file, or two arrays of a folder of embeddings.
 
     Args:
         argument: FILE, FOLDER, or FOLDER:ARRAY with the array of side x, if the folder has those of several models.
+        x_key: the array of side x in a folder (setting `data.x.key`).
+        y_key: the array of side y in a folder (setting `data.y.key`).
 
     Raises:
         UserError: if there is nothing to read, or it does not hold pairs.
@@ -148,10 +164,11 @@ def open_sides(argument: str) -> tuple[Vectors, Vectors]:
     """
     source, column = split_argument(argument)
     keys: tuple[str, ...] = SIDES
-    if column is not None:
-        from nuclr.data.formats.embeddings import EmbeddingFolder
+    if Path(source).is_dir():
+        from nuclr.data.formats.embeddings import EmbeddingFolder, is_embedding_folder
 
-        keys = EmbeddingFolder(Path(source)).sides(column)
+        if is_embedding_folder(Path(source)):
+            keys = EmbeddingFolder(Path(source)).sides(column or x_key, y_key)
     return open_vectors(f"{source}:{keys[0]}"), open_vectors(f"{source}:{keys[1]}")
 
 
@@ -186,13 +203,13 @@ def split_argument(argument: str) -> tuple[str, str | None]:
 
 
 def _reader(path: Path) -> Callable[[Path, str | None, str], Vectors]:
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
     if path.is_dir():
         return _read_folder
     if path.suffix.lower() not in _READERS:
         kinds = f"{', '.join(_READERS)}, a dataset on disk, a folder of embeddings"
-        raise UserError(
-            f"{path}: not a file of vectors; allowed: {kinds}. Texts have to be embedded first (nuclr embed)"
-        )
+        raise UserError(f"{path}: not a file of vectors; allowed: {kinds}; embed texts first (nuclr embed)")
     return _READERS[path.suffix.lower()]
 
 
@@ -277,9 +294,9 @@ def _read_folder(
 
     if is_embedding_folder(path):
         folder = EmbeddingFolder(path)
-        if column in SIDES or (column is None and len(folder.keys) > 1):
+        if column in SIDES or (column is None and len(folder.arrays) > 1):
             column = folder.sides()[SIDES.index(column or preferred)]
-        column = _choose(path, column, preferred, folder.keys)
+        column = _choose(path, column, preferred, list(folder.arrays))
         rows = folder.features(column)
         links = np.stack([np.arange(len(rows)), np.arange(len(rows))], axis=1)
         return Vectors(rows, str(path), column, folder.labels(column), links)

@@ -319,7 +319,7 @@ class HubnessChange:
         never_found: Share of the items that no query finds.
         skewness: Of N_k.
         correlation: Rank correlation of the bias with N_k before; NaN if one of the two is constant.
-        recall: Recall@1 of the queries with a right answer; None if none is known.
+        recall: Recall@1 of the queries with a right answer.
         gain: Change of recall@1 with its interval.
 
     """
@@ -327,16 +327,15 @@ class HubnessChange:
     never_found: tuple[float, float]
     skewness: tuple[float, float]
     correlation: float
-    recall: tuple[float, float] | None = None
-    gain: Interval | None = None
+    recall: tuple[float, float]
+    gain: Interval
 
 
 def hubness_change(
     bank: tuple[Features, Features],
     queries: Features,
     gallery: Features,
-    links: Integers | None = None,
-    temperature: float | None = None,
+    links: Integers,
     k: int = K,
 ) -> HubnessChange:
     """Measure the hubness of a gallery before and after correction.
@@ -346,11 +345,10 @@ def hubness_change(
         queries: Features of held-out queries, (n_queries, d).
         gallery: Features of what they search, (n_gallery, d).
         links: Rows (query, right answer), (n, 2).
-        temperature: Of the correction. None: the default of `PopularityCorrection`.
         k: How many items a query looks at; at most the size of the gallery.
 
     Returns:
-        The measures before and after correction; with links also recall@1 and the interval of its gain.
+        The measures before and after correction, with the default settings of `PopularityCorrection`.
 
     Raises:
         ValueError: If an argument has a wrong type or shape.
@@ -363,7 +361,7 @@ def hubness_change(
         True
 
     """
-    fix = _fit(PopularityCorrection(temperature), *bank)
+    fix = _fit(PopularityCorrection(), *bank)
     bias = fix.bias(gallery)
     queries = as_rows("queries", queries)
     gallery = as_rows("gallery", gallery)
@@ -378,8 +376,8 @@ def hubness_change(
         never_found=(plain.never_found, corrected.never_found),
         skewness=(plain.skewness, corrected.skewness),
         correlation=rank_correlation(bias, plain.counts),
-        recall=None if links is None else (plain.recall(links), corrected.recall(links)),
-        gain=None if links is None else change_interval(plain.hits(links), corrected.hits(links)),
+        recall=(plain.recall(links), corrected.recall(links)),
+        gain=change_interval(plain.hits(links), corrected.hits(links)),
     )
 
 

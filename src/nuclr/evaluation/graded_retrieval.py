@@ -169,52 +169,40 @@ def document_ranks(
         width=features_q.shape[1],
     )
     n = len(features_c)
-    query, document, relevance = _relevant(qrels, len(features_q), n)
+    judged = _relevant(qrels, len(features_q), n)
     subtracted = None if bias is None else as_vector("bias", bias, n)
     before = _tie_order(ids, n).to(features_c.device)
     skipped = torch.zeros(0, 2, dtype=torch.long)
     if ignore is not None and len(ignore):
-        skipped = as_links("ignore", ignore, len(features_q), n, ("queries", "corpus"))
-    rank = torch.empty(len(query), dtype=torch.float64)
-    rows, counts = torch.unique_consecutive(query, return_counts=True)
+        skipped = as_links("ignore", ignore, len(features_q), n, ("queries", "corpus")).cpu()
+    ranks: list[Tensor] = []
     size = max(_FEWEST_ROWS, TILE // n)
-    start = 0
-    for tile, tile_counts in zip(rows.split(size), counts.split(size), strict=True):
+    for tile in torch.unique_consecutive(judged[:, 0]).split(size):
         scores = features_q[tile] @ features_c.T
         if subtracted is not None:
             scores -= subtracted.to(scores)
         scores = scores.float()  # trec_eval's precision, which decides about ties
-        for row, count, of_query in zip(tile.tolist(), tile_counts.tolist(), scores, strict=True):
-            own = document[start : start + count]
-            left_out = skipped[skipped[:, 0] == row, 1]
-            of_query[left_out] = -torch.inf
-            rank[start : start + count] = _ranks_in_row(of_query, own, before).double().cpu()
-            rank[start : start + count][torch.isin(own, left_out)] = torch.inf
-            start += count
-    order = _sort_by(query, rank)
-    return DocumentRanks(query[order], document[order], relevance[order], rank[order])
-
-
-def _ranks_in_row(
-    scores: Tensor,
-    documents: Tensor,
-    before: Tensor,
-) -> Tensor:
-    """Return the ranks of these documents, from 1; `before` (n,) holds the position of each document among ties."""
-    ranks = torch.empty_like(documents)
-    for number, document in enumerate(documents.tolist()):
-        score = scores[document]
-        tied = (scores == score).nonzero().flatten()
-        ranks[number] = 1 + (scores > score).sum() + (before[tied] < before[document]).sum()
-    return ranks
+        left_out = skipped[torch.isin(skipped[:, 0], tile)]
+        scores[torch.searchsorted(tile, left_out[:, 0].contiguous()), left_out[:, 1]] = -torch.inf
+        own = judged[torch.isin(judged[:, 0], tile)]
+        rows = torch.searchsorted(tile, own[:, 0].contiguous())
+        for row, document in torch.stack([rows, own[:, 1]], dim=1).tolist():
+            score = scores[row, document]
+            tied = (scores[row] == score).nonzero().flatten()
+            ranks.append(1 + (scores[row] > score).sum() + (before[tied] < before[document]).sum())
+    rank = torch.stack(ranks).double().cpu()
+    rank[torch.isin(judged[:, 0] * n + judged[:, 1], skipped[:, 0] * n + skipped[:, 1])] = torch.inf
+    order = _sort_by(judged[:, 0], rank)
+    query, document_row, relevance = judged[order].unbind(1)
+    return DocumentRanks(query, document_row, relevance, rank[order])
 
 
 def _relevant(
     qrels: Integers,
     n_queries: int,
     n_documents: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, document and relevance of the relevant judgments, sorted by query; refuse wrong judgments."""
+) -> Tensor:
+    """Return the relevant judgments, (m, 3), sorted by query; refuse wrong judgments."""
     judged = as_integers("qrels", qrels, None, 3).cpu()
     links = as_links("qrels", judged[:, :2], n_queries, n_documents, ("queries", "corpus"))
     pairs, counts = torch.unique(
@@ -230,8 +218,7 @@ def _relevant(
     missing = missing[~torch.isin(missing, relevant[:, 0])]
     if len(missing):
         raise ValueError(f"query {int(missing[0])} has judgments in qrels but no relevant document; leave it out")
-    query, document, relevance = relevant[torch.argsort(relevant[:, 0], stable=True)].unbind(1)
-    return query, document, relevance
+    return relevant[torch.argsort(relevant[:, 0], stable=True)]
 
 
 def _tie_order(ids: Sequence[str] | None, n: int) -> Tensor:

@@ -50,12 +50,6 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def percentile_interval(difference: float, resampled: np.ndarray) -> Interval:
-    """Return a difference with the percentile interval of its resamples, (resamples,)."""
-    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(difference, float(low), float(high))
-
-
 @dataclass(frozen=True)
 class Fold:
     """Outcome of one method on one set under one setting.
@@ -64,14 +58,14 @@ class Fold:
         name: Name of the set; folds of the same set draw the same clusters.
         total: (seeds, clusters) by direction, sum of the values over a cluster's queries.
         count: (clusters,) by direction, number of a cluster's queries.
-        copies: (clusters,), how many equal clusters an entry stands for; None: one each.
+        copies: (clusters,), how many equal clusters an entry stands for.
 
     """
 
     name: str
     total: dict[str, np.ndarray]
     count: dict[str, np.ndarray]
-    copies: np.ndarray | None = None
+    copies: np.ndarray
 
 
 def fold(
@@ -99,17 +93,16 @@ def fold(
         owner = outcomes[0][f"{key}{CLUSTER}"]
         total[key] = np.stack([np.bincount(owner, one[key][:, column], size) for one in outcomes])
         count[key] = np.bincount(owner, minlength=size).astype(np.float64)
-    return Fold(name, total, count)
+    return Fold(name, total, count, np.ones(size))
 
 
 def per_seed(folds: Sequence[Fold], direction: str | None = None) -> np.ndarray:
     """Return the metric of each seed, (seeds,): the mean over folds and directions, or over one direction."""
     values = []
     for one in folds:
-        copies = 1.0 if one.copies is None else one.copies
         for key in one.total:
             if direction in (None, key):
-                values.append((one.total[key] * copies).sum(axis=1) / (one.count[key] * copies).sum())
+                values.append((one.total[key] * one.copies).sum(axis=1) / (one.count[key] * one.copies).sum())
     return np.asarray(np.mean(values, axis=0))
 
 
@@ -145,11 +138,11 @@ class Bootstrap:
         """Return the mean over seeds of `per_seed` in every resample, (resamples,)."""
         values = []
         for one in folds:
-            for key in (key for key in one.total if direction in (None, key)):
-                copies = np.ones(len(one.count[key])) if one.copies is None else one.copies
-                weights = self.clusters(one.name, copies)
-                by_seed = (weights @ one.total[key].T) / (weights @ one.count[key])[:, None]
-                values.append((by_seed * self._seeds).sum(axis=1))
+            weights = self.clusters(one.name, one.copies)
+            for key in one.total:
+                if direction in (None, key):
+                    by_seed = (weights @ one.total[key].T) / (weights @ one.count[key])[:, None]
+                    values.append((by_seed * self._seeds).sum(axis=1))
         return np.asarray(np.mean(values, axis=0))
 
     def difference(
@@ -160,7 +153,9 @@ class Bootstrap:
     ) -> Interval:
         """Return a - b: the mean over seeds with its interval."""
         point = float(per_seed(a, direction).mean() - per_seed(b, direction).mean())
-        return percentile_interval(point, self.metrics(a, direction) - self.metrics(b, direction))
+        resampled = self.metrics(a, direction) - self.metrics(b, direction)
+        low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return Interval(point, float(low), float(high))
 
 
 def change_interval(

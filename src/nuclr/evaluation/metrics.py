@@ -240,22 +240,14 @@ def metrics_by_convention(metrics: Mapping[str, float]) -> dict[str, dict[str, f
             continue
         metric, direction = found
         gallery = direction.rpartition("_to_")[2]
+        # The paper reports the mean of both directions, the other two report each direction.
+        is_mean_of_images = direction == "mean" and f"image_to_text_{metric.key}" in metrics
         for convention, alias in metric.aliases.items():
-            # The paper reports the mean of both directions, the other two report each direction.
-            if convention == "paper" and (not direction or _is_mean_of_images(metrics, metric, direction)):
+            if convention == "paper" and (not direction or is_mean_of_images):
                 named["paper"][alias] = 100 * value
             elif convention != "paper" and direction in ("image_to_text", "text_to_image", ""):
                 named[convention][alias.format(direction=direction, gallery=gallery)] = value
     return named
-
-
-def _is_mean_of_images(
-    metrics: Mapping[str, float],
-    metric: Metric,
-    direction: str,
-) -> bool:
-    """Return whether a value is the mean over both directions between images and texts."""
-    return direction == "mean" and f"image_to_text_{metric.key}" in metrics
 
 
 # ---------------------------------------------------------------------------------------------------------------------

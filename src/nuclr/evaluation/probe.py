@@ -5,6 +5,7 @@ an image. A test set that has no training part is divided into halves (`split_ha
 neighbors, or the training half of the probe, and the queries.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,42 +87,8 @@ def knn_accuracy(
         1.0
 
     """
-    return float(knn_hits(gallery, labels, queries, query_labels, k, temperature).mean())
-
-
-@torch.no_grad()
-def knn_hits(
-    gallery: Features,
-    labels: Integers,
-    queries: Features,
-    query_labels: Integers,
-    k: int = K,
-    temperature: float | None = TEMPERATURE,
-) -> Tensor:
-    """Return the outcome of every query of `knn_accuracy`, (m,) float64; same arguments.
-
-    It is the probability that the right class is chosen: classes with equal votes are in random order.
-    """
-    known, asked, targets, query_targets = _labeled(gallery, labels, queries, query_labels)
-    classes = int(targets.max()) + 1
-    if not 1 <= k <= len(known):
-        raise ValueError(f"k={k}; allowed: 1 to {len(known)}, the rows of gallery")
-    if temperature is not None:
-        as_positive("temperature", temperature)
-    known = unit_rows(known)
-    asked = unit_rows(asked)
-    hits = []
-    size = max(1, TILE // max(len(known), classes))
-    for rows, own in zip(asked.split(size), query_targets.split(size), strict=True):
-        similarity, neighbor = (rows @ known.T).double().topk(k, dim=1)
-        # Relative to the nearest neighbor, so that nothing overflows.
-        weight = ((similarity - similarity[:, :1]) / (temperature or 1.0)).exp()
-        weight = torch.ones_like(weight) if temperature is None else weight
-        votes = weight.new_zeros(len(rows), classes).scatter_add(1, targets[neighbor], weight)
-        best = votes == votes.max(dim=1, keepdim=True).values
-        right = best.gather(1, own.clamp(min=0)[:, None]).squeeze(1) & (own >= 0)
-        hits.append(right / best.sum(dim=1).double())
-    return torch.cat(hits)
+    halves = _checked_halves(gallery, labels, queries, query_labels, ("gallery", "labels", "queries", "query_labels"))
+    return float(halves.neighbor_hits(temperature, k).mean())
 
 
 @dataclass(frozen=True)
@@ -130,9 +97,9 @@ class LabeledHalves:
 
     Attributes:
         known: Features of the labeled half, (n, d).
-        labels: Their classes, (n,).
+        labels: Their classes, (n,), numbered from 0.
         asked: Features to classify, (m, d).
-        asked_labels: Their classes, (m,).
+        asked_labels: Their classes, (m,); -1 for a class that the labeled half does not have.
 
     """
 
@@ -149,7 +116,7 @@ class LabeledHalves:
     @property
     def classes(self) -> int:
         """Number of classes."""
-        return len(torch.unique(torch.cat([self.labels, self.asked_labels])))
+        return int(self.labels.max()) + 1
 
     @cached_property
     def regularization(self) -> float:
@@ -160,13 +127,34 @@ class LabeledHalves:
         """Return the probability that a random class is right, (m,)."""
         return torch.full((len(self.asked),), 1 / self.classes, dtype=torch.float64)
 
-    def neighbor_hits(self, temperature: float | None = TEMPERATURE) -> Tensor:
-        """Return the outcome of each classification by nearest neighbors, (m,)."""
-        return knn_hits(self.known, self.labels, self.asked, self.asked_labels, self.k, temperature)
+    @torch.no_grad()
+    def neighbor_hits(self, temperature: float | None = TEMPERATURE, k: int | None = None) -> Tensor:
+        """Return the probability that k neighbors (None: `self.k`) choose the right class, (m,) float64.
 
-    def probe_hits(self) -> Tensor:
-        """Return the outcome of each classification by a linear probe, (m,)."""
-        return linear_probe_hits(self.known, self.labels, self.asked, self.asked_labels, self.regularization)
+        Classes with equal votes are in random order.
+        """
+        k = self.k if k is None else k
+        if not 1 <= k <= len(self.known):
+            raise ValueError(f"k={k}; allowed: 1 to {len(self.known)}, the rows of gallery")
+        # At an infinite temperature all votes are equal.
+        divisor = math.inf if temperature is None else as_positive("temperature", temperature)
+        known = unit_rows(self.known)
+        hits = []
+        size = max(1, TILE // max(len(known), self.classes))
+        for rows, own in zip(unit_rows(self.asked).split(size), self.asked_labels.split(size), strict=True):
+            similarity, neighbor = (rows @ known.T).double().topk(k, dim=1)
+            weight = ((similarity - similarity[:, :1]) / divisor).exp()  # a difference, so that nothing overflows
+            votes = weight.new_zeros(len(rows), self.classes).scatter_add(1, self.labels[neighbor], weight)
+            best = votes == votes.max(dim=1, keepdim=True).values
+            right = best.gather(1, own.clamp(min=0)[:, None]).squeeze(1) & (own >= 0)
+            hits.append(right / best.sum(dim=1).double())
+        return torch.cat(hits)
+
+    def probe_hits(self, regularization: float | None = None) -> Tensor:
+        """Return whether a linear probe (None: with `self.regularization`) finds the right class, (m,) float64."""
+        penalty = self.regularization if regularization is None else regularization
+        predict = _fit(self.known, self.labels, as_positive("regularization", penalty))
+        return (predict(self.asked) == self.asked_labels).double()
 
 
 def labeled_halves(x: Features, labels: Integers) -> LabeledHalves:
@@ -186,7 +174,7 @@ def labeled_halves(x: Features, labels: Integers) -> LabeledHalves:
     features = as_features("x", x, "any")
     targets = as_integers("labels", labels, len(features)).to(features.device)
     first, second = split_halves(targets)
-    return LabeledHalves(features[first], targets[first], features[second], targets[second])
+    return _checked_halves(features[first], targets[first], features[second], targets[second])
 
 
 def knn_metrics(x: Features, labels: Integers) -> dict[str, float]:
@@ -248,21 +236,8 @@ def linear_probe_accuracy(
         1.0
 
     """
-    return float(linear_probe_hits(train_x, train_y, test_x, test_y, regularization).mean())
-
-
-def linear_probe_hits(
-    train_x: Features,
-    train_y: Integers,
-    test_x: Features,
-    test_y: Integers,
-    regularization: float | None = None,
-) -> Tensor:
-    """Return the outcome of every classification of `linear_probe_accuracy`, (m,) float64; same arguments."""
-    names = ("train_x", "train_y", "test_x", "test_y")
-    x, other, targets, test_targets = _labeled(train_x, train_y, test_x, test_y, names)
-    penalty = choose_regularization(x, targets) if regularization is None else regularization
-    return (_fit(x, targets, as_positive("regularization", penalty))(other) == test_targets).double()
+    halves = _checked_halves(train_x, train_y, test_x, test_y, ("train_x", "train_y", "test_x", "test_y"))
+    return float(halves.probe_hits(regularization).mean())
 
 
 def choose_regularization(x: Features, labels: Integers) -> float:
@@ -366,17 +341,14 @@ def fit_logistic_regression(
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def _labeled(
+def _checked_halves(
     first: Features,
     first_labels: Integers,
     second: Features,
     second_labels: Integers,
-    names: tuple[str, str, str, str] = ("gallery", "labels", "queries", "query_labels"),
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return both sets of features, then their labels, after checking them.
-
-    The classes of the first set are numbered from 0. A class that occurs only in the second set is -1.
-    """
+    names: tuple[str, str, str, str] = ("x", "labels", "x", "labels"),
+) -> LabeledHalves:
+    """Return features with labels, and features to classify, after checking them."""
     x = as_features(names[0], first, "any")
     other = as_features(
         names[2],
@@ -390,7 +362,7 @@ def _labeled(
     classes, targets = torch.unique(as_integers(names[1], first_labels, len(x)).to(x.device), return_inverse=True)
     asked = as_integers(names[3], second_labels, len(other)).to(x.device)
     position = torch.searchsorted(classes, asked).clamp(max=len(classes) - 1)
-    return x, other, targets, torch.where(classes[position] == asked, position, -1)
+    return LabeledHalves(x, targets, other, torch.where(classes[position] == asked, position, -1))
 
 
 def _position_in_class(labels: Tensor) -> Tensor:

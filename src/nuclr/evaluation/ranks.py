@@ -24,6 +24,7 @@ from nuclr.arrays import (
     as_links,
     as_tensor,
     as_vector,
+    describe,
 )
 
 TILE = 2**22  # scores per tile; larger tiles no longer fit into the caches and are slower
@@ -144,11 +145,8 @@ def query_ranks_from_scores(
 
     """
     matrix = as_tensor("scores", scores)
-    if matrix.ndim != 2:
-        raise ValueError(f"scores has shape {tuple(matrix.shape)}; needs (n_queries, n_gallery)")
-    if matrix.isnan().any():
-        row, column = matrix.isnan().nonzero()[0].tolist()
-        raise ValueError(f"scores[{row}, {column}] is NaN, which has no rank")
+    if matrix.ndim != 2 or bool(matrix.isnan().any()):
+        raise ValueError(f"scores is {describe(matrix)}; needs (n_queries, n_gallery) without NaN")
     matrix = matrix if matrix.is_floating_point() else matrix.double()
     return _ranks(lambda rows: matrix[rows], matrix.shape[0], matrix.shape[1], links, bias)
 
@@ -233,7 +231,7 @@ def rank_correlation(a: Array, b: Array) -> float:
         A number in [-1, 1], or NaN if one of the two is constant.
 
     Raises:
-        ValueError: If `a` and `b` are not vectors of one length.
+        ValueError: If `a` and `b` are not vectors of one length, or a number is not finite.
 
     Example:
         >>> import numpy as np
@@ -241,11 +239,9 @@ def rank_correlation(a: Array, b: Array) -> float:
         1.0
 
     """
-    vectors = [as_tensor(name, value).detach().cpu() for name, value in (("a", a), ("b", b))]
-    if vectors[0].ndim != 1 or vectors[0].shape != vectors[1].shape:
-        shapes = [tuple(vector.shape) for vector in vectors]
-        raise ValueError(f"a has shape {shapes[0]} and b {shapes[1]}; give two vectors of one length")
-    ranks = torch.stack([_mean_ranks(vector) for vector in vectors])
+    first = as_vector("a", a, len(a)).cpu()
+    second = as_vector("b", b, len(a)).cpu()
+    ranks = torch.stack([_mean_ranks(first), _mean_ranks(second)])
     if bool((ranks == ranks[:, :1]).all(dim=1).any()):
         return float("nan")
     return torch.corrcoef(ranks)[0, 1].item()

@@ -5,7 +5,6 @@ list that is part of the data set, or from a `classes.json` that the user puts n
 our own wording. A file that is missing, and an incomplete copy, are refused by name.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,16 +90,12 @@ class ClassificationSet:
     archives: bool = False
 
 
-def _all_splits(*names: str) -> dict[str, tuple[str, ...]]:
-    return dict.fromkeys(("test", "val"), names)
-
-
 RETRIEVAL = {
     "mscoco": RetrievalSet(
         title="MSCOCO",
         lists=(
             CaptionLists(
-                files=_all_splits("dataset_coco.json", "dataset.json"),
+                files=dict.fromkeys(("test", "val"), ("dataset_coco.json", "dataset.json")),
                 has_splits=True,
                 images=((".", "val2014"), ("images", "images/val2014")),
             ),
@@ -118,7 +113,7 @@ RETRIEVAL = {
         title="Flickr30k",
         lists=(
             CaptionLists(
-                files=_all_splits("dataset_flickr30k.json", "dataset.json"),
+                files=dict.fromkeys(("test", "val"), ("dataset_flickr30k.json", "dataset.json")),
                 has_splits=True,
                 images=tuple((name, name) for name in ("flickr30k-images", "flickr30k_images", "images", "Images")),
             ),
@@ -254,17 +249,15 @@ def parse_standard(
 
     """
     name, colon, folder = text.partition(":")
-    if is_url(text) or Path(text).exists() or name == "builtin" or not (colon or name in known):
+    is_path = "::" in text or is_url(text) or Path(text).exists()  # "::" separates several tars
+    if is_path or name == "builtin" or not (colon or name in known):
         return None
-    if name in known:
-        if not folder:
-            raise UserError(f"{option} {text}: name its folder, as in {name}:FOLDER; it needs {known[name].layout}")
+    if name in known and folder:
         return name, Path(folder)
-    if "/" in name or "{" in text:
+    if name not in known and ("/" in name or "{" in text):
         return None
-    near = difflib.get_close_matches(name, known)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    raise UserError(f"{option} {text}: there is no set called {name!r}; {hint}")
+    example = name if name in known else next(iter(known))
+    raise UserError(f"{option} {text}: name a set and its folder, as in {example}:FOLDER; known: {', '.join(known)}")
 
 
 def open_standard_pairs(
@@ -334,14 +327,15 @@ def open_standard_classes(
     known = CLASSIFICATION[name]
     places = [folder / below for below in known.folders]
     class_folder = next((place for place in places if len(_class_folders(place)) == known.classes), None)
-    images: Labeled | None = None
+    archive = open_cifar(name, folder) if class_folder is None and known.archives else None
+    images: Labeled
     if class_folder is not None:
         images = _open_folders(class_folder, folder, known, allow_outside)
         path = class_folder
-    elif known.archives and (archive := open_cifar(name, folder)) is not None:
+    elif archive is not None:
         images = archive
         path = archive.path
-    if images is None:
+    else:
         raise UserError(f"{known.title}: {folder} does not have {known.classes} class folders; it needs {known.layout}")
     images.templates = list(known.templates)
     numbers = np.arange(len(images))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nuclr.arrays import Features, Integers, as_integers, as_tensor, rescale_extreme_rows
+from nuclr.arrays import Features, Integers, as_features, as_integers, as_links, rescale_extreme_rows
 from nuclr.evaluation import metrics
 from nuclr.evaluation.ranks import Ranks, query_ranks
 
@@ -22,7 +22,7 @@ def class_features(prompts: Sequence[Features]) -> Tensor:
         (classes, d): prompts are normalized, averaged, and normalized again.
 
     Raises:
-        ValueError: If the prompts of a class are not a matrix.
+        ValueError: If the prompts of a class are not a matrix of finite numbers, or a class has none.
 
     Example:
         >>> import torch
@@ -30,14 +30,14 @@ def class_features(prompts: Sequence[Features]) -> Tensor:
         [[1.0, 0.0], [0.0, 1.0]]
 
     """
-    matrices = [as_tensor(f"prompts[{number}]", features) for number, features in enumerate(prompts)]
-    for number, features in enumerate(matrices):
-        if features.ndim != 2 or not len(features):
-            raise ValueError(f"prompts[{number}] has shape {tuple(features.shape)}; needs (m, d) with m at least 1")
-    # In half precision the norm of a row may overflow.
-    matrices = [features if features.dtype.itemsize >= 4 else features.float() for features in matrices]
-    matrices = [rescale_extreme_rows(features, small=False) for features in matrices]
-    return torch.stack([normalize(normalize(features, dim=1).mean(dim=0), dim=0) for features in matrices])
+    means = []
+    for number, features in enumerate(prompts):
+        rows = as_features(f"prompts[{number}]", features, "any")
+        if not len(rows):
+            raise ValueError(f"prompts[{number}] has no rows; needs at least one prompt per class")
+        mean = normalize(rescale_extreme_rows(rows, small=False), dim=1).mean(dim=0)
+        means.append(normalize(mean, dim=0))
+    return torch.stack(means)
 
 
 @dataclass(frozen=True)
@@ -89,29 +89,29 @@ def zero_shot_metrics(
         0.6666666666666666
 
     """
-    targets = as_integers("labels", labels, len(x))
-    outside = ((targets < 0) | (targets >= len(classes))).nonzero().flatten()
-    if len(outside):
-        row = int(outside[0])
-        raise ValueError(f"labels[{row}]={int(targets[row])}; allowed: 0 to {len(classes) - 1}, the rows of classes")
-    return metrics.measure("zero_shot", classify(x, classes, targets))
+    return metrics.measure("zero_shot", classify(x, classes, labels))
 
 
 def classify(
     x: Features,
     classes: Features,
-    labels: Tensor,
+    labels: Integers,
 ) -> Classified:
     """Rank the classes for each image.
 
     Args:
         x: Features of the images, (n, d).
         classes: Features of the classes, (c, d).
-        labels: Class of each image, (n,) int64.
+        labels: Class of each image, (n,) integers.
 
     Returns:
         What the zero-shot metrics are computed from.
 
+    Raises:
+        ValueError: As in `zero_shot_metrics`.
+
     """
-    links = torch.stack([torch.arange(len(labels), device=labels.device), labels], dim=1)
-    return Classified(query_ranks(x, classes, links), labels)
+    targets = as_integers("labels", labels, len(x))
+    pairs = torch.stack([torch.arange(len(targets), device=targets.device), targets], dim=1)
+    links = as_links("labels", pairs, len(x), len(classes), ("images", "classes"))
+    return Classified(query_ranks(x, classes, links), targets)

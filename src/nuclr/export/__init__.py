@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from nuclr.errors import UserError
+from nuclr.errors import UserError, first_line
 
 __all__ = ["TARGETS", "export"]
 
@@ -75,10 +75,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         UserError: if `out` is a file, is not empty, or cannot be written.
 
     """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: there is a file with this name; name a new folder")
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out {out}: the folder is not empty; remove it or name another one")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"--out {out}: exists and is not an empty folder; remove it or name another one")
     out = out.absolute()
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -89,7 +87,6 @@ def new_folder(out: Path) -> Iterator[Path]:
             out.rmdir()
         (temporary / out.name).rename(out)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"--out {out}: cannot be written ({reason})") from error
+        raise UserError(f"--out {out}: cannot be written ({first_line(error)})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from nuclr.export.trained import Trained, Written
 from nuclr.models import Encoder, Tokenizer
@@ -69,12 +68,6 @@ def write_joint_model(trained: Trained, folder: Path) -> None:
     trained.write_inputs(texts, folder)
 
 
-def pooled_features(tower: ImageTower) -> Tensor | None:
-    """Return the output of a backbone's own pooling for one image, (1, d) or (1, d, 1, 1); None if it has none."""
-    options: dict[str, Any] = {"interpolate_pos_encoding": True} if tower.interpolates else {}
-    return tower.backbone(pixel_values=torch.zeros(1, 3, tower.size, tower.size), **options).get("pooler_output")
-
-
 def at_own_size(tower: ImageTower, trained: Trained) -> "PreTrainedModel":
     """Return the backbone of an image tower so that it takes images of the tower's size without further options.
 
@@ -122,11 +115,6 @@ def at_own_size(tower: ImageTower, trained: Trained) -> "PreTrainedModel":
     if (before - after).abs().max() > TOLERANCE * before.abs().max():
         raise refusal
     return resized
-
-
-def is_of_transformers(backbone: nn.Module) -> bool:
-    """Return whether the class of a backbone is part of transformers, so that AutoModel finds it without nuclr."""
-    return type(backbone).__module__.startswith("transformers.")
 
 
 def _describe(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from nuclr.errors import require
-from nuclr.export.hf import at_own_size, is_of_transformers, pooled_features, write_joint_model
+from nuclr.export.hf import at_own_size, write_joint_model
 from nuclr.export.trained import Trained, Written
 from nuclr.models import Encoder, Tokenizer
 from nuclr.models.backbones import quiet
@@ -61,10 +61,12 @@ def _chains(trained: Trained, scratch: Path) -> tuple[dict[str, list[Any]], list
     chains: dict[str, list[Any]] = {}
     left_out = []
     for side, encoder in trained.model.sides:
+        # AutoModel finds a class that is part of transformers, also where nuclr is not installed.
+        origin = type(getattr(encoder.tower, "backbone", None)).__module__
         if encoder.modality == "text":
             route = {"x": "query", "y": "document"}[side] if both_texts else "text"
             chains[route] = _text_modules(trained, encoder, scratch / side)
-        elif isinstance(encoder.tower, ImageTower) and is_of_transformers(encoder.tower.backbone):
+        elif isinstance(encoder.tower, ImageTower) and origin.startswith("transformers."):
             chains["image"] = _image_modules(trained, encoder, scratch / side)
         else:
             kind = "is not part of transformers" if encoder.modality == "image" else "has no counterpart there"
@@ -157,9 +159,11 @@ def _image_modules(
     scratch: Path,
 ) -> list[Any]:
     tower: ImageTower = encoder.tower  # type: ignore[assignment]
-    at_own_size(tower, trained).save_pretrained(scratch)
+    backbone: Any = at_own_size(tower, trained)
+    backbone.save_pretrained(scratch)
     trained.write_inputs(encoder, scratch)
-    pooled = pooled_features(tower)
+    # The output of the backbone's own pooling, (1, d) or (1, d, 1, 1); None if it has none.
+    pooled = backbone(pixel_values=torch.zeros(1, 3, tower.size, tower.size)).get("pooler_output")
     is_vector = pooled is not None and pooled.ndim == 2
     output = "last_hidden_state" if pooled is None else "pooler_output"
     config = {"image": {"method": "forward", "method_output_name": output}}

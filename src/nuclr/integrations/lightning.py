@@ -77,8 +77,7 @@ class NuclrCallback(Callback):
     @property
     def state_key(self) -> str:
         """The key of the objective's state in checkpoints."""
-        key: str = self._generate_state_key(attribute=self._attribute)
-        return key
+        return str(self._generate_state_key(attribute=self._attribute))
 
     # -- in training_step ----------------------------------------------------------------------------------------------
 

@@ -165,7 +165,6 @@ class ObjectiveLoss(nn.Module):
         logit_scale: Tensor,
         logit_bias: Tensor | None = None,
         output_dict: bool = False,
-        **others: Any,
     ) -> Tensor | dict[str, Tensor]:
         """Return the loss of the batch, in a dict if `output_dict`.
 
@@ -175,23 +174,12 @@ class ObjectiveLoss(nn.Module):
             logit_scale: Of the model; not used, but DDP needs a gradient for it.
             logit_bias: As `logit_scale`.
             output_dict: Whether to return a dict.
-            **others: Further outputs of the model, which are refused.
 
         """
-        if others:
-            raise UserError(
-                f"the model also returns {', '.join(others)}, which an objective does not train; use a model with two "
-                "towers and no --distill-model"
-            )
         pending = self._batches.pending
-        if sum(map(len, pending)) != len(image_features):
-            raise UserError(
-                f"the loss got {len(image_features)} pairs, but the loader yielded {sum(map(len, pending))}; call it "
-                "once per batch of the loader, as open_clip's train_one_epoch does"
-            )
         x = unit_norm(image_features)
         y = unit_norm(text_features)
-        loss = self._loss(x, y) if len(pending) == 1 else self._accumulated_loss(x, y)
+        loss = self._accumulated_loss(x, y) if len(pending) > 1 else self._loss(x, y)
         if self._calls_left == 0:
             pending.clear()
         for unused in (logit_scale, logit_bias):
@@ -251,30 +239,19 @@ class TrainOneEpoch:
         ValueError: If the name or an option is unknown.
 
     Example:
-        >>> TrainOneEpoch("nuclr", temperature=0.03)
-        TrainOneEpoch('nuclr', temperature=0.03)
+        >>> train_one_epoch = TrainOneEpoch("nuclr", temperature=0.03)
 
     """
+
+    objective: Objective
+    """The objective, once training has started."""
 
     def __init__(self, objective: str | Objective, *, keys: Mapping[str, int] | None = None, **options: Any) -> None:
         make_objective(objective, 2, **options)  # a wrong option is reported before any data is read
         self._given = objective
         self._options = options
         self._keys = keys
-        self.loss: ObjectiveLoss | None = None
         self._batches: IndexedBatches | None = None
-
-    def __repr__(self) -> str:
-        """Return the constructor's arguments."""
-        options = "".join(f", {name}={value!r}" for name, value in self._options.items())
-        return f"{type(self).__name__}({self._given!r}{options})"
-
-    @property
-    def objective(self) -> Objective:
-        """The objective, once training has started."""
-        if self.loss is None:
-            raise RuntimeError("the objective is built in the first epoch")
-        return self.loss.objective
 
     def __call__(
         self,
@@ -292,7 +269,7 @@ class TrainOneEpoch:
         """Train one epoch; the arguments are those of open_clip's function, whose `loss` is not used."""
         del loss
         loop = require("open_clip_train.train", purpose=type(self).__name__)
-        if self.loss is None:
+        if self._batches is None:
             self._start(data, epoch, optimizer, args)
         self.objective.train()
         data = {**data, "train": dataclasses.replace(data["train"], dataloader=self._batches)}
@@ -309,7 +286,7 @@ class TrainOneEpoch:
             tb_writer=tb_writer,
         )
         set_logit_scale(loop.unwrap_model(model), self.objective.current_temperature)
-        if is_saved(epoch + 1, args):
+        if args.logs and args.logs.lower() != "none":
             folder = state_folder(args.checkpoint_path, epoch + 1)
             save_state(self.objective, folder)
             if distributed.rank() == 0:
@@ -323,19 +300,20 @@ class TrainOneEpoch:
         optimizer: torch.optim.Optimizer,
         args: Any,
     ) -> None:
-        if getattr(args, "horovod", False):
-            raise UserError("--horovod is not supported; start the processes with torchrun")
-        if getattr(args, "dataset_resampled", False):
-            raise UserError("--dataset-resampled draws pairs twice, also within a batch; leave it out")
+        if getattr(args, "dataset_resampled", False) or getattr(args, "horovod", False):
+            raise UserError(
+                "leave out --dataset-resampled, which repeats pairs within a batch, and --horovod; torchrun starts "
+                "several processes"
+            )
         self._batches = IndexedBatches(data["train"].dataloader, self._keys)
-        objective = make_objective(self._given, self._batches.num_pairs, **self._options)
-        self.loss = ObjectiveLoss(objective.to(torch.device(args.device)), self._batches)
-        if add_parameters(optimizer, objective):
+        self.objective = make_objective(self._given, self._batches.num_pairs, **self._options)
+        self.loss = ObjectiveLoss(self.objective.to(torch.device(args.device)), self._batches)
+        if add_parameters(optimizer, self.objective):
             optimizer.register_state_dict_post_hook(_without_last_group)
         if getattr(args, "resume", None) and epoch > 0:
             folder = state_folder(Path(args.resume).parent, epoch)
-            load_state(objective, folder)
-            _load_optimizer(objective, optimizer, folder)
+            load_state(self.objective, folder)
+            _load_optimizer(self.objective, optimizer, folder)
 
 
 def state_folder(checkpoints: str | Path, epoch: int) -> Path:
@@ -347,14 +325,6 @@ def state_folder(checkpoints: str | Path, epoch: int) -> Path:
 
     """
     return Path(checkpoints) / f"epoch_{epoch}_objective"
-
-
-def is_saved(completed: int, args: Any) -> bool:
-    """Return whether open_clip writes a checkpoint after this number of epochs."""
-    if not args.logs or args.logs.lower() == "none":
-        return False
-    regular = args.save_frequency > 0 and completed % args.save_frequency == 0
-    return bool(regular or completed == args.epochs or args.save_most_recent)
 
 
 def _without_last_group(_optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

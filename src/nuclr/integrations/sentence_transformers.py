@@ -397,16 +397,13 @@ def _check_data(datasets: list[Any], objective: Any) -> dict[str, str]:
         index = _read_labels(dataset)[:, 0]
         hashes |= hash_pairs(dataset, index, objective.num_samples)
         used = np.concatenate([used, index])
-    outside = used[(used < 0) | (used >= objective.num_samples)]
-    if len(outside):
+    numbers, counts = np.unique(used, return_counts=True)
+    wrong = numbers[(counts > 1) | (numbers < 0) | (numbers >= objective.num_samples)]
+    if len(wrong):
         raise UserError(
-            f"train_dataset has the index {outside[0]}, but the loss was built with num_samples="
-            f"{objective.num_samples}; pass the length before split or select, or split first and then call add_index"
-        )
-    if len(np.unique(used)) < len(used):
-        raise UserError(
-            f"several pairs of train_dataset have the index {np.bincount(used).argmax()}, so they would share a row of "
-            "state; number all data sets together: call add_index after concatenating them, or on a DatasetDict"
+            f"train_dataset has the index {wrong[0]} several times, or outside of the rows of state of the loss, which "
+            f"was built with num_samples={objective.num_samples}; split or concatenate data sets first, then call "
+            "add_index on the result or on a DatasetDict"
         )
     return hashes
 

@@ -9,9 +9,7 @@ pairs were numbered in another order.
 """
 
 import contextlib
-import dataclasses
 import hashlib
-import inspect
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -111,7 +109,7 @@ def snapshot(objective: Objective) -> dict[str, Any]:
     """Return the name of an objective, its options and its whole state. All processes must call this."""
     return {
         "objective": type(objective).__name__,
-        "options": options_of(objective),
+        "options": objective.settings(),
         "state": objective.gather_state_dict(),
     }
 
@@ -131,7 +129,7 @@ def restore(
         resumes: Whether to warn if the options differ from the saved ones.
 
     Raises:
-        UserError: If the state does not fit the objective, which is then unchanged.
+        UserError: If it is the state of another objective, or of another number of pairs; nothing is changed then.
 
     """
     name = type(objective).__name__
@@ -145,62 +143,17 @@ def restore(
     rows = len(saved["state"].get("log_u_x", ()))
     if rows not in (0, pairs):
         raise UserError(f"{where}: holds {rows} pairs, but {name} has num_samples={pairs}; resume with the same data")
-    try:
-        objective.load_state_dict(saved["state"])
-    except RuntimeError as error:  # its lines after the first name the tensors
-        reason = " ".join(line.strip() for line in str(error).splitlines()[1:])
-        raise UserError(f"{where}: does not fit the objective: {reason}") from None
-    if resumes and distributed.rank() == 0:
-        _warn_of_changed_options(options_of(objective), saved["options"], where)
-
-
-def options_of(objective: Objective) -> dict[str, Any]:
-    """Return the options of an objective that shape its loss, with their current values.
-
-    Parameters and the initial value of a learnt temperature are left out: they are part of the state.
-
-    Args:
-        objective: Any objective.
-
-    Returns:
-        Option -> number, text, bool or None.
-
-    Example:
-        >>> from nuclr.objectives import CLIP
-        >>> options_of(CLIP(temperature=0.07))
-        {'temperature': 0.07, 'learn_temperature': False, 'normalize': False}
-        >>> options_of(CLIP(temperature=0.07, learn_temperature=True))
-        {'learn_temperature': True, 'normalize': False}
-
-    """
-    learnt = ("temperature",) if getattr(objective, "log_scale", None) is not None else ()
-    values: dict[str, Any] = {}
-    for name in inspect.signature(type(objective)).parameters:
-        if name in (*PLACEMENT, *learnt):
-            continue
-        value = getattr(objective, name, None)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            values |= {f"{name}.{key}": field for key, field in dataclasses.asdict(value).items()}
-        else:
-            values[name] = value
-    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str | None)}
-
-
-def _warn_of_changed_options(
-    current: dict[str, Any],
-    saved: dict[str, Any],
-    where: str,
-) -> None:
-    """Warn, and do not refuse: a schedule may have changed options on purpose."""
+    objective.load_state_dict(saved["state"])
     changed = []
-    for name, value in current.items():
-        if name in saved and saved[name] != value:
-            changed.append(f"{name}={printable(repr(saved[name])[:100])} (now {value!r})")
-    if changed:
+    for option, value in objective.settings().items():
+        if option not in PLACEMENT and saved["options"].get(option, value) != value:
+            changed.append(f"{option}={printable(str(saved['options'][option])[:100])} (now {value})")
+    if resumes and changed and distributed.rank() == 0:
+        # It is not refused, because a schedule may have changed options on purpose.
         warnings.warn(
             f"{where}: saved with {', '.join(changed)}. The running averages were computed with the old values; unless "
             "a schedule of yours changes them, pass the old values",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -2,10 +2,9 @@
 
 A name on the Hugging Face hub is first downloaded to the hub's cache (`locate`). Everything else reads folders only,
 so it works without a network. Weights must be safetensors; pickled weights are refused. Python code in a folder is
-never run: a folder that needs it is refused.
+never run (`trust_remote_code`): a folder that needs it is refused.
 """
 
-import difflib
 import inspect
 import json
 import os
@@ -24,11 +23,9 @@ from nuclr.files import parse_json, read_text
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-JOINT = ("clip", "siglip")
 PART = {"image": "vision_config", "text": "text_config"}
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MOST_LAYERS = 1000
-_PAGE = "docs/training.md, section Encoders, describes them"
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
@@ -66,13 +63,10 @@ def locate(
         return folder
     if folder.is_dir() or (folder.parent / "config.yaml").is_file():
         raise UserError(f"{key}: {no_model_in(folder)}")
-    known = list(presets)
-    nearest = difflib.get_close_matches(str(name), known, cutoff=0.7)
-    if nearest:
-        raise UserError(f"{key}: {str(name)!r} is neither a preset nor a folder; did you mean {nearest[0]!r}? {_PAGE}")
     if HUB_NAME.fullmatch(str(name)) and (downloaded := _download(str(name))):
         return downloaded
-    preset = f"not a preset ({', '.join(known)}; {_PAGE}), " if known else ""
+    names = ", ".join(presets)
+    preset = f"not a preset ({names}; docs/training.md, section Encoders, describes them), " if names else ""
     raise UserError(
         f"{key}: {str(name)!r} is {preset}not a folder, and could not be downloaded from the Hugging Face hub (no "
         "network, or no such model with safetensors).\nOn a machine with a network, save it with AutoModel (and "
@@ -83,10 +77,8 @@ def locate(
 def no_model_in(folder: Path) -> str:
     """Return the message for a folder that is missing or has no config.json; for folders of a run, what to use."""
     run = folder.parent if folder.name == "model" else folder
-    if (run / "model" / "config.json").is_file():
-        return f"{folder} is the folder of a run, not of a model; use {run / 'model'}"
     if (run / "config.yaml").is_file():
-        return f"{run} is the folder of a run that is not finished; continue it with nuclr train {run} --resume"
+        return f"{folder} is a run; use {run / 'model'}, which a finished run has (nuclr train {run} --resume)"
     return f"{folder} has no config.json; needs a folder written by save_pretrained"
 
 
@@ -101,26 +93,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def refuse_code(path: Path, key: str) -> None:
-    """Refuse a configuration that names Python classes next to it: nuclr runs only code of transformers itself.
-
-    Args:
-        path: config.json or tokenizer_config.json of a model folder; it may be missing.
-        key: the settings key to name in the message.
-
-    Raises:
-        UserError: if the file has an "auto_map" to Python files in the folder or in another repository.
-
-    """
-    content = read_json(path) if path.is_file() else {}
-    elsewhere = "--" in str(content.get("auto_map"))  # code in another repository on the hub
-    if "auto_map" in content and (elsewhere or any(path.parent.rglob("*.py"))):
-        raise UserError(
-            f"{key}: {path} asks to run Python code (auto_map), which nuclr never does; "
-            "use a model that transformers supports itself"
-        )
-
-
 def read_config(folder: Path, key: str) -> "PreTrainedConfig":
     """Return the transformers configuration in a folder."""
     from transformers import AutoConfig
@@ -130,7 +102,6 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
     content = read_json(folder / "config.json")
     if "nuclr" in content:
         raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; set model.pretrained={folder}")
-    refuse_code(folder / "config.json", key)
     _refuse_many_layers(content, folder / "config.json", key)
     with reading(f"{key}: {folder / 'config.json'}"):
         return AutoConfig.from_pretrained(folder, **LOCAL)
@@ -160,25 +131,12 @@ def load_backbone(
     config = read_config(folder, key)
     config = getattr(config, PART[modality], config)
     model_class = class_of(config)
-    return _load(
+    return load_model(
         model_class,
         folder,
         key,
         config=config,
         **without_pooler(model_class),
-    )
-
-
-def load_joint(folder: Path, key: str) -> "PreTrainedModel":
-    """Load a whole CLIPModel or SiglipModel, in float32."""
-    config = read_config(folder, key)
-    if config.model_type not in JOINT:
-        raise UserError(f"{key}: {folder} holds a {config.model_type!r} model; needs one of {', '.join(JOINT)}")
-    return _load(
-        class_of(config),
-        folder,
-        key,
-        config=config,
     )
 
 
@@ -243,12 +201,13 @@ def without_pooler(model_class: "type[PreTrainedModel]") -> dict[str, Any]:
     return {"add_pooling_layer": False} if has_pooler else {}
 
 
-def _load(
+def load_model(
     model_class: "type[PreTrainedModel]",
     folder: Path,
     key: str,
     **options: Any,
 ) -> "PreTrainedModel":
+    """Load a model of this class from a folder, in float32; `key` is the settings key to name in messages."""
     with reading(f"{key}: {folder}"):
         loaded: Any = model_class.from_pretrained(
             folder,

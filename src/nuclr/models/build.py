@@ -136,11 +136,11 @@ def resolve(side: EncoderSide, name: str) -> EncoderSide:
     if takes is None:
         encoder = locate(encoder, f"{key}.encoder", encoder_names(side.modality))
         config = read_config(encoder, f"{key}.encoder")
-        own = "text" if getattr(config, "vocab_size", None) else "image"
-        # Of a model of both, such as a CLIP, each side takes its usual tower.
-        takes = side.modality or (DEFAULT_MODALITIES[name] if hasattr(config, "vision_config") else own)
-        if takes not in PART:
-            raise UserError(f"{key}.encoder: {encoder} is a transformers model, but side {name} holds {takes}s")
+        takes = "text" if getattr(config, "vocab_size", None) else "image"
+        if side.modality in PART:
+            takes = side.modality
+        elif hasattr(config, "vision_config"):  # a model of both, such as a CLIP: each side takes its usual tower
+            takes = DEFAULT_MODALITIES[name]
     if side.modality not in (None, takes):
         known = ", ".join(encoder_names(side.modality)) or "none is registered"
         raise UserError(
@@ -246,8 +246,6 @@ def _text_tower(
         tower = TextTower(tower.backbone, _pooling(side, key, tower))
         tokenizer = tokenizer_for(tower.backbone.config, own, max_length, key)
     else:
-        if side.pooling == "first":
-            raise UserError(f"{key}.pooling: {side.encoder!r} is a mean over tokens; leave it out")
         tokenizer = Tokenizer(own, max_length or MAX_LENGTH)
     return tower, tokenizer, probe(tower, tokenizer, f"{key}.encoder", side.encoder)
 
@@ -297,7 +295,4 @@ def _from_plugin(side: EncoderSide, key: str) -> Built:
     }
     options = {name: value for name, value in options.items() if value is not None}
     tower, inputs = build_registered(str(side.encoder), options, key)
-    tower_width = getattr(tower.module, "width", None)
-    if not isinstance(tower_width, int):
-        raise UserError(f"{key}.encoder: the module of {side.encoder!r} needs the attribute width, its output features")
-    return tower, inputs, tower_width
+    return tower, inputs, int(tower.module.width)  # type: ignore[arg-type]

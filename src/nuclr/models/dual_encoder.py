@@ -7,18 +7,15 @@ model.encode_x(images) @ model.encode_y(texts).T                    # inference
 
 import os
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nuclr.errors import UserError
 from nuclr.models.encoder import Encoder, describe_tower, number_tensor
 from nuclr.models.image_format import ImageLike
-from nuclr.models.towers import Vectors
 
 if TYPE_CHECKING:
     from nuclr.models.pretrained import Joint
@@ -193,35 +190,7 @@ class DualEncoder(nn.Module):
             raise UserError(f"{modality}s: this model takes {takes}; use encode_x or encode_y")
         return encoders[0]
 
-    # -- vectors, saving, repr -----------------------------------------------------------------------------------------
-
-    def fit_vectors(
-        self, x: Vectors | Iterable[Vectors] | None = None, y: Vectors | Iterable[Vectors] | None = None
-    ) -> None:
-        """Standardize vector inputs by the training vectors, see `VectorTower`. A shared encoder is fitted to both.
-
-        Args:
-            x: training vectors (n, d) of side x, as one array or in batches; None to leave the side as it is.
-            y: the same for side y.
-
-        Raises:
-            UserError: if fewer than two distinct vectors are given.
-
-        Example:
-            >>> import numpy as np
-            >>> from nuclr.models import EncoderSide, build_model
-            >>> model = build_model(EncoderSide("vectors", width=2), EncoderSide("vectors", width=3))
-            >>> model.fit_vectors(x=np.array([[0.0, 1.0], [2.0, 1.0]]))
-            >>> model.x.tower.mean
-            tensor([1., 1.])
-
-        """
-        given = {"x": x, "y": y}
-        if self.shared and not x is y is None:
-            given = {"x": chain(_batches(x), _batches(y))}
-        for name, vectors in given.items():
-            if vectors is not None:
-                getattr(self, name).tower.fit(vectors)
+    # -- saving, repr --------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Save the model to a folder: weights as safetensors, the rest as JSON. See `nuclr.models.saving`.
@@ -285,10 +254,6 @@ class DualEncoder(nn.Module):
         return f"DualEncoder({', '.join(parts)})"
 
 
-def _batches(vectors: Vectors | Iterable[Vectors] | None) -> Iterable[Vectors]:
-    return [vectors] if isinstance(vectors, Tensor | np.ndarray) else vectors or ()
-
-
 def _prepare(side: Encoder, items: Any) -> Any:
     return number_tensor(items, "items") if side.inputs is None else side.inputs.prepare(items)
 
@@ -299,8 +264,6 @@ def _encode(
     batch_size: int,
     head: bool = True,
 ) -> Tensor:
-    if batch_size < 1:
-        raise UserError(f"batch_size: {batch_size}; needs a positive number")
     inputs = number_tensor(items, "items") if side.inputs is None else side.inputs.batch(items)
     if len(inputs) == 0:
         raise UserError(f"{side.modality or 'item'}s: empty; needs at least one item to encode")

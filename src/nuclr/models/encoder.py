@@ -110,17 +110,15 @@ class VectorFormat(Inputs):
     width: int
 
     def batch(self, items: Any) -> Tensor:
-        """Return vectors as a tensor (n, d); a single vector (d,) becomes (1, d)."""
-        return number_tensor(items, "vectors")
-
-    def prepare(self, items: Any) -> Tensor:
-        """Return vectors as a tensor (n, d).
+        """Return vectors as a tensor (n, d); a single vector (d,) becomes (1, d).
 
         Raises:
             UserError: if `items` are not numbers. The tower checks the number of coordinates.
 
         """
         return number_tensor(items, "vectors")
+
+    prepare = batch
 
 
 def number_tensor(items: Any, name: str) -> Tensor:
@@ -167,8 +165,6 @@ class Head(nn.Sequential):
             "mlp": (nn.Linear(in_width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)),
             "none": (),
         }
-        if kind not in layers:
-            raise ValueError(f"head: {kind!r}; use one of {', '.join(layers)}")
         super().__init__(*layers[kind])
         self.kind = kind
         self.in_width = in_width

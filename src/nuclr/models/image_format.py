@@ -124,10 +124,7 @@ class ImageFormat(Inputs):
             UserError: if an image cannot be read, or has a type or shape that is not allowed.
 
         """
-        batch = self.batch(items)
-        if len(batch) == 0:
-            raise UserError("images: an empty list; needs at least one image")
-        return torch.cat([self.normalize(_pixels(image, self.size)) for image in batch])
+        return torch.cat([self.normalize(_pixels(image, self.size)) for image in self.batch(items)])
 
     def save(self, folder: Path, squash: bool = False) -> None:
         """Write preprocessor_config.json, which `read_image_format` and the image processors of transformers read.
@@ -193,14 +190,8 @@ def _pixels(image: Any, size: int) -> Tensor:
 
 def central_square(image: Image.Image, size: int) -> np.ndarray:
     """Return the central square of an image, turned upright by its EXIF tag, as uint8 pixels (size, size, 3)."""
-    image = ImageOps.exif_transpose(to_rgb(image))
-    width, height = image.size
-    if (width, height) != (size, size):
-        side = min(width, height)
-        left = (width - side) / 2
-        top = (height - side) / 2
-        image = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
-    return np.asarray(image)
+    upright = ImageOps.exif_transpose(to_rgb(image))
+    return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
 
 
 def read_image_format(folder: Path, default: int = 224) -> ImageFormat:

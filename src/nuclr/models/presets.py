@@ -131,15 +131,12 @@ TEXT_PRESETS = {
 BuildEncoder = Callable[..., tuple[nn.Module, Inputs | None]]
 
 
-@dataclass(frozen=True)
-class RegisteredEncoder:
-    """An encoder that `register_encoder` added."""
-
-    build: BuildEncoder
-    modality: str
-
-
-REGISTERED: dict[str, RegisteredEncoder] = {}
+REGISTERED: dict[str, BuildEncoder] = {}
+MODALITIES = {  # of every encoder
+    **dict.fromkeys(IMAGE_PRESETS, "image"),
+    **dict.fromkeys(TEXT_PRESETS, "text"),
+    VECTORS: "vector",
+}
 
 
 def register_encoder(
@@ -171,9 +168,10 @@ def register_encoder(
         torch.Size([1, 4])
 
     """
-    if name in IMAGE_PRESETS or name in TEXT_PRESETS or name == VECTORS:
+    if name in MODALITIES and name not in REGISTERED:
         raise ValueError(f"name: {name!r} is a preset of nuclr; choose another name")
-    REGISTERED[name] = RegisteredEncoder(build, modality)
+    REGISTERED[name] = build
+    MODALITIES[name] = modality
 
 
 def modality_of(name: str) -> str | None:
@@ -190,11 +188,7 @@ def modality_of(name: str) -> str | None:
         'text'
 
     """
-    if name in REGISTERED:
-        return REGISTERED[name].modality
-    if name == VECTORS:
-        return "vector"
-    return "image" if name in IMAGE_PRESETS else "text" if name in TEXT_PRESETS else None
+    return MODALITIES.get(name)
 
 
 def encoder_names(modality: str | None = None) -> list[str]:
@@ -211,8 +205,7 @@ def encoder_names(modality: str | None = None) -> list[str]:
         ['resnet50', 'tiny_edges', 'tiny_resnet', 'tiny_vit']
 
     """
-    names = [*IMAGE_PRESETS, *TEXT_PRESETS, VECTORS, *REGISTERED]
-    return [name for name in names if modality is None or modality_of(name) == modality]
+    return [name for name, takes in MODALITIES.items() if modality in (None, takes)]
 
 
 def default_encoder(modality: str, key: str) -> str:
@@ -251,10 +244,10 @@ def build_registered(
     """
     if name not in REGISTERED:
         raise UserError(f"{key}.encoder: {name!r} is not registered; load its plugin first (the setting `plugins`)")
-    registered = REGISTERED[name]
+    build = REGISTERED[name]
     try:
-        inspect.signature(registered.build).bind(**options)
+        inspect.signature(build).bind(**options)
     except TypeError as error:
         raise UserError(f"{key}: the encoder {name!r} cannot be built ({error})") from None
-    module, inputs = registered.build(**options)
-    return RegisteredTower(module, name, options, registered.modality), inputs
+    module, inputs = build(**options)
+    return RegisteredTower(module, name, options, MODALITIES[name]), inputs

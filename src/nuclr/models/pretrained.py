@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import class_of, load_joint, locate, probe, quiet, read_config, read_json
+from nuclr.models.backbones import class_of, load_model, locate, probe, quiet, read_config, read_json
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.encoder import Encoder, EncoderSide, Inputs, Name
 from nuclr.models.image_format import ImageFormat, read_image_format
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 KEY = "model.pretrained"
+JOINT = ("clip", "siglip")
 PROJECTIONS: dict[type, str] = {ImageTower: "visual_projection", TextTower: "text_projection"}
 
 
@@ -102,16 +103,13 @@ def _check(
     folder: Path,
 ) -> None:
     """Check that a model takes what the sides hold, and probe its towers."""
-    widths = []
     for name, side in sides.items():
         encoder = getattr(model, name)
         if side.modality is not None and encoder.modality != side.modality:
             takes = f"{encoder.modality or 'tensor'}s"
             raise UserError(f"{KEY}: {folder} takes {takes} on side {name}, but the data hold {side.modality}s")
-        probed = isinstance(encoder.inputs, ImageFormat | Tokenizer)
-        widths.append(probe(encoder, encoder.inputs, KEY, folder) if probed else model.width)
-    if widths[0] != widths[1]:
-        raise UserError(f"{KEY}: {folder} gives {widths[0]} features on side x but {widths[1]} on side y")
+        if isinstance(encoder.inputs, ImageFormat | Tokenizer):
+            probe(encoder, encoder.inputs, KEY, folder)
 
 
 def _open_joint(folder: Path, sides: dict[str, EncoderSide]) -> DualEncoder:
@@ -137,7 +135,10 @@ def read_joint(
     inputs: Mapping[str, Inputs | None],
 ) -> DualEncoder:
     """Return a CLIP or SigLIP whose side "x" or "y" takes images as its inputs say; `key` is for messages."""
-    model: Any = load_joint(folder, key)
+    config = read_config(folder, key)
+    if config.model_type not in JOINT:
+        raise UserError(f"{key}: {folder} holds a {config.model_type!r} model; needs one of {', '.join(JOINT)}")
+    model: Any = load_model(class_of(config), folder, key, config=config)
     sides = {}
     for name, prepared in inputs.items():
         if isinstance(prepared, ImageFormat):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import LOCAL, locate, reading, refuse_code
+from nuclr.models.backbones import LOCAL, locate, reading
 from nuclr.models.encoder import Inputs
 from nuclr.models.towers import OWN_TEXT_POOLING
 
@@ -72,11 +72,8 @@ class Tokenizer(Inputs):
 
     def batch(self, items: Any) -> list[str]:
         """Return one text or several as a list of strings; raise UserError if an item is not a string."""
-        if isinstance(items, str):
-            return [items]
-        if isinstance(items, bytes | dict) or not isinstance(items, Iterable):
-            raise UserError(f"texts: got {type(items).__name__}; needs a string or a list of strings")
-        batch = list(items)
+        is_list = isinstance(items, Iterable) and not isinstance(items, str | bytes | dict)
+        batch = list(items) if is_list else [items]
         for number, text in enumerate(batch):
             if not isinstance(text, str):
                 raise UserError(f"texts: item {number} is of type {type(text).__name__}; needs a string")
@@ -92,14 +89,11 @@ class Tokenizer(Inputs):
             `input_ids` (n, length), and with padding "longest" also `attention_mask` and the tower's other inputs.
 
         Raises:
-            UserError: if `items` is empty, or an item is not a string.
+            UserError: if an item is not a string.
 
         """
-        batch = self.batch(items)
-        if not batch:
-            raise UserError("texts: an empty list; needs at least one text")
         encoded = self.tokenizer(
-            batch,
+            self.batch(items),
             padding=self.padding,
             truncation=True,
             max_length=self.max_length,
@@ -123,13 +117,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrained
 
     Args:
         texts: texts to train on.
-        vocabulary: largest number of tokens.
+        vocabulary: largest number of tokens, at least 260: the bytes and the special tokens.
 
     Returns:
         A tokenizer of transformers.
-
-    Raises:
-        UserError: if `vocabulary` is smaller than 260.
 
     Example:
         >>> tokenizer = train_tokenizer(["a red circle", "two green squares"])
@@ -140,8 +131,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> "PreTrained
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    if vocabulary < (least := len(SPECIAL) + 256):
-        raise UserError(f"vocabulary: {vocabulary}; needs at least {least}: the bytes and the special tokens")
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -189,8 +178,6 @@ def load_tokenizer(
                 f"{key}: {folder} has no tokenizer (tokenizer.json); save the one it was trained with there: "
                 "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
             )
-    for name in ("tokenizer_config.json", "config.json"):
-        refuse_code(folder / name, key)
     with reading(f"{key}: the tokenizer in {folder}"):
         return AutoTokenizer.from_pretrained(folder, **LOCAL)
 

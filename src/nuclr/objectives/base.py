@@ -52,10 +52,9 @@ class Range:
         above = self.low < value if self.low_open else self.low <= value
         below = value < self.high if self.high_open else value <= self.high
         if not (above and below):
-            opening = "(" if self.low_open else "["
-            closing = ")" if self.high_open else "]"
-            interval = f"{opening}{self.low:g}, {self.high:g}{closing}"
-            raise ValueError(f"{name} must be in {interval}, but is {value}")
+            left = "(" if self.low_open else "["
+            right = ")" if self.high_open else "]"
+            raise ValueError(f"{name} must be in {left}{self.low:g}, {self.high:g}{right}, but is {value}")
 
 
 POSITIVE = Range(low_open=True, high_open=True)
@@ -153,10 +152,8 @@ class GatheredBatch:
 
     def excluded(self) -> Tensor:
         """Return (b, B) bool: True if i = j or an id is shared, so that the candidate is not a negative."""
-        if self.ids is not None:
-            return is_excluded(self.ids, self.pairs, Workspace())
-        own = torch.arange(self.pairs.start, self.pairs.stop, device=self.x.device)
-        return own[:, None] == torch.arange(self.size, device=self.x.device)
+        ids = torch.arange(self.size, device=self.x.device)[:, None] if self.ids is None else self.ids
+        return is_excluded(ids, self.pairs, Workspace())
 
     def negatives(self) -> float | Tensor:
         """Return c_i, the number of negatives per anchor: one number, or (B,) if pairs are masked."""
@@ -187,50 +184,40 @@ def _count_equal(values: Tensor) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Check(NamedTuple):
-    """A condition, and a function that returns the error to raise if it does not hold.
-
-    `good` is a scalar tensor, or a bool if the value has been read already.
-    """
-
-    good: Tensor | bool
-    error: Callable[[], Exception]
-
-
 class DeferredCheck:
     """Raise for bad values: at once on CPU, at the next call on an accelerator, which therefore never waits."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Tensor, torch.Event, Check]] = []
+        self._pending: list[tuple[Tensor, torch.Event, Callable[[], Exception]]] = []
 
     def __reduce__(self) -> tuple[type["DeferredCheck"], tuple[()]]:
         return DeferredCheck, ()  # an event cannot be copied; copies and pickles start empty
 
-    def check(self, check: Check) -> None:
-        """Raise the error now if the condition is on CPU and does not hold, or else at the next `raise_pending`."""
-        if not isinstance(check.good, Tensor) or check.good.device.type == "cpu":
-            if not check.good:
-                raise check.error()
+    def check(self, good: Tensor | bool, error: Callable[[], Exception]) -> None:
+        """Raise an error if a condition does not hold: now if it can be read on CPU, else at `raise_pending`.
+
+        Args:
+            good: the condition; a scalar tensor, or a bool if the value has been read already.
+            error: returns the error to raise.
+
+        """
+        if not isinstance(good, Tensor) or good.device.type == "cpu":
+            if not good:
+                raise error()
             return
-        copied = check.good.to("cpu", non_blocking=True)
-        event = torch.Event(check.good.device)
+        copied = good.to("cpu", non_blocking=True)
+        event = torch.Event(good.device)
         event.record()
-        self._pending.append((copied, event, check))
+        self._pending.append((copied, event, error))
 
     def raise_pending(self) -> None:
         """Raise the error of the first condition of the previous call that did not hold."""
         pending = self._pending
         self._pending = []
-        for good, event, check in pending:
+        for good, event, error in pending:
             event.synchronize()
             if not good:
-                raise check.error()
-
-
-def short_list(values: list[int]) -> str:
-    """Return the first five values as text, and how many more there are."""
-    more = f" and {len(values) - 5} more" if len(values) > 5 else ""
-    return ", ".join(map(str, values[:5])) + more
+                raise error()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -240,13 +227,12 @@ def short_list(values: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of an objective as tensors."""
+    """The arguments of an objective as tensors; `columns` are those of index, x_id and y_id that are given."""
 
     x: Tensor
     y: Tensor
-    index: Tensor | None
-    x_id: Tensor | None
-    y_id: Tensor | None
+    columns: list[Tensor]
+    has_index: bool
 
 
 class Objective(nn.Module):
@@ -271,6 +257,8 @@ class Objective(nn.Module):
     """Attributes that change during a run of `nuclr train`: "weight" of new values, or "step size"."""
     table_sides: tuple[str, ...] = ()
     """Sides whose popularity is stored in a table, which `set_popularity` writes."""
+    needs_index: bool = False
+    """Whether training needs the indices of the pairs."""
 
     def __init__(self, temperature: float, normalize: bool = False) -> None:
         super().__init__()
@@ -278,11 +266,6 @@ class Objective(nn.Module):
         self.temperature = temperature
         self.normalize = normalize
         self._deferred = DeferredCheck()
-
-    @property
-    def needs_index(self) -> bool:
-        """Whether training needs the indices of the pairs."""
-        return False
 
     @property
     def current_temperature(self) -> float:
@@ -406,20 +389,38 @@ class Objective(nn.Module):
         x = batch.x.detach()
         y = batch.y.detach()
         error = functools.partial(_bad_features, x, y, batch.views)
-        self._deferred.check(Check(finite, error))
-        if not self.normalize:
-            self._deferred.check(Check(_have_unit_norm(x, y), error))
+        self._deferred.check(finite, error)
+        if self.normalize:
+            return
+        rows = torch.stack((x[0], x[len(x) // 2], x[-1], y[0], y[len(y) // 2], y[-1]))
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        if x.device.type == "cpu":  # reading the values is faster than three small tensor operations
+            values = norms.tolist()
+            self._deferred.check(min(values) >= 1 - NORM_TOLERANCE and max(values) <= 1 + NORM_TOLERANCE, error)
+        else:
+            self._deferred.check(torch.all((norms - 1).abs() <= NORM_TOLERANCE), error)
 
-    def extra_repr(self) -> str:
-        """Return the constructor's arguments with their current values."""
-        shown = []
+    def settings(self) -> dict[str, str]:
+        """Return the constructor's arguments with their current values as text, without records of default values.
+
+        Example:
+            >>> from nuclr.objectives import CLIP
+            >>> CLIP(temperature=0.07).settings()
+            {'temperature': '0.07', 'learn_temperature': 'False', 'normalize': 'False'}
+
+        """
+        shown = {}
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, None)
             if isinstance(value, Tensor):
                 value = math.nan if value.is_meta else value.item()
             if value is not None and not (is_dataclass(value) and value == parameter.default):
-                shown.append(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value!r}")
-        return ", ".join(shown)
+                shown[name] = f"{value:.6g}" if isinstance(value, float) else repr(value)
+        return shown
+
+    def extra_repr(self) -> str:
+        """Return the settings in one line."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings().items())
 
     def _gather(self, inputs: Inputs) -> GatheredBatch:
         self._deferred.raise_pending()
@@ -431,11 +432,8 @@ class Objective(nn.Module):
         if self.normalize:
             x = nn.functional.normalize(rescale_extreme_rows(x, small=False), dim=1)
             y = nn.functional.normalize(rescale_extreme_rows(y, small=False), dim=1)
-        columns = []  # the index and the ids of all processes are gathered in one message
-        for integers in (inputs.index, inputs.x_id, inputs.y_id):
-            if integers is not None:
-                columns.append(to_device(integers, x.device).reshape(pairs, -1))
-        gathered = torch.cat(columns, dim=1) if columns else None
+        # the index and the ids of all processes are gathered in one message
+        gathered = torch.cat(inputs.columns, dim=1) if inputs.columns else None
         start = 0
         all_x = x
         all_y = y
@@ -447,9 +445,9 @@ class Objective(nn.Module):
             gathered = None if gathered is None else distributed.all_gather(gathered)
         index = None
         ids = gathered
-        if gathered is not None and inputs.index is not None:
+        if gathered is not None and inputs.has_index:
             index = gathered[:, 0]
-            ids = gathered[:, 1:] if len(columns) > 1 else None
+            ids = gathered[:, 1:] if len(inputs.columns) > 1 else None
         return GatheredBatch(x, y, all_x, all_y, views, index, ids, slice(start, start + pairs))
 
     def _checked_inputs(
@@ -463,25 +461,30 @@ class Objective(nn.Module):
         """Return the arguments as tensors. If one process refuses them, all processes raise."""
         if distributed.world_size() == 1:
             return self._check_inputs(x, y, index, x_id, y_id)
-        header = [0] * 8
+        header = [0] * 9
         problem = None
         try:
             inputs = self._check_inputs(x, y, index, x_id, y_id)
-            per_pair = [0 if value is None else value[0].numel() for value in vars(inputs).values()]
-            header = [len(inputs.x), inputs.x.shape[-1], inputs.x.element_size(), *per_pair]
+            header = [
+                len(inputs.x),
+                inputs.x.shape[-1],
+                inputs.x.element_size(),
+                inputs.x[0].numel(),
+                inputs.y[0].numel(),
+                sum(column.shape[1] for column in inputs.columns),
+                *(int(value is not None) for value in (index, x_id, y_id)),
+            ]
         except (TypeError, ValueError) as error:
             problem = error
-        headers = distributed.exchange([int(problem is not None), *header, int(self.training)])
+        headers = distributed.exchange([*header, int(self.training)])
         if problem is not None:
             raise problem
-        for rank, (refused, *_) in enumerate(headers):
-            if refused:
-                raise ValueError(f"process {rank} of {len(headers)} refused its input; see its error message")
         if any(other != headers[0] for other in headers):
-            sizes = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (_, b, d, *_) in enumerate(headers))
+            got = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (b, d, *_) in enumerate(headers))
             raise ValueError(
                 "every process must pass the same number of pairs and views, width, dtype, mode (train or eval) and "
-                f"arguments (index, x_id, y_id), but got {sizes}; drop the last incomplete batch"
+                f"arguments (index, x_id, y_id), but got {got} (0: it refused its input, see its error message); "
+                "drop the last incomplete batch"
             )
         return inputs
 
@@ -505,31 +508,21 @@ class Objective(nn.Module):
         check_same_device("x", x, "y", y)
         if len(x) * distributed.world_size() < 2:
             raise ValueError(f"the batch has {len(x)} pair, which leaves no negatives; at least 2 are needed")
-        columns: dict[str, Tensor | None] = {}
+        columns = []
         for name, value in (("index", index), ("x_id", x_id), ("y_id", y_id)):
-            columns[name] = None
             if value is not None:
                 column = as_tensor(name, value, lists=True)
                 several = name != "index" and column.ndim == 2 and column.shape[1] > 0
-                columns[name] = as_integers(name, column, len(x), *[None] * several)
+                column = as_integers(name, column, len(x), *[None] * several)
+                columns.append(to_device(column, x.device).reshape(len(x), -1))
         if self.needs_index and self.training and index is None:
             raise ValueError("index is None, but training needs the indices of the pairs; only eval() takes index=None")
         self.check_settings()
-        return Inputs(x, y, **columns)
+        return Inputs(x, y, columns, index is not None)
 
 
 def _views(features: Tensor) -> int:
     return features.shape[1] if features.ndim == 3 else 1
-
-
-def _have_unit_norm(x: Tensor, y: Tensor) -> Tensor | bool:
-    """Return whether the first, middle and last rows have unit norm; a scalar tensor if they are on an accelerator."""
-    rows = (x[0], x[len(x) // 2], x[-1], y[0], y[len(y) // 2], y[-1])
-    norms = torch.linalg.vector_norm(torch.stack(rows), dim=1)
-    if x.device.type == "cpu":  # reading the values is faster than three small tensor operations
-        values = norms.tolist()
-        return bool(min(values) >= 1 - NORM_TOLERANCE and max(values) <= 1 + NORM_TOLERANCE)
-    return torch.all((norms - 1).abs() <= NORM_TOLERANCE)
 
 
 def _bad_features(

@@ -116,7 +116,11 @@ def backward_in_micro_batches(
     del parts
     for number, (chunk, state) in enumerate(zip(chunks, states, strict=True)):
         _restore(state)
-        with contextlib.nullcontext() if number == len(chunks) - 1 else _no_sync(modules):
+        with contextlib.ExitStack() as stack:
+            for module in modules:
+                # only the last chunk synchronizes gradients between processes
+                if isinstance(module, DistributedDataParallel) and number < len(chunks) - 1:
+                    stack.enter_context(module.no_sync())
             tensors = []
             gradients = []
             for k, side in enumerate(_encode(encode, chunk)):
@@ -178,8 +182,8 @@ def _split(
     _map_leaves(inputs, lambda rows: lengths.append(len(rows)))
     b = min(lengths, default=0) if pairs is None else pairs
     if b < 1 or any(length % b for length in lengths):
-        rows = "the same number of rows" if pairs is None else f"{pairs} rows"
-        raise InputsError(f"inputs must have {rows}, or a multiple (several rows per pair), but have {lengths}")
+        expected = pairs or "the same number of"
+        raise InputsError(f"inputs must have {expected} rows, or a multiple (several per pair), but have {lengths}")
 
     def cut(start: int, rows: Any) -> Any:
         each = len(rows) // b
@@ -233,11 +237,8 @@ def _backward(output: Output, scale: float | Callable[[Tensor], Tensor]) -> Outp
 @contextlib.contextmanager
 def _no_autocast() -> Iterator[None]:
     # The products of a backward pass would be cast too, even those of an objective that ran in float32.
-    accelerator = _accelerator()
-    with contextlib.ExitStack() as stack:
-        for kind in {"cpu", "cpu" if accelerator is None else accelerator.type}:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+    accelerator = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    with torch.autocast("cpu", enabled=False), torch.autocast(accelerator.type, enabled=False):
         yield
 
 
@@ -269,23 +270,9 @@ def _watched_modules() -> Iterator[set[nn.Module]]:
         handle.remove()
 
 
-@contextlib.contextmanager
-def _no_sync(modules: set[nn.Module]) -> Iterator[None]:
-    """Do not synchronize gradients between processes in backward passes of what is encoded within."""
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            if isinstance(module, DistributedDataParallel):
-                stack.enter_context(module.no_sync())
-        yield
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Random numbers
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def _accelerator() -> torch.device | None:
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
 def _random_states() -> list[tuple[Callable[[Any], None], Any]]:
@@ -295,7 +282,7 @@ def _random_states() -> list[tuple[Callable[[Any], None], Any]]:
         (np.random.set_state, np.random.get_state()),
         (random.setstate, random.getstate()),
     ]
-    accelerator = _accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         # the host keeps the states of accelerators' generators, so reading them does not wait for the device
         module = torch.get_device_module(accelerator)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nuclr import distributed
 from nuclr.arrays import to_device
-from nuclr.objectives.base import Check, GatheredBatch, Objective, short_list
+from nuclr.objectives.base import GatheredBatch, Objective
 
 ANCHORS = ("x", "y")  # side x has anchors x and candidates y
 CANDIDATES = ("y", "x")
@@ -38,23 +38,13 @@ class StatePlacement:
     device: str | None = None
     sharding: bool = False
 
-    def __post_init__(self) -> None:
-        if self.device is not None:
-            object.__setattr__(self, "device", str(torch.device(self.device)))  # raises if there is no such device
-
-
-class Location(NamedTuple):
-    """Where the rows of a batch are stored."""
-
-    rows: Tensor  # rows of the tables, on their device
-    owned: Tensor | None  # the pairs of the global batch that these rows belong to; None: all B of them
-
 
 class StateRows(NamedTuple):
-    """The state of a batch before the step."""
+    """The state of a batch before the step, and where it is stored."""
 
-    location: Location | None  # None: without an index, nothing is stored
     tables: dict[str, Tensor]  # name -> (2, B), in the dtype of the computation
+    stored: Tensor | None = None  # rows of the tables, on their device; None: without an index, nothing is stored
+    owned: Tensor | None = None  # the pairs of the global batch that these rows belong to; None: all B of them
 
 
 class PairTables(Objective):
@@ -96,11 +86,6 @@ class PairTables(Objective):
         self._stored = range(min(start, num_samples), min(start + count, num_samples))  # rows that this process holds
         self._feature_device: torch.device | None = None
 
-    @property
-    def needs_index(self) -> bool:
-        """Whether training needs the indices of the pairs, because there are tables."""
-        return bool(self.initial)
-
     def add_tables(
         self,
         name: str,
@@ -115,6 +100,7 @@ class PairTables(Objective):
             owners: ANCHORS or CANDIDATES: whose rows side x and side y use.
 
         """
+        self.needs_index = True
         self.initial[name] = value
         self._owners[name] = owners
         for row in self.active:
@@ -140,63 +126,54 @@ class PairTables(Objective):
         """Return the batch's rows of the named tables; without an index, initial values."""
         self._feature_device = batch.x.device
         if batch.index is None or not self.initial:
-            return StateRows(None, {name: batch.x.new_full((2, batch.size), self.initial[name]) for name in names})
-        self._deferred.check(self._check_index(batch.index))
+            return StateRows({name: batch.x.new_full((2, batch.size), self.initial[name]) for name in names})
+        self._check_index(batch.index)
         # On an accelerator, a bad index is reported at the next call; until then it must not crash the device.
-        index = batch.index if batch.index.device.type == "cpu" else batch.index.clamp(0, self.num_samples - 1)
-        location = self._locate(index)
-        rows = self._load(names, location, batch.size, batch.x.device)
-        return StateRows(location, {name: table.to(batch.x) for name, table in rows.items()})
+        stored = batch.index if batch.index.device.type == "cpu" else batch.index.clamp(0, self.num_samples - 1)
+        device = self.table(names[0], self.active[0]).device  # all tables are on one device
+        owned = None
+        if self.state.sharding:
+            # for an index on an accelerator, this waits for the device
+            owned = self._find_owned(stored)
+            stored = stored[owned] - self._stored.start
+            owned = to_device(owned, device)
+        stored = to_device(stored, device)
+        loaded = []
+        for name in names:
+            for row in self.active:
+                rows = self.table(name, row).index_select(0, stored)
+                if owned is not None:
+                    rows = rows.new_zeros(batch.size).index_copy_(0, owned, rows)
+                loaded.append(rows)
+        tables = to_device(torch.stack(loaded), batch.x.device).view(len(names), len(self.active), batch.size)
+        if owned is not None:
+            tables = distributed.sum_over_processes(tables)
+        if len(self.active) == 1:  # the side that is not in use has initial values
+            known = tables
+            initial = tables.new_tensor([self.initial[name] for name in names])
+            tables = initial[:, None, None].repeat(1, 2, batch.size)
+            tables[:, self.active] = known
+        return StateRows(dict(zip(names, tables.to(batch.x), strict=True)), stored, owned)
 
-    def write(self, location: Location | None, tables: Mapping[str, Tensor]) -> None:
-        """Write the rows of the global batch, (2, B) per table; each process writes the rows that it holds."""
-        assert location is not None
+    def write(self, old: StateRows, tables: Mapping[str, Tensor]) -> None:
+        """Write new rows where `old` was read, (2, B) per table; each process writes the rows that it holds."""
+        assert old.stored is not None
         for name, rows in tables.items():
             for row in self.active:
                 table = self.table(name, row)
-                new = rows[row] if location.owned is None else rows[row, location.owned.to(rows.device)]
-                table.index_copy_(0, location.rows, new.to(table))
+                new = rows[row] if old.owned is None else rows[row, old.owned.to(rows.device)]
+                table.index_copy_(0, old.stored, new.to(table))
 
-    def _locate(self, index: Tensor) -> Location:
-        device = self.table(next(iter(self.initial)), self.active[0]).device  # all tables are on one device
-        if not self.state.sharding:
-            return Location(to_device(index, device), None)
+    def _find_owned(self, index: Tensor) -> Tensor:
+        """Return the positions of the indices whose rows this process holds."""
         if self._shards != distributed.world_size():
             raise ValueError(
                 f"state.sharding=True split the state over {self._shards} processes, but there are "
                 f"{distributed.world_size()}; build the objective after init_process_group"
             )
-        # for an index on an accelerator, this waits for the device
-        owned = ((index >= self._stored.start) & (index < self._stored.stop)).nonzero().flatten()
-        return Location(to_device(index[owned] - self._stored.start, device), to_device(owned, device))
+        return ((index >= self._stored.start) & (index < self._stored.stop)).nonzero().flatten()
 
-    def _load(
-        self,
-        names: list[str],
-        location: Location,
-        size: int,
-        device: torch.device,
-    ) -> dict[str, Tensor]:
-        loaded = []
-        for name in names:
-            sides = []
-            for row in range(2):
-                if row not in self.active:
-                    sides.append(torch.full((size,), self.initial[name], device=location.rows.device))
-                    continue
-                stored = self.table(name, row).index_select(0, location.rows)
-                if location.owned is not None:
-                    stored = stored.new_zeros(size).index_copy_(0, location.owned, stored)
-                sides.append(stored)
-            loaded.append(to_device(torch.stack(sides), device))
-        if location.owned is not None:
-            loaded = list(distributed.sum_over_processes(torch.stack(loaded)))
-            if len(self.active) == 1:  # the other side's rows are not stored, but were added up
-                for name, rows in zip(names, loaded, strict=True):
-                    rows[1 - self.active[0]] = self.initial[name]
-        return dict(zip(names, loaded, strict=True))
-
-    def _check_index(self, index: Tensor) -> Check:
+    def _check_index(self, index: Tensor) -> None:
         good: Tensor | bool
         if index.device.type == "cpu":  # reading the values is faster than ten small tensor operations
             values = index.tolist()
@@ -209,11 +186,11 @@ class PairTables(Objective):
             counts = Counter(index.tolist())
             wrong = sorted(value for value, count in counts.items() if count > 1 or not 0 <= value < self.num_samples)
             return ValueError(
-                f"index must hold different numbers in [0, {self.num_samples}), but holds {short_list(wrong)} outside "
-                "of this range, or more than once in the global batch"
+                f"index must hold different numbers in [0, {self.num_samples}), but holds "
+                f"{', '.join(map(str, wrong[:5]))} outside of this range, or more than once in the global batch"
             )
 
-        return Check(good, error)
+        self._deferred.check(good, error)
 
     # -- the tables as a whole -----------------------------------------------------------------------------------------
 
@@ -268,11 +245,7 @@ class PairTables(Objective):
         self,
         state_dict: dict[str, Any],
         prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: Any,
-        extra: Any,
-        errors: list[str],
+        *args: Any,
     ) -> None:
         for name, table in self._buffers.items():
             loaded = state_dict.get(prefix + name)
@@ -280,10 +253,6 @@ class PairTables(Objective):
                 continue
             if self._shards > 1 and name.rpartition("_")[0] in self.initial and len(loaded) == self.num_samples:
                 loaded = state_dict[prefix + name] = loaded[self._stored.start : self._stored.stop]
-            if loaded.shape != table.shape:
-                sizes = f"holds {loaded.numel()} pairs, but this objective has num_samples={self.num_samples}"
-                errors.append(f"{prefix}{name} {sizes}; build it with num_samples={loaded.numel()}")
-                return
             if loaded.dtype in (torch.float32, torch.float64):
                 self._buffers[name] = table.to(loaded.dtype)
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, extra, errors)
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -59,9 +59,7 @@ from nuclr.objectives.kernels import (
 from nuclr.objectives.networks import PrototypeNetwork
 from nuclr.objectives.state import ANCHORS, PairTables, StatePlacement, StateRows
 
-SIDES = ("both", "x", "y")
 SOURCES = ("table", "network")
-GAMMA_RULES = ("constant", "proximal")
 LEARNT_TAU = (0.001, 1.0)
 LOG_LEAST_ODDS = math.log(1e-8)
 TAU_GRADIENT_LIMIT = 5.0
@@ -116,7 +114,7 @@ class RunningAverage:
     alpha: float = 4.0
 
     def __post_init__(self) -> None:
-        check_choice("average.gamma_rule", self.gamma_rule, GAMMA_RULES)
+        check_choice("average.gamma_rule", self.gamma_rule, ("constant", "proximal"))
         POSITIVE.check("average.alpha", self.alpha)
 
 
@@ -193,7 +191,7 @@ class StatefulObjective(PairTables):
         temperatures: Temperatures | Mapping[str, Any] = Temperatures(),
         average: RunningAverage | Mapping[str, Any] = RunningAverage(),
     ) -> None:
-        check_choice("sides", sides, SIDES)
+        check_choice("sides", sides, ("both", "x", "y"))
         check_choice("normalizer", normalizer, SOURCES)
         super().__init__(num_samples, temperature, sides, as_record("state", state, StatePlacement()), normalize)
         self.gamma = gamma
@@ -208,11 +206,10 @@ class StatefulObjective(PairTables):
             self.normalizer_networks = nn.ModuleDict({ANCHORS[row]: PrototypeNetwork() for row in self.active})
             for row in self.active:  # nan before the first batch
                 self.register_buffer(f"normalizer_offset_{ANCHORS[row]}", torch.tensor(math.nan))
+            self.limits = {**self.limits, "gamma": SHARE}  # a prediction may be used alone; a table must be filled
         if self.temperatures.individual:
             self.add_tables("tau", temperature, ANCHORS)
             self.add_tables("tau_momentum", 0.0, ANCHORS)
-        if normalizer == "network":  # its prediction may be used alone; a table would never be filled
-            self.limits = {**self.limits, "gamma": SHARE}
         if self.temperatures.learnt:
             self.limits = {**self.limits, "temperature": Range(*LEARNT_TAU)}
         for name in ("temperature", "gamma"):
@@ -287,7 +284,7 @@ class StatefulObjective(PairTables):
 
     def compute(self, batch: GatheredBatch) -> ObjectiveOutput:
         """Compute the closed form of the module's docstring on both sides; in training, update the state."""
-        if self.training and batch.x.dtype == torch.float64 and self._is_float32():
+        if self.training and batch.x.dtype == torch.float64 != next(self.buffers()).dtype:
             self.double()
         learns = torch.is_grad_enabled()
         needs_gradient = learns and (batch.local_x.requires_grad or batch.local_y.requires_grad)
@@ -356,7 +353,7 @@ class StatefulObjective(PairTables):
             if sums.masses is not None:
                 self.update_zeta(step, distributed.all_gather(sums.masses, dim=1))
         if self.training and step.tables:
-            self.write(rows.location, step.tables)
+            self.write(rows, step.tables)
         return values, gradient, step
 
     def _values(self, step: Step) -> Tensor:
@@ -389,10 +386,6 @@ class StatefulObjective(PairTables):
             values = values.clone()
             values[1 - self.active[0]] = otherwise
         return values
-
-    def _is_float32(self) -> bool:
-        tensors = [tensor for tensor in (*self._buffers.values(), *self.parameters()) if tensor is not None]
-        return bool(tensors) and tensors[0].dtype == torch.float32
 
     # -- running averages ----------------------------------------------------------------------------------------------
 
@@ -431,7 +424,7 @@ class StatefulObjective(PairTables):
         """Return whether weights are at most a moderate multiple of 1 / the batch's own sum."""
         if not self.training:
             # a known average may be far below that of this batch
-            return step.rows.location is None and self.normalizer == "table"
+            return step.rows.stored is None and self.normalizer == "table"
         if self.average.gamma_rule == "constant":
             return self.gamma >= LEAST_GAMMA
         if step.log_u.device.type != "cpu":

@@ -33,31 +33,6 @@ SMALLEST = 1e-300  # what a logarithmic axis shows for zero
 
 
 @dataclass(frozen=True)
-class Key:
-    """An entry of a chart's legend."""
-
-    name: str
-    color: Color
-    dashed: bool = False
-
-    @property
-    def paint(self) -> Markup:
-        """The class and style attributes of the entry."""
-        return paint(self.color, "key dashed" if self.dashed else "key")
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart as the page shows it: title, SVG, legend, and the values to show under the pointer (`data`)."""
-
-    title: str
-    svg: Markup
-    legend: list[Key] = field(default_factory=list)
-    data: dict[str, Any] | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class Series:
     """A curve through the points (x, y). `band` has a lower and an upper bound per point."""
 
@@ -74,6 +49,22 @@ class Series:
         chosen = slice((len(self.x) - 1) % stride, None, stride)
         band = (self.band[0][chosen], self.band[1][chosen]) if self.band else None
         return Series(self.name, self.x[chosen], self.y[chosen], self.color, self.dashed, band)
+
+    @property
+    def key(self) -> Markup:
+        """The class and style attributes of the curve's entry in the legend."""
+        return paint(self.color, "key dashed" if self.dashed else "key")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart as the page shows it: title, SVG, curves in the legend, and the values to show under the pointer."""
+
+    title: str
+    svg: Markup
+    legend: list[Series] = field(default_factory=list)
+    data: dict[str, Any] | None = None
+    note: str = ""
 
 
 def line_chart(
@@ -130,8 +121,7 @@ def line_chart(
     }
     show = numbers.percent if percent else numbers.number
     ends = [f"{s.name} from {show(s.y[0])} to {show(s.y[-1])}" for s in shown]
-    legend = [Key(s.name, s.color, s.dashed) for s in shown]
-    return Chart(title, _svg(parts, f"{title}: {'; '.join(ends) or 'no values'}"), legend, data, note)
+    return Chart(title, _svg(parts, f"{title}: {'; '.join(ends) or 'no values'}"), shown, data, note)
 
 
 def scatter(

@@ -7,20 +7,19 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
+from nuclr import image_files
 from nuclr.data.modalities import Shown
 from nuclr.data.pairs import BadSample, Pairs
 from nuclr.data.side import SideName
-from nuclr.image_files import to_rgb
 from nuclr.report import numbers
-from nuclr.report.page import Item
+from nuclr.report.page import Item, shorten
 
 SIDE = 144  # pixels of a picture; shown at up to 150
 SMALL = 64  # pixels up to which a picture is stored in higher quality
-LONGEST = 1000  # characters of a text that a page shows
 MOST_POINTS = 96  # of a curve; longer vectors are shown by the means of equal parts
 WIDTH = 96  # of a curve, in SVG units
 HEIGHT = 28
-BROKEN = (OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, Image.DecompressionBombError, BadSample)
+BROKEN: tuple[type[Exception], ...] = (*image_files.BROKEN, BadSample)
 
 
 def show_item(
@@ -46,12 +45,12 @@ def show_item(
     return Item("numbers", label, curve=draw_curve(vector, f"{label}: {detail}"))
 
 
-def data_uri(image: Image.Image, side: int = SIDE) -> str:
-    """Return the picture as a JPEG in a data URI, its longer side at most `side` pixels."""
+def data_uri(image: Image.Image) -> str:
+    """Return the picture as a JPEG in a data URI, its longer side at most `SIDE` pixels."""
     quality = 88 if max(image.size) <= SMALL else 74
-    image.draft("RGB", (side, side))
-    picture = to_rgb(image)
-    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+    image.draft("RGB", (SIDE, SIDE))
+    picture = image_files.to_rgb(image)
+    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     target = BytesIO()
     picture.save(
         target,
@@ -60,11 +59,6 @@ def data_uri(image: Image.Image, side: int = SIDE) -> str:
         optimize=True,
     )
     return "data:image/jpeg;base64," + base64.b64encode(target.getvalue()).decode("ascii")
-
-
-def shorten(text: str) -> str:
-    """Return a text that a page can show; a long document is cut."""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1].rstrip()}…"
 
 
 def draw_curve(vector: np.ndarray, label: str) -> Markup:

@@ -39,8 +39,6 @@ has no heading, and the notes follow it.
 import base64
 import hashlib
 import itertools
-import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -184,6 +182,14 @@ class Fold:
 Block = Text | Tile | Table | Chart | Gallery | Example | Fold | Markup
 
 
+LONGEST = 1000  # characters of a text that a page shows
+
+
+def shorten(text: str) -> str:
+    """Return a text that a page can show; a long document is cut."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1].rstrip()}…"
+
+
 class LeaveOut(Exception):  # noqa: N818 (not an error: the section has nothing to show)
     """Raised by a section's function to leave the section out. Its text becomes a note; an empty text adds none."""
 
@@ -200,8 +206,8 @@ class Section:
         menu: its name in the navigation, by default the title.
 
     Example:
-        >>> Section("hello", "Hello", lambda result: [Text(f"This is {result}.")]).menu
-        'Hello'
+        >>> Section("hello", "Hello", lambda result: [Text(f"This is {result}.")]).key
+        'hello'
 
     """
 
@@ -209,12 +215,6 @@ class Section:
     title: str
     content: Callable[[Any], Iterable[Block]]
     menu: str = ""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", self.key):
-            raise ValueError(f"key must be lower-case letters, digits and '-', but is {self.key!r}")
-        if not self.menu:
-            object.__setattr__(self, "menu", self.title)
 
 
 @dataclass(frozen=True)
@@ -317,19 +317,6 @@ def describe(error: Exception) -> str:
     return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
 
 
-def to_json(data: object) -> Markup:
-    """Return JSON for a script element, escaped so that it cannot end the element or begin another."""
-    dumped = json.dumps(
-        data,
-        ensure_ascii=False,
-        allow_nan=False,
-        separators=(",", ":"),
-    )
-    for character in "<>&\u2028\u2029":
-        dumped = dumped.replace(character, f"\\u{ord(character):04x}")
-    return Markup(dumped)
-
-
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -340,7 +327,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["json"] = to_json
     environment.globals["render"] = render_blocks
     return environment
 

@@ -1,11 +1,9 @@
 """A training run as its page sees it: what it logged, and samples of its pairs with features."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,36 +26,23 @@ PROBE = 16  # pairs whose encoding is timed to predict the time of all
 FEWEST = 100
 OTHER_COLOR = 7  # of an objective that is not registered
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Logged:
-    """A line of metrics.jsonl. The names of values are such as "train/loss", "val/mean_R@1" or "state/zeta_x_q50"."""
-
-    step: int
-    epoch: float
-    values: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A line of timing.jsonl: the time since the line before, and the shares of its parts."""
-
-    seconds: float
-    data: float
-    encoders: float
-    objective: float
-    other: float
-
 
 @dataclass(frozen=True)
 class RunLog:
-    """What a run logged."""
+    """What a run logged.
+
+    Attributes:
+        run: the run.
+        metrics: lines of metrics.jsonl: "step", "epoch", and values such as "train/loss", "val/mean_R@1" or
+            "state/zeta_x_q50".
+        timing: lines of timing.jsonl: the "seconds" since the line before, and the shares of "data", "encoders",
+            "objective" and "other".
+
+    """
 
     run: Run
-    metrics: list[Logged]
-    timing: list[Timed]
+    metrics: list[dict[str, float]]
+    timing: list[dict[str, float]]
 
     @property
     def method(self) -> str:
@@ -74,18 +59,18 @@ class RunLog:
     @property
     def step(self) -> int:
         """The last step that was logged."""
-        return max((line.step for line in self.metrics), default=0)
+        return int(max((line["step"] for line in self.metrics), default=0))
 
     @cached_property
     def evaluation(self) -> dict[str, float]:
         """The metrics of the last evaluation, without their prefix "val/"."""
-        evaluations = (val_metrics(line.values) for line in reversed(self.metrics))
+        evaluations = map(val_metrics, reversed(self.metrics))
         return next((values for values in evaluations if values), {})
 
     def curve(self, name: str) -> tuple[list[float], list[float]]:
         """Return the epochs and values of all lines that have this value."""
-        lines = [line for line in self.metrics if name in line.values]
-        return [line.epoch for line in lines], [line.values[name] for line in lines]
+        lines = [line for line in self.metrics if name in line]
+        return [line["epoch"] for line in lines], [line[name] for line in lines]
 
 
 @dataclass(frozen=True)
@@ -174,46 +159,34 @@ class TrainingRun:
 
 def read_log(run: Run, notes: list[str]) -> RunLog:
     """Read what a run logged; notes say what could not be read."""
-
-    def logged(line: dict[str, Any]) -> Any:
-        step = line.pop("step")
-        epoch = line.pop("epoch")
-        return files.from_record(Logged, {"step": step, "epoch": epoch, "values": line})
-
-    return RunLog(
-        run=run,
-        metrics=read_lines(run.folder / folder.METRICS, logged, notes),
-        timing=read_lines(run.folder / folder.TIMING, lambda line: files.from_record(Timed, line), notes),
-    )
+    metrics = read_lines(run.folder / folder.METRICS, {"step", "epoch"}, notes)
+    return RunLog(run, metrics, read_lines(run.folder / folder.TIMING, {"seconds"}, notes))
 
 
 def read_lines(
     path: Path,
-    parse: Callable[[Any], T],
+    required: set[str],
     notes: list[str],
-) -> list[T]:
-    """Parse the lines of a .jsonl file. Broken lines, as a killed process may leave, are skipped with a note.
+) -> list[dict[str, float]]:
+    """Read the numbers in the lines of a .jsonl file. Broken lines, as a killed process may leave, become a note.
 
     Args:
         path: the file; if it does not exist, there are no lines.
-        parse: from the object of a line to its record.
+        required: names that each line has.
         notes: where the note is added.
 
     """
     records = []
     broken = 0
-    content = (
-        path.read_text(
-            encoding="utf-8",
-            errors="replace",
-        )
-        if path.is_file()
-        else ""
-    )
+    content = path.read_bytes() if path.is_file() else b""
     for line in content.splitlines():
         try:
-            records.append(parse(files.parse_json(line)))
-        except (ValueError, TypeError, LookupError, AttributeError):
+            record: dict[str, float] = files.from_record(dict[str, float], files.parse_json(line))
+        except ValueError:
+            record = {}
+        if required <= record.keys():
+            records.append(record)
+        else:
             broken += 1
     if broken:
         notes.append(f"{path.name}: {broken} lines could not be read and were left out.")

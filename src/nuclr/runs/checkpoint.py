@@ -5,7 +5,6 @@ a truncated or damaged one is detected, and the checkpoint before it is used. Lo
 values.
 """
 
-import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -89,10 +88,5 @@ def save_step(
 
 def mark_best(folder: Path, step: int) -> None:
     """Make `best.pt` the checkpoint of this step."""
-    temporary = folder / f".{BEST}.{os.getpid()}.tmp"
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(step_path(folder, step), temporary)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(step_path(folder, step), temporary)
-    temporary.replace(folder / BEST)
+    with step_path(folder, step).open("rb") as saved, files.write_atomically(folder / BEST) as best:
+        shutil.copyfileobj(saved, best)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +63,9 @@ def val_split(data: s.Data, name: str) -> str | None:
     The default is "val" for standard sets. For a path without a name it is `data.split`, since one file may hold both.
     """
     split = data.val[name].split or data.val_split
-    if split is None and _standard_set(data, name) is not None:
+    if split is None and parse_standard(data.val[name].path, RETRIEVAL, data.val_key(name)) is not None:
         return "val"
     return split or (data.split if name == s.UNNAMED else None)
-
-
-def _standard_set(data: s.Data, name: str) -> tuple[str, Path] | None:
-    path = data.val[name].path
-    if "::" in path:  # several tars
-        return None
-    return parse_standard(path, RETRIEVAL, data.val_key(name))
 
 
 def _open_val_set(
@@ -82,7 +75,7 @@ def _open_val_set(
 ) -> Source:
     chosen = data.val[name]
     split = val_split(data, name)
-    standard = _standard_set(data, name)
+    standard = parse_standard(chosen.path, RETRIEVAL, data.val_key(name))
     if standard is not None:
         opened = open_standard_pairs(*standard, str(split), data.allow_outside, data.x.name, data.y.name)
         return Source(opened.pairs, np.arange(len(opened.pairs)), {})
@@ -149,16 +142,6 @@ def open_pairs_like_run(
             return open_pairs_of_run(usual, path, root, split)
         except UserError:
             raise error from None
-
-
-def open_other(
-    data: s.Data,
-    path: str,
-    root: str | None,
-    split: str | None,
-) -> Source:
-    """Open pairs that are not a run's own, with the columns that `data` names, without bad samples."""
-    return _check(data, open_pairs_of_run(data, path, root, split), True)
 
 
 def view_groups(data: s.Data, source: Source) -> ViewGroups | None:
@@ -293,8 +276,12 @@ def make_model(
         width=model.width,
     )
     if model.standardize and model.pretrained is None:
-        vector_sides = [side for side in SIDES if isinstance(getattr(built, side).tower, VectorTower)]
-        built.fit_vectors(**{side: _vectors(source, side) for side in vector_sides})
+        # A shared encoder is fitted to the vectors of both sides.
+        encoders: list[list[SideName]] = [["x", "y"]] if built.shared else [["x"], ["y"]]
+        for sides in encoders:
+            tower = getattr(built, sides[0]).tower
+            if isinstance(tower, VectorTower):
+                tower.fit(chain.from_iterable(_vectors(source, side) for side in sides))
     return built
 
 
@@ -380,10 +367,9 @@ def resolve(
 
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Move a tensor, or a dict of tensors, to a device; a list of items, such as texts, stays as it is."""
-    if isinstance(inputs, list):
-        return inputs
     if isinstance(inputs, dict):
         return {name: to_device(tensor, device) for name, tensor in inputs.items()}
     if isinstance(inputs, Tensor):
         return arrays.to_device(inputs, device)
-    return inputs.to(device, non_blocking=True)  # inputs of an encoder that a plugin registers
+    # An encoder that a plugin registers may take inputs of a class of its own.
+    return inputs if isinstance(inputs, list) else inputs.to(device, non_blocking=True)

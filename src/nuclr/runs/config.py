@@ -9,11 +9,10 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
-import reprlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 import yaml
@@ -21,7 +20,7 @@ import yaml
 from nuclr import objectives
 from nuclr.errors import UserError
 from nuclr.files import read_text
-from nuclr.runs.settings import ModelSide, Settings, flatten, put, split_names, to_dict
+from nuclr.runs.settings import Settings, change, flatten, put, split_names, to_dict
 
 # Keys of earlier versions, and what to write instead.
 REPLACED = {
@@ -43,8 +42,6 @@ _ALLOWED = {
 }
 
 _LARGEST = 100_000  # bytes of a config file; PyYAML needs seconds for 300 kB
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = 200
 
 
 def load(
@@ -64,6 +61,8 @@ def load(
         UserError: an unknown key, a value of the wrong type or out of bounds, a file that cannot be read.
 
     """
+    from nuclr.data.opening import is_image_folder
+
     values = read(Path(source)) if isinstance(source, str | Path) else dict(source or {})
     changes = dict(split_override(text) for text in overrides)
     load_plugins(values.get("plugins"))
@@ -75,7 +74,9 @@ def load(
     settings = parse(values)
     if settings.out and "name" not in values:
         settings = dataclasses.replace(settings, name=Path(settings.out).name or settings.name)
-    settings = _infer_contrast(settings)
+    if settings.data.contrast is None and settings.data.train is not None:
+        contrast = "views" if is_image_folder(settings.data.train, settings.data.root) else "sides"
+        settings = change(settings, "data.contrast", contrast)
     check(settings, [key for key, value in changes.items() if value is not None] if strict else [])
     return settings
 
@@ -141,7 +142,7 @@ def user_error(
 def show(value: Any) -> str:
     """Return `repr(value)`, shortened."""
     try:
-        return _SHORT.repr(value)
+        return repr(value)[:200]
     except ValueError:  # a number of thousands of digits
         return f"a huge {type(value).__name__}"
 
@@ -209,16 +210,10 @@ def read(path: Path) -> dict[str, Any]:
     from nuclr.data.opening import is_pairs
 
     hint = f"to train on it, write data.train={path}"
-    if path.is_dir():
-        raise UserError(f"{path}: a folder, not a config file; name {path / 'config.yaml'}, or {hint}")
     # A line of JSON is YAML, too. Its keys must not be taken for settings.
-    if is_pairs(str(path)):
-        raise UserError(f"{path}: not a config file; {hint}")
-    if not path.is_file():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
-        raise UserError(f"{path}: no such config file" + "".join(f"; did you mean {path.parent / n}?" for n in near))
-    if path.stat().st_size > _LARGEST:
-        raise UserError(f"{path}: not a config file ({path.stat().st_size:,} bytes); {hint}")
+    if path.is_dir() or is_pairs(str(path)) or (path.is_file() and path.stat().st_size > _LARGEST):
+        kinds = f"a config file (YAML, at most {_LARGEST:,} bytes) nor a run (a folder with a config.yaml)"
+        raise UserError(f"{path}: neither {kinds}; {hint}")
     text = read_text(path)
     try:
         content = yaml.load(text, UniqueKeyLoader)
@@ -306,20 +301,3 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
         raise UserError(
             "data.contrast=views needs augmentation, or all views of an image are equal; set augment.enabled=true"
         )
-    if settings.model.pretrained is None:
-        return
-    for side in ("x", "y"):
-        for key in ("encoder", "head", "tokenizer", "pooling", "image_normalization"):
-            if getattr(getattr(settings.model, side), key) != getattr(ModelSide(), key):
-                raise UserError(f"model.{side}.{key}: model.pretrained is a whole dual encoder; leave the former out")
-
-
-def _infer_contrast(settings: Settings) -> Settings:
-    """Return the settings with `data.contrast`, whose default depends on what `data.train` is."""
-    from nuclr.data.opening import is_image_folder
-
-    data = settings.data
-    if data.contrast is not None or data.train is None:
-        return settings
-    contrast: Literal["sides", "views"] = "views" if is_image_folder(data.train, data.root) else "sides"
-    return dataclasses.replace(settings, data=dataclasses.replace(data, contrast=contrast))

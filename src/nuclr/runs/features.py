@@ -44,8 +44,7 @@ class PairFeatures:
         y_number: (n_y,), the number of a pair that has this y.
         x_group: (n_x,) int64, equal for the x of one group, and of groups that share an x; without groups all differ.
             What belongs together must not be divided, for example into halves.
-        x_name: name of side x.
-        y_name: name of side y.
+        sides: the names of both sides.
 
     """
 
@@ -57,13 +56,13 @@ class PairFeatures:
     x_number: np.ndarray
     y_number: np.ndarray
     x_group: Tensor
-    x_name: str = "x"
-    y_name: str = "y"
+    sides: tuple[str, str] = ("x", "y")
 
     @property
-    def sides(self) -> tuple[str, str]:
-        """The names of both sides."""
-        return self.x_name, self.y_name
+    def y_group(self) -> Tensor:
+        """(n_y,), the group of the first x that each y belongs to."""
+        first_x = torch.full((len(self.y),), len(self.x))
+        return self.x_group[first_x.scatter_reduce(0, self.links[:, 1], self.links[:, 0], "amin")]
 
     def of_x(self, rows: Tensor) -> "PairFeatures":
         """Return the features of the x with these rows and of all y that belong to them."""
@@ -143,8 +142,7 @@ def encode_pairs(
         numbers[first_x],
         y_number,
         x_group,
-        pairs.sides["x"].name,
-        pairs.sides["y"].name,
+        pairs.side_names,
     )
 
 
@@ -227,15 +225,6 @@ def encode_items(
     encoder.eval()
     shares = _share(np.arange(len(items)), encoding.batch_size)
     return gather([_encode(encoder, [items[row] for row in rows], encoding) for rows in shares])
-
-
-def encode_texts(
-    model: DualEncoder,
-    texts: list[str],
-    encoding: Encoding,
-) -> Tensor:
-    """Return features (len(texts), d) of texts, by the side of the model that takes texts."""
-    return encode_items(model.x if model.x.modality == "text" else model.y, texts, encoding)
 
 
 def _encode(

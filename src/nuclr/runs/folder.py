@@ -90,8 +90,7 @@ class TrainedRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of results.json."""
-        content: dict[str, Any] = files.to_record(self)
-        return content
+        return dict(files.to_record(self))
 
 
 def read_results(folder: Path) -> TrainedRun | None:

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import queue
-import selectors
 import signal
 import subprocess
 import sys
@@ -20,22 +19,15 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from nuclr.errors import UserError
+from nuclr.runs.launch import Interrupted, Signals
 
 STOP_SECONDS = 60.0  # that a worker may take to write a checkpoint
-
-
-class Stop(BaseException):
-    """Raised when a signal asks the command to end; `status` is the exit status that a shell reports for it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.status = 128 + number
 
 
 class Worker(subprocess.Popen[bytes]):
@@ -100,21 +92,22 @@ class Pool:
         """Work until the queue is empty.
 
         Raises:
-            Stop: On SIGINT or SIGTERM, after all workers have ended.
+            Interrupted: On SIGINT or SIGTERM, after all workers have ended.
 
         """
         self.logs.mkdir(parents=True, exist_ok=True)
-        with stop_on_signals(), selectors.DefaultSelector() as selector:
+        with Signals():
             try:
-                self._feed(selector)
+                self._feed()
                 while self.running():
-                    for key, _ in selector.select():
-                        self._read_answer(selector, key.data)
-                    self._feed(selector)
+                    workers: dict[Any, Worker] = {worker.stdout: worker for worker in self._workers}
+                    for stdout in wait(list(workers)):
+                        self._read_answer(workers[stdout])
+                    self._feed()
             finally:
                 self._end()
 
-    def _feed(self, selector: selectors.BaseSelector) -> None:
+    def _feed(self) -> None:
         """Give a job to every idle worker, and start workers while jobs wait."""
         idle = [worker for worker in self._workers if worker.job is None]
         while self.waiting and (idle or len(self._workers) < self.size):
@@ -122,10 +115,9 @@ class Pool:
                 idle = [Worker(self.logs / f"worker-{self._started}.log", self.program)]
                 self._started += 1
                 self._workers += idle
-                selector.register(idle[0].stdout, selectors.EVENT_READ, idle[0])  # type: ignore[arg-type]
             idle.pop().send(self.waiting.popleft())
 
-    def _read_answer(self, selector: selectors.BaseSelector, worker: Worker) -> None:
+    def _read_answer(self, worker: Worker) -> None:
         assert worker.stdout is not None
         job = worker.job
         worker.job = None
@@ -133,7 +125,6 @@ class Pool:
         if line.endswith(b"\n"):
             error = json.loads(line)
         else:  # the process has ended
-            selector.unregister(worker.stdout)
             self._workers.remove(worker)
             error = f"its process ended with status {worker.wait()}, see {worker.log}"
         if job is not None:
@@ -150,23 +141,6 @@ class Pool:
             except subprocess.TimeoutExpired:
                 worker.kill()
                 worker.wait()
-
-
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Raise `Stop` in the block on SIGINT or SIGTERM."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise Stop(number)
-
-    before = {}
-    with contextlib.suppress(ValueError):  # signals can only be handled in the main thread
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def serve(job_class: Callable[..., Any], run: Callable[[Any, dict[Any, Any]], None]) -> None:
@@ -196,8 +170,8 @@ def serve(job_class: Callable[..., Any], run: Callable[[Any, dict[Any, Any]], No
             run(jobs.get(), shared)
         except UserError as failed:
             error = str(failed)
-        except KeyboardInterrupt:
-            os._exit(130)
+        except Interrupted as stopped:
+            os._exit(stopped.status)
         except Exception as failed:
             traceback.print_exc()
             error = f"{type(failed).__name__}: {failed}"

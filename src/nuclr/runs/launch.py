@@ -1,4 +1,4 @@
-"""Processes and devices: a single process, or as many as torchrun started.
+"""Processes, devices and signals: a single process, or as many as torchrun started.
 
 A process that waits for another one gives up after a while. `NUCLR_TIMEOUT` sets the number of seconds; the default is
 300 for processes that have not joined yet, and 1800 for an answer during the run, because another process may be busy
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -130,13 +131,9 @@ def _join(backend: str) -> "PeerWatch":
 
 def _timeout(default: float) -> float:
     text = os.environ.get("NUCLR_TIMEOUT") or str(default)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds <= 1e6:
+    if not text.replace(".", "", 1).isdecimal() or not 1 <= float(text) <= 1e6:
         raise UserError(f"NUCLR_TIMEOUT is {text!r}; it needs a number of seconds from 1 to 1000000")
-    return seconds
+    return float(text)
 
 
 def _lost(error: BaseException) -> LostProcess | None:
@@ -144,20 +141,18 @@ def _lost(error: BaseException) -> LostProcess | None:
     message = str(error)
     if not isinstance(error, RuntimeError) or not (isinstance(error, dist.DistError) or "/gloo/" in message):
         return None
-    rank = dist.get_rank()
-    other = _name_other(rank, dist.get_world_size())
+    reason = "has ended"
     if "timed out" in message.lower():
-        seconds = _timeout(ANSWER_SECONDS)
-        return LostProcess(f"process {rank}: {other} did not answer within {seconds:g} s (NUCLR_TIMEOUT)")
-    return LostProcess(_describe_loss(rank, other))
+        reason = f"did not answer within {_timeout(ANSWER_SECONDS):g} s (NUCLR_TIMEOUT)"
+    return LostProcess(_describe_loss(dist.get_rank(), "another process", reason))
 
 
-def _name_other(rank: int, world: int) -> str:
-    return f"process {1 - rank}" if world == 2 else "another process"
-
-
-def _describe_loss(rank: int, other: str) -> str:
-    return f"process {rank} lost {other}, which has ended; the run can be continued with --resume"
+def _describe_loss(
+    rank: int,
+    other: str,
+    reason: str = "has ended",
+) -> str:
+    return f"process {rank} lost {other}, which {reason}; the run can be continued with --resume"
 
 
 class PeerWatch(threading.Thread):
@@ -194,8 +189,6 @@ class PeerWatch(threading.Thread):
 
     def stop(self, goodbye: bool) -> None:
         """End the watch; with `goodbye`, the other processes do not count this one as lost."""
-        if self._stopped.is_set():
-            return
         self._stopped.set()
         self.join(GRACE_SECONDS)  # until the processes are connected and the thread has ended
         for peer in self._peers:
@@ -238,7 +231,7 @@ class PeerWatch(threading.Thread):
                 try:
                     peer.recv_bytes(16)
                 except (EOFError, OSError):
-                    return _name_other(self._rank, self._world)
+                    return "another process"
                 waiting.remove(peer)  # it said goodbye
             if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._parent:
                 return "torchrun"
@@ -263,17 +256,12 @@ class ElsewhereError(Exception):
 
 def on_first(function: Callable[[], Any]) -> Any:
     """Call a function on the first process while the others wait; if it fails, all processes stop."""
-    problem: BaseException | None = None
-    result = None
-    if distributed.rank() == 0:
-        try:
-            result = function()
-        except Exception as error:
-            problem = error
-    failed = any(flag for (flag,) in distributed.exchange([int(problem is not None)]))
-    if problem is not None:
-        raise problem
-    if failed:
+    try:
+        result = function() if distributed.rank() == 0 else None
+    except Exception:
+        distributed.exchange([1])
+        raise
+    if any(failed for (failed,) in distributed.exchange([0])):
         raise ElsewhereError
     return result
 
@@ -294,3 +282,56 @@ def choose_folder(
 
     free = next(number for number in itertools.count(1) if not named(number).exists())
     return named(distributed.exchange([free])[0][0])  # the first process decides for all
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+class Interrupted(BaseException):
+    """A signal asked the command to stop; `status` is the exit status that a shell reports for it."""
+
+    def __init__(self, number: int, message: str = "interrupted") -> None:
+        super().__init__(message)
+        self.status = 128 + number
+
+
+class Signals:
+    """Catch SIGINT and SIGTERM for the length of a `with` block: they raise `Interrupted`.
+
+    Inside `steps()` a signal only sets a flag, which the training loop reads after each step, so that it can save.
+    Anywhere else (checking samples, evaluation) it raises at once, since everything needed to resume is on disk. A
+    second signal always raises.
+    """
+
+    def __init__(self) -> None:
+        self.caught = 0
+        self._in_steps = False
+
+    def __enter__(self) -> "Signals":
+        self._before = {}
+        with contextlib.suppress(ValueError):  # signals can only be caught in the main thread
+            self._before = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _catch(self, number: int, _frame: FrameType | None) -> None:
+        again = self.caught
+        self.caught = number
+        if again or not self._in_steps:
+            raise Interrupted(number)
+
+    @contextlib.contextmanager
+    def steps(self) -> Iterator[None]:
+        """Postpone signals to the end of the step."""
+        self._in_steps = True
+        try:
+            yield
+        finally:
+            self._in_steps = False
+
+    def pending(self) -> int:
+        """Return the signal that any process has caught, 0 if none. All processes must call this together."""
+        return max(caught for (caught,) in distributed.exchange([self.caught]))

@@ -87,7 +87,7 @@ class Run:
         return run
 
     def __repr__(self) -> str:
-        state = "finished" if self.finished else f"unfinished, step {self.step}"
+        state = "finished" if self.finished else "unfinished"
         return f"Run({str(self.folder)!r}, {self.settings.objective.name} on {self.settings.data.train}, {state})"
 
     # -- what training wrote
@@ -101,13 +101,6 @@ class Run:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return folder.is_finished(self.folder)
-
-    @cached_property
-    def step(self) -> int:
-        """Number of steps done, from the newest checkpoint."""
-        saved = checkpoint.newest_first(self.folder / folder.CHECKPOINTS)
-        last = 0 if self.results is None else self.results.steps
-        return max([last, *(int(path.stem.removeprefix("step_")) for path in saved)])
 
     @cached_property
     def _newest(self) -> dict[str, Any] | None:
@@ -145,31 +138,26 @@ class Run:
     @cached_property
     def sides(self) -> tuple[str, str]:
         """The names of both sides, as in the names of metrics: ("image", "text"), ("question", "answer")."""
-        data = self.settings.data
-        return str(data.x.name), str(data.y.name)
+        return str(self.settings.data.x.name), str(self.settings.data.y.name)
 
     # -- model and data
 
     @cached_property
     def model(self) -> DualEncoder:
         """The model in eval mode: final, best, or that of an unfinished run's newest checkpoint."""
-        return self._load_model().to(self.device).eval()
-
-    def _load_model(self) -> DualEncoder:
         if self.finished:
             model = DualEncoder.from_pretrained(self.folder / folder.MODEL)
         else:
             model = components.make_model(self.settings.model, self.train, self.settings.seed)
-        if self.finished and not self.best:
-            return model
-        best = self.folder / folder.CHECKPOINTS / checkpoint.BEST
-        state = checkpoint.load(best) if self.best else self._newest
-        if state is None:
-            raise UserError(
-                f"{self.folder}: the run has no checkpoint yet; continue it with nuclr train {self.folder} --resume"
-            )
-        model.load_state_dict(state["model"])
-        return model
+        if self.best or not self.finished:
+            best = self.folder / folder.CHECKPOINTS / checkpoint.BEST
+            state = checkpoint.load(best) if self.best else self._newest
+            if state is None:
+                raise UserError(
+                    f"{self.folder}: the run has no checkpoint yet; continue it with nuclr train {self.folder} --resume"
+                )
+            model.load_state_dict(state["model"])
+        return model.to(self.device).eval()
 
     @cached_property
     def train(self) -> Source:

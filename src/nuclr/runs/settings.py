@@ -44,9 +44,7 @@ FREE_ON_RESUME = {
 
 
 def _read_number(value: Any) -> Any:
-    """Return a text such as 1e3, which YAML does not read as a number, as one; refuse true and false as numbers."""
-    if isinstance(value, bool):
-        return str(value)
+    """Return a text such as 1e3, which YAML does not read as a number, as one."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -59,7 +57,6 @@ def split_names(value: Any) -> Any:
 
 
 Int = Annotated[int, BeforeValidator(_read_number)]
-Float = Annotated[float, BeforeValidator(_read_number)]
 UNNAMED = "val"  # name of the only set of held-out pairs, if `data.val` is a path
 SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
@@ -172,7 +169,7 @@ class Data:
     micro_batch: Int = Field(default=0, ge=0)
     fit: Literal["crop", "squash"] = "crop"
     val_fit: Literal["crop", "squash"] | None = None
-    max_bad_share: Float = Field(
+    max_bad_share: float = Field(
         default=0.05,
         ge=0,
         le=1,
@@ -222,12 +219,12 @@ class Augmentation:
     """
 
     enabled: bool = True
-    crop: Float = Field(
+    crop: float = Field(
         default=0.5,
         gt=0,
         le=1,
     )
-    flip: Float = Field(
+    flip: float = Field(
         default=0.5,
         ge=0,
         le=1,
@@ -237,12 +234,12 @@ class Augmentation:
         ge=0,
         le=10,
     )
-    magnitude: Float = Field(
+    magnitude: float = Field(
         default=7.0,
         ge=0,
         le=10,
     )
-    fill: Float = Field(
+    fill: float = Field(
         default=0.0,
         ge=0,
         le=1,
@@ -326,19 +323,14 @@ class Objective:
             return values
         options = {key: value for key, value in values.items() if key != "name"}
         name = values.get("name", cls.name)
+        if name not in objectives.names():
+            raise UserError(f"objective.name is {name!r}; it should be one of {', '.join(objectives.names())}")
         for key, value in options.items():
-            if name in objectives.names() and (moved := objectives.describe_moved(name, key, value)):
+            if moved := objectives.describe_moved(name, key, value):
                 raise UserError(f"objective.{moved}")
         kinds = ChainMap(*(objectives.entry(known).kinds for known in objectives.names()))
         checked = _optional_keys(kinds)(**options)
         return {"name": name, "options": checked.model_dump(exclude_none=True)}
-
-    @pydantic.field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if name not in objectives.names():
-            raise ValueError(f"it should be one of {', '.join(objectives.names())}")
-        return name
 
     def arguments(self) -> dict[str, Any]:
         """Return all arguments of this objective's constructor except `num_samples`."""
@@ -365,7 +357,7 @@ def _optional_keys(kinds: Mapping[str, Any]) -> type[pydantic.BaseModel]:
             kind = _optional_keys(kind)
         elif str in typing.get_args(kind):
             kind = str
-        fields[key] = ({int: Int, float: Float}.get(kind, kind) | None, None)
+        fields[key] = ((Int if kind is int else kind) | None, None)
     return pydantic.create_model("Options", __config__={**CONFIG, "allow_inf_nan": True}, **fields)
 
 
@@ -393,20 +385,20 @@ class Optimizer:
 
     """
 
-    lr: Float = Field(default=1e-3, gt=0)
-    weight_decay: Float = Field(default=0.02, ge=0)
-    beta1: Float = Field(
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.02, ge=0)
+    beta1: float = Field(
         default=0.9,
         ge=0,
         le=0.999999,
     )
-    beta2: Float = Field(
+    beta2: float = Field(
         default=0.999,
         ge=0,
         le=0.999999,
     )
-    eps: Float = Field(default=1e-8, gt=0)
-    clip: Float = Field(default=0.0, ge=0)
+    eps: float = Field(default=1e-8, gt=0)
+    clip: float = Field(default=0.0, ge=0)
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -430,8 +422,8 @@ class Schedule:
 
     epochs: Int = Field(default=10, ge=1)
     warmup_steps: Int = Field(default=0, ge=0)
-    lr_start: Float = Field(default=1e-5, ge=0)
-    lr_end: Float = Field(default=0.0, ge=0)
+    lr_start: float = Field(default=1e-5, ge=0)
+    lr_end: float = Field(default=0.0, ge=0)
     zeta_frozen_epochs: Int = Field(default=0, ge=0)
     zeta: Literal["constant", "cosine"] = "cosine"
     zeta_steps: bool = False

@@ -399,7 +399,7 @@ def compare(
 
     Raises:
         UserError: A setting, a method, a set or a combination of them is wrong.
-        nuclr.runs.jobs.Stop: On SIGINT or SIGTERM, after all workers have written checkpoints.
+        nuclr.runs.launch.Interrupted: On SIGINT or SIGTERM, after all workers have written checkpoints.
 
     """
     return run_comparison(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from nuclr import files
@@ -110,7 +109,7 @@ def run_job(job: Job, shared: dict[Any, Any]) -> None:
             device=job.settings["device"],
             loaders=shared,
         )
-        files.write_json(path / MEASURED, {name: dataclasses.asdict(one) for name, one in measure_run(run).items()})
+        files.write_json(path / MEASURED, files.to_record(measure_run(run)))
 
 
 def measure_run(run: Run) -> dict[str, Search]:
@@ -127,17 +126,16 @@ def measure_run(run: Run) -> dict[str, Search]:
     held_out = run.features(run.val)
     bank = run.features(run.train, run.train.numbers[:BANK])
     x, y = run.sides
-    there, bias, counts = _search(bank.x, bank.y, held_out.x, held_out.y, held_out.links)
-    back, _, _ = _search(bank.y, bank.x, held_out.y, held_out.x, held_out.links.flip(1))
+    val = run.results.val
+    there, bias, counts = _search(bank.x, bank.y, held_out.x, held_out.y, held_out.links, val[f"{x}_to_{y}_chance@1"])
+    links = held_out.links.flip(1)
+    back, _, _ = _search(bank.y, bank.x, held_out.y, held_out.x, links, val[f"{y}_to_{x}_chance@1"])
     order = bias.argsort(descending=True, stable=True).tolist()
     shown = min(SHOWN, len(order) // 2)
     captions = []
     for row in [*order[:shown], *order[-shown:]]:
         captions.append((str(run.val.pairs.item("y", int(held_out.y_number[row]))), int(counts[row])))
-    there["captions"] = tuple(captions)
-    searches = {f"{x}_to_{y}": there, f"{y}_to_{x}": back}
-    chance = {name: float(run.results.val[f"{name}_chance@1"]) for name in searches}
-    return {name: Search(chance=chance[name], **values) for name, values in searches.items()}
+    return {f"{x}_to_{y}": dataclasses.replace(there, captions=tuple(captions)), f"{y}_to_{x}": back}
 
 
 def _search(
@@ -146,27 +144,24 @@ def _search(
     queries: Tensor,
     gallery: Tensor,
     links: Tensor,
-) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Return fields of `Search`, the bias and N_10 of every item."""
+    chance: float,
+) -> tuple[Search, Tensor, Tensor]:
+    """Return the search, the bias and N_10 of every item."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         bias = PopularityCorrection().fit(bank_queries, bank_items, max_iterations=150).bias(gallery)
     k = min(K, len(gallery))
     plain = hubness(queries, gallery, k)
-    corrected = hubness(
-        queries,
-        gallery,
-        k,
-        bias=bias,
+    corrected = hubness(queries, gallery, k, bias=bias)
+    search = Search(
+        queries=len(queries),
+        chance=float(chance),
+        recall=(plain.recall(links, 1), corrected.recall(links, 1)),
+        never_found=(plain.never_found, corrected.never_found),
+        largest=(int(plain.counts.max()), int(corrected.counts.max())),
+        correlation=rank_correlation(bias, plain.counts),
     )
-    fields = {
-        "queries": len(queries),
-        "recall": (plain.recall(links, 1), corrected.recall(links, 1)),
-        "never_found": (plain.never_found, corrected.never_found),
-        "largest": (int(plain.counts.max()), int(corrected.counts.max())),
-        "correlation": rank_correlation(bias, plain.counts),
-    }
-    return fields, bias, plain.counts
+    return search, bias, plain.counts
 
 
 # -- all runs ----------------------------------------------------------------------------------------------------------
@@ -227,11 +222,11 @@ class Demo(Study):
         for name, error in self.failed.items():
             raise UserError(f"{name}: {error}")
         results: Results = {}
-        reader = TypeAdapter(dict[str, Search])
         for row in self.plan.rows:
-            runs = self.finals(row)[VAL]
-            results[row.name] = [reader.validate_json((self.path(run) / MEASURED).read_bytes()) for run in runs]
-        files.write_json(self.out / SUMMARY, TypeAdapter(Results).dump_python(results, mode="json"))
+            measured = [self.path(run) / MEASURED for run in self.finals(row)[VAL]]
+            searches = [files.from_record(dict[str, Search], files.parse_json(path.read_bytes())) for path in measured]
+            results[row.name] = searches
+        files.write_json(self.out / SUMMARY, files.to_record(results))
         return results
 
 

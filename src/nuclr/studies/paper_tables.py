@@ -19,7 +19,6 @@
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -190,50 +189,21 @@ def read_table(path: Path) -> TableFile:
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TablePlan:
-    """A table file with the runs that it needs.
-
-    Attributes:
-        file: The table file, in which every row has a label.
-        plan: The runs; the name of a row is "BLOCK/LABEL".
-        problems: What is wrong with test sets that cannot be opened.
-
-    """
-
-    file: TableFile
-    plan: Plan
-    problems: tuple[str, ...]
-
-    def check(self) -> None:
-        """Raise a UserError if a test set cannot be opened."""
-        for problem in self.problems:
-            raise UserError(problem)
-
-    def rows(self, only: Sequence[str]) -> list[Row]:
-        """Return the rows with these labels, or all rows."""
-        labels = [row.label for row in self.plan.rows]
-        for label in only:
-            if label not in labels:
-                raise UserError(f"--only {label}: no row that is trained has this label; rows: {', '.join(labels)}")
-        return [row for row in self.plan.rows if not only or row.label in only]
-
-    def runs(self, study: Study, only: Sequence[str] = ()) -> list[tuple[Row, Settings]]:
-        """Return the runs of the rows with these labels, or of all rows."""
-        return [(row, run) for row in self.rows(only) for run in study.finals(row)[VAL]]
-
-
 def plan_table(
     path: Path,
     tests: Path,
+    out: Path,
     overrides: Sequence[str] = (),
-) -> TablePlan:
+    say: Callable[[str], None] = lambda _: None,
+) -> "TableStudy":
     """Read a table file, load the settings of its rows, and open its test sets.
 
     Args:
         path: The table file.
         tests: Folder that test sets are relative to; a standard set, such as mscoco, is in the folder of its name.
+        out: Folder of the table.
         overrides: Texts KEY=VALUE for all runs; they take precedence over those of the file.
+        say: Called with lines about the progress.
 
     Raises:
         UserError: The file, a config or an override is wrong; the message names the row.
@@ -262,13 +232,7 @@ def plan_table(
                 except UserError as error:
                     problems[f"column {column.name}: {error}"] = None
             title = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60]
-            rows[name] = Row(
-                name,
-                label,
-                settings,
-                tuple(sets),
-                title=title,
-            )
+            rows[name] = Row(name, label, settings, tuple(sets), title=title)
             labeled.append(row.model_copy(update={"label": label}))
         blocks.append(block.model_copy(update={"rows": tuple(labeled)}))
     plan = Plan(
@@ -279,7 +243,7 @@ def plan_table(
         keep_checkpoints=True,
         entries={f"row {row.name.strip('/')}": content(row.base) for row in rows.values()},
     )
-    return TablePlan(table.model_copy(update={"blocks": tuple(blocks)}), plan, tuple(problems))
+    return TableStudy(table.model_copy(update={"blocks": tuple(blocks)}), plan, list(problems), out, say)
 
 
 def _load(
@@ -322,127 +286,121 @@ def _open_column(
     return dataclasses.replace(test, name=column.name)
 
 
-# -- results -----------------------------------------------------------------------------------------------------------
+# -- the study ---------------------------------------------------------------------------------------------------------
 
 
-def run_table(
-    table: TablePlan,
-    out: Path,
-    only: Sequence[str] = (),
-    workers: int | None = None,
-    collect: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-) -> Comparison:
-    """Train and measure what is missing, and write the table after every run.
+class TableStudy(Study):
+    """The runs of a table file.
 
     Args:
-        table: The plan.
+        file: The table file, in which every row has a label.
+        plan: The runs; the name of a row is "BLOCK/LABEL".
+        problems: What is wrong with test sets that cannot be opened.
         out: Folder of the table.
-        only: Labels of the rows to work on; empty: all.
-        workers: Number of runs at the same time. None: one per CPU core, or one on a GPU.
-        collect: Only write the table from the results that exist.
         say: Called with lines about the progress.
 
-    Raises:
-        UserError: A test set cannot be read, or a row has other settings than before.
-        nuclr.runs.jobs.Stop: On SIGINT or SIGTERM, after all workers have written checkpoints.
-
     """
-    rows = table.rows(only)
-    study = Study(table.plan, out, say)
-    with study.locked():
-        if rows and not collect:
-            table.check()
-            study.run(workers, rows, lambda: write_results(out, summarize(table, study)))
-        return write_results(out, summarize(table, study))
 
+    def __init__(
+        self,
+        file: TableFile,
+        plan: Plan,
+        problems: Sequence[str],
+        out: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(plan, out, say)
+        self.file = file
+        self.problems = problems
 
-def summarize(table: TablePlan, study: Study) -> Comparison:
-    """Return the results that exist."""
-    blocks = []
-    for block in table.file.blocks:
-        columns = [Column(column.name, column.name, column.name, column.metric) for column in block.columns]
-        if table.file.mean and len(columns) > 1:
-            columns.append(
-                Column(
-                    MEAN,
-                    MEAN,
-                    MEAN,
-                    FIRST,
-                    of=tuple(column.key for column in columns),
-                )
-            )
-        rows = []
-        for one in block.rows:
-            label = str(one.label)
-            if one.config is None:
-                rows.append(ResultRow(label, label, "", dict(one.published)))
-            else:
-                result = result_row(study, study.rows[f"{block.title}/{label}"], columns, one.published)
-                rows.append(dataclasses.replace(result, name=label))
-        blocks.append(Block(block.title, tuple(columns), tuple(rows)))
-    published = any(one.published for block in table.file.blocks for one in block.rows)
-    return make_comparison(
-        study,
-        table.file.title,
-        blocks,
-        protocol=PROTOCOL,
-        published_in=table.file.published_in if published else "",
-    )
+    def runs(self) -> list[tuple[Row, Settings]]:
+        """Return all runs, each with its row."""
+        return [(row, run) for row in self.plan.rows for run in self.finals(row)[VAL]]
 
+    def check(self) -> None:
+        """Raise a UserError if a test set cannot be opened."""
+        for problem in self.problems:
+            raise UserError(problem)
 
-def describe(
-    table: TablePlan,
-    out: Path,
-    only: Sequence[str] = (),
-) -> list[str]:
-    """Return the state of every run, the time that its training takes, and what is wrong with test sets."""
-    study = Study(table.plan, out)
-    hours = {block.title: block.hours for block in table.file.blocks}
-    lines = []
-    for row, run in table.runs(study, only):
-        known = hours[row.name.rpartition("/")[0]]
-        time = f"about {known:g} h (the table file)" if known else "nuclr train CONFIG --dry-run: how long"
-        state = study.state(row, run)
-        lines.append(f"{run.name}: {state}{'' if state == 'done' else f'; {time}'}")
-    return [*lines, *(f"before training: {problem}" for problem in table.problems)]
+    def train(self, workers: int | None = None, collect: bool = False) -> Comparison:
+        """Train and measure what is missing, and write the table after every run.
 
+        Args:
+            workers: Number of runs at the same time. None: one per CPU core, or one on a GPU.
+            collect: Only write the table from the results that exist.
 
-def missing_runs(
-    table: TablePlan,
-    out: Path,
-    only: Sequence[str] = (),
-) -> list[str]:
-    """Return the names of the runs that are not done, after the settings are stored in the folder of the table."""
-    table.check()
-    study = Study(table.plan, out)
-    with study.locked():
-        return [run.name for row, run in table.runs(study, only) if study.state(row, run) != "done"]
+        Raises:
+            UserError: A test set cannot be read, or a row has other settings than before.
+            nuclr.runs.jobs.Stop: On SIGINT or SIGTERM, after all workers have written checkpoints.
 
+        """
+        with self.locked():
+            if self.plan.rows and not collect:
+                self.check()
+                self.run(workers, lambda: write_results(self.out, self.summarize()))
+            return write_results(self.out, self.summarize())
 
-def run_one(
-    table: TablePlan,
-    out: Path,
-    name: str,
-) -> None:
-    """Train and measure one run, as a job of a cluster does: in this process, or in all that torchrun started.
+    def train_one(self, name: str) -> None:
+        """Train and measure one run, as a job of a cluster does: in this process, or in all that torchrun started.
 
-    The folder of the table is not locked, so that many jobs can work at the same time.
+        The folder of the table is not locked, so that many jobs can work at the same time.
 
-    Raises:
-        UserError: The table has no such run, or a test set cannot be read.
+        Raises:
+            UserError: The table has no such run, or a test set cannot be read.
 
-    """
-    table.check()
-    study = Study(table.plan, out)
-    runs = {run.name: (row, run) for row, run in table.runs(study)}
-    if name not in runs:
-        raise UserError(f"--job {name}: the table has no such run; --dry-run lists them")
-    row, run = runs[name]
-    with processes(pick_device(run.device)):
-        if not run_folder.is_finished(study.path(run)):
-            # It has the machine for itself, and need not stay on one core.
-            settings = dataclasses.replace(run, threads=row.base.threads)
-            loop.train(settings, study.path(run), resume=True)
-    if is_first():
-        run_job(study.job(run, study.needed(row)), {})
+        """
+        self.check()
+        runs = {run.name: (row, run) for row, run in self.runs()}
+        if name not in runs:
+            raise UserError(f"--job {name}: the table has no such run; --dry-run lists them")
+        row, run = runs[name]
+        with processes(pick_device(run.device)):
+            if not run_folder.is_finished(self.path(run)):
+                # It has the machine for itself, and need not stay on one core.
+                settings = dataclasses.replace(run, threads=row.base.threads)
+                loop.train(settings, self.path(run), resume=True)
+        if is_first():
+            run_job(self.job(run, self.needed(row)), {})
+
+    def missing(self) -> list[str]:
+        """Return the names of the runs that are not done, after the settings are stored in the folder."""
+        self.check()
+        with self.locked():
+            return [run.name for row, run in self.runs() if self.state(row, run) != "done"]
+
+    def describe(self) -> list[str]:
+        """Return the state of every run, the time that its training takes, and what is wrong with test sets."""
+        hours = {block.title: block.hours for block in self.file.blocks}
+        lines = []
+        for row, run in self.runs():
+            known = hours[row.name.rpartition("/")[0]]
+            time = f"about {known:g} h (the table file)" if known else "nuclr train CONFIG --dry-run: how long"
+            state = self.state(row, run)
+            lines.append(f"{run.name}: {state}{'' if state == 'done' else f'; {time}'}")
+        return [*lines, *(f"before training: {problem}" for problem in self.problems)]
+
+    def summarize(self) -> Comparison:
+        """Return the results that exist."""
+        blocks = []
+        published = False
+        for block in self.file.blocks:
+            columns = [Column(column.name, column.name, column.name, column.metric) for column in block.columns]
+            if self.file.mean and len(columns) > 1:
+                columns.append(Column(MEAN, MEAN, MEAN, FIRST, of=tuple(column.key for column in columns)))
+            rows = []
+            for one in block.rows:
+                label = str(one.label)
+                published = published or bool(one.published)
+                if one.config is None:
+                    rows.append(ResultRow(label, label, "", dict(one.published)))
+                else:
+                    result = result_row(self, self.rows[f"{block.title}/{label}"], columns, one.published)
+                    rows.append(dataclasses.replace(result, name=label))
+            blocks.append(Block(block.title, tuple(columns), tuple(rows)))
+        return make_comparison(
+            self,
+            self.file.title,
+            blocks,
+            protocol=PROTOCOL,
+            published_in=self.file.published_in if published else "",
+        )

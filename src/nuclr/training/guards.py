@@ -1,11 +1,8 @@
-"""What stops a run, and why: signals, values that are not finite, data that changed since the run began."""
+"""What stops a run, and why: values that are not finite, data that changed since the run began."""
 
-import contextlib
 import hashlib
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -18,60 +15,6 @@ from nuclr.runs import folder
 
 class TrainingFailed(RuntimeError):  # noqa: N818 (the name says that the run failed, not the program)
     """The run cannot continue, for a reason that its settings could not show beforehand."""
-
-
-# -- signals -----------------------------------------------------------------------------------------------------------
-
-
-class Interrupted(BaseException):
-    """A signal asked the run to stop; `status` is the exit status that a shell reports for it."""
-
-    def __init__(self, number: int, message: str = "interrupted") -> None:
-        super().__init__(message)
-        self.number = number
-        self.status = 128 + number
-
-
-class Signals:
-    """Catch SIGINT and SIGTERM for the length of a `with` block, so that a run can finish its step and save.
-
-    Inside `steps()` a signal only sets a flag, which the loop reads after each step. Anywhere else (checking samples,
-    evaluation) it raises `Interrupted` at once, since everything needed to resume is on disk by then. A second signal
-    always raises.
-    """
-
-    def __init__(self) -> None:
-        self.caught = 0
-        self._in_steps = False
-
-    def __enter__(self) -> "Signals":
-        self._before = {}
-        with contextlib.suppress(ValueError):  # signals can only be caught in the main thread
-            self._before = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _catch(self, number: int, _frame: FrameType | None) -> None:
-        again = self.caught
-        self.caught = number
-        if again or not self._in_steps:
-            raise Interrupted(number)
-
-    @contextlib.contextmanager
-    def steps(self) -> Iterator[None]:
-        """Postpone signals to the end of the step."""
-        self._in_steps = True
-        try:
-            yield
-        finally:
-            self._in_steps = False
-
-    def pending(self) -> int:
-        """Return the signal that any process has caught, 0 if none. All processes must call this together."""
-        return max(caught for (caught,) in distributed.exchange([self.caught]))
 
 
 # -- values that are not finite ----------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""What a run reports: metrics.jsonl and timing.jsonl, TensorBoard and W&B, the start banner, the progress bar."""
+"""What a run reports: metrics.jsonl and timing.jsonl, TensorBoard and W&B, the start banner, the progress."""
 
 import dataclasses
 import importlib
+import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +240,7 @@ def short_metrics(metrics: dict[str, float]) -> str:
 
 
 class Progress:
-    """A bar on a terminal, a line now and then elsewhere, on stderr; silent on all but the first process."""
+    """Lines on stderr, of which a terminal shows only the last one; silent on all but the first process."""
 
     def __init__(
         self,
@@ -256,55 +256,28 @@ class Progress:
         self.batch = batch
         self.done = self.begin_step = done
         self.begin = time.perf_counter()
-        self._bar: Any = None
-        self._task: Any = None
 
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show the bar for the length of the block."""
-        if distributed.rank() != 0 or not sys.stderr.isatty():
-            yield
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        with Bar(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        ) as self._bar:
-            self._task = self._bar.add_task(
-                self.name,
-                total=self.steps,
-                completed=self.done,
-                status="",
-            )
-            yield
-        self._bar = None
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
+    def say(self, text: str, stays: bool = True) -> None:
+        """Print a line; on a terminal, one that does not stay is replaced by the next one."""
         if distributed.rank() != 0:
             return
         text = printable(text)  # it may name files
-        if self._bar is None:
-            print(text, file=sys.stderr, flush=True)  # noqa: T201
-        else:
-            self._bar.console.print(
-                text,
-                markup=False,
-                highlight=False,
-            )
+        end = "\n"
+        if sys.stderr.isatty():
+            if not stays:
+                text = text[: shutil.get_terminal_size().columns - 1]  # the terminal would wrap a longer one
+                end = "\r"
+            text = f"\x1b[2K{text}"  # erases what the line showed before
+        print(text, end=end, file=sys.stderr, flush=True)  # noqa: T201
+
+    def close(self) -> None:
+        """Erase a line that does not stay."""
+        if sys.stderr.isatty():
+            self.say("", stays=False)
 
     def step(self, done: int) -> None:
         """Set the number of steps done."""
         self.done = done
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done)
 
     def report(
         self,
@@ -313,16 +286,14 @@ class Progress:
         clock: Clock,
     ) -> None:
         """Show loss, chance level, speed, shares of time and time left of the last steps."""
-        if distributed.rank() != 0:
-            return
         rate = (self.done - self.begin_step) * self.batch / max(1e-9, time.perf_counter() - self.begin)
         shares = ", ".join(f"{name} {clock.shares()[name]:.0%}" for name in SECTIONS)
-        text = f"loss {loss:.4f} (chance {self.chance:.4f})  {rate:,.0f} samples/s  {shares}"
-        if self._bar is not None:
-            self._bar.update(self._task, status=text)
-            return
         left = (self.steps - self.done) * self.batch / max(rate, 1e-9)
-        self.say(f"{self.name}: step {self.done}/{self.steps}, epoch {epoch + 1}  {text}, {duration(left)} left")
+        self.say(
+            f"{self.name}: step {self.done}/{self.steps}, epoch {epoch + 1}  {duration(left)} left, loss {loss:.4f} "
+            f"(chance {self.chance:.4f})  {rate:,.0f} samples/s  {shares}",
+            stays=False,
+        )
 
 
 def duration(seconds: float) -> str:

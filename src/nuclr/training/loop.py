@@ -25,14 +25,14 @@ from nuclr.data import Batch, batches, steps_per_epoch, write_bad_samples
 from nuclr.data.selection import describe_overlap
 from nuclr.evaluation.metrics import score
 from nuclr.objectives import ObjectiveOutput
-from nuclr.objectives.base import Check, DeferredCheck
+from nuclr.objectives.base import DeferredCheck
 from nuclr.runs import checkpoint, components, config, folder
 from nuclr.runs.features import Encoding
-from nuclr.runs.launch import choose_folder, on_first, pick_device, processes
+from nuclr.runs.launch import Interrupted, Signals, choose_folder, on_first, pick_device, processes
 from nuclr.runs.settings import Settings
 from nuclr.training import logging
 from nuclr.training.build import Parts, clipped_parameters
-from nuclr.training.guards import Interrupted, Signals, TrainingFailed, check_same_data, data_identity, not_finite
+from nuclr.training.guards import TrainingFailed, check_same_data, data_identity, not_finite
 from nuclr.training.schedules import Position, check_refresh, evaluation_due, refresh_due, set_schedules
 from nuclr.training.step import (
     apply_objective,
@@ -205,7 +205,7 @@ def _train(
     spent = logging.Clock()
     log_every = min(settings.log.every, steps)  # at least once per epoch
     last: dict[str, float] = {}
-    with progress.shown(), loggers or contextlib.nullcontext():
+    with contextlib.closing(progress), loggers or contextlib.nullcontext():
         while position.epoch < epochs:
             epoch = position.epoch
             if position.step == 0 and refresh_due(settings, objective, epoch):
@@ -226,7 +226,7 @@ def _train(
                     norm = clip_gradient(clipped, settings.optimizer.clip)
                     finite.raise_pending()
                     failure = partial(not_finite, "the gradient is", batch.numbers, None, run.folder)
-                    finite.check(Check(torch.isfinite(norm + out.loss.detach()), failure))
+                    finite.check(torch.isfinite(norm + out.loss.detach()), failure)
                     optimizer.step()
                     clock.lap("encoders")
 

@@ -10,7 +10,7 @@ from nuclr.data import Loader
 from nuclr.data.selection import Source
 from nuclr.evaluation import class_features, knn_metrics, retrieval_metrics, zero_shot_metrics
 from nuclr.models import DualEncoder
-from nuclr.runs.features import Encoding, encode_pairs, encode_side, encode_texts
+from nuclr.runs.features import Encoding, encode_items, encode_pairs, encode_side
 from nuclr.runs.settings import Evaluate
 
 PROTOCOL = "every distinct item of both sides; ties by expected rank; fractions, not percent"
@@ -66,7 +66,8 @@ class Validation:
             labels = torch.from_numpy(np.asarray(self.classes.sides["y"].ids))
             if model.takes("text"):
                 prompts = self.classes.prompts()
-                texts = encode_texts(model, [text for group in prompts for text in group], encoding)
+                reader = model.x if model.x.modality == "text" else model.y
+                texts = encode_items(reader, [text for group in prompts for text in group], encoding)
                 classes = class_features(list(texts.split([len(group) for group in prompts])))
                 metrics |= zero_shot_metrics(images, classes, labels)
             else:

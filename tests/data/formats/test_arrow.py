@@ -39,9 +39,7 @@ def test_a_split_of_a_folder_of_parquet_files_is_read(tmp_path):
         write(tmp_path / "data" / f"{split}-0.parquet", image=[make.picture(1)], caption=[split])
     assert open_pairs(tmp_path, split="val").item("y", 0) == "val"
     assert len(open_pairs(tmp_path)) == 2
-    with pytest.raises(
-        UserError, match=r"no \.parquet file of split 'test' \(data\.split\); found: train-0\.parquet, val-0\.parquet"
-    ):
+    with pytest.raises(UserError, match=r"'test' \(data\.split\).*train-0\.parquet, val-0\.parquet"):
         open_pairs(tmp_path, split="test")
 
 
@@ -89,7 +87,9 @@ def test_rows_without_image_or_caption_are_bad_samples(tmp_path):
             "column 'image' holds int64",
         ),
         ({"image": [b"a"], "caption": [1]}, "column 'caption' holds int64"),
-        ({"url": ["a"], "caption": ["a"]}, "column 'url' holds addresses; download the files first"),
+        ({"image": [{"bytes": 3, "path": "a"}], "caption": ["a"]}, "column 'image' holds struct"),
+        ({"image": [{"bytes": b"3", "path": 3}], "caption": ["a"]}, "column 'image' holds struct"),
+        ({"url": ["a"], "caption": ["a"]}, "'url'"),
         (
             {"image": pyarrow.array([], pyarrow.binary()), "caption": pyarrow.array([], pyarrow.string())},
             "holds no pairs",
@@ -253,30 +253,12 @@ def test_a_damaged_state_json_is_refused(tmp_path, state):
 
 
 def test_images_without_bytes_in_any_row_are_read_by_name(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
     make.write_images(tmp_path)
     rows = [{"image": {"bytes": None, "path": name}, "caption": texts[0]} for name, texts in make.CAPTIONS.items()]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pairs.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pairs.parquet")
     pairs = open_pairs(tmp_path / "pairs.parquet")
     assert pairs[0].x.size == (24, 20)
     assert len(set(pairs.sides["x"].ids.tolist())) == len(rows)
-
-
-def test_images_that_are_all_named_by_path_are_read(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(make.picture(1))
-    path = write(tmp_path / "p.parquet", image=[{"bytes": None, "path": "a.jpg"}] * 2, caption=["one", "two"])
-    pairs = open_pairs(path)
-    assert pairs.sides["x"].ids.tolist() == [0, 0] and pairs.item("x", 1).size == (24, 20)
-
-
-@pytest.mark.parametrize(
-    "image", [{"bytes": 3, "path": "a"}, {"bytes": b"3", "path": 3}, {"bytes": [b"3"], "path": "a"}]
-)
-def test_images_of_other_types_are_refused(tmp_path, image):
-    with pytest.raises(UserError, match=r"column 'image' holds struct"):
-        open_pairs(write(tmp_path / "p.parquet", image=[image], caption=["one"]))
 
 
 def test_a_dataset_in_memory_is_read_from_its_table(tmp_path):

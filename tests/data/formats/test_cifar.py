@@ -29,18 +29,18 @@ def test_folders_and_archives_hold_the_same_images(tmp_path):
     assert open_cifar("cifar10", tmp_path / "nothing") is None
 
 
-def test_damaged_files_are_refused(tmp_path, monkeypatch):
+def test_damaged_files_are_refused(tmp_path):
     folder = layouts.cifar10_binary(tmp_path / "binary") / "cifar-10-batches-bin"
     content = (folder / "test_batch.bin").read_bytes()
-    for damaged, value in ((content[:-1], "18,437"), (b"", "0 bytes"), (b"\x09" + content[1:], "9")):
+    for damaged, value in ((content[:-1], "18,437"), (b"", "empty"), (b"\x09" + content[1:], "9")):
         (folder / "test_batch.bin").write_bytes(damaged)
         with pytest.raises(UserError, match=rf"(test_batch\.bin|batches\.meta\.txt): .*{value}"):
             open_cifar("cifar10", folder)
     (folder / "batches.meta.txt").write_text("cat cat")
     with pytest.raises(UserError, match=r"batches\.meta\.txt"):
         open_cifar("cifar10", folder)
-    monkeypatch.setattr(cifar, "MOST_BYTES", 100)
-    with pytest.raises(UserError, match=r"test_batch\.bin"):
+    (folder / "batches.meta.txt").unlink()
+    with pytest.raises(UserError, match=r"batches\.meta\.txt"):
         open_cifar("cifar10", folder)
 
 
@@ -60,11 +60,3 @@ def test_wrong_archives_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "MOST_UNPACKED", 1000)
     with pytest.raises(UserError, match="1,000 bytes"):
         open_cifar("cifar10", archive)
-
-
-@pytest.mark.parametrize("name", ["cifar-10-batches-py", "cifar-10-python.tar.gz"])
-def test_pickles_are_not_read(tmp_path, name):
-    (tmp_path / name).mkdir()
-    for place in (tmp_path, tmp_path / name):
-        with pytest.raises(UserError, match=rf"{name}.*cifar-10-binary\.tar\.gz"):
-            open_cifar("cifar10", place)

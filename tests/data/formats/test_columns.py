@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nuclr.data import BadSample, Loader, Modality, SideChoice, check_samples, open_pairs, register_modality
-from nuclr.data.formats.columns import split_cell
 from nuclr.data.modalities import base
 from nuclr.errors import UserError
 from tests.data import make
@@ -93,28 +92,10 @@ def test_several_vectors_in_a_row(tmp_path):
         assert pairs.items("y", np.arange(3)).tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
-def test_vectors_on_both_sides_and_one_vector_with_several_texts(tmp_path):
-    pairs = open_pairs(make.write_lines(tmp_path / "p.jsonl", {"a": [1, 2], "b": [3.5]}, {"a": [0, 1], "b": [4.5]}))
-    (batch,) = Loader(pairs).load([[1, 0]])
-    assert batch.x.tolist() == [[0, 1], [1, 2]] and batch.y.tolist() == [[4.5], [3.5]]
-    pairs = open_pairs(make.write_lines(tmp_path / "p.jsonl", {"a": [1, 2], "b": ["c", "d"]}, {"a": [3, 4], "b": "e"}))
-    assert pairs.sides["x"].ids.tolist() == [0, 0, 1]
-    assert pairs.item("x", 1).tolist() == [1, 2]
-    assert pairs.item("x", 2).tolist() == [3, 4]
-
-
 @pytest.mark.parametrize("value", [[1, "a"], ["1", "2"], "[1, 2", "[[1], [2]]", "{}", 3, [True, False], [10**400]])
 def test_cells_that_are_not_vectors_are_bad_samples(tmp_path, value):
     pairs = open_pairs(jsonl(tmp_path, [[1, 2], value, [3, 4]]), y=SideChoice(modality="vector"))
     assert "is not a list of numbers" in pairs.known_bad[1]
-
-
-@pytest.mark.parametrize(
-    ("value", "cells"),
-    [("a", ("a",)), (["a", "b"], ["a", "b"]), ([], (None,)), ([1, 2], ([1, 2],)), ([[1], [2]], [[1], [2]])],
-)
-def test_cells_of_a_value(value, cells):
-    assert split_cell(value) == cells
 
 
 # -- a modality from outside of the package ----------------------------------------------------------------------------

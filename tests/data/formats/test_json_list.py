@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nuclr.data import SideChoice, check_samples, open_pairs
+from nuclr.data import check_samples, open_pairs
 from nuclr.errors import UserError
 from tests.data import make
 
@@ -25,26 +25,16 @@ def test_a_karpathy_list_is_read_by_split(tmp_path):
         open_pairs(path, split="dev")
 
 
-def test_x_key_and_y_key_choose_the_keys(tmp_path):
-    make.write_images(tmp_path)
-    path = make.write_lines(
-        tmp_path / "l.jsonl", {"image": "b.png", "photo": "a.jpg", "caption": "one", "alt": ["two", "three"]}
-    )
-    pairs = open_pairs(path, x=SideChoice("photo"), y=SideChoice("alt"))
-    assert captions(pairs) == ["two", "three"] and pairs.name(0) == "a.jpg"
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("l.jsonl", '{"image": "a.jpg", "caption": "x"}\n{"image": \n', r"l\.jsonl, line 2: not JSON"),
         ("l.jsonl", '["a.jpg", "x"]\n', r"line 1: \[\"a\.jpg\", \"x\"\] is not an entry such as \{\"question\""),
-        ("l.jsonl", '{"image": 3, "caption": "x"}\n', r"line 1: 'image' is 3; needs a text"),
-        ("l.jsonl", '{"image": "a.jpg", "caption": {"en": "x"}}\n', r"line 1: 'caption' is \{.*needs a text"),
+        ("l.jsonl", '{"image": 3, "caption": "x"}\n', "line 1: image is 3"),
+        ("l.jsonl", '{"image": "a.jpg", "caption": {"en": "x"}}\n', r"line 1: caption is \{"),
         ("l.jsonl", '{"image": "a.jpg", "label": "x", "id": 3}\n', "'image', 'label'.*data.y.key"),
         ("l.jsonl", b'{"image": "a.jpg", "caption": "caf\xe9"}\n', "line 1: not UTF-8 text"),
         ("l.json", '[{"image": "a.jpg",\n "caption": "x"},\n {"image" "b.png"}]', r"l\.json, line 3: not JSON"),
-        ("l.json", '[{"image": "a.jpg", "caption": "x"}\n {}]', "line 2: not JSON"),
         ("l.json", '[{"image": "a.jpg", "caption": "x"},\n', r"line 2: not JSON"),
         ("l.json", '{"a.jpg": "x"}', r"is neither a list of .* nor a Karpathy split"),
         ("l.json", '{"images": [{"id": 3}]}', "sentences"),
@@ -93,6 +83,6 @@ def test_a_json_document_that_is_too_deep_is_refused(tmp_path, kind, form):
 
 def test_a_deep_or_long_value_is_shown_in_one_short_line(tmp_path):
     entry = '{"image": ' + "[" * 900 + "]" * 900 + ', "caption": "x"}\n'
-    with pytest.raises(UserError, match=r"'image' is .*needs a text") as caught:
+    with pytest.raises(UserError, match="image is ") as caught:
         open_pairs(make.write_list(tmp_path, "l.jsonl", entry))
     assert len(str(caught.value)) < 300

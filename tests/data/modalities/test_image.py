@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nuclr.data.modalities.image import ImageModality, decode_image, fit_image
+from nuclr.data.modalities.image import ImageModality, fit_image
 from nuclr.data.pairs import BadSample
-from nuclr.image_files import open_image, read_file
+from nuclr.image_files import open_image
 from tests.data import make
 
 
@@ -43,13 +43,6 @@ def test_all_color_modes_become_rgb(mode):
     assert pixels.shape == (3, 8, 8)
 
 
-def test_images_are_rotated_upright():
-    exif = Image.Exif()
-    exif[0x0112] = 3  # upside down: upright, the black half is on the right
-    pixels = fit_image(open_image(encoded(halves(20, 20), "JPEG", exif=exif)), 20)
-    assert pixels[0, 10, 2] > 200 and pixels[0, 10, 17] < 50
-
-
 def test_a_jpeg_decoded_at_a_smaller_scale_is_close_to_the_full_decode():
     data = make.picture(1, (640, 480))
     full = np.asarray(Image.open(io.BytesIO(data)).crop((80, 0, 560, 480)).resize((64, 64), Image.Resampling.BICUBIC))
@@ -79,25 +72,13 @@ def test_damaged_bytes_raise_only_bad_sample():
                 continue
 
 
-def test_missing_empty_and_unreadable_files_are_bad_samples(tmp_path):
-    (tmp_path / "empty").touch()
-    for name, reason in (
-        ("gone", "missing file"),
-        ("empty", "empty file"),
-        (".", "cannot be read"),
-        ("a\0b", "cannot be read"),
-    ):
-        with pytest.raises(BadSample, match=reason):
-            read_file(tmp_path / name)
-
-
-def test_decode_image_keeps_the_full_size_and_turns_the_image_upright():
+def test_decoding_keeps_the_full_size_and_turns_the_image_upright():
     exif = Image.Exif()
     exif[0x0112] = 6  # rotated by 90 degrees
-    decoded = decode_image(open_image(encoded(halves(640, 480).convert("L"), "JPEG", exif=exif)))
+    decoded = ImageModality().decode(open_image(encoded(halves(640, 480).convert("L"), "JPEG", exif=exif)))
     assert decoded.mode == "RGB" and decoded.size == (480, 640)
     with pytest.raises(BadSample, match=r"broken image|not an image"):
-        decode_image(open_image(make.picture(1)[:300]))
+        ImageModality().decode(open_image(make.picture(1)[:300]))
 
 
 @pytest.mark.parametrize("kind", ["EPS", "PDF", "PCX", "TGA", "ICO", "SGI", "JPEG2000", "AVIF"])
@@ -112,7 +93,7 @@ def test_16_bit_images_are_scaled_to_8_bits(kind):
     data = encoded(Image.fromarray(np.tile(ramp, (64, 1))), kind)
     expected = np.broadcast_to(ramp >> 8, (3, 64, 64))
     assert np.array_equal(fit_image(open_image(data), 64), expected)
-    assert np.array_equal(np.asarray(decode_image(open_image(data))), expected.transpose(1, 2, 0))
+    assert np.array_equal(np.asarray(ImageModality().decode(open_image(data))), expected.transpose(1, 2, 0))
 
 
 def test_16_bit_images_with_a_transparent_value_another_orientation_or_byte_order_are_scaled():
@@ -142,17 +123,13 @@ def with_header_size(kind: str, width: int, height: int) -> bytes:
     elif kind == "JPEG":
         start = data.index(b"\xff\xc0") + 5
         data[start : start + 4] = struct.pack(">HH", height, width)
-    elif kind == "BMP":
-        data[18:26] = struct.pack("<ii", width, height)
-    elif kind == "GIF":
-        data[6:10] = struct.pack("<HH", width, height)
     else:
         start = data.index(b"\x9d\x01\x2a") + 3
         data[start : start + 4] = struct.pack("<HH", width, height)
     return bytes(data)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_the_number_of_pixels_is_limited_by_the_header_before_decoding(kind):
     with pytest.raises(BadSample, match="9000 x 9000"):
         open_image(with_header_size(kind, 9000, 9000))

@@ -1,6 +1,5 @@
 """Results of known numbers as Markdown, LaTeX and JSON."""
 
-import json
 import math
 
 import pytest
@@ -36,11 +35,10 @@ def test_equal_values_share_the_best_and_no_row_is_best_if_all_are_equal():
     ],
 )
 def test_the_verdict_follows_from_the_interval(low, high, expected):
-    comparison = tiny.comparison(low=low, high=high)
-    for text in (tables.markdown(comparison), tables.terminal(comparison)):
-        (line,) = (line for line in text.splitlines() if line.startswith("| NUCLR - SogCLR"))
-        assert cells(line) == ["NUCLR - SogCLR", "val", *expected]
-    assert ("**21.25 ± 0.50**" in tables.markdown(comparison)) == (expected[2] != "no significant difference")
+    text = tables.markdown(tiny.comparison(low=low, high=high))
+    (line,) = (line for line in text.splitlines() if line.startswith("| NUCLR - SogCLR"))
+    assert cells(line) == ["NUCLR - SogCLR", "val", *expected]
+    assert ("**21.25 ± 0.50**" in text) == (expected[2] != "no significant difference")
 
 
 def test_markdown_shows_published_values_below_ours():
@@ -69,15 +67,6 @@ def test_latex_is_balanced_and_escaped():
 def test_results_are_read_back_from_their_json(tmp_path, comparison):
     tables.write_results(tmp_path, comparison)
     assert tables.read_results(tmp_path / f"{comparison.kind}.json") == comparison
-    content = json.loads((tmp_path / f"{comparison.kind}.json").read_text())
-    for key in content:
-        for value in (None, 3, "x"):
-            if content[key] != value:
-                (tmp_path / "wrong.json").write_text(json.dumps(content | {key: value}))
-                try:
-                    tables.read_results(tmp_path / "wrong.json")
-                except UserError as error:
-                    assert "wrong.json" in str(error)
     (tmp_path / "wrong.json").write_text("{")
     with pytest.raises(UserError, match=r"wrong\.json"):
         tables.read_results(tmp_path / "wrong.json")

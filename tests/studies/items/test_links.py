@@ -41,9 +41,8 @@ def test_arrays(tmp_path, dtype):
         (np.array([4, 3]), r"shape \(2,\)"),
         (np.array([[0, 0.5]]), "float64"),
         (np.array([[0, np.nan]]), "float64"),
-        (np.array([[0, np.inf]]), "float64"),
-        (np.array([[0, -3.0]]), "row -3 of the gallery"),
-        (np.array([[0, 5]]), "row 5 of the gallery"),
+        (np.array([[0, -3.0]]), "row -3"),
+        (np.array([[0, 5]]), "row 5"),
     ],
 )
 def test_wrong_arrays(tmp_path, array, named):
@@ -82,4 +81,5 @@ def test_links_of_pairs_are_those_that_share_a_key():
                 if key == other and (first != second or i != j):
                     expected.append([i, j])
         assert sorted(find_links(sides[first], sides[second]).tolist()) == expected
-    assert find_links(sides["x"], Vectors(np.ones((8, 2)), "other.npz", "y", links=sides["x"].links)) is None
+    other = Vectors(np.ones((8, 2)), "other.npz", "y", links=sides["x"].links)
+    assert find_links(sides["x"], other).shape == (0, 2)

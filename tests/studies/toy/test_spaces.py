@@ -22,8 +22,7 @@ def test_partition_function_is_the_integral(tau):
 
 def test_anchors_are_uniform_on_the_upper_half_disc():
     x = spaces.sample_x(20_000, torch.Generator().manual_seed(0))
-    assert x[:, 1].min() >= 0
-    assert x.norm(dim=1).max() <= 1
+    assert x[:, 1].min() >= 0 and x.norm(dim=1).max() <= 1
     # E x_2 = 4/(3 pi), E |x|^2 = 1/2, and x_1 is symmetric.
     for values, expected in ((x[:, 1], 4 / (3 * math.pi)), (x.square().sum(dim=1), 0.5), (x[:, 0], 0.0)):
         assert abs(values.mean() - expected) < 4 * values.std() / math.sqrt(len(x))
@@ -34,8 +33,7 @@ def test_samples_have_the_moments_of_the_density(tau):
     nodes, measure = spaces.square_nodes(40)
     repeated = ANCHORS.repeat_interleave(20_000, dim=0)
     y = spaces.sample_y(repeated, tau, torch.Generator().manual_seed(1)).reshape(len(ANCHORS), 20_000, 2)
-    assert y.min() >= 0
-    assert y.max() <= 1
+    assert y.min() >= 0 and y.max() <= 1
     density = measure * spaces.log_density(ANCHORS, nodes, tau).exp()
     torch.testing.assert_close(density.sum(dim=1), torch.ones(len(ANCHORS), dtype=torch.float64))
     for power in (1, 2):

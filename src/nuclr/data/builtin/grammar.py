@@ -141,9 +141,6 @@ def _plural(word: str) -> str:
 
 
 ONE_SHAPE = Language(SLOTS, _one_shape)
-LEVELS = ONE_SHAPE.levels
-WORDS = ONE_SHAPE.words
-text = ONE_SHAPE.text
 TWO_SHAPES = Language(
     (
         *(
@@ -177,32 +174,18 @@ TWO_SHAPES = Language(
 )
 
 
-def encode(**words: str) -> int:
-    """Return the code of the caption with these words; the other details are omitted.
+def prompts(kind: str) -> list[str]:
+    """Return captions that name this kind of shape, with every size and count, and without other details.
 
     Example:
-        >>> text(encode(kind="star", count="two"))
-        'two stars'
+        >>> prompts("star")[:3]
+        ['star', 'a star', 'two stars']
 
     """
-    words = {"kind": "shape"} | words
-    return int(np.ravel_multi_index([slot.words.index(words.get(slot.name, "")) for slot in SLOTS], WORDS))
-
-
-def prompts(kind: str) -> list[str]:
-    """Return captions that name this kind of shape, with every size and count, and without other details."""
     texts = []
     for size in SLOTS[2].words:
-        texts += [
-            text(
-                encode(
-                    kind=kind,
-                    size=size,
-                    count=count,
-                )
-            )
-            for count in SLOTS[4].words
-        ]
+        for count in SLOTS[4].words:
+            texts.append(_one_shape(kind, "", size, "", count, ""))
     return texts
 
 

@@ -20,7 +20,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +28,27 @@ import numpy as np
 
 from nuclr.data.formats.choose import Request, choose_columns
 from nuclr.data.formats.columns import (
+    PROBED,
     Column,
     Heading,
+    ListedPairs,
+    Row,
     TextColumn,
-    check_text,
-    decode_text,
     first_line,
+    head_columns,
     make_column,
     read_item,
     split_cell,
 )
-from nuclr.data.formats.listed import PROBED, ListedPairs, Row, head_columns
 from nuclr.data.modalities import Folder, get_modality
 from nuclr.data.modalities.base import boundary
-from nuclr.data.modalities.text import MAX_CHARACTERS, clean, digest
+from nuclr.data.modalities.text import MAX_CHARACTERS, check_text, clean, decode_text, digest
 from nuclr.data.side import SIDES, SideName
 from nuclr.errors import BadSample, UserError, require
 from nuclr.files import file_stamp, find_cache_folder, parse_json, refuse_expansion, write_atomically
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them
 _BLOCK = 2**14  # rows that are converted to Python objects at a time
-_GROUPS = 4  # row groups of StoredTexts in memory
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
@@ -136,64 +136,16 @@ def _open_table(
     return ListedPairs(request, columns, rows, "row")
 
 
-class TableTextColumn(TextColumn):
-    """Texts that stay in a table, with single spaces and without line breaks. A cell is the number of a row.
+class TableTexts(Sequence[str]):
+    """The texts of a column of a table, read from its buffers. Missing texts are empty.
 
     Args:
-        heading: what the column is called, and what it holds.
-        content: the column of the table, after its validation.
+        content: the column, after its validation.
 
     """
 
-    def __init__(self, heading: Heading, content: Any) -> None:
-        super().__init__(heading)
-        self._texts = TableTexts(content, heading.what)
-
-    def _store(self, cell: Any) -> tuple[int, str | None]:
-        return cell, self._texts.problems.get(cell)
-
-    def items(self, numbers: np.ndarray) -> list[str]:
-        """Return several texts."""
-        texts: list[str] = self._texts.take(self._stored[numbers].tolist())
-        return texts
-
-
-class TableTexts:
-    """Texts of a table, read from its buffers.
-
-    Args:
-        content: the column of the table, after its validation.
-        what: what a text is called in the reason of a bad sample.
-
-    Attributes:
-        problems: row -> why the text is bad.
-
-    """
-
-    def __init__(self, content: Any, what: str) -> None:
-        self._content = content
-        self._what = what
-        self._keys = np.empty(len(content), np.uint64)
-        self._changed = bytearray(len(content))  # 1 for texts that differ from those in the table
-        self.problems: dict[int, str] = {}
-        hashed = hashlib.sha256()  # of what `Texts` would store, so that all formats have the same fingerprint
-        starts = array("q", [0])
-        row = 0
-        for begin in range(0, len(content), _BLOCK):
-            block = []
-            for cell in _cells(content.slice(begin, _BLOCK)):
-                text, problem = check_text(cell, what)
-                if problem is not None:
-                    self.problems[row] = problem
-                self._changed[row] = text != cell
-                encoded = text.encode()
-                block.append(encoded)
-                starts.append(starts[-1] + len(encoded))
-                self._keys[row] = digest(encoded)
-                row += 1
-            hashed.update(b"".join(block))
-        hashed.update(starts)
-        self._hash = hashed.hexdigest()
+    def __init__(self, content: Any) -> None:
+        self.content = content
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_chunks"}  # views of buffers
@@ -205,10 +157,9 @@ class TableTexts:
         offsets = []
         contents = []
         row = 0
-        for chunk in self._content.chunks:
+        for chunk in self.content.chunks:
             if len(chunk):
-                large = str(chunk.type).startswith("large")
-                width = 8 if large else 4
+                width = 8 if str(chunk.type).startswith("large") else 4
                 _, starts, data = chunk.buffers()
                 view = np.frombuffer(starts, f"<i{width}", len(chunk) + 1, chunk.offset * width)
                 firsts.append(row)
@@ -218,13 +169,15 @@ class TableTexts:
         return firsts, offsets, contents
 
     def __len__(self) -> int:
-        return len(self._content)
+        return len(self.content)
 
-    def __getitem__(self, row: int) -> str:
-        return self.take([row])[0]
+    def __getitem__(self, rows: Any) -> Any:
+        """Return a text, or the texts of a slice."""
+        chosen = range(len(self))[rows]
+        return self.take(chosen) if isinstance(rows, slice) else self.take([chosen])[0]
 
     def take(self, rows: Iterable[int]) -> list[str]:
-        """Return the texts of some rows."""
+        """Return the texts of some rows, which must exist."""
         firsts, offsets, contents = self._chunks
         texts = []
         for row in rows:
@@ -232,15 +185,90 @@ class TableTexts:
             starts = offsets[chunk]
             at = row - firsts[chunk]
             text = str(contents[chunk][starts[at] : starts[at + 1]], "utf-8", "replace")
-            texts.append(clean(text) if self._changed[row] else text)
+            texts.append(text[:MAX_CHARACTERS])
         return texts
 
-    def keys(self) -> np.ndarray:
-        """Return a hash of each text, (n,) uint64, equal for equal texts."""
-        return self._keys
 
-    def fingerprint(self, more: bytes = b"") -> str:
-        """Return a hash of all texts and their boundaries, and of more bytes."""
+class StoredTexts(TableTexts):
+    """A column of texts in several Parquet files, which is copied to memory-mapped files when it is first needed.
+
+    Args:
+        tables: the files.
+        column: the column, which all of them have.
+
+    Example:
+        >>> import tempfile
+        >>> import pyarrow as pa, pyarrow.parquet as pq
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pq.write_table(pa.table({"text": ["a cat", "a dog"]}), f"{folder}/0.parquet")
+        ...     pq.write_table(pa.table({"text": ["a fox"]}), f"{folder}/1.parquet")
+        ...     texts = StoredTexts([Path(folder, "0.parquet"), Path(folder, "1.parquet")], "text")
+        ...     len(texts), texts[1], texts.take([2, 0])
+        (3, 'a dog', ['a fox', 'a cat'])
+
+    """
+
+    def __init__(self, tables: Sequence[Path], column: str) -> None:
+        self._tables = tables
+        self._column = column
+
+    @cached_property
+    def content(self) -> Any:
+        """The column of all files."""
+        table = _read_files(self._tables, [self._column], mapped=True)
+        return validate_column(self._tables[0].parent, table, self._column)
+
+
+class TableTextColumn(TextColumn):
+    """Texts that stay in a table, with single spaces and without line breaks. A cell is the number of a row.
+
+    Args:
+        heading: what the column is called, and what it holds.
+        content: the column of the table, after its validation.
+
+    """
+
+    def __init__(self, heading: Heading, content: Any) -> None:
+        super().__init__(heading)
+        self._texts = TableTexts(content)
+        self._hashes = np.empty(len(content), np.uint64)
+        self._changed = bytearray(len(content))  # 1 for texts that differ from those in the table
+        self._problems: dict[int, str] = {}
+        hashed = hashlib.sha256()  # of what `Texts` would store, so that all formats have the same fingerprint
+        starts = array("q", [0])
+        row = 0
+        for begin in range(0, len(content), _BLOCK):
+            block = []
+            for cell in _cells(content.slice(begin, _BLOCK)):
+                text, problem = check_text(cell, heading.what)
+                if problem is not None:
+                    self._problems[row] = problem
+                self._changed[row] = text != cell
+                encoded = text.encode()
+                block.append(encoded)
+                starts.append(starts[-1] + len(encoded))
+                self._hashes[row] = digest(encoded)
+                row += 1
+            hashed.update(b"".join(block))
+        hashed.update(starts)
+        self._hash = hashed.hexdigest()
+
+    def _store(self, cell: Any) -> tuple[int, str | None]:
+        return cell, self._problems.get(cell)
+
+    def items(self, numbers: np.ndarray) -> list[str]:
+        """Return several texts."""
+        rows = self._stored[numbers].tolist()
+        texts: list[str] = self._texts.take(rows)
+        return [clean(text) if self._changed[row] else text for row, text in zip(rows, texts, strict=True)]
+
+    def _read(self, row: int) -> str:
+        return clean(self._texts.take([row])[0])
+
+    def _keys(self) -> np.ndarray:
+        return self._hashes
+
+    def _fingerprint(self, more: bytes) -> str:
         return hashlib.sha256(self._hash.encode() + more).hexdigest() if more else self._hash
 
 
@@ -449,12 +477,9 @@ def read_vectors(path: Path, name: str | None) -> np.ndarray:
 
     """
     rows = list(_cells(_one_column(path, name, "vectors")))
-    widths = [0 if row is None else len(row) for row in rows]
-    for number, width in enumerate(widths):
-        if width == 0 or width != widths[0]:
-            raise UserError(f"{path}: row {number} of column {name!r} has {width} numbers; the first has {widths[0]}")
-    if not rows:
-        raise UserError(f"{path}: column {name!r} has no rows")
+    widths = {0 if row is None else len(row) for row in rows}
+    if len(widths) != 1 or 0 in widths:
+        raise UserError(f"{path}: rows of column {name!r} have {sorted(widths)} numbers; needs one width for all rows")
     stacked = np.stack(rows)
     return stacked if stacked.dtype.kind == "f" else stacked.astype(np.float32)
 
@@ -518,11 +543,9 @@ def _find_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
     else:
         every = sorted(path.rglob("*.parquet"))
         files = [file for file in every if split is None or file.name.startswith(split) or file.parent.name == split]
-        if every and not files:
-            names = ", ".join(file.name for file in every[:10])
-            raise UserError(f"{path}: no .parquet file of split {split!r} (data.split); found: {names}")
     if not files:
-        raise UserError(f"{path}: holds no pairs")
+        names = ", ".join(sorted(file.name for file in path.rglob("*.parquet")))[:200]
+        raise UserError(f"{path}: no files of split {split!r} (data.split); found: {names or 'nothing'}")
     return path, files
 
 
@@ -571,10 +594,8 @@ def _read_files(
     tables = []
     for file in files:
         with _readable(file):
-            if file.suffix != ".parquet":
-                tables.append(_read_stream(file).select(names))
-            else:
-                tables.append((mapped and _map_parquet(file, names)) or read_parquet(file, names))
+            is_parquet = file.suffix == ".parquet"
+            tables.append(_read_parquet(file, names, mapped) if is_parquet else _read_stream(file).select(names))
     with _readable(files[0].parent):
         return require("pyarrow").concat_tables(tables)
 
@@ -592,53 +613,21 @@ def _read_stream(file: Path) -> Any:
         return pyarrow.Table.from_batches(batches, reader.schema)
 
 
-def read_parquet(
+def _read_parquet(
     file: Path,
     names: Sequence[str],
-    group: int | None = None,
+    mapped: bool,
 ) -> Any:
-    """Return columns of a Parquet file, or of one of its row groups.
+    """Return columns of a Parquet file, or a memory-mapped copy of them if there is a folder for it.
 
-    Raises:
-        UserError: if the file cannot be read, or a small file expands to a large table.
-
+    The copy is written on first use, and again when the file has changed or the copy is damaged.
     """
-    with _readable(file):
-        schema, batches = _parquet_batches(file, names, group)
-        return require("pyarrow").Table.from_batches(batches, schema)
-
-
-def _parquet_batches(
-    file: Path,
-    names: Sequence[str],
-    group: int | None = None,
-) -> tuple[Any, Iterator[Any]]:
-    """Return the schema of some columns, and batches of their rows, which stop if a small file expands too much."""
+    pyarrow = require("pyarrow")
     source = open_parquet_file(file)
-    schema = require("pyarrow").schema([source.schema_arrow.field(name) for name in names])
-
-    def batches() -> Iterator[Any]:
-        expanded = 0
-        for batch in source.iter_batches(
-            batch_size=1000,
-            row_groups=None if group is None else [group],
-            columns=schema.names,
-        ):
-            expanded += batch.nbytes
-            refuse_expansion(file, "the table", file.stat().st_size, expanded, "write it as JSON lines")
-            yield batch.select(schema.names).cast(schema)
-
-    return schema, batches()
-
-
-def _map_parquet(file: Path, names: Sequence[str]) -> Any:
-    """Return a memory-mapped copy of columns of a Parquet file, written on first use and when the file has changed.
-
-    The result is None if there is no folder for the copy.
-    """
-    folder = find_cache_folder(file.parent)
+    schema = pyarrow.schema([source.schema_arrow.field(name) for name in names])
+    folder = find_cache_folder(file.parent) if mapped else None
     if folder is None:
-        return None
+        return pyarrow.Table.from_batches(_parquet_batches(file, source, schema), schema)
     key = json.dumps([str(file.absolute()), file_stamp(file), names])
     copy = folder / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.stream"
     with contextlib.suppress(Exception):  # there is no copy yet, or it is damaged
@@ -646,92 +635,20 @@ def _map_parquet(file: Path, names: Sequence[str]) -> Any:
         for name in names:
             validate_column(copy, table, name)
         return table
-    schema, batches = _parquet_batches(file, names)
-    with write_atomically(copy, sync=False) as sink, require("pyarrow.ipc").new_stream(sink, schema) as writer:
-        for batch in batches:
+    with write_atomically(copy, sync=False) as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
+        for batch in _parquet_batches(file, source, schema):
             writer.write_batch(batch)
     return _read_stream(copy)
 
 
-class StoredTexts(Sequence[str]):
-    """A column of texts in several Parquet files, of which a few row groups are in memory. Missing texts are empty.
-
-    Args:
-        tables: the files.
-        column: the column, which all of them have.
-
-    Example:
-        >>> import tempfile
-        >>> import pyarrow as pa, pyarrow.parquet as pq
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     pq.write_table(pa.table({"text": ["a cat", "a dog"]}), f"{folder}/0.parquet")
-        ...     pq.write_table(pa.table({"text": ["a fox"]}), f"{folder}/1.parquet")
-        ...     texts = StoredTexts([Path(folder, "0.parquet"), Path(folder, "1.parquet")], "text")
-        ...     len(texts), texts[1], texts.take([2, 0])
-        (3, 'a dog', ['a fox', 'a cat'])
-
-    """
-
-    def __init__(self, tables: Sequence[Path], column: str) -> None:
-        self._tables = list(tables)
-        self.column = column
-        self._column = lru_cache(_GROUPS)(self._read_column)
-
-    @cached_property
-    def _groups(self) -> list[tuple[Path, int, int]]:
-        """File, number and rows of each row group."""
-        groups = []
-        for table in self._tables:
-            metadata = open_parquet_file(table).metadata
-            for group in range(metadata.num_row_groups):
-                groups.append((table, group, metadata.row_group(group).num_rows))
-        return groups
-
-    @cached_property
-    def _starts(self) -> np.ndarray:
-        return np.cumsum([0, *(rows for _, _, rows in self._groups)])
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return int(self._starts[-1])
-
-    def __getitem__(self, rows: Any) -> Any:
-        """Return a text, or the texts of a slice."""
-        if isinstance(rows, slice):
-            return self.take(range(*rows.indices(len(self))))
-        return self.take([rows])[0]
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield all texts."""
-        for start in range(0, len(self), _BLOCK):
-            yield from self[start : start + _BLOCK]
-
-    def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the texts of some rows; each row group is read once.
-
-        Raises:
-            IndexError: if a row does not exist.
-            UserError: if a file is damaged.
-
-        """
-        index = np.array(rows, np.int64)
-        index[index < 0] += len(self)
-        if len(index) and not 0 <= index.min() <= index.max() < len(self):
-            raise IndexError(f"a row outside of 0 to {len(self) - 1}")
-        texts = [""] * len(index)
-        order = np.argsort(index, kind="stable")
-        edges = np.searchsorted(index[order], self._starts)
-        for group in np.flatnonzero(np.diff(edges)).tolist():
-            own = order[edges[group] : edges[group + 1]]
-            cells = self._column(group).take(index[own] - self._starts[group]).to_pylist()
-            for position, cell in zip(own.tolist(), cells, strict=True):
-                text = (cell or b"").decode(errors="replace")
-                texts[position] = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} [cut]"
-        return texts
-
-    def _read_column(self, group: int) -> Any:
-        path, number, rows = self._groups[group]
-        column = validate_column(path, read_parquet(path, [self.column], number), self.column)
-        if len(column) != rows:
-            raise UserError(f"{path}: the file is damaged: a row group has {len(column)} rows")
-        return column.combine_chunks()
+def _parquet_batches(
+    file: Path,
+    source: Any,
+    schema: Any,
+) -> Iterator[Any]:
+    """Yield the rows of some columns in batches, unless a small file expands to a large table."""
+    expanded = 0
+    for batch in source.iter_batches(batch_size=1000, columns=schema.names):
+        expanded += batch.nbytes
+        refuse_expansion(file, "the table", file.stat().st_size, expanded, "write it as JSON lines")
+        yield batch.select(schema.names).cast(schema)

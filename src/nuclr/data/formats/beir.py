@@ -12,18 +12,20 @@ document, for training. `queries.jsonl` usually holds the queries of all splits;
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nuclr.data.formats.choose import shorten
+from nuclr.data.formats.choose import Request
+from nuclr.data.formats.columns import Column, Heading, ListedPairs, make_column
 from nuclr.data.formats.lines import json_lines, numbered_lines
 from nuclr.data.modalities import get_modality
-from nuclr.data.modalities.text import Texts, clean, text_problem
-from nuclr.data.pairs import SIDES, BadSample, Pairs, Side, SideName
+from nuclr.data.modalities.base import shorten
+from nuclr.data.modalities.text import Texts, check_text
+from nuclr.data.pairs import BadSample, SideName
 from nuclr.errors import UserError
-from nuclr.files import file_stamp
 
 CORPUS = "corpus.jsonl"
 QUERIES = "queries.jsonl"
@@ -71,11 +73,6 @@ class BeirSet:
     bad: dict[str, str]
     fingerprint: str
 
-    def __repr__(self) -> str:
-        """Return one line with the sizes."""
-        sizes = f"{len(self.queries):,} queries, {len(self.documents):,} documents, {len(self.qrels):,} judgments"
-        return f"BeirSet('{self.path.name}', {self.split!r}, {sizes})"
-
 
 def read_beir(
     path: str | Path,
@@ -113,18 +110,12 @@ def read_beir(
 
     """
     path = Path(path)
-    file = _qrels_file(path, split or _default_split(path), "--split")
+    has_test = (path / QRELS / "test.tsv").is_file()
+    file = _qrels_file(path, split or ("test" if has_test else None), "--split")
     judgments = _read_judgments(file)
-    answered = {query for (query, _), relevance in judgments.items() if relevance > 0}
-    unanswered = [query for query, _ in judgments if query not in answered]
-    if unanswered:
-        raise UserError(f"{file}: query {unanswered[0]!r} has no relevant document (1 or more); remove its lines")
     documents, document_row, bad = _read_texts(path / CORPUS, "document")
     queries, query_row, bad_queries = _read_texts(path / QUERIES, "query", {query for query, _ in judgments})
     bad |= bad_queries
-    for name, known in ((CORPUS, document_row), (QUERIES, query_row)):
-        left_out = {key: reason for key, reason in bad.items() if key.startswith(f"{path / name}")}
-        _check_share(path / name, "texts", left_out, len(known) + len(left_out), max_bad_share)
     rows = []
     missing = {}
     for (query, document), relevance in judgments.items():
@@ -133,12 +124,19 @@ def read_beir(
                 missing[f"{file}, query {query}, document {document}"] = _missing(key, name)
         if query in query_row and document in document_row:
             rows.append((query_row[query], document_row[document], relevance))
-    _check_share(file, "judgments", missing, len(judgments), max_bad_share)
+    texts_read = len(bad) + len(document_row) + len(query_row)
+    for what, left_out, n in (("texts", bad, texts_read), ("judgments", missing, len(judgments))):
+        if len(left_out) > max_bad_share * n:
+            where, reason = next(iter(left_out.items()))
+            raise UserError(
+                f"{path}: {len(left_out):,} of {n:,} {what} cannot be used, more than "
+                f"data.max_bad_share={max_bad_share:g}; the first: {where}: {reason}"
+            )
     qrels = np.array(rows, np.int64).reshape(-1, 3)
     kept = np.unique(qrels[qrels[:, 2] > 0, 0])
-    if not len(kept):
-        raise UserError(f"{file}: no query with a relevant document is left; {_LAYOUT}")
     ids = list(query_row)
+    if not len(kept):
+        raise UserError(f"{file}: no query, such as {ids[:1]}, has a relevant document (1 or more) that is left")
     for row in np.setdiff1d(np.arange(len(ids)), kept).tolist():
         missing[f"query {ids[row]!r}"] = "no relevant document is left"
     qrels = qrels[np.isin(qrels[:, 0], kept)]
@@ -161,29 +159,10 @@ def read_beir(
     )
 
 
-def _default_split(path: Path) -> str | None:
-    return "test" if (path / QRELS / "test.tsv").is_file() else None
-
-
-def _check_share(
-    path: Path,
-    what: str,
-    bad: dict[str, str],
-    n: int,
-    max_bad_share: float,
-) -> None:
-    if n == 0 or len(bad) > max_bad_share * n:
-        where, reason = next(iter(bad.items()), ("", "it is empty"))
-        raise UserError(
-            f"{path}: {len(bad):,} of {n:,} {what} cannot be used, more than data.max_bad_share={max_bad_share:g}; "
-            f"the first: {where.removeprefix(f'{path}, ')}: {reason}"
-        )
-
-
 # -- training pairs ----------------------------------------------------------------------------------------------------
 
 
-class BeirPairs(Pairs):
+class BeirPairs(ListedPairs):
     """Pairs of a query and a document that is relevant for it, in the order of the judgments.
 
     Args:
@@ -205,47 +184,40 @@ class BeirPairs(Pairs):
         pairs = [pair for pair, relevance in _read_judgments(file).items() if relevance > 0]
         if not pairs:
             raise UserError(f"{file}: holds no pairs; a relevant document has relevance 1 or more")
+        queries, documents = zip(*pairs, strict=True)
+        columns: dict[SideName, Column] = {
+            "x": _read_column(path / QUERIES, "query", queries),
+            "y": _read_column(path / CORPUS, "document", documents),
+        }
+        super().__init__(Request(file), columns, ())
         self.folder = path
         self.split = file.stem
-        self.known_bad = {}
         self.label = f"{path.name}, {file.stem}"
-        self._files = [path / QUERIES, path / CORPUS, file]
         self._names = Texts(f"query {query}, document {document}" for query, document in pairs)
-        self.sides = {}
-        self._texts: dict[SideName, tuple[Texts, np.ndarray]] = {}
-        hashed = ""
-        files = (("query", QUERIES), ("document", CORPUS))
-        for side, keys, (what, name) in zip(SIDES, zip(*pairs, strict=True), files, strict=True):
-            texts, row_of, bad = _read_texts(path / name, what, set(keys))
-            for number, key in enumerate(keys):
-                if key not in row_of:
-                    reason = bad.get(f"{path / name}, {key!r}") or _missing(key, name)
-                    self.known_bad.setdefault(number, reason)
-            hashed += texts.fingerprint()
-            texts.append("")  # of all bad ones
-            rows = np.array([row_of.get(key, len(texts) - 1) for key in keys], np.int64)
-            self._texts[side] = (texts, rows)
-            self.sides[side] = Side(what, None, get_modality("text"), texts.ids()[rows])
-        self.known_bad = dict(sorted(self.known_bad.items()))
-        self.fingerprint = hashlib.sha256((hashed + self._names.fingerprint()).encode()).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def item(self, side: SideName, number: int) -> str:
-        """Return the text of the query, or the title and the text of the document."""
-        if number in self.known_bad:
-            raise BadSample(self.known_bad[number])
-        texts, rows = self._texts[side]
-        return texts[int(rows[number])]
 
     def name(self, number: int) -> str:
         """Return the identifiers of the query and the document."""
         return self._names[number]
 
-    def stamp(self) -> str:
-        """Return a hash of the sizes and modification times of the three files."""
-        return hashlib.sha256(repr([file_stamp(file) for file in self._files]).encode()).hexdigest()
+
+def _read_column(
+    path: Path,
+    what: str,
+    keys: Sequence[str],
+) -> Column:
+    """Return the texts with these identifiers, each of which is stored once."""
+    texts, row_of, bad = _read_texts(path, what, set(keys))
+    column = make_column(Heading(what, None, get_modality("text"), what))
+    first: dict[str, int] = {}
+    for number, key in enumerate(keys):
+        if key in first:
+            column.repeat(first[key])
+            continue
+        first[key] = number
+        column.append(texts[row_of[key]] if key in row_of else None)
+        if key not in row_of:
+            column.bad[number] = bad.get(f"{path}, {key!r}") or _missing(key, path.name)
+    return column
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -258,9 +230,8 @@ def _qrels_file(
 ) -> Path:
     """Return the file of judgments of a split; without one, the only file."""
     splits = sorted(file.stem for file in (path / QRELS).glob("*.tsv"))
-    for name in (CORPUS, QUERIES):
-        if not splits or not (path / name).is_file():
-            raise UserError(f"{path}: has no {f'{QRELS}/*.tsv' if not splits else name}; {_LAYOUT}")
+    if not splits or not is_beir(path):
+        raise UserError(f"{path}: {_LAYOUT}")
     if split is None and len(splits) == 1:
         split = splits[0]
     if split not in splits:
@@ -312,11 +283,10 @@ def _read_texts(
         where = f"{path}, {key!r}"
         if key in rows or where in bad:
             raise UserError(f"{path}, line {number}: _id {shorten(key)} occurs twice; identifiers must be different")
-        text = " ".join(filter(None, parts))
-        problem = text_problem(text, what)
+        text, problem = check_text(" ".join(filter(None, parts)), what)
         if problem is None:
             rows[key] = len(texts)
-            texts.append(clean(text))
+            texts.append(text)
         else:
             bad[where] = problem
     return texts, rows, bad

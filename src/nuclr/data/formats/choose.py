@@ -9,14 +9,14 @@ names that end with the suffix of an image are images, other texts are texts.
 """
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nuclr.data.modalities import Modality, get_modality, modality_names
-from nuclr.data.modalities.image import MOSTLY, is_image_name
+from nuclr.data.modalities.base import shorten
+from nuclr.data.modalities.image import MOSTLY, SUFFIXES
 from nuclr.data.side import SIDES, SideName
 from nuclr.errors import UserError
 
@@ -81,11 +81,6 @@ class Request:
             if side.modality not in (None, *modality_names()):
                 allowed = ", ".join(modality_names())
                 raise UserError(f"data.{name}.modality={side.modality}: unknown modality; allowed: {allowed}")
-
-    @property
-    def names_columns(self) -> bool:
-        """Whether a column is named."""
-        return any(side.key is not None for side in self.sides.values())
 
 
 def choose_columns(columns: Sequence[str], request: Request) -> dict[SideName, str]:
@@ -189,7 +184,7 @@ def recognize_modality(
     texts: list[str] = []
     for cell in cells:
         if isinstance(cell, str):
-            is_image = is_image_name(cell) or (usual in IMAGE_COLUMNS and " " not in cell)
+            is_image = cell.lower().endswith(SUFFIXES) or (usual in IMAGE_COLUMNS and " " not in cell)
             (images if is_image else texts).append(cell)
     share = len(images) / max(len(images) + len(texts), 1)
     if 1 - MOSTLY < share < MOSTLY:
@@ -198,12 +193,3 @@ def recognize_modality(
             f"{shorten(texts[0])}; fix the column, or set data.{side}.modality to image or text"
         )
     return get_modality("image" if share >= MOSTLY or usual in IMAGE_COLUMNS else "text")
-
-
-def shorten(value: Any) -> str:
-    """Return a value as one short line of JSON, for messages."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (RecursionError, ValueError, TypeError):  # nested too deep, a number that is too long, or bytes
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -23,11 +23,11 @@ from PIL import Image
 
 from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import Labeled, Side, SideName
-from nuclr.errors import UserError
+from nuclr.errors import BadSample, UserError
+from nuclr.image_files import read_file
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
-MOST_BYTES = 64 * 2**20  # of a file; the largest one in use has 31 MB
 MOST_UNPACKED = 512 * 2**20  # of an archive; the largest one has 186 MB
 
 
@@ -130,31 +130,24 @@ def open_cifar(name: str, place: Path) -> CifarImages | None:
         The images; None if there is none of these.
 
     Raises:
-        UserError: if a file is missing or damaged, or the version in pickles is there; it names the file.
+        UserError: if a file is missing or damaged; it names the file.
 
     """
     version = VERSIONS[name]
     for folder in (place, place / version.folder):
         if (folder / version.images).is_file() or (folder.name == version.folder and folder.is_dir()):
-            return _parse(version, _read_folder(version, folder), folder)
+            return _parse(
+                version, {name: _read_file(folder / name) for name in (version.images, version.names)}, folder
+            )
     archive = place if place.name == version.archive else place / version.archive
-    if archive.is_file():
-        return _parse(version, _read_archive(version, archive), archive)
-    pickled = version.archive.replace("binary.tar.gz", "*py*")  # cifar-10-batches-py, cifar-10-python.tar.gz
-    for path in (place, *sorted(place.glob(pickled))):
-        if path.match(pickled) and path.exists():
-            raise UserError(f"{path}: holds pickles, which are not read; use the binary version, {version.archive}")
-    return None
+    return _parse(version, _read_archive(version, archive), archive) if archive.is_file() else None
 
 
-def _read_folder(version: Version, folder: Path) -> dict[str, bytes]:
-    contents = {}
-    for name in (version.images, version.names):
-        path = folder / name
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
-            raise UserError(f"{path}: missing or too large; unpack the original archive, {version.archive}")
-        contents[name] = path.read_bytes()
-    return contents
+def _read_file(path: Path) -> bytes:
+    try:
+        return read_file(path)
+    except BadSample as bad:
+        raise UserError(f"{path}: {bad.reason}; unpack the original archive again") from None
 
 
 def _read_archive(version: Version, path: Path) -> dict[str, bytes]:

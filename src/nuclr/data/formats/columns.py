@@ -1,28 +1,36 @@
-"""Columns: one side of n pairs, stored compactly. A cell is appended per pair; an item is read by its number."""
+"""Pairs of two columns: the common part of JSON lists, tables, Parquet files and datasets on disk.
+
+A column is one side of n pairs, stored compactly. A cell is appended per pair; an item is read by its number. A row
+has an x and a y, and each may be one cell or a list of cells:
+
+- one x and k y (or the reverse): k pairs that share the x;
+- k x and k y: k pairs x[i], y[i] in one group, whose x and y all belong together;
+- k x and l y: max(k, l) pairs in one group; the shorter list is repeated.
+"""
 
 import hashlib
 import os
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nuclr.data.formats.choose import shorten
-from nuclr.data.modalities import Folder, Modality
-from nuclr.data.modalities.base import boundary
-from nuclr.data.modalities.text import MAX_CHARACTERS, Texts, clean, digest, number_distinct, text_problem
-from nuclr.data.modalities.vector import is_list_of_numbers, parse_vector
-from nuclr.errors import BadSample, UserError
+from nuclr.data.formats.choose import Request, recognize_modality
+from nuclr.data.modalities import Folder, Modality, get_modality
+from nuclr.data.modalities.base import WrongCellError, boundary, shorten
+from nuclr.data.modalities.text import MAX_CHARACTERS, Texts, check_text, clean, decode_text, digest, number_distinct
+from nuclr.data.modalities.vector import check_vector, is_empty, is_list_of_numbers
+from nuclr.data.pairs import SIDES, Pairs, Side, SideName
+from nuclr.errors import BadSample, UserError, printable
 
-_PROBED = 100  # files by which the folder is recognized
-
-
-class WrongCellError(Exception):
-    """A cell of a type that the column cannot hold."""
+PROBED = 1000  # rows by which the modality of a column is recognized
+_LONGEST_NAME = 60  # characters of a column's name that name its side
+_PROBED_FILES = 100  # by which the folder is recognized
 
 
 @dataclass(frozen=True)
@@ -143,10 +151,7 @@ class TextColumn(Column):
         self._texts: Any = Texts()
 
     def _store(self, cell: Any) -> tuple[int, str | None]:
-        try:
-            text, problem = check_text(cell, self.heading.what)
-        except TypeError:
-            raise _wrong(self.heading, cell, "a text") from None
+        text, problem = check_text(cell, self.heading.what)
         self._texts.append(text)
         return len(self._texts) - 1, problem
 
@@ -158,14 +163,15 @@ class TextColumn(Column):
         return list(map(self._texts.__getitem__, self._stored[numbers].tolist()))
 
     def _keys(self) -> np.ndarray:
-        keys: np.ndarray = self._texts.keys()
-        return keys
+        return np.asarray(self._texts.keys())
 
     def fingerprint(self) -> bytes:
         """Return a hash of all texts, and of the pairs that share them."""
         shared = len(self._rows) > len(self._texts)
-        text: str = self._texts.fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"")
-        return text.encode()
+        return self._fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"").encode()
+
+    def _fingerprint(self, more: bytes) -> str:
+        return str(self._texts.fingerprint(more))
 
 
 class VectorColumn(Column):
@@ -215,7 +221,7 @@ class VectorColumn(Column):
         return hashed.hexdigest().encode()
 
 
-class CellColumn(Column):
+class CellColumn(TextColumn):
     """Names of files, or other cells that a modality reads when they are needed: texts and lists of numbers.
 
     Names are relative to `root`, or to a folder in it that has the name of the list (`train/` for `train.jsonl`) or the
@@ -225,46 +231,45 @@ class CellColumn(Column):
 
     def __init__(self, heading: Heading) -> None:
         super().__init__(heading)
-        self._cells = Texts()
         self._are_numbers = bytearray()  # 1 for cells that are stored as float64 numbers
 
     def _store(self, cell: Any) -> tuple[int, str | None]:
-        heading = self.heading
-        cell, problem = decode_text("" if cell is None else cell, f"{heading.what} name")
-        are_numbers = is_list_of_numbers(cell) and not heading.modality.in_files
+        modality = self.heading.modality
+        what = self.heading.what
+        cell, problem = decode_text("" if cell is None else cell, f"{what} name")
+        are_numbers = is_list_of_numbers(cell) and not modality.in_files
         if are_numbers:
             try:
-                cell = np.asarray(cell, np.float64).tobytes()
+                content = np.asarray(cell, np.float64).tobytes()
             except (TypeError, ValueError, OverflowError):
-                problem = f"{heading.what} is not a list of numbers"
-                cell = b""
+                problem = f"{what} is not a list of numbers"
+                content = b""
         elif not isinstance(cell, str):
-            raise _wrong(heading, cell, "a text" if heading.modality.in_files else "a text or a list of numbers")
+            needs = "a text" if modality.in_files else "a text or a list of numbers"
+            raise WrongCellError(f"{what} is {shorten(cell)}; needs {needs}")
         elif len(cell) > MAX_CHARACTERS:
-            problem = f"{heading.what} name of {len(cell):,} characters; at most {MAX_CHARACTERS:,} are allowed"
-            cell = ""
-        self._cells.append_bytes(cell.encode("utf-8", "surrogatepass") if isinstance(cell, str) else cell)
+            problem = f"{what} name of {len(cell):,} characters; at most {MAX_CHARACTERS:,} are allowed"
+            content = b""
+        else:
+            content = cell.encode("utf-8", "surrogatepass")
+        self._texts.append_bytes(content)
         self._are_numbers.append(are_numbers)
-        return len(self._are_numbers) - 1, problem or (None if cell else f"no {heading.what}")
+        return len(self._are_numbers) - 1, problem or (None if content else f"no {what}")
 
     def _read(self, row: int) -> Any:
-        cell = np.frombuffer(self._cells.get_bytes(row)) if self._are_numbers[row] else self._cells[row]
+        cell = np.frombuffer(self._texts.get_bytes(row)) if self._are_numbers[row] else self._texts[row]
         if not len(cell):
             raise BadSample(f"no {self.heading.what}")
         return read_item(self.heading.modality, cell, self.folder)
 
-    def _keys(self) -> np.ndarray:
-        return self._cells.keys()
-
-    def fingerprint(self) -> bytes:
-        """Return a hash of all cells, and of the pairs that share them."""
-        shared = len(self._rows) > len(self._cells)
-        return self._cells.fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"").encode()
+    def items(self, numbers: np.ndarray) -> list[Any]:
+        """Return several items."""
+        return [self._read(row) for row in self._stored[numbers].tolist()]
 
     def name(self, number: int) -> str | None:
         """Return the name, as written in the list."""
         row = self._rows[number]
-        return None if self._are_numbers[row] else self._cells[row]
+        return None if self._are_numbers[row] else self._texts[row]
 
     def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a file does."""
@@ -275,7 +280,7 @@ class CellColumn(Column):
             if self._are_numbers[row]:
                 continue
             try:
-                status = os.stat(folder.path / self._cells[row])  # noqa: PTH116 (faster, for millions of files)
+                status = os.stat(folder.path / self._texts[row])  # noqa: PTH116 (faster, for millions of files)
                 hashed.update(b"%d,%d;" % (status.st_size, status.st_mtime_ns))
             except (OSError, ValueError):
                 hashed.update(b"missing;")
@@ -294,11 +299,11 @@ class CellColumn(Column):
 
         """
         tops = [path.parent] if root is None else [root, path.parent]
-        names = [name for name in map(self.name, range(min(len(self), _PROBED))) if name]
+        names = [name for name in map(self.name, range(min(len(self), _PROBED_FILES))) if name]
         best = -1
         for top in tops:
             for folder in (top, top / path.stem, top / "images"):
-                count = sum(_is_file(folder / name) for name in names)
+                count = sum(os.path.isfile(folder / name) for name in names)  # noqa: PTH113 (False for any name)
                 if count > best:
                     best = count
                     self.folder = Folder(folder, boundary(top, allow_outside))
@@ -307,21 +312,6 @@ class CellColumn(Column):
                 f"{path}: none of its first {self.heading.modality.name}s exists, for example {tops[0] / names[0]}; "
                 "set data.root to the folder that their names are relative to"
             )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises an error for names that are too long)
-    except ValueError:
-        return False
-
-
-def _wrong(
-    heading: Heading,
-    cell: Any,
-    needs: str,
-) -> WrongCellError:
-    return WrongCellError(f"{heading.key or heading.name!r} is {shorten(cell)}; needs {needs}")
 
 
 def make_column(heading: Heading) -> Column:
@@ -358,66 +348,6 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def decode_text(cell: Any, what: str) -> tuple[Any, str | None]:
-    """Decode a cell of bytes as UTF-8; cells of other types are returned unchanged.
-
-    Returns:
-        The cell and None. If the bytes are not UTF-8, the text with invalid bytes replaced, and why it cannot be used.
-
-    """
-    if not isinstance(cell, bytes):
-        return cell, None
-    try:
-        return cell.decode(), None
-    except UnicodeDecodeError:
-        return cell.decode(errors="replace"), f"{what} is not UTF-8 text"
-
-
-def check_text(cell: Any, what: str) -> tuple[str, str | None]:
-    """Return the clean text of a cell, and why it is bad or None; the text of a bad cell is empty.
-
-    Raises:
-        TypeError: if the cell is not a text.
-
-    """
-    problem = None
-    if not isinstance(cell, str):
-        cell, problem = decode_text("" if cell is None else cell, what)
-        if not isinstance(cell, str):
-            raise TypeError(f"{what} is not a text")
-    problem = problem or text_problem(cell, what)
-    return "" if problem else clean(cell), problem
-
-
-def check_vector(
-    cell: Any,
-    what: str,
-    width: int,
-) -> np.ndarray:
-    """Return the vector of a cell, (d,) float32.
-
-    Args:
-        cell: a list of numbers, an array, a text such as "[0.5, 1]", or None.
-        what: what the vector is called in the reason of a bad sample.
-        width: the numbers that it needs to have; 0 for any.
-
-    Raises:
-        BadSample: if the cell is not such a vector, or is not finite.
-
-    """
-    if is_empty(cell):
-        raise BadSample(f"no {what}")
-    try:
-        vector = parse_vector(cell)
-    except BadSample as bad:
-        raise BadSample(f"{what} is {bad.reason}") from None
-    if len(vector) != (width or max(len(vector), 1)):
-        raise BadSample(f"{what} has {len(vector)} numbers; the first one has {width}")
-    if not np.isfinite(vector).all():
-        raise BadSample(f"{what} holds a NaN or an infinity")
-    return vector
-
-
 def split_cell(value: Any) -> Sequence[Any]:
     """Return the cells in a value: a list holds several, unless it is a list of numbers, which is one cell.
 
@@ -428,6 +358,203 @@ def split_cell(value: Any) -> Sequence[Any]:
     return value or (None,)
 
 
-def is_empty(cell: Any) -> bool:
-    """Return whether a cell is missing or an empty text."""
-    return cell is None or (isinstance(cell, str | bytes) and not cell.strip())
+# -- pairs -------------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """One row of a list.
+
+    Attributes:
+        x: the cell of x, or a list of cells.
+        y: the same for y.
+        place: the number of the line or row, for messages.
+        problem: why the row is bad; None if it is not known to be bad.
+
+    """
+
+    x: Any
+    y: Any
+    place: int
+    problem: str | None = None
+
+
+class ListedPairs(Pairs):
+    """Pairs of two columns of any modalities.
+
+    Args:
+        request: the list, the folder that names of files are relative to, and whether they may leave it. A name leaves
+            the folder if it is absolute, contains `..`, or leads through a symbolic link.
+        columns: the two sides. Columns that hold cells already are complete, and there are no rows to add.
+        rows: the rows, in the order of the list.
+        place: what the rows' places are: "line" or "row".
+
+    Raises:
+        UserError: if there are no rows, a cell has a wrong type, or none of the first images exists.
+
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        columns: Mapping[SideName, Column],
+        rows: Iterable[Row],
+        place: str = "line",
+    ) -> None:
+        self.label = request.path.name or str(request.path)
+        self._columns = columns
+        self._place = place
+        self._places = array("q", range(len(columns["x"])))
+        bad = self._add_rows(rows, request.path)
+        self.known_bad = dict(sorted((columns["y"].bad | columns["x"].bad | bad).items()))
+        if not len(self):
+            raise UserError(f"{request.path}: holds no pairs")
+        self.sides = {}
+        hashed = hashlib.sha256()
+        for name, column in columns.items():
+            heading = column.heading
+            self.sides[name] = Side(heading.name, heading.key, heading.modality, column.ids())
+            hashed.update(column.fingerprint())
+            column.locate(request.path, request.root, request.allow_outside)
+        if self.group is not None:
+            hashed.update(self.group.tobytes())
+        self.fingerprint = hashed.hexdigest()
+        folders = [column.folder.path for column in columns.values() if column.folder is not None]
+        self.folder = folders[0] if folders else request.path.parent
+
+    def _add_rows(self, rows: Iterable[Row], path: Path) -> dict[int, str]:
+        """Add the cells of the rows to the columns, and return number -> reason for bad rows."""
+        x = self._columns["x"]
+        y = self._columns["y"]
+        bad: dict[int, str] = {}
+        begins = bytearray()  # 1 for the first pair of a row
+        grouped = False
+        row = None
+        try:
+            for row in rows:
+                first = len(self._places)
+                cells = (split_cell(row.x), split_cell(row.y))
+                # k x and m y in one row give max(k, m) pairs; the shorter list repeats.
+                for column, own, others in ((x, cells[0], cells[1]), (y, cells[1], cells[0])):
+                    for cell in own:
+                        column.append(cell)
+                    for pair in range(len(others) - len(own)):
+                        column.repeat(first + pair)
+                grouped = grouped or (len(cells[0]) > 1 and len(cells[1]) > 1)
+                begins.append(1)
+                self._places.append(row.place)
+                for _ in range(first + 1, len(x)):
+                    begins.append(0)
+                    self._places.append(row.place)
+                if row.problem is not None:
+                    bad |= dict.fromkeys(range(first, len(x)), row.problem)
+        except WrongCellError as error:
+            raise UserError(f"{path}, {self._place} {row.place if row else 0}: {error}") from None
+        if grouped:
+            self.group = np.cumsum(np.frombuffer(begins, np.uint8), dtype=np.int64) - 1
+        return bad
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def item(self, side: SideName, number: int) -> Any:
+        """Return one item of a pair; an image is not decoded yet."""
+        column = self._columns[side]
+        # An image can be read even if the pair is bad for another reason; texts and vectors of bad pairs are empty.
+        if number in self.known_bad and column.folder is None:
+            raise BadSample(self.known_bad[number])
+        return column[number]
+
+    def items(self, side: SideName, numbers: np.ndarray) -> Sequence[Any] | np.ndarray:
+        """Return one side of several pairs."""
+        column = self._columns[side]
+        if column.folder is None:
+            for number in numbers.tolist() if self.known_bad else ():
+                if number in self.known_bad:
+                    raise BadSample(self.known_bad[number])
+        return column.items(numbers)
+
+    def name(self, number: int) -> str:
+        """Return the name of the pair's file, as written in the list; without a file the line or row."""
+        names = (column.name(number) for column in self._columns.values())
+        return next(filter(None, names), f"{self._place} {self._places[number]}")
+
+    def item_name(self, side: SideName, number: int) -> str | None:
+        """Return the name of the item's file, as written in the list; an x without a file has the pair's name."""
+        own = self._columns[side].name(number)
+        return own if side == "y" else own or self.name(number)
+
+    def file(self, side: SideName, number: int) -> Path | None:
+        """Return the path of the file that holds an item; None if it is not in a file of its own."""
+        column = self._columns[side]
+        name = column.name(number)
+        return column.folder.path / name if name and column.folder is not None else None
+
+    def stamp(self) -> str:
+        """Return a hash that changes when the size or modification time of a file behind the pairs does."""
+        return hashlib.sha256("".join(column.stamp() for column in self._columns.values()).encode()).hexdigest()
+
+
+def open_listed(
+    request: Request,
+    keys: Mapping[SideName, str | None],
+    rows: Iterator[Row],
+    known: Mapping[SideName, str] | None = None,
+) -> ListedPairs:
+    """Recognize the modalities of two columns from their first rows, and return their pairs.
+
+    Args:
+        request: what is asked for.
+        keys: the columns of x and y, if they have names.
+        rows: as for `ListedPairs`; their places are lines.
+        known: the modalities, if the format knows them.
+
+    """
+    first = list(islice(rows, PROBED))
+    cells: dict[SideName, list[Any]] = {"x": [], "y": []}
+    for row in first:
+        cells["x"] += split_cell(row.x)
+        cells["y"] += split_cell(row.y)
+    headings = head_columns(request, keys, cells, known or {})
+    columns = {side: make_column(heading) for side, heading in headings.items()}
+    return ListedPairs(request, columns, chain(first, rows))
+
+
+def head_columns(
+    request: Request,
+    keys: Mapping[SideName, str | None],
+    cells: Mapping[SideName, Sequence[Any]],
+    known: Mapping[SideName, str],
+) -> dict[SideName, Heading]:
+    """Return the headings of both columns.
+
+    Sides are called as set, otherwise "image" and "text" if they hold these two, otherwise as the columns.
+
+    Args:
+        request: what is asked for.
+        keys: the columns of x and y, if they have names.
+        cells: the first cells, by which a modality is recognized that is not known.
+        known: the modalities, if the format knows them.
+
+    """
+    modalities = {}
+    for side in SIDES:
+        if side in known:
+            modalities[side] = get_modality(known[side])
+        else:
+            values = [cell for cell in cells[side] if not is_empty(cell)]
+            modalities[side] = recognize_modality(values, keys[side], side, request)
+    names = {side: modality.name for side, modality in modalities.items()}
+    if set(names.values()) != {"image", "text"}:
+        # Names of columns come from the file and are printed to terminals: one short line.
+        names = {side: clean(printable(keys[side] or ""))[:_LONGEST_NAME] or side for side in SIDES}
+        if names["x"] == names["y"]:
+            names = {side: f"{name} {side}" for side, name in names.items()}
+    with_images = any(modality.in_files for modality in modalities.values())
+    headings: dict[SideName, Heading] = {}
+    for side, modality in modalities.items():
+        name = request.sides[side].name or names[side]
+        what = modality.name if modality.in_files else name
+        if with_images and modality.name == "text":
+            what = "caption"
+        headings[side] = Heading(name, keys[side], modality, what)
+    return headings

@@ -27,7 +27,7 @@ from nuclr.data.formats.arrow import StoredTexts, open_parquet_file, text_column
 from nuclr.data.formats.choose import find_column
 from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import SIDES, Pairs, Side, SideName
-from nuclr.data.vectors import Vectors, checked_rows, open_vectors, pair_rows
+from nuclr.data.vectors import checked_rows, open_sides, pair_rows, require_vectors
 from nuclr.errors import UserError
 from nuclr.files import find_cache_folder, npz_sizes, read_npz
 from nuclr.stacked import Stacked, StoredMatrix, stored_npy, stored_npz
@@ -59,18 +59,13 @@ class VectorPairs(Pairs):
         x_key: str | None = None,
         y_key: str | None = None,
     ) -> None:
-        keys: tuple[str, ...] = SIDES
-        if path.is_dir():
-            keys = EmbeddingFolder(path).sides(x_key, y_key)
-        opened: dict[SideName, Vectors] = {}
-        for side, key in zip(SIDES, keys, strict=True):
-            opened[side] = open_vectors(f"{path}:{key}")
-        y_to_x = pair_rows(opened["x"], opened["y"])
+        x, y = open_sides(str(path), x_key, y_key)
+        y_to_x = pair_rows(x, y)
         vector = get_modality("vector")
         self.sides = {}
         self._rows: dict[SideName, Any] = {}
         hashed = hashlib.sha256()
-        for side, vectors in opened.items():
+        for side, vectors in zip(SIDES, (x, y), strict=True):
             rows = checked_rows(vectors.name, vectors.rows, "any")
             if len(vectors) < 2:
                 raise UserError(f"{vectors.name}: {len(vectors)} row; needs at least two samples")
@@ -86,15 +81,9 @@ class VectorPairs(Pairs):
     def __len__(self) -> int:
         return len(self._rows["y"])
 
-    @property
-    def x_rows(self) -> int:
-        """Number of rows of x, including those that no y belongs to."""
-        return len(self._rows["x"])
-
     def item(self, side: SideName, number: int) -> np.ndarray:
         """Return a row of x, (d_x,), or of y, (d_y,)."""
-        row: np.ndarray = self.items(side, np.array([number]))[0]
-        return row
+        return np.asarray(self.items(side, np.array([number]))[0])
 
     def items(self, side: SideName, numbers: np.ndarray) -> np.ndarray:
         """Return the x (b, d_x) or the y (b, d_y) of several pairs."""
@@ -180,25 +169,12 @@ class EmbeddingFolder:
         elif _is_datacomp(path):
             aligned = _align(path, {suffix: _shards(path, suffix) for suffix in (".npz", ".parquet")})
             self.tables = aligned[".parquet"]
-            names = _matrix_names(aligned[".npz"][0])
-            for file in aligned[".npz"]:
-                if _matrix_names(file) != names:
-                    raise UserError(f"{file}: has other arrays than {aligned['.npz'][0].name}: {', '.join(names)}")
-            self.arrays = dict.fromkeys(names, aligned[".npz"])
+            self.arrays = dict.fromkeys(_matrix_names(aligned[".npz"][0]), aligned[".npz"])
         else:
             raise UserError(
                 f"{path}: neither an output folder of clip-retrieval (img_emb/, text_emb/) nor a metadata folder of "
                 "DataComp (.npz next to .parquet)"
             )
-
-    @property
-    def keys(self) -> list[str]:
-        """Names of the arrays."""
-        return list(self.arrays)
-
-    def __repr__(self) -> str:
-        parts = len(next(iter(self.arrays.values())))
-        return f"EmbeddingFolder({str(self.path)!r}, {parts} parts: {', '.join(self.keys)})"
 
     def sides(self, x_key: str | None = None, y_key: str | None = None) -> tuple[str, str]:
         """Return the arrays of images and of texts.
@@ -211,23 +187,22 @@ class EmbeddingFolder:
             UserError: if there is no such array, or several models are stored and none is named.
 
         """
-        found = ", ".join(self.keys)
-        for side, key in (("x", x_key), ("y", y_key)):
-            if key is not None and key not in self.keys:
-                raise UserError(f"{self.path}: no array {key!r} for side {side}; found: {found}")
-        if x_key is not None and y_key is not None:
-            return x_key, y_key
-        pairs = []
+        texts_of = {}  # array of images -> that of the same model's texts
         for image_end, text_end in _ENDS.items():
-            for key in self.keys:
+            for key in self.arrays:
                 partner = key.removesuffix(image_end) + text_end
-                if key.endswith(image_end) and partner in self.keys:
-                    # A named array may be on either side.
-                    pairs += [(key, partner), (partner, key)] if x_key or y_key else [(key, partner)]
-        chosen = [pair for pair in pairs if x_key in (None, pair[0]) and y_key in (None, pair[1])]
-        if len(chosen) != 1:
-            raise UserError(f"{self.path}: holds {found}; name the arrays of images and texts of one model")
-        return chosen[0]
+                if key.endswith(image_end) and partner in self.arrays:
+                    texts_of[key] = partner
+        partners = texts_of | {text: image for image, text in texts_of.items()}  # a named array may be on either side
+        x = x_key or partners.get(y_key or "")
+        y = y_key or partners.get(x_key or "")
+        if x is None and len(texts_of) == 1:
+            x, y = next(iter(texts_of.items()))
+        if x not in self.arrays or y not in self.arrays:
+            found = ", ".join(self.arrays)
+            needs = "needs arrays of images and texts of one model"
+            raise UserError(f"{self.path}: x is {x_key!r} and y is {y_key!r}; {needs}; found: {found}")
+        return x, y
 
     def features(self, key: str) -> Stacked:
         """Return an array of all parts as one matrix.
@@ -246,7 +221,7 @@ class EmbeddingFolder:
             unpacked = iter(_unpack(compressed, key, self.path))
             matrices = [matrix or next(unpacked) for matrix in stored]
         width = matrices[0].shape[1]
-        counted = self.tables or self.arrays[self.keys[0]]
+        counted = self.tables or next(iter(self.arrays.values()))
         for file, matrix, other in zip(files, matrices, counted, strict=True):
             rows = open_parquet_file(other).metadata.num_rows if self.tables else stored_npy(other).shape[0]
             if matrix.shape != (rows, width):
@@ -254,25 +229,12 @@ class EmbeddingFolder:
                     f"{file}: {key} has {matrix.shape[0]:,} rows and {matrix.shape[1]} columns; it needs {rows:,} rows "
                     f"as {other} and {width} columns as {files[0].name}"
                 )
-        stacked = Stacked(matrices)
-        if not len(stacked):
-            raise UserError(f"{self.path}: {key} has no rows")
-        return stacked
+        return Stacked(matrices)
 
     def texts(self, names: Sequence[str]) -> StoredTexts | None:
-        """Return the column of the metadata with the first of these names that exists; None if there is none.
-
-        Raises:
-            UserError: if a part does not have the column.
-
-        """
+        """Return the column of the metadata with the first of these names that exists; None if there is none."""
         column = find_column(text_columns(self.tables[0]), names) if self.tables else None
-        if column is None:
-            return None
-        for table in self.tables:
-            if column not in text_columns(table):
-                raise UserError(f"{table}: no column {column!r} of texts, which {self.tables[0].name} has")
-        return StoredTexts(self.tables, column)
+        return None if column is None else StoredTexts(self.tables, column)
 
     def labels(self, key: str) -> StoredTexts | None:
         """Return what the rows of an array are called: captions of texts, file names or addresses of images."""
@@ -285,12 +247,8 @@ def _numbered(
     suffix: str,
 ) -> dict[int, Path]:
     """Return the files NAME_0SUFFIX, NAME_1SUFFIX, ... of a folder NAME by their numbers."""
-    files = {}
-    for file in sorted((path / name).glob(f"{name}_*{suffix}")):
-        number = file.stem.rpartition("_")[2]
-        if number.isdecimal():
-            files[int(number)] = file
-    return files
+    files = {file.stem.rpartition("_")[2]: file for file in (path / name).glob(f"{name}_*{suffix}")}
+    return {int(number): file for number, file in files.items() if number.isdecimal()}
 
 
 def _align(path: Path, files: Mapping[str, Mapping[Any, Path]]) -> dict[str, list[Path]]:
@@ -298,10 +256,9 @@ def _align(path: Path, files: Mapping[str, Mapping[Any, Path]]) -> dict[str, lis
     parts = sorted({part for found in files.values() for part in found})
     aligned: dict[str, list[Path]] = {}
     for name, found in files.items():
-        for part in parts:
-            if found and part not in found:
-                other = next(kind[part] for kind in files.values() if part in kind)
-                raise UserError(f"{path}: part {part} has {other.name} but no {name}; add it, or remove the part")
+        missing = [part for part in parts if part not in found]
+        if missing and found:
+            raise UserError(f"{path}: part {missing[0]} has no {name}; add it, or remove the part")
         if found:
             aligned[name] = [found[part] for part in parts]
     return aligned
@@ -328,8 +285,7 @@ def _unpack(
     matrices = []
     for path in paths:
         array = read_npz(path, (key,))[key]
-        if array.ndim != 2 or array.dtype.kind != "f" or array.dtype.itemsize > 8 or array.shape[1] < 1:
-            raise UserError(f"{path}: {key} is {array.dtype} of shape {array.shape}; needs numbers (rows, width)")
+        require_vectors(f"{path}: {key}", array)
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         matrices.append(StoredMatrix(file, file.seek(0, os.SEEK_CUR), (len(array), array.shape[1]), array.dtype))
         file.write(array.data)

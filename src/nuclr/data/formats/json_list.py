@@ -7,22 +7,22 @@
 """
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, Request, choose_columns, find_column, shorten
-from nuclr.data.formats.lines import json_lines
-from nuclr.data.formats.listed import ListedPairs, Row, open_listed
+from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, Request, choose_columns, find_column
+from nuclr.data.formats.columns import ListedPairs, Row, open_listed
+from nuclr.data.formats.lines import json_lines, read_json
+from nuclr.data.modalities.base import shorten
 from nuclr.data.pairs import BadSample, SideName
 from nuclr.errors import UserError
-from nuclr.files import parse_json, read_text
+from nuclr.files import read_text
 
 _PROBED = 100  # entries whose keys are the columns
-_SPACE = re.compile(r"[ \t\r\n]*")
+_BETWEEN = (" ", ",", "\n", "\t", "\r")  # between two entries of a list
 
 Entry = tuple[int, Any]  # the line, and its content or BadSample
 
@@ -52,7 +52,8 @@ def open_json_list(request: Request) -> ListedPairs:
         raise UserError(f"{request.path}: holds no pairs")
     keys.update(choose_columns(list(columns), request))
     pairs = open_listed(request, keys, _rows(request, entries, keys))
-    if not request.names_columns and pairs.modalities == ("image", "text"):
+    is_named = any(side.key is not None for side in request.sides.values())
+    if not is_named and pairs.modalities == ("image", "text"):
         # An entry may have "captions" where another one has "caption".
         for name, side in pairs.sides.items():
             pairs.sides[name] = replace(side, key=None)
@@ -134,10 +135,7 @@ def _entries(path: Path) -> Iterator[Entry]:
     text = read_text(path)
     if text.lstrip().startswith("["):
         return _array(path, text)
-    try:
-        content = parse_json(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
+    content = read_json(path)
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list) or not all(map(_is_karpathy, images)):
         raise UserError(
@@ -148,41 +146,23 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 
 def _array(path: Path, text: str) -> Iterator[Entry]:
+    """Yield the line and the content of the entries of a JSON list."""
     decoder = json.JSONDecoder()
-    position = _skip(text, 0, "[")
-    line = 1 + text.count("\n", 0, position)
-    while text[position : position + 1] != "]":
-        begin = position
-        try:
-            entry, position = decoder.raw_decode(text, begin)
+    line = 1
+    counted = 0  # characters whose lines are counted
+    position = text.index("[") + 1
+    try:
+        while True:
+            while text.startswith(_BETWEEN, position):
+                position += 1
+            if text.startswith("]", position):
+                return
+            line += text.count("\n", counted, position)
+            counted = position
+            entry, position = decoder.raw_decode(text, position)
             yield line, entry
-            position = _skip(text, position, ",]")
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
-        except RecursionError:
-            raise UserError(f"{path}, line {line}: not JSON (brackets nested too deep)") from None
-        except ValueError:
-            raise UserError(f"{path}, line {line}: not JSON (a number with thousands of digits)") from None
-        line += text.count("\n", begin, position)
-
-
-def _skip(
-    text: str,
-    position: int,
-    expected: str,
-) -> int:
-    """Return the position after one of the expected characters and the spaces around it, or that of a closing "]".
-
-    Raises:
-        json.JSONDecodeError: if another character comes next.
-
-    """
-    match = _SPACE.match(text, position)
-    position = match.end() if match else position
-    character = text[position : position + 1]
-    if not character or character not in expected:
-        raise json.JSONDecodeError(f"{' or '.join(expected)} expected", text, position)
-    if character == "]":
-        return position
-    match = _SPACE.match(text, position + 1)
-    return match.end() if match else position + 1
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
+    except (RecursionError, ValueError):
+        reason = "brackets nested too deep, or a number with thousands of digits"
+        raise UserError(f"{path}, line {line}: not JSON ({reason})") from None

@@ -1,4 +1,4 @@
-"""Text files of untrusted content, line by line, compressed or not; one entry of JSON per line."""
+"""Text files of untrusted content, line by line, compressed or not; JSON documents and lines."""
 
 import contextlib
 import gzip
@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from nuclr.data.pairs import BadSample
 from nuclr.errors import UserError
-from nuclr.files import not_utf8, parse_json, refuse_expansion
+from nuclr.files import not_utf8, parse_json, read_text, refuse_expansion
 
 LONGEST_LINE = 2**26  # characters
 
@@ -25,17 +25,11 @@ def open_text(path: Path) -> Iterator[Iterator[str]]:
 
     """
     try:
-        if path.suffix.lower() == ".gz":
-            with gzip.open(
-                path,
-                "rt",
-                encoding="utf-8-sig",
-                newline="",
-            ) as file:
-                yield _lines(path, file, path.stat().st_size)
-        else:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                yield _lines(path, file)
+        is_compressed = path.suffix.lower() == ".gz"
+        options: dict[str, Any] = {"mode": "rt", "encoding": "utf-8-sig", "newline": ""}
+        opened: Any = gzip.open(path, **options) if is_compressed else path.open(**options)  # noqa: SIM115
+        with opened as file:
+            yield _lines(path, file, path.stat().st_size if is_compressed else None)
     except UnicodeDecodeError:
         raise not_utf8(path) from None
     except (OSError, EOFError, zlib.error) as error:
@@ -85,3 +79,16 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             if error.doc:
                 raise UserError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
             yield number, BadSample(f"line {number}: {error.msg}")  # nested too deep, or a number that is too long
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON document.
+
+    Raises:
+        UserError: if the file cannot be read, or is not JSON.
+
+    """
+    try:
+        return parse_json(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None

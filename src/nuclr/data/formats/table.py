@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, TEXT_COLUMNS, Request, choose_columns, find_column
+from nuclr.data.formats.columns import ListedPairs, Row, open_listed
 from nuclr.data.formats.lines import open_text
-from nuclr.data.formats.listed import ListedPairs, Row, open_listed
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
 
@@ -79,15 +79,14 @@ def read_cells(path: Path, expected: Sequence[str] = ()) -> Iterator[tuple[int, 
                 raise UserError(f"{path}: empty; needs a header with the names of the columns and one row per line")
             yield 1, header
             started = reader.line_num + 1
-            before = started
             for cells in reader:
                 if cells == [_END]:
                     return
+                if cells and cells[-1].endswith(_END):
+                    raise UserError(f"{path}, line {started}: a quote that opens in this row is never closed")
                 if cells:
                     yield reader.line_num, cells
-                before = started
                 started = reader.line_num + 1
-            raise UserError(f"{path}, line {before}: a quote that opens in this row is never closed")
     except csv.Error as error:
         raise UserError(f"{path}, line {started}: cannot be read as a table ({error})") from None
     finally:
@@ -106,29 +105,13 @@ def read_column(path: Path, name: str) -> list[str]:
     column = find_column(header, (name, name.lower()))
     if column is None:
         raise UserError(f"{path}: no column {name!r}; found: {', '.join(map(repr, header))}")
-    return [row[header.index(column)] for row in complete_rows(path, header, rows)]
-
-
-def complete_rows(
-    path: Path,
-    header: Sequence[str],
-    rows: Iterator[tuple[int, list[str]]],
-) -> Iterator[list[str]]:
-    """Yield the cells of every row.
-
-    Args:
-        path: the file.
-        header: the names of the columns.
-        rows: from `read_cells`, after the header.
-
-    Raises:
-        UserError: if a row has another number of cells than the header.
-
-    """
-    for line, cells in rows:
-        if len(cells) != len(header):
-            raise UserError(f"{path}, line {line}: {len(cells)} cells, but the header has {len(header)}")
-        yield cells
+    position = header.index(column)
+    cells = []
+    for line, row in rows:
+        if len(row) != len(header):
+            raise UserError(f"{path}, line {line}: {len(row)} cells, but the header has {len(header)}")
+        cells.append(row[position])
+    return cells
 
 
 def _separator(header: str, keys: Sequence[str]) -> str:

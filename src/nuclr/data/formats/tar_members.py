@@ -32,13 +32,11 @@ class TarSample(NamedTuple):
 
     Attributes:
         members: suffix of a member -> its position in blocks, and its size.
-        problem: what is wrong with the sample; None if nothing is known to be wrong.
         truncated: whether the tar ends within this sample.
 
     """
 
     members: dict[str, tuple[int, int]]
-    problem: str | None
     truncated: bool = False
 
 
@@ -51,27 +49,24 @@ def iter_samples(descriptor: int, path: Path) -> Iterator[TarSample]:
     """
     key = ""
     members: dict[str, tuple[int, int]] = {}
-    problem: str | None = None
     try:
-        for name, extent, problem_of_member in _iter_members(descriptor, path):
+        for name, extent in _iter_members(descriptor, path):
             sample, suffix = _split_name(name)
             if not suffix:
                 continue
             if sample != key:
                 if members:
-                    yield TarSample(members, problem)
+                    yield TarSample(members)
                 key = sample
                 members = {}
-                problem = None
-            problem = problem or problem_of_member
             members.setdefault(suffix.lower(), extent)
         if members:
-            yield TarSample(members, problem)
+            yield TarSample(members)
     except TruncatedTar as cut:
         if members and cut.args and _split_name(cut.args[0])[0] != key:  # the next sample is truncated
-            yield TarSample(members, problem)
+            yield TarSample(members)
             members = {}
-        yield TarSample(members, "truncated tar", truncated=True)
+        yield TarSample(members, truncated=True)
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -81,8 +76,8 @@ def _split_name(name: str) -> tuple[str, str]:
     return f"{folder}/{stem}", suffix if stem else ""
 
 
-def _iter_members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int], str | None]]:
-    """Yield (name, (block, size), problem) of the files.
+def _iter_members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield (name, (block, size)) of the files.
 
     Raises:
         TruncatedTar: at an invalid header or an early end of file.
@@ -92,7 +87,6 @@ def _iter_members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int,
     position = 0
     long_name: str | None = None
     long_size: int | None = None
-    problem: str | None = None
     while True:
         header = os.pread(descriptor, BLOCK, position)
         if position == 0 and any(header) and header[257:262] != b"ustar" and not _is_header(header):
@@ -116,17 +110,13 @@ def _iter_members(descriptor: int, path: Path) -> Iterator[tuple[str, tuple[int,
                 raise TruncatedTar
             content = os.pread(descriptor, length, begin)
             records = {"path": content.rstrip(b"\0").decode("utf-8", "replace")} if kind == b"L" else _pax(content)
-            if records is None:
-                problem = "damaged PAX header in the tar"
-            else:
-                long_name = records.get("path", long_name)
-                long_size = int(records["size"]) if "size" in records else long_size
+            long_name = records.get("path", long_name)
+            long_size = int(records["size"]) if "size" in records else long_size
         elif kind not in _KINDS_OF_HEADERS:
             if name:
-                yield name[0], (begin // BLOCK, length), problem
+                yield name[0], (begin // BLOCK, length)
             long_name = None
             long_size = None
-            problem = None
 
 
 def _is_header(header: bytes) -> bool:
@@ -154,10 +144,14 @@ def member_name(header: bytes) -> str:
     return (prefix + b"/" + name if ustar and prefix else name).decode("utf-8", "replace")
 
 
-def _pax(content: bytes) -> dict[str, str] | None:
-    """Return `path` and `size` of a PAX header, if it has them; None if the header is damaged.
+def _pax(content: bytes) -> dict[str, str]:
+    """Return `path` and `size` of a PAX header, if it has them.
 
     It consists of records "LENGTH key=value" that end with a line feed. LENGTH counts the whole record.
+
+    Raises:
+        TruncatedTar: if the header is damaged.
+
     """
     records: dict[str, str] = {}
     position = 0
@@ -165,8 +159,10 @@ def _pax(content: bytes) -> dict[str, str] | None:
         match = _PAX_RECORD.match(content, position)
         end = position + int(match[1]) if match else 0
         if match is None or not match.end() < end <= len(content) or content[end - 1] != ord("\n"):
-            return None
+            raise TruncatedTar
         if match[2] in (b"path", b"size"):
             records[match[2].decode()] = content[match.end() : end - 1].decode("utf-8", "replace")
         position = end
-    return records if re.fullmatch("[0-9]{1,18}", records.get("size", "0")) else None
+    if not re.fullmatch("[0-9]{1,18}", records.get("size", "0")):
+        raise TruncatedTar
+    return records

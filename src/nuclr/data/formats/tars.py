@@ -19,12 +19,12 @@ Samples lost from a truncated tar keep their numbers (marked bad), so later tars
 is taken from img2dataset's `00000_stats.json`, or else from the largest of the other tars.
 """
 
+import contextlib
 import glob
 import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -34,28 +34,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS, Request, choose_columns
-from nuclr.data.formats.columns import Heading, check_text, check_vector, read_item
-from nuclr.data.formats.listed import head_columns
+from nuclr.data.formats.columns import Heading, head_columns, read_item, split_cell
 from nuclr.data.formats.tar_members import BLOCK, TarSample, iter_samples, member_name
 from nuclr.data.modalities import Folder
 from nuclr.data.modalities.base import boundary
 from nuclr.data.modalities.image import SUFFIXES
-from nuclr.data.modalities.text import digest, number_distinct
-from nuclr.data.modalities.vector import is_list_of_numbers
+from nuclr.data.modalities.text import check_text, digest, number_distinct
+from nuclr.data.modalities.vector import check_vector, is_list_of_numbers
 from nuclr.data.pairs import SIDES, BadSample, Pairs, Side, SideName
 from nuclr.errors import UserError
 from nuclr.files import file_stamp, find_cache_folder, parse_json, parse_npy, write_atomically
 from nuclr.image_files import MAX_BYTES
 from nuclr.remote import file_name, is_url, list_folder, local_copies
 
-_VERSION = 4
+_VERSION = 5
 _PROBED = 1000  # samples of the first tar by which keys are understood
 _MOST_SAMPLES = 1_000_000  # that img2dataset's statistics may promise for one tar
 _MOST_CELLS = 32_767  # of one sample, because `which` has 16 bits
 _MAX_TEXT = 16 * 2**20  # bytes of one .txt, .json or .npy
 _OPEN_FILES = 512  # tars kept open, below the usual limit of 1024; the others are opened for each read
-_BATCH = 2**16  # rows that are written at a time
-_TXT = -1  # `which` of a whole .txt
+_TXT = -1  # `which` of a whole member
 _IMAGES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
 _MODALITIES = {"txt": "text", "npy": "vector"}  # of members with these suffixes
 
@@ -89,20 +87,21 @@ class Part(NamedTuple):
             return next((suffix for suffix in self.suffixes if suffix in sample.members), None)
         return next((suffix for suffix in sample.members if suffix.endswith(_IMAGES)), None)
 
-    def cells(self, data: bytes, suffix: str) -> list[Any]:
+    def cells(self, data: bytes, suffix: str) -> Sequence[Any]:
         """Return the texts or vectors in a member.
 
         Raises:
             BadSample: if the member is damaged, or holds something else.
 
         """
+        value: Any = data
         if suffix == "json" and self.entries:
             try:
                 content = parse_json(data)
             except json.JSONDecodeError as error:
                 raise BadSample(f"its .json cannot be read ({error.msg})") from None
-            names = [name for name in self.entries if isinstance(content, dict) and name in content]
-            value = content[names[0]] if names else None
+            entries = content if isinstance(content, dict) else {}
+            value = next((entries[name] for name in self.entries if name in entries), None)
         elif suffix.endswith("npy"):
             try:
                 array = parse_npy(data)
@@ -110,14 +109,11 @@ class Part(NamedTuple):
                 raise BadSample(f".{suffix} cannot be read: {error}") from None
             if array.ndim not in (1, 2):
                 raise BadSample(f".{suffix} has shape {array.shape}; needs a vector, or a matrix of vectors")
-            value = array
-        else:
-            value = data
-        if not isinstance(value, list | np.ndarray) or is_list_of_numbers(value):
-            return [value]
-        if len(value) > _MOST_CELLS:
-            raise BadSample(f".{suffix} holds {len(value):,} items; at most {_MOST_CELLS:,} are allowed")
-        return list(value) or [None]
+            value = array if array.ndim == 1 else list(array[: _MOST_CELLS + 1])
+        cells = split_cell(value)
+        if len(cells) > _MOST_CELLS:
+            raise BadSample(f".{suffix} holds more than {_MOST_CELLS:,} items")
+        return cells
 
 
 class Cell(NamedTuple):
@@ -177,34 +173,30 @@ class TarScanner:
 
     def _check(self, value: Any) -> tuple[int, str | None]:
         """Return the key of a text or vector, and why it is bad."""
-        what = self.heading.what
-        if self.heading.modality.name == "vector":
-            try:
-                vector = check_vector(value, what, self._width)
-            except BadSample as bad:
-                return digest(b""), bad.reason
-            self._width = len(vector)
-            return digest(vector.data), None
         try:
-            text, problem = check_text(value, what)
-        except TypeError as error:
-            return digest(repr(value).encode("utf-8", "replace")), str(error)
-        return digest(text.encode()), problem
+            if self.heading.modality.name != "vector":
+                text, problem = check_text(value, self.heading.what)
+                return digest(text.encode()), problem
+            vector = check_vector(value, self.heading.what, self._width)
+        except BadSample as bad:
+            return digest(b""), bad.reason
+        self._width = len(vector)
+        return digest(vector.data), None
 
 
 @dataclass
 class TarScan:
-    """What is known about one tar besides its rows.
+    """The content of one tar.
 
     Attributes:
-        count: the number of its pairs.
+        rows: one per pair, with keys of the cells instead of ids.
         bad: row -> reason, for bad samples.
         truncated: whether the tar has lost its end.
         grouped: whether a sample has several x and several y.
 
     """
 
-    count: int = 0
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, _SCANNED))
     bad: dict[int, str] = field(default_factory=dict)
     truncated: bool = False
     grouped: bool = False
@@ -233,7 +225,7 @@ class TarPairs(Pairs):
         self._rows = rows
         self._starts = np.cumsum([0, *meta["counts"]])
         self._descriptors: dict[int, int] = {}
-        self.known_bad = {int(number): reason for number, reason in meta["bad"].items()}
+        self.known_bad = meta["bad"]
         self.fingerprint: str = meta["fingerprint"]
         self.folder = tars[0].parent
         self._inside = Folder(self.folder, boundary(self.folder, allow_outside=False))
@@ -268,13 +260,10 @@ class TarPairs(Pairs):
         if len(data) < size:
             raise BadSample("truncated tar")
         cell: Any = data
-        if modality.in_memory or part.entries:
-            which = int(row[f"{side}_which"])
-            if which == _TXT:
-                cell = data.decode(errors="replace")
-            else:
-                cells = part.cells(data, part.suffixes[-1])
-                cell = cells[which] if which < len(cells) else None
+        which = int(row[f"{side}_which"])
+        if which != _TXT:
+            cells = part.cells(data, part.suffixes[-1])
+            cell = cells[which] if which < len(cells) else None
         return read_item(modality, cell, self._inside)
 
     def name(self, number: int) -> str:
@@ -333,11 +322,9 @@ def open_tars(tars: Sequence[Path], request: Request) -> TarPairs:
     headings = head_columns(request, names, {}, known)
     scanners = [TarScanner(parts[side], replace(headings[side], key=keys[side])) for side in SIDES]
     folder = find_cache_folder(tars[0].parent)
-    target = None
-    if folder is not None:
-        stem = _hash([_VERSION, [str(tar.absolute()) for tar in tars], parts, known])
-        target = folder / f"tars-{stem}-{_hash([file_stamp(tar) for tar in tars])}.json"
-    rows, meta = (_load(target, len(tars)) if target else None) or _index(tars, scanners, target)
+    key = _hash([_VERSION, [[str(tar.absolute()), *file_stamp(tar)] for tar in tars], parts, known])
+    target = None if folder is None else folder / f"tars-{key}.json"
+    rows, meta = _load(target, len(tars)) or _index(tars, scanners, target)
     if len(meta["bad"]) == len(rows):
         found = ", ".join(f".{suffix}" for suffix in sorted(suffixes)[:10]) or "nothing"
         first = f"; the first: {meta['bad'][min(meta['bad'])]}" if len(rows) else ""
@@ -417,16 +404,9 @@ def _index(
         The rows of all tars, one tar after the other, and their metadata.
 
     """
-    # Rows are collected in a temporary file, because those of millions of samples may not fit into memory.
-    with tempfile.TemporaryFile(dir=target.parent if target else None) as file:
-        scans = []
-        for number, tar in enumerate(tars):
-            rows, scan = _scan(number, tar, scanners)
-            file.write(rows.tobytes())
-            scans.append(scan)
-        file.flush()
-        rows = np.memmap(file, _SCANNED, "r+") if any(scan.count for scan in scans) else np.empty(0, _SCANNED)
-        rows = _pad(tars, rows, scans)
+    scans = [_scan(number, tar, scanners) for number, tar in enumerate(tars)]
+    _pad(tars, scans)
+    rows = np.concatenate([scan.rows for scan in scans])
     hashed = hashlib.sha256()
     for side, scanner in zip(SIDES, scanners, strict=True):
         in_files = scanner.heading.modality.in_files
@@ -436,24 +416,31 @@ def _index(
     start = 0
     for scan in scans:
         bad |= {start + row: reason for row, reason in scan.bad.items()}
-        start += scan.count
+        start += len(scan.rows)
     meta = {
-        "counts": [scan.count for scan in scans],
+        "counts": [len(scan.rows) for scan in scans],
         "bad": bad,
         "grouped": any(scan.grouped for scan in scans),
         "fingerprint": hashed.hexdigest(),
     }
+    rows = rows.astype(ROW)
     if target is not None:
-        _store(target, rows, meta)
-    return (_load(target, len(tars)) if target else None) or (rows.astype(ROW), meta)
+        # The JSON is written last: its presence shows that the rows are complete. Without a cache, for example on a
+        # full disk, the index is made again next time.
+        with contextlib.suppress(OSError):
+            with write_atomically(target.with_suffix(".rows"), sync=False) as file:
+                file.write(rows.data)
+            with write_atomically(target, sync=False) as file:
+                file.write(json.dumps(meta).encode())
+    return _load(target, len(tars)) or (rows, meta)
 
 
 def _scan(
     number: int,
     tar: Path,
     scanners: Sequence[TarScanner],
-) -> tuple[np.ndarray, TarScan]:
-    """Return the rows of a tar, with keys of the cells instead of ids, and what else is known about it."""
+) -> TarScan:
+    """Return the pairs of a tar."""
     rows: list[tuple[Any, ...]] = []
     scan = TarScan()
     x_scanner, y_scanner = scanners
@@ -469,38 +456,29 @@ def _scan(
             for pair in range(max(len(xs), len(ys))):
                 x = xs[pair % len(xs)]
                 y = ys[pair % len(ys)]
-                problem = sample.problem or x.problem or y.problem
+                problem = "truncated tar" if sample.truncated else x.problem or y.problem
                 if problem is not None:
                     scan.bad[len(rows)] = problem
                 rows.append((x.block, y.block, x.size, y.size, x.key, y.key, x.which, y.which, pair == 0))
-    scan.count = len(rows)
-    return np.array(rows, _SCANNED), scan
+    scan.rows = np.array(rows, _SCANNED)
+    return scan
 
 
-def _pad(
-    tars: Sequence[Path],
-    rows: np.ndarray,
-    scans: Sequence[TarScan],
-) -> np.ndarray:
+def _pad(tars: Sequence[Path], scans: Sequence[TarScan]) -> None:
     """Add bad rows for the samples that truncated tars have lost, so that later tars are not renumbered."""
-    longest = max((scan.count for scan in scans if not scan.truncated), default=0)
-    parts = []
-    start = 0
-    for number, (tar, scan) in enumerate(zip(tars, scans, strict=True)):
-        parts.append(rows[start : start + scan.count])
-        start += scan.count
+    longest = max((len(scan.rows) for scan in scans if not scan.truncated), default=0)
+    for number, scan in enumerate(scans):
         if scan.truncated:
+            count = len(scan.rows)
             is_last = number + 1 == len(tars)
-            expected = _count_by_img2dataset(tar) or (0 if is_last else longest)
-            lost = np.arange(scan.count, max(expected, scan.count), dtype=np.uint64)
+            expected = _count_by_img2dataset(tars[number]) or (0 if is_last else longest)
+            lost = np.arange(count, max(expected, count), dtype=np.uint64)
             padding = np.zeros(len(lost), _SCANNED)
             for side in SIDES:
                 padding[f"{side}_id"] = lost + np.uint64(2**63 + number * 2**32)  # different from all others
             padding["begins"] = True
-            parts.append(padding)
+            scan.rows = np.concatenate([scan.rows, padding])
             scan.bad |= dict.fromkeys(lost.tolist(), "truncated tar")
-            scan.count += len(lost)
-    return np.concatenate(parts) if any(scan.truncated for scan in scans) else rows
 
 
 def _count_by_img2dataset(tar: Path) -> int | None:
@@ -512,38 +490,17 @@ def _count_by_img2dataset(tar: Path) -> int | None:
     return count if count <= _MOST_SAMPLES else None
 
 
-def _store(
-    target: Path,
-    rows: np.ndarray,
-    meta: dict[str, Any],
-) -> None:
-    """Write the rows, then the JSON, whose presence shows that the rows are complete; remove older indexes."""
-    try:
-        older = set(target.parent.glob(f"{target.stem.rpartition('-')[0]}-*"))
-        with write_atomically(target.with_suffix(".rows"), sync=False) as file:
-            for begin in range(0, len(rows), _BATCH):
-                file.write(rows[begin : begin + _BATCH].astype(ROW).tobytes())
-        with write_atomically(target, sync=False) as file:
-            file.write(json.dumps(meta).encode())
-        for path in older - {target, target.with_suffix(".rows")}:
-            path.unlink(missing_ok=True)
-    except OSError:
-        return  # for example a full disk: the index is made again next time
-
-
-def _load(path: Path, tars: int) -> tuple[np.ndarray, dict[str, Any]] | None:
+def _load(path: Path | None, tars: int) -> tuple[np.ndarray, dict[str, Any]] | None:
     """Return a stored index of some tars, or None if there is none or it is damaged."""
+    if path is None:
+        return None
     try:
         meta = parse_json(path.read_bytes())
         rows = np.memmap(path.with_suffix(".rows"), ROW, "r")
         counts = np.array(meta["counts"], np.int64)
         bad = {int(number): str(reason) for number, reason in meta["bad"].items()}
-        if (
-            counts.shape != (tars,)
-            or counts.min() < 0
-            or counts.sum() != len(rows)
-            or not bad.keys() <= set(range(len(rows)))
-        ):
+        is_whole = counts.shape == (tars,) and counts.min() >= 0 and counts.sum() == len(rows)
+        if not is_whole or not all(0 <= number < len(rows) for number in bad):
             return None
         return rows, meta | {"bad": bad, "grouped": bool(meta["grouped"]), "fingerprint": str(meta["fingerprint"])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):

@@ -50,9 +50,6 @@ class Crops:
     ratio: np.ndarray
     position: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.position)
-
     def __getitem__(self, rows: slice) -> "Crops":
         return Crops(self.share[rows], self.ratio[rows], self.position[rows])
 

@@ -22,6 +22,7 @@ modalities. Another modality is one file outside of the package, named by the se
 A column holds it with `data.x.modality=waveform`, or without this setting if `recognize` returns True for its cells.
 """
 
+import json
 import os
 import re
 from abc import ABC, abstractmethod
@@ -34,9 +35,14 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from nuclr.errors import BadSample
 from nuclr.image_files import read_file
 
 Shown = Image.Image | str | np.ndarray  # what a page can show: a picture, a text, numbers
+
+
+class WrongCellError(BadSample):
+    """A cell of a type that a column cannot hold; a list with such a cell is refused."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +122,10 @@ class Modality(ABC):
 
         """
 
-    @abstractmethod
     def show(self, item: Any) -> Shown:
-        """Return what a page shows for an item: a picture, a text, or an array of numbers."""
+        """Return what a page shows for an item: a picture, a text, or an array of numbers; by default `decode`."""
+        shown: Shown = self.decode(item)
+        return shown
 
     def check(self, item: Any) -> None:  # noqa: B027 (a modality may have nothing to check)
         """Check an item before the first epoch.
@@ -218,3 +225,12 @@ def modality_names() -> list[str]:
 def boundary(folder: Path, allow_outside: bool) -> Path | None:
     """Return the argument `inside` of `read_file` for files in `folder` (setting `data.allow_outside`)."""
     return None if allow_outside else Path(os.path.realpath(folder))
+
+
+def shorten(value: Any) -> str:
+    """Return a value as one short line of JSON, for messages."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (RecursionError, ValueError, TypeError):  # nested too deep, a number that is too long, or bytes
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."

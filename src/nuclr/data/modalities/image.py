@@ -71,34 +71,13 @@ class ImageModality(Modality):
         return torch.from_numpy(np.stack([fit_image(item, options.size, options.fit) for item in items]))
 
     def decode(self, item: Image.Image) -> Image.Image:
-        """Return the image as upright RGB."""
-        return decode_image(item)
+        """Return the image at its full size, as upright RGB.
 
-    def show(self, item: Image.Image) -> Image.Image:
-        """Return the image as upright RGB."""
-        return decode_image(item)
+        Raises:
+            BadSample: if it cannot be decoded.
 
-    def recognize(self, cells: Sequence[Any]) -> bool:
-        """Return whether the cells are bytes, or mostly texts that end with the suffix of an image."""
-        names = [cell for cell in cells if isinstance(cell, str)]
-        if not names:
-            return bool(cells) and all(isinstance(cell, bytes) for cell in cells)
-        return sum(is_image_name(name) for name in names) >= MOSTLY * len(cells)
-
-
-def is_image_name(cell: str) -> bool:
-    """Return whether a text ends with the suffix of an image."""
-    return cell.lower().endswith(SUFFIXES)
-
-
-def decode_image(image: Image.Image) -> Image.Image:
-    """Return the image at its full size, as upright RGB.
-
-    Raises:
-        BadSample: if it cannot be decoded.
-
-    """
-    return _decode_at_least(image, max(image.size))
+        """
+        return _decode_at_least(item, max(item.size))
 
 
 def fit_image(
@@ -188,8 +167,7 @@ def resize_crop(
         mode="bicubic",
         antialias=True,
     )
-    array: np.ndarray = resized[0].numpy()
-    return array
+    return np.asarray(resized[0])
 
 
 def _decode_at_least(image: Image.Image, size: int) -> Image.Image:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nuclr.data.modalities.base import Folder, Modality
+from nuclr.data.modalities.base import Folder, Modality, WrongCellError, shorten
 from nuclr.errors import BadSample
 
 MAX_CHARACTERS = 100_000  # of one text
@@ -42,30 +42,16 @@ class TextModality(Modality):
 
     def read(self, cell: Any, folder: Folder) -> str:  # noqa: ARG002
         """Return the text with single spaces and without line breaks."""
-        if not isinstance(cell, str):
-            raise BadSample("not a text")
-        self.check(cell)
-        return clean(cell)
-
-    def check(self, item: str) -> None:
-        """Refuse empty texts and texts of megabytes.
-
-        Raises:
-            BadSample: if the text is one of these.
-
-        """
-        if problem := text_problem(item, "text"):
+        text, problem = check_text(cell, "text")
+        if problem is not None:
             raise BadSample(problem)
+        return text
 
     def collate(self, items: Sequence[Any] | np.ndarray, options: TextOptions | None = None) -> list[str]:
         """Return the list of texts."""
         if options is not None and options.form == "albef":
             return [albef_caption(item) for item in items]
         return list(items)
-
-    def show(self, item: str) -> str:
-        """Return the text."""
-        return item
 
 
 def albef_caption(text: str) -> str:
@@ -122,15 +108,9 @@ class Texts:
     def __getitem__(self, number: int) -> str:
         return self.get_bytes(number).decode("utf-8", "surrogatepass")
 
-    def __repr__(self) -> str:
-        return f"Texts({len(self):,} texts, {len(self._blob):,} bytes)"
-
     def get_bytes(self, number: int) -> bytearray:
         """Return the bytes of an entry."""
-        starts = self._starts
-        if not 0 <= number < len(starts) - 1:
-            raise IndexError(f"number {number}; allowed: 0 to {len(self) - 1}")
-        return self._blob[starts[number] : starts[number + 1]]
+        return self._blob[self._starts[number] : self._starts[number + 1]]
 
     def keys(self) -> np.ndarray:
         """Return a hash of each text, (n,) uint64, equal for equal texts."""
@@ -193,16 +173,39 @@ def clean(text: str) -> str:
     return text
 
 
-def text_problem(text: str, what: str) -> str | None:
-    """Return why a text makes its sample a bad one, or None if it does not.
-
-    A text of megabytes is an error in the list. It would be copied to pages and tables.
+def check_text(cell: Any, what: str) -> tuple[str, str | None]:
+    """Return the clean text of a cell, and why it makes its sample a bad one; the text of a bad cell is empty.
 
     Args:
-        text: the text, before `clean`.
-        what: what to call it, for example "caption" or "answer".
+        cell: a text, bytes that should be UTF-8, or None.
+        what: what the text is called in the reason, such as "caption".
+
+    Raises:
+        WrongCellError: if the cell is something else.
 
     """
-    if len(text) > MAX_CHARACTERS:
-        return f"{what} of {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed"
-    return None if text and not text.isspace() else f"empty {what}"
+    problem = None
+    if not isinstance(cell, str):
+        cell, problem = decode_text("" if cell is None else cell, what)
+        if not isinstance(cell, str):
+            raise WrongCellError(f"{what} is {shorten(cell)}; needs a text")
+    if problem is None and len(cell) > MAX_CHARACTERS:  # an error in the list; it would be copied to pages and tables
+        problem = f"{what} of {len(cell):,} characters; at most {MAX_CHARACTERS:,} are allowed"
+    elif problem is None and (not cell or cell.isspace()):
+        problem = f"empty {what}"
+    return "" if problem else clean(cell), problem
+
+
+def decode_text(cell: Any, what: str) -> tuple[Any, str | None]:
+    """Decode a cell of bytes as UTF-8; cells of other types are returned unchanged.
+
+    Returns:
+        The cell and None. If the bytes are not UTF-8, the text with invalid bytes replaced, and why it cannot be used.
+
+    """
+    if not isinstance(cell, bytes):
+        return cell, None
+    try:
+        return cell.decode(), None
+    except UnicodeDecodeError:
+        return cell.decode(errors="replace"), f"{what} is not UTF-8 text"

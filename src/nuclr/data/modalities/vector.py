@@ -1,6 +1,5 @@
 """Vectors of fixed width: cells are lists of numbers, or their text in JSON; batches are (b, d)."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,19 +21,7 @@ class VectorModality(Modality):
 
     def read(self, cell: Any, folder: Folder) -> np.ndarray:  # noqa: ARG002
         """Return the vector (d,), float32."""
-        vector = parse_vector(cell)
-        self.check(vector)
-        return vector
-
-    def check(self, item: np.ndarray) -> None:
-        """Refuse vectors that hold a NaN or an infinity.
-
-        Raises:
-            BadSample: if it does.
-
-        """
-        if not np.isfinite(item).all():
-            raise BadSample("a NaN or an infinity")
+        return check_vector(cell, "vector")
 
     def collate(self, items: Sequence[Any] | np.ndarray, options: Any = None) -> Tensor:  # noqa: ARG002
         """Return a tensor (b, d)."""
@@ -44,37 +31,53 @@ class VectorModality(Modality):
         """Return the number of coordinates."""
         return len(item)
 
-    def show(self, item: np.ndarray) -> np.ndarray:
-        """Return the vector."""
-        return item
-
     def recognize(self, cells: Sequence[Any]) -> bool:
         """Return whether all cells are lists of numbers, or texts of such lists in JSON."""
         return bool(cells) and all(_is_vector(cell) for cell in cells)
 
 
-def parse_vector(cell: Any) -> np.ndarray:
-    """Return the vector (d,) float32 of a list of numbers, an array, or a text such as "[0.5, 1]".
+def check_vector(
+    cell: Any,
+    what: str,
+    width: int = 0,
+) -> np.ndarray:
+    """Return the vector of a cell, (d,) float32.
+
+    Args:
+        cell: a list of numbers, an array, a text such as "[0.5, 1]", or None.
+        what: what the vector is called in the reason of a bad sample.
+        width: the numbers that it needs to have; 0 for any.
 
     Raises:
-        BadSample: if it is not a list of numbers.
+        BadSample: if the cell is not such a vector, or is not finite.
 
     """
-    if isinstance(cell, str):
-        try:
-            cell = parse_json(cell)
-        except json.JSONDecodeError:
-            raise BadSample("not a list of numbers") from None
-    if not is_list_of_numbers(cell):
-        raise BadSample("not a list of numbers")
-    try:
-        with np.errstate(over="ignore"):
-            vector = np.asarray(cell, np.float32)
-    except (TypeError, ValueError, OverflowError):
-        raise BadSample("not a list of numbers") from None
-    if vector.ndim != 1:
-        raise BadSample("not a list of numbers")
+    if is_empty(cell):
+        raise BadSample(f"no {what}")
+    vector = _parse(cell)
+    if vector is None:
+        raise BadSample(f"{what} is not a list of numbers")
+    if len(vector) != (width or max(len(vector), 1)):
+        raise BadSample(f"{what} has {len(vector)} numbers; the first one has {width}")
+    if not np.isfinite(vector).all():
+        raise BadSample(f"{what} holds a NaN or an infinity")
     return vector
+
+
+def _parse(cell: Any) -> np.ndarray | None:
+    """Return the vector of a cell, (d,) float32; None if it is not a list of numbers."""
+    try:
+        value = parse_json(cell) if isinstance(cell, str) else cell
+        with np.errstate(over="ignore"):
+            vector = np.asarray(value, np.float32) if is_list_of_numbers(value) else np.empty((0, 0))
+    except (TypeError, ValueError, OverflowError):  # not JSON, nested lists, texts among numbers
+        return None
+    return vector if vector.ndim == 1 else None
+
+
+def is_empty(cell: Any) -> bool:
+    """Return whether a cell is missing or an empty text."""
+    return cell is None or (isinstance(cell, str | bytes) and not cell.strip())
 
 
 def is_list_of_numbers(value: Any) -> bool:
@@ -88,11 +91,5 @@ def is_list_of_numbers(value: Any) -> bool:
 
 def _is_vector(cell: Any) -> bool:
     if isinstance(cell, str):
-        if not cell.lstrip().startswith("["):
-            return False
-        try:
-            parse_vector(cell)
-        except BadSample:
-            return False
-        return True
+        return cell.lstrip().startswith("[") and _parse(cell) is not None
     return is_list_of_numbers(cell)

@@ -24,6 +24,7 @@ from nuclr.report.page import (
     Text,
     Tile,
     describe,
+    shorten,
 )
 from nuclr.studies.items import rows
 from nuclr.studies.items.hubness_report import FoundItem, HubnessReport
@@ -32,7 +33,6 @@ from nuclr.studies.items.rows import ItemReport, Origin
 if TYPE_CHECKING:
     from nuclr.report.items import Items
 
-LONGEST = 1000  # characters of a name that a page shows
 EXAMPLES = 12
 UNNAMED = "The items have no names; --names FILE shows their texts, and --images FOLDER their pictures."
 
@@ -78,7 +78,7 @@ class ItemView(Generic[R]):
         if origin.images is not None and item.name is not None:
             return self._show_picture(Path(origin.images), item.name)
         label = item.name or f"{word} {item.row}"
-        return Item("text", label, text=label if len(label) <= LONGEST else f"{label[:LONGEST]}…")
+        return Item("text", label, text=shorten(label))
 
     def _open_run(self, path: str) -> "Items | None":
         if path not in self._runs:

@@ -147,7 +147,7 @@ def summary(run: TrainingRun) -> Iterator[Block]:
             yield Tile(_upper(measure.label), cells[0], f"chance {chance}{against}")
     if results:
         # results.json has the time since the last resume, timing.jsonl that of all epochs without evaluations.
-        seconds = max(results.timing["seconds"], sum(line.seconds for line in run.log.timing))
+        seconds = max(results.timing["seconds"], sum(line["seconds"] for line in run.log.timing))
         speed = f"{numbers.count(results.timing['samples_per_second'])} pairs per second"
         yield Tile("Training time", numbers.duration(seconds), speed)
     if rows:
@@ -180,11 +180,11 @@ def facts(run: TrainingRun) -> list[list[str]]:
             "Trained parameters": numbers.count(results.parameters),
             "Processes": numbers.count(results.processes),
         }
-    seconds = sum(line.seconds for line in run.log.timing)
+    seconds = sum(line["seconds"] for line in run.log.timing)
     if seconds:
         shares = []
         for name in ("data", "encoders", "objective", "other"):
-            spent = sum(getattr(line, name) * line.seconds for line in run.log.timing)
+            spent = sum(line[name] * line["seconds"] for line in run.log.timing)
             shares.append(f"{name} {numbers.percent(spent / seconds, 0)}")
         rows["Time within epochs"] = ", ".join(shares)
     return [[name, value] for name, value in rows.items()]

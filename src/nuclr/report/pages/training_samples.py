@@ -3,7 +3,7 @@
 The popularity of an item is how many queries would pick it, as a multiple of the mean of all items.
 """
 
-import math
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -230,19 +230,15 @@ def _held_out_hubness(run: TrainingRun, sample: Sample) -> Iterator[Block]:
     }
     rows = []
     for name, change in changes.items():
-        recalls = change.recall or (math.nan, math.nan)
-        gain = numbers.MISSING
-        if change.gain:
-            low, high = (numbers.signed(100 * end) for end in (change.gain.low, change.gain.high))
-            gain = f"{numbers.signed(100 * change.gain.difference)} [{low}, {high}]"
+        difference, low, high = (numbers.signed(100 * value) for value in dataclasses.astuple(change.gain))
         for k, label in enumerate(("plain", "corrected")):
             rows.append(
                 [
                     f"{name}, {label}",
                     numbers.percent(change.never_found[k]),
                     numbers.number(change.skewness[k]),
-                    numbers.percent(recalls[k]),
-                    gain if k else numbers.MISSING,
+                    numbers.percent(change.recall[k]),
+                    f"{difference} [{low}, {high}]" if k else numbers.MISSING,
                 ]
             )
     columns = ["", "found by no query", "skewness of N_10", "recall@1", "gain, points"]

@@ -34,7 +34,6 @@ from nuclr.evaluation.probe import labeled_halves
 from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.evaluation.test_sets import CLASSIFICATION
 from nuclr.evaluation.zero_shot import classify
-from nuclr.popularity.correction import BANK_SIZE
 from nuclr.remote import is_url
 from nuclr.runs import components, config, folder
 from nuclr.runs.components import below
@@ -43,9 +42,9 @@ from nuclr.runs.jobs import serve
 from nuclr.runs.launch import pick_device
 from nuclr.runs.run import Run
 from nuclr.runs.settings import Data
-from nuclr.studies.evaluate.tasks import LabeledTask, RetrievalTask, Subject, open_labels, open_retrieval
+from nuclr.studies.tasks import BUILTIN_CLASSES, Subject, Task, open_labels, open_retrieval
 from nuclr.training import loop
-from nuclr.training.guards import Interrupted, TrainingFailed
+from nuclr.training.guards import TrainingFailed
 
 OUTCOMES = "outcomes.npz"
 VAL = "val"
@@ -53,7 +52,6 @@ HALVES = ("val_a", "val_b")
 SMALLEST = 4  # x, or groups of x, that can be cut in halves
 BANKS = ("train", "queries")
 CORRECTION_TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
-BUILTIN_CLASSES = "builtin_classes"
 METRICS = "metrics"  # in a group: keys of the metrics, the columns of the other arrays
 Hits = dict[str, np.ndarray]
 Groups = dict[str, Hits]
@@ -93,7 +91,7 @@ def run_job(job: Job, shared: components.Loaders) -> None:
 
     Raises:
         UserError: The training failed, or a set cannot be read.
-        KeyboardInterrupt: A signal stopped the training, which has written a checkpoint.
+        Interrupted: A signal stopped the training, which has written a checkpoint.
 
     """
     settings = config.load(job.settings)  # imports the plugins, which may register the objective
@@ -108,8 +106,6 @@ def run_job(job: Job, shared: components.Loaders) -> None:
             )
     except TrainingFailed as failed:
         raise UserError(str(failed)) from None
-    except Interrupted:
-        raise KeyboardInterrupt from None
     # The settings are those of the study, not those in config.yaml: `data.root` may have moved in the meantime.
     run = Run(
         path,
@@ -146,7 +142,7 @@ def measure_run(
         elif test.key in keys:
             stored[test.key] = class_hits(run, test)
     stored |= {key: retrieval_hits(own) for key, own in features.items()}
-    stored |= corrected_hits(run, features, [name.split("|") for name in sorted(missing) if "|" in name])
+    stored |= corrected_hits(run, features, [name for name in sorted(missing) if "|" in name])
     arrays = {f"{group}/{key}": array for group, members in stored.items() for key, array in members.items()}
     with files.write_atomically(run.folder / OUTCOMES) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -218,22 +214,18 @@ def open_test(
     kind = kind or kind_of(path, data)
     if kind == "retrieval" and data.contrasts_views:
         raise UserError(f"{path}: models of data.contrast=views are compared on labeled images (class folders)")
-    task = _open_task(path, kind, data, prompts)
-    protocol = ""
-    if isinstance(task, RetrievalTask):
-        content = task.pairs.fingerprint
-        protocol = "" if task.duplicates == "merge" else f"_{task.duplicates}"
-    else:
-        content = task.classes.fingerprint
-    if prompts is not None and isinstance(task, LabeledTask) and task.texts is not None:
+    task = open_task(path, kind, data, prompts)
+    content = task.source.pairs.fingerprint
+    if prompts is not None and task.texts is not None:
         content = hashlib.sha256(json.dumps([content, task.texts.prompts]).encode()).hexdigest()
+    protocol = "" if task.duplicates == "merge" else f"_{task.duplicates}"
     return MeasuredSet(
         name=name,
         key=f"test_{name}_{content[:8]}{protocol}".replace("|", "_").replace("/", "_"),
         kind=kind,
         path=path,
         prompts=str(prompts) if prompts else None,
-        sides=task.pairs.side_names if isinstance(task, RetrievalTask) else ("x", "y"),
+        sides=task.source.pairs.side_names if kind == "retrieval" else ("x", "y"),
     )
 
 
@@ -248,22 +240,19 @@ def kind_of(path: str, data: Data) -> Kind:
     return "labels" if data.contrasts_views else "zero_shot"
 
 
-def _open_task(
+def open_task(
     path: str,
     kind: Kind,
     data: Data,
     prompts: Path | None = None,
     size: int = 32,
-) -> RetrievalTask | LabeledTask:
+) -> Task:
     """Open what is measured, for a model whose images have this size."""
     if kind == "retrieval":
         return open_retrieval(path, data)
-    standard = path.partition(":")[0]
-    if standard in ("builtin", BUILTIN_CLASSES):
-        path = "builtin"
-    elif standard not in CLASSIFICATION:
+    if path.partition(":")[0] not in (*CLASSIFICATION, "builtin", BUILTIN_CLASSES):
         path = str(below(data.root, path))
-    return open_labels(path, data, kind == "zero_shot", prompts, size)
+    return open_labels(path, data, kind, prompts, size)
 
 
 def val_features(run: Run) -> dict[str, PairFeatures]:
@@ -279,10 +268,9 @@ def val_features(run: Run) -> dict[str, PairFeatures]:
 def test_features(run: Run, test: MeasuredSet) -> PairFeatures:
     """Return the features of a test set of pairs."""
     subject = Subject.of_run(run)
-    task = _open_task(test.path, test.kind, run.settings.data)
-    assert isinstance(task, RetrievalTask)
+    task = open_task(test.path, test.kind, run.settings.data)
     subject.check(test.name, task.needs)
-    return subject.pair_features(task.pairs, task.numbers, task.duplicates)
+    return subject.pair_features(task.source, task.duplicates)
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------
@@ -308,12 +296,10 @@ def retrieval_hits(
 
     """
     of_x, of_y = retrieval_ranks(features.x, features.y, features.links, bias_x, bias_y)
-    owner = torch.full((len(features.y),), len(features.x))
-    owner.scatter_reduce_(0, features.links[:, 1], features.links[:, 0], "amin")
-    _, cluster = torch.unique(features.x_group, return_inverse=True)
     hits = _values("retrieval", x_to_y=of_x, y_to_x=of_y)
-    hits["x_to_y_cluster"] = cluster[of_x.query].numpy()
-    hits["y_to_x_cluster"] = cluster[owner[of_y.query]].numpy()
+    groups = torch.unique(features.x_group)
+    hits["x_to_y_cluster"] = torch.searchsorted(groups, features.x_group[of_x.query]).numpy()
+    hits["y_to_x_cluster"] = torch.searchsorted(groups, features.y_group[of_y.query]).numpy()
     return hits
 
 
@@ -330,10 +316,9 @@ def class_hits(run: Run, test: MeasuredSet) -> Hits:
     """Return the outcome on labeled items: `top` (n, m) in place of the two directions."""
     subject = Subject.of_run(run)
     prompts = None if test.prompts is None else Path(test.prompts)
-    task = _open_task(test.path, test.kind, run.settings.data, prompts, subject.image_size)
-    assert isinstance(task, LabeledTask)
+    task = open_task(test.path, test.kind, run.settings.data, prompts, subject.image_size)
     x, labels = subject.labeled_features(task)
-    if task.zero_shot:
+    if test.kind == "zero_shot":
         hits = _values("zero_shot", top=classify(x, subject.class_features(task), labels))
     else:
         hits = _values("labels", top=labeled_halves(x, labels))
@@ -355,34 +340,28 @@ def neighbor_hits(run: Run) -> Groups:
 def corrected_hits(
     run: Run,
     features: Mapping[str, PairFeatures],
-    folds: Sequence[Sequence[str]],
+    names: Sequence[str],
 ) -> Groups:
-    """Return the outcome of corrected ranking for every fold (bank, tuned, reported).
+    """Return the outcome of corrected ranking for groups "bank|tuned|reported".
 
     Temperature and strength of the correction are chosen on the set that the method's settings were tuned on. There are
     two banks: "train" holds training pairs, which carry no information about the test set; "queries" holds the set's
     own queries (transductive).
     """
     groups: Groups = {}
-    if not folds:
+    if not names:
         return groups
-    train = Bank(*Subject.of_run(run).query_bank(run.train.pairs, run.train.numbers, BANK_SIZE))
+    train = Subject.of_run(run).query_bank(run.train)
     chosen: dict[tuple[str, str], Correction] = {}
-    for bank, tuned, reported in folds:
-        banks = {key: train if bank == "train" else Bank(own.x, own.y) for key, own in features.items()}
-        at = features[tuned]
-        own = features[reported]
+    for name in names:
+        bank, tuned, reported = name.split("|")
         if (bank, tuned) not in chosen:
-            choice = choose_correction(
-                at.x,
-                at.y,
-                at.links,
-                banks[tuned],
-                temperatures=CORRECTION_TEMPERATURES,
-            )
-            chosen[bank, tuned] = choice
-        biases = chosen[bank, tuned].biases(banks[reported], own.x, own.y)
-        groups[f"{bank}|{tuned}|{reported}"] = retrieval_hits(own, *biases)
+            at = features[tuned]
+            queries = train if bank == "train" else Bank(at.x, at.y)
+            chosen[bank, tuned] = choose_correction(at.x, at.y, at.links, queries, temperatures=CORRECTION_TEMPERATURES)
+        own = features[reported]
+        queries = train if bank == "train" else Bank(own.x, own.y)
+        groups[name] = retrieval_hits(own, *chosen[bank, tuned].biases(queries, own.x, own.y))
     return groups
 
 

@@ -285,22 +285,38 @@ class Study:
     def run(
         self,
         workers: int | None,
-        rows: Sequence[Row] | None = None,
         done: Callable[[], object] = lambda: None,
     ) -> None:
         """Train and measure what is missing.
 
         Args:
             workers: Number of runs at the same time. None: one per CPU core, or one on a GPU.
-            rows: Rows to work on; None: all.
             done: Called after every run.
 
         Raises:
-            nuclr.runs.jobs.Stop: On SIGINT or SIGTERM, after all workers have written checkpoints.
+            nuclr.runs.launch.Interrupted: On SIGINT or SIGTERM, after all workers have written checkpoints.
 
         """
-        chosen = self.plan.rows if rows is None else rows
-        on_cpu = pick_device(chosen[0].base.device).type == "cpu"
+        on_cpu = pick_device(self.plan.rows[0].base.device).type == "cpu"
+        size = workers or (cpu_cores() if on_cpu else 1)
+        # What tuning chose is known only when its runs have ended.
+        for title, runs_of in (("runs to tune", self._grid_runs), ("runs with all seeds", self._final_runs)):
+            needed: dict[str, tuple[Settings, set[str]]] = {}
+            for row in self.plan.rows:
+                for run, groups in runs_of(row):
+                    needed.setdefault(run.name, (run, set()))[1].update(groups)
+            missing = [self.job(run, groups) for run, groups in needed.values() if not self.is_done(run, groups)]
+            if needed:
+                self.say(f"{len(needed)} {title}; {len(needed) - len(missing)} are already done")
+            self._work(missing, size, done)
+
+    def _work(
+        self,
+        jobs: Sequence[Job],
+        size: int,
+        done: Callable[[], object],
+    ) -> None:
+        """Work on jobs until all have ended."""
         begin = time.monotonic()
         ended = 0
 
@@ -311,29 +327,13 @@ class Study:
             if error is not None:
                 self.failed[job.name] = error
                 self.say(f"{job.name} failed: {error}")
-            refill()
-            left = len(pool.waiting) + len(pool.running())
+            left = len(jobs) - ended
             seconds = (time.monotonic() - begin) / ended * left
             self.say(f"{ended} runs done, {left} left, about {duration(seconds)}; finished {job.name}")
             done()
 
-        def refill() -> None:
-            """Queue the next phase when the one before has ended: what tuning chose is known only then."""
-            while phases and not pool.waiting and not pool.running():
-                title, wanted = phases.popitem()
-                needed: dict[str, tuple[Settings, set[str]]] = {}
-                for row in chosen:
-                    for run, groups in wanted(row):
-                        needed.setdefault(run.name, (run, set()))[1].update(groups)
-                missing = [self.job(run, groups) for run, groups in needed.values() if not self.is_done(run, groups)]
-                pool.waiting.extend(missing)
-                if needed:
-                    self.say(f"{len(needed)} {title}; {len(needed) - len(missing)} are already done")
-
-        pool = Pool(workers or (cpu_cores() if on_cpu else 1), self.logs, on_done, self.program)
-        # The last one is the first to be worked on.
-        phases = {"runs with all seeds": self._final_runs, "runs to tune": self._grid_runs}
-        refill()
+        pool = Pool(size, self.logs, on_done, self.program)
+        pool.waiting.extend(jobs)
         pool.run()
 
     def _grid_runs(self, row: Row) -> list[tuple[Settings, set[str]]]:

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from nuclr import files
-from nuclr.errors import UserError
 from nuclr.evaluation.intervals import Interval
 from nuclr.evaluation.metrics import SCORE
 from nuclr.studies.engine.results import DIGITS, Block, Comparison, Value
@@ -64,10 +61,7 @@ def read_results(path: Path) -> Comparison:
         UserError: The file was not written by `nuclr compare` or `nuclr table`, or is damaged.
 
     """
-    try:
-        return TypeAdapter(Comparison).validate_python(files.parse_json(path.read_bytes()))
-    except (OSError, ValueError):
-        raise UserError(f"{path}: not written by nuclr compare or nuclr table, or damaged") from None
+    return files.read_record(Comparison, path)
 
 
 # -- tables of texts ---------------------------------------------------------------------------------------------------

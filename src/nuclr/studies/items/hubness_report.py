@@ -3,6 +3,11 @@
 The queries whose results are counted never take part in fitting the correction. Without a bank, the queries are
 divided at random, always in the same way: one half fits it, the other is counted. With `tune`, half of the queries that
 would be counted choose temperature and strength instead.
+
+The correction makes all items equally likely to be found. That is right if queries ask for all parts of the gallery. If
+they ask for one part only, the other items are not found because nobody wants them, and the correction would push them
+into searches for something else. Hubness alone cannot show this, recall can: `judge` and `warnings_of` explain the
+numbers.
 """
 
 import math
@@ -20,10 +25,10 @@ from nuclr.arrays import Integers, Rows, as_links, evenly_spaced
 from nuclr.data.vectors import Vectors, split_argument
 from nuclr.errors import UserError
 from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
+from nuclr.evaluation.metrics import is_near_chance
 from nuclr.evaluation.ranks import rank_correlation
 from nuclr.popularity import ConvergenceWarning, Hubness, PopularityCorrection, chance_hubness, hubness
 from nuclr.popularity.correction import BANK_SIZE
-from nuclr.studies.items import advice
 from nuclr.studies.items.rows import (
     NO_ARRAY,
     Item,
@@ -41,6 +46,8 @@ DEPTHS = (1, 5, 10)  # of recall
 HUBS = 30  # in the summary
 EXAMPLES = 3  # queries per hub
 LARGEST_COUNT = 500  # of the histogram of N_k; larger ones are counted as this
+LARGE_SHARE = 0.3  # of items that no query finds under plain ranking, beyond those that random results would miss
+REPEATED = 0.2  # share of the bank's queries that repeat others
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Measures:
         largest: the largest N_k.
         mean: the mean N_k.
         histogram: number of items by N_k, from 0 to 500 and more.
-        recall: by depth, as text; None if no right answers are known.
+        recall: by depth, as text; empty if no right answers are known.
 
     """
 
@@ -64,11 +71,11 @@ class Measures:
     largest: int
     mean: float
     histogram: list[int]
-    recall: dict[str, float] | None = None
+    recall: dict[str, float] = field(default_factory=dict)
 
     def texts(self, k: int) -> dict[str, str]:
         """Return the main measures by their labels."""
-        recall = {f"recall@{depth}": f"{value:.1%}" for depth, value in (self.recall or {}).items()}
+        recall = {f"recall@{depth}": f"{value:.1%}" for depth, value in self.recall.items()}
         return {
             "items that nobody finds": f"{self.never_found:.1%}",
             "results that are the 1 % largest hubs": f"{self.top_share:.1%}",
@@ -199,12 +206,12 @@ class HubnessReport(ItemReport):
     @property
     def advice(self) -> list[str]:
         """Sentences on whether the correction helps, and what to beware of."""
-        return advice.advice(self)
+        return [judge(self)[0], *warnings_of(self)]
 
     @property
     def recommended(self) -> bool:
         """Whether nothing speaks against the correction."""
-        return advice.judge(self)[1]
+        return judge(self)[1]
 
     def table(self) -> list[list[str]]:
         """Return the main measures as texts: a label, and their values plain, corrected and by chance."""
@@ -291,13 +298,7 @@ def hubness_report(
     tried = search.asked(counted)
     exclude = counted if search.one_set else None
     plain = hubness(tried, items.rows, k, exclude=exclude)
-    corrected = hubness(
-        tried,
-        items.rows,
-        k,
-        bias=bias,
-        exclude=exclude,
-    )
+    corrected = hubness(tried, items.rows, k, bias=bias, exclude=exclude)
     known = _links_among(known, counted)
     found = Comparison(search, counted, plain, corrected, bias, known)
     correlation = rank_correlation(bias, plain.counts)
@@ -323,7 +324,7 @@ def hubness_report(
         chance=_measure_chance(len(counted), len(items), k, known),
         correlation=correlation if math.isfinite(correlation) else None,
         links=str(links) if isinstance(links, str | Path) else None if links is None else "links",
-        labeled=0 if known is None else len(np.unique(known[:, 0])),
+        labeled=len(np.unique(known[:, 0])),
         recall_change=found.recall_change(tried),
         hubs=found.hubs(),
         found_again=found.found_again(),
@@ -366,6 +367,85 @@ def _refuse_other_result(search: "Search", folder: Path) -> None:
         name = earlier.get(key, {}).get("name")
         if (vectors and Path(vectors.name).resolve()) != (name and Path(name).resolve()):
             raise UserError(f"{folder} holds the result of other vectors ({key}: {name}); name another with --out")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the numbers mean
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def judge(report: HubnessReport) -> tuple[str, bool]:
+    """Return what recall says about the correction, and whether nothing speaks against it.
+
+    A loss of recall speaks against it, and so do known answers without a gain.
+    """
+    changes = report.recall_change
+    if not changes:
+        return (
+            "Without known answers (--links), this shows how evenly items are found, not whether results improve.",
+            True,
+        )
+    if _is_at_chance(report):
+        return f"Recall is at chance level: are the rows of {report.links} (query, item), numbered from 0?", False
+    improved = [depth for depth, change in changes.items() if change.low > 0]
+    fell = [depth for depth, change in changes.items() if change.high < 0]
+    # The first significant changes, and what happens to the first result in any case.
+    texts = []
+    for depth in dict.fromkeys([*improved[:1], *fell[:1], "1"]):
+        change = changes[depth]
+        interval = f"[{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+        texts.append(f"recall@{depth} changes by {100 * change.difference:+.1f} points {interval}")
+    shown = "; ".join(texts)
+    if improved:
+        return f"{'Mixed' if fell else 'The correction helps'}: {shown}.", True
+    if fell:
+        return f"Do not use this correction: {shown}.", False
+    if changes["1"].difference > 0:
+        return f"No significant difference: {shown}.", True
+    tune = "" if report.tuned_on else " (try --tune)"
+    advice = f"No gain shown; do not use it without labeled queries that show one{tune}."
+    return f"No significant difference: {shown}. {advice}", False
+
+
+def _is_at_chance(report: HubnessReport) -> bool:
+    """Return whether recall with a file of links is hardly above that of random results, as if the links were wrong."""
+    chance = report.chance.recall
+    if report.links is None or not chance:
+        return False
+    deepest = max(chance, key=int)
+    best = max(report.plain.recall[deepest], report.corrected.recall[deepest])
+    return is_near_chance(best, chance[deepest])
+
+
+def warnings_of(report: HubnessReport) -> list[str]:
+    """Return sentences on what to beware of."""
+    never_found = report.plain.never_found
+    by_chance = report.chance.never_found
+    bank = report.bank
+    sentences = []
+    if never_found - by_chance > LARGE_SHARE:
+        sentences.append(
+            f"Beware: {never_found:.0%} of the items are found by no query ({by_chance:.0%} by chance). If nobody asks "
+            "for them, the correction shows them to people who want something else; fit it on queries for all parts of "
+            "the gallery."
+        )
+    if bank.repeated > REPEATED and not report.same:
+        sentences.append(
+            f"{bank.repeated:.0%} of the queries repeat others; each counts once. People then ask for some items far "
+            "more often than for others, and the correction treats all items alike: check it with --links or --tune."
+        )
+    if report.corrected.never_found > never_found:
+        sentences.append(
+            f"The correction does not make the search more even: {bank.name or 'half of the queries'} may be too few, "
+            "or of another kind than the queries that are asked."
+        )
+    for origin in (report.queries, report.gallery):
+        if origin.index is not None:
+            sentences.append(
+                f"{origin.name} holds compressed vectors ({origin.index}), so all numbers are approximate; use the "
+                "original vectors if you have them."
+            )
+    return sentences
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -455,7 +535,8 @@ def _check_sizes(search: Search, k: int) -> None:
         raise UserError(f"--k {k}: {gallery.name} has {most} items that a query can find")
 
 
-def _known_links(search: Search, links: str | Path | Integers | None) -> np.ndarray | None:
+def _known_links(search: Search, links: str | Path | Integers | None) -> np.ndarray:
+    """Return rows (query, right answer), (n, 2); none if they are not known."""
     sizes = len(search.queries), len(search.gallery)
     if links is None:
         return find_links(search.queries, search.gallery)
@@ -488,7 +569,7 @@ def split_queries(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _tuning_halves(
     rows: np.ndarray,
-    links: np.ndarray | None,
+    links: np.ndarray,
     one_set: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Divide queries into those that choose the settings and those that are counted.
@@ -507,27 +588,26 @@ def _tuning_halves(
     """
     from nuclr.runs.features import merge_groups
 
-    if links is None:
-        raise UserError("--tune needs right answers; name a file of rows (query, item) with --links")
+    chosen_on = rows[:0]
     known = links[np.isin(links[:, 0], rows)]
     labeled, first = np.unique(known[:, 0], return_index=True)
-    chosen_on = labeled[:0]
-    if len(labeled):
-        # A query and the item that it is belong together.
-        own = np.stack([labeled, labeled], axis=1) if one_set else known[:0]
-        query, item = torch.from_numpy(np.concatenate([known, own])).unbind(1)
+    if len(labeled) > 1:
+        if one_set:  # a query and the item that it is belong together
+            known = np.concatenate([known, np.stack([labeled, labeled], axis=1)])
+        query, item = torch.from_numpy(known).unbind(1)
         chosen_on = labeled[cut_halves(merge_groups(query, item)[first])[0].numpy()]
     if not len(chosen_on):
-        raise UserError("--tune needs at least two queries with right answers of their own; give more pairs")
+        raise UserError(
+            "--tune needs right answers, for at least two queries with answers of their own; name a file of rows "
+            "(query, item) with --links"
+        )
     return chosen_on, np.setdiff1d(rows, chosen_on)
 
 
-def _links_among(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+def _links_among(links: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the links of some queries, numbered among them; `rows` are ascending."""
-    if links is None:
-        return None
     kept = links[np.isin(links[:, 0], rows)]
-    return np.stack([np.searchsorted(rows, kept[:, 0]), kept[:, 1]], axis=1) if len(kept) else None
+    return np.stack([np.searchsorted(rows, kept[:, 0]), kept[:, 1]], axis=1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -535,11 +615,13 @@ def _links_among(links: np.ndarray | None, rows: np.ndarray) -> np.ndarray | Non
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _measure(found: Hubness, links: np.ndarray | None) -> Measures:
+def _depths(k: int, links: np.ndarray) -> list[int]:
+    """Return the depths at which recall is measured: none without known answers."""
+    return [depth for depth in DEPTHS if depth <= k and len(links)]
+
+
+def _measure(found: Hubness, links: np.ndarray) -> Measures:
     counts = found.counts.numpy()
-    recall = None
-    if links is not None:
-        recall = {str(depth): found.recall(links, depth) for depth in DEPTHS if depth <= found.k}
     return Measures(
         never_found=found.never_found,
         skewness=found.skewness,
@@ -547,7 +629,7 @@ def _measure(found: Hubness, links: np.ndarray | None) -> Measures:
         largest=int(counts.max()),
         mean=float(counts.mean()),
         histogram=np.bincount(np.minimum(counts, LARGEST_COUNT)).tolist(),
-        recall=recall,
+        recall={str(depth): found.recall(links, depth) for depth in _depths(found.k, links)},
     )
 
 
@@ -555,15 +637,12 @@ def _measure_chance(
     queries: int,
     items: int,
     k: int,
-    links: np.ndarray | None,
+    links: np.ndarray,
 ) -> Measures:
     """Return what random results would measure."""
-    measures = _measure(chance_hubness(queries, items, k), None)
-    if links is None:
-        return measures
     answers = np.unique(np.unique(links, axis=0)[:, 0], return_counts=True)[1]
-    recall = {str(depth): float(np.mean(1 - (1 - depth / items) ** answers)) for depth in DEPTHS if depth <= k}
-    return replace(measures, recall=recall)
+    recall = {str(depth): float(np.mean(1 - (1 - depth / items) ** answers)) for depth in _depths(k, links)}
+    return replace(_measure(chance_hubness(queries, items, k), links[:0]), recall=recall)
 
 
 @dataclass(frozen=True)
@@ -576,7 +655,7 @@ class Comparison:
         plain: what they find by plain ranking.
         corrected: what they find by corrected ranking.
         bias: of all items.
-        links: rows (counted query, right answer), (m, 2); None if none are known.
+        links: rows (counted query, right answer), (m, 2).
 
     """
 
@@ -585,7 +664,7 @@ class Comparison:
     plain: Hubness
     corrected: Hubness
     bias: Tensor
-    links: np.ndarray | None
+    links: np.ndarray
 
     def recall_change(self, queries: Rows) -> dict[str, Interval]:
         """Return, per depth, the change of recall with its 95 % interval.
@@ -597,35 +676,33 @@ class Comparison:
             queries: features of the counted queries.
 
         """
-        if self.links is None:
-            return {}
         labeled = torch.from_numpy(np.unique(self.links[:, 0]))
         group = torch.unique(queries[labeled], dim=0, return_inverse=True)[1]
         changes = {}
-        for depth in DEPTHS:
-            if depth <= self.plain.k:
-                before, after = (found.hits(self.links, depth).double() for found in (self.plain, self.corrected))
-                changes[str(depth)] = change_interval(before, after, group)
+        for depth in _depths(self.plain.k, self.links):
+            before = self.plain.hits(self.links, depth).double()
+            after = self.corrected.hits(self.links, depth).double()
+            changes[str(depth)] = change_interval(before, after, group)
         return changes
 
     def hubs(self) -> list[FoundItem]:
         """Return the items that most queries find, each with queries that it crowds out."""
-        right: dict[int, set[int]] = {}
-        for query, item in [] if self.links is None else self.links.tolist():
-            right.setdefault(query, set()).add(item)
+        right = set(map(tuple, self.links.tolist()))
         worst = self.plain.worst(HUBS).tolist()
         return [self._item(row, crowds_out=self._crowded_out(row, right)) for row in worst if self.plain.counts[row]]
 
-    def _crowded_out(self, hub: int, right: dict[int, set[int]]) -> list[CrowdedOut]:
-        """Return queries that do not find the hub any more, with what they find instead."""
+    def _crowded_out(self, hub: int, right: set[tuple[int, ...]]) -> list[CrowdedOut]:
+        """Return queries that do not find the hub any more, with what they find instead.
+
+        First the queries that now find a right answer, then those for which the hub was near the top.
+        """
         examples = []
         for query in (self.plain.found == hub).any(dim=1).nonzero().flatten().tolist():
             before = self.plain.found[query].tolist()
             after = self.corrected.found[query].tolist()
             new = [item for item in after if item not in before]
             if hub not in after and new:
-                answers = [item for item in new if item in right.get(query, ())]
-                # First the queries that now find a right answer, then those for which the hub was near the top.
+                answers = [item for item in new if (query, item) in right]
                 examples.append((not answers, before.index(hub), query, (answers or new)[0]))
         crowded = []
         for is_wrong, position, query, item in sorted(examples)[:EXAMPLES]:

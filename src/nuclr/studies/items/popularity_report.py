@@ -214,6 +214,11 @@ def popularity_report(
         progress=progress,
     )
     popularity = sides["y"].popularity
+    kept = None
+    if keep is not None:
+        low, high = np.quantile(popularity, band)
+        kept = _numbers(pairs.sides["y"])[(popularity >= low) & (popularity <= high)]
+        write_list(keep, kept, len(popularity))
     report = PopularityReport(
         file=str(source),
         temperature=pairs.temperature,
@@ -222,7 +227,7 @@ def popularity_report(
         sides=sides,
         false_negatives=None if pairs.views else find_false_negatives(pairs, popularity),
         keep=None if keep is None else str(keep),
-        kept=None if keep is None else _write_kept(keep, pairs.sides["y"], popularity, band),
+        kept=None if kept is None else len(kept),
     )
     if out is not None:
         report.write(out, [_table(pairs, side, solved) for side, solved in sides.items()])
@@ -355,10 +360,10 @@ def solve_sides(
 
     """
     sides = {}
+    weights = {name: np.bincount(rows).astype(np.float64) for name, rows in pairs.rows.items()}
     for side in ("y",) if pairs.views else ("y", "x"):
         candidates = pairs.sides[side]
         anchors = pairs.sides[OTHER[side]]
-        weights = {name: np.bincount(rows).astype(np.float64) for name, rows in pairs.rows.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the callers show `converged`
             result = solve(
@@ -501,25 +506,10 @@ def _check_keep(
     if not 0 <= low <= high <= 1:
         raise UserError(f"quantile band {low} to {high}; it needs 0 <= --min-quantile <= --max-quantile <= 1")
     parent = path.absolute().parent
-    if path.is_dir() or not (parent.is_dir() or (out is not None and parent == out.absolute())):
-        raise UserError(f"--keep {path}: needs the name of a file in a folder that exists")
-    if path.exists():
-        with path.open("rb") as file:
-            if file.read(len(KEEP_HEADER)) != KEEP_HEADER.encode():
-                raise UserError(f"--keep {path}: the file exists and is not a list of --keep; name another file")
-
-
-def _write_kept(
-    path: Path,
-    y: Vectors,
-    popularity: np.ndarray,
-    band: tuple[float, float],
-) -> int:
-    """Write the pairs whose y lies in the band, and return how many there are."""
-    low, high = np.quantile(popularity, band)
-    kept = ((popularity >= low) & (popularity <= high)).nonzero()[0]
-    write_list(path, _numbers(y)[kept], len(popularity))
-    return len(kept)
+    if not parent.is_dir() and (out is None or parent != out.absolute()):
+        raise UserError(f"--keep {path}: the folder {parent} does not exist")
+    if path.is_dir() or (path.exists() and not path.read_bytes().startswith(KEEP_HEADER.encode())):
+        raise UserError(f"--keep {path}: it exists and is not a list of --keep; name another file")
 
 
 def write_list(

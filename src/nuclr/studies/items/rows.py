@@ -283,7 +283,10 @@ def name_rows(
     path, column = split_argument(str(argument))
     names: Sequence[str] | None
     if column is not None:
-        names = _read_column(Path(path), column)
+        from nuclr.data.formats import arrow, table
+
+        read = table.read_column if Path(path).suffix.lower() in table.TABLES else arrow.read_texts
+        names = read(Path(path), column)
     elif path.endswith(".txt"):
         names = files.read_lines(Path(path))
     else:
@@ -291,13 +294,6 @@ def name_rows(
     if names is not None and len(names) != len(vectors):
         raise UserError(f"{argument}: {len(names):,} names, but {vectors.name} has {len(vectors):,} rows")
     return replace(vectors, ids=names)
-
-
-def _read_column(path: Path, column: str) -> Sequence[str]:
-    from nuclr.data.formats import arrow, table
-
-    is_table = path.suffix.lower() in table.TABLES
-    return table.read_column(path, column) if is_table else arrow.read_texts(path, column)
 
 
 def _read_pairs(
@@ -331,14 +327,13 @@ def names_of_pairs(
     """Return the texts of a side, or the names of its files; None if it has neither."""
     from nuclr.data import BadSample
 
+    read: Any = pairs.item if pairs.sides[side].modality.in_memory else pairs.item_name
     names: list[str] = []
     for number in numbers.tolist():
-        name: Any = pairs.item_name(side, number)
-        if pairs.sides[side].modality.in_memory:
-            try:
-                name = pairs.item(side, number)
-            except BadSample:  # such as an empty text
-                name = ""
+        try:
+            name = read(side, number)
+        except BadSample:  # such as an empty text
+            name = ""
         if not isinstance(name, str):
             return None
         names.append(name)
@@ -350,17 +345,15 @@ def names_of_pairs(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def find_links(queries: Vectors, gallery: Vectors) -> np.ndarray | None:
+def find_links(queries: Vectors, gallery: Vectors) -> np.ndarray:
     """Return which rows belong together, (n, 2) of (query, right answer), if both are sides of one file or run."""
     own = _keys(queries, gallery)
     others = _keys(gallery, queries)
     if own is None or others is None or not queries.shares_source(gallery):
-        return None
+        return np.empty((0, 2), np.int64)
     joined = join_keys(torch.from_numpy(own[:, 1]), torch.from_numpy(others[:, 1])).numpy()
     links = np.stack([own[joined[:, 0], 0], others[joined[:, 1], 0]], axis=1)
-    if queries.is_same(gallery):
-        links = links[links[:, 0] != links[:, 1]]
-    return links if len(links) else None
+    return links[links[:, 0] != links[:, 1]] if queries.is_same(gallery) else links
 
 
 def _keys(vectors: Vectors, other: Vectors) -> np.ndarray | None:

@@ -17,7 +17,6 @@ by Pinsker's inequality, so a method whose excess risk vanishes is consistent (t
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Generator, Tensor
@@ -140,24 +139,11 @@ def class_probabilities(features: Tensor, temperature: float) -> Tensor:
 
 def zero_one_loss(w: Tensor, temperature: float) -> float:
     """Return the zero-one loss of W minus that of the true model."""
-    x, true = _classified(temperature)
-    predicted = class_probabilities(x @ w, temperature).argmax(
-        dim=1,
-        keepdim=True,
-    )
-    return (true.max(dim=1).values - true.gather(1, predicted).squeeze(1)).mean().item()
-
-
-@cache
-def _classified(temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the points that are classified and their true class probabilities."""
-    points = SobolEngine(
-        dimension=2,
-        scramble=True,
-        seed=0,
-    ).draw(CLASSIFIED, dtype=torch.float64)
+    points = SobolEngine(dimension=2, scramble=True, seed=0).draw(CLASSIFIED, dtype=torch.float64)
     x = spaces.half_disc(points)
-    return x, class_probabilities(x, temperature)
+    true = class_probabilities(x, temperature)
+    predicted = class_probabilities(x @ w, temperature).argmax(dim=1, keepdim=True)
+    return (true.max(dim=1).values - true.gather(1, predicted).squeeze(1)).mean().item()
 
 
 @dataclass(frozen=True)

@@ -43,34 +43,18 @@ def conditional_y(
     return torch.where(a == 0, u, torch.log1p(u * torch.expm1(a)) / a)
 
 
-def sample_x(n: int, generator: Generator) -> Tensor:
+def sample_x(n: int, stream: Generator) -> Tensor:
     """Draw anchors, (n, 2) float64, uniform on the upper half of the unit disc."""
-    return half_disc(
-        torch.rand(
-            n,
-            2,
-            dtype=torch.float64,
-            generator=generator,
-        )
-    )
+    return half_disc(torch.rand(n, 2, dtype=torch.float64, generator=stream))
 
 
 def sample_y(
     x: Tensor,
     temperature: float,
-    generator: Generator,
+    stream: Generator,
 ) -> Tensor:
     """Draw one y from p(y|x_i) per anchor, (n, 2)."""
-    return conditional_y(
-        x,
-        torch.rand(
-            len(x),
-            2,
-            dtype=x.dtype,
-            generator=generator,
-        ),
-        temperature,
-    )
+    return conditional_y(x, torch.rand(len(x), 2, dtype=x.dtype, generator=stream), temperature)
 
 
 def log_partition(x: Tensor, temperature: float) -> Tensor:
@@ -113,11 +97,7 @@ def true_risk(temperature: float) -> float:
     3e-5; with independent pairs it would be accurate to 1e-3 only, which would show as an error of the methods at large
     n.
     """
-    u = SobolEngine(
-        dimension=4,
-        scramble=True,
-        seed=0,
-    ).draw(TRUE_RISK_PAIRS, dtype=torch.float64)
+    u = SobolEngine(dimension=4, scramble=True, seed=0).draw(TRUE_RISK_PAIRS, dtype=torch.float64)
     x = half_disc(u[:, :2])
     y = conditional_y(x, u[:, 2:], temperature)
     return (temperature * log_partition(x, temperature) - (x * y).sum(dim=1)).mean().item()
@@ -202,14 +182,7 @@ def draw(
     x = sample_x(n, stream)
     y = sample_y(x, temperature, stream)
     # The score is x.y although neither x nor y has unit norm.
-    result = Solver(tolerance=1e-6)(
-        make_problem(
-            x,
-            y,
-            temperature=temperature,
-            norms="any",
-        )
-    )
+    result = Solver(tolerance=1e-6)(make_problem(x, y, temperature=temperature, norms="any"))
     return Draw(x, x @ y.T, log_popularity(x, y, temperature), result.zeta / temperature)
 
 

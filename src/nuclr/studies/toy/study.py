@@ -16,9 +16,9 @@ error term, (1/n) sum_ij |1/q~_j - 1/q_j| exp((s_ij - 1)/tau). The second part, 
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -140,22 +140,13 @@ def measure_risk(
     return values
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One part of the study at one temperature and size, and how many samples it is repeated on."""
 
     part: str
-    measure: Callable[[int, float, Generator], Values]
     tau: float
     n: int
     repeats: int
-
-    def samples(self, seed: int) -> Iterator[Values]:
-        """Measure one sample after the other, each with a random stream of its own."""
-        stream = () if self.part == "risk" else (1,)
-        for repeat in range(self.repeats):
-            numbers = (seed, TEMPERATURES.index(self.tau), self.n, repeat, *stream)
-            yield self.measure(self.n, self.tau, spaces.generator(*numbers))
 
 
 def plan(seeds: int, sizes: tuple[int, ...] = SIZES) -> list[Point]:
@@ -169,10 +160,10 @@ def plan(seeds: int, sizes: tuple[int, ...] = SIZES) -> list[Point]:
     points = []
     for tau in TEMPERATURES:
         for n in sizes:
-            points.append(Point("risk", measure_risk, tau, n, seeds * min(5, max(sizes) // n)))
+            points.append(Point("risk", tau, n, seeds * min(5, max(sizes) // n)))
             if n <= MOST_LEARNED:
                 repeats = max(2, seeds * min(4, MOST_LEARNED // n) // 5)
-                points.append(Point("learning", measure_learning, tau, n, repeats))
+                points.append(Point("learning", tau, n, repeats))
     return points
 
 
@@ -193,12 +184,21 @@ def run_study(
     """
     start = time.perf_counter()
     records = []
-    for point in plan(seeds, sizes):
+    for part, tau, n, repeats in plan(seeds, sizes):
+        measure = measure_risk if part == "risk" else measure_learning
         samples = []
-        for values in point.samples(seed):
-            samples.append(values)
-            advance(point.n**2)
-        records += summarize(point, samples)
+        for repeat in range(repeats):
+            # Each sample has a random stream of its own.
+            numbers = [seed, TEMPERATURES.index(tau), n, repeat]
+            if part == "learning":
+                numbers.append(1)
+            samples.append(measure(n, tau, spaces.generator(*numbers)))
+            advance(n**2)
+        for method, quantities in samples[0].items():
+            values = {key: np.array([sample[method][key] for sample in samples]) for key in quantities}
+            mean = {key: float(array.mean()) for key, array in values.items()}
+            std = {key: float(array.std(ddof=1)) for key, array in values.items()}
+            records.append(Record(part, tau, n, method, repeats, mean, std))
     return ToyStudy(
         seeds=seeds,
         seed=seed,
@@ -206,14 +206,3 @@ def run_study(
         along_alpha=[losses_along_alpha(tau) for tau in TEMPERATURES],
         seconds=round(time.perf_counter() - start, 1),
     )
-
-
-def summarize(point: Point, samples: list[Values]) -> list[Record]:
-    """Return one record per method from the values of all samples."""
-    records = []
-    for method, quantities in samples[0].items():
-        values = {key: np.array([sample[method][key] for sample in samples]) for key in quantities}
-        mean = {key: float(v.mean()) for key, v in values.items()}
-        std = {key: float(v.std(ddof=1)) for key, v in values.items()}
-        records.append(Record(point.part, point.tau, point.n, method, len(samples), mean, std))
-    return records

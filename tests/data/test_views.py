@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nuclr.data import ImageOptions, Loader, SideChoice, all_batches, check_samples, open_pairs
+from nuclr.data import ImageOptions, Loader, SideChoice, check_samples, open_pairs
 from nuclr.errors import UserError
 from tests.data import make
 
@@ -51,12 +51,6 @@ def test_captions_are_not_needed(tmp_path):
     members = {f"{number}.jpg": make.picture(number) for number in range(3)}
     pairs = open_pairs(make.write_tar(tmp_path / "t.tar", members), views=True)
     assert len(pairs) == 3 and check_samples(pairs) == {} and pairs.name(2) == "t.tar/2.jpg"
-
-
-def test_views_of_generated_pictures():
-    pairs = open_pairs("builtin:n=20", views=True)
-    assert len(pairs) == 20 and check_samples(pairs) == {}
-    assert sum(len(batch) for batch in Loader(pairs, x=ImageOptions(8)).load(all_batches(np.arange(20), 8))) == 20
 
 
 def test_a_source_without_images_is_refused(tmp_path):

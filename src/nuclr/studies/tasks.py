@@ -16,11 +16,12 @@ from torch import Tensor
 
 from nuclr.data import check_samples, open_labeled, usable
 from nuclr.data.builtin import BuiltinLabeled
-from nuclr.data.formats.beir import BeirSet
 from nuclr.data.labeled import ClassTexts, LabeledVectors, Prompts, read_prompts
 from nuclr.data.pairs import SIDES, Labeled, Pairs, SideName
+from nuclr.data.selection import Source
 from nuclr.errors import UserError
-from nuclr.evaluation import bank_rows, class_features, links_with_copies
+from nuclr.evaluation import Bank, bank_rows, class_features, links_with_copies
+from nuclr.evaluation.metrics import Kind
 from nuclr.evaluation.test_sets import (
     CLASSIFICATION,
     RETRIEVAL,
@@ -31,6 +32,7 @@ from nuclr.evaluation.test_sets import (
 from nuclr.files import is_run
 from nuclr.models import DualEncoder, ImageFormat, build_model
 from nuclr.models.towers import VectorTower
+from nuclr.popularity.correction import BANK_SIZE
 from nuclr.runs.components import check_tower_widths, make_class_loader, make_loader, open_pairs_like_run
 from nuclr.runs.features import Encoding, PairFeatures, encode_items, encode_pairs, encode_side
 from nuclr.runs.launch import pick_device
@@ -44,6 +46,7 @@ DUPLICATES = {
     "hit": "the y of every pair is in the gallery, and copies of it belong to the same x",
 }
 Need = tuple[SideName | None, str, int | None]  # side (None: any), modality, and width of vectors
+BUILTIN_CLASSES = "builtin_classes"  # built-in pictures with their classes, where "builtin" are pairs
 TEXTS: tuple[Need, Need] = (("x", "text", None), ("y", "text", None))  # of a BEIR folder
 
 
@@ -53,71 +56,54 @@ TEXTS: tuple[Need, Need] = (("x", "text", None), ("y", "text", None))  # of a BE
 
 
 @dataclass(frozen=True)
-class RetrievalTask:
-    """Pairs to retrieve: `numbers` in use, `bad` samples with reasons; `known` for a standard test set."""
-
-    name: str
-    path: str
-    split: str | None
-    pairs: Pairs
-    numbers: np.ndarray
-    bad: dict[int, str]
-    known: bool = False
-
-    @property
-    def duplicates(self) -> str:
-        """Default treatment of repeated y: "miss" for standard sets, as in published results, else "merge"."""
-        return "miss" if self.known else "merge"
-
-    @property
-    def needs(self) -> list[Need]:
-        """What the model has to take."""
-        modalities = {side: self.pairs.sides[side].modality for side in SIDES}
-        return [(side, kind.name, kind.width(self.pairs.item(side, 0))) for side, kind in modalities.items()]
-
-
-@dataclass(frozen=True)
-class LabeledTask:
-    """Labeled images or vectors, for zero-shot classification or for neighbors and a linear probe.
+class Task:
+    """A test set of pairs to retrieve, or of labeled images or vectors.
 
     Attributes:
         name: name in tables.
-        path: where they are.
-        classes: the items.
-        numbers: the items in use.
-        bad: bad samples with reasons.
-        zero_shot: whether prompts classify them; otherwise neighbors and a linear probe do.
+        path: where it is.
+        kind: "retrieval", "zero_shot" (prompts classify the items), or "labels" (neighbors and a linear probe do).
+        source: the pairs or labeled items, the numbers of those in use, and the bad ones with reasons.
+        split: the split, if the pairs have several.
+        duplicates: treatment of repeated y, a key of DUPLICATES.
         texts: prompts of the classes; None if the prompts are vectors.
 
     """
 
     name: str
     path: str
-    classes: Labeled
-    numbers: np.ndarray
-    bad: dict[int, str]
-    zero_shot: bool
+    kind: Kind
+    source: Source
+    split: str | None = None
+    duplicates: str = "merge"
     texts: ClassTexts | None = None
 
     @property
+    def classes(self) -> Labeled:
+        """The labeled items."""
+        assert isinstance(self.source.pairs, Labeled)
+        return self.source.pairs
+
+    @property
     def needs(self) -> list[Need]:
-        """What the model has to take: the items and, for zero-shot classification, the prompts."""
-        if not isinstance(self.classes, LabeledVectors):
-            return [(None, "image", None), (None, "text", None)] if self.zero_shot else [(None, "image", None)]
-        width = self.classes.x.shape[1]
-        if not self.zero_shot or self.classes.prompt_vectors is None:
+        """What the model has to take: both sides of pairs; labeled items and, for zero-shot, their prompts."""
+        pairs = self.source.pairs
+        if self.kind == "retrieval":
+            return [(side, pairs.sides[side].modality.name, self.source.width(side)) for side in SIDES]
+        zero_shot = self.kind == "zero_shot"
+        if not isinstance(pairs, LabeledVectors):
+            return [(None, "image", None), (None, "text", None)] if zero_shot else [(None, "image", None)]
+        width = pairs.x.shape[1]
+        if not zero_shot or pairs.prompt_vectors is None:
             return [(None, "vector", width)]
-        return [("x", "vector", width), ("y", "vector", self.classes.prompt_vectors.shape[2])]
-
-
-Task = RetrievalTask | LabeledTask | BeirSet
+        return [("x", "vector", width), ("y", "vector", pairs.prompt_vectors.shape[2])]
 
 
 def open_retrieval(
     text: str,
     data: Data,
     split: str | None = None,
-) -> RetrievalTask:
+) -> Task:
     """Open a path (see `nuclr.data.open`), or NAME:FOLDER with the name of a standard test set.
 
     Args:
@@ -130,40 +116,45 @@ def open_retrieval(
     standard = parse_standard(text, RETRIEVAL, "--retrieval")
     if standard is not None:
         opened = open_standard_pairs(*standard, "test", data.allow_outside)
-        numbers = np.arange(len(opened.pairs))
-        return RetrievalTask(standard[0], str(opened.path), opened.split, opened.pairs, numbers, {}, known=True)
+        source = Source(opened.pairs, np.arange(len(opened.pairs)), {})
+        # As in published results, a copy of a caption does not count as right.
+        return Task(standard[0], str(opened.path), "retrieval", source, opened.split, duplicates="miss")
     columns = Data(allow_outside=data.allow_outside) if data.contrasts_views else data
     pairs = open_pairs_like_run(columns, text, data.root, split)
+    return Task(text, text, "retrieval", _usable(pairs, data), split)
+
+
+def _usable(pairs: Pairs, data: Data) -> Source:
+    """Return pairs without bad samples."""
     bad = check_samples(pairs, max_bad_share=data.max_bad_share)
-    return RetrievalTask(text, text, split, pairs, usable(pairs, bad), bad)
+    return Source(pairs, usable(pairs, bad), bad)
 
 
 def open_labels(
     text: str,
     data: Data,
-    zero_shot: bool,
+    kind: Kind,
     prompts: Path | None = None,
     size: int = 32,
-) -> LabeledTask:
+) -> Task:
     """Open labeled images or vectors.
 
     Args:
         text: a folder of classes, `.npz` with x, labels and prompts, "builtin", or NAME:FOLDER (standard sets).
         data: settings of a run: the accepted share of bad samples, and whether files outside of the folder are read.
-        zero_shot: whether prompts classify them.
+        kind: "zero_shot" or "labels", as in `Task`.
         prompts: a prompt file, see `nuclr.data.labeled`; by default, the set's own prompts.
         size: height and width of built-in images.
 
     """
-    option = "--classification" if zero_shot else "--classes"
-    standard = parse_standard(text, CLASSIFICATION, option)
+    standard = parse_standard(text, CLASSIFICATION, "--classification" if kind == "zero_shot" else "--classes")
     if standard is not None:
         opened = open_standard_classes(*standard, data.allow_outside)
-        task = LabeledTask(standard[0], str(opened.path), opened.images, opened.numbers, {}, zero_shot)
-        return add_prompts(task, prompts)
-    builtin = text.partition(":")[0] == "builtin"
+        source = Source(opened.images, opened.numbers, {})
+        return add_prompts(Task(standard[0], str(opened.path), kind, source), prompts)
+    builtin = text.partition(":")[0] in ("builtin", BUILTIN_CLASSES)
     classes = BuiltinLabeled(size=size) if builtin else open_labeled(text, data.allow_outside)
-    return labeled_task(text, text, classes, data, zero_shot, prompts)
+    return labeled_task(text, text, classes, data, kind, prompts)
 
 
 def labeled_task(
@@ -171,19 +162,18 @@ def labeled_task(
     path: str,
     classes: Labeled,
     data: Data,
-    zero_shot: bool,
+    kind: Kind,
     prompts: Path | None = None,
-) -> LabeledTask:
+) -> Task:
     """Return a test set of labeled items without bad samples; the arguments are those of `open_labels`."""
-    bad = check_samples(classes, max_bad_share=data.max_bad_share)
-    return add_prompts(LabeledTask(name, path, classes, usable(classes, bad), bad, zero_shot), prompts)
+    return add_prompts(Task(name, path, kind, _usable(classes, data)), prompts)
 
 
-def add_prompts(task: LabeledTask, prompts: Path | None) -> LabeledTask:
+def add_prompts(task: Task, prompts: Path | None) -> Task:
     """Return a test set with the prompts that it needs: from a file, or the set's own."""
     classes = task.classes
-    if not task.zero_shot:
-        if np.bincount(classes.labels[task.numbers]).max(initial=0) < 2:
+    if task.kind == "labels":
+        if np.bincount(classes.labels[task.source.numbers]).max() < 2:
             raise UserError(f"{task.path}: no class has two usable items; neighbors need one to ask and one to find")
         return task
     if isinstance(classes, LabeledVectors):
@@ -222,11 +212,10 @@ class Subject:
     @property
     def image_size(self) -> int:
         """Height and width of the images that the model takes; 32 if it takes none."""
-        sizes = [encoder.inputs.size for encoder in self._encoders() if isinstance(encoder.inputs, ImageFormat)]
+        sizes = [
+            encoder.inputs.size for encoder in (self.model.x, self.model.y) if isinstance(encoder.inputs, ImageFormat)
+        ]
         return sizes[0] if sizes else 32
-
-    def _encoders(self) -> list[Any]:
-        return [getattr(self.model, side) for side in SIDES]
 
     def check(self, name: str, needs: Sequence[Need]) -> None:
         """Refuse a test set that the model does not take; two needs are two sides that are compared."""
@@ -243,21 +232,17 @@ class Subject:
 
         """
         wanted, modality, width = need
-        sides = [side for side in SIDES if wanted in (None, side)]
-        sides = [side for side in sides if getattr(self.model, side).modality in (None, modality)]
-        if not sides:
-            takes = " and ".join(f"{encoder.modality or 'tensor'}s" for encoder in self._encoders())
-            where = "" if wanted is None else f" on side {wanted}"
-            raise UserError(f"{name}: needs {modality}s{where}, but {self.path} takes {takes}")
-        widths = {}
-        for side in sides:
-            tower = getattr(self.model, side).tower
-            widths[side] = len(tower.mean) if isinstance(tower, VectorTower) and width is not None else width
-        fits = [side for side in sides if widths[side] == width]
-        if not fits:
-            first = sides[0]
-            raise UserError(f"{name}: {first} has {width} coordinates, but {self.path} takes {widths[first]}")
-        return fits[0]
+        takes = []
+        for side, encoder in zip(SIDES, (self.model.x, self.model.y), strict=True):
+            # Only the towers of vectors have a fixed width of inputs.
+            own = len(encoder.tower.mean) if isinstance(encoder.tower, VectorTower) else None
+            fits = own is None or width in (None, own)
+            if wanted in (None, side) and encoder.modality in (None, modality) and fits:
+                return side
+            takes.append(f"{side}: {encoder.modality or 'tensor'}s" + (f" of width {own}" if own is not None else ""))
+        needed = f"{modality}s" if width is None else f"{modality}s of width {width}"
+        where = "" if wanted is None else f" on side {wanted}"
+        raise UserError(f"{name}: needs {needed}{where}, but {self.path} takes {', '.join(takes)}")
 
     def describe(self) -> dict[str, Any]:
         """Return how inputs become features, for the JSON file."""
@@ -276,7 +261,7 @@ class Subject:
                 "seed": settings.seed,
                 "settings": content_hash(settings),
             }
-        for encoder in self._encoders():
+        for encoder in (self.model.x, self.model.y):
             if isinstance(encoder.inputs, ImageFormat):
                 facts["images"] = {
                     "size": encoder.inputs.size,
@@ -289,63 +274,49 @@ class Subject:
 
     # -- features ------------------------------------------------------------------------------------------------------
 
-    def pair_features(
-        self,
-        pairs: Pairs,
-        numbers: np.ndarray,
-        duplicates: str,
-    ) -> PairFeatures:
-        """Return the features of these pairs; `duplicates` is a key of DUPLICATES."""
-        features = encode_pairs(
-            self.model,
-            self._loader(pairs),
-            numbers,
-            self.encoding,
-            merge_y=duplicates == "merge",
-        )
-        if duplicates != "hit":
-            return features
-        copies = torch.from_numpy(pairs.sides["y"].ids[numbers])
-        return dataclasses.replace(features, links=links_with_copies(features.links, copies))
+    def pair_features(self, source: Source, duplicates: str = "merge") -> PairFeatures:
+        """Return the features of pairs; `duplicates` is a key of DUPLICATES."""
+        loader = self._loader(source.pairs)
+        features = encode_pairs(self.model, loader, source.numbers, self.encoding, merge_y=duplicates == "merge")
+        if duplicates == "hit":
+            copies = torch.from_numpy(source.pairs.sides["y"].ids[source.numbers])
+            features = dataclasses.replace(features, links=links_with_copies(features.links, copies))
+        return features
 
     def _loader(self, pairs: Pairs) -> Any:
         """Return a loader that reads pairs as training did, without augmentation; images are read once and not kept."""
         return make_loader(dataclasses.replace(self.data.outside_training(), memory=0), pairs, self.model)
 
-    def query_bank(
-        self,
-        pairs: Pairs,
-        numbers: np.ndarray,
-        size: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the features of up to `size` distinct x, and as many y, of these pairs (`bank_rows`)."""
-        loader = self._loader(pairs)
+    def query_bank(self, source: Source, size: int = BANK_SIZE) -> Bank:
+        """Return a bank of up to `size` distinct x, and as many y, of pairs (`bank_rows`)."""
+        loader = self._loader(source.pairs)
         features = []
-        for side, encoder in zip(SIDES, self._encoders(), strict=True):
-            chosen = numbers[bank_rows(pairs.sides[side].ids[numbers], size).numpy()]
+        for side, encoder in zip(SIDES, (self.model.x, self.model.y), strict=True):
+            chosen = source.numbers[bank_rows(source.pairs.sides[side].ids[source.numbers], size).numpy()]
             features.append(encode_side(encoder, loader, side, chosen, self.encoding))
-        return features[0], features[1]
+        return Bank(features[0], features[1])
 
     def item_features(
         self,
         items: Any,
-        task: LabeledTask,
+        task: Task,
         need: Need,
     ) -> Tensor:
         """Return the features of items, by the side that takes them."""
         return encode_items(getattr(self.model, self.side(task.path, need)), items, self.encoding)
 
-    def labeled_features(self, task: LabeledTask) -> tuple[Tensor, Tensor]:
+    def labeled_features(self, task: Task) -> tuple[Tensor, Tensor]:
         """Return the features x (n, d) and the labels (n,) of labeled images or vectors."""
         classes = task.classes
-        labels = torch.from_numpy(classes.labels[task.numbers])
+        numbers = task.source.numbers
+        labels = torch.from_numpy(classes.labels[numbers])
         if isinstance(classes, LabeledVectors):
-            return self.item_features(list(classes.x[task.numbers]), task, task.needs[0]), labels
+            return self.item_features(list(classes.x[numbers]), task, task.needs[0]), labels
         loader = make_class_loader(dataclasses.replace(self.data, memory=0), classes, self.model)
         encoder = getattr(self.model, self.side(task.path, task.needs[0]))
-        return encode_side(encoder, loader, "x", task.numbers, self.encoding), labels
+        return encode_side(encoder, loader, "x", numbers, self.encoding), labels
 
-    def class_features(self, task: LabeledTask) -> Tensor:
+    def class_features(self, task: Task) -> Tensor:
         """Return the features of the classes (c, d): the means of those of their prompts."""
         groups: Any = task.texts.prompts if task.texts is not None else getattr(task.classes, "prompt_vectors", None)
         prompts = [prompt for group in groups for prompt in group]

@@ -1,4 +1,4 @@
-"""`nuclr.evaluate`: a model on test sets, plain and corrected for popularity, with the protocol of the numbers."""
+"""`nuclr evaluate`: a model on test sets, plain and corrected for popularity, with the protocol of the numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nuclr import __version__, files
@@ -27,18 +26,16 @@ from nuclr.evaluation import (
     summarize_ranks,
     zero_shot_metrics,
 )
-from nuclr.evaluation.metrics import find_metric, measure
+from nuclr.evaluation.metrics import Kind, find_metric, measure
 from nuclr.evaluation.probe import TEMPERATURE, labeled_halves
 from nuclr.evaluation.retrieval import direction_names
 from nuclr.popularity.correction import BANK_SIZE, STRENGTHS, TEMPERATURE_FACTORS
 from nuclr.remote import is_url
 from nuclr.runs.components import val_split
 from nuclr.runs.features import PairFeatures, encode_items
-from nuclr.studies.evaluate.tasks import (
+from nuclr.studies.tasks import (
     DUPLICATES,
     TEXTS,
-    LabeledTask,
-    RetrievalTask,
     Subject,
     Task,
     labeled_task,
@@ -78,6 +75,7 @@ PROBE_PROTOCOL = (
     "(knn_vote_acc1); linear probe: L2-regularized logistic regression on the labeled half"
 )
 Metrics = dict[str, float]
+TestSet = Task | BeirSet
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -137,7 +135,7 @@ class SetResult:
             values = [*(metrics[name] for metrics in self.rankings.values()), chance]
             label = metric.label.replace("k-", f"{self.facts.get('k', 'k')}-")
             cells = ["" if value is None else metric.text(value, 2) for value in values]
-            rows.append([f"{label}, {_words(direction)}" if direction else label, *cells])
+            rows.append([f"{label}, {direction.replace('_', ' ')}" if direction else label, *cells])
         width = max(28, 2 + max(len(row[0]) for row in rows))
         yield self.title
         for label, *cells in (["", *(COLUMNS[column] for column in self.rankings), "chance"], *rows):
@@ -145,14 +143,9 @@ class SetResult:
         for bank, gains in self.gains.items():
             for direction, gain in gains.items():
                 points = "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * x for x in asdict(gain).values()))
-                yield f"  {COLUMNS[bank]}: recall@1, {_words(direction)}, changes by {points}"
+                yield f"  {COLUMNS[bank]}: recall@1, {direction.replace('_', ' ')}, changes by {points}"
         yield from (f"  {note}" for note in self.notes)
         yield ""
-
-
-def _words(direction: str) -> str:
-    """Return a direction as a text: "image to text" for image_to_text."""
-    return direction.replace("_", " ")
 
 
 @dataclass(frozen=True)
@@ -225,13 +218,20 @@ class Corrector:
     queries: Bank | None = None
     val: str | None = None
 
-    def ranks(self, features: PairFeatures) -> tuple[Ranks, Ranks]:
-        """Return the corrected ranks of both directions of a test set."""
-        biases = self.correction.biases(self.bank_of(features.x, features.y), features.x, features.y)
-        return retrieval_ranks(features.x, features.y, features.links, *biases)
+    def bank_of(
+        self,
+        path: str,
+        x: Tensor,
+        y: Tensor,
+    ) -> Bank:
+        """Return the bank, or the x and y of a test set as their own bank.
 
-    def bank_of(self, x: Tensor, y: Tensor) -> Bank:
-        """Return the bank, or the x and y of a test set as their own bank."""
+        Raises:
+            UserError: if the test set at this path is too small to correct.
+
+        """
+        if min(len(x), len(y)) < 2:
+            raise UserError(f"{path}: --correct needs at least two different items on each side")
         return Bank(x, y, transductive=True) if self.queries is None else self.queries
 
     def describe(self) -> dict[str, Any]:
@@ -258,11 +258,11 @@ def make_corrector(subject: Subject, bank: str) -> Corrector:
     if bank == "train":
         if run is None:
             raise UserError(f"--correct bank=train needs a run folder; {subject.path} is not one, so use bank=queries")
-        queries = Bank(*subject.query_bank(run.train.pairs, run.train.numbers, BANK_SIZE))
+        queries = subject.query_bank(run.train)
     if run is None or run.val is None:
         chosen_on = "no labels (the run has no held-out pairs): the default of PopularityCorrection"
         return Corrector(bank, Correction(), chosen_on, queries)
-    features = subject.pair_features(run.val.pairs, run.val.numbers, "merge")
+    features = subject.pair_features(run.val)
     own = Bank(features.x, features.y, transductive=True) if queries is None else queries
     correction = choose_correction(features.x, features.y, features.links, own)
     name, first = next(iter(subject.data.val.items()))
@@ -342,13 +342,13 @@ def evaluate(
     size = subject.image_size
     tasks = own_sets(subject, prompts) if own else []
     tasks += [open_retrieval(text, data, split) for text in retrieval]
-    tasks += [open_labels(text, data, True, prompts, size) for text in classification]
+    tasks += [open_labels(text, data, "zero_shot", prompts, size) for text in classification]
     tasks += [read_beir(Path(folder), split, data.max_bad_share) for folder in beir]
-    tasks += [open_labels(text, data, False, size=size) for text in classes]
+    tasks += [open_labels(text, data, "labels", size=size) for text in classes]
     return evaluate_subject(subject, tasks, banks, duplicates, say)
 
 
-def own_sets(subject: Subject, prompts: Path | None = None) -> list[Task]:
+def own_sets(subject: Subject, prompts: Path | None = None) -> list[TestSet]:
     """Return the held-out pairs and the classes of a run, exactly as training read them.
 
     Classes are for zero-shot classification if a side takes texts, and for neighbors and a linear probe otherwise.
@@ -366,19 +366,19 @@ def own_sets(subject: Subject, prompts: Path | None = None) -> list[Task]:
             f"{subject.path} {reason}, so there is nothing to evaluate on; "
             "use --retrieval, --classification, --beir or --classes"
         )
-    tasks: list[Task] = []
+    tasks = []
     for name, source in run.held_out.items():
         path = str(data.val[name].path)
-        tasks.append(RetrievalTask(name, path, val_split(data, name), source.pairs, source.numbers, source.bad))
+        tasks.append(Task(name, path, "retrieval", source, val_split(data, name)))
     if data.classes is not None:
-        takes_texts = subject.model.takes("text")
-        tasks.append(labeled_task(OWN_CLASSES, data.classes, run.classes, data, takes_texts, prompts))
-    return tasks
+        kind: Kind = "zero_shot" if subject.model.takes("text") else "labels"
+        tasks.append(labeled_task(OWN_CLASSES, data.classes, run.classes, data, kind, prompts))
+    return list(tasks)
 
 
 def evaluate_subject(
     subject: Subject,
-    tasks: Sequence[Task],
+    tasks: Sequence[TestSet],
     banks: Sequence[str] = (),
     duplicates: str | None = None,
     say: Callable[[str], None] = lambda _: None,
@@ -401,7 +401,7 @@ def evaluate_subject(
     """
     for task in tasks:
         subject.check(str(task.path), TEXTS if isinstance(task, BeirSet) else task.needs)
-    if banks and not any(isinstance(task, RetrievalTask | BeirSet) for task in tasks):
+    if banks and all(isinstance(task, Task) and task.kind != "retrieval" for task in tasks):
         raise UserError("--correct needs --retrieval or --beir; classification is not corrected")
     correctors = []
     for bank in dict.fromkeys(banks):
@@ -411,12 +411,12 @@ def evaluate_subject(
     for task in tasks:
         name = str(task.path) if isinstance(task, BeirSet) else task.name
         say(f"evaluating on {name}")
-        if isinstance(task, RetrievalTask):
-            result = _retrieval(subject, task, correctors, duplicates or task.duplicates)
-        elif isinstance(task, BeirSet):
+        if isinstance(task, BeirSet):
             result = _beir(subject, task, correctors)
+        elif task.kind == "retrieval":
+            result = _retrieval(subject, task, correctors, duplicates or task.duplicates)
         else:
-            result = _classification(subject, task) if task.zero_shot else _probe(subject, task)
+            result = _classification(subject, task) if task.kind == "zero_shot" else _probe(subject, task)
         results = sets[result.kind]
         copies = sum(known == name or known.startswith(f"{name} (") for known in results)
         results[f"{name} ({copies + 1})" if copies else name] = result
@@ -426,28 +426,29 @@ def evaluate_subject(
 
 def _retrieval(
     subject: Subject,
-    task: RetrievalTask,
+    task: Task,
     correctors: Sequence[Corrector],
     duplicates: str,
 ) -> SetResult:
-    features = subject.pair_features(task.pairs, task.numbers, duplicates)
-    _refuse_small(task.path, correctors, features.x, features.y)
+    features = subject.pair_features(task.source, duplicates)
+    pairs = task.source.pairs
     plain = retrieval_ranks(features.x, features.y, features.links)
     # If the correction is chosen on these pairs, each half of the x is ranked with the choice of the other half.
-    crossed = any(corrector.val == task.pairs.fingerprint for corrector in correctors)
+    crossed = any(corrector.val == pairs.fingerprint for corrector in correctors)
     corrected: dict[str, Metrics] = {}
     halves: dict[str, list[dict[str, Any]]] = {}
     gains: dict[str, dict[str, Interval]] = {}
     for corrector in correctors:
+        bank = corrector.bank_of(task.path, features.x, features.y)
         if crossed:
-            bank = corrector.bank_of(features.x, features.y)
             ranks, chosen = cross_validated_ranks(features.x, features.y, features.links, bank, features.x_group)
             halves[corrector.bank] = [asdict(correction) for correction in chosen]
         else:
-            ranks = corrector.ranks(features)
+            biases = corrector.correction.biases(bank, features.x, features.y)
+            ranks = retrieval_ranks(features.x, features.y, features.links, *biases)
         corrected[corrector.bank] = summarize_ranks(*ranks, sides=features.sides)
         gains[corrector.bank] = _gains(features, plain, ranks)
-    x, y = task.pairs.words
+    x, y = pairs.words
     notes = (
         f"Held-out pairs: each half of the {x.many} is ranked with the correction chosen on the other half.",
         "The correction shown below was chosen on all held-out pairs and is used for other test sets.",
@@ -459,11 +460,11 @@ def _retrieval(
         {
             "path": task.path,
             "split": task.split,
-            "fingerprint": task.pairs.fingerprint,
+            "fingerprint": pairs.fingerprint,
             "sides": list(features.sides),
             "items": [x.many, y.many],
             "sizes": [len(features.x), len(features.y)],
-            "bad_samples": len(task.bad),
+            "bad_samples": len(task.source.bad),
             "duplicates": {"way": duplicates, "meaning": DUPLICATES[duplicates]},
             "correction_crossed": crossed,
             "corrections_of_halves": halves,
@@ -480,16 +481,14 @@ def _gains(
     corrected: tuple[Ranks, Ranks],
 ) -> dict[str, Interval]:
     """Return the change of recall@1 per direction; the y of one x, and all x of a group, are one observation."""
-    first_x = torch.full((len(features.y),), len(features.x))
-    first_x.scatter_reduce_(0, features.links[:, 1], features.links[:, 0], "amin")
-    groups = (features.x_group[plain[0].query], features.x_group[first_x[plain[1].query]])
+    groups = (features.x_group[plain[0].query], features.y_group[plain[1].query])
     gains = {}
     for direction, before, after, group in zip(direction_names(features.sides), plain, corrected, groups, strict=True):
         gains[direction] = change_interval(before.hits(1), after.hits(1), group)
     return gains
 
 
-def _classification(subject: Subject, task: LabeledTask) -> SetResult:
+def _classification(subject: Subject, task: Task) -> SetResult:
     x, labels = subject.labeled_features(task)
     classes = subject.class_features(task)
     texts = task.texts
@@ -504,7 +503,7 @@ def _classification(subject: Subject, task: LabeledTask) -> SetResult:
             "class_names": None if texts is None else texts.names,
             "templates": None if texts is None else texts.templates,
             "prompt_file": None if texts is None or texts.file is None else str(texts.file),
-            "bad_samples": len(task.bad),
+            "bad_samples": len(task.source.bad),
             "smallest_class": int(np.bincount(labels.numpy(), minlength=len(classes)).min()),
         },
     )
@@ -518,7 +517,6 @@ def _beir(
     texts: Any = task.queries, task.documents  # read one at a time: a corpus of texts need not be a list
     queries = encode_items(subject.model.x, texts[0], subject.encoding)
     documents = encode_items(subject.model.y, texts[1], subject.encoding)
-    _refuse_small(str(task.path), correctors, queries, documents)
 
     def rank(bias: Tensor | None = None) -> Metrics:
         return ranking_metrics(queries, documents, task.qrels, task.document_ids, bias, task.ignore)
@@ -527,7 +525,7 @@ def _beir(
     for corrector in correctors:
         # A corpus may be much larger than what popularity can be solved with.
         some = documents[evenly_spaced(len(documents), BANK_SIZE)]
-        bank = corrector.bank_of(queries[evenly_spaced(len(queries), BANK_SIZE)], some)
+        bank = corrector.bank_of(str(task.path), queries[evenly_spaced(len(queries), BANK_SIZE)], some)
         corrected[corrector.bank] = rank(corrector.correction.biases(bank, queries, documents)[1])
     held_out = None if subject.run is None or subject.run.val is None else subject.run.val.pairs
     chosen_here = (
@@ -557,7 +555,7 @@ def _beir(
     )
 
 
-def _probe(subject: Subject, task: LabeledTask) -> SetResult:
+def _probe(subject: Subject, task: Task) -> SetResult:
     halves = labeled_halves(*subject.labeled_features(task))
     labeled = len(halves.known)
     classified = len(halves.asked)
@@ -570,20 +568,10 @@ def _probe(subject: Subject, task: LabeledTask) -> SetResult:
             "classes": halves.classes,
             "labeled": labeled,
             "classified": classified,
-            "bad_samples": len(task.bad),
+            "bad_samples": len(task.source.bad),
             "protocol": PROBE_PROTOCOL,
             "k": halves.k,
             "temperature": TEMPERATURE,
             "regularization": halves.regularization,
         },
     )
-
-
-def _refuse_small(
-    path: str,
-    correctors: Sequence[Corrector],
-    x: Tensor,
-    y: Tensor,
-) -> None:
-    if correctors and min(len(x), len(y)) < 2:
-        raise UserError(f"{path}: --correct needs at least two different items on each side")

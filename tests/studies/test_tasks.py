@@ -5,7 +5,7 @@ import pytest
 
 from nuclr.errors import UserError
 from nuclr.runs.settings import Data, DataSide
-from nuclr.studies.evaluate.tasks import open_labels, open_retrieval
+from nuclr.studies.tasks import open_labels, open_retrieval
 from tests.data import make
 
 ROWS = [{"id": n, "en": f"number {n}", "de": f"Zahl {n}", "fr": f"nombre {n}"} for n in range(4)]
@@ -18,30 +18,25 @@ def run_data(x, y, **changes):
 def test_the_columns_of_the_run_are_used_if_they_exist(tmp_path):
     path = make.write_lines(tmp_path / "rows.jsonl", *ROWS)
     task = open_retrieval(str(path), run_data("de", "fr"))
-    assert (task.pairs.item("x", 1), task.pairs.item("y", 1)) == ("Zahl 1", "nombre 1")
-    assert (task.pairs.sides["x"].name, task.pairs.sides["y"].name, task.duplicates) == ("source", "target", "merge")
+    pairs = task.source.pairs
+    assert (pairs.item("x", 1), pairs.item("y", 1)) == ("Zahl 1", "nombre 1")
+    assert (pairs.side_names, task.duplicates) == (("source", "target"), "merge")
     other = make.write_lines(
         tmp_path / "other.jsonl", {"question": "a?", "answer": "b"}, {"question": "c?", "answer": "d"}
     )
-    task = open_retrieval(str(other), run_data("de", "fr"))
-    assert (task.pairs.item("x", 0), task.pairs.item("y", 0), task.pairs.sides["x"].name) == ("a?", "b", "source")
+    pairs = open_retrieval(str(other), run_data("de", "fr")).source.pairs
+    assert (pairs.item("x", 0), pairs.item("y", 0), pairs.sides["x"].name) == ("a?", "b", "source")
+    views = Data(contrast="views", x=DataSide("image", "image", "view 1"))
+    assert open_retrieval(str(other), views).source.pairs.sides["x"].modality.name == "text", "not those of the views"
     with pytest.raises(UserError, match="'it'"):
         open_retrieval(str(path), run_data("it", "fr"))
-
-
-def test_vectors_of_a_views_run_keep_their_own_sides(tmp_path):
-    path = make.write_lines(
-        tmp_path / "rows.jsonl", {"question": "a?", "answer": "b"}, {"question": "c?", "answer": "d"}
-    )
-    data = Data(contrast="views", x=DataSide("image", "image", "view 1"))
-    assert open_retrieval(str(path), data).pairs.sides["x"].modality.name == "text"
 
 
 def test_labeled_vectors(tmp_path):
     path = tmp_path / "classes.npz"
     np.savez(path, x=np.random.default_rng(0).normal(size=(6, 3)), labels=[0, 1, 5, 0, 1, 5])
-    task = open_labels(str(path), Data(), zero_shot=False)
-    assert task.numbers.tolist() == list(range(6)) and task.bad == {}
+    task = open_labels(str(path), Data(), kind="labels")
+    assert task.source.numbers.tolist() == list(range(6)) and task.source.bad == {}
     assert task.classes.labels.tolist() == [0, 1, 2, 0, 1, 2] and task.classes.classes == ["0", "1", "5"]
 
 
@@ -51,8 +46,8 @@ def test_labeled_images(tmp_path):
         for file in files:
             (tmp_path / name / file).write_bytes(make.IMAGES[file])
     (tmp_path / "dog" / "broken.jpg").write_bytes(b"no image")
-    task = open_labels(str(tmp_path), Data(max_bad_share=0.5), zero_shot=False)
-    assert task.numbers.tolist() == [0, 1, 3, 4, 5] and list(task.bad) == [2]
+    task = open_labels(str(tmp_path), Data(max_bad_share=0.5), kind="labels")
+    assert task.source.numbers.tolist() == [0, 1, 3, 4, 5] and list(task.source.bad) == [2]
     with pytest.raises(UserError, match=r"data\.max_bad_share"):
-        open_labels(str(tmp_path), Data(max_bad_share=0.0), zero_shot=False)
-    assert len(open_labels("builtin", Data(), zero_shot=False).numbers) > 2
+        open_labels(str(tmp_path), Data(max_bad_share=0.0), kind="labels")
+    assert len(open_labels("builtin", Data(), kind="labels").source.numbers) > 2
