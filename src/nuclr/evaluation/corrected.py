@@ -12,7 +12,6 @@ fairer.
 """
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,19 +23,18 @@ from nuclr.arrays import Features, Integers, Norms, as_features, as_integers, as
 from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
 from nuclr.evaluation.ranks import Ranks, rank_correlation
 from nuclr.evaluation.retrieval import retrieval_ranks
-from nuclr.popularity import ConvergenceWarning, hubness
+from nuclr.popularity import hubness
+from nuclr.popularity.bank import score_std
 from nuclr.popularity.correction import (
     DEFAULT_STRENGTH,
     STRENGTHS,
     TEMPERATURE_FACTORS,
     PopularityCorrection,
 )
-from nuclr.popularity.bank import score_std
 
 K = 10  # results of a query whose hubness is measured
 LARGEST = 4000  # anchors, and candidates: enough for a correlation, and about a second of work
 MOST_CANDIDATES = 100_000  # that the held-out anchors search
-PASSES = 150  # of the solver: a larger residual hardly changes ranks
 
 
 @dataclass(frozen=True)
@@ -361,7 +359,7 @@ def hubness_change(
         True
 
     """
-    fix = _fit(PopularityCorrection(), *bank)
+    fix = PopularityCorrection().fit(*bank)
     bias = fix.bias(gallery)
     queries = as_rows("queries", queries)
     gallery = as_rows("gallery", gallery)
@@ -426,17 +424,7 @@ def popularity_agreement(
         strength=1.0,
         bank_size=LARGEST,
     )
-    _fit(fix, anchors.part(slice(0, None, 2)), candidates)
+    fix.fit(anchors.part(slice(0, None, 2)), candidates, items=True)
     others = anchors.part(slice(1, None, 2))
     found = hubness(others.take(evenly_spaced(len(others), LARGEST)), candidates, k)
     return rank_correlation(fix.bias(candidates), found.counts)
-
-
-def _fit(
-    fix: PopularityCorrection,
-    queries: Features,
-    candidates: Features,
-) -> PopularityCorrection:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return fix.fit(queries, candidates, max_iterations=PASSES)

@@ -88,7 +88,7 @@ STRENGTHS = (0.5, 0.75, 1.0, 1.25)
 TRANSDUCTIVE_FACTOR = 0.4  # without noise of the bank, a lower temperature than that of other queries is best
 BANK_SIZE = 12_000  # queries, and candidates: a larger bank takes longer and hardly changes the result
 TOLERANCE = 1e-3  # of the solver's residual: a smaller residual does not change ranks
-PASSES = 1000  # of the solver
+PASSES = 300  # of the solver
 TUNING_DEPTH = 10  # tuning compares the mean reciprocal rank within the first ten
 LARGEST_SCORE = (1 + NORM_TOLERANCE) ** 2  # of features whose norms pass the check
 SIGNIFICANCE = 0.01  # of `check`
@@ -605,13 +605,12 @@ def _refuse_items(queries: Rows, gallery: Rows) -> None:
 
 def _answer_scores(queries: Rows, gallery: Rows, rows: Tensor, answers: Integers) -> Tensor:
     """Return the scores of the answers of the distinct queries `rows`, (n, k), nan where there are fewer."""
-    links: Integers = answers
     if np.ndim(answers) == 1:
         row = as_integers("answers", answers, len(queries))
-        links = torch.stack([torch.arange(len(row), device=row.device), row], dim=1)[row != -1]
-        if not len(links):
+        answers = torch.stack([torch.arange(len(row), device=row.device), row], dim=1)[row != -1]
+        if not len(answers):
             return torch.full((len(rows), 1), math.nan)
-    links = as_links("answers", links, len(queries), len(gallery), ("queries", "gallery")).cpu()
+    links = as_links("answers", answers, len(queries), len(gallery), ("queries", "gallery")).cpu()
     # a query that is asked again brings its answers to the row that stands for it
     _, number = row_hashes(queries).unique(return_inverse=True)
     place = torch.full((int(number.max()) + 1,), -1).scatter_(0, number[rows], torch.arange(len(rows)))

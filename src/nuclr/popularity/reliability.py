@@ -13,9 +13,9 @@ The variance of zeta over the items is the sum of the mean of this noise and of 
 share of the latter, r, is the *reliability*. Without hubs it is near 0; with hubs and a bank of thousands of queries it
 is near 1.
 
-The strength is 0.75 min(1, 2 r). A correction that is mostly noise is switched off. Where zeta is reliable, a quarter of it
-is still left out: full strength gains a quarter of a point more if the log is like the queries, and loses up to three
-points more if it is about a few items only.
+The strength is 0.75 min(1, 2 r). A correction that is mostly noise is switched off. Where zeta is reliable, a quarter
+of it is still left out: full strength gains a quarter of a point more if the log is like the queries, and loses up to
+three points more if it is about a few items only.
 """
 
 from dataclasses import replace

@@ -149,7 +149,7 @@ def _search(
     """Return the search, the bias and N_10 of every item."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        bias = PopularityCorrection().fit(bank_queries, bank_items, max_iterations=150).bias(gallery)
+        bias = PopularityCorrection().fit(bank_queries, bank_items).bias(gallery)
     k = min(K, len(gallery))
     plain = hubness(queries, gallery, k)
     corrected = hubness(queries, gallery, k, bias=bias)

@@ -11,7 +11,6 @@ numbers.
 """
 
 import math
-import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,8 +26,8 @@ from nuclr.errors import UserError
 from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
 from nuclr.evaluation.metrics import is_near_chance
 from nuclr.evaluation.ranks import rank_correlation
-from nuclr.popularity import ConvergenceWarning, Hubness, PopularityCorrection, chance_hubness, hubness
-from nuclr.popularity.correction import BANK_SIZE
+from nuclr.popularity import Hubness, PopularityCorrection, chance_hubness, hubness
+from nuclr.popularity.correction import BANK_SIZE, FEWEST_TO_CHECK, BankCheck
 from nuclr.studies.items.rows import (
     NO_ARRAY,
     Item,
@@ -94,6 +93,7 @@ class Bank:
         queries: how many.
         candidates: how many items they choose from.
         repeated: share of the queries that repeat others.
+        p_value: of the test that the counted queries are like the bank; None if the bank is half of the queries.
 
     """
 
@@ -101,6 +101,7 @@ class Bank:
     queries: int
     candidates: int
     repeated: float
+    p_value: float | None
 
 
 @dataclass(frozen=True)
@@ -290,15 +291,17 @@ def hubness_report(
     if out is not None:
         _refuse_other_result(search, out)
     fix = PopularityCorrection(temperature, strength, normalize=normalize)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a larger residual hardly changes ranks
-        fix.fit(fitted, candidates, **tuning)
+    every = np.arange(len(search.queries))
+    among_fitted = _links_among(known, np.setdiff1d(every, counted)) if search.bank is None else known[:0]
+    fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
     assert fix.temperature is not None and fix.strength is not None
     bias = fix.bias(items.rows)
     tried = search.asked(counted)
+    fit = fix.check(tried).p_value if search.bank is not None and len(counted) >= FEWEST_TO_CHECK else None
     exclude = counted if search.one_set else None
     plain = hubness(tried, items.rows, k, exclude=exclude)
     corrected = hubness(tried, items.rows, k, bias=bias, exclude=exclude)
+    correction = _fit_on_all(search, fix, known)
     known = _links_among(known, counted)
     found = Comparison(search, counted, plain, corrected, bias, known)
     correlation = rank_correlation(bias, plain.counts)
@@ -311,6 +314,7 @@ def hubness_report(
             queries=len(fitted),
             candidates=len(candidates),
             repeated=1 - len(torch.unique(used, dim=0)) / len(used),
+            p_value=fit,
         ),
         counted=len(counted),
         same=search.one_set,
@@ -328,13 +332,22 @@ def hubness_report(
         recall_change=found.recall_change(tried),
         hubs=found.hubs(),
         found_again=found.found_again(),
-        correction=fix,
-        bias=bias,
+        correction=correction,
+        bias=correction.bias(items.rows),
         counts=torch.stack([plain.counts, corrected.counts]),
     )
     if out is not None:
         _write(report, items, out)
     return report
+
+
+def _fit_on_all(search: "Search", fix: PopularityCorrection, known: np.ndarray) -> PopularityCorrection:
+    """Return the correction to use: with the same settings, and all queries if a half was held out to measure it."""
+    if search.bank is not None:
+        return fix
+    whole = PopularityCorrection(fix.temperature, fix.strength, normalize=fix.normalize)
+    every = search.asked(np.arange(len(search.queries)))
+    return whole.fit(every, search.gallery.rows, known if len(known) else None, items=search.one_set)
 
 
 def _write(
@@ -383,7 +396,7 @@ def judge(report: HubnessReport) -> tuple[str, bool]:
     if not changes:
         return (
             "Without known answers (--links), this shows how evenly items are found, not whether results improve.",
-            True,
+            False,
         )
     if _is_at_chance(report):
         return f"Recall is at chance level: are the rows of {report.links} (query, item), numbered from 0?", False
@@ -434,6 +447,8 @@ def warnings_of(report: HubnessReport) -> list[str]:
             f"{bank.repeated:.0%} of the queries repeat others; each counts once. People then ask for some items far "
             "more often than for others, and the correction treats all items alike: check it with --links or --tune."
         )
+    if bank.p_value is not None and not BankCheck(bank.p_value).fits:
+        sentences.append(f"Beware: {BankCheck(bank.p_value).message}.")
     if report.corrected.never_found > never_found:
         sentences.append(
             f"The correction does not make the search more even: {bank.name or 'half of the queries'} may be too few, "
