@@ -17,9 +17,9 @@ and is measured in units of tau. It has two forms, with v_j <- zeta_momentum v_j
                                     m_j = max(-1, min(-zeta_lr v_j, 1))
     "paper"      g_j = B/n - c_j    zeta_j/tau <- zeta_j/tau - zeta_lr v_j
 
-"unbiased", the default, follows the unbiased stochastic gradient n G_j. One visit moves zeta_j/tau by less than 2,
-whatever n, B and tau are. Subtracting the mean of the moves keeps the mean of zeta, which Theorem 2 leaves free, so
-that xi does not follow a common drift.
+"unbiased", the default, follows the stochastic gradient n G_j, which is unbiased if the u_i are exact. One visit moves
+zeta_j/tau by less than 2, whatever n, B and tau are. Subtracting the mean of the moves keeps the mean of zeta, which
+Theorem 2 leaves free, so that xi does not follow a common drift.
 
 "paper" is Algorithm 1 to the letter: g_j = B G_j, and the paper's step is eta = zeta_lr tau B. Its G_j adds 1/n for j
 in the batch, where the unbiased gradient adds 1/B. The difference is the same for all j, a drift along the constant
