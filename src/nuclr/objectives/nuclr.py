@@ -273,17 +273,12 @@ class NUCLR(StatefulObjective):
             velocity = step.unless_alone(velocity, last)
         move = velocity * -self.zeta_lr
         if self.zeta_estimator == "unbiased":
-            move = self._centered(step, move.clamp(-LARGEST_MOVE, LARGEST_MOVE))
+            move = move.clamp(-LARGEST_MOVE, LARGEST_MOVE)
+            # the mean over the candidates that move
+            move = move - step.unless_alone(move, math.nan).nanmean(dim=1, keepdim=True)
         zeta = step.unless_alone(step.zeta + step.temperature * move, step.zeta)
         step.tables |= {"zeta_velocity": velocity, "zeta": zeta}
         return zeta
-
-    def _centered(self, step: Step, move: Tensor) -> Tensor:
-        """Return moves (2, B) minus their mean over the candidates that move."""
-        if isinstance(step.negatives, float):
-            return move - move.mean(dim=1, keepdim=True)
-        count = (step.negatives > 0).sum().clamp_min(1)
-        return move - step.unless_alone(move, 0.0).sum(dim=1, keepdim=True) / count
 
     def column_sums(
         self,
