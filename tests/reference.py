@@ -101,6 +101,7 @@ class Settings:
     zeta_lr_ratio_x: float = 1.0
     zeta_momentum: float = 0.0
     zeta_estimator: str = "reference"
+    zeta_step: str = "plain"  # zeta - zeta_lr v; "in tau": in units of tau, as nuclr (not nuclr-authors) has it
     zeta_steps: int = 1
     zeta_velocity_init: str = "zero"
     normalizer: str = "table"
@@ -525,6 +526,8 @@ def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[fl
     """Take the inner steps of zeta at fixed u, write its tables, and return the new zeta."""
     n, tau, beta = options.num_samples, options.temperature, options.zeta_momentum
     lr = options.zeta_lr * options.zeta_lr_ratio_x if c == "x" else options.zeta_lr
+    if options.zeta_step == "in tau":
+        return _move_zeta_in_tau(options, c, s, kept, zeta, tau_i, log_u, index, state)
     velocity = rows(state[f"zeta_velocity_{c}"], index)
     for _ in range(options.zeta_steps):
         g = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, options.zeta_estimator, n)
@@ -541,6 +544,28 @@ def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[fl
     write(state[f"zeta_{c}"], index, zeta, kept)
     write(state[f"zeta_velocity_{c}"], index, velocity, kept)
     return zeta
+
+
+def _move_zeta_in_tau(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[float]:
+    """Take the step of nuclr: that of "unbiased" is bounded and has mean 0 over the batch; "paper" is B G_j."""
+    n, batch, tau, beta = options.num_samples, len(zeta), options.temperature, options.zeta_momentum
+    velocity = rows(state[f"zeta_velocity_{c}"], index)
+    g = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, options.zeta_estimator, n)
+    moves = [0.0] * batch
+    for j in range(batch):
+        if kept[j]:
+            scale = 1.0 if options.zeta_estimator == "unbiased" else batch / n  # g is n G_j
+            velocity[j] = beta * velocity[j] + (1 - beta) * scale * g[j]
+            moves[j] = -options.zeta_lr * velocity[j]
+    if options.zeta_estimator == "unbiased":
+        moves = [clip_to(move, -1.0, 1.0) for move in moves]
+        counted = [moves[j] for j in range(batch) if kept[j]]
+        mean = sum(counted) / len(counted) if counted else 0.0
+        moves = [move - mean for move in moves]
+    moved = [zeta[j] + tau * moves[j] if kept[j] else zeta[j] for j in range(batch)]
+    write(state[f"zeta_{c}"], index, moved, kept)
+    write(state[f"zeta_velocity_{c}"], index, velocity, kept)
+    return moved
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -46,5 +46,5 @@ def make(name: str, **options) -> Objective:
 def formula(name: str, **options) -> reference.Settings:
     """Return the settings of the loops for the same options."""
     if name == "nuclr":
-        options = {"zeta_estimator": "unbiased"} | options
+        options = {"zeta_estimator": "unbiased", "zeta_step": "in tau", "zeta_lr": 0.3} | options
     return reference.settings("nuclr" if name == "nuclr-authors" else name, **options)

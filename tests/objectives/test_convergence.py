@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from tests.objectives.make import make
 
 SAMPLES, BATCH, DIM, TOPICS, TAU = 2000, 64, 16, 100, 0.1
-EPOCHS, STEP, GAMMA = 200, 0.01, 0.3
+EPOCHS, STEP, GAMMA = 200, 0.1, 0.3
 
 
 def long_tailed_pairs() -> tuple[Tensor, Tensor]:

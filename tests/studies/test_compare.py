@@ -46,7 +46,7 @@ def test_every_method_is_tuned_over_a_grid_of_the_same_size(tune):
 @pytest.mark.parametrize("zeta_lr", [5e-6, 3e-3])
 def test_the_steps_of_zeta_that_are_tried_are_multiples_of_the_configs(zeta_lr):
     base = change(BASE, "objective.zeta_lr", zeta_lr)
-    grid = compare.method_grids(["sogclr", "nuclr"], [0.03], [], base)["nuclr"]
+    grid = compare.method_grids(["sogclr", "nuclr-authors"], [0.03], [], base)["nuclr-authors"]
     assert grid["objective.zeta_lr"] == (zeta_lr, pytest.approx(10 * zeta_lr, rel=1e-12))
     assert grid["objective.zeta_lr"][1] in (5e-5, 3e-2), "rounding must not give the run another name"
     named = compare.method_grids(["nuclr"], [0.03], ["nuclr.zeta_lr=0.01,0.03"], base)["nuclr"]
@@ -91,7 +91,7 @@ def test_ablations_that_equal_the_base_settings_are_left_out():
         (lambda: compare.method_grids(["clip"], [0.1, 0.1], [], BASE), "temperature"),
         (lambda: compare.method_grids(["clip"], [0.1], ["gamma=0.3"], BASE), "gamma"),
         (lambda: compare.method_grids(ALL, [0.1], ["gamma=0.1,0.2,0.3"], BASE), "--tune"),
-        (lambda: compare.method_grids(["nuclr"], [0.1], [], change(BASE, "objective.zeta_lr", 0.0)), "zeta_lr"),
+        (lambda: compare.method_grids(["nuclr-authors"], [0.1], [], change(BASE, "objective.zeta_lr", 0.0)), "zeta_lr"),
         (lambda: compare.method_grids(ALL, [0.01, 0.02, 0.03, 0.05, 0.07], [], BASE), "--temperatures.*siglip"),
         (lambda: compare.method_grids(ALL, [0.01], ["temperature=0.1"], BASE), "temperature"),
         (lambda: compare.ablation_rows(rows_of(["clip"])), "nuclr"),

@@ -1,17 +1,21 @@
 """NUCLR as the authors' published code computes it (bokun-wang/NUCLR, commit ddaec8d), to repeat their runs.
 
-It differs from `nuclr` in the step of zeta and in xi. The estimator "reference" is
+It differs from `nuclr` in the step of zeta and in xi. With c_j the column sum of `nuclr`,
 
-    n G_j = 1 - n/B (p_jj + sum_{i != j} p_ij)
+    n G_j = 1 - n/B (p_jj + sum_{i != j} p_ij)    "reference", the estimator of the published code
+    n G_j = 1 - c_j                               "unbiased"
+    n G_j = 1 - n/B c_j                           "paper", Algorithm 1 to the letter
+    v_j <- beta v_j + (1 - beta) n G_j,    zeta_j <- zeta_j - zeta_lr v_j
 
-in which n/B takes the place of (n-1)/(B-1) and also multiplies the positive's p_jj. Its zeta follows p_jj and does not
-estimate popularity, but it trained best. A step scales with n/B, so zeta_lr depends on the data set and the batch size.
-The velocity starts at the first gradient, zeta of side x moves by a tenth of the step, and xi follows the largest zeta
-(not the largest |zeta|), once per epoch.
+In "reference", n/B takes the place of (n-1)/(B-1) and also multiplies the positive's p_jj: its zeta follows p_jj and
+does not estimate popularity. A step of "reference" and of "paper" scales with n/B, so zeta_lr depends on the data set
+and the batch size, and it is not in units of tau. The velocity starts at the first gradient, zeta of side x moves by a
+tenth of the step, and xi follows the largest zeta (not the largest |zeta|), once per epoch.
 
 The defaults are the published values for CC3M; docs/reproduce.md lists what differs from the published code.
-Relations: with zeta_estimator="unbiased", zeta_velocity_init="zero", zeta_lr_ratio_x=1, xi_rule="norm" and
-xi_update="step" it is `NUCLR`.
+Relations: with zeta_estimator="paper", zeta_velocity_init="zero", zeta_lr_ratio_x=1, xi_rule="norm" and
+xi_update="step" it has the values, gradients, zeta and xi of `NUCLR` with zeta_estimator="paper", if zeta_lr is that of
+`NUCLR` times tau B/n. The velocity is n/B times as large.
 """
 
 import math
@@ -121,7 +125,7 @@ class AuthorsNUCLR(NUCLR):
                 log_total = torch.logaddexp(step.log_u, log_own)
                 local = step.kernel.masses(self._for_counted(step, log_total, math.inf))
                 masses = distributed.all_gather(local, dim=1) * torch.exp(log_own - step.log_own)
-            gradient = self.zeta_gradient(step, zeta, log_total, masses, self.zeta_estimator)
+            gradient = self.zeta_gradient(step, zeta, log_total, masses)
             velocity = self._new_velocity(step, velocity, gradient)
             moved = zeta.sub(velocity, alpha=self.zeta_lr)
             if self.zeta_lr_ratio_x != 1:  # row 1 is x, the candidates of side y
@@ -148,13 +152,14 @@ class AuthorsNUCLR(NUCLR):
         zeta: Tensor,
         log_total: Tensor,
         masses: Tensor,
-        estimator: str,
     ) -> Tensor:
         """Return n G_j, (2, B)."""
-        if estimator != "reference":
-            return super().zeta_gradient(step, zeta, log_total, masses, estimator)
-        own = torch.exp(zeta / -step.temperature - log_total)
-        return torch.rsub(own + masses, 1, alpha=self.num_samples / masses.shape[1])
+        if self.zeta_estimator == "reference":
+            sums = torch.exp(zeta / -step.temperature - log_total) + masses
+        else:
+            sums = self.column_sums(step, zeta, log_total, masses)
+        share = 1.0 if self.zeta_estimator == "unbiased" else self.num_samples / step.batch.size
+        return torch.rsub(sums, 1, alpha=share)
 
     def move_xi(self, step: Step, zeta: Tensor) -> None:
         """Let xi follow the new zeta, (2, B), unless it moves once per epoch."""

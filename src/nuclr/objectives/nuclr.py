@@ -7,14 +7,25 @@ Discriminative Probabilistic Modeling for Self-Supervised Representation Learnin
 solves a convex problem, and each batch takes one step towards its solution. In the notation of `stateful`,
 d_i = u_i + exp(-xi/tau), where xi is a bound of zeta that guards the positive pair.
 
-The step of zeta_j, with p_ij the model's probability and p_jj that of the positive,
+The step of zeta_j uses the estimated column sum of the model's probabilities p_ij, with p_jj that of the positive,
 
-    n G_j = 1 - a (p_jj + (n-1)/(B-1) sum_{i != j} p_ij)
-    v_j <- beta v_j + (1 - beta) n G_j,    zeta_j <- zeta_j - zeta_lr v_j
+    c_j = p_jj + (n-1)/(B-1) sum_{i != j} p_ij,    which is 1 for all j at the solution (Theorem 2),
 
-has two forms. "unbiased" (a = 1) is the stochastic gradient of the convex problem. "paper" (a = n/B) is the paper's
-equation to the letter; with it, all zeta drift upwards, and a step scales with n/B. The form of the published code is
-another objective, see `authors`.
+and is measured in units of tau. It has two forms, with v_j <- zeta_momentum v_j + (1 - zeta_momentum) g_j:
+
+    "unbiased"   g_j = 1 - c_j      zeta_j/tau <- zeta_j/tau + m_j - (the mean of m over the batch),
+                                    m_j = max(-1, min(-zeta_lr v_j, 1))
+    "paper"      g_j = B/n - c_j    zeta_j/tau <- zeta_j/tau - zeta_lr v_j
+
+"unbiased", the default, follows the stochastic gradient n G_j, which is unbiased if the u_i are exact. One visit moves
+zeta_j/tau by less than 2, whatever n, B and tau are. Subtracting the mean of the moves keeps the mean of zeta, which
+Theorem 2 leaves free, so that xi does not follow a common drift.
+
+"paper" is Algorithm 1 to the letter: g_j = B G_j, and the paper's step is eta = zeta_lr tau B. Its G_j adds 1/n for j
+in the batch, where the unbiased gradient adds 1/B. The difference is the same for all j, a drift along the constant
+that Theorem 2 leaves free: zeta_j/tau rises by about zeta_lr (1 - B/n) per visit, xi follows, and u lags behind.
+
+The published code has another estimator, see `authors`. benchmarks/zeta.py compares the forms on fixed features.
 
 Beyond the paper: a temperature per anchor (q_j belongs to the candidate, so zeta_j is divided by the common
 `temperature` and not by tau_i), and a network instead of a table, zeta_j = zeta_init + tau h(y_j), trained by the
@@ -38,6 +49,8 @@ from nuclr.objectives.networks import PrototypeNetwork
 from nuclr.objectives.state import CANDIDATES, StatePlacement
 from nuclr.objectives.stateful import SOURCES, RunningAverage, StatefulObjective, Step, Temperatures, zero_valued
 
+LARGEST_MOVE = 1.0  # of zeta/tau at one visit, before the mean is subtracted
+
 
 class NUCLR(StatefulObjective):
     """SogCLR with each negative divided by its learnt popularity.
@@ -48,10 +61,12 @@ class NUCLR(StatefulObjective):
         zeta_init: initial zeta of every candidate.
         xi_init: smallest value of the guard xi, which follows the largest |zeta|; inf removes the positive term.
         use_xi: False uses the pair's own zeta instead of xi.
-        zeta_lr: step size of zeta; 0 freezes zeta, its velocity and xi. A network is trained by the optimizer that has
-            the objective's parameters; it is frozen by 0 as well, and other values have no effect on it.
-        zeta_momentum: beta, the weight of the old velocity.
-        zeta_estimator: "unbiased" or "paper". A network always uses "unbiased".
+        zeta_lr: step size of zeta in units of tau, which needs no change for another n, B or tau; 0 freezes zeta, its
+            velocity and xi. A network is trained by the optimizer that has the objective's parameters; it is frozen by
+            0 as well, and other values have no effect on it.
+        zeta_momentum: the weight of the old velocity.
+        zeta_estimator: "unbiased", or "paper" for Algorithm 1 to the letter, whose eta is zeta_lr tau B. A network
+            always uses "unbiased".
         popularity: "table" stores zeta per pair; "network" predicts it from the candidate's features. With both
             networks, no index is needed.
 
@@ -82,7 +97,7 @@ class NUCLR(StatefulObjective):
         zeta_init: float = 0.0,
         xi_init: float = 0.0,
         use_xi: bool = True,
-        zeta_lr: float = 1e-3,
+        zeta_lr: float = 0.3,
         zeta_momentum: float = 0.0,
         zeta_estimator: str = "unbiased",
         sides: str = "both",
@@ -240,7 +255,7 @@ class NUCLR(StatefulObjective):
         else:
             zeta = step.zeta
             if step.predicted_popularity.requires_grad:
-                slope = self.zeta_gradient(step, zeta, step.log_total, masses, "unbiased")
+                slope = 1 - self.column_sums(step, zeta, step.log_total, masses)
                 slope = self._for_counted(step, slope, 0.0) * (step.temperature / step.batch.size)
                 step.terms.append(zero_valued(slope, step.predicted_popularity))
         self.move_xi(step, zeta)
@@ -250,30 +265,32 @@ class NUCLR(StatefulObjective):
 
     def move_zeta(self, step: Step, masses: Tensor) -> Tensor:
         """Return zeta after the step, (2, B), and set the new tables."""
-        gradient = self.zeta_gradient(step, step.zeta, step.log_total, masses, self.zeta_estimator)
-        velocity = gradient
+        target = 1.0 if self.zeta_estimator == "unbiased" else step.batch.size / self.num_samples
+        velocity = target - self.column_sums(step, step.zeta, step.log_total, masses)
         if "zeta_velocity" in step.rows.tables:
             last = step.rows.tables["zeta_velocity"]
-            velocity = self.zeta_momentum * last + (1 - self.zeta_momentum) * gradient
+            velocity = self.zeta_momentum * last + (1 - self.zeta_momentum) * velocity
             velocity = step.unless_alone(velocity, last)
-        zeta = step.unless_alone(step.zeta.sub(velocity, alpha=self.zeta_lr), step.zeta)
+        move = velocity * -self.zeta_lr
+        if self.zeta_estimator == "unbiased":
+            move = move.clamp(-LARGEST_MOVE, LARGEST_MOVE)
+            # the mean over the candidates that move
+            move = move - step.unless_alone(move, math.nan).nanmean(dim=1, keepdim=True)
+        zeta = step.unless_alone(step.zeta + step.temperature * move, step.zeta)
         step.tables |= {"zeta_velocity": velocity, "zeta": zeta}
         return zeta
 
-    def zeta_gradient(
+    def column_sums(
         self,
         step: Step,
         zeta: Tensor,
         log_total: Tensor,
         masses: Tensor,
-        estimator: str,
     ) -> Tensor:
-        """Return n G_j, (2, B)."""
+        """Return c_j, the estimated sum of the probabilities that all anchors give candidate j, (2, B)."""
         own = torch.exp(zeta / -step.temperature - log_total)
         # an anchor without negatives gives no mass, and its row is not stored
-        masses = (self.num_samples - 1) / step.negatives * masses
-        share = 1.0 if estimator == "unbiased" else self.num_samples / masses.shape[1]
-        return torch.rsub(own + masses, 1, alpha=share)
+        return own + (self.num_samples - 1) / step.negatives * masses
 
     def move_xi(self, step: Step, zeta: Tensor) -> None:
         """Raise xi of both sides to the largest value that bounds the new zeta, (2, B)."""
