@@ -63,7 +63,7 @@ def distinct_rows(rows: Rows) -> Tensor:
         [0, 1]
 
     """
-    _, number = row_hashes(rows).unique(return_inverse=True)
+    _, number = torch.unique(row_hashes(rows), return_inverse=True)
     positions = torch.arange(len(number))
     first = torch.full_like(positions, len(positions)).scatter_reduce_(0, number, positions, "amin")
     return first[first < len(positions)].sort().values

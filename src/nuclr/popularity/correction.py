@@ -251,7 +251,7 @@ class PopularityCorrection:
         self.temperature, self.strength = self._asked
         self._bank = None  # so that features of another width than those of an earlier fit are accepted
         asked = self._rows("queries", queries)
-        found = self._rows("gallery", gallery)
+        found = self._rows("gallery", gallery, asked.shape[1])
         if len(found) < 2:
             raise ValueError("gallery has 1 row; there is nothing to correct")
         if not items and not transductive:
@@ -408,13 +408,13 @@ class PopularityCorrection:
             return self.strength * zeta
         return self.strength * zeta - as_vector("boost", boost, len(gallery)).to(zeta)
 
-    def _rows(self, name: str, value: Features) -> Rows:
-        """Check features: their values, and that their width is the bank's."""
+    def _rows(self, name: str, value: Features, width: int | None = None) -> Rows:
+        """Check features: their values, and that their width is the given one or the bank's."""
         rows = as_rows(
             name,
             value,
             "normalize" if self.normalize else "unit",
-            width=self.dimensions,
+            width=width or self.dimensions,
             hint=HINT,
         )
         if not len(rows):
@@ -612,10 +612,10 @@ def _answer_scores(queries: Rows, gallery: Rows, rows: Tensor, answers: Integers
             return torch.full((len(rows), 1), math.nan)
     links = as_links("answers", answers, len(queries), len(gallery), ("queries", "gallery")).cpu()
     # a query that is asked again brings its answers to the row that stands for it
-    _, number = row_hashes(queries).unique(return_inverse=True)
+    _, number = torch.unique(row_hashes(queries), return_inverse=True)
     place = torch.full((int(number.max()) + 1,), -1).scatter_(0, number[rows], torch.arange(len(rows)))
     links = torch.stack([place[number[links[:, 0]]], links[:, 1]], dim=1)
-    links = links[links[:, 0] >= 0].unique(dim=0)
+    links = torch.unique(links[links[:, 0] >= 0], dim=0)
     counts = torch.bincount(links[:, 0], minlength=len(rows))
     column = torch.arange(len(links)) - (counts.cumsum(0) - counts)[links[:, 0]]
     scores = torch.full((len(rows), max(1, int(counts.max()))), math.nan, dtype=torch.float64)

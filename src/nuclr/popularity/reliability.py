@@ -82,7 +82,7 @@ def zeta_reliability(problem: Problem, log_z: Tensor) -> float:
     zero = torch.zeros(len(problem.b), dtype=problem.dtype, device=problem.y.device)
     zeta = []
     noise = []
-    for part in columns.split(max(1, TILE // len(mass))):
+    for part in torch.split(columns, max(1, TILE // len(mass))):
         some = replace(problem, b=problem.b[part], y=problem.y[part])
         logits = some.logits(every, every, zero[part]).double() + log_mass[:, None]
         zeta.append(problem.temperature * logits.logsumexp(dim=0))

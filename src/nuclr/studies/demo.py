@@ -6,7 +6,6 @@ itself, the others are in its folder `seeds`. This module is also the program of
 """
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from nuclr import files
 from nuclr.data.opening import open_pairs
 from nuclr.errors import UserError
 from nuclr.evaluation.ranks import rank_correlation
-from nuclr.popularity import ConvergenceWarning, PopularityCorrection, hubness
+from nuclr.popularity import PopularityCorrection, hubness
 from nuclr.runs import folder
 from nuclr.runs.jobs import serve
 from nuclr.runs.run import Run
@@ -147,9 +146,7 @@ def _search(
     chance: float,
 ) -> tuple[Search, Tensor, Tensor]:
     """Return the search, the bias and N_10 of every item."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        bias = PopularityCorrection().fit(bank_queries, bank_items).bias(gallery)
+    bias = PopularityCorrection().fit(bank_queries, bank_items).bias(gallery)
     k = min(K, len(gallery))
     plain = hubness(queries, gallery, k)
     corrected = hubness(queries, gallery, k, bias=bias)

@@ -19,7 +19,15 @@ UNSURE = Interval(0.01, -0.01, 0.03)
 
 
 def make_report(
-    *changes, never_found=0.05, corrected=0.02, chance=0.0, bank=None, repeated=0.0, recall=0.5, links=None
+    *changes,
+    never_found=0.05,
+    corrected=0.02,
+    chance=0.0,
+    bank=None,
+    repeated=0.0,
+    recall=0.5,
+    links=None,
+    p_value=None,
 ):
     """Return a report with changes of recall at 1, 5 and 10."""
     by_depth = dict(zip(("1", "5", "10"), changes, strict=False))
@@ -27,7 +35,7 @@ def make_report(
     return HubnessReport(
         queries=Origin("q.npy", 10),
         gallery=Origin("g.npy", 20),
-        bank=Bank(bank, 5, 20, repeated),
+        bank=Bank(bank, 5, 20, repeated, p),
         counted=5,
         same=False,
         k=10,
@@ -57,7 +65,7 @@ def make_report(
         ((RISES, LEVEL, FALLS), ["Mixed", "recall@1", "recall@10"], True),
         ((UNSURE, LEVEL), ["No significant difference", "+1.0", "[-1.0, +3.0]"], True),
         ((LEVEL, UNSURE), ["No significant difference", "--tune"], False),
-        ((), ["--links"], True),
+        ((), ["--links"], False),
     ],
 )
 def test_recall_decides_if_it_is_known(changes, words, recommended):
@@ -73,6 +81,8 @@ def test_warnings_name_what_to_beware_of():
     (_, repeated) = make_report(repeated=0.4).advice
     assert "40%" in repeated and "--links" in repeated
     assert len(make_report(repeated=0.1).advice) == 1
+    (_, differs) = make_report(p=0.001).advice
+    assert "0.001" in differs
     (_, other_kind) = make_report(never_found=0.05, corrected=0.2, bank="dogs.npy").advice
     assert "dogs.npy" in other_kind
     compressed = replace(make_report(), gallery=Origin("g.faiss", 20, index="IndexPQ"))
