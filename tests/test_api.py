@@ -69,7 +69,7 @@ CALLS = {
     "solve scores": lambda x, _: popularity.solve(scores=x, temperature=0.2).zeta,
     "extend": lambda x, y: popularity.solve(x=x, y=y, temperature=0.2).extend(y),
     "bias": lambda x, y: popularity.PopularityCorrection(0.2).fit(x, y).bias(y),
-    "tuned bias": lambda x, y: popularity.PopularityCorrection().fit(x, pairs=(x, y, LINKS)).bias(y),
+    "tuned bias": lambda x, y: popularity.PopularityCorrection().fit(x, y, pairs=(x, y, LINKS)).bias(y),
     "gallery": lambda x, y: popularity.PopularityCorrection(0.2).fit(x, y).gallery(x),
     "queries": lambda x, _: popularity.PopularityCorrection().queries(x),
     "query_ranks": lambda x, y: evaluation.query_ranks(x, y, LINKS).expected(),

@@ -27,7 +27,7 @@ def make_report(
     repeated=0.0,
     recall=0.5,
     links=None,
-    p_value=None,
+    p=None,
 ):
     """Return a report with changes of recall at 1, 5 and 10."""
     by_depth = dict(zip(("1", "5", "10"), changes, strict=False))
