@@ -135,7 +135,7 @@ class Bank:
             size = max(2, len(self.x), len(self.y))  # whoever made the bank has chosen its size
             fix_x, fix_y = (
                 PopularityCorrection(temperature, bank_size=size).fit(
-                    queries, candidates, transductive=self.transductive
+                    queries, candidates, items=True, transductive=self.transductive
                 )
                 for queries, candidates in ((self.y, self.x), (self.x, self.y))
             )
@@ -359,7 +359,7 @@ def hubness_change(
         True
 
     """
-    fix = PopularityCorrection().fit(*bank)
+    fix = PopularityCorrection().fit(*bank, items=True)
     bias = fix.bias(gallery)
     queries = as_rows("queries", queries)
     gallery = as_rows("gallery", gallery)
