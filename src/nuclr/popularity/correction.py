@@ -65,6 +65,7 @@ from nuclr.arrays import (
     as_rows,
     as_vector,
     check_norms,
+    checked_rows,
     evenly_spaced,
 )
 from nuclr.errors import UserError
@@ -254,8 +255,6 @@ class PopularityCorrection:
         found = self._rows("gallery", gallery, asked.shape[1])
         if len(found) < 2:
             raise ValueError("gallery has 1 row; there is nothing to correct")
-        if not items and not transductive:
-            _refuse_items(asked, found)
         # -- the queries that count: without repetitions, then at most `bank_size`
         rows = torch.arange(len(asked)) if transductive else distinct_rows(asked)
         rows = rows[evenly_spaced(len(rows), self.bank_size)]
@@ -268,6 +267,8 @@ class PopularityCorrection:
         # -- the candidates, and the prior count
         chosen = evenly_spaced(len(found), self.bank_size)
         candidates = found[chosen].to(bank)
+        if not items and not transductive:
+            _refuse_items(checked_rows(bank), checked_rows(candidates))
         wanted = None if demand is None else _positive("demand", demand, len(found))[chosen]
         if self.prior > 0 and not transductive:
             bank = torch.cat([bank, bank.new_zeros(1, bank.shape[1])])
@@ -279,24 +280,22 @@ class PopularityCorrection:
         scale = score_std(asked[rows], candidates)
         if self.temperature is None:
             self.temperature = (TRANSDUCTIVE_FACTOR if transductive else DEFAULT_FACTOR) * scale
+        log_z = self._solve(candidates, wanted)
         if self.strength is None:
             self.strength = DEFAULT_STRENGTH
             if self._asked[0] is None and not transductive:
-                self._solve(candidates, wanted)
-                assert self._log_z is not None
-                self.strength = default_strength(zeta_reliability(self._problem(candidates), self._log_z))
-        if pairs is None or None not in self._asked:
-            self._solve(candidates, wanted)
-        else:
+                self.strength = default_strength(zeta_reliability(self._problem(candidates), log_z))
+        if pairs is not None and None in self._asked:
             self._tune(candidates, wanted, scale, *pairs, exclude)
         return self
 
-    def _solve(self, candidates: Tensor, wanted: Tensor | None) -> None:
-        """Find the partition functions of the bank's queries at the present temperature."""
+    def _solve(self, candidates: Tensor, wanted: Tensor | None) -> Tensor:
+        """Find and return the log partition functions of the bank's queries at the present temperature."""
         problem = self._problem(candidates)
         if wanted is not None:
             problem = replace(problem, b=wanted.to(problem.b) * (len(wanted) / wanted.sum()))
         self._log_z = Solver(tolerance=TOLERANCE, max_iterations=PASSES)(problem).log_z
+        return self._log_z
 
     def _problem(self, y: Tensor) -> Problem:
         """Return the problem of the bank's queries with some items."""
@@ -335,10 +334,9 @@ class PopularityCorrection:
         if self._asked[1] is None:
             strengths |= set(STRENGTHS)
         reciprocal: dict[tuple[float, float], Tensor] = {}
-        log_z: dict[float, Tensor | None] = {}
+        log_z: dict[float, Tensor] = {}
         for self.temperature in sorted(temperatures):
-            self._solve(candidates, wanted)
-            log_z[self.temperature] = self._log_z
+            log_z[self.temperature] = self._solve(candidates, wanted)
             zeta = self._zeta(found)
             for strength in sorted(strengths):
                 _, rows = nearest(asked, found, depth, strength * zeta, exclude)
