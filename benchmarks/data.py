@@ -31,13 +31,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from nuclr.data.formats.views import find_images
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 from torch.utils.data import DataLoader, Dataset
 
 from nuclr.data import Augment, ImageOptions, Loader, normalize, open_pairs
-from nuclr.data.formats.views import find_images
 from nuclr.data.modalities.augment import Crops, random_crops
 
 SCALE = (0.5, 1.0)

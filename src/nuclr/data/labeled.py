@@ -154,11 +154,12 @@ def has_labels(path: Path) -> bool:
 
 def is_class_folder(folder: Path) -> bool:
     """Return whether a folder has several folders, some of which hold images."""
-    return len(_class_folders(folder)) > 1 and any(file.suffix.lower() in SUFFIXES for file in folder.glob("*/*"))
+    return len(class_folders(folder)) > 1 and any(file.suffix.lower() in SUFFIXES for file in folder.glob("*/*"))
 
 
-def _class_folders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted; none if it does not exist."""
+    return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
 
 
 def open_class_folder(folder: Path, allow_outside: bool = False) -> LabeledImages:
@@ -173,7 +174,7 @@ def open_class_folder(folder: Path, allow_outside: bool = False) -> LabeledImage
 
     """
     path = folder / "classes.json"
-    folders = _class_folders(folder)
+    folders = class_folders(folder)
     names = read_json(path) if path.is_file() else folders
     templates = read_json(folder / "templates.json") if (folder / "templates.json").is_file() else list(TEMPLATES)
     if isinstance(names, dict) and "classes" in names:

@@ -34,7 +34,6 @@ from nuclr.data.formats.columns import (
     ListedPairs,
     Row,
     TextColumn,
-    first_line,
     head_columns,
     make_column,
     read_item,
@@ -44,7 +43,7 @@ from nuclr.data.modalities import Folder, get_modality
 from nuclr.data.modalities.base import boundary
 from nuclr.data.modalities.text import MAX_CHARACTERS, check_text, clean, decode_text, digest
 from nuclr.data.side import SIDES, SideName
-from nuclr.errors import BadSample, UserError, require
+from nuclr.errors import BadSample, UserError, first_line, require
 from nuclr.files import file_stamp, find_cache_folder, parse_json, refuse_expansion, write_atomically
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them

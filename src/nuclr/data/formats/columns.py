@@ -26,7 +26,7 @@ from nuclr.data.modalities.base import WrongCellError, boundary, shorten
 from nuclr.data.modalities.text import MAX_CHARACTERS, Texts, check_text, clean, decode_text, digest, number_distinct
 from nuclr.data.modalities.vector import check_vector, is_empty, is_list_of_numbers
 from nuclr.data.pairs import SIDES, Pairs, Side, SideName
-from nuclr.errors import BadSample, UserError, printable
+from nuclr.errors import BadSample, UserError, first_line, printable
 
 PROBED = 1000  # rows by which the modality of a column is recognized
 _LONGEST_NAME = 60  # characters of a column's name that name its side
@@ -341,11 +341,6 @@ def read_item(
         raise
     except Exception as error:
         raise BadSample(f"cannot be read ({type(error).__name__}: {first_line(error)})") from None
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def split_cell(value: Any) -> Sequence[Any]:
