@@ -42,7 +42,7 @@ from nuclr.training import loop
 
 KINDS: dict[str | None, Kind] = {"retrieval": "retrieval", "classification": "zero_shot"}  # in table files
 MEAN = "Mean"
-OWNED = {"seed": "list the seeds with the table's key seeds", "out": "name the folder of the table with --out"}
+OWNED = {"seed": "set the number of seeds with the table's key seeds", "out": "name the folder of the table with --out"}
 PROTOCOL = (
     "Percent. Each value is the mean over the seeds, with the sample standard deviation.",
     "Retrieval: recall@1, mean of both directions, unless the column names another metric. Classification: zero-shot "
@@ -68,13 +68,8 @@ def _read_overrides(value: Any) -> Any:
     return dict(flatten(value)) if isinstance(value, Mapping) else value
 
 
-def _read_seeds(value: Any) -> Any:
-    return list(range(value)) if type(value) is int and value <= 1000 else value
-
-
 Published = Annotated[Value, pydantic.BeforeValidator(_read_published)]
 Overrides = Annotated[dict[str, Any], pydantic.BeforeValidator(_read_overrides)]
-Seeds = Annotated[tuple[pydantic.NonNegativeInt, ...], pydantic.BeforeValidator(_read_seeds)]
 Title = Annotated[str, pydantic.Field(pattern=r"^[^\x00-\x1f]*$")]
 
 
@@ -127,10 +122,10 @@ class BlockEntry(_Entry):
 
 
 class TableFile(_Entry):
-    """The content of a table file. `published_in` names the source of published values."""
+    """The content of a table file. `seeds` is their number; `published_in` names the source of published values."""
 
     title: Title = ""
-    seeds: Annotated[Seeds, pydantic.Field(min_length=1)] = (0,)
+    seeds: Annotated[int, pydantic.Field(ge=1, le=1000)] = 1
     overrides: Overrides = {}
     columns: tuple[ColumnEntry, ...] = ()
     mean: bool = True
@@ -162,7 +157,7 @@ def read_table(path: Path) -> TableFile:
         path: The YAML file.
 
     Returns:
-        Its content: all rows in `blocks`, with the columns of each block, and the seeds as a list.
+        Its content: all rows in `blocks`, with the columns of each block.
 
     Raises:
         UserError: An unknown key or a wrong value; the message names the place.
@@ -239,7 +234,7 @@ def plan_table(
         command="nuclr table",
         name="table",
         rows=tuple(rows.values()),
-        seeds=table.seeds,
+        seeds=tuple(range(table.seeds)),
         keep_checkpoints=True,
         entries={f"row {row.name.strip('/')}": content(row.base) for row in rows.values()},
     )

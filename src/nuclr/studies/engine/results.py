@@ -5,7 +5,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -374,8 +373,7 @@ def _add_details(
             tried.append((dict(changes), {key: 100 * study.score(run, key) for key in study.plan.tuning}))
     curves = []
     for run in next(iter(study.finals(row).values())):
-        text = (study.path(run) / run_folder.METRICS).read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text.splitlines()]
+        lines = run_folder.read_lines(study.path(run) / run_folder.METRICS, {"epoch"}, [])
         points = {line["epoch"]: score(val_metrics(line)) for line in lines}
         curves.append({epoch: 100 * value for epoch, value in points.items() if value is not None})
     return dataclasses.replace(
