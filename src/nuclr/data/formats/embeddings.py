@@ -15,7 +15,6 @@ shard by shard, into a temporary file on the disk of the folder. Vectors may hav
 
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -273,14 +272,6 @@ def _unpack(
     if not paths:
         return []
     target = find_cache_folder(folder)
-    needed = sum(npz_sizes(path)[key] for path in paths)
-    free = shutil.disk_usage(target or tempfile.gettempdir()).free
-    if needed > 0.9 * free:
-        raise UserError(
-            f"{folder}: {key} is compressed and needs {needed / 2**30:.1f} GiB on disk when unpacked, but "
-            f"{free / 2**30:.1f} GiB are free; save the shards without compression (numpy.savez), or set NUCLR_CACHE "
-            "to a folder on a larger disk"
-        )
     file: IO[bytes] = tempfile.TemporaryFile(dir=target)  # noqa: SIM115 (open as long as its rows are read)
     matrices = []
     for path in paths:
