@@ -20,7 +20,7 @@ from nuclr.data.labeled import ClassTexts, LabeledVectors, Prompts, read_prompts
 from nuclr.data.pairs import SIDES, Labeled, Pairs, SideName
 from nuclr.data.selection import Source
 from nuclr.errors import UserError
-from nuclr.evaluation import Bank, bank_rows, class_features, links_with_copies
+from nuclr.evaluation import Bank, bank_rows, class_features
 from nuclr.evaluation.metrics import Kind
 from nuclr.evaluation.test_sets import (
     CLASSIFICATION,
@@ -43,7 +43,6 @@ from nuclr.runs.settings import Data, Evaluate, content_hash
 DUPLICATES = {
     "merge": "every distinct y is in the gallery once and belongs to all x that have it",
     "miss": "the y of every pair is in the gallery and belongs to the x of its own pair only",
-    "hit": "the y of every pair is in the gallery, and copies of it belong to the same x",
 }
 Need = tuple[SideName | None, str, int | None]  # side (None: any), modality, and width of vectors
 BUILTIN_CLASSES = "builtin_classes"  # built-in pictures with their classes, where "builtin" are pairs
@@ -277,11 +276,7 @@ class Subject:
     def pair_features(self, source: Source, duplicates: str = "merge") -> PairFeatures:
         """Return the features of pairs; `duplicates` is a key of DUPLICATES."""
         loader = self._loader(source.pairs)
-        features = encode_pairs(self.model, loader, source.numbers, self.encoding, merge_y=duplicates == "merge")
-        if duplicates == "hit":
-            copies = torch.from_numpy(source.pairs.sides["y"].ids[source.numbers])
-            features = dataclasses.replace(features, links=links_with_copies(features.links, copies))
-        return features
+        return encode_pairs(self.model, loader, source.numbers, self.encoding, merge_y=duplicates == "merge")
 
     def _loader(self, pairs: Pairs) -> Any:
         """Return a loader that reads pairs as training did, without augmentation; images are read once and not kept."""
