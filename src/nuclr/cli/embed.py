@@ -71,7 +71,13 @@ def embed(
         )
         bad = 0
         if images is not None or texts is not None:
-            arrays, row_names = _embed_items(subject, data, images, texts, side)
+            arrays, row_names = _embed_items(
+                subject,
+                data,
+                images,
+                texts,
+                side,
+            )
         else:
             if pairs is not None:
                 with options_in_messages():
@@ -91,7 +97,12 @@ def embed(
                 raise UserError(f"{run} is not a run folder, so --pairs, --images or --texts is needed")
             bad = len(source.bad)
             loader = components.make_loader(data, source.pairs, subject.model)
-            arrays, row_names = features.embed_pairs(subject.model, loader, source.numbers, subject.encoding)
+            arrays, row_names = features.embed_pairs(
+                subject.model,
+                loader,
+                source.numbers,
+                subject.encoding,
+            )
         launch.on_first(lambda: features.write_embeddings(out, arrays, row_names))
     if launch.is_first():
         shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
@@ -133,5 +144,11 @@ def _embed_items(
         model,
         encoders=(encoder, encoder),
     )
-    array = features.encode_side(encoder, loader, "x", np.arange(len(pictures)), subject.encoding)
+    array = features.encode_side(
+        encoder,
+        loader,
+        "x",
+        np.arange(len(pictures)),
+        subject.encoding,
+    )
     return {chosen: array}, {".txt": [pictures.name(number) for number in range(len(pictures))]}

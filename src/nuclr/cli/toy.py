@@ -54,7 +54,12 @@ def toy(
     from nuclr import files
     from nuclr.studies.toy import study as toy_study
 
-    files.prepare_folder(out, toy_study.COMMAND, toy_study.SUMMARY, [toy_study.SUMMARY])
+    files.prepare_folder(
+        out,
+        toy_study.COMMAND,
+        toy_study.SUMMARY,
+        [toy_study.SUMMARY],
+    )
     sizes = tuple(n for n in toy_study.SIZES if n <= max_n)
     work = sum(point.repeats * point.n**2 for point in toy_study.plan(seeds, sizes))
     with typer.progressbar(length=work, label="toy study", file=sys.stderr) as bar:

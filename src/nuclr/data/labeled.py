@@ -108,7 +108,12 @@ class LabeledVectors(Labeled):
             numbers, positions = np.unique(labels, return_inverse=True)
             if "prompts" in arrays:
                 prompts = arrays["prompts"]
-                rows = as_features(f"{path}: prompts", prompts.reshape(-1, prompts.shape[-1]), "any", torch.float32)
+                rows = as_features(
+                    f"{path}: prompts",
+                    prompts.reshape(-1, prompts.shape[-1]),
+                    "any",
+                    torch.float32,
+                )
                 self.prompt_vectors = rows.reshape(len(prompts), -1, rows.shape[1]).numpy()
                 numbers = np.arange(len(prompts))
                 positions = labels
@@ -174,7 +179,12 @@ def open_class_folder(folder: Path, allow_outside: bool = False) -> LabeledImage
     names = read_json(path) if path.is_file() else folders
     templates = read_json(folder / "templates.json") if (folder / "templates.json").is_file() else list(TEMPLATES)
     classes = _name_folders(path, folders, names)
-    return LabeledImages(folder, classes, _check_templates(folder, templates), allow_outside)
+    return LabeledImages(
+        folder,
+        classes,
+        _check_templates(folder, templates),
+        allow_outside,
+    )
 
 
 def _name_folders(
@@ -230,7 +240,12 @@ def open_image_folder(folder: Path, allow_outside: bool = False) -> ViewPairs:
         raise UserError(f"{folder}: the folder has no images ({', '.join(sorted(SUFFIXES))})")
     names = (str(file.relative_to(folder)) for file in files)
     rows = (Row(name, name, row) for row, name in enumerate(names))
-    heading = Heading("image", None, get_modality("image"), "image")
+    heading = Heading(
+        "image",
+        None,
+        get_modality("image"),
+        "image",
+    )
     columns: dict[SideName, Column] = {"x": make_column(heading), "y": make_column(heading)}
     return ViewPairs(ListedPairs(Request(folder, folder, allow_outside=allow_outside), columns, rows, "row"))
 
@@ -299,7 +314,12 @@ class Prompts:
             kept = [self._find(self.classes, keys) for keys in zip(folders, names, strict=True)]
         if self.of_class is None:
             used = list(templates) if self.templates is None else self.templates
-            return ClassTexts(kept, used, fill_templates(used, kept), self.path)
+            return ClassTexts(
+                kept,
+                used,
+                fill_templates(used, kept),
+                self.path,
+            )
         prompts = []
         for keys in zip(folders, names, kept, strict=True):
             prompts += fill_templates(self._find(self.of_class, keys), keys[-1:])

@@ -235,7 +235,12 @@ class Loader:
     def _read(self, request: _Request, rows: slice) -> dict[SideName, Items]:
         """Write the images of some rows of a batch to its memory, and return the items of the other sides."""
         for name, targets in request.targets.items():
-            self._read_images(name, request.numbers[rows].tolist(), rows.start, targets)
+            self._read_images(
+                name,
+                request.numbers[rows].tolist(),
+                rows.start,
+                targets,
+            )
         items: dict[SideName, Items] = {}
         for name in request.sides:
             if name not in request.images:
@@ -316,7 +321,14 @@ class Loader:
         ids = {name: torch.from_numpy(side.ids[request.numbers]) for name, side in self.pairs.sides.items()}
         group = None if self.pairs.group is None else torch.from_numpy(self.pairs.group[request.numbers])
         numbers = torch.from_numpy(request.numbers)
-        return Batch(numbers, ids["x"], ids["y"], items.get("x", []), items.get("y", []), group)
+        return Batch(
+            numbers,
+            ids["x"],
+            ids["y"],
+            items.get("x", []),
+            items.get("y", []),
+            group,
+        )
 
     def _join(self, parts: list[Items]) -> Items:
         """Return one batch of the parts of a batch."""

@@ -86,7 +86,14 @@ def open(
     if is_vectors(str(path)):
         return open_vectors(path)
     sides: dict[SideName, SideChoice] = {"x": x, "y": y}
-    request = Request(Path(), None, sides, split, allow_outside, views)
+    request = Request(
+        Path(),
+        None,
+        sides,
+        split,
+        allow_outside,
+        views,
+    )
     with show_urls():
         try:
             opened = _open(path, None if root is None else str(root), request)

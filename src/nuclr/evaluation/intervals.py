@@ -189,8 +189,18 @@ def change_interval(
         return_counts=True,
     )
     count = {"all": kinds[:, 2]}
-    plain = Fold("queries", {"all": kinds[None, :, 0]}, count, copies)
-    changed = Fold("queries", {"all": kinds[None, :, 1]}, count, copies)
+    plain = Fold(
+        "queries",
+        {"all": kinds[None, :, 0]},
+        count,
+        copies,
+    )
+    changed = Fold(
+        "queries",
+        {"all": kinds[None, :, 1]},
+        count,
+        copies,
+    )
     return Bootstrap().difference([changed], [plain])
 
 

@@ -328,7 +328,12 @@ def open_standard_classes(
     archive = open_cifar(name, folder) if class_folder is None and known.archives else None
     images: Labeled
     if class_folder is not None:
-        images = _open_folders(class_folder, folder, known, allow_outside)
+        images = _open_folders(
+            class_folder,
+            folder,
+            known,
+            allow_outside,
+        )
         path = class_folder
     elif archive is not None:
         images = archive
@@ -371,7 +376,12 @@ def _open_folders(
                 f"{class_folder}: the folders are WordNet numbers ({folders[0]}, ...), which mean nothing to a model; "
                 f'add classes.json, {{"{folders[0]}": "name", ...}}, or {NAME_LISTS[0]} to it'
             )
-    return LabeledImages(class_folder, {folder: names[folder] for folder in folders}, [], allow_outside)
+    return LabeledImages(
+        class_folder,
+        {folder: names[folder] for folder in folders},
+        [],
+        allow_outside,
+    )
 
 
 def _listed(

@@ -138,7 +138,12 @@ def read_joint(
     config = read_config(folder, key)
     if config.model_type not in JOINT:
         raise UserError(f"{key}: {folder} holds a {config.model_type!r} model; needs one of {', '.join(JOINT)}")
-    model: Any = load_model(class_of(config), folder, key, config=config)
+    model: Any = load_model(
+        class_of(config),
+        folder,
+        key,
+        config=config,
+    )
     sides = {}
     for name, prepared in inputs.items():
         if isinstance(prepared, ImageFormat):

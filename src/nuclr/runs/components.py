@@ -36,7 +36,12 @@ Loaders = dict[tuple[Any, ...], Loader]
 
 def open_train(data: s.Data, check: bool = True) -> Source:
     """Open the training pairs: split, columns and `data.keep` as set, without bad samples."""
-    pairs = open_pairs_of_run(data, str(data.train), data.root, data.split)
+    pairs = open_pairs_of_run(
+        data,
+        str(data.train),
+        data.root,
+        data.split,
+    )
     keep = None if data.keep is None else read_keep(below(data.root, data.keep), len(pairs))
     return _check(data, pairs, check, keep)
 
@@ -157,7 +162,12 @@ def view_groups(data: s.Data, source: Source) -> ViewGroups | None:
         views[side] = 1 if has_crops else getattr(data, side).views
     if max(views.values()) == 1:
         return None
-    return ViewGroups(source.pairs, views["x"], views["y"], source.numbers)
+    return ViewGroups(
+        source.pairs,
+        views["x"],
+        views["y"],
+        source.numbers,
+    )
 
 
 def below(root: str | None, name: str) -> Path:

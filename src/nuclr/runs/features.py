@@ -119,8 +119,20 @@ def encode_pairs(
         return_index=True,
         return_inverse=True,
     )
-    x = encode_side(model.x, loader, "x", numbers[first_x], encoding)
-    y = encode_side(model.y, loader, "y", numbers[first_y], encoding)
+    x = encode_side(
+        model.x,
+        loader,
+        "x",
+        numbers[first_x],
+        encoding,
+    )
+    y = encode_side(
+        model.y,
+        loader,
+        "y",
+        numbers[first_y],
+        encoding,
+    )
     y_number = numbers[first_y]
     if not merge_y:
         y = y[torch.from_numpy(y_row)]
@@ -180,8 +192,18 @@ def merge_groups(x_row: Tensor, group: Tensor) -> Tensor:
     distinct, group = torch.unique(group, return_inverse=True)
     merged = torch.arange(len(distinct))
     while True:  # each round takes over the smallest number among the groups that share an x
-        of_x = torch.full((int(x_row.max()) + 1,), len(distinct)).scatter_reduce(0, x_row, merged[group], "amin")
-        smallest = merged.scatter_reduce(0, group, of_x[x_row], "amin")
+        of_x = torch.full((int(x_row.max()) + 1,), len(distinct)).scatter_reduce(
+            0,
+            x_row,
+            merged[group],
+            "amin",
+        )
+        smallest = merged.scatter_reduce(
+            0,
+            group,
+            of_x[x_row],
+            "amin",
+        )
         if torch.equal(smallest, merged):
             return merged[group]
         merged = smallest
@@ -239,7 +261,12 @@ def _encode(
 
 
 def _share(numbers: np.ndarray, batch: int) -> Iterator[np.ndarray]:
-    return all_batches(numbers, batch, distributed.rank(), distributed.world_size())
+    return all_batches(
+        numbers,
+        batch,
+        distributed.rank(),
+        distributed.world_size(),
+    )
 
 
 def gather(parts: list[Tensor]) -> Tensor:

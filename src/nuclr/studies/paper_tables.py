@@ -215,7 +215,12 @@ def plan_table(
                 labeled.append(row)
                 continue
             changes = {**table.overrides, **block.overrides, **row.overrides}
-            settings = _load(path.parent / row.config, changes, overrides, row.label)
+            settings = _load(
+                path.parent / row.config,
+                changes,
+                overrides,
+                row.label,
+            )
             label = row.label or entry(settings.objective.name).label
             name = f"{block.title}/{label}"
             if name in rows:
@@ -227,7 +232,13 @@ def plan_table(
                 except UserError as error:
                     problems[f"column {column.name}: {error}"] = None
             title = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60]
-            rows[name] = Row(name, label, settings, tuple(sets), title=title)
+            rows[name] = Row(
+                name,
+                label,
+                settings,
+                tuple(sets),
+                title=title,
+            )
             labeled.append(row.model_copy(update={"label": label}))
         blocks.append(block.model_copy(update={"rows": tuple(labeled)}))
     plan = Plan(
@@ -238,7 +249,13 @@ def plan_table(
         keep_checkpoints=True,
         entries={f"row {row.name.strip('/')}": content(row.base) for row in rows.values()},
     )
-    return TableStudy(table.model_copy(update={"blocks": tuple(blocks)}), plan, list(problems), out, say)
+    return TableStudy(
+        table.model_copy(update={"blocks": tuple(blocks)}),
+        plan,
+        list(problems),
+        out,
+        say,
+    )
 
 
 def _load(
@@ -273,7 +290,13 @@ def _open_column(
     elif standard not in ("builtin", BUILTIN_CLASSES) and not is_url(path):
         path = str((tests / path).absolute())
     prompts = folder / column.prompts if column.prompts is not None else None
-    test = open_test(column.test, path, settings.data, KINDS.get(column.kind), prompts)
+    test = open_test(
+        column.test,
+        path,
+        settings.data,
+        KINDS.get(column.kind),
+        prompts,
+    )
     metric, direction = find_metric(column.metric) or (None, "")
     known = metric is not None and metric.kind == test.kind and not metric.median
     if column.metric != FIRST and not (known and direction in ("", "mean", *direction_names(test.sides))):
@@ -389,7 +412,12 @@ class TableStudy(Study):
                 if one.config is None:
                     rows.append(ResultRow(label, label, "", dict(one.published)))
                 else:
-                    result = result_row(self, self.rows[f"{block.title}/{label}"], columns, one.published)
+                    result = result_row(
+                        self,
+                        self.rows[f"{block.title}/{label}"],
+                        columns,
+                        one.published,
+                    )
                     rows.append(dataclasses.replace(result, name=label))
             blocks.append(Block(block.title, tuple(columns), tuple(rows)))
         return make_comparison(

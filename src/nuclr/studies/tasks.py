@@ -117,10 +117,23 @@ def open_retrieval(
         opened = open_standard_pairs(*standard, "test", data.allow_outside)
         source = Source(opened.pairs, np.arange(len(opened.pairs)), {})
         # As in published results, a copy of a caption does not count as right.
-        return Task(standard[0], str(opened.path), "retrieval", source, opened.split, duplicates="miss")
+        return Task(
+            standard[0],
+            str(opened.path),
+            "retrieval",
+            source,
+            opened.split,
+            duplicates="miss",
+        )
     columns = Data(allow_outside=data.allow_outside) if data.contrasts_views else data
     pairs = open_pairs_like_run(columns, text, data.root, split)
-    return Task(text, text, "retrieval", _usable(pairs, data), split)
+    return Task(
+        text,
+        text,
+        "retrieval",
+        _usable(pairs, data),
+        split,
+    )
 
 
 def _usable(pairs: Pairs, data: Data) -> Source:
@@ -206,7 +219,13 @@ class Subject:
     @classmethod
     def of_run(cls, run: Run) -> "Subject":
         """Return a run as a subject."""
-        return cls(run.folder, run.model, run.settings.data, run.encoding, run)
+        return cls(
+            run.folder,
+            run.model,
+            run.settings.data,
+            run.encoding,
+            run,
+        )
 
     @property
     def image_size(self) -> int:
@@ -276,7 +295,13 @@ class Subject:
     def pair_features(self, source: Source, duplicates: str = "merge") -> PairFeatures:
         """Return the features of pairs; `duplicates` is a key of DUPLICATES."""
         loader = self._loader(source.pairs)
-        return encode_pairs(self.model, loader, source.numbers, self.encoding, merge_y=duplicates == "merge")
+        return encode_pairs(
+            self.model,
+            loader,
+            source.numbers,
+            self.encoding,
+            merge_y=duplicates == "merge",
+        )
 
     def _loader(self, pairs: Pairs) -> Any:
         """Return a loader that reads pairs as training did, without augmentation; images are read once and not kept."""
@@ -344,7 +369,12 @@ def open_subject(
     elif (path / "config.json").is_file() and not best:
         where = pick_device(device)
         model = build_model(pretrained=str(path)).to(where).eval()
-        subject = Subject(path, model, Data(), Encoding(Evaluate().batch_size, where))
+        subject = Subject(
+            path,
+            model,
+            Data(),
+            Encoding(Evaluate().batch_size, where),
+        )
     else:
         raise UserError(f"{path}: neither a run (config.yaml; --best needs one) nor encoders (config.json)")
     encoding = subject.encoding

@@ -132,7 +132,12 @@ def _try_steps(settings: Settings, device: torch.device) -> Estimate:
     batch_size = settings.data.batch_size
     steps = steps_per_epoch(order, batch_size)
     data = _measure_data(settings, parts, order)
-    seconds_step, loss = _measure_step(settings, parts, order, device)
+    seconds_step, loss = _measure_step(
+        settings,
+        parts,
+        order,
+        device,
+    )
 
     reading = batch_size / distributed.world_size() / data.per_second
     # Threads read while a device computes; encoders on the CPU need the same cores as the threads.
@@ -203,7 +208,12 @@ def _measure_step(
     """Return the seconds of a step on a batch that has been read, and its loss."""
     data = settings.data
     batch = next(parts.inputs.load(parts.loader, order[: data.batch_size], data.batch_size, epoch=0, step=0))
-    contrast = partial(apply_objective, parts.objective, batch=batch, mask=data.mask)
+    contrast = partial(
+        apply_objective,
+        parts.objective,
+        batch=batch,
+        mask=data.mask,
+    )
 
     def take_steps(count: int) -> tuple[float, float]:
         _synchronize(device)
@@ -211,7 +221,14 @@ def _measure_step(
         for _ in range(count):
             x, y = parts.inputs.prepare(batch, 0, 0, device)
             parts.optimizer.zero_grad(set_to_none=True)
-            out = encode_and_backward(parts.encode, x, y, contrast, len(batch), data.micro_batch)
+            out = encode_and_backward(
+                parts.encode,
+                x,
+                y,
+                contrast,
+                len(batch),
+                data.micro_batch,
+            )
             parts.optimizer.step()
         _synchronize(device)
         return (time.perf_counter() - begin) / count, out.loss.item()

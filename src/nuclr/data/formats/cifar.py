@@ -149,4 +149,9 @@ def _parse(version: Version, folder: Path) -> CifarImages:
     labels = rows[:, version.label_bytes - 1]
     if labels.max() >= len(names) or len(set(names)) < len(names) or len(names) < 2:
         raise UserError(f"{folder / version.names}: {len(names)} names do not fit the labels 0 to {labels.max()}")
-    return CifarImages(rows[:, version.label_bytes :], labels, names, path)
+    return CifarImages(
+        rows[:, version.label_bytes :],
+        labels,
+        names,
+        path,
+    )

@@ -407,7 +407,12 @@ class ListedPairs(Pairs):
         hashed = hashlib.sha256()
         for name, column in columns.items():
             heading = column.heading
-            self.sides[name] = Side(heading.name, heading.key, heading.modality, column.ids())
+            self.sides[name] = Side(
+                heading.name,
+                heading.key,
+                heading.modality,
+                column.ids(),
+            )
             hashed.update(column.fingerprint())
             column.locate(request.path, request.root, request.allow_outside)
         if self.group is not None:
@@ -537,7 +542,12 @@ def head_columns(
             modalities[side] = get_modality(known[side])
         else:
             values = [cell for cell in cells[side] if not is_empty(cell)]
-            modalities[side] = recognize_modality(values, keys[side], side, request)
+            modalities[side] = recognize_modality(
+                values,
+                keys[side],
+                side,
+                request,
+            )
     names = {side: modality.name for side, modality in modalities.items()}
     if set(names.values()) != {"image", "text"}:
         # Names of columns come from the file and are printed to terminals: one short line.

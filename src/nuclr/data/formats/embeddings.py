@@ -70,7 +70,12 @@ class VectorPairs(Pairs):
                 raise UserError(f"{vectors.name}: {len(vectors)} row; needs at least two samples")
             self._rows[side] = vectors.rows if path.is_dir() else np.asarray(rows[:])
             ids = y_to_x if side == "x" else np.arange(len(vectors))
-            self.sides[side] = Side(side, vectors.column if path.is_dir() else None, vector, ids)
+            self.sides[side] = Side(
+                side,
+                vectors.column if path.is_dir() else None,
+                vector,
+                ids,
+            )
             _hash_rows(hashed, self._rows[side])
         if not path.is_dir():
             _hash_rows(hashed, y_to_x)

@@ -233,7 +233,12 @@ class TarPairs(Pairs):
         self.sides = {}
         for side, scanner in zip(SIDES, scanners, strict=True):
             heading = scanner.heading
-            self.sides[side] = Side(heading.name, heading.key, heading.modality, rows[f"{side}_id"].astype(np.int64))
+            self.sides[side] = Side(
+                heading.name,
+                heading.key,
+                heading.modality,
+                rows[f"{side}_id"].astype(np.int64),
+            )
         if meta["grouped"]:
             self.group = np.cumsum(rows["begins"], dtype=np.int64) - 1
 

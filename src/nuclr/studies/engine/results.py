@@ -64,7 +64,12 @@ def make_value(fractions: Sequence[float] | np.ndarray, scale: float = 100.0) ->
     if not len(known):
         return None
     std = float(known.std(ddof=1)) if len(known) > 1 else None
-    return Value(float(known.mean()), std, tuple(known.tolist()), len(percent))
+    return Value(
+        float(known.mean()),
+        std,
+        tuple(known.tolist()),
+        len(percent),
+    )
 
 
 @dataclass(frozen=True)
@@ -271,7 +276,12 @@ def result_row(
         if column.of:
             by_seed[column.key] = np.mean([by_seed[key] for key in column.of], axis=0)
         else:
-            by_seed[column.key] = metric_values(study, row, sets.get(column.set), column.metric)
+            by_seed[column.key] = metric_values(
+                study,
+                row,
+                sets.get(column.set),
+                column.metric,
+            )
         is_number = metric is not None and metric[0].format != "percent"
         values[column.key] = make_value(by_seed[column.key], 1.0 if is_number else 100.0)
     runs = [run for runs in study.finals(row).values() for run in runs]
