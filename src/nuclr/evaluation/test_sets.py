@@ -213,15 +213,6 @@ CLASSIFICATION = {
 
 
 @dataclass(frozen=True)
-class StandardPairs:
-    """A retrieval set: its pairs, the list that they come from, and the split."""
-
-    pairs: Pairs
-    path: Path
-    split: str
-
-
-@dataclass(frozen=True)
 class StandardClasses:
     """A classification set: its images with templates, the numbers of the test images, and where they are."""
 
@@ -265,8 +256,8 @@ def open_standard_pairs(
     allow_outside: bool = False,
     x_name: str | None = None,
     y_name: str | None = None,
-) -> StandardPairs:
-    """Open MSCOCO or Flickr30k.
+) -> tuple[Pairs, Path]:
+    """Open MSCOCO or Flickr30k, and return the pairs and the list that they come from.
 
     Args:
         name: a key of `RETRIEVAL`.
@@ -303,7 +294,7 @@ def open_standard_pairs(
     images, captions = known.sizes[split]
     if sizes not in ((images, captions), (images, sizes[1] if captions is None else captions)):
         raise UserError(f"{path}: split {split!r} has {sizes} images and captions; it needs {known.sizes[split]}")
-    return StandardPairs(pairs, path, split)
+    return pairs, path
 
 
 def open_standard_classes(

@@ -82,8 +82,8 @@ def _open_val_set(
     split = val_split(data, name)
     standard = parse_standard(chosen.path, RETRIEVAL, data.val_key(name))
     if standard is not None:
-        opened = open_standard_pairs(*standard, str(split), data.allow_outside, data.x.name, data.y.name)
-        return Source(opened.pairs, np.arange(len(opened.pairs)), {})
+        pairs, _ = open_standard_pairs(*standard, str(split), data.allow_outside, data.x.name, data.y.name)
+        return Source(pairs, np.arange(len(pairs)), {})
     if chosen.x_key is not None:
         data = s.change(data, "x", s.DataSide(key=chosen.x_key, name=data.x.name))
     if chosen.y_key is not None:

@@ -114,15 +114,15 @@ def open_retrieval(
     """
     standard = parse_standard(text, RETRIEVAL, "--retrieval")
     if standard is not None:
-        opened = open_standard_pairs(*standard, "test", data.allow_outside)
-        source = Source(opened.pairs, np.arange(len(opened.pairs)), {})
+        pairs, path = open_standard_pairs(*standard, "test", data.allow_outside)
+        source = Source(pairs, np.arange(len(pairs)), {})
         # As in published results, a copy of a caption does not count as right.
         return Task(
             standard[0],
-            str(opened.path),
+            str(path),
             "retrieval",
             source,
-            opened.split,
+            "test",
             duplicates="miss",
         )
     columns = Data(allow_outside=data.allow_outside) if data.contrasts_views else data

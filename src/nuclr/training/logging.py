@@ -268,12 +268,7 @@ class Progress:
                 text = text[: shutil.get_terminal_size().columns - 1]  # the terminal would wrap a longer one
                 end = "\r"
             text = f"\x1b[2K{text}"  # erases what the line showed before
-        print(
-            text,
-            end=end,
-            file=sys.stderr,
-            flush=True,
-        )  # noqa: T201
+        print(text, end=end, file=sys.stderr, flush=True)  # noqa: T201
 
     def close(self) -> None:
         """Erase a line that does not stay."""
