@@ -149,7 +149,7 @@ class ResultRow:
     corrected: tuple[Corrected, ...] = ()
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
     tried: tuple[tuple[dict[str, Any], dict[str, float]], ...] = ()
-    epochs: tuple[int, ...] = ()
+    epochs: tuple[float, ...] = ()
     curve: tuple[tuple[float, ...], ...] = ()
 
 
