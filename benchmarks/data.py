@@ -31,16 +31,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from nuclr.data.formats.views import find_images
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 from torch.utils.data import DataLoader, Dataset
 
-from nuclr.data import Augment, ImageOptions, Loader, normalize, open_pairs
+from nuclr.data import Augment, ImageOptions, Loader, open_pairs
 from nuclr.data.modalities.augment import Crops, random_crops
+from nuclr.models.image_format import IMAGENET_MEAN, IMAGENET_STD, ImageFormat
 
 SCALE = (0.5, 1.0)
+NORMALIZED = ImageFormat(224, IMAGENET_MEAN, IMAGENET_STD)
 Epoch = Callable[[int], Iterator[Tensor]]
 
 
@@ -72,7 +73,7 @@ def crops_of_originals(folder: Path, options: argparse.Namespace, count: int, on
         numbers = batches(count, options.batch, number)
         crops = ({"x": [random_crops(options.batch, SCALE, 0, number, step)]} for step in range(len(numbers)))
         for step, batch in enumerate(loader.load(numbers, side="x", crops=crops)):
-            yield normalize(augment(batch.x, number, step)) if on_host else batch.x
+            yield NORMALIZED.normalize(augment(batch.x, number, step)) if on_host else batch.x
 
     return epoch
 
@@ -97,7 +98,7 @@ def crops_of_squares(folder: Path, options: argparse.Namespace, count: int) -> E
             theta[:, 1, 1], theta[:, 1, 2] = (bottom - top) / 2, (top + bottom) / 2
             pixels = batch.x.float() / 255
             grid = affine_grid(theta, list(pixels.shape), align_corners=False)
-            yield normalize(augment(grid_sample(pixels, grid, align_corners=False), number, step))
+            yield NORMALIZED.normalize(augment(grid_sample(pixels, grid, align_corners=False), number, step))
 
     return epoch
 
@@ -121,6 +122,10 @@ class Photographs(Dataset):
         return torch.from_numpy(np.array(part)).permute(2, 0, 1)
 
 
+def find_images(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg", ".png"))
+
+
 def data_loader(folder: Path, options: argparse.Namespace, count: int) -> Epoch:
     paths = find_images(folder)
     augment = Augment(0, 0.0, options.operations)
@@ -131,7 +136,7 @@ def data_loader(folder: Path, options: argparse.Namespace, count: int) -> Epoch:
         keys = [[(int(n), step, row) for row, n in enumerate(batch)] for step, batch in enumerate(numbers)]
         images = Photographs(paths, options.size, crops)
         for step, pixels in enumerate(DataLoader(images, batch_sampler=keys, num_workers=2)):
-            yield normalize(augment(pixels, number, step))
+            yield NORMALIZED.normalize(augment(pixels, number, step))
 
     return epoch
 

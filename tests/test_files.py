@@ -98,14 +98,10 @@ def test_text_is_read_without_its_byte_order_mark(tmp_path):
         read_text(tmp_path / "missing.txt")
 
 
-@pytest.mark.parametrize(
-    ("text", "encoding", "named"),
-    [("one\ntwo\ncafé\n", "latin-1", r"line 3.*0xE9.*Windows-1252"), ("one\n", "utf-16", r"line 1.*0xFF.*UTF-16")],
-)
-def test_the_line_that_is_not_utf8_is_named_with_a_command_that_converts_the_file(tmp_path, text, encoding, named):
+def test_a_file_that_is_not_utf8_is_named_with_a_command_that_converts_it(tmp_path):
     path = tmp_path / "my list.csv"
-    path.write_bytes(text.encode(encoding))
-    with pytest.raises(UserError, match=rf"{named}.*-t UTF-8 '{path}' > '{tmp_path}/my list-utf8\.csv'"):
+    path.write_bytes("café\n".encode("latin-1"))
+    with pytest.raises(UserError, match=rf"-t UTF-8 '{path}' > '{tmp_path}/my list-utf8\.csv'"):
         read_text(path)
 
 

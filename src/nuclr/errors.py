@@ -60,7 +60,7 @@ def printable(text: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the reason of an error for a message: one line of limited length that is safe to print."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     return printable(text.splitlines()[0][:200])
 
 

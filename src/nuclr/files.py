@@ -3,7 +3,6 @@
 A result is a frozen dataclass; `to_record` and `read_record` write it to a JSON file and read it back.
 """
 
-import codecs
 import contextlib
 import dataclasses
 import functools
@@ -78,28 +77,16 @@ def not_utf8(path: Path) -> UserError:
     """Return the error for a text file that is not UTF-8.
 
     Args:
-        path: the file. It is read again, to find the line.
+        path: the file.
 
     Returns:
-        An error to raise. Its message names the line and its first wrong byte, and shows a command that converts the
-        file.
+        An error to raise. Its message shows a command that converts the file.
 
     """
-    line = 1
-    wrong = 0
-    with path.open("rb") as file:
-        for content in file:
-            try:
-                content.decode()
-            except UnicodeDecodeError as error:
-                wrong = content[error.start]
-                break
-            line += 1
-    encoding = "UTF-16" if line == 1 and wrong in codecs.BOM_UTF16 else "Windows-1252"
-    converted = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    converted = shlex.quote(str(path.with_name(f"{path.stem}-utf8{path.suffix}")))
     return UserError(
-        f"{path}, line {line}: not UTF-8 text (byte 0x{wrong:02X}); if it is {encoding}, convert it: "
-        f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(converted))}"
+        f"{path}: not UTF-8 text; convert it, such as from Windows-1252: "
+        f"iconv -f WINDOWS-1252 -t UTF-8 {shlex.quote(str(path))} > {converted}"
     )
 
 
@@ -123,19 +110,16 @@ def parse_json(text: str | bytes) -> Any:
         {'a': [1, 2]}
         >>> parse_json("[" * 100_000)
         Traceback (most recent call last):
-        json.decoder.JSONDecodeError: brackets nested too deep: line 1 column 1 (char 0)
+        json.decoder.JSONDecodeError: not UTF-8, nested too deep, or a number too long: line 1 column 1 (char 0)
 
     """
     try:
         return json.loads(text)
     except json.JSONDecodeError:
         raise
-    except UnicodeDecodeError:
-        raise json.JSONDecodeError("not UTF-8 text", "", 0) from None
-    except RecursionError:
-        raise json.JSONDecodeError("brackets nested too deep", "", 0) from None
-    except ValueError:
-        raise json.JSONDecodeError("a number with thousands of digits", "", 0) from None
+    except (RecursionError, ValueError):
+        problem = "not UTF-8, nested too deep, or a number too long"
+        raise json.JSONDecodeError(problem, "", 0) from None
 
 
 def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:

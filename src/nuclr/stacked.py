@@ -43,7 +43,13 @@ class StoredMatrix:
     def map(self) -> np.ndarray:
         """Return the matrix, memory-mapped."""
         try:
-            return np.memmap(self.source, self.dtype, "r", self.offset, self.shape)
+            return np.memmap(
+                self.source,
+                self.dtype,
+                "r",
+                self.offset,
+                self.shape,
+            )
         except (OSError, ValueError) as error:  # the file has been removed or has become shorter
             raise UserError(f"{self.source}: cannot be read any more ({first_line(error)})") from None
 
@@ -81,7 +87,12 @@ def stored_npz(path: Path, name: str) -> StoredMatrix | None:
         file.seek(member.header_offset + 26)
         start = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4)))
         with archive.open(member) as array:
-            return _locate(path, array, start, min(member.file_size, path.stat().st_size - start))
+            return _locate(
+                path,
+                array,
+                start,
+                min(member.file_size, path.stat().st_size - start),
+            )
 
 
 def _locate(
@@ -96,7 +107,12 @@ def _locate(
         raise ValueError(f"{dtype} of shape {shape}; needs floating-point numbers (rows, width)")
     if column_major and min(shape) > 1:
         raise ValueError("stored column by column; save it with numpy.ascontiguousarray")
-    return StoredMatrix(path, start + array.tell(), (shape[0], shape[1]), dtype)
+    return StoredMatrix(
+        path,
+        start + array.tell(),
+        (shape[0], shape[1]),
+        dtype,
+    )
 
 
 class Stacked:

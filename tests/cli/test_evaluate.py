@@ -166,11 +166,10 @@ def test_a_run_on_images(evaluate, pictures, tmp_path):
     (tmp_path / "templates.json").write_text('["a {}", "{}!"]')
     options = ("--classification", classes, "--prompts", tmp_path / "templates.json")
     tasks = {}
-    for way in ("merge", "miss", "hit"):
+    for way in ("merge", "miss"):
         _, content = evaluate(pictures, "--retrieval", captions, "--duplicates", way, *options)
         tasks[way] = next(iter(content["retrieval"].values()))
-    assert [tasks[way]["sizes"][1] for way in tasks] == [7, 8, 8], "one caption occurs twice"
-    assert tasks["hit"]["plain"]["mean_R@1"] >= tasks["miss"]["plain"]["mean_R@1"]
+    assert [tasks[way]["sizes"][1] for way in tasks] == [7, 8], "one caption occurs twice"
     labeled = next(iter(content["classification"].values()))
     assert (labeled["class_names"], labeled["templates"]) == (["cat", "dog"], ["a {}", "{}!"])
     assert set(content["subject"]["images"]) == {"size", "mean", "std", "fit", "fit_of_labeled_images"}

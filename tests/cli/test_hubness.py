@@ -157,14 +157,6 @@ def test_a_run(nuclr, trained, tmp_path):
     assert hub["name"].startswith("builtin/") and hub["name"] in other.out and hub["name"] in page
 
 
-def test_a_file_too_large_for_memory(nuclr, pairs, monkeypatch):
-    """A machine with little memory: the size in the archive is compared with what is free before anything is read."""
-    monkeypatch.setattr("nuclr.data.vectors.free_memory", lambda device: 1000.0)
-    done = nuclr("hubness", pairs / "dev.npz", "--out", pairs / "out")
-    assert done.status == 2
-    assert "dev.npz" in done.err and "numpy.save" in done.err
-
-
 @pytest.mark.parametrize("name", ["huge.safetensors", "huge.parquet", "huge"])
 def test_a_file_larger_than_the_memory_of_this_machine(nuclr, tmp_path, name):
     """The files are as large as they say, but the disk holds only their first bytes."""

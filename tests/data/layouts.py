@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -115,15 +114,6 @@ def cifar100_binary(folder: Path) -> Path:
     for name in ("train.bin", "test.bin"):
         (inner / name).write_bytes(np.hstack([fine // 2, fine, cifar_pixels()]).tobytes())
     return folder
-
-
-def pack(folder: Path, name: str) -> Path:
-    """Pack the only folder in `folder` as the `.tar.gz` archive that unpacks to it, and return the archive."""
-    (inner,) = folder.iterdir()
-    archive = folder.parent / name
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(inner, inner.name)
-    return archive
 
 
 # -- folders of classes ------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ def folders(tmp_path, **counts):
         (["dog", "cat"], ["dog", "cat"], [0, 0, 0, 1, 1]),
         (["a cat", "a dog"], ["a cat", "a dog"], [0, 0, 1, 1, 1]),
         ({"dog": "a dog", "cat": "a cat"}, ["a dog", "a cat"], [0, 0, 0, 1, 1]),
-        ({"classes": ["dog", "cat"], "templates": ["{}!"]}, ["dog", "cat"], [0, 0, 0, 1, 1]),
     ],
 )
 def test_class_names_come_from_folders_or_json(tmp_path, classes, names, labels):
@@ -38,8 +37,7 @@ def test_class_names_come_from_folders_or_json(tmp_path, classes, names, labels)
     assert labeled.sides["y"].ids.tolist() == labels
     assert labeled.sides["x"].ids.tolist() == [0, 1, 2, 3, 4]
     assert [labeled.item("y", number) for number in range(5)] == [names[label] for label in labels]
-    template = "{}!" if isinstance(classes, dict) and "templates" in classes else "a photo of a {}."
-    assert labeled.prompts() == [[template.replace("{}", name)] for name in names]
+    assert labeled.prompts() == [[f"a photo of a {name}."] for name in names]
     assert labeled.item("x", 4).size == (24, 20)
 
 
@@ -125,10 +123,9 @@ def test_json_files(tmp_path, content, names, prompts):
 
 
 def test_text_files(tmp_path):
-    lines = '# templates\n\na {}.\nthe {c}.\nlambda c: f\'a photo of the "{c}".\',\n  lambda name: f"{name}"\n'
+    lines = "# templates\n\na {}.\n  the {c}.\n"
     texts = read_prompts(write_prompts(tmp_path, lines, "prompts.txt")).texts(FOLDERS, NAMES, OWN)
-    assert texts.templates == ["a {}.", "the {}.", 'a photo of the "{}".', "{}"]
-    assert texts.prompts[0] == ["a cat.", "the cat.", 'a photo of the "cat".', "cat"]
+    assert texts.templates == ["a {}.", "the {}."] and texts.prompts[0] == ["a cat.", "the cat."]
 
 
 @pytest.mark.parametrize(

@@ -127,20 +127,20 @@ def test_numbers_may_be_arrays_tensors_or_lists():
 
 
 @pytest.mark.parametrize(
-    ("numbers", "error", "message"),
+    ("numbers", "message"),
     [
-        ([0, 9], IndexError, "0 to 9.*0 to 8"),
-        ([-1, 2], IndexError, "-1 to 2"),
-        ([0.0, 1.0], TypeError, "float64"),
-        ([True, False], TypeError, "bool"),
-        (3, TypeError, "batches"),
-        ([], TypeError, "batches"),
+        ([0, 9], "0, 9.*0 to 8"),
+        ([-1, 2], "-1, 2"),
+        ([0.0, 1.0], "float64"),
+        ([True, False], "bool"),
+        (3, "3"),
+        ([], "0"),
     ],
 )
-def test_wrong_numbers_are_refused(tmp_path, numbers, error, message):
+def test_wrong_numbers_are_refused(tmp_path, numbers, message):
     np.savez(tmp_path / "e.npz", x=np.eye(9), y=np.eye(9))
     for pairs in (open_pairs("builtin:n=9"), open_pairs(tmp_path / "e.npz")):
-        with pytest.raises(error, match=message):
+        with pytest.raises(IndexError, match=message):
             list(Loader(pairs, x=ImageOptions(16)).load([numbers]))
 
 

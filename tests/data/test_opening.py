@@ -24,9 +24,9 @@ def test_an_empty_or_unknown_file_is_refused(tmp_path, name, text, message):
     assert str(caught.value).count("\n") == 0
 
 
-def test_a_missing_path_is_refused_with_the_nearest_name(tmp_path):
+def test_a_missing_path_is_refused(tmp_path):
     make.jsonl(tmp_path)
-    with pytest.raises(UserError, match=r"train\.json:.*train\.jsonl"):
+    with pytest.raises(UserError, match=r"train\.json:"):
         open_pairs(tmp_path / "train.json")
     with pytest.raises(UserError, match=r"data\.root=.*gone"):
         open_pairs("train.jsonl", root=tmp_path / "gone")
@@ -38,12 +38,11 @@ def test_below_a_root_both_places_are_named(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     make.jsonl(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_held_out.csv").touch()
-    for name, nearest in (("train.json", "train.jsonl"), ("my_hold_out.csv", "my_held_out.csv"), ("*.tar", "")):
+    for name in ("train.json", "*.tar"):
         with pytest.raises(UserError) as caught:
             open_pairs(name, root="data")
         message = str(caught.value)
-        assert message.startswith(f"{name}: ") and nearest in message and "\n" not in message
+        assert message.startswith(f"{name}: ") and "\n" not in message
         assert "data.root=data" in message and "working directory" in message
 
 

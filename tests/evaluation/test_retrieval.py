@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from nuclr.evaluation import links_with_copies, retrieval_metrics
+from nuclr.evaluation import retrieval_metrics
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -46,25 +46,6 @@ def test_a_perfect_model_has_recall_one_and_a_collapsed_one_chance_level():
         assert collapsed[f"mean_R@{k}"] == pytest.approx(min(k, 8) / 8)
         assert collapsed[f"mean_R@{k}"] == pytest.approx(collapsed[f"mean_chance@{k}"])
     assert collapsed["image_to_text_mean_rank"] == collapsed["text_to_image_median_rank"] == 4.5
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_links_with_copies_agree_with_sets(seed):
-    generator = torch.Generator().manual_seed(seed)
-    links = torch.stack([torch.randint(6, (20,), generator=generator), torch.randperm(20, generator=generator)], 1)
-    y_id = 10 * torch.randint(7, (20,), generator=generator)
-    expected = {(x, other) for x, y in links.tolist() for other in range(20) if y_id[other] == y_id[y]}
-    assert links_with_copies(links, y_id).tolist() == sorted(map(list, expected))
-
-
-def test_a_copy_is_a_hit_in_both_directions():
-    # Captions 0 and 1 are copies, and each points to the other's image.
-    x, y = torch.eye(3), torch.eye(3)[[1, 0, 2]]
-    links = torch.arange(3)[:, None].expand(3, 2)
-    assert retrieval_metrics(x, y, links)["mean_R@1"] == pytest.approx(1 / 3)
-    assert retrieval_metrics(x, y, links_with_copies(links, torch.tensor([5, 5, 6])))["mean_R@1"] == 1
-    with pytest.raises(ValueError, match=r"links.*row 2.*y"):
-        links_with_copies([[0, 2]], [0, 1])
 
 
 def test_metrics_have_the_names_of_the_sides():

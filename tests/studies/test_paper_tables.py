@@ -36,7 +36,7 @@ def test_blocks_take_over_columns_and_published_values_have_two_forms(tmp_path):
         "columns: [{test: mine.npz, kind: retrieval, metric: mean_R@5}]}\n",
     )
     a, b = table.blocks
-    assert (table.title, table.seeds, table.overrides) == ("t", (0, 1), {"data.mask": False, "objective.gamma": 0.5})
+    assert (table.title, table.seeds, table.overrides) == ("t", 2, {"data.mask": False, "objective.gamma": 0.5})
     assert [(c.name, c.metric) for c in a.columns] == [("COCO", "first"), ("DTD", "zero_shot_acc5")]
     assert a.rows[0].published == {"COCO": Value(20.5, 0.3), "DTD": Value(3), "Mean": Value(7)}
     assert [(c.name, c.metric) for c in b.columns] == [("mine.npz", "mean_R@5")] and b.hours == 2

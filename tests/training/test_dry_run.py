@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from nuclr.runs import config, launch
+from nuclr.runs import launch
 from nuclr.training import dry_run
 from nuclr.training.dry_run import DataRate, bottleneck_warning
 from tests.training import runs
@@ -45,21 +45,6 @@ def test_dry_run_warns_of_held_out_pairs_that_are_training_pairs(nuclr, tmp_path
     path = next(text.partition("=")[2] for text in settings if text.startswith("data.train="))
     status, _, err = nuclr("train", tmp_path / "empty.yaml", *settings, f"data.val={path}", "--dry-run")
     assert status == 0 and "data.val" in err and "data.train" in err, err
-
-
-def test_images_that_stay_in_memory_are_read_once(tmp_path, monkeypatch):
-    sizes = []
-
-    def measure(batches, workers):
-        sizes.append(sum(map(len, batches)))
-        return DataRate(32, 4.0, 8.0, workers)
-
-    monkeypatch.setattr(dry_run, "measure", measure)
-    settings = config.load(tmp_path / "empty.yaml", runs.photograph_settings(tmp_path, **{"schedule.epochs": 4}))
-    data = dry_run.dry_run(settings).data
-    assert (data.seconds, data.cpu_seconds) == (1.0, 2.0) and sizes == [48]  # three batches of 16
-    without = dataclasses.replace(settings, data=dataclasses.replace(settings.data, memory=0))
-    assert dry_run.dry_run(without).data.seconds == 4.0
 
 
 # -- rates: numbers in, numbers and lines out; nothing is timed --------------------------------------------------------

@@ -1,7 +1,6 @@
 """Text and text: training, groups of right answers, shared encoders."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from nuclr.runs import components, config
 from nuclr.runs.run import Run
 from nuclr.training.loop import train
 from tests.training import runs
-
-FORBIDDEN = re.compile(r"image|caption|picture|photo", re.IGNORECASE)
 
 
 def load(folder, **changes):
@@ -42,21 +39,6 @@ def test_a_run_on_text_pairs(tmp_path):
     assert run.sides == ("question", "answer")
     features = run.features(run.val)
     assert features.sides == ("question", "answer")
-
-
-def test_without_a_config_and_without_image_words(tmp_path, nuclr, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    runs.write_texts(tmp_path / "pairs.jsonl", 140)
-    runs.write_texts(tmp_path / "held_out.jsonl", 20, seed=1)
-    short = ["schedule.epochs=1", "report=false", "threads=1"]
-    status, out, err = nuclr("train", "data.train=pairs.jsonl", "data.val=held_out.jsonl", *short)
-    assert status == 0, err
-    assert "recall, question to answer" in out and "recall, answer to question" in out
-    assert "140 pairs" in err
-    assert "answer: texts" in err
-    for text in (out, err, (tmp_path / "runs" / "run" / "results.json").read_text()):
-        assert not FORBIDDEN.search(text), FORBIDDEN.search(text)
-    assert not FORBIDDEN.search((tmp_path / "runs" / "run" / "metrics.jsonl").read_text())
 
 
 def test_all_right_answers_of_a_row_count(tmp_path):

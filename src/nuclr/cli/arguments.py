@@ -66,12 +66,10 @@ def check_new_file(out: Path, suffixes: Sequence[str]) -> None:
         UserError: names --out and the file.
 
     """
-    if out.suffix not in suffixes:
-        raise UserError(f"--out {out}: unknown kind of file; allowed: {', '.join(suffixes)}")
-    if out.exists():
-        raise UserError(f"--out {out}: the file exists; remove it or name another one")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist")
+    if out.suffix not in suffixes or out.exists() or not out.parent.is_dir():
+        raise UserError(
+            f"--out {out}: needs a file that does not exist, in a folder that does: {' or '.join(suffixes)}"
+        )
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from nuclr.cli.train import training_errors
 from nuclr.errors import UserError
 
 if TYPE_CHECKING:
-    from nuclr.runs.features import Embeddings
+    from torch import Tensor
+
     from nuclr.runs.settings import Data
     from nuclr.studies.tasks import Subject
 
@@ -70,7 +71,13 @@ def embed(
         )
         bad = 0
         if images is not None or texts is not None:
-            written = _embed_items(subject, data, images, texts, side)
+            arrays, row_names = _embed_items(
+                subject,
+                data,
+                images,
+                texts,
+                side,
+            )
         else:
             if pairs is not None:
                 with options_in_messages():
@@ -90,11 +97,16 @@ def embed(
                 raise UserError(f"{run} is not a run folder, so --pairs, --images or --texts is needed")
             bad = len(source.bad)
             loader = components.make_loader(data, source.pairs, subject.model)
-            written = features.embed_pairs(subject.model, loader, source.numbers, subject.encoding)
-        launch.on_first(lambda: written.write(out))
+            arrays, row_names = features.embed_pairs(
+                subject.model,
+                loader,
+                source.numbers,
+                subject.encoding,
+            )
+        launch.on_first(lambda: features.write_embeddings(out, arrays, row_names))
     if launch.is_first():
-        shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in written.arrays.items())
-        names = ", ".join(str(out.with_suffix(end)) for end in written.names)
+        shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
+        names = ", ".join(str(out.with_suffix(end)) for end in row_names)
         named = f"; what the rows are: {names}" if names else ""
         typer.echo(f"{out}: {shapes}" + (f"; {bad} bad samples left out" if bad else "") + named)
 
@@ -105,7 +117,7 @@ def _embed_items(
     images: Path | None,
     texts: Path | None,
     side: Any,
-) -> "Embeddings":
+) -> "tuple[dict[str, Tensor], dict[str, list[str]]]":
     import numpy as np
 
     from nuclr.data.labeled import open_image_folder
@@ -122,7 +134,7 @@ def _embed_items(
         lines = read_lines(texts)
         if not lines:
             raise UserError(f"--texts {texts}: the file is empty; it needs one text per line")
-        return features.Embeddings({chosen: features.encode_items(encoder, lines, subject.encoding)})
+        return {chosen: features.encode_items(encoder, lines, subject.encoding)}, {}
     if images is None or not images.is_dir():
         raise UserError(f"--images {images}: no such folder")
     pictures = open_image_folder(images, allow_outside=True)
@@ -132,5 +144,11 @@ def _embed_items(
         model,
         encoders=(encoder, encoder),
     )
-    array = features.encode_side(encoder, loader, "x", np.arange(len(pictures)), subject.encoding)
-    return features.Embeddings({chosen: array}, {".txt": [pictures.name(number) for number in range(len(pictures))]})
+    array = features.encode_side(
+        encoder,
+        loader,
+        "x",
+        np.arange(len(pictures)),
+        subject.encoding,
+    )
+    return {chosen: array}, {".txt": [pictures.name(number) for number in range(len(pictures))]}

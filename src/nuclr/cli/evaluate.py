@@ -27,7 +27,6 @@ class Duplicates(enum.StrEnum):
 
     MERGE = "merge"
     MISS = "miss"
-    HIT = "hit"
 
 
 def evaluate(

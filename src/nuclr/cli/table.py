@@ -92,7 +92,13 @@ def table(
 
     changes = overrides or []
     target = out or Path("runs") / file.stem
-    study = paper_tables.plan_table(file, tests, target, changes, say)
+    study = paper_tables.plan_table(
+        file,
+        tests,
+        target,
+        changes,
+        say,
+    )
     if dry_run:
         typer.echo(printable("\n".join(study.describe())))
         return

@@ -1,5 +1,6 @@
 """`nuclr toy`: the paper's toy study."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,19 +51,19 @@ def toy(
     loss (uniform popularity) and of NUCLR (estimated popularity), the error term of the popularity, and the model that
     each loss learns.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
     from nuclr import files
     from nuclr.studies.toy import study as toy_study
 
-    files.prepare_folder(out, toy_study.COMMAND, toy_study.SUMMARY, [toy_study.SUMMARY])
+    files.prepare_folder(
+        out,
+        toy_study.COMMAND,
+        toy_study.SUMMARY,
+        [toy_study.SUMMARY],
+    )
     sizes = tuple(n for n in toy_study.SIZES if n <= max_n)
-    columns = (TextColumn("toy study"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        work = sum(point.repeats * point.n**2 for point in toy_study.plan(seeds, sizes))
-        task = bar.add_task("toy", total=work)
-        study = toy_study.run_study(seeds, sizes, seed, lambda done: bar.advance(task, done))
+    work = sum(point.repeats * point.n**2 for point in toy_study.plan(seeds, sizes))
+    with typer.progressbar(length=work, label="toy study", file=sys.stderr) as bar:
+        study = toy_study.run_study(seeds, sizes, seed, bar.update)
     with files.user_errors(out):
         files.write_json(out / toy_study.SUMMARY, study.to_json())
     for tau in toy_study.TEMPERATURES:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nuclr.data.formats.choose import SideChoice
     from nuclr.data.loader import Batch, Loader
     from nuclr.data.modalities import ImageOptions, Modality, get_modality, register_modality
-    from nuclr.data.modalities.augment import Augment, normalize
+    from nuclr.data.modalities.augment import Augment
     from nuclr.data.opening import open, open_labeled, open_pairs
     from nuclr.data.pairs import BadSample, Labeled, Pairs, Sample
     from nuclr.data.selection import check_samples, read_keep, usable, write_bad_samples
@@ -40,7 +40,6 @@ __all__ = [
     "check_samples",
     "epoch_order",
     "get_modality",
-    "normalize",
     "open",
     "open_labeled",
     "open_pairs",
@@ -71,10 +70,7 @@ _MODULES = {
         "get_modality",
         "register_modality",
     ),
-    "modalities.augment": (
-        "Augment",
-        "normalize",
-    ),
+    "modalities.augment": ("Augment",),
     "opening": (
         "open",
         "open_labeled",

@@ -4,8 +4,7 @@ Class names and templates of a folder are in JSON files.
 
 `classes.json` is a list of class names, or a dict from folder to name. The list may consist of the folders' names in
 any order, or have one name per folder in alphabetical order of the folders. Without this file, the folders' names are
-the class names. `templates.json` is a list of prompts in which {} stands for the class name. One file may hold both:
-`classes.json` with `{"classes": ..., "templates": [...]}`.
+the class names. `templates.json` is a list of prompts in which {} stands for the class name.
 
 Vectors are the arrays x (n, d_x) and labels (n,) of an `.npz` file, with prompts (c, d_y), or (c, m, d_y) for m prompts
 per class, if there are any.
@@ -20,12 +19,10 @@ Prompt files hold templates, names of classes, or prompts per class, for zero-sh
 | `.json`, a dict | class -> prompt or list of prompts; a class is called by its folder or by its name |
 | `.json`, a dict | test set -> one of the above, as CLIP_benchmark's files have it |
 
-`{}` or `{c}` in a template stands for the name of the class. Lines of open_clip's Python files, such as
-`lambda c: f'a photo of a {c}.',`, are templates as well: the text between the quotes.
+`{}` or `{c}` in a template stands for the name of the class.
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +44,6 @@ from nuclr.files import npz_sizes, read_npz, read_text
 
 TEMPLATES = ("a photo of a {}.",)
 MOST_BYTES = 32 * 2**20  # of a prompt file
-_LAMBDA = re.compile(r"""lambda (\w+): f(['"])(?P<text>.*)\2,?""")
 _FORMS = "prompts are templates or a dict from class to prompts, in .txt or .json (docs/evaluation.md#prompts)"
 
 
@@ -112,7 +108,12 @@ class LabeledVectors(Labeled):
             numbers, positions = np.unique(labels, return_inverse=True)
             if "prompts" in arrays:
                 prompts = arrays["prompts"]
-                rows = as_features(f"{path}: prompts", prompts.reshape(-1, prompts.shape[-1]), "any", torch.float32)
+                rows = as_features(
+                    f"{path}: prompts",
+                    prompts.reshape(-1, prompts.shape[-1]),
+                    "any",
+                    torch.float32,
+                )
                 self.prompt_vectors = rows.reshape(len(prompts), -1, rows.shape[1]).numpy()
                 numbers = np.arange(len(prompts))
                 positions = labels
@@ -154,11 +155,12 @@ def has_labels(path: Path) -> bool:
 
 def is_class_folder(folder: Path) -> bool:
     """Return whether a folder has several folders, some of which hold images."""
-    return len(_class_folders(folder)) > 1 and any(file.suffix.lower() in SUFFIXES for file in folder.glob("*/*"))
+    return len(class_folders(folder)) > 1 and any(file.suffix.lower() in SUFFIXES for file in folder.glob("*/*"))
 
 
-def _class_folders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted; none if it does not exist."""
+    return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
 
 
 def open_class_folder(folder: Path, allow_outside: bool = False) -> LabeledImages:
@@ -173,14 +175,16 @@ def open_class_folder(folder: Path, allow_outside: bool = False) -> LabeledImage
 
     """
     path = folder / "classes.json"
-    folders = _class_folders(folder)
+    folders = class_folders(folder)
     names = read_json(path) if path.is_file() else folders
     templates = read_json(folder / "templates.json") if (folder / "templates.json").is_file() else list(TEMPLATES)
-    if isinstance(names, dict) and "classes" in names:
-        templates = names.get("templates", templates)
-        names = names["classes"]
     classes = _name_folders(path, folders, names)
-    return LabeledImages(folder, classes, _check_templates(folder, templates), allow_outside)
+    return LabeledImages(
+        folder,
+        classes,
+        _check_templates(folder, templates),
+        allow_outside,
+    )
 
 
 def _name_folders(
@@ -236,7 +240,12 @@ def open_image_folder(folder: Path, allow_outside: bool = False) -> ViewPairs:
         raise UserError(f"{folder}: the folder has no images ({', '.join(sorted(SUFFIXES))})")
     names = (str(file.relative_to(folder)) for file in files)
     rows = (Row(name, name, row) for row, name in enumerate(names))
-    heading = Heading("image", None, get_modality("image"), "image")
+    heading = Heading(
+        "image",
+        None,
+        get_modality("image"),
+        "image",
+    )
     columns: dict[SideName, Column] = {"x": make_column(heading), "y": make_column(heading)}
     return ViewPairs(ListedPairs(Request(folder, folder, allow_outside=allow_outside), columns, rows, "row"))
 
@@ -305,7 +314,12 @@ class Prompts:
             kept = [self._find(self.classes, keys) for keys in zip(folders, names, strict=True)]
         if self.of_class is None:
             used = list(templates) if self.templates is None else self.templates
-            return ClassTexts(kept, used, fill_templates(used, kept), self.path)
+            return ClassTexts(
+                kept,
+                used,
+                fill_templates(used, kept),
+                self.path,
+            )
         prompts = []
         for keys in zip(folders, names, kept, strict=True):
             prompts += fill_templates(self._find(self.of_class, keys), keys[-1:])
@@ -357,9 +371,5 @@ def read_prompts(path: Path, name: str | None = None) -> Prompts:
 
 
 def _read_lines(path: Path) -> list[str]:
-    templates = []
-    for line in map(str.strip, read_text(path).splitlines()):
-        if line and not line.startswith("#"):
-            match = _LAMBDA.fullmatch(line)
-            templates.append(match["text"].replace(f"{{{match[1]}}}", "{}") if match else line)
-    return templates
+    lines = map(str.strip, read_text(path).splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

@@ -137,7 +137,6 @@ class Loader:
         for name, side in pairs.sides.items():
             if side.modality.has_crops and self._options[name] is None:
                 self._options[name] = ImageOptions()
-        self._memory = memory
         self._free = memory
         self._kept: dict[tuple[SideName, int], np.ndarray] = {}  # pixels by side and id
         self._lock = Lock()
@@ -146,27 +145,6 @@ class Loader:
     def decodes(self) -> bool:
         """Whether a side has something to decode, and batches are therefore read by threads."""
         return any(side.modality.decodes for side in self.pairs.sides.values())
-
-    def share_kept(self, numbers: np.ndarray) -> float:
-        """Return the share of the images of these pairs that fit into `memory`, judged by those decoded so far.
-
-        Args:
-            numbers: numbers of pairs.
-
-        Example:
-            >>> from nuclr.data import open_pairs
-            >>> loader = Loader(open_pairs("builtin:n=100"), x=ImageOptions(size=32), memory=5 * 3 * 32 * 32)
-            >>> batch = next(loader.load([np.arange(10)]))
-            >>> loader.share_kept(np.arange(100))
-            0.05
-
-        """
-        if not self._kept:
-            return 0.0
-        sides = [side for side in self.pairs.sides.values() if side.modality.has_crops]
-        images = sum(len(np.unique(side.ids[numbers])) for side in sides[: 1 if self.pairs.views else 2])
-        kept_bytes = self._memory - self._free
-        return min(1.0, self._memory * len(self._kept) / (images * kept_bytes))
 
     def load(
         self,
@@ -190,8 +168,7 @@ class Loader:
 
         Raises:
             UserError: if a sample cannot be read.
-            IndexError: if there is no pair with a number.
-            TypeError: if the numbers are not whole numbers.
+            IndexError: if the numbers are not whole numbers, or there is no pair with a number.
 
         """
         # `crops` and `views` may be endless, and usually are.
@@ -230,11 +207,10 @@ class Loader:
     ) -> _Request:
         """Check the numbers and allocate memory: (b, 3, size, size), or (b, m, 3, size, size) for m crops."""
         array = np.asarray(numbers)
-        if array.ndim != 1 or not len(array) or not np.issubdtype(array.dtype, np.integer):
-            raise TypeError(f"batches: {array.dtype} of shape {array.shape}; needs whole numbers of shape (b,), b > 0")
-        if array.min() < 0 or array.max() >= len(self.pairs):
-            allowed = f"0 to {len(self.pairs) - 1}"
-            raise IndexError(f"batches: numbers from {array.min()} to {array.max()}; allowed: {allowed}")
+        are_numbers = array.ndim == 1 and len(array) and np.issubdtype(array.dtype, np.integer)
+        if not are_numbers or array.min() < 0 or array.max() >= len(self.pairs):
+            needs = f"needs whole numbers (b,) from 0 to {len(self.pairs) - 1}, b > 0"
+            raise IndexError(f"batches: {array.dtype} of shape {array.shape}, {array.tolist()}; {needs}")
         request = _Request(array.astype(np.int64, copy=False), sides, views)
         for name in sides:
             if not self.pairs.sides[name].modality.has_crops:
@@ -259,7 +235,12 @@ class Loader:
     def _read(self, request: _Request, rows: slice) -> dict[SideName, Items]:
         """Write the images of some rows of a batch to its memory, and return the items of the other sides."""
         for name, targets in request.targets.items():
-            self._read_images(name, request.numbers[rows].tolist(), rows.start, targets)
+            self._read_images(
+                name,
+                request.numbers[rows].tolist(),
+                rows.start,
+                targets,
+            )
         items: dict[SideName, Items] = {}
         for name in request.sides:
             if name not in request.images:
@@ -340,7 +321,14 @@ class Loader:
         ids = {name: torch.from_numpy(side.ids[request.numbers]) for name, side in self.pairs.sides.items()}
         group = None if self.pairs.group is None else torch.from_numpy(self.pairs.group[request.numbers])
         numbers = torch.from_numpy(request.numbers)
-        return Batch(numbers, ids["x"], ids["y"], items.get("x", []), items.get("y", []), group)
+        return Batch(
+            numbers,
+            ids["x"],
+            ids["y"],
+            items.get("x", []),
+            items.get("y", []),
+            group,
+        )
 
     def _join(self, parts: list[Items]) -> Items:
         """Return one batch of the parts of a batch."""

@@ -19,7 +19,6 @@ The path of a file, and that of a folder of tars, may be a URL (`s3://bucket/{00
 cache first, see `nuclr.remote`.
 """
 
-import difflib
 import glob
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,7 +86,14 @@ def open(
     if is_vectors(str(path)):
         return open_vectors(path)
     sides: dict[SideName, SideChoice] = {"x": x, "y": y}
-    request = Request(Path(), None, sides, split, allow_outside, views)
+    request = Request(
+        Path(),
+        None,
+        sides,
+        split,
+        allow_outside,
+        views,
+    )
     with show_urls():
         try:
             opened = _open(path, None if root is None else str(root), request)
@@ -191,7 +197,8 @@ def _open(
     places = [locate(base, part) for part in parts]
     for part, place in zip(parts, places, strict=True):
         if not is_url(place) and not _exists(place):
-            raise UserError(_not_found(part, root))
+            where = "" if root is None else f", neither in data.root={root} nor in the working directory"
+            raise UserError(f"{part}: no such file or folder{where}")
     is_pattern = "{" in name or (glob.has_magic(name) and not Path(places[0]).exists())
     is_folder_url = is_url(places[0]) and (places[0].endswith("/") or not is_pairs(file_name(places[0])))
     if len(parts) > 1 or is_pattern or is_folder_url:
@@ -265,16 +272,6 @@ def _open_folder(request: Request) -> Pairs | Labeled:
         return open_class_folder(path, request.allow_outside)
     fix = "name a list of pairs, sort images into one folder per class, or set data.contrast=views for images"
     raise UserError(f"{path}: a folder without tars, Parquet files or a saved dataset; {fix}")
-
-
-def _not_found(name: str, root: Path | None) -> str:
-    """Return the message for a path or pattern without a file: the folders that were searched, and a similar name."""
-    folders = [Path()] if root is None else [root, Path()]
-    names = [other.name for folder in folders for other in (folder / name).parent.glob("*")]
-    nearest = difflib.get_close_matches(Path(name).name, names, n=1)
-    hint = f"; did you mean {Path(name).parent / nearest[0]}?" if nearest else ""
-    where = "" if root is None else f", neither in data.root={root} nor in the working directory"
-    return f"{name}: no such file or folder{where}{hint}"
 
 
 def is_image_folder(name: str, root: str | Path | None = None) -> bool:

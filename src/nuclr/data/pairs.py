@@ -89,7 +89,13 @@ class Pairs(ABC):
         """What tables and pages call the items of x and y, such as "images" and "captions"."""
         x = self.sides["x"]
         y = self.sides["y"]
-        return name_sides(x.name, x.modality.name, y.name, y.modality.name, self.views)
+        return name_sides(
+            x.name,
+            x.modality.name,
+            y.name,
+            y.modality.name,
+            self.views,
+        )
 
     @abstractmethod
     def item(self, side: SideName, number: int) -> Any:

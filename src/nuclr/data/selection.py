@@ -13,7 +13,7 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,6 @@ def check_samples(
     numbers: np.ndarray | None = None,
     max_bad_share: float = 0.05,
     workers: int = 2,
-    progress: Callable[[int, int], None] | None = None,
 ) -> dict[int, str]:
     """Find the bad samples, by reading every image or from the cache.
 
@@ -67,7 +66,6 @@ def check_samples(
         numbers: the samples to check; by default all.
         max_bad_share: the share of bad samples that is accepted (setting `data.max_bad_share`).
         workers: number of threads.
-        progress: called with (items checked, items to check) from time to time.
 
     Returns:
         Number -> reason for every bad sample, in ascending order. Empty for sources that do not read files.
@@ -88,7 +86,7 @@ def check_samples(
     bad = _read_cache(path)
     # The check is collective: if one process has no cache, all of them check.
     if not all(is_cached for (is_cached,) in distributed.exchange([int(bad is not None)])):
-        bad = _check_all(pairs, numbers, workers, progress)
+        bad = _check_all(pairs, numbers, workers)
         if distributed.rank() == 0:
             _write_cache(path, bad)
     bad = cast(dict[int, str], bad)
@@ -187,14 +185,13 @@ def _check_all(
     pairs: Pairs,
     numbers: np.ndarray,
     workers: int,
-    progress: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
     """Read each distinct item once, each process its share, and exchange the results."""
     listed = np.intersect1d(numbers, np.fromiter(pairs.known_bad, np.int64))
     bad = {number: pairs.known_bad[number] for number in listed.tolist()}
     rest = np.setdiff1d(numbers, listed, assume_unique=True)
     for side in _sides_to_read(pairs):
-        bad |= _check_side(pairs, side, rest, workers, progress)
+        bad |= _check_side(pairs, side, rest, workers)
         rest = np.setdiff1d(rest, np.fromiter(bad, np.int64), assume_unique=True)
     return dict(sorted(bad.items()))
 
@@ -204,7 +201,6 @@ def _check_side(
     side: SideName,
     numbers: np.ndarray,
     workers: int,
-    progress: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
     ids: np.ndarray = pairs.sides[side].ids
     _, first = np.unique(ids[numbers], return_index=True)
@@ -213,10 +209,8 @@ def _check_side(
     bad_of_share: list[int] = []
     with ThreadPoolExecutor(max(1, workers)) as pool:
         results = pool.map(lambda chunk: [n for n in chunk.tolist() if _problem(pairs, side, n)], chunks)
-        for done, bad_of_chunk in enumerate(results):
+        for bad_of_chunk in results:
             bad_of_share += bad_of_chunk
-            if progress is not None:
-                progress(min(len(share), (done + 1) * _CHUNK), len(share))
     # All processes read the few bad items again, to get the reasons without exchanging texts.
     reasons = {
         int(ids[number]): _problem(pairs, side, number) or "cannot be read" for number in _gather_numbers(bad_of_share)

@@ -296,10 +296,21 @@ def _read_folder(
         folder = EmbeddingFolder(path)
         if column in SIDES or (column is None and len(folder.arrays) > 1):
             column = folder.sides()[SIDES.index(column or preferred)]
-        column = _choose(path, column, preferred, list(folder.arrays))
+        column = _choose(
+            path,
+            column,
+            preferred,
+            list(folder.arrays),
+        )
         rows = folder.features(column)
         links = np.stack([np.arange(len(rows)), np.arange(len(rows))], axis=1)
-        return Vectors(rows, str(path), column, folder.labels(column), links)
+        return Vectors(
+            rows,
+            str(path),
+            column,
+            folder.labels(column),
+            links,
+        )
     if not any(file.suffix in (".parquet", ".arrow") for file in path.rglob("*")):
         raise UserError(f"{path}: not a folder of embeddings, a dataset on disk or a run")
     return _read_table(path, column, preferred)

@@ -194,7 +194,12 @@ def document_ranks(
     rank[torch.isin(judged[:, 0] * n + judged[:, 1], skipped[:, 0] * n + skipped[:, 1])] = torch.inf
     order = _sort_by(judged[:, 0], rank)
     query, document_row, relevance = judged[order].unbind(1)
-    return DocumentRanks(query, document_row, relevance, rank[order])
+    return DocumentRanks(
+        query,
+        document_row,
+        relevance,
+        rank[order],
+    )
 
 
 def _relevant(
@@ -204,7 +209,13 @@ def _relevant(
 ) -> Tensor:
     """Return the relevant judgments, (m, 3), sorted by query; refuse wrong judgments."""
     judged = as_integers("qrels", qrels, None, 3).cpu()
-    links = as_links("qrels", judged[:, :2], n_queries, n_documents, ("queries", "corpus"))
+    links = as_links(
+        "qrels",
+        judged[:, :2],
+        n_queries,
+        n_documents,
+        ("queries", "corpus"),
+    )
     pairs, counts = torch.unique(
         links,
         dim=0,
@@ -227,7 +238,11 @@ def _tie_order(ids: Sequence[str] | None, n: int) -> Tensor:
         return torch.arange(n - 1, -1, -1)
     if len(ids) != n or len(set(ids)) != n:
         raise ValueError(f"ids has {len(set(ids))} distinct entries; needs {n}, one for each row of corpus")
-    order = sorted(range(n), key=lambda row: ids[row].encode("utf-8", "surrogatepass"), reverse=True)
+    order = sorted(
+        range(n),
+        key=lambda row: ids[row].encode("utf-8", "surrogatepass"),
+        reverse=True,
+    )
     return torch.argsort(torch.tensor(order))
 
 

@@ -112,7 +112,6 @@ class Bootstrap:
     Args:
         seeds: Number of seeds of each method.
         resamples: Number of resamples.
-        seed: Of the draws.
 
     """
 
@@ -120,9 +119,8 @@ class Bootstrap:
         self,
         seeds: int = 1,
         resamples: int = RESAMPLES,
-        seed: int = SEED,
     ) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(SEED)
         self.resamples = resamples
         self._seeds = self._rng.multinomial(seeds, np.full(seeds, 1 / seeds), resamples) / seeds
         self._clusters: dict[str, np.ndarray] = {}
@@ -134,26 +132,20 @@ class Bootstrap:
             self._clusters[name] = drawn.astype(float)
         return self._clusters[name]
 
-    def metrics(self, folds: Sequence[Fold], direction: str | None = None) -> np.ndarray:
+    def metrics(self, folds: Sequence[Fold]) -> np.ndarray:
         """Return the mean over seeds of `per_seed` in every resample, (resamples,)."""
         values = []
         for one in folds:
             weights = self.clusters(one.name, one.copies)
             for key in one.total:
-                if direction in (None, key):
-                    by_seed = (weights @ one.total[key].T) / (weights @ one.count[key])[:, None]
-                    values.append((by_seed * self._seeds).sum(axis=1))
+                by_seed = (weights @ one.total[key].T) / (weights @ one.count[key])[:, None]
+                values.append((by_seed * self._seeds).sum(axis=1))
         return np.asarray(np.mean(values, axis=0))
 
-    def difference(
-        self,
-        a: Sequence[Fold],
-        b: Sequence[Fold],
-        direction: str | None = None,
-    ) -> Interval:
+    def difference(self, a: Sequence[Fold], b: Sequence[Fold]) -> Interval:
         """Return a - b: the mean over seeds with its interval."""
-        point = float(per_seed(a, direction).mean() - per_seed(b, direction).mean())
-        resampled = self.metrics(a, direction) - self.metrics(b, direction)
+        point = float(per_seed(a).mean() - per_seed(b).mean())
+        resampled = self.metrics(a) - self.metrics(b)
         low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         return Interval(point, float(low), float(high))
 
@@ -197,8 +189,18 @@ def change_interval(
         return_counts=True,
     )
     count = {"all": kinds[:, 2]}
-    plain = Fold("queries", {"all": kinds[None, :, 0]}, count, copies)
-    changed = Fold("queries", {"all": kinds[None, :, 1]}, count, copies)
+    plain = Fold(
+        "queries",
+        {"all": kinds[None, :, 0]},
+        count,
+        copies,
+    )
+    changed = Fold(
+        "queries",
+        {"all": kinds[None, :, 1]},
+        count,
+        copies,
+    )
     return Bootstrap().difference([changed], [plain])
 
 

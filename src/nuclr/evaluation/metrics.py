@@ -89,10 +89,8 @@ def register_metric(metric: Metric) -> None:
         ValueError: If the key is taken, or the chance level has no key.
 
     """
-    if metric.key in METRICS:
-        raise ValueError(f"metric {metric.key!r} exists; choose another key")
-    if metric.chance is not None and not metric.chance_key:
-        raise ValueError(f"metric {metric.key!r} has a chance level; give its chance_key")
+    if metric.key in METRICS or (metric.chance is not None and not metric.chance_key):
+        raise ValueError(f"metric {metric.key!r} needs a key that is not taken, and a chance_key for its chance level")
     METRICS[metric.key] = metric
 
 

@@ -87,7 +87,13 @@ def knn_accuracy(
         1.0
 
     """
-    halves = _checked_halves(gallery, labels, queries, query_labels, ("gallery", "labels", "queries", "query_labels"))
+    halves = _checked_halves(
+        gallery,
+        labels,
+        queries,
+        query_labels,
+        ("gallery", "labels", "queries", "query_labels"),
+    )
     return float(halves.neighbor_hits(temperature, k).mean())
 
 
@@ -174,7 +180,12 @@ def labeled_halves(x: Features, labels: Integers) -> LabeledHalves:
     features = as_features("x", x, "any")
     targets = as_integers("labels", labels, len(features)).to(features.device)
     first, second = split_halves(targets)
-    return _checked_halves(features[first], targets[first], features[second], targets[second])
+    return _checked_halves(
+        features[first],
+        targets[first],
+        features[second],
+        targets[second],
+    )
 
 
 def knn_metrics(x: Features, labels: Integers) -> dict[str, float]:
@@ -236,7 +247,13 @@ def linear_probe_accuracy(
         1.0
 
     """
-    halves = _checked_halves(train_x, train_y, test_x, test_y, ("train_x", "train_y", "test_x", "test_y"))
+    halves = _checked_halves(
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        ("train_x", "train_y", "test_x", "test_y"),
+    )
     return float(halves.probe_hits(regularization).mean())
 
 
@@ -362,7 +379,12 @@ def _checked_halves(
     classes, targets = torch.unique(as_integers(names[1], first_labels, len(x)).to(x.device), return_inverse=True)
     asked = as_integers(names[3], second_labels, len(other)).to(x.device)
     position = torch.searchsorted(classes, asked).clamp(max=len(classes) - 1)
-    return LabeledHalves(x, targets, other, torch.where(classes[position] == asked, position, -1))
+    return LabeledHalves(
+        x,
+        targets,
+        other,
+        torch.where(classes[position] == asked, position, -1),
+    )
 
 
 def _position_in_class(labels: Tensor) -> Tensor:

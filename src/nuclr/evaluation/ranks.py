@@ -178,7 +178,12 @@ def _ranks(
             scores -= subtracted.to(scores)  # in place: indexing by `rows` has made a copy
         row = torch.repeat_interleave(torch.arange(len(rows), device=sorted_links.device), partner_counts)
         partner = scores[row, right]
-        best = partner.new_full((len(rows),), -torch.inf).scatter_reduce(0, row, partner, "amax")
+        best = partner.new_full((len(rows),), -torch.inf).scatter_reduce(
+            0,
+            row,
+            partner,
+            "amax",
+        )
         above = (scores > best[:, None]).sum(dim=1, dtype=torch.int32).long()  # int32 is twice as fast as int64
         level = (scores == best[:, None]).sum(dim=1, dtype=torch.int32).long()
         own = torch.zeros_like(level).index_add(0, row, (partner == best[row]).long())

@@ -5,10 +5,7 @@ orders (see `ranks`, which also gives the result of each query). Values are frac
 the sides: `question_to_answer_R@1`; for images and texts they are open_clip's.
 """
 
-import torch
-from torch import Tensor
-
-from nuclr.arrays import Features, Integers, Vector, as_integers, as_links, as_rows, join_keys
+from nuclr.arrays import Features, Integers, Vector, as_links, as_rows
 from nuclr.evaluation.metrics import measure, metrics_of
 from nuclr.evaluation.ranks import Ranks, query_ranks
 
@@ -143,28 +140,3 @@ def summarize_ranks(
         for key in filter(None, keys):
             summary[f"mean_{key}"] = (summary[f"{first}_{key}"] + summary[f"{second}_{key}"]) / 2
     return summary
-
-
-def links_with_copies(links: Integers, y_id: Integers) -> Tensor:
-    """Extend links to all copies of each y, so that retrieving a copy counts as a hit.
-
-    Args:
-        links: Rows (row of x, row of y), (n, 2).
-        y_id: One integer per row of y, (n_y,); equal numbers mark copies.
-
-    Returns:
-        All (x, y) for which y is a copy of a partner of x, itself included, (m, 2).
-
-    Raises:
-        ValueError: If a shape is wrong or `links` names a row that does not exist.
-
-    Example:
-        >>> links_with_copies([[0, 0], [1, 1]], [7, 7]).tolist()
-        [[0, 0], [0, 1], [1, 0], [1, 1]]
-
-    """
-    ids = as_integers("y_id", y_id, None)
-    rows = as_integers("links", links, None, 2)
-    rows = as_links("links", rows, int(rows.max()) + 1 if rows.numel() else 0, len(ids))
-    copies = join_keys(ids[rows[:, 1]], ids)
-    return torch.unique(torch.stack([rows[copies[:, 0], 0], copies[:, 1]], dim=1), dim=0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from nuclr.data import Labeled, SideChoice, check_samples, open_pairs
 from nuclr.data.formats.cifar import open_cifar
-from nuclr.data.labeled import LabeledImages, open_class_folder
+from nuclr.data.labeled import LabeledImages, class_folders, open_class_folder
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.pairs import Pairs
 from nuclr.errors import UserError
@@ -63,7 +63,7 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class ClassificationSet:
-    """Labeled images, one folder per class, or the archives of CIFAR.
+    """Labeled images, one folder per class, or the unpacked archives of CIFAR.
 
     Attributes:
         title: Name to show.
@@ -75,7 +75,7 @@ class ClassificationSet:
         wordnet: Whether the class folders are named by WordNet IDs (n01440764), which need class names.
         listed: File that lists the test images as CLASS/IMAGE, with or without suffix, relative to the parent of the
             class folders. None: all images are the test.
-        archives: Whether the set may also be one of the archives in `nuclr.data.formats.cifar`.
+        archives: Whether the set may also be one of the unpacked archives in `nuclr.data.formats.cifar`.
 
     """
 
@@ -159,8 +159,7 @@ CLASSIFICATION = {
         classes=10,
         images=10_000,
         templates=_OBJECTS,
-        layout="an original archive, unpacked or not (cifar-10-batches-bin/, "
-        "cifar-10-binary.tar.gz), or the test images as test/airplane/*.png, ...",
+        layout="the unpacked binary archive (cifar-10-batches-bin/), or the test images as test/airplane/*.png, ...",
         archives=True,
     ),
     "cifar100": ClassificationSet(
@@ -169,8 +168,7 @@ CLASSIFICATION = {
         classes=100,
         images=10_000,
         templates=_OBJECTS,
-        layout="an original archive, unpacked or not (cifar-100-binary/, "
-        "cifar-100-binary.tar.gz), or the test images as test/apple/*.png, ...",
+        layout="the unpacked binary archive (cifar-100-binary/), or the test images as test/apple/*.png, ...",
         archives=True,
     ),
     "imagenet1k": ClassificationSet(
@@ -212,15 +210,6 @@ CLASSIFICATION = {
         listed="meta/test.txt",
     ),
 }
-
-
-@dataclass(frozen=True)
-class StandardPairs:
-    """A retrieval set: its pairs, the list that they come from, and the split."""
-
-    pairs: Pairs
-    path: Path
-    split: str
 
 
 @dataclass(frozen=True)
@@ -267,8 +256,8 @@ def open_standard_pairs(
     allow_outside: bool = False,
     x_name: str | None = None,
     y_name: str | None = None,
-) -> StandardPairs:
-    """Open MSCOCO or Flickr30k.
+) -> tuple[Pairs, Path]:
+    """Open MSCOCO or Flickr30k, and return the pairs and the list that they come from.
 
     Args:
         name: a key of `RETRIEVAL`.
@@ -305,7 +294,7 @@ def open_standard_pairs(
     images, captions = known.sizes[split]
     if sizes not in ((images, captions), (images, sizes[1] if captions is None else captions)):
         raise UserError(f"{path}: split {split!r} has {sizes} images and captions; it needs {known.sizes[split]}")
-    return StandardPairs(pairs, path, split)
+    return pairs, path
 
 
 def open_standard_classes(
@@ -317,7 +306,7 @@ def open_standard_classes(
 
     Args:
         name: a key of `CLASSIFICATION`.
-        folder: the folder with the images, or an archive of CIFAR.
+        folder: the folder with the images.
         allow_outside: follow symbolic links that lead out of the folder.
 
     Raises:
@@ -326,11 +315,16 @@ def open_standard_classes(
     """
     known = CLASSIFICATION[name]
     places = [folder / below for below in known.folders]
-    class_folder = next((place for place in places if len(_class_folders(place)) == known.classes), None)
+    class_folder = next((place for place in places if len(class_folders(place)) == known.classes), None)
     archive = open_cifar(name, folder) if class_folder is None and known.archives else None
     images: Labeled
     if class_folder is not None:
-        images = _open_folders(class_folder, folder, known, allow_outside)
+        images = _open_folders(
+            class_folder,
+            folder,
+            known,
+            allow_outside,
+        )
         path = class_folder
     elif archive is not None:
         images = archive
@@ -350,10 +344,6 @@ def open_standard_classes(
     return StandardClasses(images, numbers, path)
 
 
-def _class_folders(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".") if folder.is_dir() else []
-
-
 def _open_folders(
     class_folder: Path,
     top: Path,
@@ -363,7 +353,7 @@ def _open_folders(
     """Open class folders, with the names of their classes; `top` is the folder of the whole set."""
     if (class_folder / "classes.json").is_file():
         return open_class_folder(class_folder, allow_outside)
-    folders = _class_folders(class_folder)
+    folders = class_folders(class_folder)
     names = {folder: folder.replace("_", " ") for folder in folders}
     if known.wordnet:
         names = {}
@@ -377,7 +367,12 @@ def _open_folders(
                 f"{class_folder}: the folders are WordNet numbers ({folders[0]}, ...), which mean nothing to a model; "
                 f'add classes.json, {{"{folders[0]}": "name", ...}}, or {NAME_LISTS[0]} to it'
             )
-    return LabeledImages(class_folder, {folder: names[folder] for folder in folders}, [], allow_outside)
+    return LabeledImages(
+        class_folder,
+        {folder: names[folder] for folder in folders},
+        [],
+        allow_outside,
+    )
 
 
 def _listed(

@@ -113,5 +113,11 @@ def classify(
     """
     targets = as_integers("labels", labels, len(x))
     pairs = torch.stack([torch.arange(len(targets), device=targets.device), targets], dim=1)
-    links = as_links("labels", pairs, len(x), len(classes), ("images", "classes"))
+    links = as_links(
+        "labels",
+        pairs,
+        len(x),
+        len(classes),
+        ("images", "classes"),
+    )
     return Classified(query_ranks(x, classes, links), targets)

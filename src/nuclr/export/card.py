@@ -174,11 +174,10 @@ def _objective(trained: Trained) -> str:
     settings = trained.run.settings
     results = trained.results
     name = settings.objective.name
-    label = objectives.entry(name).label if name in objectives.names() else name
     optimizer = settings.optimizer
     options = {key: value for key, value in flatten(settings.objective.arguments()) if key != "temperature"}
     rows = [
-        ["objective", f"{_plain(label)} (`{_plain(name)}`)"],
+        ["objective", f"{_plain(objectives.entry(name).label)} (`{_plain(name)}`)"],
         ["temperature", f"{trained.temperature:.6g}"],
         ["bias", "" if trained.bias is None else f"{trained.bias:.6g}"],
         ["epochs, steps", f"{results.epochs}, {results.steps:,}"],

@@ -62,7 +62,13 @@ def write(trained: Trained, folder: Path) -> Written:
         f"Divide scores by the temperature of the run, {trained.temperature:.6g}, before a softmax; the files' "
         "metadata and `nuclr.json` hold it as well."
     )
-    return Written("onnx", "feature-extraction", _code(trained, folder.name), [scale], lines)
+    return Written(
+        "onnx",
+        "feature-extraction",
+        _code(trained, folder.name),
+        [scale],
+        lines,
+    )
 
 
 class Side(nn.Module):

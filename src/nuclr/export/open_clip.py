@@ -16,7 +16,6 @@ from torch import Tensor
 from nuclr.export.hf import at_own_size, require_joint
 from nuclr.export.trained import Trained, Written
 from nuclr.files import write_json
-from nuclr.models import Tokenizer
 
 CONFIG = "open_clip_config.json"
 WEIGHTS = "open_clip_model.safetensors"
@@ -70,9 +69,6 @@ def _check(trained: Trained) -> None:
     if len(activations) != 1 or not activations <= QUICK_GELU.keys():
         names = " and ".join(sorted(activations))
         raise trained.refuse(f"has the activation {names}; open_clip has gelu or quick_gelu")
-    inputs = trained.image_and_text[1].inputs
-    if not isinstance(inputs, Tokenizer) or inputs.tokenizer.padding_side != "right":
-        raise trained.refuse("its tokenizer pads on the left; open_clip pads on the right")
 
 
 def _config(trained: Trained, vision: Any) -> dict[str, Any]:

@@ -203,7 +203,12 @@ def _dense(head: nn.Module) -> list[Any]:
     for layer, after in zip_longest(layers, layers[1:]):
         if isinstance(layer, nn.Linear):
             activation = nn.GELU() if isinstance(after, nn.GELU) else nn.Identity()
-            dense = require(MODULES).Dense(layer.in_features, layer.out_features, layer.bias is not None, activation)
+            dense = require(MODULES).Dense(
+                layer.in_features,
+                layer.out_features,
+                layer.bias is not None,
+                activation,
+            )
             dense.linear.load_state_dict(layer.state_dict())
             modules.append(dense)
     return modules

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from nuclr.errors import UserError
 from nuclr.evaluation.metrics import score, val_metrics
-from nuclr.files import parse_json, read_text
 from nuclr.models import DualEncoder, Encoder, ImageFormat
 from nuclr.runs import checkpoint, folder
 from nuclr.runs.run import Run
@@ -108,8 +107,8 @@ class Trained:
         if not self.run.best:
             return self.results.val
         best: dict[str, Any] = {}
-        for line in read_text(self.run.folder / folder.METRICS).splitlines():
-            values = val_metrics(parse_json(line))
+        for line in folder.read_lines(self.run.folder / folder.METRICS, {"step"}, []):
+            values = val_metrics(line)
             reached = score(values)
             highest = score(best)
             if reached is not None and (highest is None or reached > highest):

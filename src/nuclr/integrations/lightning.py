@@ -110,7 +110,13 @@ class NuclrCallback(Callback):
             raise UserError("the objective has no Trainer; write Trainer(callbacks=[...]) with this NuclrCallback")
         training = self._trainer.training
         self.objective.train(training)
-        output: ObjectiveOutput = self.objective(x, y, index if training else None, x_id, y_id)
+        output: ObjectiveOutput = self.objective(
+            x,
+            y,
+            index if training else None,
+            x_id,
+            y_id,
+        )
         return output
 
     def backward(
@@ -250,7 +256,12 @@ class NuclrCallback(Callback):
         saved = checkpoint.get(self.state_key)
         resumes = trainer.state.fn == "fit"
         if saved is not None:
-            restore(self.objective, saved, "the checkpoint", resumes)
+            restore(
+                self.objective,
+                saved,
+                "the checkpoint",
+                resumes,
+            )
         elif resumes and self.objective.state_dict():
             raise UserError(
                 f"the checkpoint has no state of {type(self.objective).__name__}: it was saved without this "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from nuclr.errors import UserError
+from nuclr.errors import UserError, first_line
 from nuclr.files import parse_json, read_text
 
 if TYPE_CHECKING:
@@ -175,11 +175,6 @@ def reading(where: str) -> Iterator[None]:
             yield
     except Exception as error:
         raise UserError(f"{where} cannot be read ({first_line(error)})") from None
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _download(name: str) -> Path | None:

@@ -203,7 +203,12 @@ def _build_encoder(
             f"{key}.head: 'none' keeps the tower's {tower_width} features, but model.width is {width}; "
             f"set model.width={tower_width}, or use 'linear'"
         )
-    return Encoder(tower, Head(side.head, tower_width, width), side.frozen, inputs)
+    return Encoder(
+        tower,
+        Head(side.head, tower_width, width),
+        side.frozen,
+        inputs,
+    )
 
 
 def _image_tower(side: EncoderSide, key: str) -> Built:
@@ -244,7 +249,12 @@ def _text_tower(
         tower = preset.tower(len(own), max_length)
     if isinstance(tower, TextTower):
         tower = TextTower(tower.backbone, _pooling(side, key, tower))
-        tokenizer = tokenizer_for(tower.backbone.config, own, max_length, key)
+        tokenizer = tokenizer_for(
+            tower.backbone.config,
+            own,
+            max_length,
+            key,
+        )
     else:
         tokenizer = Tokenizer(own, max_length or MAX_LENGTH)
     return tower, tokenizer, probe(tower, tokenizer, f"{key}.encoder", side.encoder)

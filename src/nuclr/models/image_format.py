@@ -16,10 +16,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from nuclr.arrays import to_device
-from nuclr.errors import UserError
+from nuclr.errors import UserError, first_line
 from nuclr.files import write_json
 from nuclr.image_files import open_image, read_file, to_rgb
-from nuclr.models.backbones import first_line, read_json
+from nuclr.models.backbones import read_json
 from nuclr.models.encoder import Inputs
 
 LARGEST_SIZE = 8192  # pixels

@@ -87,10 +87,9 @@ def open_pretrained(
                 raise UserError(f"model.{name}.{option}: cannot be set together with {KEY}={source}, which has its own")
     model = DualEncoder.from_pretrained(folder) if ours else _open_joint(folder, sides)
     _check(model, sides, folder)
-    if shared and not model.shared:
-        raise UserError(f"model.shared: {folder} has an encoder per side; leave model.shared out")
-    if width is not None and width != model.width:
-        raise UserError(f"model.width: {width}, but {folder} has {model.width} features; leave model.width out")
+    if (shared and not model.shared) or width not in (None, model.width):
+        has = f"shared={model.shared} and width={model.width}"
+        raise UserError(f"model.shared: {shared}, model.width: {width}, but {folder} has {has}; leave them out")
     for name, side in sides.items():
         if side.frozen:
             getattr(model, name).freeze()
@@ -138,7 +137,12 @@ def read_joint(
     config = read_config(folder, key)
     if config.model_type not in JOINT:
         raise UserError(f"{key}: {folder} holds a {config.model_type!r} model; needs one of {', '.join(JOINT)}")
-    model: Any = load_model(class_of(config), folder, key, config=config)
+    model: Any = load_model(
+        class_of(config),
+        folder,
+        key,
+        config=config,
+    )
     sides = {}
     for name, prepared in inputs.items():
         if isinstance(prepared, ImageFormat):

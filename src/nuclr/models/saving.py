@@ -27,9 +27,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import nuclr
-from nuclr.errors import UserError
+from nuclr.errors import UserError, first_line
 from nuclr.files import write_json
-from nuclr.models.backbones import first_line, load_backbone, no_model_in, quiet, read_json
+from nuclr.models.backbones import load_backbone, no_model_in, quiet, read_json
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.encoder import Encoder, Head, Inputs, VectorFormat
 from nuclr.models.image_format import ImageFormat
@@ -108,7 +108,7 @@ def load(
         TypeError,
         ValueError,
     ) as error:  # values are missing or wrong, which anything that is built from them may refuse
-        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"{folder}: the model's files are damaged ({reason})") from None
     return model.eval()
 

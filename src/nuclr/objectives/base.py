@@ -448,7 +448,16 @@ class Objective(nn.Module):
         if gathered is not None and inputs.has_index:
             index = gathered[:, 0]
             ids = gathered[:, 1:] if len(inputs.columns) > 1 else None
-        return GatheredBatch(x, y, all_x, all_y, views, index, ids, slice(start, start + pairs))
+        return GatheredBatch(
+            x,
+            y,
+            all_x,
+            all_y,
+            views,
+            index,
+            ids,
+            slice(start, start + pairs),
+        )
 
     def _checked_inputs(
         self,

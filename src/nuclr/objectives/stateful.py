@@ -193,7 +193,13 @@ class StatefulObjective(PairTables):
     ) -> None:
         check_choice("sides", sides, ("both", "x", "y"))
         check_choice("normalizer", normalizer, SOURCES)
-        super().__init__(num_samples, temperature, sides, as_record("state", state, StatePlacement()), normalize)
+        super().__init__(
+            num_samples,
+            temperature,
+            sides,
+            as_record("state", state, StatePlacement()),
+            normalize,
+        )
         self.gamma = gamma
         self.normalizer = normalizer
         self.temperatures = as_record("temperatures", temperatures, Temperatures())
@@ -317,7 +323,15 @@ class StatefulObjective(PairTables):
         # -- first pass over the scores: the sums over the batch's negatives, and the running averages
         if isinstance(tau, Tensor) and tau.ndim == 0:
             tau = tau.expand_as(step.zeta)
-        kernel_batch = KernelBatch(batch.x, batch.y, batch.views, step.log_own, tau, batch.ids, batch.pairs)
+        kernel_batch = KernelBatch(
+            batch.x,
+            batch.y,
+            batch.views,
+            step.log_own,
+            tau,
+            batch.ids,
+            batch.pairs,
+        )
         kernel = step.kernel = make_kernel(kernel_batch, self._workspace, bounded=self._is_bounded(step))
         self.check_features(batch, kernel.finite)
         step.negatives = batch.negatives()

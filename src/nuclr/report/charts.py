@@ -48,7 +48,14 @@ class Series:
         stride = -(-len(self.x) // MOST_POINTS) or 1
         chosen = slice((len(self.x) - 1) % stride, None, stride)
         band = (self.band[0][chosen], self.band[1][chosen]) if self.band else None
-        return Series(self.name, self.x[chosen], self.y[chosen], self.color, self.dashed, band)
+        return Series(
+            self.name,
+            self.x[chosen],
+            self.y[chosen],
+            self.color,
+            self.dashed,
+            band,
+        )
 
     @property
     def key(self) -> Markup:
@@ -121,7 +128,13 @@ def line_chart(
     }
     show = numbers.percent if percent else numbers.number
     ends = [f"{s.name} from {show(s.y[0])} to {show(s.y[-1])}" for s in shown]
-    return Chart(title, _svg(parts, f"{title}: {'; '.join(ends) or 'no values'}"), shown, data, note)
+    return Chart(
+        title,
+        _svg(parts, f"{title}: {'; '.join(ends) or 'no values'}"),
+        shown,
+        data,
+        note,
+    )
 
 
 def scatter(
@@ -183,7 +196,13 @@ def row_chart(
     for k, row in enumerate(rows):
         y = TOP + ROW * k + 24
         if row.bar:
-            mark = _rule('class="line"', across(row.bar[0]), y, across(row.bar[1]), y)
+            mark = _rule(
+                'class="line"',
+                across(row.bar[0]),
+                y,
+                across(row.bar[1]),
+                y,
+            )
         else:
             mean = across(fmean(row.values))
             mark = _rule('class="mark"', mean, y - 7, mean, y + 7)
@@ -225,7 +244,13 @@ class Scale:
         high = max(kept)
         if log:
             factor = max((high / low) ** pad, 1.05)
-            return cls(low / factor, high * factor, begin, end, log)
+            return cls(
+                low / factor,
+                high * factor,
+                begin,
+                end,
+                log,
+            )
         margin = (high - low) * pad or abs(low) * 0.1 or 1.0
         return cls(low - margin, high + margin, begin, end)
 

@@ -3,11 +3,10 @@
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
-from nuclr import files, objectives
+from nuclr import objectives
 from nuclr.data.pairs import Pairs
 from nuclr.data.selection import Source
 from nuclr.data.side import SideName, SideWords, name_sides
@@ -24,7 +23,6 @@ SAMPLES = 3000  # pairs of a source that are encoded
 PATIENCE = 20.0  # seconds that encoding them may take
 PROBE = 16  # pairs whose encoding is timed to predict the time of all
 FEWEST = 100
-OTHER_COLOR = 7  # of an objective that is not registered
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,12 @@ class RunLog:
     @property
     def method(self) -> str:
         """The objective's label."""
-        name = self.run.settings.objective.name
-        return objectives.entry(name).label if name in objectives.names() else name
+        return objectives.entry(self.run.settings.objective.name).label
 
     @property
     def color(self) -> Color:
         """The objective's color in charts."""
-        name = self.run.settings.objective.name
-        return objectives.entry(name).color if name in objectives.names() else OTHER_COLOR
+        return objectives.entry(self.run.settings.objective.name).color
 
     @property
     def step(self) -> int:
@@ -159,38 +155,8 @@ class TrainingRun:
 
 def read_log(run: Run, notes: list[str]) -> RunLog:
     """Read what a run logged; notes say what could not be read."""
-    metrics = read_lines(run.folder / folder.METRICS, {"step", "epoch"}, notes)
-    return RunLog(run, metrics, read_lines(run.folder / folder.TIMING, {"seconds"}, notes))
-
-
-def read_lines(
-    path: Path,
-    required: set[str],
-    notes: list[str],
-) -> list[dict[str, float]]:
-    """Read the numbers in the lines of a .jsonl file. Broken lines, as a killed process may leave, become a note.
-
-    Args:
-        path: the file; if it does not exist, there are no lines.
-        required: names that each line has.
-        notes: where the note is added.
-
-    """
-    records = []
-    broken = 0
-    content = path.read_bytes() if path.is_file() else b""
-    for line in content.splitlines():
-        try:
-            record: dict[str, float] = files.from_record(dict[str, float], files.parse_json(line))
-        except ValueError:
-            record = {}
-        if required <= record.keys():
-            records.append(record)
-        else:
-            broken += 1
-    if broken:
-        notes.append(f"{path.name}: {broken} lines could not be read and were left out.")
-    return records
+    metrics = folder.read_lines(run.folder / folder.METRICS, {"step", "epoch"}, notes)
+    return RunLog(run, metrics, folder.read_lines(run.folder / folder.TIMING, {"seconds"}, notes))
 
 
 def choose_pairs(

@@ -36,7 +36,12 @@ Loaders = dict[tuple[Any, ...], Loader]
 
 def open_train(data: s.Data, check: bool = True) -> Source:
     """Open the training pairs: split, columns and `data.keep` as set, without bad samples."""
-    pairs = open_pairs_of_run(data, str(data.train), data.root, data.split)
+    pairs = open_pairs_of_run(
+        data,
+        str(data.train),
+        data.root,
+        data.split,
+    )
     keep = None if data.keep is None else read_keep(below(data.root, data.keep), len(pairs))
     return _check(data, pairs, check, keep)
 
@@ -77,8 +82,8 @@ def _open_val_set(
     split = val_split(data, name)
     standard = parse_standard(chosen.path, RETRIEVAL, data.val_key(name))
     if standard is not None:
-        opened = open_standard_pairs(*standard, str(split), data.allow_outside, data.x.name, data.y.name)
-        return Source(opened.pairs, np.arange(len(opened.pairs)), {})
+        pairs, _ = open_standard_pairs(*standard, str(split), data.allow_outside, data.x.name, data.y.name)
+        return Source(pairs, np.arange(len(pairs)), {})
     if chosen.x_key is not None:
         data = s.change(data, "x", s.DataSide(key=chosen.x_key, name=data.x.name))
     if chosen.y_key is not None:
@@ -157,7 +162,12 @@ def view_groups(data: s.Data, source: Source) -> ViewGroups | None:
         views[side] = 1 if has_crops else getattr(data, side).views
     if max(views.values()) == 1:
         return None
-    return ViewGroups(source.pairs, views["x"], views["y"], source.numbers)
+    return ViewGroups(
+        source.pairs,
+        views["x"],
+        views["y"],
+        source.numbers,
+    )
 
 
 def below(root: str | None, name: str) -> Path:

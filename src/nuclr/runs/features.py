@@ -1,9 +1,9 @@
 """Features of many pairs, and embedding files. All processes share the work and get all features, on the CPU."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,8 +119,20 @@ def encode_pairs(
         return_index=True,
         return_inverse=True,
     )
-    x = encode_side(model.x, loader, "x", numbers[first_x], encoding)
-    y = encode_side(model.y, loader, "y", numbers[first_y], encoding)
+    x = encode_side(
+        model.x,
+        loader,
+        "x",
+        numbers[first_x],
+        encoding,
+    )
+    y = encode_side(
+        model.y,
+        loader,
+        "y",
+        numbers[first_y],
+        encoding,
+    )
     y_number = numbers[first_y]
     if not merge_y:
         y = y[torch.from_numpy(y_row)]
@@ -180,8 +192,18 @@ def merge_groups(x_row: Tensor, group: Tensor) -> Tensor:
     distinct, group = torch.unique(group, return_inverse=True)
     merged = torch.arange(len(distinct))
     while True:  # each round takes over the smallest number among the groups that share an x
-        of_x = torch.full((int(x_row.max()) + 1,), len(distinct)).scatter_reduce(0, x_row, merged[group], "amin")
-        smallest = merged.scatter_reduce(0, group, of_x[x_row], "amin")
+        of_x = torch.full((int(x_row.max()) + 1,), len(distinct)).scatter_reduce(
+            0,
+            x_row,
+            merged[group],
+            "amin",
+        )
+        smallest = merged.scatter_reduce(
+            0,
+            group,
+            of_x[x_row],
+            "amin",
+        )
         if torch.equal(smallest, merged):
             return merged[group]
         merged = smallest
@@ -239,7 +261,12 @@ def _encode(
 
 
 def _share(numbers: np.ndarray, batch: int) -> Iterator[np.ndarray]:
-    return all_batches(numbers, batch, distributed.rank(), distributed.world_size())
+    return all_batches(
+        numbers,
+        batch,
+        distributed.rank(),
+        distributed.world_size(),
+    )
 
 
 def gather(parts: list[Tensor]) -> Tensor:
@@ -255,28 +282,26 @@ def gather(parts: list[Tensor]) -> Tensor:
 # -- embedding files ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Embeddings:
-    """The content of an embedding file, and names of its rows.
+def write_embeddings(
+    out: Path,
+    arrays: Mapping[str, Tensor],
+    names: Mapping[str, Sequence[str]],
+) -> None:
+    """Write an embedding file atomically, and files with the names of its rows.
 
-    Attributes:
+    Args:
+        out: the file, `.npz` or `.safetensors`.
         arrays: the features of a side by its letter; of pairs also `y_to_x` and `number`.
         names: one line per row, by the end of the name of a file next to the embeddings, such as ".x.txt".
 
     """
-
-    arrays: dict[str, Tensor]
-    names: dict[str, list[str]] = field(default_factory=dict)
-
-    def write(self, out: Path) -> None:
-        """Write the embedding file atomically, and the files with names."""
-        with files.write_atomically(out) as file:
-            if out.suffix == ".npz":
-                np.savez(file, **{name: array.numpy() for name, array in self.arrays.items()})  # type: ignore[arg-type]
-            else:
-                file.write(save({name: array.contiguous() for name, array in self.arrays.items()}))
-        for end, lines in self.names.items():
-            files.write_text(out.with_suffix(end), "\n".join(lines) + "\n")
+    with files.write_atomically(out) as file:
+        if out.suffix == ".npz":
+            np.savez(file, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
+        else:
+            file.write(save({name: array.contiguous() for name, array in arrays.items()}))
+    for end, lines in names.items():
+        files.write_text(out.with_suffix(end), "\n".join(lines) + "\n")
 
 
 def embed_pairs(
@@ -284,7 +309,7 @@ def embed_pairs(
     loader: Loader,
     numbers: np.ndarray,
     encoding: Encoding,
-) -> Embeddings:
+) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
     """Return arrays x (per distinct x), y (per pair), y_to_x and number; and names of images, and texts, per row."""
     pairs = loader.pairs
     features = encode_pairs(
@@ -309,4 +334,4 @@ def embed_pairs(
             names[f".{side}.txt"] = [pairs.item_name(side, number) or pairs.name(number) for number in chosen.tolist()]
         elif kind == "text":
             names[f".{side}.txt"] = [" ".join(str(text).split()) for text in pairs.items(side, chosen)]
-    return Embeddings(arrays, names)
+    return arrays, names

@@ -98,6 +98,36 @@ def read_results(folder: Path) -> TrainedRun | None:
     return files.read_record(TrainedRun, folder / RESULTS, folder=folder) if is_finished(folder) else None
 
 
+def read_lines(
+    path: Path,
+    required: set[str],
+    notes: list[str],
+) -> list[dict[str, float]]:
+    """Read the numbers in the lines of a log. Broken lines, as a killed process may leave, become a note.
+
+    Args:
+        path: the file; if it does not exist, there are no lines.
+        required: names that each line has.
+        notes: where the note is added.
+
+    """
+    records = []
+    broken = 0
+    content = path.read_bytes() if path.is_file() else b""
+    for line in content.splitlines():
+        try:
+            record: dict[str, float] = files.from_record(dict[str, float], files.parse_json(line))
+        except ValueError:
+            record = {}
+        if required <= record.keys():
+            records.append(record)
+        else:
+            broken += 1
+    if broken:
+        notes.append(f"{path.name}: {broken} lines could not be read and were left out.")
+    return records
+
+
 class RunFolder:
     """The folder of a run in training, locked against a second run; only the first process writes."""
 

@@ -71,7 +71,13 @@ class Run:
         if not is_run(path):
             problem = f"not a run folder (it has no {folder.CONFIG})" if path.is_dir() else "no such folder"
             raise UserError(f"{path}: {problem}; name a run folder that nuclr train wrote")
-        return cls(path, config.load(path / folder.CONFIG), best, pick_device(device), loaders)
+        return cls(
+            path,
+            config.load(path / folder.CONFIG),
+            best,
+            pick_device(device),
+            loaders,
+        )
 
     @classmethod
     def open_finished(
@@ -191,13 +197,23 @@ class Run:
 
     def loader(self, pairs: Pairs) -> Loader:
         """Return a loader that reads pairs as training did, without augmentation."""
-        return components.make_loader(self.settings.data.outside_training(), pairs, self.model, self._loaders)
+        return components.make_loader(
+            self.settings.data.outside_training(),
+            pairs,
+            self.model,
+            self._loaders,
+        )
 
     @property
     def encoding(self) -> Encoding:
         """Batch size, device and precision of the run's evaluation, and whether it uses the heads."""
         evaluate = self.settings.evaluate
-        return Encoding(evaluate.batch_size, self.device, self.settings.precision, evaluate.head)
+        return Encoding(
+            evaluate.batch_size,
+            self.device,
+            self.settings.precision,
+            evaluate.head,
+        )
 
     def features(
         self,
@@ -207,4 +223,10 @@ class Run:
     ) -> PairFeatures:
         """Return the features of pairs, all that are in use or those with these numbers."""
         chosen = source.numbers if numbers is None else numbers
-        return encode_pairs(self.model, self.loader(source.pairs), chosen, self.encoding, merge_y)
+        return encode_pairs(
+            self.model,
+            self.loader(source.pairs),
+            chosen,
+            self.encoding,
+            merge_y,
+        )

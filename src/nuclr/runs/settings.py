@@ -344,7 +344,11 @@ class Objective:
 
         """
         try:
-            return objectives.build(self.name, num_samples=num_samples, **self.arguments())
+            return objectives.build(
+                self.name,
+                num_samples=num_samples,
+                **self.arguments(),
+            )
         except (ValueError, RuntimeError) as error:
             raise UserError(f"objective.{str(error).splitlines()[0]}") from None
 
@@ -358,7 +362,11 @@ def _optional_keys(kinds: Mapping[str, Any]) -> type[pydantic.BaseModel]:
         elif str in typing.get_args(kind):
             kind = str
         fields[key] = ((Int if kind is int else kind) | None, None)
-    return pydantic.create_model("Options", __config__={**CONFIG, "allow_inf_nan": True}, **fields)
+    return pydantic.create_model(
+        "Options",
+        __config__={**CONFIG, "allow_inf_nan": True},
+        **fields,
+    )
 
 
 def _with_defaults(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -264,10 +264,21 @@ def make_corrector(subject: Subject, bank: str) -> Corrector:
         return Corrector(bank, Correction(), chosen_on, queries)
     features = subject.pair_features(run.val)
     own = Bank(features.x, features.y, transductive=True) if queries is None else queries
-    correction = choose_correction(features.x, features.y, features.links, own)
+    correction = choose_correction(
+        features.x,
+        features.y,
+        features.links,
+        own,
+    )
     name, first = next(iter(subject.data.val.items()))
     chosen_on = f"{subject.data.val_key(name)}: {first.path}"
-    return Corrector(bank, correction, chosen_on, queries, run.val.pairs.fingerprint)
+    return Corrector(
+        bank,
+        correction,
+        chosen_on,
+        queries,
+        run.val.pairs.fingerprint,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -328,7 +339,13 @@ def evaluate(
     for bank in banks:
         if bank not in BANKS:
             raise UserError(f"--correct {bank}: unknown; allowed: {', '.join(f'bank={name}' for name in BANKS)}")
-    subject = open_subject(Path(run), best, batch_size, device, head)
+    subject = open_subject(
+        Path(run),
+        best,
+        batch_size,
+        device,
+        head,
+    )
     data = subject.data
     for folder in beir:
         subject.check(f"--beir {folder}", TEXTS)  # before a large corpus is read
@@ -338,7 +355,11 @@ def evaluate(
     # As in training, unless the folder is no longer there: then paths are relative to the working directory.
     if root is None and data.root is not None and (is_url(data.root) or Path(data.root).is_dir()):
         root = data.root
-    data = replace(data, root=root, allow_outside=allow_outside or data.allow_outside)
+    data = replace(
+        data,
+        root=root,
+        allow_outside=allow_outside or data.allow_outside,
+    )
     size = subject.image_size
     tasks = own_sets(subject, prompts) if own else []
     tasks += [open_retrieval(text, data, split) for text in retrieval]
@@ -414,7 +435,12 @@ def evaluate_subject(
         if isinstance(task, BeirSet):
             result = _beir(subject, task, correctors)
         elif task.kind == "retrieval":
-            result = _retrieval(subject, task, correctors, duplicates or task.duplicates)
+            result = _retrieval(
+                subject,
+                task,
+                correctors,
+                duplicates or task.duplicates,
+            )
         else:
             result = _classification(subject, task) if task.kind == "zero_shot" else _probe(subject, task)
         results = sets[result.kind]
@@ -441,7 +467,13 @@ def _retrieval(
     for corrector in correctors:
         bank = corrector.bank_of(task.path, features.x, features.y)
         if crossed:
-            ranks, chosen = cross_validated_ranks(features.x, features.y, features.links, bank, features.x_group)
+            ranks, chosen = cross_validated_ranks(
+                features.x,
+                features.y,
+                features.links,
+                bank,
+                features.x_group,
+            )
             halves[corrector.bank] = [asdict(correction) for correction in chosen]
         else:
             biases = corrector.correction.biases(bank, features.x, features.y)
@@ -519,7 +551,14 @@ def _beir(
     documents = encode_items(subject.model.y, texts[1], subject.encoding)
 
     def rank(bias: Tensor | None = None) -> Metrics:
-        return ranking_metrics(queries, documents, task.qrels, task.document_ids, bias, task.ignore)
+        return ranking_metrics(
+            queries,
+            documents,
+            task.qrels,
+            task.document_ids,
+            bias,
+            task.ignore,
+        )
 
     corrected: dict[str, Metrics] = {}
     for corrector in correctors:

@@ -42,7 +42,7 @@ from nuclr.training import loop
 
 KINDS: dict[str | None, Kind] = {"retrieval": "retrieval", "classification": "zero_shot"}  # in table files
 MEAN = "Mean"
-OWNED = {"seed": "list the seeds with the table's key seeds", "out": "name the folder of the table with --out"}
+OWNED = {"seed": "set the number of seeds with the table's key seeds", "out": "name the folder of the table with --out"}
 PROTOCOL = (
     "Percent. Each value is the mean over the seeds, with the sample standard deviation.",
     "Retrieval: recall@1, mean of both directions, unless the column names another metric. Classification: zero-shot "
@@ -68,13 +68,8 @@ def _read_overrides(value: Any) -> Any:
     return dict(flatten(value)) if isinstance(value, Mapping) else value
 
 
-def _read_seeds(value: Any) -> Any:
-    return list(range(value)) if type(value) is int and value <= 1000 else value
-
-
 Published = Annotated[Value, pydantic.BeforeValidator(_read_published)]
 Overrides = Annotated[dict[str, Any], pydantic.BeforeValidator(_read_overrides)]
-Seeds = Annotated[tuple[pydantic.NonNegativeInt, ...], pydantic.BeforeValidator(_read_seeds)]
 Title = Annotated[str, pydantic.Field(pattern=r"^[^\x00-\x1f]*$")]
 
 
@@ -127,10 +122,10 @@ class BlockEntry(_Entry):
 
 
 class TableFile(_Entry):
-    """The content of a table file. `published_in` names the source of published values."""
+    """The content of a table file. `seeds` is their number; `published_in` names the source of published values."""
 
     title: Title = ""
-    seeds: Annotated[Seeds, pydantic.Field(min_length=1)] = (0,)
+    seeds: Annotated[int, pydantic.Field(ge=1, le=1000)] = 1
     overrides: Overrides = {}
     columns: tuple[ColumnEntry, ...] = ()
     mean: bool = True
@@ -162,7 +157,7 @@ def read_table(path: Path) -> TableFile:
         path: The YAML file.
 
     Returns:
-        Its content: all rows in `blocks`, with the columns of each block, and the seeds as a list.
+        Its content: all rows in `blocks`, with the columns of each block.
 
     Raises:
         UserError: An unknown key or a wrong value; the message names the place.
@@ -220,7 +215,12 @@ def plan_table(
                 labeled.append(row)
                 continue
             changes = {**table.overrides, **block.overrides, **row.overrides}
-            settings = _load(path.parent / row.config, changes, overrides, row.label)
+            settings = _load(
+                path.parent / row.config,
+                changes,
+                overrides,
+                row.label,
+            )
             label = row.label or entry(settings.objective.name).label
             name = f"{block.title}/{label}"
             if name in rows:
@@ -232,18 +232,30 @@ def plan_table(
                 except UserError as error:
                     problems[f"column {column.name}: {error}"] = None
             title = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60]
-            rows[name] = Row(name, label, settings, tuple(sets), title=title)
+            rows[name] = Row(
+                name,
+                label,
+                settings,
+                tuple(sets),
+                title=title,
+            )
             labeled.append(row.model_copy(update={"label": label}))
         blocks.append(block.model_copy(update={"rows": tuple(labeled)}))
     plan = Plan(
         command="nuclr table",
         name="table",
         rows=tuple(rows.values()),
-        seeds=table.seeds,
+        seeds=tuple(range(table.seeds)),
         keep_checkpoints=True,
         entries={f"row {row.name.strip('/')}": content(row.base) for row in rows.values()},
     )
-    return TableStudy(table.model_copy(update={"blocks": tuple(blocks)}), plan, list(problems), out, say)
+    return TableStudy(
+        table.model_copy(update={"blocks": tuple(blocks)}),
+        plan,
+        list(problems),
+        out,
+        say,
+    )
 
 
 def _load(
@@ -278,7 +290,13 @@ def _open_column(
     elif standard not in ("builtin", BUILTIN_CLASSES) and not is_url(path):
         path = str((tests / path).absolute())
     prompts = folder / column.prompts if column.prompts is not None else None
-    test = open_test(column.test, path, settings.data, KINDS.get(column.kind), prompts)
+    test = open_test(
+        column.test,
+        path,
+        settings.data,
+        KINDS.get(column.kind),
+        prompts,
+    )
     metric, direction = find_metric(column.metric) or (None, "")
     known = metric is not None and metric.kind == test.kind and not metric.median
     if column.metric != FIRST and not (known and direction in ("", "mean", *direction_names(test.sides))):
@@ -394,7 +412,12 @@ class TableStudy(Study):
                 if one.config is None:
                     rows.append(ResultRow(label, label, "", dict(one.published)))
                 else:
-                    result = result_row(self, self.rows[f"{block.title}/{label}"], columns, one.published)
+                    result = result_row(
+                        self,
+                        self.rows[f"{block.title}/{label}"],
+                        columns,
+                        one.published,
+                    )
                     rows.append(dataclasses.replace(result, name=label))
             blocks.append(Block(block.title, tuple(columns), tuple(rows)))
         return make_comparison(

@@ -20,7 +20,7 @@ from nuclr.data.labeled import ClassTexts, LabeledVectors, Prompts, read_prompts
 from nuclr.data.pairs import SIDES, Labeled, Pairs, SideName
 from nuclr.data.selection import Source
 from nuclr.errors import UserError
-from nuclr.evaluation import Bank, bank_rows, class_features, links_with_copies
+from nuclr.evaluation import Bank, bank_rows, class_features
 from nuclr.evaluation.metrics import Kind
 from nuclr.evaluation.test_sets import (
     CLASSIFICATION,
@@ -43,7 +43,6 @@ from nuclr.runs.settings import Data, Evaluate, content_hash
 DUPLICATES = {
     "merge": "every distinct y is in the gallery once and belongs to all x that have it",
     "miss": "the y of every pair is in the gallery and belongs to the x of its own pair only",
-    "hit": "the y of every pair is in the gallery, and copies of it belong to the same x",
 }
 Need = tuple[SideName | None, str, int | None]  # side (None: any), modality, and width of vectors
 BUILTIN_CLASSES = "builtin_classes"  # built-in pictures with their classes, where "builtin" are pairs
@@ -115,13 +114,26 @@ def open_retrieval(
     """
     standard = parse_standard(text, RETRIEVAL, "--retrieval")
     if standard is not None:
-        opened = open_standard_pairs(*standard, "test", data.allow_outside)
-        source = Source(opened.pairs, np.arange(len(opened.pairs)), {})
+        pairs, path = open_standard_pairs(*standard, "test", data.allow_outside)
+        source = Source(pairs, np.arange(len(pairs)), {})
         # As in published results, a copy of a caption does not count as right.
-        return Task(standard[0], str(opened.path), "retrieval", source, opened.split, duplicates="miss")
+        return Task(
+            standard[0],
+            str(path),
+            "retrieval",
+            source,
+            "test",
+            duplicates="miss",
+        )
     columns = Data(allow_outside=data.allow_outside) if data.contrasts_views else data
     pairs = open_pairs_like_run(columns, text, data.root, split)
-    return Task(text, text, "retrieval", _usable(pairs, data), split)
+    return Task(
+        text,
+        text,
+        "retrieval",
+        _usable(pairs, data),
+        split,
+    )
 
 
 def _usable(pairs: Pairs, data: Data) -> Source:
@@ -207,7 +219,13 @@ class Subject:
     @classmethod
     def of_run(cls, run: Run) -> "Subject":
         """Return a run as a subject."""
-        return cls(run.folder, run.model, run.settings.data, run.encoding, run)
+        return cls(
+            run.folder,
+            run.model,
+            run.settings.data,
+            run.encoding,
+            run,
+        )
 
     @property
     def image_size(self) -> int:
@@ -277,11 +295,13 @@ class Subject:
     def pair_features(self, source: Source, duplicates: str = "merge") -> PairFeatures:
         """Return the features of pairs; `duplicates` is a key of DUPLICATES."""
         loader = self._loader(source.pairs)
-        features = encode_pairs(self.model, loader, source.numbers, self.encoding, merge_y=duplicates == "merge")
-        if duplicates == "hit":
-            copies = torch.from_numpy(source.pairs.sides["y"].ids[source.numbers])
-            features = dataclasses.replace(features, links=links_with_copies(features.links, copies))
-        return features
+        return encode_pairs(
+            self.model,
+            loader,
+            source.numbers,
+            self.encoding,
+            merge_y=duplicates == "merge",
+        )
 
     def _loader(self, pairs: Pairs) -> Any:
         """Return a loader that reads pairs as training did, without augmentation; images are read once and not kept."""
@@ -349,7 +369,12 @@ def open_subject(
     elif (path / "config.json").is_file() and not best:
         where = pick_device(device)
         model = build_model(pretrained=str(path)).to(where).eval()
-        subject = Subject(path, model, Data(), Encoding(Evaluate().batch_size, where))
+        subject = Subject(
+            path,
+            model,
+            Data(),
+            Encoding(Evaluate().batch_size, where),
+        )
     else:
         raise UserError(f"{path}: neither a run (config.yaml; --best needs one) nor encoders (config.json)")
     encoding = subject.encoding

@@ -55,7 +55,13 @@ class TrainingInputs:
         self._modalities = {side: pairs.sides[side].modality for side in SIDES}
         # If both sides hold images, their random numbers differ by the number of the view.
         self._views: dict[SideName, range] = {"x": range(views["x"]), "y": range(views["x"], views["x"] + views["y"])}
-        self._augment = Augment(seed, augment.flip, augment.operations, augment.magnitude, augment.fill)
+        self._augment = Augment(
+            seed,
+            augment.flip,
+            augment.operations,
+            augment.magnitude,
+            augment.fill,
+        )
 
     def load(
         self,
@@ -75,7 +81,13 @@ class TrainingInputs:
             step: number of the first step.
 
         """
-        numbers = batches(order, batch_size, self._rank, self._world, step)
+        numbers = batches(
+            order,
+            batch_size,
+            self._rank,
+            self._world,
+            step,
+        )
         b = batch_size // self._world
         crops = self._crops(b, epoch, step)
         if self._groups is None:
@@ -133,8 +145,20 @@ class TrainingInputs:
         device: torch.device,
     ) -> tuple[Any, Any]:
         """Return the inputs of both encoders for a loaded batch."""
-        x = self._prepare("x", to_device(batch.x, device), epoch, step, device)
-        y = self._prepare("y", to_device(batch.y, device), epoch, step, device)
+        x = self._prepare(
+            "x",
+            to_device(batch.x, device),
+            epoch,
+            step,
+            device,
+        )
+        y = self._prepare(
+            "y",
+            to_device(batch.y, device),
+            epoch,
+            step,
+            device,
+        )
         return x, y
 
     def _prepare(
@@ -149,12 +173,24 @@ class TrainingInputs:
         modality = self._modalities[side]
         if isinstance(inputs, ImageFormat):
             if self._settings.enabled:
-                items = self._augment_images(side, items, epoch, step)
+                items = self._augment_images(
+                    side,
+                    items,
+                    epoch,
+                    step,
+                )
             return inputs.normalize(items)
         if modality.has_crops and len(self._views[side]) > 1:
             items = self._spread(side, items).flatten(0, 1)  # for an encoder of a plugin, which takes pixels
         if self._settings.enabled:
-            items = modality.augment(items, self._seed, epoch, step, self._rank, self._world)
+            items = modality.augment(
+                items,
+                self._seed,
+                epoch,
+                step,
+                self._rank,
+                self._world,
+            )
         return items if inputs is None else to_device(inputs.prepare(items), device)
 
     def _augment_images(

@@ -127,8 +127,20 @@ def build_parts(
     prefixes = {data.val_key(name): data.val_prefix(name) for name in named}
     class_loader = None
     if classes is not None:
-        class_loader = components.make_class_loader(data, classes, model, loaders)
-    validation = Validation(held_out, prefixes, val_loaders, classes, class_loader, settings.evaluate)
+        class_loader = components.make_class_loader(
+            data,
+            classes,
+            model,
+            loaders,
+        )
+    validation = Validation(
+        held_out,
+        prefixes,
+        val_loaders,
+        classes,
+        class_loader,
+        settings.evaluate,
+    )
     return source, validation, model
 
 
@@ -181,7 +193,12 @@ def make_optimizer(
     The objective's networks are trained at most at NETWORK_LR: a learning rate that suits the model, such as 0.1 for a
     bag of words, may be far too large for them.
     """
-    groups = parameter_groups(model, objective, settings.weight_decay, min(1.0, NETWORK_LR / settings.lr))
+    groups = parameter_groups(
+        model,
+        objective,
+        settings.weight_decay,
+        min(1.0, NETWORK_LR / settings.lr),
+    )
     return AdamW(
         groups,
         lr=settings.lr,

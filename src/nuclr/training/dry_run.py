@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -85,7 +85,7 @@ class Estimate:
         state_bytes: size of the objective's state.
         peak_bytes: largest memory of this process so far.
         checkpoint_bytes: size of a checkpoint on disk.
-        data: the cost of reading, of which images that stay in memory have none after the first epoch.
+        data: the cost of reading in the first epoch; images that stay in memory have none in later ones.
         device: type of the device.
         step_rate: samples per second of steps whose batches have been read already.
         seconds_step: of a step whose batch has been read already.
@@ -132,7 +132,12 @@ def _try_steps(settings: Settings, device: torch.device) -> Estimate:
     batch_size = settings.data.batch_size
     steps = steps_per_epoch(order, batch_size)
     data = _measure_data(settings, parts, order)
-    seconds_step, loss = _measure_step(settings, parts, order, device)
+    seconds_step, loss = _measure_step(
+        settings,
+        parts,
+        order,
+        device,
+    )
 
     reading = batch_size / distributed.world_size() / data.per_second
     # Threads read while a device computes; encoders on the CPU need the same cores as the threads.
@@ -169,23 +174,13 @@ def _measure_data(
     parts: Parts,
     order: np.ndarray,
 ) -> DataRate:
-    """Read the first samples of an epoch, and return the mean cost of reading over all epochs."""
+    """Read the first samples of an epoch, and return the cost; later epochs do not decode kept images again."""
     batch_size = settings.data.batch_size
-    epochs = settings.schedule.epochs
     workers = settings.data.workers if parts.loader.decodes else 0
     count = math.ceil(max(SAMPLES, SAMPLES_PER_WORKER * workers) * distributed.world_size() / batch_size)
     first = order[: min(count, steps_per_epoch(order, batch_size)) * batch_size]
     distributed.exchange([0])  # all processes begin together, since they share the cores in training as well
-    decoded = measure(parts.inputs.load(parts.loader, first, batch_size, epoch=0, step=0), workers)
-    if workers == 0:
-        return decoded
-    # of all visits, the share whose images were kept in memory by an earlier epoch
-    kept = parts.loader.share_kept(order) * (epochs - 1) / epochs
-    return replace(
-        decoded,
-        seconds=(1 - kept) * decoded.seconds,
-        cpu_seconds=(1 - kept) * decoded.cpu_seconds,
-    )
+    return measure(parts.inputs.load(parts.loader, first, batch_size, epoch=0, step=0), workers)
 
 
 def measure(batches: Iterable[Sized], workers: int) -> DataRate:
@@ -213,7 +208,12 @@ def _measure_step(
     """Return the seconds of a step on a batch that has been read, and its loss."""
     data = settings.data
     batch = next(parts.inputs.load(parts.loader, order[: data.batch_size], data.batch_size, epoch=0, step=0))
-    contrast = partial(apply_objective, parts.objective, batch=batch, mask=data.mask)
+    contrast = partial(
+        apply_objective,
+        parts.objective,
+        batch=batch,
+        mask=data.mask,
+    )
 
     def take_steps(count: int) -> tuple[float, float]:
         _synchronize(device)
@@ -221,7 +221,14 @@ def _measure_step(
         for _ in range(count):
             x, y = parts.inputs.prepare(batch, 0, 0, device)
             parts.optimizer.zero_grad(set_to_none=True)
-            out = encode_and_backward(parts.encode, x, y, contrast, len(batch), data.micro_batch)
+            out = encode_and_backward(
+                parts.encode,
+                x,
+                y,
+                contrast,
+                len(batch),
+                data.micro_batch,
+            )
             parts.optimizer.step()
         _synchronize(device)
         return (time.perf_counter() - begin) / count, out.loss.item()
@@ -266,7 +273,8 @@ def describe(estimate: Estimate) -> str:
         f"memory: model {e.model_bytes / MB:,.0f} MB, gradients and AdamW {e.optimizer_bytes / MB:,.0f} MB, "
         f"objective state {e.state_bytes / MB:,.1f} MB, peak so far {e.peak_bytes / MB:,.0f} MB; "
         f"a checkpoint takes {e.checkpoint_bytes / MB:,.0f} MB on disk\n"
-        f"time: about {e.seconds_step:.3f} s per step, {e.seconds / 60:,.1f} min in total without evaluation; "
+        f"time: about {e.seconds_step:.3f} s per step, {e.seconds / 60:,.1f} min in total without evaluation, if all "
+        f"epochs take as long as the first; "
         f"loss of the batch {e.loss:.4f}\n"
         f"training step: {_number(e.step_rate)} samples/s on {e.device}\n"
         f"data path: {_number(e.data.per_second)} samples/s {reading}"

@@ -82,7 +82,14 @@ def train(
     with Signals() as signals, processes(device):
         run = folder.RunFolder(choose_folder(settings, out, resume))
         try:
-            return _train(settings, run, resume, device, signals, loaders)
+            return _train(
+                settings,
+                run,
+                resume,
+                device,
+                signals,
+                loaders,
+            )
         except OSError as error:
             path = error.filename or run.folder
             reason = f"{path}: {error.strerror or error}"
@@ -123,12 +130,29 @@ def _train(
     samples = len(parts.order(0))
     steps = steps_per_epoch(parts.order(0), batch_size)
     next(batches(parts.order(0), batch_size, rank, world))  # raises if the batch cannot be divided among the processes
-    chance = collapsed_loss(objective, batch_size // world, model.width, device)
+    chance = collapsed_loss(
+        objective,
+        batch_size // world,
+        model.width,
+        device,
+    )
 
     # -- the folder, and the position of an earlier run ----------------------------------------------------------------
-    settings = components.resolve(settings, run.folder, device, source, model)
+    settings = components.resolve(
+        settings,
+        run.folder,
+        device,
+        source,
+        model,
+    )
     resumed = on_first(lambda: run.open(settings, resume))
-    progress = logging.Progress(settings.name, epochs * steps, 0, chance, batch_size)
+    progress = logging.Progress(
+        settings.name,
+        epochs * steps,
+        0,
+        chance,
+        batch_size,
+    )
     if resumed and (finished := folder.read_results(run.folder)) is not None:
         progress.say(f"{settings.name}: the run in {run.folder} is finished; nothing is left to train")
         return finished
@@ -142,7 +166,12 @@ def _train(
     metrics_bytes = 0
     saved = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
     if saved is not None:
-        check_same_data(saved, source, validation.sources, run.folder)
+        check_same_data(
+            saved,
+            source,
+            validation.sources,
+            run.folder,
+        )
         model.load_state_dict(saved["model"])
         objective.load_state_dict(saved["objective"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -193,9 +222,20 @@ def _train(
     ) -> ObjectiveOutput:
         clock.lap("encoders")
         try:
-            return apply_objective(objective, features_x, features_y, batch, settings.data.mask)
+            return apply_objective(
+                objective,
+                features_x,
+                features_y,
+                batch,
+                settings.data.mask,
+            )
         except ValueError:
-            refuse_not_finite(features_x, features_y, batch, run.folder)
+            refuse_not_finite(
+                features_x,
+                features_y,
+                batch,
+                run.folder,
+            )
             raise
         finally:
             clock.lap("objective")
@@ -210,22 +250,58 @@ def _train(
             epoch = position.epoch
             if position.step == 0 and refresh_due(settings, objective, epoch):
                 encoding = Encoding(settings.evaluate.batch_size, device, settings.precision)
-                refresh_popularity(objective, model, source, parts.loader, encoding, parts.rows)
+                refresh_popularity(
+                    objective,
+                    model,
+                    source,
+                    parts.loader,
+                    encoding,
+                    parts.rows,
+                )
             model.train()
             objective.train()
             with signals.steps():
                 clock.lap("other")
                 for batch in parts.inputs.load(parts.loader, parts.order(epoch), batch_size, epoch, position.step):
                     clock.lap("data")
-                    seed_step(settings.seed, position.total, rank, device)
-                    set_schedules(settings, optimizer, objective, position, steps)
-                    x, y = parts.inputs.prepare(batch, epoch, position.step, device)
+                    seed_step(
+                        settings.seed,
+                        position.total,
+                        rank,
+                        device,
+                    )
+                    set_schedules(
+                        settings,
+                        optimizer,
+                        objective,
+                        position,
+                        steps,
+                    )
+                    x, y = parts.inputs.prepare(
+                        batch,
+                        epoch,
+                        position.step,
+                        device,
+                    )
                     for parameter in parameters:
                         parameter.grad = None
-                    out = encode_and_backward(parts.encode, x, y, partial(contrast, batch), len(batch), micro_batch)
+                    out = encode_and_backward(
+                        parts.encode,
+                        x,
+                        y,
+                        partial(contrast, batch),
+                        len(batch),
+                        micro_batch,
+                    )
                     norm = clip_gradient(clipped, settings.optimizer.clip)
                     finite.raise_pending()
-                    failure = partial(not_finite, "the gradient is", batch.numbers, None, run.folder)
+                    failure = partial(
+                        not_finite,
+                        "the gradient is",
+                        batch.numbers,
+                        None,
+                        run.folder,
+                    )
                     finite.check(torch.isfinite(norm + out.loss.detach()), failure)
                     optimizer.step()
                     clock.lap("encoders")

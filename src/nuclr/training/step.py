@@ -139,7 +139,12 @@ def refresh_popularity(
         row: the row of state of each pair, by default its number. Pairs that share a row get the mean of their values.
 
     """
-    features = encode_pairs(model, loader, source.numbers, encoding)
+    features = encode_pairs(
+        model,
+        loader,
+        source.numbers,
+        encoding,
+    )
     rows = torch.from_numpy(source.numbers if row is None else row[source.numbers])
     sides = {"x": features.x, "y": features.y}
     item_of_pair = dict(zip("xy", features.pair_rows.unbind(1), strict=True))

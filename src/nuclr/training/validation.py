@@ -49,10 +49,20 @@ class Validation:
     ) -> dict[str, float]:
         """Return all metrics, the same on every process. The model is left in eval mode."""
         metrics: dict[str, float] = {}
-        encoding = Encoding(self.settings.batch_size, device, precision, self.settings.head)
+        encoding = Encoding(
+            self.settings.batch_size,
+            device,
+            precision,
+            self.settings.head,
+        )
         model.eval()
         for key, source in self.sources.items():
-            features = encode_pairs(model, self.loaders[key], source.numbers, encoding)
+            features = encode_pairs(
+                model,
+                self.loaders[key],
+                source.numbers,
+                encoding,
+            )
             values = retrieval_metrics(
                 features.x,
                 features.y,
@@ -62,7 +72,13 @@ class Validation:
             metrics |= {f"{self.prefixes[key]}{name}": value for name, value in values.items()}
         if self.classes is not None and self.class_loader is not None:
             encoder = model.x if model.x.modality == "image" else model.y
-            images = encode_side(encoder, self.class_loader, "x", np.arange(len(self.classes)), encoding)
+            images = encode_side(
+                encoder,
+                self.class_loader,
+                "x",
+                np.arange(len(self.classes)),
+                encoding,
+            )
             labels = torch.from_numpy(np.asarray(self.classes.sides["y"].ids))
             if model.takes("text"):
                 prompts = self.classes.prompts()

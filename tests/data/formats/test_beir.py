@@ -129,7 +129,7 @@ def test_missing_and_damaged_files_are_refused(tmp_path, monkeypatch):
         (b"{", r"corpus\.jsonl, line 1: not JSON"),
         (b"[" * 100_000, "line 1: .*nested too deep"),
         (b"[1]", r"line 1: .*\[1\]"),
-        (b'{"_id": "a", "text": "caf\xe9"}', "line 1: not UTF-8 text"),
+        (b'{"_id": "a", "text": "caf\xe9"}', r"corpus\.jsonl: not UTF-8"),
         (b'{"_id": true, "text": "a"}', "line 1.*true"),
     ):
         (folder / "corpus.jsonl").write_bytes(text)

@@ -1,24 +1,18 @@
-"""The binary archives of CIFAR: folders and archives hold the same images, and damaged files are refused."""
-
-import gzip
-import io
-import tarfile
+"""The unpacked binary archives of CIFAR; damaged files are refused."""
 
 import numpy as np
 import pytest
 
-from nuclr.data.formats import cifar
 from nuclr.data.formats.cifar import open_cifar
 from nuclr.errors import UserError
 from tests.data import layouts
 
 
-def test_folders_and_archives_hold_the_same_images(tmp_path):
+def test_images_and_classes(tmp_path):
     pixels = layouts.cifar_pixels()
     for name, write in (("cifar10", layouts.cifar10_binary), ("cifar100", layouts.cifar100_binary)):
         folder = write(tmp_path / name / "unpacked")
-        packed = layouts.pack(folder, cifar.VERSIONS[name].archive)
-        opened = [open_cifar(name, place) for place in (folder, next(folder.iterdir()), packed, packed.parent)]
+        opened = [open_cifar(name, place) for place in (folder, next(folder.iterdir()))]
         assert len({images.fingerprint for images in opened}) == 1
         for images in opened:
             assert images.labels.tolist() == [n % len(images.classes) for n in range(6)]
@@ -42,21 +36,3 @@ def test_damaged_files_are_refused(tmp_path):
     (folder / "batches.meta.txt").unlink()
     with pytest.raises(UserError, match=r"batches\.meta\.txt"):
         open_cifar("cifar10", folder)
-
-
-def test_wrong_archives_are_refused(tmp_path, monkeypatch):
-    archive = tmp_path / "cifar-10-binary.tar.gz"
-    whole = layouts.pack(layouts.cifar10_binary(tmp_path / "binary"), archive.name).read_bytes()
-    half = whole[: len(whole) // 2]
-    for content in (b"no archive", gzip.compress(b"no tar"), gzip.compress(b"\0" * 2000), half):
-        archive.write_bytes(content)
-        with pytest.raises(UserError, match=r"cifar-10-binary\.tar\.gz: "):
-            open_cifar("cifar10", archive)
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin"), io.BytesIO())
-    with pytest.raises(UserError, match=r"cifar-10-batches-bin/batches\.meta\.txt"):
-        open_cifar("cifar10", archive)
-    archive.write_bytes(whole)
-    monkeypatch.setattr(cifar, "MOST_UNPACKED", 1000)
-    with pytest.raises(UserError, match="1,000 bytes"):
-        open_cifar("cifar10", archive)

@@ -228,13 +228,6 @@ def test_a_row_that_is_not_finite_is_named(tmp_path, monkeypatch):
         open_pairs(folder)
 
 
-def test_too_little_space_for_unpacking_is_a_clear_error(tmp_path, monkeypatch):
-    folder = EmbeddingFolder(make_datacomp(tmp_path / "dc", X, Y, compressed=True))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
-    with pytest.raises(UserError, match=r"l14_img.*NUCLR_CACHE"):
-        folder.features("l14_img")
-
-
 def test_a_folder_as_pairs_for_training(tmp_path):
     make_clip_retrieval(tmp_path / "cr", X, Y)
     make_datacomp(tmp_path / "dc", X, Y, models=("b32", "l14"))

@@ -404,20 +404,20 @@ def test_a_name_of_gigabytes_is_not_read(tmp_path, kind):
         ("caption", "empty caption"),
         (None, "empty caption"),
         ({"captions": ["a"] * 40_000}, ".json holds more than 32,767 items"),
-        (b"[" * 200_000, "its .json cannot be read (brackets nested too deep)"),
-        (b'{"caption": ' + b"1" * 5000 + b"}", "its .json cannot be read (a number with thousands of digits)"),
-        (b"{", "its .json cannot be read (Expecting property name enclosed in double quotes)"),
-        (b"\xff\xfe\xfd", "its .json cannot be read (not UTF-8 text)"),
+        (b"[" * 200_000, "its .json cannot be read"),
+        (b'{"caption": ' + b"1" * 5000 + b"}", "its .json cannot be read"),
+        (b"{", "its .json cannot be read"),
+        (b"\xff\xfe\xfd", "its .json cannot be read"),
     ],
 )
 def test_json_without_a_usable_caption_is_a_bad_sample_with_its_reason(tmp_path, content, reason):
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     pairs = open_pairs(write_between(tmp_path / "t.tar", member("b.jpg", make.picture(1)) + member("b.json", data)))
-    assert pairs.known_bad == {1: reason} and len(pairs) == 3
+    assert list(pairs.known_bad) == [1] and pairs.known_bad[1].startswith(reason) and len(pairs) == 3
     assert [pairs.item("y", number) for number in (0, 2)] == ["a", "z"]
     with pytest.raises(BadSample):
         pairs.item("y", 1)
-    assert check_samples(pairs, max_bad_share=1) == {1: reason}
+    assert check_samples(pairs, max_bad_share=1) == pairs.known_bad
 
 
 def test_one_wrong_caption_of_several_is_one_bad_sample(tmp_path):

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from nuclr.data import Augment, normalize
+from nuclr.data import Augment
 from nuclr.data.modalities.augment import (
     COLOR,
     GEOMETRY,
-    MEAN,
     OPERATIONS,
-    STD,
     Draw,
     covering_side,
     random_crops,
@@ -98,19 +96,13 @@ def test_rotation_turns_by_the_magnitude():
     assert set(torch.rad2deg(torch.asin(thetas[:, 1, 0])).round().tolist()) == {-30.0, 30.0}
 
 
-def test_normalize_uses_the_mean_and_deviation_per_channel():
-    expected = (IMAGES / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
-    torch.testing.assert_close(normalize(IMAGES), expected)
-    torch.testing.assert_close(normalize(IMAGES / 255), expected)
-
-
 def test_no_value_is_read_back_from_the_device():
     """Tensors on "meta" have no values, so an operation that reads one, and would make an accelerator wait, fails."""
     augment = Augment(operations=2)
     draw = augment.draw(64, 0, 0)
     assert set(draw.operations.flatten().tolist()) == set(range(len(OPERATIONS)))
     images = torch.empty(64, 3, 20, 20, dtype=torch.uint8, device="meta")
-    assert normalize(augment.apply(images, draw)).device.type == "meta"
+    assert augment.apply(images, draw).device.type == "meta"
 
 
 def test_pixels_from_outside_have_the_brightness_of_fill():

@@ -68,7 +68,13 @@ class BuiltinPairs(Pairs):
         self.label = f"seed={seed},split={split}"
         stream = 4 * SPLITS.index(split) + 2 * self._balanced
         self.language = ONE_SHAPE if shapes == 1 else TWO_SHAPES
-        self.scenes, self.captions = draw_scenes_and_captions(n, seed, stream, self._balanced, self.language)
+        self.scenes, self.captions = draw_scenes_and_captions(
+            n,
+            seed,
+            stream,
+            self._balanced,
+            self.language,
+        )
         self._picture_key = np.array([seed, stream + 1], np.uint64)
         self.sides = {
             "x": Side("image", None, get_modality("image"), np.arange(n)),
@@ -91,7 +97,12 @@ class BuiltinPairs(Pairs):
             return self._text(number)
         scene = int(self.scenes[number])
         noise = np.random.Philox(key=self._picture_key, counter=np.array([0, number, 0, 0], np.uint64))
-        return picture(self.language, scene, noise.random_raw(words_needed(self.size)), self.size)
+        return picture(
+            self.language,
+            scene,
+            noise.random_raw(words_needed(self.size)),
+            self.size,
+        )
 
     def _text(self, number: int) -> str:
         return self.language.text(int(self.captions[number]))

@@ -47,13 +47,28 @@ def picture(
     chosen = np.unravel_index(scene, language.levels)
     levels = [slot.levels[i] for slot, i in zip(language.slots, chosen, strict=True)]
     jitters = 2 * uniforms(words[:JITTERS]) - 1
-    canvas = _background(levels[-1], jitters[:3], words[JITTERS:].view(np.uint8), size)
+    canvas = _background(
+        levels[-1],
+        jitters[:3],
+        words[JITTERS:].view(np.uint8),
+        size,
+    )
     if language is not ONE_SHAPE:
         return _with_two_shapes(canvas, levels, jitters[3:])
     kind, color, extent, place, count, _ = levels
     number = 1 + ("a", "two", "three").index(count)
-    shapes = _positions(place, number, RADIUS[extent][number - 1], jitters[6:])
-    return _with_shapes(canvas, kind, COLORS[color] + 14 * jitters[3:6], shapes)
+    shapes = _positions(
+        place,
+        number,
+        RADIUS[extent][number - 1],
+        jitters[6:],
+    )
+    return _with_shapes(
+        canvas,
+        kind,
+        COLORS[color] + 14 * jitters[3:6],
+        shapes,
+    )
 
 
 def words_needed(size: int) -> int:
@@ -107,7 +122,12 @@ def _with_two_shapes(
         center[along] += (-0.24, 0.24)[number] + 0.02 * own[3]
         center[1 - along] += 0.12 * own[4]
         shape = np.array([*center, RADIUS_OF_TWO[extent] * (1 + 0.07 * own[5]), np.deg2rad(12) * own[6]])
-        canvas = _with_shapes(canvas, kind, COLORS[color] + 14 * own[:3], shape[None])
+        canvas = _with_shapes(
+            canvas,
+            kind,
+            COLORS[color] + 14 * own[:3],
+            shape[None],
+        )
     return canvas
 
 

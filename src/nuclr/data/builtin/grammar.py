@@ -119,13 +119,25 @@ def _one_shape(
 ) -> str:
     shapes = _plural(kind) if count in ("two", "three") else kind
     things = _join(size, color, shapes)
-    return _join(_article(things) if count == "a" else count, things, place, background)
+    return _join(
+        _article(things) if count == "a" else count,
+        things,
+        place,
+        background,
+    )
 
 
 def _two_shapes(*words: str) -> str:
     first, second, (arrangement, background) = words[:3], words[3:6], words[6:]
     things = [_join(size, color, kind) for kind, color, size in (first, second)]
-    return _join(_article(things[0]), things[0], arrangement, _article(things[1]), things[1], background)
+    return _join(
+        _article(things[0]),
+        things[0],
+        arrangement,
+        _article(things[1]),
+        things[1],
+        background,
+    )
 
 
 def _join(*words: str) -> str:

@@ -34,7 +34,6 @@ from nuclr.data.formats.columns import (
     ListedPairs,
     Row,
     TextColumn,
-    first_line,
     head_columns,
     make_column,
     read_item,
@@ -44,7 +43,7 @@ from nuclr.data.modalities import Folder, get_modality
 from nuclr.data.modalities.base import boundary
 from nuclr.data.modalities.text import MAX_CHARACTERS, check_text, clean, decode_text, digest
 from nuclr.data.side import SIDES, SideName
-from nuclr.errors import BadSample, UserError, require
+from nuclr.errors import BadSample, UserError, first_line, require
 from nuclr.files import file_stamp, find_cache_folder, parse_json, refuse_expansion, write_atomically
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them
@@ -71,7 +70,12 @@ def open_arrow(request: Request) -> ListedPairs:
         keys = choose_columns(schema.names, request)
         names = list(dict.fromkeys(keys.values()))
         mapped = any(_kind(schema.field(name).type) == "bytes" for name in names)
-    return _open_table(request, _read_files(files, names, mapped), keys, files)
+    return _open_table(
+        request,
+        _read_files(files, names, mapped),
+        keys,
+        files,
+    )
 
 
 def open_dataset(dataset: Any, request: Request) -> ListedPairs:
@@ -85,7 +89,12 @@ def open_dataset(dataset: Any, request: Request) -> ListedPairs:
         raise UserError("the dataset holds only a selection of rows; call dataset.flatten_indices() first")
     table = dataset.data.table
     keys = choose_columns(table.schema.names, request)
-    return _open_table(request, table, keys, [Path(entry["filename"]) for entry in dataset.cache_files])
+    return _open_table(
+        request,
+        table,
+        keys,
+        [Path(entry["filename"]) for entry in dataset.cache_files],
+    )
 
 
 def _open_table(
@@ -124,7 +133,12 @@ def _open_table(
         # The cells of a column that stays in the table are the numbers of rows.
         cells[side] = range(table.num_rows) if side in in_table else _cells(contents[side])
         if side in known:
-            columns[side] = BytesColumn(heading, contents[side], files, folder)
+            columns[side] = BytesColumn(
+                heading,
+                contents[side],
+                files,
+                folder,
+            )
         elif side in in_table:
             columns[side] = TableTextColumn(heading, contents[side])
         else:
@@ -161,7 +175,12 @@ class TableTexts(Sequence[str]):
             if len(chunk):
                 width = 8 if str(chunk.type).startswith("large") else 4
                 _, starts, data = chunk.buffers()
-                view = np.frombuffer(starts, f"<i{width}", len(chunk) + 1, chunk.offset * width)
+                view = np.frombuffer(
+                    starts,
+                    f"<i{width}",
+                    len(chunk) + 1,
+                    chunk.offset * width,
+                )
                 firsts.append(row)
                 offsets.append(view.data)
                 contents.append(memoryview(data or b""))
@@ -608,7 +627,13 @@ def _read_stream(file: Path) -> Any:
     with require("pyarrow.ipc").open_stream(pyarrow.memory_map(str(file))) as reader:
         for batch in reader:
             expanded += batch.get_total_buffer_size()  # nbytes would read offsets, which are not validated yet
-            refuse_expansion(file, "the table", file.stat().st_size, expanded, "save it without compression")
+            refuse_expansion(
+                file,
+                "the table",
+                file.stat().st_size,
+                expanded,
+                "save it without compression",
+            )
             batches.append(batch)
         return pyarrow.Table.from_batches(batches, reader.schema)
 
@@ -650,5 +675,11 @@ def _parquet_batches(
     expanded = 0
     for batch in source.iter_batches(batch_size=1000, columns=schema.names):
         expanded += batch.nbytes
-        refuse_expansion(file, "the table", file.stat().st_size, expanded, "write it as JSON lines")
+        refuse_expansion(
+            file,
+            "the table",
+            file.stat().st_size,
+            expanded,
+            "write it as JSON lines",
+        )
         yield batch.select(schema.names).cast(schema)

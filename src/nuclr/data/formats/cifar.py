@@ -1,4 +1,4 @@
-"""The test images of CIFAR-10 and CIFAR-100 in their binary version, unpacked or as the `.tar.gz` archive.
+"""The test images of CIFAR-10 and CIFAR-100 in their binary version, unpacked.
 
 | folder | images | names of the classes |
 | --- | --- | --- |
@@ -6,15 +6,10 @@
 | `cifar-100-binary` | `test.bin` | `fine_label_names.txt` |
 
 An image has 3 x 32 x 32 bytes: red, green, blue. Its label (for CIFAR-100, the coarse and the fine label, a byte each)
-is in front of it. Archives are read in memory; only the two files above are kept. The Python version of the data sets
-consists of pickles, which are not read.
+is in front of it. The Python version of the data sets consists of pickles, which are not read.
 """
 
-import gzip
 import hashlib
-import io
-import tarfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +23,6 @@ from nuclr.image_files import read_file
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
-MOST_UNPACKED = 512 * 2**20  # of an archive; the largest one has 186 MB
 
 
 class Version(NamedTuple):
@@ -36,7 +30,6 @@ class Version(NamedTuple):
 
     Attributes:
         folder: the folder that the archive unpacks to.
-        archive: the archive.
         images: the file with the test images.
         names: the file with the names of the classes.
         label_bytes: bytes in front of each image, of which the last one is the label.
@@ -44,7 +37,6 @@ class Version(NamedTuple):
     """
 
     folder: str
-    archive: str
     images: str
     names: str
     label_bytes: int
@@ -53,14 +45,12 @@ class Version(NamedTuple):
 VERSIONS = {
     "cifar10": Version(
         folder="cifar-10-batches-bin",
-        archive="cifar-10-binary.tar.gz",
         images="test_batch.bin",
         names="batches.meta.txt",
         label_bytes=1,
     ),
     "cifar100": Version(
         folder="cifar-100-binary",
-        archive="cifar-100-binary.tar.gz",
         images="test.bin",
         names="fine_label_names.txt",
         label_bytes=2,
@@ -124,10 +114,10 @@ def open_cifar(name: str, place: Path) -> CifarImages | None:
 
     Args:
         name: "cifar10" or "cifar100".
-        place: an unpacked archive or the folder that holds it, a `.tar.gz` archive or the folder that holds it.
+        place: an unpacked archive, or the folder that holds it.
 
     Returns:
-        The images; None if there is none of these.
+        The images; None if there are none.
 
     Raises:
         UserError: if a file is missing or damaged; it names the file.
@@ -136,11 +126,8 @@ def open_cifar(name: str, place: Path) -> CifarImages | None:
     version = VERSIONS[name]
     for folder in (place, place / version.folder):
         if (folder / version.images).is_file() or (folder.name == version.folder and folder.is_dir()):
-            return _parse(
-                version, {name: _read_file(folder / name) for name in (version.images, version.names)}, folder
-            )
-    archive = place if place.name == version.archive else place / version.archive
-    return _parse(version, _read_archive(version, archive), archive) if archive.is_file() else None
+            return _parse(version, folder)
+    return None
 
 
 def _read_file(path: Path) -> bytes:
@@ -150,36 +137,21 @@ def _read_file(path: Path) -> bytes:
         raise UserError(f"{path}: {bad.reason}; unpack the original archive again") from None
 
 
-def _read_archive(version: Version, path: Path) -> dict[str, bytes]:
-    contents: dict[str, bytes] = {}
-    try:
-        with gzip.open(path, "rb") as unpacked:
-            content = unpacked.read(MOST_UNPACKED + 1)  # a small archive can unpack to terabytes
-        if len(content) > MOST_UNPACKED:
-            raise tarfile.ReadError(f"more than {MOST_UNPACKED:,} bytes unpacked")
-        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            for name in (version.images, version.names):
-                file = archive.extractfile(f"{version.folder}/{name}")
-                contents[name] = b"" if file is None else file.read()
-    except (tarfile.TarError, OSError, EOFError, ValueError, KeyError, zlib.error) as error:
-        raise UserError(f"{path}: not the original archive, or damaged ({str(error)[:100]})") from None
-    return contents
-
-
-def _parse(
-    version: Version,
-    contents: dict[str, bytes],
-    place: Path,
-) -> CifarImages:
-    """Return the images in the two files; `place` is the folder or the archive that holds them."""
-    path = place / version.images
-    names = contents[version.names].decode("utf-8", errors="replace").split()
+def _parse(version: Version, folder: Path) -> CifarImages:
+    path = folder / version.images
+    content = _read_file(path)
+    names = _read_file(folder / version.names).decode("utf-8", errors="replace").split()
     width = version.label_bytes + PIXELS
-    size = len(contents[version.images])
+    size = len(content)
     if not size or size % width:
         raise UserError(f"{path}: has {size:,} bytes, not a multiple of {width:,}; the file is incomplete")
-    rows = np.frombuffer(contents[version.images], np.uint8).reshape(-1, width)
+    rows = np.frombuffer(content, np.uint8).reshape(-1, width)
     labels = rows[:, version.label_bytes - 1]
     if labels.max() >= len(names) or len(set(names)) < len(names) or len(names) < 2:
-        raise UserError(f"{place / version.names}: {len(names)} names do not fit the labels 0 to {labels.max()}")
-    return CifarImages(rows[:, version.label_bytes :], labels, names, path)
+        raise UserError(f"{folder / version.names}: {len(names)} names do not fit the labels 0 to {labels.max()}")
+    return CifarImages(
+        rows[:, version.label_bytes :],
+        labels,
+        names,
+        path,
+    )

@@ -26,7 +26,7 @@ from nuclr.data.modalities.base import WrongCellError, boundary, shorten
 from nuclr.data.modalities.text import MAX_CHARACTERS, Texts, check_text, clean, decode_text, digest, number_distinct
 from nuclr.data.modalities.vector import check_vector, is_empty, is_list_of_numbers
 from nuclr.data.pairs import SIDES, Pairs, Side, SideName
-from nuclr.errors import BadSample, UserError, printable
+from nuclr.errors import BadSample, UserError, first_line, printable
 
 PROBED = 1000  # rows by which the modality of a column is recognized
 _LONGEST_NAME = 60  # characters of a column's name that name its side
@@ -343,11 +343,6 @@ def read_item(
         raise BadSample(f"cannot be read ({type(error).__name__}: {first_line(error)})") from None
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def split_cell(value: Any) -> Sequence[Any]:
     """Return the cells in a value: a list holds several, unless it is a list of numbers, which is one cell.
 
@@ -412,7 +407,12 @@ class ListedPairs(Pairs):
         hashed = hashlib.sha256()
         for name, column in columns.items():
             heading = column.heading
-            self.sides[name] = Side(heading.name, heading.key, heading.modality, column.ids())
+            self.sides[name] = Side(
+                heading.name,
+                heading.key,
+                heading.modality,
+                column.ids(),
+            )
             hashed.update(column.fingerprint())
             column.locate(request.path, request.root, request.allow_outside)
         if self.group is not None:
@@ -542,7 +542,12 @@ def head_columns(
             modalities[side] = get_modality(known[side])
         else:
             values = [cell for cell in cells[side] if not is_empty(cell)]
-            modalities[side] = recognize_modality(values, keys[side], side, request)
+            modalities[side] = recognize_modality(
+                values,
+                keys[side],
+                side,
+                request,
+            )
     names = {side: modality.name for side, modality in modalities.items()}
     if set(names.values()) != {"image", "text"}:
         # Names of columns come from the file and are printed to terminals: one short line.

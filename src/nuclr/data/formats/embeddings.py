@@ -15,7 +15,6 @@ shard by shard, into a temporary file on the disk of the folder. Vectors may hav
 
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,7 +70,12 @@ class VectorPairs(Pairs):
                 raise UserError(f"{vectors.name}: {len(vectors)} row; needs at least two samples")
             self._rows[side] = vectors.rows if path.is_dir() else np.asarray(rows[:])
             ids = y_to_x if side == "x" else np.arange(len(vectors))
-            self.sides[side] = Side(side, vectors.column if path.is_dir() else None, vector, ids)
+            self.sides[side] = Side(
+                side,
+                vectors.column if path.is_dir() else None,
+                vector,
+                ids,
+            )
             _hash_rows(hashed, self._rows[side])
         if not path.is_dir():
             _hash_rows(hashed, y_to_x)
@@ -273,14 +277,6 @@ def _unpack(
     if not paths:
         return []
     target = find_cache_folder(folder)
-    needed = sum(npz_sizes(path)[key] for path in paths)
-    free = shutil.disk_usage(target or tempfile.gettempdir()).free
-    if needed > 0.9 * free:
-        raise UserError(
-            f"{folder}: {key} is compressed and needs {needed / 2**30:.1f} GiB on disk when unpacked, but "
-            f"{free / 2**30:.1f} GiB are free; save the shards without compression (numpy.savez), or set NUCLR_CACHE "
-            "to a folder on a larger disk"
-        )
     file: IO[bytes] = tempfile.TemporaryFile(dir=target)  # noqa: SIM115 (open as long as its rows are read)
     matrices = []
     for path in paths:

@@ -44,7 +44,12 @@ def open_json_list(request: Request) -> ListedPairs:
     keys: dict[SideName, str | None] = {"x": None, "y": None}
     if contents and request.sides["y"].key is None and all(map(_is_karpathy, contents)):
         known: dict[SideName, str] = {"x": "image", "y": "image" if request.views else "text"}
-        return open_listed(request, keys, _rows(request, entries, keys), known)
+        return open_listed(
+            request,
+            keys,
+            _rows(request, entries, keys),
+            known,
+        )
     columns = dict.fromkeys(key for content in contents for key in content)
     if request.split is not None:
         columns.pop("split", None)

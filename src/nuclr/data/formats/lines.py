@@ -48,7 +48,13 @@ def _lines(
             raise UserError(f"{path}: a line of more than {LONGEST_LINE:,} characters")
         if compressed is not None:
             expanded += len(line)
-            refuse_expansion(path, "the text", compressed, expanded, "unpack it first")
+            refuse_expansion(
+                path,
+                "the text",
+                compressed,
+                expanded,
+                "unpack it first",
+            )
         yield line
 
 

@@ -233,7 +233,12 @@ class TarPairs(Pairs):
         self.sides = {}
         for side, scanner in zip(SIDES, scanners, strict=True):
             heading = scanner.heading
-            self.sides[side] = Side(heading.name, heading.key, heading.modality, rows[f"{side}_id"].astype(np.int64))
+            self.sides[side] = Side(
+                heading.name,
+                heading.key,
+                heading.modality,
+                rows[f"{side}_id"].astype(np.int64),
+            )
         if meta["grouped"]:
             self.group = np.cumsum(rows["begins"], dtype=np.int64) - 1
 
@@ -530,8 +535,6 @@ def expand(pattern: str) -> list[Path]:
         for name in expand_braces(part):
             if not is_url(name):
                 tars += _local_tars(name)
-            elif "*" in name:
-                raise UserError(f"{name}: * is not possible in a URL; name the folder, or tars as {{00000..00099}}.tar")
             else:
                 tars += [name] if file_name(name).lower().endswith(".tar") else list_folder(name, ".tar")
     missing = [tar for tar in tars if isinstance(tar, Path) and not tar.is_file()]

@@ -22,9 +22,6 @@ from torch.nn.functional import grid_sample
 
 from nuclr.arrays import to_device
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)  # of the pixels in CLIP's training set
-STD = (0.26862954, 0.26130258, 0.27577711)
-
 COLOR = ("autocontrast", "equalise", "brightness", "sharpness")
 GEOMETRY = ("shear_x", "shear_y", "shift_x", "shift_y", "rotate")
 OPERATIONS = ("identity", *COLOR, *GEOMETRY)
@@ -243,30 +240,6 @@ class Augment:
 def to_float(images: Tensor) -> Tensor:
     """Convert uint8 images to floats in [0, 1]; return float images unchanged."""
     return images.float() / 255 if images.dtype == torch.uint8 else images
-
-
-def normalize(
-    images: Tensor,
-    mean: tuple[float, ...] = MEAN,
-    std: tuple[float, ...] = STD,
-) -> Tensor:
-    """Return (images - mean) / std per channel.
-
-    Args:
-        images: (b, 3, h, w), uint8, or float in [0, 1].
-        mean: mean of each channel; CLIP's by default.
-        std: standard deviation of each channel; CLIP's by default.
-
-    Returns:
-        A float tensor of the same shape.
-
-    Example:
-        >>> normalize(torch.full((1, 3, 2, 2), 0.5), mean=(0.5,) * 3, std=(0.1,) * 3).abs().max()
-        tensor(0.)
-
-    """
-    shift, scale = (to_device(torch.tensor(values).view(3, 1, 1), images.device) for values in (mean, std))
-    return (to_float(images) - shift) / scale
 
 
 def _grid(

@@ -85,7 +85,12 @@ def repeat(studies: Studies) -> Iterator[Block]:
 
 
 def _table(table: TextTable, title: str) -> Table:
-    return Table(table.title or title, table.header, table.rows, table.bold)
+    return Table(
+        table.title or title,
+        table.header,
+        table.rows,
+        table.bold,
+    )
 
 
 def _names(study: Comparison, difference: Difference) -> str:

@@ -206,7 +206,13 @@ def _curves(
         series.append(Series(label, sizes, means, color, dashed, (lower, upper)))
         if method == guide[0]:
             line = [means[0] / 2 * (n / sizes[0]) ** guide[1] for n in sizes]
-            guiding = Series(f"guide: slope {numbers.signed(guide[1])}", sizes, line, GUIDE, dashed=True)
+            guiding = Series(
+                f"guide: slope {numbers.signed(guide[1])}",
+                sizes,
+                line,
+                GUIDE,
+                dashed=True,
+            )
     ticks = sorted({x for s in series for x in s.x})
     return line_chart(
         f"{title}, τ = {tau:g}",

@@ -144,14 +144,25 @@ def rank_answers(
     best = scores.masked_fill(~own, -torch.inf).max(dim=1)
     wrong = scores.masked_fill(own, -torch.inf).amax(dim=1)
     rank = 1 + ((scores >= best.values[:, None]) & ~own).sum(dim=1)
-    return Ranked(scores, own, best.indices, rank, wrong - best.values)
+    return Ranked(
+        scores,
+        own,
+        best.indices,
+        rank,
+        wrong - best.values,
+    )
 
 
 def popularity(run: TrainingRun) -> Iterator[Block]:
     """Solve the popularity of a sample of the training pairs and show it."""
     sample = run.train_sample
     path = str(run.run.folder)
-    pairs = pairs_of_features(path, sample.items.pairs, sample.features, run.run.temperature)
+    pairs = pairs_of_features(
+        path,
+        sample.items.pairs,
+        sample.features,
+        run.run.temperature,
+    )
     sides = solve_sides(
         pairs,
         tolerance=TOLERANCE,

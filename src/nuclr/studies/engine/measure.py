@@ -295,7 +295,13 @@ def retrieval_hits(
         first one.
 
     """
-    of_x, of_y = retrieval_ranks(features.x, features.y, features.links, bias_x, bias_y)
+    of_x, of_y = retrieval_ranks(
+        features.x,
+        features.y,
+        features.links,
+        bias_x,
+        bias_y,
+    )
     hits = _values("retrieval", x_to_y=of_x, y_to_x=of_y)
     groups = torch.unique(features.x_group)
     hits["x_to_y_cluster"] = torch.searchsorted(groups, features.x_group[of_x.query]).numpy()
@@ -316,7 +322,13 @@ def class_hits(run: Run, test: MeasuredSet) -> Hits:
     """Return the outcome on labeled items: `top` (n, m) in place of the two directions."""
     subject = Subject.of_run(run)
     prompts = None if test.prompts is None else Path(test.prompts)
-    task = open_task(test.path, test.kind, run.settings.data, prompts, subject.image_size)
+    task = open_task(
+        test.path,
+        test.kind,
+        run.settings.data,
+        prompts,
+        subject.image_size,
+    )
     x, labels = subject.labeled_features(task)
     if test.kind == "zero_shot":
         hits = _values("zero_shot", top=classify(x, subject.class_features(task), labels))
@@ -358,7 +370,13 @@ def corrected_hits(
         if (bank, tuned) not in chosen:
             at = features[tuned]
             queries = train if bank == "train" else Bank(at.x, at.y)
-            chosen[bank, tuned] = choose_correction(at.x, at.y, at.links, queries, temperatures=CORRECTION_TEMPERATURES)
+            chosen[bank, tuned] = choose_correction(
+                at.x,
+                at.y,
+                at.links,
+                queries,
+                temperatures=CORRECTION_TEMPERATURES,
+            )
         own = features[reported]
         queries = train if bank == "train" else Bank(own.x, own.y)
         groups[name] = retrieval_hits(own, *chosen[bank, tuned].biases(queries, own.x, own.y))

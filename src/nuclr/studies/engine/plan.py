@@ -257,7 +257,12 @@ class Study:
     ) -> Settings:
         key = f"{row.name} {seed} {dict(changes)}"
         if key not in self._made:
-            self._made[key] = make_run(row.base, changes, seed, row.title or row.method)
+            self._made[key] = make_run(
+                row.base,
+                changes,
+                seed,
+                row.title or row.method,
+            )
         return self._made[key]
 
     # -- work ----------------------------------------------------------------------------------------------------------
@@ -271,7 +276,12 @@ class Study:
 
         """
         results = [f"{self.plan.name}.{suffix}" for suffix in ("json", "md", "tex")]
-        files.prepare_folder(self.out, self.plan.command, PLAN, [PLAN, CELLS, *results])
+        files.prepare_folder(
+            self.out,
+            self.plan.command,
+            PLAN,
+            [PLAN, CELLS, *results],
+        )
         with (self.out / LOCK).open("a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

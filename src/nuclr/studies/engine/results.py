@@ -5,7 +5,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +64,12 @@ def make_value(fractions: Sequence[float] | np.ndarray, scale: float = 100.0) ->
     if not len(known):
         return None
     std = float(known.std(ddof=1)) if len(known) > 1 else None
-    return Value(float(known.mean()), std, tuple(known.tolist()), len(percent))
+    return Value(
+        float(known.mean()),
+        std,
+        tuple(known.tolist()),
+        len(percent),
+    )
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ class ResultRow:
     corrected: tuple[Corrected, ...] = ()
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
     tried: tuple[tuple[dict[str, Any], dict[str, float]], ...] = ()
-    epochs: tuple[int, ...] = ()
+    epochs: tuple[float, ...] = ()
     curve: tuple[tuple[float, ...], ...] = ()
 
 
@@ -272,7 +276,12 @@ def result_row(
         if column.of:
             by_seed[column.key] = np.mean([by_seed[key] for key in column.of], axis=0)
         else:
-            by_seed[column.key] = metric_values(study, row, sets.get(column.set), column.metric)
+            by_seed[column.key] = metric_values(
+                study,
+                row,
+                sets.get(column.set),
+                column.metric,
+            )
         is_number = metric is not None and metric[0].format != "percent"
         values[column.key] = make_value(by_seed[column.key], 1.0 if is_number else 100.0)
     runs = [run for runs in study.finals(row).values() for run in runs]
@@ -374,8 +383,7 @@ def _add_details(
             tried.append((dict(changes), {key: 100 * study.score(run, key) for key in study.plan.tuning}))
     curves = []
     for run in next(iter(study.finals(row).values())):
-        text = (study.path(run) / run_folder.METRICS).read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text.splitlines()]
+        lines = run_folder.read_lines(study.path(run) / run_folder.METRICS, {"epoch"}, [])
         points = {line["epoch"]: score(val_metrics(line)) for line in lines}
         curves.append({epoch: 100 * value for epoch, value in points.items() if value is not None})
     return dataclasses.replace(

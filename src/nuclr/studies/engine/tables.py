@@ -113,7 +113,12 @@ def block_table(block: Block, comparison: Comparison) -> TextTable:
             rows.append((f"{NESTED}{comparison.published_in}", *map(_text, published)))
             gaps = [f"{a.mean - b.mean:+.2f}" if a and b else MISSING for a, b in zip(ours, published, strict=True)]
             rows.append((f"{NESTED}difference", *gaps))
-    return TextTable(block.title, ("", *(column.title for column in block.columns)), tuple(rows), frozenset(bold))
+    return TextTable(
+        block.title,
+        ("", *(column.title for column in block.columns)),
+        tuple(rows),
+        frozenset(bold),
+    )
 
 
 def best_values(block: Block, comparison: Comparison) -> set[tuple[str, str]]:

@@ -272,7 +272,12 @@ def _open(source: str, temperature: float | None) -> EmbeddedPairs:
         run = Run.open_finished(source)
         features = run.features(run.train, merge_y=False)
         used = run.temperature if temperature is None else temperature
-        return pairs_of_features(source, run.train.pairs, features, used)
+        return pairs_of_features(
+            source,
+            run.train.pairs,
+            features,
+            used,
+        )
     if temperature is None:
         raise UserError(f"--temperature is missing; {source} is not a run folder that could provide it")
     x, y = open_sides(source)
@@ -449,7 +454,14 @@ def find_false_negatives(pairs: EmbeddedPairs, popularity: np.ndarray) -> FalseN
     x = pairs.sides["x"]
     y = pairs.sides["y"]
     anchors = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:ANCHORS]
-    likely = false_negatives(x.rows, y.rows, pairs.links, popularity, FALSE_NEGATIVES, anchors)
+    likely = false_negatives(
+        x.rows,
+        y.rows,
+        pairs.links,
+        popularity,
+        FALSE_NEGATIVES,
+        anchors,
+    )
     rows = []
     for k in range(len(likely.x)):
         found = int(likely.y[k])

@@ -129,7 +129,12 @@ class ItemReport:
         if folder is not None:
             check = files.prepare_folder if create else files.refuse_other_folder
             summary = f"{cls.KIND}.json"
-            check(folder, f"nuclr {cls.KIND}", summary, (summary, f"{cls.KIND}.csv", *cls.FILES))
+            check(
+                folder,
+                f"nuclr {cls.KIND}",
+                summary,
+                (summary, f"{cls.KIND}.csv", *cls.FILES),
+            )
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -153,7 +158,12 @@ def write_table(path: Path, parts: Sequence[Mapping[str, Any]]) -> None:
 
     """
     with files.write_atomically(path) as file:
-        text = io.TextIOWrapper(file, "utf-8", "replace", newline="")
+        text = io.TextIOWrapper(
+            file,
+            "utf-8",
+            "replace",
+            newline="",
+        )
         writer = csv.writer(text)
         writer.writerow(parts[0])
         for columns in parts:
@@ -252,7 +262,12 @@ def check_rows(vectors: Vectors, normalize: bool) -> Vectors:
         UserError: names the first wrong row and the fix.
 
     """
-    rows = checked_rows(vectors.name, vectors.rows, "normalize" if normalize else "unit", "add --normalize")
+    rows = checked_rows(
+        vectors.name,
+        vectors.rows,
+        "normalize" if normalize else "unit",
+        "add --normalize",
+    )
     return replace(vectors, rows=rows)
 
 

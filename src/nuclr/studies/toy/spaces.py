@@ -183,7 +183,12 @@ def draw(
     y = sample_y(x, temperature, stream)
     # The score is x.y although neither x nor y has unit norm.
     result = Solver(tolerance=1e-6)(make_problem(x, y, temperature=temperature, norms="any"))
-    return Draw(x, x @ y.T, log_popularity(x, y, temperature), result.zeta / temperature)
+    return Draw(
+        x,
+        x @ y.T,
+        log_popularity(x, y, temperature),
+        result.zeta / temperature,
+    )
 
 
 def popularities(sample: Draw, temperature: float) -> dict[str, Tensor]:

@@ -128,7 +128,12 @@ def measure_risk(
     log_z = spaces.log_partition(sample.x, temperature)
     risks = {"mle": sampling.empirical_risk(sample.scores.diagonal(), log_z, temperature).item()}
     by_method = spaces.popularities(sample, temperature)
-    terms = sampling.error_term(sample.scores, torch.stack(list(by_method.values())), sample.log_q_true, temperature)
+    terms = sampling.error_term(
+        sample.scores,
+        torch.stack(list(by_method.values())),
+        sample.log_q_true,
+        temperature,
+    )
     values: Values = {"mle": {}}
     for (method, log_q), term in zip(by_method.items(), terms.tolist(), strict=True):
         risks[method] = sampling.empirical_risk_from_popularity(sample.scores, log_q, temperature).item()
