@@ -167,6 +167,9 @@ def matrices(name, x, y, index, state, *, temperature, gamma, x_id=None, y_id=No
             on_positive, on_sum = (1.0, (n - 1) / count) if unbiased else (n / batch, n / batch)
             velocity = 1 - on_positive * torch.exp(-zeta / tau - log_z) - on_sum * column
             moved = zeta - options["zeta_lr"] * velocity
+            if unbiased:  # in units of tau, at most 1 per visit, without a common drift
+                move = (-options["zeta_lr"] * velocity).clamp(-1, 1)
+                moved = zeta + temperature * (move - move.mean())
             new[f"zeta_velocity_{c}"] = old[f"zeta_velocity_{c}"].index_copy(0, index, velocity)
             new[f"zeta_{c}"] = old[f"zeta_{c}"].index_copy(0, index, moved)
             new[f"xi_{c}"] = torch.tensor(max(xi, moved.abs().max().item()), dtype=torch.float64)
