@@ -31,7 +31,7 @@ def write_vectors(path: Path, images: int = 60, captions: int = 2, seed: int = 0
     return path
 
 
-COMMON = {"data.batch_size": 16, "model.width": 8, "objective.zeta_lr": 0.01, "report": "false", "threads": 1}
+COMMON = {"data.batch_size": 16, "model.width": 8, "objective.zeta_lr": 0.3, "report": "false", "threads": 1}
 COMMON |= {"schedule.epochs": 2, "log.every": 2, "checkpoint_every": 2}
 
 

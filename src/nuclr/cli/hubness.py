@@ -139,7 +139,9 @@ def hubness(
         typer.echo(f"Report page: {out / 'report.html'}")
     use = "To use it"
     if not report.recommended:
-        use = "Not recommended. To use it anyway" if report.recall_change else "To try it, on queries with known answers"
+        use = (
+            "Not recommended. To use it anyway" if report.recall_change else "To try it, on queries with known answers"
+        )
     typer.echo(
         f"{use}: subtract {out / 'bias.npy'} from the scores of the gallery, or load "
         f"{out / 'correction.safetensors'} with PopularityCorrection.load; all items are in {out / 'hubness.csv'}"
