@@ -1,86 +1,19 @@
-r"""Algorithm 1 (NUCLR) written from the text of the paper alone: a slow float64 reference.
+"""Algorithm 1 (NUCLR) written from the text of the paper alone, in float64 loops, without sight of another implementation.
 
-Source: /work/shared/paper/paper.tex; "l. 363" below is a line of that file.  Written without
-sight of any other implementation.  Loops are spelled as the formulas are.  The author's own checks (finite
-differences, expectation over all batches, Theorem 2) are not part of this copy.
+"l. 363" is a line of the paper's LaTeX source. One anchor side has u of its anchors, and zeta and xi of the contrasted
+items; the second side is the same with E transposed, and both are summed without a factor (l. 242).
 
-NOTATION, one anchor side.  Anchors x_i, contrasted data y_j, both indexed by the pair i in [n].
-  e_ij                = exp((E(x_i,y_j) - E(x_i,y_i) - zeta^(j)) / tau), note e_ii = eps(zeta^(i))
-  eps(zeta^(i))       = exp(-zeta^(i)/tau)                                               (l. 350)
-  phi_i(w,zeta)       = sum_{j != i} e_ij                                                (l. 350)
-  phi_i(w,zeta;B)     = (n-1)/(B-1) sum_{j in B\{i}} e_ij                                (l. 359)
-  Phi_t(zeta)         = 1/n sum_i tau log(eps(zeta^(i)) + phi_i(w_t,zeta)) + 1/n sum_j zeta^(j)
-  Psi_t(w)            = 1/n sum_i tau log(eps(zeta_t^(i)) + phi_i(w,zeta_t))             (l. 352)
-  h_i                 = eps + phi_i (full), P_ij = e_ij / h_i, so that sum_j P_ij = 1.
-The second side is the same with E transposed: anchor y_i, contrasted x_j.  zeta^(j) belongs to the
-CONTRASTED item (l. 259, 910: "popularity of y_j"), u^(i) to the anchor.  So sides[0] (image
-anchors) holds u of the images and zeta of the TEXTS; sides[1] (text anchors) holds u of the texts
-and zeta of the IMAGES.
+    e_ij       = exp((E_ij - E_ii - zeta_j)/tau),  eps_i = exp(-zeta_i/tau)
+    phi_i(B)   = (n-1)/(B-1) sum_{j != i in B} e_ij                                   (l. 359)
+    u_{t+1}    = (1 - gamma) u_t + gamma phi(B); phi at the first visit (u_0 has no value in the text)
+    G(zeta_j)  = 1/B sum_i tau/(eps_i + u_{t+1,i}) d(eps_i + phi_i(B))/dzeta_j + 1/n    (l. 363); xi does not enter
+    G(w)       = 1/B sum_i tau/(exp(-xi_t/tau) + u_{t+1,i}) grad phi_i(B), at zeta_t     (l. 364, 368)
+    xi_{t+1}   = max(xi_t, max_j |zeta_{t+1,j}|) over all n, last in the loop             (l. 381)
 
-(1) GRADIENT OF ZETA, l. 363 (eq. mavg_stoc_grad_zeta), for j in B_t:
-      "G(\zeta_t^{(j)})\coloneqq  \frac{1}{B}\sum_{i\in \B_t} \frac{\tau}{\varepsilon_t^{(i)} +
-       u_{t+1}^{(i)}} \frac{\partial}{\partial \zeta^{(j)}}(\varepsilon_t^{(i)} +
-       \phi_i(\w_t;\boldsymbol{\zeta}_t;\B_t))  + \frac{1}{n},\quad j\in\B_t"
-    eps_t^(i) = eps(zeta_t^(i)) (l. 359 "$\varepsilon(\zeta_t^{(i)})$ is shortened to
-    $\varepsilon_t^{(i)}$"); the derivative is
-      d eps^(i)/d zeta^(j) = -[i=j] eps_t^(j)/tau            (from l. 350; not printed)
-      d phi_i(B)/d zeta^(j) = -[i!=j] (n-1)/((B-1) tau) e_ij (l. 901)
-    Both are there.  The constant is + 1/n as printed.  (l. 901, which prices the gradient, lists
-    only the derivative of phi; l. 363 governs.)  xi does NOT enter: l. 368 reduces eps
-    "in \eqref{eq:mavg_stoc_grad_w}" only.
-    1/n OR 1/B?  Let G_j := 0 for j outside B (these zeta do not move, l. 379) and let B be
-    uniform without replacement.  With the denominators held at any fixed value the expectation of
-    the data term is exactly the full data term, because P(i,j in B) = B(B-1)/(n(n-1)) meets
-    1/B * (n-1)/(B-1), and P(j in B) = B/n meets 1/B for i=j.  The constant has the expectation
-    (B/n) * (1/n) = B/n^2, not 1/n.  So the printed +1/n on j in B only is NOT part of an unbiased
-    estimate of grad Phi_t; unbiased would be +1/B on j in B, or +1/n on ALL j of [n].  As a
-    formula, the printed line is the j-th partial derivative of
-      1/B sum_{i in B} tau log(eps + phi_i(B)) + 1/n sum_{j in [n]} zeta^(j)
-    whose partial derivative at j outside B is +1/n and is dropped by the algorithm.
-    Consequence: sum_{j in B} G_j = -1 + B/n (when u = phi(B)), so the visited zeta rise on average
-    by eta (1/B - 1/n) per visit for ever: Phi_t with weight B/n on its linear term has no
-    minimizer.  In expectation the error is a multiple of the vector 1_n, the flat direction of
-    Phi_t (Theorem 2), so the differences zeta^(j)-zeta^(k) are driven as they should be; what
-    drifts is the mean, and with it xi and (late) u.  `constant="1/B"` gives the unbiased form for
-    comparison, the default is the printed one.
-
-(2) WHICH u.  l. 359: "update $u_{t+1}^{(i)} =(1-\gamma)u_t^{(i)} + \gamma
-    \phi_i(\w_t,\boldsymbol{\zeta}_t;\B_t)$ for those $i\in\B_t$", l. 360 unchanged for the others;
-    u_{t+1} is in the denominator of both G(zeta_t) (l. 363) and G(w_t) (l. 364).  The update is no
-    line of Algorithm 1; it must precede l. 377, which needs u_{t+1}.  One u per anchor, updated
-    once per step, and always with phi at zeta_t.
-
-(3) WHICH zeta IN G(w_t).  zeta_t, the OLD one, although l. 380 follows the zeta update (l. 378):
-    l. 364 has "\nabla_\w \phi_i(\w_t, \boldsymbol{\zeta}_t;\B_t)"; l. 342 "Jacobi-type
-    alternating minimization"; l. 346 "we fix the auxiliary variable ... to $\boldsymbol{\zeta}_t$".
-      G(w_t) = 1/B sum_{i in B} tau/(eps_t^(i) + u_{t+1}^(i)) grad_w phi_i(w_t,zeta_t;B)  (l. 364)
-    d phi_i(B)/dE_ib = (n-1)/((B-1) tau) e_ib (b != i), d phi_i(B)/dE_ii = -phi_i(B)/tau.
-
-(4) xi.  l. 368: "\xi_t=\max\{\xi_{t-1},\Norm{\boldsymbol{\zeta}_t}_\infty\}$ and reduce
-    $\varepsilon_t^{(i)}$ in \eqref{eq:mavg_stoc_grad_w} of positive pair ... to
-    $\exp(-\xi_t/\tau)$": in G(w_t), and there only, eps_t^(i) = exp(-xi_t/tau).
-    l. 381, last in the loop: "\xi_{t+1} = \max\{\xi_t,\|\boldsymbol{\zeta}_{t+1}\|_\infty\}".
-    So G(w_t) sees xi_t, which knows zeta_t but not zeta_{t+1}; at t=0 it sees xi_0 as given.
-    The norm is max_j |zeta^(j)| (absolute value) over all n entries, visited or not.
-    xi is updated also when zeta is frozen (l. 439 removes "step alg:step_zeta" alone).
-
-(5) u_0: l. 374 "Initialize $\w_0$, $\u_0$", no value.  Here u_{t+1}^(i) = phi_i(w_t,zeta_t;B_t)
-    at the first visit of i (the limit of gamma=1), then l. 359.
-
-(6) SGDm: l. 378 "(or a momentum/adaptive method)", l. 392 "update $\boldsymbol{\zeta}$ by the SGDm
-    optimizer", nothing more.  momentum_form="ema": v <- beta v + (1-beta) G;  "heavy_ball":
-    v <- beta v + G;  then zeta <- zeta - eta v; v_0 = 0.  ema at eta is heavy_ball at (1-beta) eta.
-    For j outside B neither zeta (l. 379) nor v moves (lazy).
-
-(7) Freezing (l. 392, first 5 epochs) and the cosine schedule are the caller's: step(...,
-    move_zeta=, eta_zeta=).  Frozen: zeta and v stand still, u and xi go on.
-
-SYMMETRY.  l. 240-242 sums both sides, no factor 1/2: dL_dE = G_x + G_y^T.
-
-VALUE.  No value estimate is printed.  Returned: Psi_t of l. 352 with the mean over [n] replaced by
-the mean over B and phi_i by u_{t+1}^(i) (what u is for, l. 359), with eps = eps(zeta_t^(i)) as l. 352
-has it: sum over both sides of 1/B sum_{i in B} tau log(eps(zeta_t^(i)) + u_{t+1}^(i)).  The other
-readings (eps of xi, phi(B) instead of u, + the zeta term) are in `last[s]["value_..."]`.
+The constant is + 1/n as printed. Only j in B moves, so its expectation is B/n^2 instead of 1/n; 1/B would be unbiased
+(`constant="1/B"`). The difference is the same for all j: the direction that Theorem 2 leaves free. SGDm is not specified:
+v <- beta v + (1-beta) G ("ema") or v <- beta v + G ("heavy_ball"), v_0 = 0, for j in B only. Freezing and schedules are the
+caller's. The value is the mean over the batch of tau log(eps_i + u_{t+1,i}), summed over the sides.
 """
 
 # ruff: noqa: SIM108, C408
