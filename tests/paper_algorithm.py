@@ -1,4 +1,4 @@
-"""Algorithm 1 (NUCLR) written from the text of the paper alone, in float64 loops, without sight of another implementation.
+"""Algorithm 1 (NUCLR), written from the text of the paper alone in float64 loops, without sight of other code.
 
 "l. 363" is a line of the paper's LaTeX source. One anchor side has u of its anchors, and zeta and xi of the contrasted
 items; the second side is the same with E transposed, and both are summed without a factor (l. 242).
@@ -11,9 +11,9 @@ items; the second side is the same with E transposed, and both are summed withou
     xi_{t+1}   = max(xi_t, max_j |zeta_{t+1,j}|) over all n, last in the loop             (l. 381)
 
 The constant is + 1/n as printed. Only j in B moves, so its expectation is B/n^2 instead of 1/n; 1/B would be unbiased
-(`constant="1/B"`). The difference is the same for all j: the direction that Theorem 2 leaves free. SGDm is not specified:
-v <- beta v + (1-beta) G ("ema") or v <- beta v + G ("heavy_ball"), v_0 = 0, for j in B only. Freezing and schedules are the
-caller's. The value is the mean over the batch of tau log(eps_i + u_{t+1,i}), summed over the sides.
+(`constant="1/B"`). The difference is the same for all j: the direction that Theorem 2 leaves free. SGDm is not
+specified: v <- beta v + (1-beta) G ("ema") or v <- beta v + G ("heavy_ball"), v_0 = 0, for j in B only. Freezing and
+schedules are the caller's. The value is the mean over the batch of tau log(eps_i + u_{t+1,i}), summed over the sides.
 """
 
 # ruff: noqa: SIM108, C408
