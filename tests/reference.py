@@ -138,7 +138,9 @@ def initial_state(options: Settings) -> State:
             state[f"tau_momentum_{a}"] = np.zeros(n)
         if options.popularity == "table":
             state[f"zeta_{c}"] = np.full(n, options.zeta_init)
-            state[f"zeta_velocity_{c}"] = np.full(n, 0.0 if options.zeta_velocity_init == "zero" else math.nan)
+            if options.zeta_momentum > 0:  # without momentum the velocity is the gradient, and is not stored
+                start = 0.0 if options.zeta_velocity_init == "zero" else math.nan
+                state[f"zeta_velocity_{c}"] = np.full(n, start)
         if options.popularity != "none":
             start = abs(options.zeta_init) if options.xi_rule == "norm" else options.zeta_init
             state[f"xi_{c}"] = np.array(max(options.xi_init, start))
@@ -528,7 +530,7 @@ def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[fl
     lr = options.zeta_lr * options.zeta_lr_ratio_x if c == "x" else options.zeta_lr
     if options.zeta_step == "in tau":
         return _move_zeta_in_tau(options, c, s, kept, zeta, tau_i, log_u, index, state)
-    velocity = rows(state[f"zeta_velocity_{c}"], index)
+    velocity = rows(state[f"zeta_velocity_{c}"], index) if beta > 0 else [0.0] * len(zeta)
     for _ in range(options.zeta_steps):
         g = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, options.zeta_estimator, n)
         moved = list(zeta)
@@ -542,14 +544,15 @@ def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[fl
             moved[j] = zeta[j] - lr * velocity[j]
         zeta = moved
     write(state[f"zeta_{c}"], index, zeta, kept)
-    write(state[f"zeta_velocity_{c}"], index, velocity, kept)
+    if beta > 0:
+        write(state[f"zeta_velocity_{c}"], index, velocity, kept)
     return zeta
 
 
 def _move_zeta_in_tau(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[float]:
     """Take the step of nuclr: that of "unbiased" is bounded and has mean 0 over the batch; "paper" is B G_j."""
     n, batch, tau, beta = options.num_samples, len(zeta), options.temperature, options.zeta_momentum
-    velocity = rows(state[f"zeta_velocity_{c}"], index)
+    velocity = rows(state[f"zeta_velocity_{c}"], index) if beta > 0 else [0.0] * batch
     g = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, options.zeta_estimator, n)
     moves = [0.0] * batch
     for j in range(batch):
@@ -564,7 +567,8 @@ def _move_zeta_in_tau(options, c, s, kept, zeta, tau_i, log_u, index, state) -> 
         moves = [move - mean for move in moves]
     moved = [zeta[j] + tau * moves[j] if kept[j] else zeta[j] for j in range(batch)]
     write(state[f"zeta_{c}"], index, moved, kept)
-    write(state[f"zeta_velocity_{c}"], index, velocity, kept)
+    if beta > 0:
+        write(state[f"zeta_velocity_{c}"], index, velocity, kept)
     return moved
 
 

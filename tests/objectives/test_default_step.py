@@ -67,7 +67,8 @@ def test_the_letter_is_algorithm_1(momentum, use_xi, zeta_init) -> None:
         u = letter.get_buffer(f"log_u_{anchors}").exp()
         assert_close(u, np.where(side.seen, side.u, 0.0), "u")
         assert_close(letter.get_buffer(f"zeta_{candidates}"), side.zeta, "zeta")
-        assert_close(letter.get_buffer(f"zeta_velocity_{candidates}"), BATCH * side.v, "velocity")
+        if momentum > 0:
+            assert_close(letter.get_buffer(f"zeta_velocity_{candidates}"), BATCH * side.v, "velocity")
         assert_close(letter.get_buffer(f"xi_{candidates}"), side.xi, "xi")
     assert np.ptp(paper.sides[0].zeta) > 0.01, "this test needs a zeta that has moved"
 

@@ -96,7 +96,7 @@ def test_eval_leaves_state_untouched(name, options, views, with_index, mask) -> 
 
 STARTS = [
     ("isogclr", {"temperature": 0.03}, {"tau": 0.03, "tau_momentum": 0.0, "log_u": -math.inf}),
-    ("nuclr", {"zeta_init": -0.05}, {"zeta": -0.05, "xi": 0.05, "zeta_velocity": 0.0, "log_u": -math.inf}),
+    ("nuclr", {"zeta_init": -0.05}, {"zeta": -0.05, "xi": 0.05, "log_u": -math.inf}),
     ("nuclr", {"xi_init": 0.1}, {"zeta": 0.0, "xi": 0.1}),
     ("nuclr", {"temperature": 0.07, **INDIVIDUAL}, {"tau": 0.07}),
 ]

@@ -170,7 +170,6 @@ def matrices(name, x, y, index, state, *, temperature, gamma, x_id=None, y_id=No
             if unbiased:  # in units of tau, at most 1 per visit, without a common drift
                 move = (-options["zeta_lr"] * velocity).clamp(-1, 1)
                 moved = zeta + temperature * (move - move.mean())
-            new[f"zeta_velocity_{c}"] = old[f"zeta_velocity_{c}"].index_copy(0, index, velocity)
             new[f"zeta_{c}"] = old[f"zeta_{c}"].index_copy(0, index, moved)
             new[f"xi_{c}"] = torch.tensor(max(xi, moved.abs().max().item()), dtype=torch.float64)
     tables = {key: table.numpy() for key, table in new.items()}
@@ -243,9 +242,6 @@ def check_step(objective, judge, name, options, x, y, index, tau, gamma, ids=Non
             assert_within(after[key], table, logs, key)
         elif key.startswith(("zeta_x", "zeta_y", "xi_")):
             assert_within(after[key] / tau, table / tau, logs, f"{key} / tau")
-        elif key.startswith("zeta_velocity"):
-            # zeta moves by zeta_lr times the velocity.
-            assert_within(after[key] * options["zeta_lr"] / tau, table * options["zeta_lr"] / tau, logs, key)
         elif key.startswith("tau_momentum"):
             # tau moves by tau_lr times the momentum, which has the errors of log u and of the weighted sum
             assert_within(after[key] * options["tau_lr"] / tau, table * options["tau_lr"] / tau, 2 * logs, key)

@@ -21,6 +21,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "cyclip": ("cyclip", {"learn_temperature": True}),
     "sogclr": ("sogclr", {"temperature": 0.1}),
     "isogclr": ("isogclr", {"temperature": 0.03}),
+    "nuclr default": ("nuclr", {}),
     "nuclr": ("nuclr", NUCLR),
     "nuclr without xi": ("nuclr", NUCLR | {"use_xi": False}),
     "nuclr paper": ("nuclr", NUCLR | {"zeta_estimator": "paper", "zeta_init": -0.05}),

@@ -108,11 +108,12 @@ class AuthorsNUCLR(NUCLR):
         check_choice("xi_update", xi_update, XI_UPDATES)
         check_choice("zeta_velocity_init", zeta_velocity_init, VELOCITY_INITS)
         self.check_settings()
-        # nan stands for a velocity that has not started
-        self.initial["zeta_velocity"] = math.nan if zeta_velocity_init == "gradient" else 0.0
         for side in CANDIDATES:
-            self.buffer(f"zeta_velocity_{side}").fill_(self.initial["zeta_velocity"])
             self.buffer(f"xi_{side}").fill_(self.initial_xi())
+            if zeta_momentum > 0 and zeta_velocity_init == "gradient":
+                # nan stands for a velocity that has not started
+                self.initial["zeta_velocity"] = math.nan
+                self.buffer(f"zeta_velocity_{side}").fill_(math.nan)
 
     def move_zeta(self, step: Step, masses: Tensor) -> Tensor:
         """Return zeta after `zeta_steps` steps, (2, B), and set the new tables."""
@@ -125,24 +126,24 @@ class AuthorsNUCLR(NUCLR):
                 log_total = torch.logaddexp(step.log_u, log_own)
                 local = step.kernel.masses(self._for_counted(step, log_total, math.inf))
                 masses = distributed.all_gather(local, dim=1) * torch.exp(log_own - step.log_own)
-            gradient = self.zeta_gradient(step, zeta, log_total, masses)
-            velocity = self._new_velocity(step, velocity, gradient)
-            moved = zeta.sub(velocity, alpha=self.zeta_lr)
+            direction = self.zeta_gradient(step, zeta, log_total, masses)
+            if velocity is not None:
+                direction = velocity = self._new_velocity(step, velocity, direction)
+            moved = zeta.sub(direction, alpha=self.zeta_lr)
             if self.zeta_lr_ratio_x != 1:  # row 1 is x, the candidates of side y
-                moved[1] = zeta[1] - self.zeta_lr * self.zeta_lr_ratio_x * velocity[1]
+                moved[1] = zeta[1] - self.zeta_lr * self.zeta_lr_ratio_x * direction[1]
             zeta = step.unless_alone(moved, zeta)
-        assert velocity is not None
-        step.tables |= {"zeta_velocity": velocity, "zeta": zeta}
+        step.tables["zeta"] = zeta
+        if velocity is not None:
+            step.tables["zeta_velocity"] = velocity
         return zeta
 
     def _new_velocity(
         self,
         step: Step,
-        last: Tensor | None,
+        last: Tensor,
         gradient: Tensor,
     ) -> Tensor:
-        if last is None:
-            return gradient
         mean = self.zeta_momentum * last + (1 - self.zeta_momentum) * gradient
         return step.unless_alone(torch.where(last.isnan(), gradient, mean), last)
 

@@ -64,7 +64,7 @@ class NUCLR(StatefulObjective):
         zeta_lr: step size of zeta in units of tau, which needs no change for another n, B or tau; 0 freezes zeta, its
             velocity and xi. A network is trained by the optimizer that has the objective's parameters; it is frozen by
             0 as well, and other values have no effect on it.
-        zeta_momentum: the weight of the old velocity.
+        zeta_momentum: the weight of the old velocity, which is stored per pair and side unless this is 0.
         zeta_estimator: "unbiased", or "paper" for Algorithm 1 to the letter, whose eta is zeta_lr tau B. A network
             always uses "unbiased".
         popularity: "table" stores zeta per pair; "network" predicts it from the candidate's features. With both
@@ -136,7 +136,10 @@ class NUCLR(StatefulObjective):
             self.popularity_networks = nn.ModuleDict({CANDIDATES[row]: PrototypeNetwork() for row in self.active})
         else:
             self.add_tables("zeta", zeta_init, CANDIDATES)
-            self.add_tables("zeta_velocity", 0.0, CANDIDATES)
+            if zeta_momentum > 0:
+                self.add_tables("zeta_velocity", 0.0, CANDIDATES)
+            else:  # there is no table for a later value
+                self.limits = {**self.limits, "zeta_momentum": Range(high=0.0)}
             self.table_sides = tuple(CANDIDATES[row] for row in self.active)
         for row in self.active:
             xi = torch.tensor(
@@ -208,14 +211,6 @@ class NUCLR(StatefulObjective):
 
     # -- zeta and xi ---------------------------------------------------------------------------------------------------
 
-    def tables_to_read(self, batch: GatheredBatch) -> list[str]:
-        """Return the names of the tables that this step needs: the velocity only if an old value matters."""
-        keeps_velocity = self.zeta_momentum > 0 or batch.ids is not None
-        names = list(self.initial)
-        if "zeta_velocity" in names and not keeps_velocity:
-            names.remove("zeta_velocity")
-        return names
-
     def read_zeta(self, step: Step) -> Tensor:
         """Return zeta of the candidates, (2, B), from the table or the network."""
         if self.popularity == "table":
@@ -270,14 +265,14 @@ class NUCLR(StatefulObjective):
         if "zeta_velocity" in step.rows.tables:
             last = step.rows.tables["zeta_velocity"]
             velocity = self.zeta_momentum * last + (1 - self.zeta_momentum) * velocity
-            velocity = step.unless_alone(velocity, last)
+            velocity = step.tables["zeta_velocity"] = step.unless_alone(velocity, last)
         move = velocity * -self.zeta_lr
         if self.zeta_estimator == "unbiased":
             move = move.clamp(-LARGEST_MOVE, LARGEST_MOVE)
             # the mean over the candidates that move
             move = move - step.unless_alone(move, math.nan).nanmean(dim=1, keepdim=True)
         zeta = step.unless_alone(step.zeta + step.temperature * move, step.zeta)
-        step.tables |= {"zeta_velocity": velocity, "zeta": zeta}
+        step.tables["zeta"] = zeta
         return zeta
 
     def column_sums(
@@ -310,6 +305,17 @@ class NUCLR(StatefulObjective):
     def initial_value(self, buffer: str) -> float:
         """Return the value that a buffer has before its first update; nan if it has none."""
         return self.initial_xi() if buffer.startswith("xi_") else super().initial_value(buffer)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        *args: Any,
+    ) -> None:
+        if "zeta_velocity" not in self.initial:  # older states hold it without momentum, too
+            for side in CANDIDATES:
+                state_dict.pop(f"{prefix}zeta_velocity_{side}", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _xi(self, step: Step) -> Tensor:
         """Return xi of both sides, (2, 1), in the dtype of the computation."""

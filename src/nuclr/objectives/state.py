@@ -122,8 +122,9 @@ class PairTables(Objective):
 
     # -- rows of a batch -----------------------------------------------------------------------------------------------
 
-    def read(self, batch: GatheredBatch, names: list[str]) -> StateRows:
-        """Return the batch's rows of the named tables; without an index, initial values."""
+    def read(self, batch: GatheredBatch) -> StateRows:
+        """Return the batch's rows of all tables; without an index, initial values."""
+        names = list(self.initial)
         self._feature_device = batch.x.device
         if batch.index is None or not self.initial:
             return StateRows({name: batch.x.new_full((2, batch.size), self.initial[name]) for name in names})

@@ -282,10 +282,6 @@ class StatefulObjective(PairTables):
         """Return tau times the derivative of sum_i log d_i / B with respect to tau through zeta/tau and xi/tau."""
         return 0.0
 
-    def tables_to_read(self, batch: GatheredBatch) -> list[str]:  # noqa: ARG002
-        """Return the names of the tables that this step needs."""
-        return list(self.initial)
-
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def compute(self, batch: GatheredBatch) -> ObjectiveOutput:
@@ -312,7 +308,7 @@ class StatefulObjective(PairTables):
     ) -> tuple[Tensor, tuple[Tensor, ...], Step]:
         """Return the value per side, and the gradients of this process's x and y."""
         # -- the state before the step
-        rows = self.read(batch, self.tables_to_read(batch))
+        rows = self.read(batch)
         temperature = self._temperature()
         tau = rows.tables["tau"] if self.temperatures.individual else temperature
         step = Step(batch, learns, rows, temperature, tau)
