@@ -40,11 +40,11 @@ def test_dry_run_lists_runs_with_state_and_writes_nothing(nuclr, tmp_path):
     path, out = tiny.write_table(tmp_path), tmp_path / "out"
     ended = nuclr("table", path, "--tests", tmp_path, "--out", out, "--dry-run")
     assert ended.status == 0, ended.err
-    assert [line.split(":")[0].split("-")[0] for line in ended.out.splitlines()] == ["clip", "ours"]
+    assert [line.split(":")[0].split("-")[0] for line in ended.out.splitlines()] == ["clip", "nuclr"]
     (tmp_path / "test.npz").unlink()
     ended = nuclr("table", path, "--tests", tmp_path, "--out", out, "--dry-run")
     assert ended.status == 0
-    assert "ours-seed=0" in ended.out and "test.npz" in ended.out
+    assert "nuclr-gamma=0.5-seed=0" in ended.out and "test.npz" in ended.out
     assert not out.exists()
 
 
@@ -56,7 +56,7 @@ def test_commands_for_a_scheduler_then_collect(nuclr, tmp_path):
     assert ended.status == 0, ended.err
     assert ended.out.startswith("torchrun --standalone --nproc_per_node 2 -m nuclr table")
     first, second, last = map(shlex.split, nuclr(*common, "--commands").out.splitlines())
-    assert first[-1].startswith("clip-seed=0") and second[-1].startswith("ours-seed=0") and last[-1] == "--collect"
+    assert first[-1].startswith("clip-seed=0") and second[-1].startswith("nuclr-gamma=0.5-seed=0") and last[-1] == "--collect"
     assert nuclr(*second[1:]).status == 0
     assert not (out / "table.json").exists()
     collected = nuclr(*last[1:])
@@ -115,7 +115,7 @@ def test_after_sigkill_it_resumes_and_leaves_finished_runs_unchanged(nuclr, tmp_
     arguments = ["table", path, "--tests", tmp_path, "--out", out, "--workers", "1"]
 
     def progress() -> bool:
-        return any(log.stat().st_size for log in out.glob("cells/ours*/metrics.jsonl"))
+        return any(log.stat().st_size for log in out.glob("cells/nuclr*/metrics.jsonl"))
 
     first = subprocess.Popen([sys.executable, "-m", "nuclr", *map(str, arguments)], stderr=subprocess.PIPE, text=True)
     assert wait_for(lambda: first.poll() is not None or progress())
@@ -125,7 +125,7 @@ def test_after_sigkill_it_resumes_and_leaves_finished_runs_unchanged(nuclr, tmp_
     assert wait_for(lambda: not any(alive(worker) for worker in workers), 20)
     stamps = {p: p.stat().st_mtime_ns for p in out.glob("cells/clip*/**/*") if p.is_file()}
     assert any(p.name == "outcomes.npz" for p in stamps)
-    assert not list(out.glob("cells/ours*/results.json"))
+    assert not list(out.glob("cells/nuclr*/results.json"))
 
     again = nuclr(*arguments)
     assert again.status == 0, again.err

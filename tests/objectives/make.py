@@ -35,7 +35,7 @@ def make(name: str, **options) -> Objective:
         options = PLAIN | options
     arguments: dict = {}
     for key, value in options.items():
-        if key in RECORDS and name not in ("clip", "cyclip"):
+        if key in RECORDS and name not in ("clip", "cyclip", "siglip"):
             record, field = RECORDS[key]
             arguments.setdefault(record, {})[field] = value
         else:

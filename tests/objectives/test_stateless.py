@@ -17,6 +17,7 @@ CASES = [
     *(("clip", {"temperature": tau, "learn_temperature": True}) for tau in (0.03, 0.1)),
     ("siglip", {}),
     ("siglip", {"temperature": 0.3, "bias": -1.0}),
+    ("siglip", {"temperature": 0.07, "learn_temperature": False}),
     # With the last options, debiased sums are negative, below the lower bound, and above it.
     *(("dcl", {"temperature": tau, "tau_plus": share}) for tau, share in ((0.1, 0.1), (1.0, 0.01), (1.0, 0.5))),
     *(("cyclip", {"temperature": tau}) for tau in (0.03, 0.5)),
@@ -26,7 +27,8 @@ objectives = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 
 def loops(name: str, options: dict, x: Tensor, y: Tensor, parameters: dict[str, Tensor], mask) -> Tensor:
     if name == "siglip":
-        return reference.siglip(x, y, parameters["log_scale"], parameters["bias"], *mask)
+        fixed = torch.tensor(-math.log(options.get("temperature", 0.1)), dtype=torch.float64)
+        return reference.siglip(x, y, parameters.get("log_scale", fixed), parameters["bias"], *mask)
     if "learn_temperature" in options:
         return reference.clip_learnable(x, y, parameters["log_scale"], *mask)
     return getattr(reference, name)(x, y, x_id=mask[0], y_id=mask[1], **options)
@@ -59,7 +61,8 @@ def test_against_loops(name, options, mask) -> None:
     start = {key: parameter.item() for key, parameter in objective.named_parameters()}
     if start:
         tau = options.get("temperature", 0.1)
-        expected = {"log_scale": -math.log(tau)} | ({"bias": options.get("bias", -10.0)} if name == "siglip" else {})
+        expected = {"log_scale": -math.log(tau)} if options.get("learn_temperature", True) else {}
+        expected |= {"bias": options.get("bias", -10.0)} if name == "siglip" else {}
         assert start == pytest.approx(expected)
     check(objective, name, options, mask, (None, None), steps=5)
     for views in ((2, 3), (3, None)):

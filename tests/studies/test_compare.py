@@ -132,7 +132,7 @@ def test_halves_are_tuned_on_one_and_reported_on_the_other(tmp_path):
     assert [one.set for one in result.differences] == ["halves", "test"]
     ours = result.row("nuclr")
     assert {one.bank for one in ours.corrected if one.set == "halves"} == {"train", "queries"}
-    assert ours.epochs == (1, 2) and len(ours.curve) == 2
+    assert ours.epochs == (1, 2) and len(ours.curves[""]) == 2
 
     cell = done.finals(row)["val_a"][0]
     features = measure.val_features(Run.open(done.path(cell)))["val"]

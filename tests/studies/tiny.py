@@ -97,7 +97,7 @@ def comparison(label: str = "NUCLR", low: float = 0.5, high: float = 2.0) -> Com
             corrected=(Corrected("val", "train", value, Interval(1.25, 0.5, 2.0)),),
             chosen={"val": {"objective.temperature": 0.03}},
             epochs=(1, 2, 3),
-            curve=((mean - 2, mean - 1, mean), (mean - 3, mean - 2, mean - 1)),
+            curves={"": ((mean - 2, mean - 1, mean), (mean - 3, mean - 2, mean - 1))},
         )
 
     return Comparison(

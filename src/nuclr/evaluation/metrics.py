@@ -212,8 +212,20 @@ def score(metrics: Mapping[str, float]) -> float | None:
         0.3
 
     """
-    keys = [f"{prefix}{SCORE}" for prefix in set_prefixes(metrics)[:1]]
-    return next((metrics[key] for key in (*keys, "zero_shot_acc1", "knn_acc1") if key in metrics), None)
+    return next(iter(scores(metrics).values()), None)
+
+
+def scores(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return `score` on each set of held-out pairs, by the name of the set; a single set has the name "".
+
+    Example:
+        >>> scores({"coco/mean_R@1": 0.3, "flickr30k/mean_R@1": 0.4, "zero_shot_acc1": 0.5})
+        {'coco': 0.3, 'flickr30k': 0.4}
+
+    """
+    by_set = {prefix.rstrip("/"): metrics[f"{prefix}{SCORE}"] for prefix in set_prefixes(metrics)}
+    accuracies = [metrics[key] for key in ("zero_shot_acc1", "knn_acc1") if key in metrics]
+    return by_set or {"": accuracy for accuracy in accuracies[:1]}
 
 
 def metrics_by_convention(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:

@@ -13,15 +13,17 @@ from nuclr.objectives.base import AutogradObjective, Scores
 
 
 class SigLIP(AutogradObjective):
-    """A logistic loss with learnt scale and bias. A schedule sets `log_scale` instead of `temperature`.
+    """A logistic loss with learnt scale and bias.
 
     Args:
         temperature: 1 / the initial scale.
         bias: the initial bias.
+        learn_temperature: whether to learn `log_scale` = -log tau. A schedule then sets `log_scale` instead of
+            `temperature`.
 
     Example:
         >>> SigLIP()
-        SigLIP(temperature=0.1, bias=-10, normalize=False)
+        SigLIP(temperature=0.1, bias=-10, learn_temperature=True, normalize=False)
 
     """
 
@@ -29,15 +31,19 @@ class SigLIP(AutogradObjective):
         self,
         temperature: float = 0.1,
         bias: float = -10.0,
+        learn_temperature: bool = True,
         normalize: bool = False,
     ) -> None:
         super().__init__(temperature, normalize)
-        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
+        self.learn_temperature = learn_temperature
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if learn_temperature else None
         self.bias = nn.Parameter(torch.tensor(float(bias)))
 
     @property
     def current_temperature(self) -> float:
-        """1 / the learnt scale."""
+        """1 / the learnt scale, or `temperature`."""
+        if self.log_scale is None:
+            return super().current_temperature
         return math.exp(-self.log_scale.item())
 
     @property
@@ -48,7 +54,10 @@ class SigLIP(AutogradObjective):
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the loss of each x's row; both sides get half, because they share the sum over all i and j."""
         dtype = scores.xy.dtype
-        scale = distributed.replicated(self.log_scale).to(dtype).exp()
+        if self.log_scale is None:
+            scale = scores.xy.new_tensor(1 / self.temperature)
+        else:
+            scale = distributed.replicated(self.log_scale).to(dtype).exp()
         logits = scores.xy * scale + distributed.replicated(self.bias).to(dtype)
         signs = torch.full_like(logits, -1.0).scatter_(1, scores.positives[:, None], 1.0)
         log_likelihoods = nn.functional.logsigmoid(signs * logits)

@@ -290,9 +290,9 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
             raise UserError(f"{key}: {name} has no such option; its options are {', '.join(allowed)}")
     settings.objective.build(num_samples=2)
     schedule = settings.schedule
-    if schedule.zeta_frozen_epochs > schedule.epochs:
+    if schedule.frozen_epochs > schedule.epochs:
         raise UserError(
-            f"schedule.zeta_frozen_epochs is {schedule.zeta_frozen_epochs}, more than schedule.epochs, which is "
+            f"schedule.zeta_frozen_epochs is {schedule.frozen_epochs}, more than schedule.epochs, which is "
             f"{schedule.epochs}; add schedule.zeta_frozen_epochs=0"
         )
     if settings.data.contrasts_views and settings.data.val:

@@ -418,7 +418,8 @@ class Schedule:
         warmup_steps: Steps in which the learning rate rises linearly from `lr_start` to `optimizer.lr`.
         lr_start: Learning rate of the first step of a warmup.
         lr_end: Learning rate at the end; after the warmup it falls along a cosine.
-        zeta_frozen_epochs: Epochs at the start during which zeta is frozen.
+        zeta_frozen_epochs: Epochs at the start during which zeta is frozen. Default: a sixth of the epochs, rounded
+            down, which is 5 of 30 as in the paper.
         zeta: Step size of zeta after that: constant, or falling to 0 along a cosine.
         zeta_steps: Also divide the step size of zeta by 10 after half and by 100 after three quarters of the epochs.
         zeta_refresh: Solve for zeta exactly on the current features every so many epochs; 0 for never.
@@ -432,12 +433,17 @@ class Schedule:
     warmup_steps: Int = Field(default=0, ge=0)
     lr_start: float = Field(default=1e-5, ge=0)
     lr_end: float = Field(default=0.0, ge=0)
-    zeta_frozen_epochs: Int = Field(default=0, ge=0)
+    zeta_frozen_epochs: Int | None = Field(default=None, ge=0)
     zeta: Literal["constant", "cosine"] = "cosine"
     zeta_steps: bool = False
     zeta_refresh: Int = Field(default=0, ge=0)
     gamma: Literal["constant", "cosine"] = "constant"
     per_epoch: bool = False
+
+    @property
+    def frozen_epochs(self) -> int:
+        """Epochs at the start during which zeta is frozen."""
+        return self.epochs // 6 if self.zeta_frozen_epochs is None else self.zeta_frozen_epochs
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -231,13 +231,12 @@ def plan_table(
                     sets.append(_open_column(column, tests, settings, path.parent))
                 except UserError as error:
                     problems[f"column {column.name}: {error}"] = None
-            title = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60]
             rows[name] = Row(
                 name,
                 label,
                 settings,
                 tuple(sets),
-                title=title,
+                title=_run_title(block.title, settings, row.overrides),
             )
             labeled.append(row.model_copy(update={"label": label}))
         blocks.append(block.model_copy(update={"rows": tuple(labeled)}))
@@ -256,6 +255,19 @@ def plan_table(
         out,
         say,
     )
+
+
+def _run_title(
+    block: str,
+    settings: Settings,
+    overrides: Mapping[str, Any],
+) -> str:
+    """Return the start of the names of runs. It does not depend on labels, so that tables can share runs."""
+    parts = [block, settings.objective.name]
+    for key, value in overrides.items():
+        if key != "objective.name":
+            parts.append(f"{key.rpartition('.')[2]}={value}")
+    return re.sub(r"[^a-z0-9.=_]+", "-", "-".join(parts).lower()).strip("-.")[:60]
 
 
 def _load(

@@ -81,7 +81,7 @@ def step_size(
         peak: the largest step size.
 
     """
-    length = float(plan.epochs - plan.zeta_frozen_epochs)
+    length = float(plan.epochs - plan.frozen_epochs)
     half = 0.5 * plan.epochs
     three_quarters = 0.75 * plan.epochs
     if plan.per_epoch:
@@ -89,11 +89,11 @@ def step_size(
         length -= 1
         half = plan.epochs // 2
         three_quarters = plan.epochs * 3 // 4
-    if t < plan.zeta_frozen_epochs:
+    if t < plan.frozen_epochs:
         return 0.0
     size = peak
     if plan.zeta == "cosine":
-        size = cosine(peak, 0.0, (t - plan.zeta_frozen_epochs) / max(1.0, length))
+        size = cosine(peak, 0.0, (t - plan.frozen_epochs) / max(1.0, length))
     if plan.zeta_steps and t >= half:
         size /= 100 if t >= three_quarters else 10
     return size
@@ -139,7 +139,7 @@ def refresh_due(
 ) -> bool:
     """Return whether popularity is to be solved for before this epoch."""
     every = settings.schedule.zeta_refresh
-    past = epoch - max(1, settings.schedule.zeta_frozen_epochs)
+    past = epoch - max(1, settings.schedule.frozen_epochs)
     return bool(objective.table_sides) and every > 0 and past >= 0 and past % every == 0
 
 

@@ -125,21 +125,26 @@ def _curve(
 
 
 def _training_charts(study: Comparison) -> Iterator[Chart]:
-    rows = [row for row in study.rows if row.epochs]
-    colors = [_color(row) for row in rows]
-    if len(set(colors)) < len(rows):  # ablations are all of one method
-        colors = [1 + number % GREY for number in range(len(rows))]
-    series = []
-    for row, color in zip(rows, colors, strict=True):
-        series.append(_curve(row.label, row.epochs, row.curve, color, len(rows) <= MOST_BANDS))
-    if series:
-        yield line_chart(
-            "Recall@1 (mean of directions) or accuracy while training",
-            series,
-            "epoch",
-            percent=True,
-            note="Mean over the seeds; bands are one standard deviation." if len(study.seeds) > 1 else "",
-        )
+    """Show one chart per block and set of held-out pairs, as the paper's Figure 3 does."""
+    for block in study.blocks:
+        rows = [row for row in block.rows if row.epochs]
+        colors = [_color(row) for row in rows]
+        if len(set(colors)) < len(rows):  # ablations are all of one method
+            colors = [1 + number % GREY for number in range(len(rows))]
+        charts: dict[str, list[Series]] = {}
+        for row, color in zip(rows, colors, strict=True):
+            for name, runs in row.curves.items():
+                series = _curve(row.label, row.epochs, runs, color, len(rows) <= MOST_BANDS)
+                charts.setdefault(name, []).append(series)
+        for name, lines in charts.items():
+            what = f"{name}: validation recall@1" if name else "Recall@1 (mean of directions) or accuracy"
+            yield line_chart(
+                ", ".join(filter(None, (block.title, f"{what} while training"))),
+                lines,
+                "epoch",
+                percent=True,
+                note="Mean over the seeds; bands are one standard deviation." if len(study.seeds) > 1 else "",
+            )
 
 
 def _size_charts(study: Comparison) -> Iterator[Chart]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nuclr.evaluation.intervals import Bootstrap, Fold, Interval, fold, per_seed
-from nuclr.evaluation.metrics import SCORE, find_metric, metrics_of, score, val_metrics
+from nuclr.evaluation.metrics import SCORE, find_metric, metrics_of, scores, val_metrics
 from nuclr.evaluation.retrieval import direction_names
 from nuclr.runs import folder as run_folder
 from nuclr.studies.engine.measure import BANKS, METRICS, MeasuredSet
@@ -136,7 +136,8 @@ class ResultRow:
         chosen: Settings that tuning chose, by the set that they were tuned on.
         tried: Settings that tuning tried, each with its score in percent per tuning set.
         epochs: Epochs at which the run was evaluated.
-        curve: The score at these epochs in percent, for every seed.
+        curves: The score at these epochs in percent, for every finished run, by the name of the set of held-out pairs;
+            a single set has the name "".
 
     """
 
@@ -150,7 +151,7 @@ class ResultRow:
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
     tried: tuple[tuple[dict[str, Any], dict[str, float]], ...] = ()
     epochs: tuple[float, ...] = ()
-    curve: tuple[tuple[float, ...], ...] = ()
+    curves: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,7 @@ def result_row(
         is_number = metric is not None and metric[0].format != "percent"
         values[column.key] = make_value(by_seed[column.key], 1.0 if is_number else 100.0)
     runs = [run for runs in study.finals(row).values() for run in runs]
+    curves = _curves(study, row)
     result = ResultRow(
         name=row.name,
         label=row.label,
@@ -292,6 +294,8 @@ def result_row(
         values=values,
         runs={run.name: study.state(row, run) for run in runs},
         published=dict(published or {}),
+        epochs=next((tuple(points) for runs in curves.values() for points in runs), ()),
+        curves={name: tuple(tuple(points.values()) for points in runs) for name, runs in curves.items()},
     )
     return _add_details(study, row, result) if study.plan.detailed else result
 
@@ -361,12 +365,27 @@ def folds_of(
     return folds
 
 
+def _curves(study: Study, row: Row) -> dict[str, list[dict[float, float]]]:
+    """Return the score in percent by epoch for every finished run of the first choice, by the set of held-out pairs."""
+    curves: dict[str, list[dict[float, float]]] = {}
+    for run in next(iter(study.finals(row).values()), []):
+        if not run_folder.is_finished(study.path(run)):
+            continue
+        by_set: dict[str, dict[float, float]] = {}
+        for line in run_folder.read_lines(study.path(run) / run_folder.METRICS, {"epoch"}, []):
+            for name, value in scores(val_metrics(line)).items():
+                by_set.setdefault(name, {})[line["epoch"]] = 100 * value
+        for name, points in by_set.items():
+            curves.setdefault(name, []).append(points)
+    return curves
+
+
 def _add_details(
     study: Study,
     row: Row,
     result: ResultRow,
 ) -> ResultRow:
-    """Add corrected retrieval with its paired gain over plain ranking, what tuning did, and curves during training."""
+    """Add corrected retrieval with its paired gain over plain ranking, and what tuning did."""
     bootstrap = Bootstrap(len(study.plan.seeds))
     corrected = []
     for measured in row.sets:
@@ -381,18 +400,11 @@ def _add_details(
     for run, changes in zip(study.grid(row), row.grid, strict=False):
         if study.is_done(run, study.needed(row)):
             tried.append((dict(changes), {key: 100 * study.score(run, key) for key in study.plan.tuning}))
-    curves = []
-    for run in next(iter(study.finals(row).values())):
-        lines = run_folder.read_lines(study.path(run) / run_folder.METRICS, {"epoch"}, [])
-        points = {line["epoch"]: score(val_metrics(line)) for line in lines}
-        curves.append({epoch: 100 * value for epoch, value in points.items() if value is not None})
     return dataclasses.replace(
         result,
         corrected=tuple(corrected),
         chosen={key: {**changes, **row.changes} for key, changes in study.chosen(row).items()},
         tried=tuple(tried),
-        epochs=tuple(curves[0]),
-        curve=tuple(tuple(curve.values()) for curve in curves),
     )
 
 
