@@ -3,9 +3,9 @@
     p(y|x) = exp(s(x,y)/tau) / Z(x),    Z(x) estimated by  sum_j exp(s(x,y_j)/tau) / q_j,    q_j = sum_i p(y_j|x_i)
 
 over the n observed y_j: multiple importance sampling with the balance heuristic (Wang, Lei, Ying, Yang, "On
-Discriminative Probabilistic Modeling for Self-Supervised Representation Learning", ICLR 2025). zeta_j = tau log q_j
-solves a convex problem, and each batch takes one step towards its solution. In the notation of `stateful`,
-d_i = u_i + exp(-xi/tau), where xi is a bound of zeta that guards the positive pair.
+Discriminative Probabilistic Modeling for Self-Supervised Representation Learning", ICLR 2025). If the Z in p is
+replaced by this estimate, zeta_j = tau log q_j solves a convex problem, and each batch takes one step towards its
+solution. In the notation of `stateful`, d_i = u_i + exp(-xi/tau), where xi is a bound of zeta that guards the positive.
 
 The step of zeta_j uses the estimated column sum of the model's probabilities p_ij, with p_jj that of the positive,
 

@@ -82,10 +82,14 @@ class _Entry(pydantic.BaseModel):
 
 
 class ColumnEntry(_Entry):
-    """A test set: its name or path, its `kind` if that is not clear, another `metric`, and a prompt file."""
+    """A test set: its name or path, its `kind` if that is not clear, another `metric`, and a prompt file.
 
-    test: str
+    Or the mean `of` columns before it, in place of a test set.
+    """
+
+    test: str = ""
     title: Title = ""
+    of: tuple[str, ...] = ()
     kind: Literal["retrieval", "classification"] | None = None
     metric: str = FIRST
     prompts: str | None = None
@@ -143,6 +147,9 @@ class TableFile(_Entry):
             titles = [column.name for column in columns]
             if not titles or len({*titles, MEAN}) <= len(titles):
                 raise ValueError(f"columns: {titles} of block {block.title!r}; each needs a title of its own")
+            for number, column in enumerate(columns):
+                if bool(column.test) == bool(column.of) or not set(column.of) <= set(titles[:number]):
+                    raise ValueError(f"column {column.name!r} needs a test, or the titles of columns before it as of")
             for title in (title for row in block.rows for title in row.published):
                 if title not in (*titles, MEAN):
                     raise ValueError(f"published {title!r} is not a column")
@@ -226,7 +233,7 @@ def plan_table(
             if name in rows:
                 raise UserError(f"{path}: two rows are called {label}; give {row.config} another label")
             sets = []
-            for column in block.columns:
+            for column in (column for column in block.columns if column.test):
                 try:
                     sets.append(_open_column(column, tests, settings, path.parent))
                 except UserError as error:
@@ -414,7 +421,9 @@ class TableStudy(Study):
         blocks = []
         published = False
         for block in self.file.blocks:
-            columns = [Column(column.name, column.name, column.name, column.metric) for column in block.columns]
+            columns = []
+            for shown in block.columns:
+                columns.append(Column(shown.name, shown.name, shown.name, shown.metric, of=shown.of))
             if self.file.mean and len(columns) > 1:
                 columns.append(Column(MEAN, MEAN, MEAN, FIRST, of=tuple(column.key for column in columns)))
             rows = []

@@ -192,12 +192,13 @@ def _difference_charts(study: Comparison) -> Iterator[Chart]:
 
 def _spread_charts(study: Comparison) -> Iterator[Chart]:
     for block in study.blocks:
-        column = block.columns[-1]
-        rows = []
-        for row in block.rows:
-            value = row.values.get(column.key)
-            if value and value.per_seed:
-                rows.append(Row(row.label, list(value.per_seed), f"{value.mean:.2f}", _color(row)))
-        if rows:
-            title = ": ".join(filter(None, (block.title, column.title)))
-            yield row_chart(title, rows, "percent", "Dots are runs, the line is their mean.")
+        means = [column for column in block.columns if column.of]
+        for column in means or block.columns[-1:]:
+            rows = []
+            for row in block.rows:
+                value = row.values.get(column.key)
+                if value and value.per_seed:
+                    rows.append(Row(row.label, list(value.per_seed), f"{value.mean:.2f}", _color(row)))
+            if rows:
+                title = ": ".join(filter(None, (block.title, column.title)))
+                yield row_chart(title, rows, "percent", "Dots are runs, the line is their mean.")

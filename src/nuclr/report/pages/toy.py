@@ -91,7 +91,7 @@ def constant(study: ToyStudy) -> Iterator[Block]:
     yield Text(
         "A contrastive loss is defined up to a constant, which training never sees. If GCL’s q = n is replaced by "
         "q = k n, with one k that is computed once from the true distributions, its error vanishes as that of exact "
-        "likelihood does. So the level at which GCL’s error stays, here and in the paper’s figure, is a constant: it "
+        "likelihood does. So the level at which GCL’s error stays here is a constant: it "
         "shows that GCL’s value does not estimate the risk, but not that GCL learns a worse model."
     )
     yield Text(

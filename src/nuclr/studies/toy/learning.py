@@ -12,7 +12,7 @@ probability under p_W(y|x) is predicted. With P the class probabilities,
 
     excess zero-one loss  <=  E_x sum_k |P(k|x) - P_W(k|x)|  <=  sqrt(2 (R(W) - R(I)) / tau)
 
-by Pinsker's inequality, so a method whose excess risk vanishes is consistent (the paper's Appendix C).
+by Pinsker's inequality, so a method whose excess risk vanishes is consistent.
 """
 
 import math
