@@ -56,7 +56,11 @@ def test_commands_for_a_scheduler_then_collect(nuclr, tmp_path):
     assert ended.status == 0, ended.err
     assert ended.out.startswith("torchrun --standalone --nproc_per_node 2 -m nuclr table")
     first, second, last = map(shlex.split, nuclr(*common, "--commands").out.splitlines())
-    assert first[-1].startswith("clip-seed=0") and second[-1].startswith("nuclr-gamma=0.5-seed=0") and last[-1] == "--collect"
+    assert (
+        first[-1].startswith("clip-seed=0")
+        and second[-1].startswith("nuclr-gamma=0.5-seed=0")
+        and last[-1] == "--collect"
+    )
     assert nuclr(*second[1:]).status == 0
     assert not (out / "table.json").exists()
     collected = nuclr(*last[1:])

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nuclr.errors import UserError
+from nuclr.report.charts import Chart
+from nuclr.report.pages import comparison
 from nuclr.studies import paper_tables
 from nuclr.studies.engine.measure import read_outcomes
-from nuclr.studies.engine.tables import Value
+from nuclr.studies.engine.tables import Value, read_results
 from nuclr.studies.evaluate import evaluate
 from tests.studies import tiny
 from tests.studies.tiny import inline  # noqa: F401
@@ -54,6 +57,7 @@ def test_blocks_take_over_columns_and_published_values_have_two_forms(tmp_path):
         (START + "rows: [{config: c, published: {COCO: 120}}]", "COCO"),
         ("columns: [{test: dtd}, {test: dtd}]\n" + ROW, "dtd"),
         ("columns: [{test: dtd, title: Mean}]\n" + ROW, "Mean"),
+        ("columns: [{title: Both, of: [DTD]}, {title: DTD, test: dtd}]\n" + ROW, "Both"),
         ("- 1", "t.yaml"),
     ],
 )
@@ -70,6 +74,17 @@ def test_the_tables_of_this_repository_can_be_planned(path, tmp_path):
     assert len(table.plan.rows) == rows and len(table.plan.seeds) == 3
     assert any("mscoco" in problem for problem in table.problems) or path.stem in ("small", "table4")
     assert len({run.name for _, run in table.runs()}) == 3 * rows
+
+
+def test_tables_share_their_runs(tmp_path):
+    """After Table 1, Table 4 and Figure 3 train nothing; the others train only rows that Table 1 does not have."""
+    names = {}
+    for table in ("table1", "table2", "table3", "table4", "figure3", "figure4"):
+        path = ROOT / "configs" / "tables" / f"{table}.yaml"
+        runs = paper_tables.plan_table(path, tmp_path, tmp_path, ["data.root=DATA"]).runs()
+        names[table] = {run.name for _, run in runs}
+    new = {table: len(own - names["table1"]) // 3 for table, own in names.items()}
+    assert new == {"table1": 0, "table2": 2, "table3": 2, "table4": 0, "figure3": 0, "figure4": 6}
 
 
 # -- runs trained here -------------------------------------------------------------------------------------------------
@@ -129,6 +144,24 @@ def test_runs_are_trained_and_measured_once(tmp_path):
 
     with pytest.raises(UserError, match=r"CLIP: optimizer\.lr.*0\.02.*0\.03"):
         paper_tables.plan_table(path, tmp_path, out, ["optimizer.lr=0.02"]).train()
+
+
+@pytest.mark.usefixtures("inline")
+def test_curves_on_several_sets_and_means_of_columns(tmp_path):
+    path = tiny.write_table(tmp_path, seeds=2)
+    text = path.read_text().replace("rows:", "  - {title: Both, of: [pairs, classes]}\nrows:")
+    path.write_text(text + "mean: false\noverrides: {data.val: {near: val.npz, far: test.npz}}\n")
+    result = paper_tables.plan_table(path, tmp_path, tmp_path / "out").train()
+    assert read_results(tmp_path / "out" / "table.json") == result
+    for row in result.rows:
+        mean = np.mean([row.values[key].per_seed for key in ("pairs", "classes")], axis=0)
+        assert row.values["Both"].per_seed == pytest.approx(mean)
+        assert row.epochs == (1, 2) and list(row.curves) == ["near", "far"]
+        assert np.shape(row.curves["far"]) == (2, 2)
+        last = [seed[-1] for seed in row.curves["far"]]
+        assert last == pytest.approx(row.values["pairs"].per_seed, abs=1e-3), "the test set is one of the sets"
+    charts = [block for block in comparison.show_study(result, (result,)) if isinstance(block, Chart)]
+    assert [chart.title.partition(":")[0] for chart in charts] == ["near", "far", "Both"]
 
 
 @pytest.mark.parametrize("metric", ["acc", "zero_shot_acc5", "image_to_text_R@1"])

@@ -36,6 +36,14 @@ def test_a_step_size_is_zero_while_frozen_and_then_falls():
     assert rate(4.5, epochs=5) == 0 and math.isfinite(rate(5, epochs=5)), "frozen to the end of the run"
 
 
+@pytest.mark.parametrize(("epochs", "frozen"), [(30, 5), (10, 1), (5, 0)])
+def test_zeta_is_frozen_for_a_sixth_of_the_epochs_by_default(epochs, frozen):
+    default = Schedule(epochs=epochs)
+    assert schedules.step_size(frozen, default, 1.0) == 1
+    assert frozen == 0 or schedules.step_size(frozen - 0.01, default, 1.0) == 0
+    assert schedules.step_size(0, Schedule(epochs=epochs, zeta_frozen_epochs=0), 1.0) == 1
+
+
 def test_schedules_per_epoch_are_those_of_the_published_log():
     rates = [schedules.learning_rate_per_epoch(epoch, 5000, 30, 500, 1e-5, 2e-4, 1e-6) for epoch in range(30)]
     logged = {0: 2.0e-4, 1: 1.99e-4, 4: 1.91e-4, 10: 1.50e-4, 15: 1.01e-4, 22: 3.4e-5, 29: 2e-6}  # to 6 digits

@@ -224,8 +224,10 @@ def scores(metrics: Mapping[str, float]) -> dict[str, float]:
 
     """
     by_set = {prefix.rstrip("/"): metrics[f"{prefix}{SCORE}"] for prefix in set_prefixes(metrics)}
-    accuracies = [metrics[key] for key in ("zero_shot_acc1", "knn_acc1") if key in metrics]
-    return by_set or {"": accuracy for accuracy in accuracies[:1]}
+    for key in ("zero_shot_acc1", "knn_acc1"):
+        if key in metrics and not by_set:
+            by_set[""] = metrics[key]
+    return by_set
 
 
 def metrics_by_convention(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 
 from nuclr import distributed
 from nuclr.arrays import Array, as_floating
-from nuclr.objectives.base import GatheredBatch, Range, check_choice
+from nuclr.objectives.base import Range, check_choice
 from nuclr.objectives.networks import PrototypeNetwork
 from nuclr.objectives.state import CANDIDATES, StatePlacement
 from nuclr.objectives.stateful import SOURCES, RunningAverage, StatefulObjective, Step, Temperatures, zero_valued
