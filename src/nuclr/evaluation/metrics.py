@@ -9,8 +9,8 @@ would reach, and how a value is shown. Kinds, and what the functions of a row ge
 - "zero_shot": `Classified`, images and the classes that their prompts are nearest to.
 - "labels": `LabeledHalves`, labeled features of which one half is classified by means of the other.
 
-Some metrics have names in other projects: open_clip's and CLIP_benchmark's (fractions), and the paper's code's (percent).
-These are about images and texts; retrieval between other sides has no names there.
+Some metrics have names in other projects: open_clip's and CLIP_benchmark's (fractions), and those of the
+paper's code (percent). These are about images and texts; retrieval between other sides has no names there.
 """
 
 from collections.abc import Callable, Iterable, Mapping
