@@ -63,7 +63,7 @@ ORDERS = 3  # random orders of the topics under a power law, per split
 FOUND = 10  # results of a query
 TUNING_SPLIT = 1000  # is not reported
 QUICK_SPLITS = 2
-QUICK_ENCODERS = {name: "static" for name in ENCODERS} | {"flickr8k": "minilm", "multi30k": "trained"}
+QUICK_ENCODERS = dict.fromkeys(ENCODERS, "static") | {"flickr8k": "minilm", "multi30k": "trained"}
 WHITENED = ("CSLS", "NNN")  # peers that are measured on whitened features
 
 
@@ -281,17 +281,13 @@ def whitened(regime: Regime) -> Regime:
     def apply(features: Tensor) -> Tensor:
         return normalize((features - mean) @ root, dim=1)
 
-    return replace(
-        regime, gallery=apply(regime.gallery), log=apply(regime.log), queries=apply(regime.queries)
-    )
+    return replace(regime, gallery=apply(regime.gallery), log=apply(regime.log), queries=apply(regime.queries))
 
 
 def task_of(regime: Regime, answers: bool) -> Task:
     """Return the search and its distinct queries of the log for the peers."""
     rows = distinct_rows(checked_rows(regime.log))
-    return Task(
-        regime.queries, regime.gallery, regime.log[rows], answers=regime.answers[rows] if answers else None
-    )
+    return Task(regime.queries, regime.gallery, regime.log[rows], answers=regime.answers[rows] if answers else None)
 
 
 def our_scores(regime: Regime, answers: bool, settings: dict[str, Any]) -> Tensor:
@@ -348,8 +344,11 @@ def tune_peers(regime: Regime) -> dict[str, dict[str, Any]]:
     task = task_of(regime, False)
     best = {}
     for name, grid in GRIDS.items():
-        recall = [float((first_ranks(PEERS[name](task, **setting), regime.right) == 1).double().mean()) for setting in grid]
-        best[name] = grid[int(np.argmax(recall))]
+        hits = []
+        for setting in grid:
+            ranks = first_ranks(PEERS[name](task, **setting), regime.right)
+            hits.append(int((ranks == 1).sum()))
+        best[name] = grid[int(np.argmax(hits))]
     return best
 
 

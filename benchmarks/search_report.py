@@ -1,9 +1,9 @@
 """Tables of benchmarks/search.py: changes against plain search, with intervals over all cells at once.
 
 A *cell* is a set, an encoder and a regime; the queries of its splits are pooled. Changes are in points (percent). The
-standard error of a cell is that of a paired bootstrap over queries (Poisson weights, the same for all methods and cells).
-A cell is "below plain" if its change is negative and significant at 5 % after Holm's correction over all cells of the
-method; "above" likewise. Means over cells weigh all cells equally, and their intervals resample every cell.
+standard error of a cell is that of a paired bootstrap over queries, with Poisson weights that are the same for all
+methods. A cell is "below plain" if its change is negative and significant at 5 % after Holm's correction over all cells
+of the method; "above" likewise. Means over cells weigh all cells equally, and their intervals resample every cell.
 """
 
 from collections.abc import Iterable
@@ -238,6 +238,16 @@ def cell_table(cells: dict[Key, Cell], method: str) -> str:
     return table([f"{method}, change of recall@1", *regimes], rows)
 
 
+def worst_table(summaries: dict[str, dict[str, Any]], methods: list[str]) -> str:
+    """Return the worst cell of each method with its simultaneous interval."""
+    rows = []
+    for method in methods:
+        values = summaries[method]["recall@1"]
+        low, high = values["worst_interval"]
+        rows.append([method, values["worst_cell"], f"{values['worst']:+.2f} [{low:+.2f}, {high:+.2f}]"])
+    return table(["method", "worst cell", "change of recall@1, simultaneous 95 % interval"], rows)
+
+
 def report(files: Iterable[Path]) -> tuple[str, dict[str, Any]]:
     """Return the Markdown text and the numbers behind it."""
     cells = read_cells(files)
@@ -274,11 +284,7 @@ def report(files: Iterable[Path]) -> tuple[str, dict[str, Any]]:
     lines += [group_table(summaries, [*default, *answers])]
     lines += [metric_table(cells, ["plain", *default, *tuned])]
     lines += [cell_table(cells, name) for name in ("ours", "ours, answers")]
-    worst = [[name, summaries[name]["recall@1"]["worst_cell"], f"{summaries[name]['recall@1']['worst']:+.2f}"] for name in default]
-    for row in worst:
-        low, high = summaries[row[0]]["recall@1"]["worst_interval"]
-        row.append(f"[{low:+.2f}, {high:+.2f}]")
-    lines += [table(["method", "worst cell", "change of recall@1", "simultaneous 95 % interval"], worst)]
+    lines += [worst_table(summaries, default)]
     lines += [table(["comparison", "recall@1"], [[name, with_interval(value)] for name, value in comparisons.items()])]
     numbers = {
         "methods": summaries,

@@ -18,7 +18,6 @@ documents; the heads are trained on pairs of the documents outside of it.
 import argparse
 import importlib.util
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from nuclr.objectives import SogCLR
 # Documents that the slow encoder encodes, and that the trained heads have not seen.
 SAMPLE = {"acl": 5000, "debian": 6000, "tldr": 8000, "tldr_pages": 4000, "flickr8k": 14_000, "multi30k": 10_028}
 SEARCH_SETS = ("acl", "debian", "tldr", "tldr_pages")
-ENCODERS = {name: ("static", "minilm", "trained") for name in SEARCH_SETS}
+ENCODERS = dict.fromkeys(SEARCH_SETS, ("static", "minilm", "trained"))
 ENCODERS |= {"flickr8k": ("static", "minilm"), "multi30k": ("trained",)}
 WORDLLAMA_WIDTH = 256
 TRAINED_WIDTH = 128
@@ -241,7 +240,7 @@ def main() -> None:
                 continue
             unfinished = file.with_name(f".{file.name}")
             np.savez(unfinished, **encode(options.data, name, encoder))
-            os.replace(unfinished, file)
+            unfinished.replace(file)
             print(file, flush=True)
 
 
