@@ -241,9 +241,9 @@ def regimes(vectors: Vectors, split: int) -> Iterator[Regime]:
     near = cluster[(topics.outside @ gallery.T).topk(5, dim=1).indices].mode(dim=1).values == middle
     log = torch.cat([topics.first_query(logged), topics.log[near]])
     answers = torch.cat([topics.rows[logged], unknown(topics.log[near])])
-    own = topics.first_query(held_out), topics.rows[held_out]
-    yield Regime("part, own queries", gallery, log, answers, *own)
-    yield Regime("part, all queries", gallery, log, answers, *test)
+    new = tested[~torch.isin(tested, logged)]
+    for name, asked in (("part, own queries", held_out), ("part, all queries", new)):
+        yield Regime(name, gallery, log, answers, topics.first_query(asked), topics.rows[asked])
 
     if len(vectors.sentences):
         log = vectors.sentences[topics.gallery_documents]
