@@ -356,8 +356,13 @@ def tune_peers(regime: Regime) -> dict[str, dict[str, Any]]:
 
 
 def first_ranks(scores: Tensor, right: Tensor) -> Tensor:
-    """Return the rank of the best right answer of each query."""
-    return 1 + (scores > scores.gather(1, right).max(dim=1, keepdim=True).values).sum(dim=1)
+    """Return the rank of the best right answer of each query; half of the items with the same score count as better.
+
+    A method whose scores are mostly ties would otherwise seem perfect. Right answers do not count.
+    """
+    best = scores.gather(1, right).max(dim=1, keepdim=True).values
+    tied = (scores == best).sum(dim=1) - (scores.gather(1, right) == best).sum(dim=1)
+    return 1 + (scores > best).sum(dim=1) + tied / 2
 
 
 def measure(scores: Tensor, right: Tensor) -> dict[str, np.ndarray]:
@@ -367,7 +372,7 @@ def measure(scores: Tensor, right: Tensor) -> dict[str, np.ndarray]:
     ideal = 1 / torch.log2(2 + torch.arange(min(FOUND, right.shape[1]), dtype=torch.float64))
     found = torch.unique(scores.topk(FOUND, dim=1).indices)
     return {
-        "rank": first_ranks(scores, right).numpy().astype(np.int16),
+        "rank": first_ranks(scores, right).numpy().astype(np.float32),
         "ndcg": ((gain * (ranks <= FOUND)).sum(dim=1) / ideal.sum()).numpy().astype(np.float16),
         "never": np.array([1 - len(found) / scores.shape[1]], np.float32),
     }
