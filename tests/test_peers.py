@@ -1,4 +1,4 @@
-"""The corrections that benchmarks/correction.py compares with ours, against loops written from their formulas."""
+"""The corrections that benchmarks/search.py compares with ours, against loops written from their formulas."""
 
 import importlib.util
 import math
@@ -22,7 +22,7 @@ def task():
 
 def chosen(task, method, **setting):
     """Return the scores of one setting."""
-    return next(scores for found, scores in peers.PEERS[method](task) if found == setting)
+    return peers.PEERS[method](task, **setting)
 
 
 def expected(task, score):
@@ -44,9 +44,20 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("method", peers.PEERS)
-def test_every_method_has_the_same_number_of_settings(task, method):
-    settings = [str(setting) for setting, _ in peers.PEERS[method](task)]
-    assert len(settings) == len(set(settings)) == peers.SETTINGS
+def test_every_method_has_the_same_number_of_settings_and_a_published_one(task, method):
+    settings = {str(setting) for setting in peers.GRIDS[method]}
+    assert len(settings) == len(peers.GRIDS[method]) == peers.SETTINGS
+    for setting in (*peers.GRIDS[method], peers.published(task)[method]):
+        assert bool(peers.PEERS[method](task, **setting).isfinite().all())
+
+
+def test_known_answers_count_as_the_mean_of_their_item(task):
+    answers = torch.full((len(task.bank), 2), -1)
+    answers[3, 0] = 5
+    with_answers = peers.Task(task.queries, task.gallery, task.bank, task.candidates, answers)
+    changed = (with_answers.bank_scores != task.bank_scores).nonzero()
+    assert changed.tolist() == [[3, 5]]
+    assert torch.isclose(with_answers.bank_scores[3, 5], task.bank_scores[:, 5].mean())
 
 
 def test_softmaxes(task):
