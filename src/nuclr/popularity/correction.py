@@ -24,27 +24,19 @@ which zeta does not describe single queries, and the strength falls if zeta is n
 The bank may consist of training pairs, so that nothing of a test set is used. If the test queries themselves are the
 bank, the result is *transductive* and must be reported as such.
 
-**In an index.** With b = strength * zeta(g), additional coordinates turn the corrected score into what an index
-computes. M, R and b_min are constants of the correction, with M >= |g|^2 and R^2 >= |g|^2 + b^2 for all g.
-
-    inner product   g' = (g, -b)                                q' = (q, 1)      <q', g'> = <q, g> - b
-    Euclidean       g' = (g, sqrt(2 (b - b_min) + M - |g|^2))   q' = (q, 0)      |q' - g'|^2 = c - 2 (<q, g> - b)
-    cosine          g' = (g, -b, sqrt(R^2 - |g|^2 - b^2))       q' = (q, 1, 0)   cos(q', g') = (<q, g> - b) / (R |q'|)
-
-Neither c = |q|^2 + M - 2 b_min nor R |q'| depends on g, so each index ranks by <q, g> - b. The zeta of a unit vector
-lies in an interval that is known after `fit`, and the constants follow from it. So items that are added later always
-fit, and rows that are in the index never change.
+**In an index.** One or two more coordinates per vector make any index rank by s - strength * zeta (`coordinates`). The
+zeta of a unit vector lies in an interval that is known after `fit`. So items that are added later always fit, and rows
+that are in the index never change.
 
 Relations: with equal weights and prior=0 the bias is zeta of `solve`. With Z_b = 1 it is that of the inverted softmax
-(Smith et al. 2017), in which queries with many near candidates count most. The Euclidean line is the reduction of
-Bachrach et al. 2014, with the bias in place of the norm.
+(Smith et al. 2017), in which queries with many near candidates count most.
 """
 
 import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -71,13 +63,12 @@ from nuclr.arrays import (
 from nuclr.errors import UserError
 from nuclr.files import write_atomically
 from nuclr.popularity.bank import distinct_rows, query_weights, row_hashes, same_kind, score_std
+from nuclr.popularity.coordinates import LARGEST_SCORE, Metric, check_metric, item_coordinates, query_coordinates
 from nuclr.popularity.hubs import nearest, reciprocal_ranks
 from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.reliability import default_strength, zeta_reliability
 from nuclr.popularity.solver import Solver
-
-Metric = Literal["ip", "cosine", "l2"]
 
 # Temperatures are in units of the scores' standard deviation, so that they suit any model.
 DEFAULT_FACTOR = 0.6
@@ -91,7 +82,6 @@ BANK_SIZE = 12_000  # queries, and candidates: a larger bank takes longer and ha
 TOLERANCE = 1e-3  # of the solver's residual: a smaller residual does not change ranks
 PASSES = 300  # of the solver
 TUNING_DEPTH = 10  # tuning compares the mean reciprocal rank within the first ten
-LARGEST_SCORE = (1 + NORM_TOLERANCE) ** 2  # of features whose norms pass the check
 SIGNIFICANCE = 0.01  # of `check`
 FEWEST_TO_CHECK = 10  # queries
 FORMAT = "nuclr.PopularityCorrection"
@@ -460,18 +450,7 @@ class PopularityCorrection:
             raise ValueError(f'boost with metric={metric!r}; it needs metric="ip"')
         bias = self._bias(rows, boost).to(self._dtype).double()  # equal to `bias`, bit for bit
         features = rows[:]
-        bias = bias.to(features.device)
-        if metric == "ip":
-            return torch.cat([features, -bias[:, None].to(features)], dim=1)
-        low, high = self._range()
-        square = features.double().square().sum(dim=1)
-        if metric == "l2":
-            last = (2 * (bias - low) + LARGEST_SCORE - square).clamp(min=0).sqrt()
-            return torch.cat([features, last[:, None].to(features)], dim=1)
-        middle = (low + high) / 2
-        bias = bias - middle
-        last = (LARGEST_SCORE + (high - middle) ** 2 - square - bias.square()).clamp(min=0).sqrt()
-        return torch.cat([features, torch.stack([-bias, last], dim=1).to(features)], dim=1)
+        return item_coordinates(features, bias.to(features.device), metric, self._range())
 
     def _range(self) -> tuple[float, float]:
         """Return bounds on the bias of any unit vector.
@@ -508,9 +487,7 @@ class PopularityCorrection:
 
         """
         check_metric(metric)
-        added = {"ip": (1.0,), "l2": (0.0,), "cosine": (1.0, 0.0)}[metric]
-        features = self._rows("queries", queries)[:]
-        return torch.cat([features, features.new_tensor(added).expand(len(features), -1)], dim=1)
+        return query_coordinates(self._rows("queries", queries)[:], metric)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -633,9 +610,3 @@ def _positive(name: str, value: Vector, size: int) -> Tensor:
 def as_share(name: str, value: Any) -> float:
     """Return `value` as a finite number of at least 0, or raise a ValueError that names it."""
     return 0.0 if value == 0 else as_positive(name, value)
-
-
-def check_metric(metric: str) -> None:
-    """Raise a ValueError if a metric is unknown."""
-    if metric not in get_args(Metric):
-        raise ValueError(f"metric={metric!r}; allowed: {', '.join(map(repr, get_args(Metric)))}")
