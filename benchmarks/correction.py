@@ -185,7 +185,7 @@ def our_corrections(
 
     tuned = fit(None, None, other, pairs=(other.queries, other.gallery, other.links))
     if transductive:  # the settings are those of the other half, the queries are not
-        tuned = fit(tuned.temperature, tuned.strength, search)
+        tuned = fit(tuned.temperature_, tuned.strength_, search)
     return tuned, fit(None, None, search)
 
 
@@ -198,7 +198,7 @@ def ranks_by_method(search: Direction, other: Direction, transductive: bool) -> 
         for setting, scores in corrected(task):
             yield method, json.dumps(setting), query_ranks_from_scores(scores, links)
     for method, correction in zip((OURS, DEFAULT), our_corrections(search, other, transductive), strict=True):
-        setting = {"temperature": correction.temperature, "strength": correction.strength, "std": task.scale}
+        setting = {"temperature": correction.temperature_, "strength": correction.strength_, "std": task.scale}
         yield method, json.dumps(setting), query_ranks(queries, gallery, links, correction.bias(gallery))
 
 

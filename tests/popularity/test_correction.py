@@ -139,19 +139,19 @@ def test_items_that_search_items():
 def test_defaults_are_in_units_of_the_scores():
     x, y, links = features(n=200)
     fix = PopularityCorrection().fit(x, y)
-    assert fix.temperature == 0.6 * score_std(x, y) and 0 < fix.strength <= 0.75
-    assert torch.equal(fix.bias(y), PopularityCorrection(fix.temperature, fix.strength).fit(x, y).bias(y))
-    assert PopularityCorrection(0.1).fit(x, y).strength == 1.0, "with a given temperature the bias is zeta"
+    assert fix.temperature_ == 0.6 * score_std(x, y) and 0 < fix.strength_ <= 0.75
+    assert torch.equal(fix.bias(y), PopularityCorrection(fix.temperature_, fix.strength_).fit(x, y).bias(y))
+    assert PopularityCorrection(0.1).fit(x, y).strength_ == 1.0, "with a given temperature the bias is zeta"
     assert score_std(x, y + 0.3) == pytest.approx(float((x.double() @ (y + 0.3).double().T).std(correction=0)))
     whole = PopularityCorrection().fit(x, y, transductive=True)
-    assert (whole.temperature, whole.strength) == (0.4 * score_std(x, y), 1.0)
-    expected = solve(x, y, temperature=whole.temperature, tolerance=1e-3).zeta
+    assert (whole.temperature_, whole.strength_) == (0.4 * score_std(x, y), 1.0)
+    expected = solve(x, y, temperature=whole.temperature_, tolerance=1e-3).zeta
     assert torch.allclose(whole.bias(y), expected, atol=1e-3), "all queries count the same, without a prior count"
     given = PopularityCorrection(0.1, 0.7).fit(x, y, transductive=True)
-    assert (given.temperature, given.strength) == (0.1, 0.7)
-    assert whole.fit(x, y).temperature == fix.temperature, "the option belongs to one fit"
+    assert (given.temperature_, given.strength_) == (0.1, 0.7)
+    assert whole.fit(x, y).temperature_ == fix.temperature_, "the option belongs to one fit"
     tuned = PopularityCorrection().fit(x, y, pairs=(x, y, links), transductive=True)
-    assert tuned.temperature / score_std(x, y) in {0.25, 0.4, 0.6, 0.8}
+    assert tuned.temperature_ / score_std(x, y) in {0.25, 0.4, 0.6, 0.8}
 
 
 def test_the_check_of_a_bank():
@@ -167,6 +167,26 @@ def test_the_check_of_a_bank():
         fix.check(x[[0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]])
     with pytest.raises(ValueError, match="fit"):
         PopularityCorrection().check(x)
+
+
+def test_the_protocol_of_scikit_learn():
+    """What `sklearn.base.clone` and searches over settings rely on."""
+    x, y, _ = features()
+    arguments = {"temperature": np.float32(0.1), "strength": 1, "prior": 0, "normalize": True, "bank_size": 50}
+    fix = PopularityCorrection(**arguments).fit(x, y)
+    copy = type(fix)(**fix.get_params(deep=False))
+    assert all(copy.get_params()[name] is value for name, value in arguments.items()), "stored as given, not converted"
+    assert torch.equal(fix.transform(y), fix.gallery(y))
+    default = PopularityCorrection().fit(x, y)
+    assert default.get_params()["temperature"] is None and default.temperature_ > 0
+    before = default.bias(y)
+    assert default.set_params(temperature=0.1, strength=0.5) is default
+    assert torch.equal(default.bias(y), before), "until the next fit"
+    assert torch.equal(default.fit(x, y).bias(y), PopularityCorrection(0.1, 0.5).fit(x, y).bias(y))
+    for wrong, message in (({"temprature": 1.0}, "temprature.*temperature"), ({"strength": -1.0}, "strength=-1")):
+        with pytest.raises(ValueError, match=message):
+            default.set_params(**wrong)
+    assert default.strength == 0.5
 
 
 # Nothing to correct
@@ -334,7 +354,7 @@ def test_tuning_leaves_the_default_only_for_a_clear_gain(seed, among_themselves)
     pairs = (x, y, links)
     fix = PopularityCorrection().fit(bank_x, bank_y, pairs=pairs, exclude=rows if among_themselves else None)
     plain = PopularityCorrection().fit(bank_x, bank_y)
-    default = (plain.temperature, plain.strength)
+    default = (plain.temperature_, plain.strength_)
     scale = score_std(bank_x, bank_y)
     grid = [(factor * scale, strength) for factor in (0.25, 0.4, 0.6, 0.8) for strength in (0.5, 0.75, 1.0, 1.25)]
     found = {}
@@ -347,19 +367,19 @@ def test_tuning_leaves_the_default_only_for_a_clear_gain(seed, among_themselves)
     best = max(found, key=lambda setting: float(found[setting].mean()))
     gain = found[best] - found[default]
     clear = gain.mean() > gain.std() / len(gain) ** 0.5
-    assert (fix.temperature, fix.strength) == (best if clear else default)
+    assert (fix.temperature_, fix.strength_) == (best if clear else default)
 
 
 def test_tuning_keeps_what_is_given_and_belongs_to_one_fit():
     x, y, links = features()
     bank_x, bank_y, _ = features(seed=1, n=200)
-    assert PopularityCorrection(0.2).fit(bank_x, bank_y, pairs=(x, y, links)).temperature == 0.2
+    assert PopularityCorrection(0.2).fit(bank_x, bank_y, pairs=(x, y, links)).temperature_ == 0.2
     both = PopularityCorrection(0.2, 0.9).fit(bank_x, bank_y, pairs=(x, y, links))
-    assert (both.temperature, both.strength) == (0.2, 0.9)
+    assert (both.temperature_, both.strength_) == (0.2, 0.9)
     fix = PopularityCorrection().fit(bank_x, y, pairs=(x, y, links))
     fix.fit(y, x)
     again = PopularityCorrection().fit(y, x)
-    assert (fix.temperature, fix.strength) == (again.temperature, again.strength)
+    assert (fix.temperature_, fix.strength_) == (again.temperature_, again.strength_)
 
 
 def test_reciprocal_ranks_of_several_right_answers():
@@ -473,7 +493,7 @@ def test_damaged_files_are_refused(tmp_path):
     contents += [tensors | {"mass": mass} for mass in (torch.full((61,), torch.nan), torch.zeros(61))]
     contents += [tensors | {"queries": 2 * tensors["queries"]}]
     files = [(content, settings) for content in contents]
-    for wrong in ("{}", "[]", "[", settings.replace("0.1", "null"), settings.replace("0.1", '"a"')):
+    for wrong in ("{}", "[]", "[", *(settings.replace("0.1", value) for value in ("null", '"a"', "-1"))):
         files.append((tensors, wrong))
     for number, (content, metadata) in enumerate(files):
         save_file(content, tmp_path / str(number), {"nuclr.PopularityCorrection": metadata})
@@ -483,7 +503,7 @@ def test_damaged_files_are_refused(tmp_path):
     for file in {*tmp_path.iterdir(), tmp_path / "nothing"} - {path}:
         with pytest.raises(UserError, match=str(file)):
             PopularityCorrection.load(file)
-    assert PopularityCorrection.load(path).temperature == 0.1
+    assert PopularityCorrection.load(path).temperature_ == 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -491,9 +511,10 @@ def test_save_and_load_are_exact(dtype, tmp_path):
     x, y, links = features()
     x, y = x.to(dtype), y.to(dtype)
     fix = PopularityCorrection(normalize=True, prior=0.2).fit(3 * x, 2 * y, links[:20], pairs=(x, y, links))
+    fix.set_params(prior=np.float32(0.25))  # json does not know numbers of numpy
     fix.save(tmp_path / "fix.safetensors")
     loaded = PopularityCorrection.load(tmp_path / "fix.safetensors")
-    assert repr(loaded) == repr(fix) and loaded.normalize
+    assert repr(loaded) == repr(fix) and loaded.normalize and loaded.prior == 0.25
     new = features(seed=5)[1]
     assert torch.equal(loaded.bias(new), fix.bias(new))
     for metric in METRICS:

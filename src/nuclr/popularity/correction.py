@@ -32,6 +32,7 @@ Relations: with equal weights and prior=0 the bias is zeta of `solve`. With Z_b 
 (Smith et al. 2017), in which queries with many near candidates count most.
 """
 
+import inspect
 import json
 import math
 from dataclasses import dataclass, replace
@@ -128,12 +129,12 @@ class PopularityCorrection:
         normalize: Scale all features to unit norm. Without it, features of other norms are refused.
         bank_size: Largest number of queries and of candidates to solve with; of more, evenly spaced rows are used.
 
+    The arguments are attributes of the same names, unchanged. `get_params`, `set_params`, `fit` and `transform` follow
+    scikit-learn, and `sklearn.base.clone` works.
+
     Attributes:
-        temperature: As given; after `fit` the one that is used.
-        strength: The same.
-        prior: As given.
-        normalize: As given.
-        bank_size: As given.
+        temperature_: The temperature that is used; after `fit`.
+        strength_: The strength that is used; after `fit`.
 
     Example:
         >>> queries = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.2, 1.0]]), dim=1)
@@ -149,6 +150,9 @@ class PopularityCorrection:
 
     """
 
+    temperature_: float
+    strength_: float
+
     def __init__(
         self,
         temperature: float | None = None,
@@ -158,14 +162,18 @@ class PopularityCorrection:
         normalize: bool = False,
         bank_size: int = BANK_SIZE,
     ) -> None:
-        self.temperature = None if temperature is None else as_positive("temperature", temperature)
-        self.strength = None if strength is None else as_share("strength", strength)
-        self.prior = as_share("prior", prior)
-        self.normalize = normalize
+        if temperature is not None:
+            as_positive("temperature", temperature)
+        if strength is not None:
+            as_share("strength", strength)
+        as_share("prior", prior)
         if bank_size < 2:
             raise ValueError(f"bank_size={bank_size}; a bank needs at least two queries and two candidates")
+        self.temperature = temperature
+        self.strength = strength
+        self.prior = prior
+        self.normalize = normalize
         self.bank_size = bank_size
-        self._asked = self.temperature, self.strength  # so that a second `fit` starts from the same arguments
         self._bank: Tensor | None = None  # queries, and the zero vector of the prior count, (n, d)
         self._mass: Tensor | None = None  # of these, (n,) float64
         self._log_z: Tensor | None = None  # (n,) float64
@@ -173,21 +181,51 @@ class PopularityCorrection:
 
     def __repr__(self) -> str:
         """Return one line with the settings and the size of the bank."""
-        settings = [
-            f"{name}={'default' if value is None else format(value, 'g')}"
-            for name, value in (("temperature", self.temperature), ("strength", self.strength))
-        ]
         if self._bank is None:
-            state = ["not fitted"]
-        else:
-            count = int(self._bank.any(dim=1).sum())
-            state = [f"queries={count}", f"dimensions={self._bank.shape[1]}"]
-        return f"PopularityCorrection({', '.join(settings + state)})"
+            settings = [
+                f"{name}={'default' if value is None else format(value, 'g')}"
+                for name, value in (("temperature", self.temperature), ("strength", self.strength))
+            ]
+            return f"PopularityCorrection({', '.join(settings)}, not fitted)"
+        count = int(self._bank.any(dim=1).sum())
+        settings = [f"temperature={self.temperature_:g}", f"strength={self.strength_:g}", f"queries={count}"]
+        return f"PopularityCorrection({', '.join(settings)}, dimensions={self._bank.shape[1]})"
 
     @property
     def dimensions(self) -> int | None:
         """Width of the features that it was fitted on; None before `fit`."""
         return None if self._bank is None else self._bank.shape[1]
+
+    # -- scikit-learn's manners ----------------------------------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002
+        """Return the arguments of the constructor; `deep` is scikit-learn's and has no effect.
+
+        Example:
+            >>> PopularityCorrection(0.05).get_params()["temperature"]
+            0.05
+
+        """
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self, **params: Any) -> Self:
+        """Replace arguments of the constructor; what was fitted stays until the next `fit`.
+
+        Raises:
+            ValueError: If an argument does not exist or has a wrong value.
+
+        """
+        known = self.get_params()
+        for name in params:
+            if name not in known:
+                raise ValueError(f"{name} is not an argument of {type(self).__name__}; allowed: {', '.join(known)}")
+        type(self)(**known | params)  # refuses wrong values
+        vars(self).update(params)
+        return self
+
+    def transform(self, vectors: Features) -> Tensor:
+        """Return the items for an inner-product index; the same as `gallery(vectors)`."""
+        return self.gallery(vectors)
 
     # -- fitting -------------------------------------------------------------------------------------------------------
 
@@ -213,7 +251,7 @@ class PopularityCorrection:
             answers: Known answers, such as clicks: the gallery's row per query, (n,), -1 for none, or links (k, 2) of
                 rows (query, item). A query does not count as crowding for its answers.
             demand: How often each item is wanted, (m,), up to a factor. At the solution, items are chosen in these
-                proportions. To rank by it, add `boost=fix.temperature * demand.log()` in `gallery` or `bias`.
+                proportions. To rank by it, add `boost=fix.temperature_ * demand.log()` in `gallery` or `bias`.
             items: The items themselves are the queries, because items search items. Without it, queries that are mostly
                 rows of the gallery are refused: they are of another kind than queries that people type.
             pairs: Labeled pairs to choose temperature and strength on, unless both were given to the constructor:
@@ -235,11 +273,10 @@ class PopularityCorrection:
         Example:
             >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
             >>> tuned = PopularityCorrection().fit(x[:5], x[5:], pairs=(x[:5], x[5:], [[0, 0], [1, 2]]))
-            >>> 0 <= tuned.strength <= max(STRENGTHS)
+            >>> 0 <= tuned.strength_ <= max(STRENGTHS)
             True
 
         """
-        self.temperature, self.strength = self._asked
         self._bank = None  # so that features of another width than those of an earlier fit are accepted
         asked = self._rows("queries", queries)
         found = self._rows("gallery", gallery, asked.shape[1])
@@ -269,13 +306,17 @@ class PopularityCorrection:
         self._answer_scores = None if scores is None else scores.to(bank)
         scale = score_std(asked[rows], candidates)
         if self.temperature is None:
-            self.temperature = (TRANSDUCTIVE_FACTOR if transductive else DEFAULT_FACTOR) * scale
+            self.temperature_ = (TRANSDUCTIVE_FACTOR if transductive else DEFAULT_FACTOR) * scale
+        else:
+            self.temperature_ = float(self.temperature)
         log_z = self._solve(candidates, wanted)
-        if self.strength is None:
-            self.strength = DEFAULT_STRENGTH
-            if self._asked[0] is None and not transductive:
-                self.strength = default_strength(zeta_reliability(self._problem(candidates), log_z))
-        if pairs is not None and None in self._asked:
+        if self.strength is not None:
+            self.strength_ = float(self.strength)
+        elif self.temperature is None and not transductive:
+            self.strength_ = default_strength(zeta_reliability(self._problem(candidates), log_z))
+        else:
+            self.strength_ = DEFAULT_STRENGTH
+        if pairs is not None and None in (self.temperature, self.strength):
             self._tune(candidates, wanted, scale, *pairs, exclude)
         return self
 
@@ -289,9 +330,9 @@ class PopularityCorrection:
 
     def _problem(self, y: Tensor) -> Problem:
         """Return the problem of the bank's queries with some items."""
-        assert self._bank is not None and self._mass is not None and self.temperature is not None
+        assert self._bank is not None and self._mass is not None
         return Problem(
-            self.temperature,
+            self.temperature_,
             self._mass,
             torch.ones(len(y), dtype=torch.float64, device=y.device),
             self._bank.dtype,
@@ -315,29 +356,28 @@ class PopularityCorrection:
         asked = self._rows("queries", queries)
         found = self._rows("gallery", gallery)
         depth = min(TUNING_DEPTH, len(found) - (exclude is not None))
-        assert self.temperature is not None and self.strength is not None
-        default = self.temperature, self.strength
-        temperatures = {self.temperature}
-        if self._asked[0] is None:
+        default = self.temperature_, self.strength_
+        temperatures = {self.temperature_}
+        if self.temperature is None:
             temperatures |= {factor * scale for factor in TEMPERATURE_FACTORS}
-        strengths = {self.strength}
-        if self._asked[1] is None:
+        strengths = {self.strength_}
+        if self.strength is None:
             strengths |= set(STRENGTHS)
         reciprocal: dict[tuple[float, float], Tensor] = {}
         log_z: dict[float, Tensor] = {}
-        for self.temperature in sorted(temperatures):
-            log_z[self.temperature] = self._solve(candidates, wanted)
+        for self.temperature_ in sorted(temperatures):
+            log_z[self.temperature_] = self._solve(candidates, wanted)
             zeta = self._zeta(found)
             for strength in sorted(strengths):
                 _, rows = nearest(asked, found, depth, strength * zeta, exclude)
-                reciprocal[self.temperature, strength] = reciprocal_ranks(rows, links, len(found))
+                reciprocal[self.temperature_, strength] = reciprocal_ranks(rows, links, len(found))
         best = max(reciprocal, key=lambda setting: float(reciprocal[setting].mean()))
         # The best of many settings on a few hundred queries is often the luckiest one. The default is kept unless the
         # gain is more than its standard error.
         gain = reciprocal[best] - reciprocal[default]
         is_better = len(gain) > 1 and gain.mean() > gain.std() / math.sqrt(len(gain))
-        self.temperature, self.strength = best if is_better else default
-        self._log_z = log_z[self.temperature]
+        self.temperature_, self.strength_ = best if is_better else default
+        self._log_z = log_z[self.temperature_]
 
     def check(self, queries: Features) -> BankCheck:
         """Test, without labels, whether queries that are asked are like the bank; some 50 are enough.
@@ -391,10 +431,9 @@ class PopularityCorrection:
     def _bias(self, gallery: Rows, boost: Vector | None) -> Tensor:
         """Return strength * zeta - boost in float64, with the constant of the fit."""
         zeta = self._zeta(gallery)
-        assert self.strength is not None
         if boost is None:
-            return self.strength * zeta
-        return self.strength * zeta - as_vector("boost", boost, len(gallery)).to(zeta)
+            return self.strength_ * zeta
+        return self.strength_ * zeta - as_vector("boost", boost, len(gallery)).to(zeta)
 
     def _rows(self, name: str, value: Features, width: int | None = None) -> Rows:
         """Check features: their values, and that their width is the given one or the bank's."""
@@ -459,14 +498,13 @@ class PopularityCorrection:
         g> and, by Jensen's inequality, at least level + <sum_b w_b q_b, g>.
         """
         assert self._bank is not None and self._mass is not None and self._log_z is not None
-        assert self.temperature is not None and self.strength is not None
         log_weight = self._mass.log() - self._log_z
-        level = self.temperature * float(log_weight.logsumexp(dim=0))
+        level = self.temperature_ * float(log_weight.logsumexp(dim=0))
         mean = log_weight.softmax(dim=0) @ self._bank.double()
         low = level - (1 + NORM_TOLERANCE) * float(mean.norm())
         high = level + LARGEST_SCORE
         margin = 1e-3 * (high - low)  # the bias itself is computed with rounding
-        return self.strength * (low - margin), self.strength * (high + margin)
+        return self.strength_ * (low - margin), self.strength_ * (high + margin)
 
     def queries(self, queries: Features, metric: Metric = "ip") -> Tensor:
         """Return queries for an index that holds the rows of `gallery`.
@@ -511,14 +549,9 @@ class PopularityCorrection:
         }
         if self._answer_scores is not None:
             tensors["answer_scores"] = self._answer_scores
-        settings = {
-            "temperature": self.temperature,
-            "strength": self.strength,
-            "prior": self.prior,
-            "normalize": self.normalize,
-            "bank_size": self.bank_size,
-        }
-        metadata = {FORMAT: json.dumps(settings)}  # one entry: safetensors writes several in a random order
+        settings = self.get_params() | {"temperature": self.temperature_, "strength": self.strength_}
+        text = json.dumps(settings, default=lambda number: number.item())  # of numpy
+        metadata = {FORMAT: text}  # one entry: safetensors writes several in a random order
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
         with write_atomically(Path(path)) as file:
             file.write(content)
@@ -531,7 +564,7 @@ class PopularityCorrection:
             path: The file.
 
         Returns:
-            The fitted correction.
+            The fitted correction. Its arguments are the temperature and the strength that it was saved with.
 
         Raises:
             UserError: If the file cannot be read or does not hold a correction.
@@ -555,13 +588,15 @@ class PopularityCorrection:
                 settings = json.loads(metadata[FORMAT])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             fix = cls(**settings)
+            fix.temperature_ = settings["temperature"]
+            fix.strength_ = settings["strength"]
             fix._bank = as_features("queries", tensors["queries"], "any")
             check_norms("queries", fix._bank[fix._bank.any(dim=1)], "unit")
             size = len(fix._bank)
             fix._mass = as_vector("mass", tensors["mass"], size)
             fix._log_z = as_vector("log_z", tensors["log_z"], size)
             fix._answer_scores = tensors.get("answer_scores")
-            if None in fix._asked or bool((fix._mass < 0).any()) or not bool(fix._mass.sum() > 0):
+            if None in (fix.temperature, fix.strength) or bool((fix._mass < 0).any()) or not bool(fix._mass.sum() > 0):
                 raise ValueError("a setting or a weight is missing")
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: not a popularity correction ({error})") from None
