@@ -11,8 +11,8 @@ answers are not in it, 1,000 other queries; recall@1 in percent, mean over three
 - *filters*: a search in a part of the gallery (a cluster of its documents), with the correction of all, or its own
 - *items*: the correction was fitted when half of the items did not exist yet, or when twice as many did
 - *hybrid*: reciprocal rank fusion (k = 60) of the search with BM25
-- *refit*: seconds on one thread, from nothing and from the solution of a log of which a tenth is new
-- *latency*: HNSW of faiss with and without the additional coordinate, 20,000 items, one query at a time
+- *refit*: processor seconds on one thread, from nothing and from the solution of a log of which a tenth is new
+- *latency*: HNSW of faiss with and without the additional coordinate, 20,000 items, one query at a time, processor time
 - *check*: alarms of `fix.check` on 20 samples of 50 queries: the bank is of the same kind, documents, first sentences,
   or about one part while the queries are about all
 """
@@ -29,11 +29,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from demand import captions
-from search import CLUSTERS, Texts, k_means, load, read_texts
 from torch import Tensor
 
-from nuclr.popularity import PopularityCorrection, Solver
+from demand import captions
+from nuclr.popularity import PopularityCorrection, solve
+from search import CLUSTERS, Texts, k_means, load, read_texts
 
 SETS = ("acl", "debian", "tldr_pages")
 SPLITS = 3
@@ -196,22 +196,22 @@ def refit(texts: Texts) -> dict[str, dict[str, float]]:
     for size in (2000, 10_000):
         log = texts.queries[-2 * size :]
         fix = PopularityCorrection()
-        start = time.perf_counter()
+        start = time.process_time()
         fix.fit(log[:size], gallery)
-        whole = time.perf_counter() - start
-        old = fix._problem(gallery[: fix.bank_size])
-        zeta = Solver(tolerance=1e-3)(old).zeta
-        fix.fit(log[size // 10 : size + size // 10], gallery)
-        new = fix._problem(gallery[: fix.bank_size])
+        whole = time.process_time() - start
+        candidates = gallery[: fix.bank_size]
+        setting = {"temperature": fix.temperature_, "tolerance": 1e-3}
+        zeta = solve(log[:size], candidates, **setting).zeta
+        new = log[size // 10 : size + size // 10]
         row = {"fit": whole}
         for name, init in (("cold", None), ("warm", zeta)):
-            start = time.perf_counter()
-            result = Solver(tolerance=1e-3)(new, init=init)
-            row[f"{name} solve"] = time.perf_counter() - start
+            start = time.process_time()
+            result = solve(new, candidates, init=init, **setting)
+            row[f"{name} solve"] = time.process_time() - start
             row[f"{name} passes"] = result.iterations
-        start = time.perf_counter()
+        start = time.process_time()
         fix.gallery(gallery)
-        row["coordinates of all items"] = time.perf_counter() - start
+        row["coordinates of all items"] = time.process_time() - start
         table[f"log of {size:,}"] = row
     return table
 
@@ -233,9 +233,9 @@ def latency(texts: Texts) -> dict[str, dict[str, float]]:
     for _ in range(5):  # in turns, because the machine may be busy
         for name, (asked, rows) in built.items():
             single = list(asked.numpy()[:, None])
-            start = time.perf_counter()
+            start = time.process_time()
             found = np.concatenate([indexes[name].search(query, 10)[1] for query in single])
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             table[name]["ms per query"] = min(table[name]["ms per query"], 1000 * seconds / len(single))
             exact = (asked @ rows.T).topk(10, dim=1).indices
             shared = (torch.from_numpy(found)[:, :, None] == exact[:, None]).any(dim=2).double().mean()
@@ -288,8 +288,12 @@ def main() -> None:
     names = options.only.split(",")
     folder = options.data / "search"
     sets = {name: load(folder, options.vectors, name, "static") for name in (*SETS, "tldr")}
-    sections: dict[str, Callable[[Split], dict[str, float]]] = {}
-    sections = {"scores": scores, "demand": demand, "filters": filters, "items": items}
+    sections: dict[str, Callable[[Split], dict[str, float]]] = {
+        "scores": scores,
+        "demand": demand,
+        "filters": filters,
+        "items": items,
+    }
     found: dict[str, dict[str, dict[str, float]]] = {}
     for section, measure in sections.items():
         if section in names:

@@ -101,8 +101,16 @@ def test_demand_and_boosts(monkeypatch):
     assert torch.allclose(fix.bias(y), reference_bias(x, y, 0.2, demand=demand), atol=1e-5)
     boost = 0.2 * demand.log().double()
     assert torch.allclose(fix.bias(y, boost=boost, center=False), fix.bias(y, center=False) - boost)
+    bias = fix.bias(y, boost=boost, center=False)
     corrected = fix.queries(x) @ fix.gallery(y, boost=boost).T
-    assert torch.allclose(corrected, x @ y.T - fix.bias(y, boost=boost, center=False))
+    assert torch.allclose(corrected, x @ y.T - bias)
+    scores, found = corrected.topk(10, dim=1)
+    assert torch.allclose(scores + bias[found], (x @ y.T).gather(1, found)), "the cosine next to the corrected score"
+    penalty = 0.2 * (boost - boost.max())
+    expected = (x @ y.T - fix.bias(y, boost=penalty)).argsort(dim=1)
+    for metric in METRICS:
+        values = ranking(metric, fix.queries(x, metric), fix.gallery(y, metric, boost=penalty))
+        assert torch.equal(values.argsort(dim=1), expected), metric
 
 
 def test_hubness_is_not_demand():
@@ -457,6 +465,9 @@ def test_features_of_other_norms_are_refused_or_normalized():
         (lambda x, y: PopularityCorrection().fit(x, y[:, :5]), "gallery has 5 columns.* 8"),
         (lambda x, y: PopularityCorrection().fit(x[:1], y), "queries has 1 row"),
         (lambda x, y: PopularityCorrection().fit(x[:1].expand(5, -1), y), "queries has only equal rows"),
+        (lambda x, y: PopularityCorrection().fit(normalize(x[:1] + 1e-6 * x, dim=1), y), "queries has only equal rows"),
+        (lambda x, y: PopularityCorrection().fit(x, y[:40], torch.arange(60)), "answers.*row 40 of the gallery"),
+        (lambda x, y: PopularityCorrection().fit(x, y, demand=-torch.ones(60)), "demand has minimum -1"),
         (lambda x, y: PopularityCorrection().fit(x, y[:1]), "gallery has 1 row"),
         (lambda x, y: PopularityCorrection(prior=-1.0), "prior=-1"),
         (lambda x, y: PopularityCorrection().fit(x[:0], y), "queries has no rows"),
@@ -466,6 +477,8 @@ def test_features_of_other_norms_are_refused_or_normalized():
         (lambda x, y: PopularityCorrection().fit(x, y, demand=torch.zeros(60)), "demand has minimum 0"),
         (lambda x, y: PopularityCorrection().fit(x, y, demand=[1.0]), "demand has shape"),
         (lambda x, y: PopularityCorrection().fit(x, y).gallery(y, "l2", boost=torch.ones(60)), "boost.*l2"),
+        (lambda x, y: PopularityCorrection().fit(x, y).gallery(y, "cosine", boost=-torch.ones(60)), "boost.*cosine"),
+        (lambda x, y: PopularityCorrection().fit(x, y).gallery(y, boost=[1.0]), "boost has shape"),
         (lambda x, y: PopularityCorrection().bias(y), "not fitted"),
         (lambda x, y: PopularityCorrection().fit(x, y).bias(y[:, :5]), "gallery has 5 columns.* 8"),
         (lambda x, y: PopularityCorrection().fit(x, y).gallery(y[:0]), "vectors has no rows"),

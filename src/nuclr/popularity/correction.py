@@ -85,6 +85,7 @@ PASSES = 300  # of the solver
 TUNING_DEPTH = 10  # tuning compares the mean reciprocal rank within the first ten
 SIGNIFICANCE = 0.01  # of `check`
 FEWEST_TO_CHECK = 10  # queries
+SAME_QUERY = 1e-3  # per coordinate: encoders round differently from batch to batch
 FORMAT = "nuclr.PopularityCorrection"
 HINT = "use PopularityCorrection(normalize=True)"  # in messages about features of other norms
 
@@ -285,10 +286,10 @@ class PopularityCorrection:
         # -- the queries that count: without repetitions, then at most `bank_size`
         rows = torch.arange(len(asked)) if transductive else distinct_rows(asked)
         rows = rows[evenly_spaced(len(rows), self.bank_size)]
-        if len(rows) < 2:
-            what = "1 row" if len(asked) == 1 else "only equal rows"
-            raise ValueError(f"queries has {what}; a bank needs at least two queries")
         bank = asked[rows]
+        if bool(((bank - bank[0]).abs() < SAME_QUERY).all()):
+            what = "1 row" if len(asked) == 1 else "only equal rows"
+            raise ValueError(f"queries has {what}; a bank needs at least two different queries")
         weight = torch.ones(len(bank), dtype=torch.float64, device=bank.device) if transductive else query_weights(bank)
         scores = None if answers is None else _answer_scores(asked, found, rows, answers)
         # -- the candidates, and the prior count
@@ -472,24 +473,29 @@ class PopularityCorrection:
             vectors: Features of the items, (n, d), unit norm.
             metric: What the index compares: "ip" (inner product), "cosine" or "l2" (Euclidean distance). It must be the
                 same in `queries`; a mismatch of "ip" and "l2", which have the same width, cannot be detected.
-            boost: Any static score per item to add to its scores, (n,); with "ip" only, because the other metrics need
-                to know its range before the first item is added.
+            boost: Any static score per item to add to its scores, (n,): sales, recency, trust, demand. With "cosine"
+                and "l2" it must leave the bias within the range that rows of the index have room for. A constant that
+                is subtracted from all boosts changes no ranking, so penalties (a largest boost of 0) mostly fit.
 
         Returns:
             (n, d + 1); (n, d + 2) for "cosine". At least float32.
 
         Raises:
-            ValueError: If the correction is not fitted, the metric is unknown, or features have a wrong type, shape or
-                norm.
+            ValueError: If the correction is not fitted, the metric is unknown, features have a wrong type, shape or
+                norm, or a boost is too large for the metric.
 
         """
         check_metric(metric)
         rows = self._rows("vectors", vectors)
-        if boost is not None and metric != "ip":
-            raise ValueError(f'boost with metric={metric!r}; it needs metric="ip"')
         bias = self._bias(rows, boost).to(self._dtype).double()  # equal to `bias`, bit for bit
         features = rows[:]
-        return item_coordinates(features, bias.to(features.device), metric, self._range())
+        low, high = self._range()
+        if boost is not None and metric != "ip" and not low <= bias.min() <= bias.max() <= high:
+            raise ValueError(
+                f"boost: bias - boost is {bias.min():.3g} to {bias.max():.3g}, and metric={metric!r} has room "
+                f'from {low:.3g} to {high:.3g}; subtract a constant from all boosts, scale them, or use metric="ip"'
+            )
+        return item_coordinates(features, bias.to(features.device), metric, (low, high))
 
     def _range(self) -> tuple[float, float]:
         """Return bounds on the bias of any unit vector.
