@@ -202,7 +202,7 @@ def test_tuning_on_one_half_of_the_pairs(nuclr, pairs, one_set):
         queries, bank["y"], items=one_set, pairs=(x[chosen_on], y, first), exclude=excluded[0]
     )
     content = json.loads((pairs / "out" / "hubness.json").read_text())
-    assert (content["temperature"], content["strength"]) == (fix.temperature, fix.strength)
+    assert (content["temperature"], content["strength"]) == (fix.temperature_, fix.strength_)
     corrected = hubness(x[counted], y, bias=fix.bias(y), exclude=excluded[1])
     assert content["corrected"]["recall"]["1"] == pytest.approx(corrected.recall(second))
 
@@ -227,7 +227,7 @@ def test_other_files_give_the_same_bias(nuclr, pairs, kind, monkeypatch):
     assert done.status == 0, done.err
     measured = PopularityCorrection().fit(data["x"][split_queries(N)[0]], data["y"])
     # the settings that were measured on half of the queries, and all queries
-    whole = PopularityCorrection(measured.temperature, measured.strength).fit(data["x"], data["y"])
+    whole = PopularityCorrection(measured.temperature_, measured.strength_).fit(data["x"], data["y"])
     expected = whole.bias(data["y"]).numpy()
     np.testing.assert_allclose(np.load("hubness/bias.npy"), expected, atol=1e-5)
     assert ("title 0" in done.out) == bool(names)

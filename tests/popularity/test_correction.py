@@ -101,8 +101,16 @@ def test_demand_and_boosts(monkeypatch):
     assert torch.allclose(fix.bias(y), reference_bias(x, y, 0.2, demand=demand), atol=1e-5)
     boost = 0.2 * demand.log().double()
     assert torch.allclose(fix.bias(y, boost=boost, center=False), fix.bias(y, center=False) - boost)
+    bias = fix.bias(y, boost=boost, center=False)
     corrected = fix.queries(x) @ fix.gallery(y, boost=boost).T
-    assert torch.allclose(corrected, x @ y.T - fix.bias(y, boost=boost, center=False))
+    assert torch.allclose(corrected, x @ y.T - bias)
+    scores, found = corrected.topk(10, dim=1)
+    assert torch.allclose(scores + bias[found], (x @ y.T).gather(1, found)), "the cosine next to the corrected score"
+    penalty = 0.2 * (boost - boost.max())
+    expected = (x @ y.T - fix.bias(y, boost=penalty)).argsort(dim=1)
+    for metric in METRICS:
+        values = ranking(metric, fix.queries(x, metric), fix.gallery(y, metric, boost=penalty))
+        assert torch.equal(values.argsort(dim=1), expected), metric
 
 
 def test_hubness_is_not_demand():
@@ -139,19 +147,19 @@ def test_items_that_search_items():
 def test_defaults_are_in_units_of_the_scores():
     x, y, links = features(n=200)
     fix = PopularityCorrection().fit(x, y)
-    assert fix.temperature == 0.6 * score_std(x, y) and 0 < fix.strength <= 0.75
-    assert torch.equal(fix.bias(y), PopularityCorrection(fix.temperature, fix.strength).fit(x, y).bias(y))
-    assert PopularityCorrection(0.1).fit(x, y).strength == 1.0, "with a given temperature the bias is zeta"
+    assert fix.temperature_ == 0.6 * score_std(x, y) and 0 < fix.strength_ <= 0.75
+    assert torch.equal(fix.bias(y), PopularityCorrection(fix.temperature_, fix.strength_).fit(x, y).bias(y))
+    assert PopularityCorrection(0.1).fit(x, y).strength_ == 1.0, "with a given temperature the bias is zeta"
     assert score_std(x, y + 0.3) == pytest.approx(float((x.double() @ (y + 0.3).double().T).std(correction=0)))
     whole = PopularityCorrection().fit(x, y, transductive=True)
-    assert (whole.temperature, whole.strength) == (0.4 * score_std(x, y), 1.0)
-    expected = solve(x, y, temperature=whole.temperature, tolerance=1e-3).zeta
+    assert (whole.temperature_, whole.strength_) == (0.4 * score_std(x, y), 1.0)
+    expected = solve(x, y, temperature=whole.temperature_, tolerance=1e-3).zeta
     assert torch.allclose(whole.bias(y), expected, atol=1e-3), "all queries count the same, without a prior count"
     given = PopularityCorrection(0.1, 0.7).fit(x, y, transductive=True)
-    assert (given.temperature, given.strength) == (0.1, 0.7)
-    assert whole.fit(x, y).temperature == fix.temperature, "the option belongs to one fit"
+    assert (given.temperature_, given.strength_) == (0.1, 0.7)
+    assert whole.fit(x, y).temperature_ == fix.temperature_, "the option belongs to one fit"
     tuned = PopularityCorrection().fit(x, y, pairs=(x, y, links), transductive=True)
-    assert tuned.temperature / score_std(x, y) in {0.25, 0.4, 0.6, 0.8}
+    assert tuned.temperature_ / score_std(x, y) in {0.25, 0.4, 0.6, 0.8}
 
 
 def test_the_check_of_a_bank():
@@ -167,6 +175,26 @@ def test_the_check_of_a_bank():
         fix.check(x[[0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]])
     with pytest.raises(ValueError, match="fit"):
         PopularityCorrection().check(x)
+
+
+def test_the_protocol_of_scikit_learn():
+    """What `sklearn.base.clone` and searches over settings rely on."""
+    x, y, _ = features()
+    arguments = {"temperature": np.float32(0.1), "strength": 1, "prior": 0, "normalize": True, "bank_size": 50}
+    fix = PopularityCorrection(**arguments).fit(x, y)
+    copy = type(fix)(**fix.get_params(deep=False))
+    assert all(copy.get_params()[name] is value for name, value in arguments.items()), "stored as given, not converted"
+    assert torch.equal(fix.transform(y), fix.gallery(y))
+    default = PopularityCorrection().fit(x, y)
+    assert default.get_params()["temperature"] is None and default.temperature_ > 0
+    before = default.bias(y)
+    assert default.set_params(temperature=0.1, strength=0.5) is default
+    assert torch.equal(default.bias(y), before), "until the next fit"
+    assert torch.equal(default.fit(x, y).bias(y), PopularityCorrection(0.1, 0.5).fit(x, y).bias(y))
+    for wrong, message in (({"temprature": 1.0}, "temprature.*temperature"), ({"strength": -1.0}, "strength=-1")):
+        with pytest.raises(ValueError, match=message):
+            default.set_params(**wrong)
+    assert default.strength == 0.5
 
 
 # Nothing to correct
@@ -334,7 +362,7 @@ def test_tuning_leaves_the_default_only_for_a_clear_gain(seed, among_themselves)
     pairs = (x, y, links)
     fix = PopularityCorrection().fit(bank_x, bank_y, pairs=pairs, exclude=rows if among_themselves else None)
     plain = PopularityCorrection().fit(bank_x, bank_y)
-    default = (plain.temperature, plain.strength)
+    default = (plain.temperature_, plain.strength_)
     scale = score_std(bank_x, bank_y)
     grid = [(factor * scale, strength) for factor in (0.25, 0.4, 0.6, 0.8) for strength in (0.5, 0.75, 1.0, 1.25)]
     found = {}
@@ -347,19 +375,19 @@ def test_tuning_leaves_the_default_only_for_a_clear_gain(seed, among_themselves)
     best = max(found, key=lambda setting: float(found[setting].mean()))
     gain = found[best] - found[default]
     clear = gain.mean() > gain.std() / len(gain) ** 0.5
-    assert (fix.temperature, fix.strength) == (best if clear else default)
+    assert (fix.temperature_, fix.strength_) == (best if clear else default)
 
 
 def test_tuning_keeps_what_is_given_and_belongs_to_one_fit():
     x, y, links = features()
     bank_x, bank_y, _ = features(seed=1, n=200)
-    assert PopularityCorrection(0.2).fit(bank_x, bank_y, pairs=(x, y, links)).temperature == 0.2
+    assert PopularityCorrection(0.2).fit(bank_x, bank_y, pairs=(x, y, links)).temperature_ == 0.2
     both = PopularityCorrection(0.2, 0.9).fit(bank_x, bank_y, pairs=(x, y, links))
-    assert (both.temperature, both.strength) == (0.2, 0.9)
+    assert (both.temperature_, both.strength_) == (0.2, 0.9)
     fix = PopularityCorrection().fit(bank_x, y, pairs=(x, y, links))
     fix.fit(y, x)
     again = PopularityCorrection().fit(y, x)
-    assert (fix.temperature, fix.strength) == (again.temperature, again.strength)
+    assert (fix.temperature_, fix.strength_) == (again.temperature_, again.strength_)
 
 
 def test_reciprocal_ranks_of_several_right_answers():
@@ -437,6 +465,9 @@ def test_features_of_other_norms_are_refused_or_normalized():
         (lambda x, y: PopularityCorrection().fit(x, y[:, :5]), "gallery has 5 columns.* 8"),
         (lambda x, y: PopularityCorrection().fit(x[:1], y), "queries has 1 row"),
         (lambda x, y: PopularityCorrection().fit(x[:1].expand(5, -1), y), "queries has only equal rows"),
+        (lambda x, y: PopularityCorrection().fit(normalize(x[:1] + 1e-6 * x, dim=1), y), "queries has only equal rows"),
+        (lambda x, y: PopularityCorrection().fit(x, y[:40], torch.arange(60)), "answers.*row 40 of the gallery"),
+        (lambda x, y: PopularityCorrection().fit(x, y, demand=-torch.ones(60)), "demand has minimum -1"),
         (lambda x, y: PopularityCorrection().fit(x, y[:1]), "gallery has 1 row"),
         (lambda x, y: PopularityCorrection(prior=-1.0), "prior=-1"),
         (lambda x, y: PopularityCorrection().fit(x[:0], y), "queries has no rows"),
@@ -446,6 +477,8 @@ def test_features_of_other_norms_are_refused_or_normalized():
         (lambda x, y: PopularityCorrection().fit(x, y, demand=torch.zeros(60)), "demand has minimum 0"),
         (lambda x, y: PopularityCorrection().fit(x, y, demand=[1.0]), "demand has shape"),
         (lambda x, y: PopularityCorrection().fit(x, y).gallery(y, "l2", boost=torch.ones(60)), "boost.*l2"),
+        (lambda x, y: PopularityCorrection().fit(x, y).gallery(y, "cosine", boost=-torch.ones(60)), "boost.*cosine"),
+        (lambda x, y: PopularityCorrection().fit(x, y).gallery(y, boost=[1.0]), "boost has shape"),
         (lambda x, y: PopularityCorrection().bias(y), "not fitted"),
         (lambda x, y: PopularityCorrection().fit(x, y).bias(y[:, :5]), "gallery has 5 columns.* 8"),
         (lambda x, y: PopularityCorrection().fit(x, y).gallery(y[:0]), "vectors has no rows"),
@@ -473,7 +506,7 @@ def test_damaged_files_are_refused(tmp_path):
     contents += [tensors | {"mass": mass} for mass in (torch.full((61,), torch.nan), torch.zeros(61))]
     contents += [tensors | {"queries": 2 * tensors["queries"]}]
     files = [(content, settings) for content in contents]
-    for wrong in ("{}", "[]", "[", settings.replace("0.1", "null"), settings.replace("0.1", '"a"')):
+    for wrong in ("{}", "[]", "[", *(settings.replace("0.1", value) for value in ("null", '"a"', "-1"))):
         files.append((tensors, wrong))
     for number, (content, metadata) in enumerate(files):
         save_file(content, tmp_path / str(number), {"nuclr.PopularityCorrection": metadata})
@@ -483,7 +516,7 @@ def test_damaged_files_are_refused(tmp_path):
     for file in {*tmp_path.iterdir(), tmp_path / "nothing"} - {path}:
         with pytest.raises(UserError, match=str(file)):
             PopularityCorrection.load(file)
-    assert PopularityCorrection.load(path).temperature == 0.1
+    assert PopularityCorrection.load(path).temperature_ == 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -491,9 +524,10 @@ def test_save_and_load_are_exact(dtype, tmp_path):
     x, y, links = features()
     x, y = x.to(dtype), y.to(dtype)
     fix = PopularityCorrection(normalize=True, prior=0.2).fit(3 * x, 2 * y, links[:20], pairs=(x, y, links))
+    fix.set_params(prior=np.float32(0.25))  # json does not know numbers of numpy
     fix.save(tmp_path / "fix.safetensors")
     loaded = PopularityCorrection.load(tmp_path / "fix.safetensors")
-    assert repr(loaded) == repr(fix) and loaded.normalize
+    assert repr(loaded) == repr(fix) and loaded.normalize and loaded.prior == 0.25
     new = features(seed=5)[1]
     assert torch.equal(loaded.bias(new), fix.bias(new))
     for metric in METRICS:

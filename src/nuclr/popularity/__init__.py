@@ -7,6 +7,7 @@ from nuclr.popularity.problem import Problem
 from nuclr.popularity.result import Result
 from nuclr.popularity.solver import ConvergenceWarning, Solver, solve
 from nuclr.popularity.sparse import SparseOptions
+from nuclr.popularity.texts import pseudo_queries
 
 __all__ = [
     "ConvergenceWarning",
@@ -18,6 +19,7 @@ __all__ = [
     "SparseOptions",
     "chance_hubness",
     "hubness",
+    "pseudo_queries",
     "sample_conditional",
     "solve",
 ]

@@ -24,27 +24,20 @@ which zeta does not describe single queries, and the strength falls if zeta is n
 The bank may consist of training pairs, so that nothing of a test set is used. If the test queries themselves are the
 bank, the result is *transductive* and must be reported as such.
 
-**In an index.** With b = strength * zeta(g), additional coordinates turn the corrected score into what an index
-computes. M, R and b_min are constants of the correction, with M >= |g|^2 and R^2 >= |g|^2 + b^2 for all g.
-
-    inner product   g' = (g, -b)                                q' = (q, 1)      <q', g'> = <q, g> - b
-    Euclidean       g' = (g, sqrt(2 (b - b_min) + M - |g|^2))   q' = (q, 0)      |q' - g'|^2 = c - 2 (<q, g> - b)
-    cosine          g' = (g, -b, sqrt(R^2 - |g|^2 - b^2))       q' = (q, 1, 0)   cos(q', g') = (<q, g> - b) / (R |q'|)
-
-Neither c = |q|^2 + M - 2 b_min nor R |q'| depends on g, so each index ranks by <q, g> - b. The zeta of a unit vector
-lies in an interval that is known after `fit`, and the constants follow from it. So items that are added later always
-fit, and rows that are in the index never change.
+**In an index.** One or two more coordinates per vector make any index rank by s - strength * zeta (`coordinates`). The
+zeta of a unit vector lies in an interval that is known after `fit`. So items that are added later always fit, and rows
+that are in the index never change.
 
 Relations: with equal weights and prior=0 the bias is zeta of `solve`. With Z_b = 1 it is that of the inverted softmax
-(Smith et al. 2017), in which queries with many near candidates count most. The Euclidean line is the reduction of
-Bachrach et al. 2014, with the bias in place of the norm.
+(Smith et al. 2017), in which queries with many near candidates count most.
 """
 
+import inspect
 import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -71,13 +64,12 @@ from nuclr.arrays import (
 from nuclr.errors import UserError
 from nuclr.files import write_atomically
 from nuclr.popularity.bank import distinct_rows, query_weights, row_hashes, same_kind, score_std
+from nuclr.popularity.coordinates import LARGEST_SCORE, Metric, check_metric, item_coordinates, query_coordinates
 from nuclr.popularity.hubs import nearest, reciprocal_ranks
 from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.reliability import default_strength, zeta_reliability
 from nuclr.popularity.solver import Solver
-
-Metric = Literal["ip", "cosine", "l2"]
 
 # Temperatures are in units of the scores' standard deviation, so that they suit any model.
 DEFAULT_FACTOR = 0.6
@@ -91,9 +83,9 @@ BANK_SIZE = 12_000  # queries, and candidates: a larger bank takes longer and ha
 TOLERANCE = 1e-3  # of the solver's residual: a smaller residual does not change ranks
 PASSES = 300  # of the solver
 TUNING_DEPTH = 10  # tuning compares the mean reciprocal rank within the first ten
-LARGEST_SCORE = (1 + NORM_TOLERANCE) ** 2  # of features whose norms pass the check
 SIGNIFICANCE = 0.01  # of `check`
 FEWEST_TO_CHECK = 10  # queries
+SAME_QUERY = 1e-3  # per coordinate: encoders round differently from batch to batch
 FORMAT = "nuclr.PopularityCorrection"
 HINT = "use PopularityCorrection(normalize=True)"  # in messages about features of other norms
 
@@ -138,12 +130,12 @@ class PopularityCorrection:
         normalize: Scale all features to unit norm. Without it, features of other norms are refused.
         bank_size: Largest number of queries and of candidates to solve with; of more, evenly spaced rows are used.
 
+    The arguments are attributes of the same names, unchanged. `get_params`, `set_params`, `fit` and `transform` follow
+    scikit-learn, and `sklearn.base.clone` works.
+
     Attributes:
-        temperature: As given; after `fit` the one that is used.
-        strength: The same.
-        prior: As given.
-        normalize: As given.
-        bank_size: As given.
+        temperature_: The temperature that is used; after `fit`.
+        strength_: The strength that is used; after `fit`.
 
     Example:
         >>> queries = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.2, 1.0]]), dim=1)
@@ -159,6 +151,9 @@ class PopularityCorrection:
 
     """
 
+    temperature_: float
+    strength_: float
+
     def __init__(
         self,
         temperature: float | None = None,
@@ -168,14 +163,18 @@ class PopularityCorrection:
         normalize: bool = False,
         bank_size: int = BANK_SIZE,
     ) -> None:
-        self.temperature = None if temperature is None else as_positive("temperature", temperature)
-        self.strength = None if strength is None else as_share("strength", strength)
-        self.prior = as_share("prior", prior)
-        self.normalize = normalize
+        if temperature is not None:
+            as_positive("temperature", temperature)
+        if strength is not None:
+            as_share("strength", strength)
+        as_share("prior", prior)
         if bank_size < 2:
             raise ValueError(f"bank_size={bank_size}; a bank needs at least two queries and two candidates")
+        self.temperature = temperature
+        self.strength = strength
+        self.prior = prior
+        self.normalize = normalize
         self.bank_size = bank_size
-        self._asked = self.temperature, self.strength  # so that a second `fit` starts from the same arguments
         self._bank: Tensor | None = None  # queries, and the zero vector of the prior count, (n, d)
         self._mass: Tensor | None = None  # of these, (n,) float64
         self._log_z: Tensor | None = None  # (n,) float64
@@ -183,21 +182,51 @@ class PopularityCorrection:
 
     def __repr__(self) -> str:
         """Return one line with the settings and the size of the bank."""
-        settings = [
-            f"{name}={'default' if value is None else format(value, 'g')}"
-            for name, value in (("temperature", self.temperature), ("strength", self.strength))
-        ]
         if self._bank is None:
-            state = ["not fitted"]
-        else:
-            count = int(self._bank.any(dim=1).sum())
-            state = [f"queries={count}", f"dimensions={self._bank.shape[1]}"]
-        return f"PopularityCorrection({', '.join(settings + state)})"
+            settings = [
+                f"{name}={'default' if value is None else format(value, 'g')}"
+                for name, value in (("temperature", self.temperature), ("strength", self.strength))
+            ]
+            return f"PopularityCorrection({', '.join(settings)}, not fitted)"
+        count = int(self._bank.any(dim=1).sum())
+        settings = [f"temperature={self.temperature_:g}", f"strength={self.strength_:g}", f"queries={count}"]
+        return f"PopularityCorrection({', '.join(settings)}, dimensions={self._bank.shape[1]})"
 
     @property
     def dimensions(self) -> int | None:
         """Width of the features that it was fitted on; None before `fit`."""
         return None if self._bank is None else self._bank.shape[1]
+
+    # -- scikit-learn's manners ----------------------------------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002
+        """Return the arguments of the constructor; `deep` is scikit-learn's and has no effect.
+
+        Example:
+            >>> PopularityCorrection(0.05).get_params()["temperature"]
+            0.05
+
+        """
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self, **params: Any) -> Self:
+        """Replace arguments of the constructor; what was fitted stays until the next `fit`.
+
+        Raises:
+            ValueError: If an argument does not exist or has a wrong value.
+
+        """
+        known = self.get_params()
+        for name in params:
+            if name not in known:
+                raise ValueError(f"{name} is not an argument of {type(self).__name__}; allowed: {', '.join(known)}")
+        type(self)(**known | params)  # refuses wrong values
+        vars(self).update(params)
+        return self
+
+    def transform(self, vectors: Features) -> Tensor:
+        """Return the items for an inner-product index; the same as `gallery(vectors)`."""
+        return self.gallery(vectors)
 
     # -- fitting -------------------------------------------------------------------------------------------------------
 
@@ -223,7 +252,7 @@ class PopularityCorrection:
             answers: Known answers, such as clicks: the gallery's row per query, (n,), -1 for none, or links (k, 2) of
                 rows (query, item). A query does not count as crowding for its answers.
             demand: How often each item is wanted, (m,), up to a factor. At the solution, items are chosen in these
-                proportions. To rank by it, add `boost=fix.temperature * demand.log()` in `gallery` or `bias`.
+                proportions. To rank by it, add `boost=fix.temperature_ * demand.log()` in `gallery` or `bias`.
             items: The items themselves are the queries, because items search items. Without it, queries that are mostly
                 rows of the gallery are refused: they are of another kind than queries that people type.
             pairs: Labeled pairs to choose temperature and strength on, unless both were given to the constructor:
@@ -245,11 +274,10 @@ class PopularityCorrection:
         Example:
             >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
             >>> tuned = PopularityCorrection().fit(x[:5], x[5:], pairs=(x[:5], x[5:], [[0, 0], [1, 2]]))
-            >>> 0 <= tuned.strength <= max(STRENGTHS)
+            >>> 0 <= tuned.strength_ <= max(STRENGTHS)
             True
 
         """
-        self.temperature, self.strength = self._asked
         self._bank = None  # so that features of another width than those of an earlier fit are accepted
         asked = self._rows("queries", queries)
         found = self._rows("gallery", gallery, asked.shape[1])
@@ -258,10 +286,10 @@ class PopularityCorrection:
         # -- the queries that count: without repetitions, then at most `bank_size`
         rows = torch.arange(len(asked)) if transductive else distinct_rows(asked)
         rows = rows[evenly_spaced(len(rows), self.bank_size)]
-        if len(rows) < 2:
-            what = "1 row" if len(asked) == 1 else "only equal rows"
-            raise ValueError(f"queries has {what}; a bank needs at least two queries")
         bank = asked[rows]
+        if bool(((bank - bank[0]).abs() < SAME_QUERY).all()):
+            what = "1 row" if len(asked) == 1 else "only equal rows"
+            raise ValueError(f"queries has {what}; a bank needs at least two different queries")
         weight = torch.ones(len(bank), dtype=torch.float64, device=bank.device) if transductive else query_weights(bank)
         scores = None if answers is None else _answer_scores(asked, found, rows, answers)
         # -- the candidates, and the prior count
@@ -279,13 +307,17 @@ class PopularityCorrection:
         self._answer_scores = None if scores is None else scores.to(bank)
         scale = score_std(asked[rows], candidates)
         if self.temperature is None:
-            self.temperature = (TRANSDUCTIVE_FACTOR if transductive else DEFAULT_FACTOR) * scale
+            self.temperature_ = (TRANSDUCTIVE_FACTOR if transductive else DEFAULT_FACTOR) * scale
+        else:
+            self.temperature_ = float(self.temperature)
         log_z = self._solve(candidates, wanted)
-        if self.strength is None:
-            self.strength = DEFAULT_STRENGTH
-            if self._asked[0] is None and not transductive:
-                self.strength = default_strength(zeta_reliability(self._problem(candidates), log_z))
-        if pairs is not None and None in self._asked:
+        if self.strength is not None:
+            self.strength_ = float(self.strength)
+        elif self.temperature is None and not transductive:
+            self.strength_ = default_strength(zeta_reliability(self._problem(candidates), log_z))
+        else:
+            self.strength_ = DEFAULT_STRENGTH
+        if pairs is not None and None in (self.temperature, self.strength):
             self._tune(candidates, wanted, scale, *pairs, exclude)
         return self
 
@@ -299,9 +331,9 @@ class PopularityCorrection:
 
     def _problem(self, y: Tensor) -> Problem:
         """Return the problem of the bank's queries with some items."""
-        assert self._bank is not None and self._mass is not None and self.temperature is not None
+        assert self._bank is not None and self._mass is not None
         return Problem(
-            self.temperature,
+            self.temperature_,
             self._mass,
             torch.ones(len(y), dtype=torch.float64, device=y.device),
             self._bank.dtype,
@@ -325,29 +357,28 @@ class PopularityCorrection:
         asked = self._rows("queries", queries)
         found = self._rows("gallery", gallery)
         depth = min(TUNING_DEPTH, len(found) - (exclude is not None))
-        assert self.temperature is not None and self.strength is not None
-        default = self.temperature, self.strength
-        temperatures = {self.temperature}
-        if self._asked[0] is None:
+        default = self.temperature_, self.strength_
+        temperatures = {self.temperature_}
+        if self.temperature is None:
             temperatures |= {factor * scale for factor in TEMPERATURE_FACTORS}
-        strengths = {self.strength}
-        if self._asked[1] is None:
+        strengths = {self.strength_}
+        if self.strength is None:
             strengths |= set(STRENGTHS)
         reciprocal: dict[tuple[float, float], Tensor] = {}
         log_z: dict[float, Tensor] = {}
-        for self.temperature in sorted(temperatures):
-            log_z[self.temperature] = self._solve(candidates, wanted)
+        for self.temperature_ in sorted(temperatures):
+            log_z[self.temperature_] = self._solve(candidates, wanted)
             zeta = self._zeta(found)
             for strength in sorted(strengths):
                 _, rows = nearest(asked, found, depth, strength * zeta, exclude)
-                reciprocal[self.temperature, strength] = reciprocal_ranks(rows, links, len(found))
+                reciprocal[self.temperature_, strength] = reciprocal_ranks(rows, links, len(found))
         best = max(reciprocal, key=lambda setting: float(reciprocal[setting].mean()))
         # The best of many settings on a few hundred queries is often the luckiest one. The default is kept unless the
         # gain is more than its standard error.
         gain = reciprocal[best] - reciprocal[default]
         is_better = len(gain) > 1 and gain.mean() > gain.std() / math.sqrt(len(gain))
-        self.temperature, self.strength = best if is_better else default
-        self._log_z = log_z[self.temperature]
+        self.temperature_, self.strength_ = best if is_better else default
+        self._log_z = log_z[self.temperature_]
 
     def check(self, queries: Features) -> BankCheck:
         """Test, without labels, whether queries that are asked are like the bank; some 50 are enough.
@@ -401,10 +432,9 @@ class PopularityCorrection:
     def _bias(self, gallery: Rows, boost: Vector | None) -> Tensor:
         """Return strength * zeta - boost in float64, with the constant of the fit."""
         zeta = self._zeta(gallery)
-        assert self.strength is not None
         if boost is None:
-            return self.strength * zeta
-        return self.strength * zeta - as_vector("boost", boost, len(gallery)).to(zeta)
+            return self.strength_ * zeta
+        return self.strength_ * zeta - as_vector("boost", boost, len(gallery)).to(zeta)
 
     def _rows(self, name: str, value: Features, width: int | None = None) -> Rows:
         """Check features: their values, and that their width is the given one or the bank's."""
@@ -443,35 +473,29 @@ class PopularityCorrection:
             vectors: Features of the items, (n, d), unit norm.
             metric: What the index compares: "ip" (inner product), "cosine" or "l2" (Euclidean distance). It must be the
                 same in `queries`; a mismatch of "ip" and "l2", which have the same width, cannot be detected.
-            boost: Any static score per item to add to its scores, (n,); with "ip" only, because the other metrics need
-                to know its range before the first item is added.
+            boost: Any static score per item to add to its scores, (n,): sales, recency, trust, demand. With "cosine"
+                and "l2" it must leave the bias within the range that rows of the index have room for. A constant that
+                is subtracted from all boosts changes no ranking, so penalties (a largest boost of 0) mostly fit.
 
         Returns:
             (n, d + 1); (n, d + 2) for "cosine". At least float32.
 
         Raises:
-            ValueError: If the correction is not fitted, the metric is unknown, or features have a wrong type, shape or
-                norm.
+            ValueError: If the correction is not fitted, the metric is unknown, features have a wrong type, shape or
+                norm, or a boost is too large for the metric.
 
         """
         check_metric(metric)
         rows = self._rows("vectors", vectors)
-        if boost is not None and metric != "ip":
-            raise ValueError(f'boost with metric={metric!r}; it needs metric="ip"')
         bias = self._bias(rows, boost).to(self._dtype).double()  # equal to `bias`, bit for bit
         features = rows[:]
-        bias = bias.to(features.device)
-        if metric == "ip":
-            return torch.cat([features, -bias[:, None].to(features)], dim=1)
         low, high = self._range()
-        square = features.double().square().sum(dim=1)
-        if metric == "l2":
-            last = (2 * (bias - low) + LARGEST_SCORE - square).clamp(min=0).sqrt()
-            return torch.cat([features, last[:, None].to(features)], dim=1)
-        middle = (low + high) / 2
-        bias = bias - middle
-        last = (LARGEST_SCORE + (high - middle) ** 2 - square - bias.square()).clamp(min=0).sqrt()
-        return torch.cat([features, torch.stack([-bias, last], dim=1).to(features)], dim=1)
+        if boost is not None and metric != "ip" and not low <= bias.min() <= bias.max() <= high:
+            raise ValueError(
+                f"boost: bias - boost is {bias.min():.3g} to {bias.max():.3g}, and metric={metric!r} has room "
+                f'from {low:.3g} to {high:.3g}; subtract a constant from all boosts, scale them, or use metric="ip"'
+            )
+        return item_coordinates(features, bias.to(features.device), metric, (low, high))
 
     def _range(self) -> tuple[float, float]:
         """Return bounds on the bias of any unit vector.
@@ -480,14 +504,13 @@ class PopularityCorrection:
         g> and, by Jensen's inequality, at least level + <sum_b w_b q_b, g>.
         """
         assert self._bank is not None and self._mass is not None and self._log_z is not None
-        assert self.temperature is not None and self.strength is not None
         log_weight = self._mass.log() - self._log_z
-        level = self.temperature * float(log_weight.logsumexp(dim=0))
+        level = self.temperature_ * float(log_weight.logsumexp(dim=0))
         mean = log_weight.softmax(dim=0) @ self._bank.double()
         low = level - (1 + NORM_TOLERANCE) * float(mean.norm())
         high = level + LARGEST_SCORE
         margin = 1e-3 * (high - low)  # the bias itself is computed with rounding
-        return self.strength * (low - margin), self.strength * (high + margin)
+        return self.strength_ * (low - margin), self.strength_ * (high + margin)
 
     def queries(self, queries: Features, metric: Metric = "ip") -> Tensor:
         """Return queries for an index that holds the rows of `gallery`.
@@ -508,9 +531,7 @@ class PopularityCorrection:
 
         """
         check_metric(metric)
-        added = {"ip": (1.0,), "l2": (0.0,), "cosine": (1.0, 0.0)}[metric]
-        features = self._rows("queries", queries)[:]
-        return torch.cat([features, features.new_tensor(added).expand(len(features), -1)], dim=1)
+        return query_coordinates(self._rows("queries", queries)[:], metric)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -534,14 +555,9 @@ class PopularityCorrection:
         }
         if self._answer_scores is not None:
             tensors["answer_scores"] = self._answer_scores
-        settings = {
-            "temperature": self.temperature,
-            "strength": self.strength,
-            "prior": self.prior,
-            "normalize": self.normalize,
-            "bank_size": self.bank_size,
-        }
-        metadata = {FORMAT: json.dumps(settings)}  # one entry: safetensors writes several in a random order
+        settings = self.get_params() | {"temperature": self.temperature_, "strength": self.strength_}
+        text = json.dumps(settings, default=lambda number: number.item())  # of numpy
+        metadata = {FORMAT: text}  # one entry: safetensors writes several in a random order
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
         with write_atomically(Path(path)) as file:
             file.write(content)
@@ -554,7 +570,7 @@ class PopularityCorrection:
             path: The file.
 
         Returns:
-            The fitted correction.
+            The fitted correction. Its arguments are the temperature and the strength that it was saved with.
 
         Raises:
             UserError: If the file cannot be read or does not hold a correction.
@@ -578,13 +594,15 @@ class PopularityCorrection:
                 settings = json.loads(metadata[FORMAT])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             fix = cls(**settings)
+            fix.temperature_ = settings["temperature"]
+            fix.strength_ = settings["strength"]
             fix._bank = as_features("queries", tensors["queries"], "any")
             check_norms("queries", fix._bank[fix._bank.any(dim=1)], "unit")
             size = len(fix._bank)
             fix._mass = as_vector("mass", tensors["mass"], size)
             fix._log_z = as_vector("log_z", tensors["log_z"], size)
             fix._answer_scores = tensors.get("answer_scores")
-            if None in fix._asked or bool((fix._mass < 0).any()) or not bool(fix._mass.sum() > 0):
+            if None in (fix.temperature, fix.strength) or bool((fix._mass < 0).any()) or not bool(fix._mass.sum() > 0):
                 raise ValueError("a setting or a weight is missing")
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: not a popularity correction ({error})") from None
@@ -633,9 +651,3 @@ def _positive(name: str, value: Vector, size: int) -> Tensor:
 def as_share(name: str, value: Any) -> float:
     """Return `value` as a finite number of at least 0, or raise a ValueError that names it."""
     return 0.0 if value == 0 else as_positive(name, value)
-
-
-def check_metric(metric: str) -> None:
-    """Raise a ValueError if a metric is unknown."""
-    if metric not in get_args(Metric):
-        raise ValueError(f"metric={metric!r}; allowed: {', '.join(map(repr, get_args(Metric)))}")

@@ -294,7 +294,6 @@ def hubness_report(
     every = np.arange(len(search.queries))
     among_fitted = _links_among(known, np.setdiff1d(every, counted)) if search.bank is None else known[:0]
     fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
-    assert fix.temperature is not None and fix.strength is not None
     bias = fix.bias(items.rows)
     tried = search.asked(counted)
     fit = fix.check(tried).p_value if search.bank is not None and len(counted) >= FEWEST_TO_CHECK else None
@@ -320,8 +319,8 @@ def hubness_report(
         same=search.one_set,
         k=k,
         width=int(items.rows.shape[1]),
-        temperature=fix.temperature,
-        strength=fix.strength,
+        temperature=fix.temperature_,
+        strength=fix.strength_,
         tuned_on=len(chosen_on),
         plain=_measure(plain, known),
         corrected=_measure(corrected, known),
@@ -345,7 +344,7 @@ def _fit_on_all(search: "Search", fix: PopularityCorrection, known: np.ndarray) 
     """Return the correction to use: with the same settings, and all queries if a half was held out to measure it."""
     if search.bank is not None:
         return fix
-    whole = PopularityCorrection(fix.temperature, fix.strength, normalize=fix.normalize)
+    whole = PopularityCorrection(fix.temperature_, fix.strength_, normalize=fix.normalize)
     every = search.asked(np.arange(len(search.queries)))
     return whole.fit(every, search.gallery.rows, known if len(known) else None, items=search.one_set)
 
