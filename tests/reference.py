@@ -13,7 +13,8 @@ not that of the value, but that of
 
 summed over the sides. The value is the estimate of the objective. k counts the views of an anchor, m those of a
 candidate, and S_i is the mean score of the views of pair i. K and
-M are the numbers of views.
+M are the numbers of views. zeta_jm is the popularity of view m: zeta[j] is a list of M numbers, or of one number that
+all views of j share.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 Scores = list[list[list[list[float]]]]  # [i][k][j][m]: view k of anchor i against view m of candidate j
+Zeta = list[list[float]]  # [j][m], or [j][0] for all views of j
 State = dict[str, np.ndarray]
 
 
@@ -106,6 +108,8 @@ class Settings:
     zeta_velocity_init: str = "zero"
     normalizer: str = "table"
     sides: str = "both"
+    x_views: int = 1  # zeta_x has so many numbers per pair
+    y_views: int = 1
 
     @property
     def both_sides(self) -> list[tuple[str, str]]:
@@ -137,10 +141,12 @@ def initial_state(options: Settings) -> State:
             state[f"tau_{a}"] = np.full(n, options.temperature)
             state[f"tau_momentum_{a}"] = np.zeros(n)
         if options.popularity == "table":
-            state[f"zeta_{c}"] = np.full(n, options.zeta_init)
+            views = {"x": options.x_views, "y": options.y_views}[c]
+            shape = (n,) if views == 1 else (n, views)
+            state[f"zeta_{c}"] = np.full(shape, options.zeta_init)
             if options.zeta_momentum > 0:  # without momentum the velocity is the gradient, and is not stored
                 start = 0.0 if options.zeta_velocity_init == "zero" else math.nan
-                state[f"zeta_velocity_{c}"] = np.full(n, start)
+                state[f"zeta_velocity_{c}"] = np.full(shape, start)
         if options.popularity != "none":
             start = abs(options.zeta_init) if options.xi_rule == "norm" else options.zeta_init
             state[f"xi_{c}"] = np.array(max(options.xi_init, start))
@@ -153,7 +159,7 @@ class Step:
 
     `grad_tau` is the gradient with respect to the learnt temperature. `grad_h` and `grad_k` have the gradients that
     arrive at the outputs of the popularity and normalizer networks, per side and shaped (B, views). `zeta_gradient`
-    has n G_j per candidate side at the zeta from before the step.
+    has n M G_jm per candidate side at the zeta from before the step (n G_j if the views share a zeta).
     """
 
     value_x: float
@@ -164,7 +170,7 @@ class Step:
     grad_tau: float = 0.0
     grad_h: dict[str, np.ndarray] = field(default_factory=dict)
     grad_k: dict[str, np.ndarray] = field(default_factory=dict)
-    zeta_gradient: dict[str, list[float]] = field(default_factory=dict)
+    zeta_gradient: dict[str, Zeta] = field(default_factory=dict)
 
     @property
     def value(self) -> float:
@@ -196,14 +202,36 @@ def positive_scores(s: Scores) -> list[float]:
     return result
 
 
-def exponent(s: Scores, positive: list[float], zeta: list[float], tau_i: list[float], tau: float, *at: int) -> float:
-    """Return (s_ikjm - S_i)/tau_i - zeta_j/tau for at = i, k, j, m."""
+def exponent(s: Scores, positive: list[float], zeta: Zeta, tau_i: list[float], tau: float, *at: int) -> float:
+    """Return (s_ikjm - S_i)/tau_i - zeta_jm/tau for at = i, k, j, m."""
     i, k, j, m = at
-    return (s[i][k][j][m] - positive[i]) / tau_i[i] - zeta[j] / tau
+    return (s[i][k][j][m] - positive[i]) / tau_i[i] - zeta_of(zeta, j, m) / tau
 
 
-def log_phi(s: Scores, kept: list[list[int]], zeta: list[float], tau_i: list[float], tau: float, n: int) -> list[float]:
-    """Return log phi_i, phi_i = (n-1)/c_i sum_{j kept} mean_{k,m} exp((s_ikjm - S_i)/tau_i - zeta_j/tau).
+def zeta_of(zeta: Zeta, j: int, m: int) -> float:
+    return zeta[j][0] if len(zeta[j]) == 1 else zeta[j][m]
+
+
+def own_exponents(s: Scores, zeta: Zeta, tau_i: list[float], tau: float, i: int) -> list[list[float]]:
+    """Return the exponents [m][k] of the pair's own terms in Z_i, whose mean is added to u_i.
+
+    Views with a zeta of their own have their own scores. Views that share one count as their mean score: -zeta_i/tau.
+    """
+    if len(zeta[i]) == 1:
+        return [[-zeta[i][0] / tau]]
+    positive = positive_scores(s)
+    return [
+        [exponent(s, positive, zeta, tau_i, tau, i, k, i, m) for k in range(len(s[i]))] for m in range(len(zeta[i]))
+    ]
+
+
+def log_mean_exp(terms: list[list[float]]) -> float:
+    flat = [term for row in terms for term in row]
+    return logsumexp(flat) - math.log(len(flat))
+
+
+def log_phi(s: Scores, kept: list[list[int]], zeta: Zeta, tau_i: list[float], tau: float, n: int) -> list[float]:
+    """Return log phi_i, phi_i = (n-1)/c_i sum_{j kept} mean_{k,m} exp((s_ikjm - S_i)/tau_i - zeta_jm/tau).
 
     It is -inf if c_i = 0.
     """
@@ -242,13 +270,13 @@ def running_average(old: float, phi: float, options: Settings) -> float:
 def weights(
     s: Scores,
     kept: list[list[int]],
-    zeta: list[float],
+    zeta: Zeta,
     tau_i: list[float],
     tau: float,
     log_d: list[float],
     n: int,
 ) -> Scores:
-    """Return w_ikjm = (n-1)/(c_i K M) exp((s_ikjm - S_i)/tau_i - zeta_j/tau) / d_i, 0 if masked."""
+    """Return w_ikjm = (n-1)/(c_i K M) exp((s_ikjm - S_i)/tau_i - zeta_jm/tau) / d_i, 0 if masked."""
     positive = positive_scores(s)
     w = [[[[0.0] * len(views) for views in anchor_view] for anchor_view in anchor] for anchor in s]
     for i, negatives in enumerate(kept):
@@ -298,16 +326,16 @@ def temperature_gradient(
     s: Scores,
     kept: list[list[int]],
     w: Scores,
-    zeta: list[float],
-    guard: list[float],
+    zeta: Zeta,
+    guard: list[list[list[float]]],
     tau: float,
     log_d: list[float],
     options: Settings,
 ) -> float:
     """Return the derivative with respect to tau of mean_i tau (log d_i - log(n-1) + rho).
 
-    d_i = u_i + exp(-guard_i/tau), and du_i/dtau is replaced by
-    dphi_i/dtau = -(n-1)/c_i sum_j mean_{k,m} exp(..) (s_ikjm - S_i - zeta_j)/tau^2,
+    d_i = u_i + the mean of exp(guard_i), whose exponents are inverse to tau, and du_i/dtau is replaced by
+    dphi_i/dtau = -(n-1)/c_i sum_j mean_{k,m} exp(..) (s_ikjm - S_i - zeta_jm)/tau^2,
     in which exp(..) (n-1)/(c_i K M) / d_i is w_ikjm.
     """
     positive = positive_scores(s)
@@ -319,9 +347,11 @@ def temperature_gradient(
         for k in range(len(s[i])):
             for j in negatives:
                 for m in range(len(s[i][k][j])):
-                    derivative -= w[i][k][j][m] * (s[i][k][j][m] - positive[i] - zeta[j]) / tau**2
-        if guard[i] < math.inf:
-            derivative += math.exp(-guard[i] / tau - log_d[i]) * guard[i] / tau**2
+                    derivative -= w[i][k][j][m] * (s[i][k][j][m] - positive[i] - zeta_of(zeta, j, m)) / tau**2
+        powers = [power for row in guard[i] for power in row]
+        for power in powers:
+            if power > -math.inf:
+                derivative -= math.exp(power - log_d[i]) * power / tau / len(powers)
         total += log_d[i] - math.log(options.num_samples - 1) + options.rho + tau * derivative
     return total / len(s)
 
@@ -329,40 +359,56 @@ def temperature_gradient(
 def zeta_gradient(
     s: Scores,
     kept: list[list[int]],
-    zeta: list[float],
+    zeta: Zeta,
     tau_i: list[float],
     tau: float,
     log_u: list[float],
     estimator: str,
     n: int,
-) -> list[float]:
-    """Return n G_j = 1 - a p_jj - b (n-1)/c_j sum_{i kept with j} p_ij, or 0, which is not used, if c_j = 0.
+) -> Zeta:
+    """Return n M G_jm = 1 - a p_jjm - b (n-1)/c_j sum_{i kept with j} p_ijm, or 0, which is not used, if c_j = 0.
 
-    p_ij = mean_{k,m} exp((s_ikjm - S_i)/tau_i - zeta_j/tau) / (u_i + exp(-zeta_i/tau)).
+    p_ijm = mean_k exp((s_ikjm - S_i)/tau_i - zeta_jm/tau) / Z_i, and Z_i = u_i + the mean of the pair's own terms. If
+    the views of j share a zeta, p_ij is the mean over m.
     """
-    batch, positive = len(s), positive_scores(s)
+    log_z = [
+        logaddexp(log_u[i], log_mean_exp(own_exponents(s, zeta, tau_i, tau, i))) if kept[i] else math.inf
+        for i in range(len(s))
+    ]
     result = []
-    for j in range(batch):
-        if not kept[j]:
-            result.append(0.0)
-            continue
-        p_jj = math.exp(-zeta[j] / tau - logaddexp(log_u[j], -zeta[j] / tau))
-        total = 0.0
-        for i in range(batch):
-            if j in kept[i]:
-                log_z = logaddexp(log_u[i], -zeta[i] / tau)
-                count = len(s[i]) * len(s[i][0][j])
-                for k in range(len(s[i])):
-                    for m in range(len(s[i][k][j])):
-                        total += math.exp(exponent(s, positive, zeta, tau_i, tau, i, k, j, m) - log_z) / count
-        on_positive = {"unbiased": 1.0, "paper": n / batch, "reference": n / batch}[estimator]
-        on_sum = {
-            "unbiased": (n - 1) / len(kept[j]),
-            "paper": n / batch * (n - 1) / len(kept[j]),
-            "reference": n / batch,  # b (n-1)/(B-1) with b = (n/B) (B-1)/(n-1); masking does not change it
-        }[estimator]
-        result.append(1.0 - on_positive * p_jj - on_sum * total)
+    for j in range(len(s)):
+        row = [0.0] * len(zeta[j])
+        for number in range(len(zeta[j])):
+            if kept[j]:
+                own = own_exponents(s, zeta, tau_i, tau, j)[number]
+                p_jj = sum(math.exp(power - log_z[j]) for power in own) / len(own)
+                total = _probabilities_of_others(s, kept, zeta, tau_i, tau, log_z, j, number)
+                row[number] = _combine(p_jj, total, len(kept[j]), len(s), estimator, n)
+        result.append(row)
     return result
+
+
+def _probabilities_of_others(s, kept, zeta, tau_i, tau, log_z, j, number) -> float:
+    """Return the sum over i of p_ijm, or of its mean over the views m that share the zeta of j."""
+    positive, total = positive_scores(s), 0.0
+    for i in range(len(s)):
+        if j in kept[i]:
+            views = range(len(s[i][0][j])) if len(zeta[j]) == 1 else [number]
+            for k in range(len(s[i])):
+                for m in views:
+                    power = exponent(s, positive, zeta, tau_i, tau, i, k, j, m)
+                    total += math.exp(power - log_z[i]) / (len(s[i]) * len(views))
+    return total
+
+
+def _combine(p_jj: float, total: float, negatives: int, batch: int, estimator: str, n: int) -> float:
+    on_positive = {"unbiased": 1.0, "paper": n / batch, "reference": n / batch}[estimator]
+    on_sum = {
+        "unbiased": (n - 1) / negatives,
+        "paper": n / batch * (n - 1) / negatives,
+        "reference": n / batch,  # b (n-1)/(B-1) with b = (n/B) (B-1)/(n-1); masking does not change it
+    }[estimator]
+    return 1.0 - on_positive * p_jj - on_sum * total
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -374,11 +420,15 @@ def rows(table: np.ndarray, index: Sequence[int]) -> list[float]:
     return [float(table[int(k)]) for k in index]
 
 
-def write(table: np.ndarray, index: Sequence[int], values: list[float], kept: list[list[int]]) -> None:
+def zeta_rows(table: np.ndarray, index: Sequence[int]) -> Zeta:
+    return [np.atleast_1d(table[int(k)]).tolist() for k in index]
+
+
+def write(table: np.ndarray, index: Sequence[int], values: list, kept: list[list[int]]) -> None:
     """Write the rows of the batch; an anchor without negatives changes nothing."""
     for i, k in enumerate(index):
         if kept[i]:
-            table[int(k)] = values[i]
+            table[int(k)] = values[i] if table.ndim == 2 else np.ravel(values[i])[0]
 
 
 def step(
@@ -430,15 +480,17 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
     positive = positive_scores(s)
 
     # tau_i of the anchors, zeta_j and xi of the candidates
-    tau_i, zeta, xi = [tau] * batch, [options.zeta_init] * batch, math.inf
+    tau_i, xi = [tau] * batch, math.inf
+    per_view = {"x": options.x_views, "y": options.y_views}[c] > 1
+    zeta = [[options.zeta_init] * (features[c].shape[1] if per_view else 1) for _ in range(batch)]
     if options.individual_temperature and index is not None:
         tau_i = rows(state[f"tau_{a}"], index)
     if options.popularity == "none":
-        zeta = [0.0] * batch
+        zeta = [[0.0]] * batch
     elif options.popularity == "network":
-        zeta = [options.zeta_init + tau * sum(views) / len(views) for views in h[c].tolist()]
+        zeta = [[options.zeta_init + tau * output for output in views] for views in h[c].tolist()]
     elif index is not None:
-        zeta = rows(state[f"zeta_{c}"], index)
+        zeta = zeta_rows(state[f"zeta_{c}"], index)
     if options.popularity != "none":
         xi = float(state[f"xi_{c}"])
 
@@ -458,9 +510,10 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
         if kept[i] and (training or old[i] == -math.inf):
             log_u[i] = running_average(old[i], phi[i], options)
 
-    # the model's gradient: d_i = u_i + exp(-guard_i/tau)
-    guard = [xi if options.use_xi or options.popularity == "none" else zeta[i] for i in range(batch)]
-    log_d = [logaddexp(log_u[i], -guard[i] / tau) for i in range(batch)]
+    # the model's gradient: d_i = u_i + exp(-xi/tau), or u_i + the pair's own terms
+    own = [own_exponents(s, zeta, tau_i, tau, i) for i in range(batch)]
+    guard = [[[-xi / tau]] if options.use_xi or options.popularity == "none" else own[i] for i in range(batch)]
+    log_d = [logaddexp(log_u[i], log_mean_exp(guard[i])) for i in range(batch)]
     w = weights(s, kept, zeta, tau_i, tau, log_d, n)
     grad_a, grad_c = surrogate_gradient(features[a], features[c], w)
     gradients = {"x": result.grad_x, "y": result.grad_y}
@@ -477,7 +530,7 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
         elif options.popularity == "none":
             total += tau * (log_d[i] - math.log(n - 1))
         else:
-            total += tau * logaddexp(log_u[i], -zeta[i] / tau)
+            total += tau * logaddexp(log_u[i], log_mean_exp(own[i]))
     setattr(result, f"value_{a}", total / batch)
     if options.learn_temperature:
         result.grad_tau += temperature_gradient(s, kept, w, zeta, guard, tau, log_d, options)
@@ -515,16 +568,16 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
     if options.popularity == "network":
         result.grad_h[c] = np.zeros_like(h[c])
         for j in range(batch):
-            result.grad_h[c][j] += result.zeta_gradient[c][j] / batch * tau / len(h[c][j])
+            result.grad_h[c][j] += np.array(result.zeta_gradient[c][j]) / batch * tau / len(h[c][j])
     else:
         zeta = _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state)
     for j in range(batch):
         if kept[j]:
-            xi = max(xi, abs(zeta[j]) if options.xi_rule == "norm" else zeta[j])
+            xi = max(xi, *(abs(value) if options.xi_rule == "norm" else value for value in zeta[j]))
     state[f"xi_{c}"] = np.array(xi)
 
 
-def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[float]:
+def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> Zeta:
     """Take the inner steps of zeta at fixed u, write its tables, and return the new zeta."""
     n, tau, beta = options.num_samples, options.temperature, options.zeta_momentum
     lr = options.zeta_lr * options.zeta_lr_ratio_x if c == "x" else options.zeta_lr
@@ -538,10 +591,10 @@ def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[fl
             if not kept[j]:
                 continue
             if math.isnan(velocity[j]):  # zeta_velocity_init="gradient", first update
-                velocity[j] = g[j]
+                velocity[j] = g[j][0]
             else:
-                velocity[j] = beta * velocity[j] + (1 - beta) * g[j]
-            moved[j] = zeta[j] - lr * velocity[j]
+                velocity[j] = beta * velocity[j] + (1 - beta) * g[j][0]
+            moved[j] = [zeta[j][0] - lr * velocity[j]]
         zeta = moved
     write(state[f"zeta_{c}"], index, zeta, kept)
     if beta > 0:
@@ -549,23 +602,26 @@ def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[fl
     return zeta
 
 
-def _move_zeta_in_tau(options, c, s, kept, zeta, tau_i, log_u, index, state) -> list[float]:
+def _move_zeta_in_tau(options, c, s, kept, zeta, tau_i, log_u, index, state) -> Zeta:
     """Take the step of nuclr: that of "unbiased" is bounded and has mean 0 over the batch; "paper" is B G_j."""
     n, batch, tau, beta = options.num_samples, len(zeta), options.temperature, options.zeta_momentum
-    velocity = rows(state[f"zeta_velocity_{c}"], index) if beta > 0 else [0.0] * batch
+    velocity = [[0.0] * len(row) for row in zeta]
+    if beta > 0:
+        velocity = zeta_rows(state[f"zeta_velocity_{c}"], index)
     g = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, options.zeta_estimator, n)
-    moves = [0.0] * batch
-    for j in range(batch):
-        if kept[j]:
-            scale = 1.0 if options.zeta_estimator == "unbiased" else batch / n  # g is n G_j
-            velocity[j] = beta * velocity[j] + (1 - beta) * scale * g[j]
-            moves[j] = -options.zeta_lr * velocity[j]
-    if options.zeta_estimator == "unbiased":
-        moves = [clip_to(move, -1.0, 1.0) for move in moves]
-        counted = [moves[j] for j in range(batch) if kept[j]]
-        mean = sum(counted) / len(counted) if counted else 0.0
-        moves = [move - mean for move in moves]
-    moved = [zeta[j] + tau * moves[j] if kept[j] else zeta[j] for j in range(batch)]
+    scale = 1.0 if options.zeta_estimator == "unbiased" else batch / n  # g is n M G_jm
+    counted = [(j, m) for j in range(batch) for m in range(len(zeta[j])) if kept[j]]
+    moves = {}
+    for j, m in counted:
+        velocity[j][m] = beta * velocity[j][m] + (1 - beta) * scale * g[j][m]
+        moves[j, m] = -options.zeta_lr * velocity[j][m]
+    if options.zeta_estimator == "unbiased" and counted:
+        moves = {at: clip_to(move, -1.0, 1.0) for at, move in moves.items()}
+        mean = sum(moves.values()) / len(moves)
+        moves = {at: move - mean for at, move in moves.items()}
+    moved = [list(row) for row in zeta]
+    for j, m in counted:
+        moved[j][m] = zeta[j][m] + tau * moves[j, m]
     write(state[f"zeta_{c}"], index, moved, kept)
     if beta > 0:
         write(state[f"zeta_velocity_{c}"], index, velocity, kept)

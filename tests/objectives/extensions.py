@@ -27,6 +27,8 @@ CASES: dict[str, Case] = {
         (3, None),
     ),
     "nuclr, views": ("nuclr", NUCLR, (2, 3)),
+    "nuclr, stored views": ("nuclr", NUCLR | {"zeta_momentum": 0.1, "x_views": 2, "y_views": 3}, (2, 3)),
+    "nuclr, stored views of y": ("nuclr", NUCLR | {"y_views": 3, "sides": "x"}, (None, 3)),
     "nuclr, individual temperatures": ("nuclr", NUCLR | INDIVIDUAL, (None, None)),
     "nuclr, individual temperatures, views": ("nuclr", NUCLR | INDIVIDUAL, (3, 2)),
     "nuclr, learnt temperature, views": ("nuclr", NUCLR | {"learn_temperature": True}, (None, 2)),

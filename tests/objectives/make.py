@@ -15,6 +15,8 @@ RECORDS = {
     "alpha": ("average", "alpha"),
     "state_device": ("state", "device"),
     "state_sharding": ("state", "sharding"),
+    "x_views": ("state", "x_views"),
+    "y_views": ("state", "y_views"),
 }
 # The options with which nuclr-authors differs from nuclr in the estimator only.
 PLAIN = {

@@ -129,7 +129,13 @@ def test_visited_rows_keep_their_values_if_the_dtype_changes() -> None:
 
 # Sharding on one process: nothing changes
 
-TABLES = ["sogclr, views", "isogclr, views, proximal, side x", "nuclr-authors, two steps", "nuclr, popularity network"]
+TABLES = [
+    "nuclr, stored views",
+    "sogclr, views",
+    "isogclr, views, proximal, side x",
+    "nuclr-authors, two steps",
+    "nuclr, popularity network",
+]
 
 
 @cases(TABLES)

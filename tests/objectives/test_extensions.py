@@ -90,6 +90,19 @@ STATEFUL = [
     ("nuclr", NUCLR | INDIVIDUAL),
 ]
 stateful = pytest.mark.parametrize(("name", "options"), STATEFUL, ids=str)
+STORED = {"x_views": 2, "y_views": 3}
+STORED_OPTIONS = [
+    {},
+    {"zeta_momentum": 0.9, "zeta_init": -0.05, "xi_init": 0.1},
+    {"zeta_estimator": "paper", "gamma": 1.0},
+    {"use_xi": False, "temperature": 0.01, "zeta_lr": 0.3},
+    {"learn_temperature": True},
+    {"learn_temperature": True, "use_xi": False},
+    {"sides": "x", **PROXIMAL},
+    {"sides": "y", "normalizer": "network", "temperature": 0.5},
+    INDIVIDUAL,
+    INDIVIDUAL | {"use_xi": False},
+]
 SEVERAL_VIEWS = [
     *((name, options, views) for (name, options), views in product(STATEFUL, [(2, 3), (None, 2)])),
     ("nuclr", NUCLR | {"zeta_estimator": "paper", "zeta_init": -0.05, "gamma": 1.0}, (2, 3)),
@@ -101,6 +114,13 @@ SEVERAL_VIEWS = [
     ("nuclr", POPULARITY, (None, 3)),
     ("nuclr", NORMALIZER | {"zeta_lr": 0.02}, (2, None)),
     ("nuclr", BOTH | {"sides": "y"}, (2, None)),
+    ("nuclr", BOTH | INDIVIDUAL | {"use_xi": False}, (2, 3)),
+    ("nuclr", BOTH | {"learn_temperature": True, "use_xi": False}, (2, 3)),
+    # a popularity per stored view
+    *(("nuclr", NUCLR | STORED | options, (2, 3)) for options in STORED_OPTIONS),
+    ("nuclr", NUCLR | {"y_views": 3}, (None, 3)),
+    ("nuclr", NUCLR | {"y_views": 3, "zeta_momentum": 0.5}, (2, 3)),  # the views of x share theirs
+    ("nuclr", NUCLR | {"x_views": 2, "learn_temperature": True}, (2, None)),
 ]
 AGAINST_LOOPS = [*((*case, (None, None)) for case in ONE_VIEW), *SEVERAL_VIEWS]
 
@@ -222,11 +242,25 @@ def test_exchanging_x_and_y_exchanges_the_sides(name, options) -> None:
 @stateful
 def test_identical_views_are_one_view(name, options, count) -> None:
     """The gradient of a sample is divided equally among its views."""
-    flat, viewed = (make(name, num_samples=SAMPLES, **options).double() for _ in range(2))
+    assert_identical_views_are_one_view(name, options, count, {})
+
+
+@pytest.mark.parametrize(
+    "options", [NUCLR, NUCLR | {"use_xi": False, "zeta_momentum": 0.5}, NUCLR | INDIVIDUAL], ids=str
+)
+@pytest.mark.parametrize("stored", [{"x_views": 3, "y_views": 3}, {"y_views": 3}], ids=str)
+def test_identical_stored_views_are_one_view(options, stored) -> None:
+    assert_identical_views_are_one_view("nuclr", options, 3, stored)
+
+
+def assert_identical_views_are_one_view(name, options, count, stored) -> None:
+    flat, viewed = make(name, num_samples=SAMPLES, **options), make(name, num_samples=SAMPLES, **options, **stored)
+    flat.double(), viewed.double()
     for x, y, index in batches():
         repeated_x, repeated_y = (side[:, None].expand(-1, count, -1).contiguous() for side in (x, y))
         out, grad_x, grad_y = call(viewed, repeated_x, repeated_y, index)
         for gradient in (grad_x, grad_y):
             assert_close(gradient, gradient[:, :1].expand_as(gradient), "gradients of identical views")
         assert_same_results(call(flat, x, y, index), (out, grad_x.sum(dim=1), grad_y.sum(dim=1)), "identical views")
-    assert_same_tables(state_of(flat), state_of(viewed))
+    expected = {key: np.broadcast_to(t.T, state_of(viewed)[key].T.shape).T for key, t in state_of(flat).items()}
+    assert_same_tables(expected, state_of(viewed))

@@ -37,27 +37,30 @@ def test_gradient_is_that_of_the_surrogate() -> None:
             assert abs((surrogate(*up) - surrogate(*down)) / 2e-4 - gradient[position]) < 1e-9
 
 
+@pytest.mark.parametrize("per_view", [False, True])
 @pytest.mark.parametrize("individual", [False, True])
 @pytest.mark.parametrize("tau", [0.03, 0.1, 1.0])
-def test_zeta_gradient_is_that_of_the_convex_problem(tau, individual) -> None:
+def test_zeta_gradient_is_that_of_the_convex_problem(tau, individual, per_view) -> None:
     """If the batch is the whole data set and u is exact, n G_j is n times the derivative of the convex problem.
 
     With several views it is mean_i tau log(exp(-zeta_i/tau) + sum_{j != i} mean_{k,m} exp((s_ikjm - S_i)/tau_i -
-    zeta_j/tau)) + mean_j zeta_j.
+    zeta_j/tau)) + mean_j zeta_j. With a zeta per view, it is mean_i tau log sum_j mean_{k,m} exp((s_ikjm - S_i)/tau_i -
+    zeta_jm/tau) + mean_{j,m} zeta_jm, and n M G_jm is n M times its derivative.
     """
     generator = torch.Generator().manual_seed(4)
     x, y = views(generator, 2), views(generator, 3)
     tau_i = tau * (0.5 + torch.rand(BATCH, dtype=torch.float64, generator=generator)) if individual else [tau] * BATCH
     tau_i = torch.as_tensor(tau_i, dtype=torch.float64)
-    zeta = (0.2 * torch.randn(BATCH, dtype=torch.float64, generator=generator)).requires_grad_()
+    count = 3 if per_view else 1
+    zeta = (0.2 * torch.randn(BATCH, count, dtype=torch.float64, generator=generator)).requires_grad_()
     s = torch.einsum("ikd,jmd->ikjm", torch.from_numpy(x), torch.from_numpy(y))
     problem = zeta.mean()
     for i in range(BATCH):
-        terms = [-zeta[i : i + 1] / tau]
+        terms = [] if per_view else [-zeta[i] / tau]
         for j in range(BATCH):
-            if j != i:
+            if j != i or per_view:
                 difference = (s[i, :, j] - s[i, :, i].mean()) / tau_i[i]
-                terms.append(difference.flatten() - zeta[j] / tau - math.log(6))
+                terms.append((difference - zeta[j] / tau).flatten() - math.log(6))
         problem = problem + tau * torch.logsumexp(torch.cat(terms), 0) / BATCH
     problem.backward()
 
@@ -65,7 +68,7 @@ def test_zeta_gradient_is_that_of_the_convex_problem(tau, individual) -> None:
     log_u = reference.log_phi(loop_scores, kept, values, tau_i.tolist(), tau, BATCH)
     for estimator in ("unbiased", "paper", "reference"):  # they agree if B = n
         gradient = reference.zeta_gradient(loop_scores, kept, values, tau_i.tolist(), tau, log_u, estimator, BATCH)
-        assert_close(gradient, BATCH * zeta.grad, estimator)
+        assert_close(gradient, BATCH * count * zeta.grad, estimator)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +82,11 @@ def test_zeta_gradient_is_that_of_the_convex_problem(tau, individual) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("mask", [MASKS["no ids"], MASKS["a row without negatives"]], ids=["no ids", "masked"])
-@pytest.mark.parametrize("counts", [(None, None), (2, 3)])
-def test_temperature_gradient_is_the_derivative_of_the_value(name, options, mask, counts) -> None:
+@pytest.mark.parametrize(("counts", "stored"), [((None, None), False), ((2, 3), False), ((2, 3), True)])
+def test_temperature_gradient_is_the_derivative_of_the_value(name, options, mask, counts, stored) -> None:
     """At gamma = 1, u_i is phi_i and the compositional gradient is the derivative of the value."""
+    if stored:
+        options = options | {"x_views": 2, "y_views": 3, "zeta_step": "in tau", "zeta_estimator": "unbiased"}
     options = reference.settings(name, num_samples=SAMPLES, gamma=1.0, learn_temperature=True, **options)
     state = reference.initial_state(options)
 
@@ -106,7 +111,11 @@ def test_temperature_gradient_replaces_the_derivative_of_u_by_that_of_phi(views_
     for x, y, index in batches(views=(views_of_x, 3)):
         step = reference.step(options, x.numpy(), y.numpy(), index, state)
         s, kept = reference.scores(x.numpy(), y.numpy()), reference.kept_pairs(BATCH)
-        zeta, xi, u = state["zeta_y"][index].tolist(), float(state["xi_y"]), np.exp(step.state["log_u_x"][index])
+        zeta, xi, u = (
+            state["zeta_y"][index][:, None].tolist(),
+            float(state["xi_y"]),
+            np.exp(step.state["log_u_x"][index]),
+        )
 
         def value(tau: float, s=s, kept=kept, zeta=zeta, xi=xi, u=u) -> float:
             phi, phi_0 = (np.exp(reference.log_phi(s, kept, zeta, [t] * BATCH, t, SAMPLES)) for t in (tau, 0.1))
@@ -123,7 +132,7 @@ def test_temperature_pull_is_part_of_the_derivative_by_an_individual_temperature
     generator = torch.Generator().manual_seed(5)
     s = reference.scores(views(generator, 2), views(generator, 3))
     for kept in (KEPT["no ids"], KEPT["both"]):
-        zeros = [0.0] * BATCH
+        zeros = [[0.0]] * BATCH
 
         def term(tau: float, kept=kept, zeros=zeros) -> list[float]:
             phi = reference.log_phi(s, kept, zeros, [tau] * BATCH, 1.0, SAMPLES)

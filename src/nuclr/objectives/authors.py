@@ -61,6 +61,7 @@ class AuthorsNUCLR(NUCLR):
     """
 
     estimators = ("reference", "unbiased", "paper")
+    stores_views = False
     limits: Mapping[str, Range] = {
         **NUCLR.limits,
         "zeta_lr_ratio_x": Range(high_open=True),

@@ -5,9 +5,11 @@ candidates y; side y has them exchanged. With scores s(x_ik, y_jl) and S_i their
 
     e^x_ikjl = (s(x_ik, y_jl) - S_i) / tau^x_i + bias^y_j,    e^y_jlik = (s(x_ik, y_jl) - S_j) / tau^y_j + bias^x_i
 
-are the exponents of negatives, i != j. The bias of a candidate is -zeta/tau, the same for all anchors. Both sides use
-one rectangular matrix of scores, with a row per view of x and a column per view of y; the block of pair i with itself
-holds its positives, which are not negatives.
+are the exponents of negatives, i != j. The bias of a candidate is -zeta/tau, the same for all anchors. It belongs to
+the pair, or to each of its views: bias^y_jl, bias^x_ik. Values per view are stacked as (M, 2, B), with M the larger
+number of views, and nan for views that a side does not have. Both sides use one rectangular matrix of scores, with a
+row per view of x and a column per view of y; the block of pair i with itself holds its positives, which are not
+negatives.
 
 An objective needs two passes. The first one gives each anchor's log mean over views of the sum over negatives,
 `log_sums`. From these follow the running averages and a weight a_i per anchor. The second one, `sums`, gives the
@@ -37,7 +39,7 @@ class KernelBatch(NamedTuple):
     x: Tensor  # (B * m_x, d), the views of a pair next to each other
     y: Tensor  # (B * m_y, d)
     views: tuple[int, int]  # m_x, m_y
-    bias: Tensor  # (2, B), -zeta/tau of each side's candidates: those of y, then those of x
+    bias: Tensor  # (2, B) or per view (M, 2, B), -zeta/tau of each side's candidates: those of y, then those of x
     tau: float | Tensor  # temperature of the anchors: one number, or (2, B)
     ids: Tensor | None  # (B, k): pairs that agree in a column are not negatives of each other; None: only i = j is not
     pairs: slice  # the pairs of this process
@@ -45,7 +47,7 @@ class KernelBatch(NamedTuple):
     @property
     def size(self) -> int:
         """B."""
-        return self.bias.shape[1]
+        return self.bias.shape[-1]
 
     @property
     def whole(self) -> bool:
@@ -55,7 +57,7 @@ class KernelBatch(NamedTuple):
     def swapped(self) -> "KernelBatch":
         """Return the batch with its sides exchanged."""
         tau = self.tau if isinstance(self.tau, float) else self.tau.flip(0)
-        return KernelBatch(self.y, self.x, self.views[::-1], self.bias.flip(0), tau, self.ids, self.pairs)
+        return KernelBatch(self.y, self.x, self.views[::-1], self.bias.flip(-2), tau, self.ids, self.pairs)
 
 
 class Sums(NamedTuple):
@@ -63,7 +65,7 @@ class Sums(NamedTuple):
 
     x: Tensor  # (b * m_x, d), gradient of this process's x
     y: Tensor  # (b * m_y, d), gradient of this process's y
-    masses: Tensor | None  # (2, b), if requested
+    masses: Tensor | None  # (2, b) or per view (M, 2, b), if requested
     moments: Tensor | None  # (2, b), if requested
 
 
@@ -92,7 +94,7 @@ class BatchKernel(Protocol):
         """Return sum_i mean_kl exp(e_ikjl - log_total_i) per candidate of this process, (2, b).
 
         With log_total the log partition functions, this is the sum of the probabilities that all other anchors give a
-        candidate.
+        candidate. If each view has a bias of its own, it is sum_i mean_k exp(e_ikjl - log_total_i), (M, 2, b).
         """
 
 
@@ -178,6 +180,35 @@ def spread(values: Tensor, views: int) -> Tensor:
 def pool(values: Tensor, views: int) -> Tensor:
     """Sum values per view, (..., B * views), over the views of each pair: (..., B)."""
     return values if views == 1 else values.view(*values.shape[:-1], -1, views).sum(-1)
+
+
+def stack_views(of_y: Tensor, of_x: Tensor) -> Tensor:
+    """Stack values per view of both sides' candidates, (B, m_y) and (B, m_x), as (M, 2, B)."""
+    most = max(of_y.shape[1], of_x.shape[1])
+    padded = [torch.nn.functional.pad(values, (0, most - values.shape[1]), value=math.nan) for values in (of_y, of_x)]
+    return torch.stack(padded).permute(2, 0, 1)
+
+
+def of_views(
+    values: Tensor,
+    row: int,
+    views: int,
+) -> Tensor:
+    """Return a row of values per pair, (2, B), or per view, (M, 2, B), for each view: (B * views,)."""
+    return spread(values[row], views) if values.ndim == 2 else values[:views, row].T.reshape(-1)
+
+
+def _as_masses(
+    on_y: Tensor,
+    on_x: Tensor,
+    views: tuple[int, int],
+    per_view: bool,
+) -> Tensor:
+    """Return sums over anchors, one per view and divided by the number of views, in the shape of `masses`."""
+    m_x, m_y = views
+    if not per_view:
+        return torch.stack([pool(on_y, m_y), pool(on_x, m_x)])
+    return stack_views(on_y.view(-1, m_y) * m_y, on_x.view(-1, m_x) * m_x)
 
 
 def mean_of_views(features: Tensor, views: int) -> Tensor:
@@ -283,11 +314,11 @@ class SharedKernel:
     ) -> None:
         self.batch, self.workspace = batch, workspace
         self.finite: Tensor | bool = True  # `if_exact` has seen that all scores are finite
-        self.factors = factors  # (2, B), of the candidates of both sides
+        self.factors = factors  # (2, B) or per view (M, 2, B), of the candidates of both sides
         # (B,), log of each pair's anchor factor without its weight, equal on both sides; includes the mean over views
         self.offsets = offsets
         m_x, m_y = batch.views
-        self.of_y, self.of_x = spread(factors[0], m_y), spread(factors[1], m_x)
+        self.of_y, self.of_x = of_views(factors, 0, m_y), of_views(factors, 1, m_x)
         along_rows, along_columns = torch.empty_like(self.of_x), torch.empty_like(self.of_y)
         self.kernel = exponents
         for rows in self._tiles():
@@ -305,7 +336,8 @@ class SharedKernel:
         workspace: Workspace,
     ) -> "SharedKernel | None":
         """Return the kernel of this batch, or None if the range of its exponents is too wide."""
-        least, most = (bound.item() for bound in batch.bias.aminmax())
+        biases = batch.bias if batch.bias.ndim == 2 else batch.bias[~batch.bias.isnan()]
+        least, most = (bound.item() for bound in biases.aminmax())
         center = (least + most) / 2
         allowed = 0.85 * math.log(torch.finfo(batch.x.dtype).max) - (most - least)
         scaled = workspace.take("scores", len(batch.x), len(batch.y), batch.x)
@@ -391,7 +423,8 @@ class _Masses:
         torch.mv(tile, self._scale_y, out=self._on_x[rows])
 
     def result(self) -> Tensor:
-        return torch.stack([pool(self._on_y, self._m_y), pool(self._on_x, self._m_x)]).mul_(self._kernel.factors)
+        factors = self._kernel.factors
+        return _as_masses(self._on_y, self._on_x, self._kernel.batch.views, factors.ndim == 3).mul_(factors)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -450,7 +483,7 @@ class TiledKernel:
         return Sums(
             first.x,
             second.x,
-            None if first.masses is None or second.masses is None else both([second.masses[1], first.masses[1]]),
+            None if first.masses is None or second.masses is None else _of_rows(second.masses, first.masses),
             None if first.moments is None or second.moments is None else both([first.moments[0], second.moments[0]]),
         )
 
@@ -459,7 +492,12 @@ class TiledKernel:
         log_total = log_total - self.log_mean
         if self.batch.whole:
             return self.blocks[0].masses(log_total)
-        return torch.stack([self.blocks[1].masses(log_total.flip(0))[1], self.blocks[0].masses(log_total)[1]])
+        return _of_rows(self.blocks[1].masses(log_total.flip(0)), self.blocks[0].masses(log_total))
+
+
+def _of_rows(second: Tensor, first: Tensor) -> Tensor:
+    """Return the masses of both sides from those of the rows of each block, which are complete."""
+    return torch.stack([second[..., 1, :], first[..., 1, :]], dim=-2)
 
 
 class _Tile(NamedTuple):
@@ -486,10 +524,10 @@ class _Block:
     ) -> None:
         self.batch, self.workspace, self.name = batch, workspace, name
         m_x, m_y = batch.views
-        tau = batch.tau if isinstance(batch.tau, Tensor) else torch.full_like(batch.bias, batch.tau)
+        tau = batch.tau if isinstance(batch.tau, Tensor) else batch.bias.new_full((2, batch.size), batch.tau)
         self.row_positive, self.column_positive = spread(positives, m_x), spread(positives, m_y)
         self.row_tau, self.column_tau = spread(tau[0], m_x), spread(tau[1], m_y)
-        self.row_bias, self.column_bias = spread(batch.bias[1], m_x), spread(batch.bias[0], m_y)  # as candidates
+        self.row_bias, self.column_bias = of_views(batch.bias, 1, m_x), of_views(batch.bias, 0, m_y)  # as candidates
         rows = slice(batch.pairs.start * m_x, batch.pairs.stop * m_x)
         self.start, self.count = rows.start, rows.stop - rows.start
         self.kept = self._scores(rows) if self.count * len(batch.y) <= KEPT_ELEMENTS else None
@@ -581,7 +619,7 @@ class _Block:
         return Sums(grad_x, grad_y, masses, self._per_anchor(row_moments, column_moments) if moments else None)
 
     def masses(self, log_total: Tensor) -> Tensor:
-        """Return the masses of the candidates, (2, b); row 0, of the columns, only if this process has all pairs."""
+        """Return the masses of the candidates; those of the columns, row 0, only if this process has all pairs."""
         m_x, m_y = self.batch.views
         row_total, column_total = spread(log_total[0], m_x), spread(log_total[1], m_y)
         on_rows, on_columns = row_total.new_zeros(self.count), row_total.new_zeros(len(self.batch.y))
@@ -592,8 +630,9 @@ class _Block:
         return self._per_candidate(on_columns, on_rows)
 
     def _per_candidate(self, on_columns: Tensor, on_rows: Tensor) -> Tensor:
-        m_x, m_y = self.batch.views
-        return torch.stack([pool(on_columns, m_y)[self.batch.pairs], pool(on_rows, m_x)])
+        m_y = self.batch.views[1]
+        own = on_columns[self.batch.pairs.start * m_y : self.batch.pairs.stop * m_y]
+        return _as_masses(own, on_rows, self.batch.views, self.batch.bias.ndim == 3)
 
     def _per_anchor(self, of_rows: Tensor, of_columns: Tensor) -> Tensor:
         m_x, m_y = self.batch.views

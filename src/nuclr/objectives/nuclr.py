@@ -27,12 +27,29 @@ that Theorem 2 leaves free: zeta_j/tau rises by about zeta_lr (1 - B/n) per visi
 
 The published code has another estimator, see `authors`. benchmarks/zeta.py compares the forms on fixed features.
 
+Views. The paper's Remark 2 takes m samples y_jl from each p(y|x_j), each with a popularity of its own. Z(x_i) becomes
+the sum over j of the mean over l of exp(s(x_i,y_jl)/tau) / q_jl, and the convex problem
+
+    min over zeta of  mean_i tau log sum_j mean_kl exp((s(x_ik,y_jl) - S_i - zeta_jl)/tau) + mean_jl zeta_jl
+
+has the derivative (1 - c_jl)/(n m), where the sum over all anchors, their views averaged,
+
+    c_jl = sum_i mean_k exp((s(x_ik,y_jl) - S_i - zeta_jl)/tau) / Z_i
+
+is 1 for every view at the solution. Z_i = u_i + mean_l o_il, where o_il = mean_k exp((s(x_ik,y_il) - S_i - zeta_il)/tau)
+is the term of the pair's own view l, and p_jjl = o_jl / Z_j takes the place of p_jj. The step is the same, with c_jl for c_j and means over all
+views of the batch; u_i, xi and the weights on negatives are as above. This holds for stored views, which are always the
+same (`state.y_views`: a table (n, m)), and for a network, which sees each view. Random views have no number under which
+a table could store them. They share the zeta_j of their pair, with the one own term exp(-zeta_j/tau): an approximation.
+In the toy problem its error grows with m, while that of one q per view falls as 1/sqrt(m) (docs/toy.md).
+
 Beyond the paper: a temperature per anchor (q_j belongs to the candidate, so zeta_j is divided by the common
 `temperature` and not by tau_i), and a network instead of a table, zeta_j = zeta_init + tau h(y_j), trained by the
 unbiased gradient of zeta_j.
 
 Relations: with zeta_lr = 0, zeta_init = 0 and xi_init = inf it is SogCLR, and with individual temperatures iSogCLR.
-With individual temperatures and tau_lr = 0 it has the gradients and zeta of NUCLR without.
+With individual temperatures and tau_lr = 0 it has the gradients and zeta of NUCLR without. Stored views that are all
+equal give the results of one view.
 """
 
 import math
@@ -45,6 +62,7 @@ from torch import Tensor, nn
 from nuclr import distributed
 from nuclr.arrays import Array, as_floating
 from nuclr.objectives.base import Range, check_choice
+from nuclr.objectives.kernels import stack_views
 from nuclr.objectives.networks import PrototypeNetwork
 from nuclr.objectives.state import CANDIDATES, StatePlacement
 from nuclr.objectives.stateful import SOURCES, RunningAverage, StatefulObjective, Step, Temperatures, zero_valued
@@ -67,8 +85,8 @@ class NUCLR(StatefulObjective):
         zeta_momentum: the weight of the old velocity, which is stored per pair and side unless this is 0.
         zeta_estimator: "unbiased", or "paper" for Algorithm 1 to the letter, whose eta is zeta_lr tau B. A network
             always uses "unbiased".
-        popularity: "table" stores zeta per pair; "network" predicts it from the candidate's features. With both
-            networks, no index is needed.
+        popularity: "table" stores zeta per pair, or per stored view (`state.x_views`, `state.y_views`); "network"
+            predicts it from the features of each view. With both networks, no index is needed.
 
     Example:
         >>> import torch
@@ -88,6 +106,7 @@ class NUCLR(StatefulObjective):
     }
     scheduled: Mapping[str, str] = {**StatefulObjective.scheduled, "zeta_lr": "step size"}
     summarized = ("zeta", *StatefulObjective.summarized)
+    stores_views = True
 
     def __init__(
         self,
@@ -133,11 +152,13 @@ class NUCLR(StatefulObjective):
         for name in ("zeta_lr", "zeta_momentum"):
             self.limits[name].check(name, getattr(self, name))
         if popularity == "network":
+            if self.state.views != (1, 1):
+                raise ValueError("state.x_views and state.y_views must be 1: a network predicts zeta of every view")
             self.popularity_networks = nn.ModuleDict({CANDIDATES[row]: PrototypeNetwork() for row in self.active})
         else:
-            self.add_tables("zeta", zeta_init, CANDIDATES)
+            self.add_tables("zeta", zeta_init, CANDIDATES, per_view=True)
             if zeta_momentum > 0:
-                self.add_tables("zeta_velocity", 0.0, CANDIDATES)
+                self.add_tables("zeta_velocity", 0.0, CANDIDATES, per_view=True)
             else:  # there is no table for a later value
                 self.limits = {**self.limits, "zeta_momentum": Range(high=0.0)}
             self.table_sides = tuple(CANDIDATES[row] for row in self.active)
@@ -188,8 +209,9 @@ class NUCLR(StatefulObjective):
 
         Args:
             side: "y" or "x", whose candidates these are.
-            rows: (m,) rows of state. A row that occurs several times gets the mean of its values.
-            zeta: (m,), such as `nuclr.popularity.solve` returns it.
+            rows: (r,) rows of state; with m > 1 stored views, row * m + view. A row that occurs several times gets the
+                mean of its values.
+            zeta: (r,), such as `nuclr.popularity.solve` returns it.
 
         Example:
             >>> objective = NUCLR(num_samples=3)
@@ -198,7 +220,7 @@ class NUCLR(StatefulObjective):
             tensor([-0.5000,  0.0000,  0.5000])
 
         """
-        table = self.get_buffer(f"zeta_{side}")
+        table = self.get_buffer(f"zeta_{side}").view(-1)
         distinct, place, copies = rows.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
         if len(distinct) < len(rows):
             rows = distinct
@@ -212,12 +234,19 @@ class NUCLR(StatefulObjective):
     # -- zeta and xi ---------------------------------------------------------------------------------------------------
 
     def read_zeta(self, step: Step) -> Tensor:
-        """Return zeta of the candidates, (2, B), from the table or the network."""
+        """Return zeta of the candidates, (2, B) or per view (M, 2, B), from the table or the network."""
         if self.popularity == "table":
+            step.per_view = (self.state.y_views > 1, self.state.x_views > 1)
             return step.rows.tables["zeta"]
         frozen = not self.moves_zeta()  # before its first prototypes, a network's zeta is zeta_init
-        step.predicted_popularity = self.predict(self.popularity_networks, CANDIDATES, step, frozen)
-        return self.zeta_init + step.temperature * step.predicted_popularity.detach()
+        predicted = self.predict(self.popularity_networks, CANDIDATES, step, frozen)
+        step.per_view = (step.batch.views[1] > 1, step.batch.views[0] > 1)
+        with torch.set_grad_enabled(predicted[self.active[0]].requires_grad):
+            stacked = stack_views(*predicted)
+            if not any(step.per_view):
+                stacked = stacked[0]
+            step.predicted_popularity = stacked.nan_to_num(nan=0.0)
+        return self.zeta_init + step.temperature * stacked.detach()
 
     def log_normalizer(self, step: Step) -> Tensor:
         """Return log(u_i + exp(-xi/tau)), with the pair's own zeta instead of xi if `use_xi` is False."""
@@ -232,12 +261,15 @@ class NUCLR(StatefulObjective):
     def zeta_moment(self, step: Step, log_weight: Tensor) -> Tensor:
         """Return tau times the derivative of sum_i log d_i / B with respect to tau through zeta/tau and xi/tau."""
         # sum_i sum_j w_ij zeta_j/tau
-        weight_on_candidates = distributed.all_gather(step.kernel.masses(-log_weight), dim=1)
-        negatives = -(weight_on_candidates * step.log_own).sum()
+        masses = step.kernel.masses(-log_weight)
+        negatives = -(distributed.all_gather(masses, dim=masses.ndim - 1) * step.bias)
         # the positive's term, exp(-xi/tau) / d_i xi/tau, which vanishes for xi = inf
-        own = self._xi(step) / step.temperature if self.use_xi else -step.log_own
+        own = self._xi(step) / step.temperature if self.use_xi else -(step.bias if step.own is None else step.own)
         positive = torch.where(own.isposinf(), 0.0, torch.exp(-own - step.log_d) * own)
-        return (negatives + self._for_counted(step, positive, 0.0).sum()) / step.batch.size
+        if step.own is not None:  # the mean over views
+            negatives = negatives.nanmean(dim=0)
+            positive = positive if self.use_xi else positive.flatten(0, 1).nanmean(dim=0)
+        return (negatives.sum() + self._for_counted(step, positive, 0.0).sum()) / step.batch.size
 
     def moves_zeta(self) -> bool:
         """Return whether zeta is not frozen."""
@@ -252,14 +284,16 @@ class NUCLR(StatefulObjective):
             if step.predicted_popularity.requires_grad:
                 slope = 1 - self.column_sums(step, zeta, step.log_total, masses)
                 slope = self._for_counted(step, slope, 0.0) * (step.temperature / step.batch.size)
+                if zeta.ndim == 3:  # the mean over views
+                    slope = slope.nan_to_num(nan=0.0) / (~zeta.isnan()).sum(dim=0)
                 step.terms.append(zero_valued(slope, step.predicted_popularity))
         self.move_xi(step, zeta)
-        means = zeta.mean(dim=1)
+        means = zeta.mean(dim=1) if zeta.ndim == 2 else zeta.nanmean(dim=(0, 2))
         for row in self.active:
             step.metrics[f"zeta_{CANDIDATES[row]}"] = means[row]
 
     def move_zeta(self, step: Step, masses: Tensor) -> Tensor:
-        """Return zeta after the step, (2, B), and set the new tables."""
+        """Return zeta after the step, and set the new tables."""
         target = 1.0 if self.zeta_estimator == "unbiased" else step.batch.size / self.num_samples
         velocity = target - self.column_sums(step, step.zeta, step.log_total, masses)
         if "zeta_velocity" in step.rows.tables:
@@ -270,7 +304,8 @@ class NUCLR(StatefulObjective):
         if self.zeta_estimator == "unbiased":
             move = move.clamp(-LARGEST_MOVE, LARGEST_MOVE)
             # the mean over the candidates that move
-            move = move - step.unless_alone(move, math.nan).nanmean(dim=1, keepdim=True)
+            counted = step.unless_alone(move, math.nan)
+            move = move - counted.nanmean(dim=1 if move.ndim == 2 else (0, 2), keepdim=True)
         zeta = step.unless_alone(step.zeta + step.temperature * move, step.zeta)
         step.tables["zeta"] = zeta
         return zeta
@@ -282,14 +317,26 @@ class NUCLR(StatefulObjective):
         log_total: Tensor,
         masses: Tensor,
     ) -> Tensor:
-        """Return c_j, the estimated sum of the probabilities that all anchors give candidate j, (2, B)."""
-        own = torch.exp(zeta / -step.temperature - log_total)
+        """Return c_j, the estimated sum of the probabilities that all anchors give candidate j, shaped as zeta."""
+        if step.own is None:
+            own = torch.exp(zeta / -step.temperature - log_total)
+        else:
+            own = torch.exp(step.own - log_total).nanmean(dim=0)
         # an anchor without negatives gives no mass, and its row is not stored
-        return own + (self.num_samples - 1) / step.negatives * masses
+        sums = own + (self.num_samples - 1) / step.negatives * masses
+        if step.own is not None:
+            for row, per_view in enumerate(step.per_view):
+                if not per_view:  # the views of this side share the zeta of their pair
+                    views = sums[: step.batch.views[1 - row], row]
+                    views.copy_(views.mean(dim=0))
+        return sums
 
     def move_xi(self, step: Step, zeta: Tensor) -> None:
-        """Raise xi of both sides to the largest value that bounds the new zeta, (2, B)."""
-        largest = step.unless_alone(self.bounded(zeta), -math.inf).amax(dim=1)
+        """Raise xi of both sides to the largest value that bounds the new zeta."""
+        bounded = step.unless_alone(self.bounded(zeta), -math.inf)
+        if bounded.ndim == 3:
+            bounded = torch.where(bounded.isnan(), -math.inf, bounded).amax(dim=0)
+        largest = bounded.amax(dim=1)
         for row in self.active:
             xi = self.buffer(f"xi_{CANDIDATES[row]}")
             torch.maximum(xi, largest[row].to(xi), out=xi)

@@ -4,6 +4,8 @@ A table is a buffer per side with one number per pair, such as log_u_x and log_u
 (2, B) per table with side x in row 0, and writes them back. By default every process holds all rows and writes all of
 them. With sharding, process r holds the rows [r R, (r + 1) R), R = ceil(n / K); every process contributes the rows that
 it holds, and one all-reduce gives all rows to all processes.
+
+A table may have one number per stored view, (n, m). Its rows of a batch are (M, 2, B), as `kernels` stacks views.
 """
 
 import math
@@ -19,6 +21,7 @@ from torch import Tensor
 from nuclr import distributed
 from nuclr.arrays import to_device
 from nuclr.objectives.base import GatheredBatch, Objective
+from nuclr.objectives.kernels import stack_views
 
 ANCHORS = ("x", "y")  # side x has anchors x and candidates y
 CANDIDATES = ("y", "x")
@@ -26,23 +29,38 @@ CANDIDATES = ("y", "x")
 
 @dataclass(frozen=True)
 class StatePlacement:
-    """Where the tables of an objective are.
+    """Where the tables of an objective are, and how many numbers a pair has in the tables of popularity.
 
     Attributes:
         device: device on which the tables stay when the module moves. None: they move with the module.
         sharding: whether each of K processes holds n/K rows of the tables instead of all; see `gather_state_dict` for
             checkpoints. The objective must then stay outside DDP, which broadcasts buffers when it is constructed.
+        x_views: number of stored views of each x that have a popularity of their own. They must come together and in
+            the same order at every visit. 1: all views of a pair share one popularity, an approximation for random
+            views, which have no number that stays.
+        y_views: as `x_views` for y, such as 5 for the five captions of an image.
 
     """
 
     device: str | None = None
     sharding: bool = False
+    x_views: int = 1
+    y_views: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.views) < 1:
+            raise ValueError(f"state.x_views and state.y_views must be at least 1, but are {self.views}")
+
+    @property
+    def views(self) -> tuple[int, int]:
+        """m_x and m_y."""
+        return self.x_views, self.y_views
 
 
 class StateRows(NamedTuple):
     """The state of a batch before the step, and where it is stored."""
 
-    tables: dict[str, Tensor]  # name -> (2, B), in the dtype of the computation
+    tables: dict[str, Tensor]  # name -> (2, B) or per view (M, 2, B), in the dtype of the computation
     stored: Tensor | None = None  # rows of the tables, on their device; None: without an index, nothing is stored
     owned: Tensor | None = None  # the pairs of the global batch that these rows belong to; None: all B of them
 
@@ -80,6 +98,7 @@ class PairTables(Objective):
         self.active = [row for row, side in enumerate(ANCHORS) if sides in ("both", side)]  # rows of (2, B) tensors
         self.initial: dict[str, float] = {}  # table -> value of a row before its first update
         self._owners: dict[str, tuple[str, str]] = {}  # table -> whose rows side x and side y use
+        self._view_tables: set[str] = set()  # tables with a number per view on one side at least
         self._shards = distributed.world_size() if state.sharding else 1
         count = math.ceil(num_samples / self._shards)
         start = distributed.rank() * count if state.sharding else 0
@@ -91,6 +110,7 @@ class PairTables(Objective):
         name: str,
         value: float,
         owners: tuple[str, str],
+        per_view: bool = False,
     ) -> None:
         """Register one buffer per side in use, whose rows start at `value`.
 
@@ -98,14 +118,18 @@ class PairTables(Objective):
             name: the buffers are called {name}_x and {name}_y.
             value: of a row before its first update.
             owners: ANCHORS or CANDIDATES: whose rows side x and side y use.
+            per_view: whether a side with m > 1 stored views has m numbers per row.
 
         """
         self.needs_index = True
         self.initial[name] = value
         self._owners[name] = owners
+        if per_view and self.state.views != (1, 1):
+            self._view_tables.add(name)
         for row in self.active:
+            views = self.state.views[ANCHORS.index(owners[row])] if per_view else 1
             rows = torch.full(
-                (len(self._stored),),
+                (len(self._stored), views) if views > 1 else (len(self._stored),),
                 value,
                 dtype=torch.float32,
                 device=self.state.device,
@@ -127,8 +151,9 @@ class PairTables(Objective):
         names = list(self.initial)
         self._feature_device = batch.x.device
         if batch.index is None or not self.initial:
-            return StateRows({name: batch.x.new_full((2, batch.size), self.initial[name]) for name in names})
+            return StateRows({name: self._initial_rows(name, batch) for name in names})
         self._check_index(batch.index)
+        self._check_views(batch)
         # On an accelerator, a bad index is reported at the next call; until then it must not crash the device.
         stored = batch.index if batch.index.device.type == "cpu" else batch.index.clamp(0, self.num_samples - 1)
         device = self.table(names[0], self.active[0]).device  # all tables are on one device
@@ -144,8 +169,10 @@ class PairTables(Objective):
             for row in self.active:
                 rows = self.table(name, row).index_select(0, stored)
                 if owned is not None:
-                    rows = rows.new_zeros(batch.size).index_copy_(0, owned, rows)
+                    rows = rows.new_zeros(batch.size, *rows.shape[1:]).index_copy_(0, owned, rows)
                 loaded.append(rows)
+        if self._view_tables:
+            return StateRows(self._split(loaded, names, batch, owned is not None), stored, owned)
         tables = to_device(torch.stack(loaded), batch.x.device).view(len(names), len(self.active), batch.size)
         if owned is not None:
             tables = distributed.sum_over_processes(tables)
@@ -156,14 +183,57 @@ class PairTables(Objective):
             tables[:, self.active] = known
         return StateRows(dict(zip(names, tables.to(batch.x), strict=True)), stored, owned)
 
+    def _initial_rows(self, name: str, batch: GatheredBatch) -> Tensor:
+        """Return the rows of a table that was never updated."""
+        m_x, m_y = batch.views
+        new = batch.x.new_full
+        if name not in self._view_tables:
+            return new((2, batch.size), self.initial[name])
+        return stack_views(new((batch.size, m_y), self.initial[name]), new((batch.size, m_x), self.initial[name]))
+
+    def _split(
+        self,
+        loaded: list[Tensor],
+        names: list[str],
+        batch: GatheredBatch,
+        shared: bool,
+    ) -> dict[str, Tensor]:
+        """Return the rows of each table from those of its sides, (B,) or (B, m), which are sent as one tensor."""
+        widths = [rows[0].numel() for rows in loaded]
+        flat = to_device(torch.cat([rows.view(batch.size, -1) for rows in loaded], dim=1), batch.x.device)
+        if shared:
+            flat = distributed.sum_over_processes(flat)
+        parts = iter(flat.to(batch.x).split(widths, dim=1))
+        tables = {}
+        for name in names:
+            tables[name] = self._initial_rows(name, batch).contiguous()
+            for row in self.active:
+                part = next(parts).T
+                if name in self._view_tables:
+                    # a row with one number has it for all views
+                    tables[name][: batch.views[ANCHORS.index(self._owners[name][row])], row] = part
+                else:
+                    tables[name][row] = part[0]
+        return tables
+
     def write(self, old: StateRows, tables: Mapping[str, Tensor]) -> None:
-        """Write new rows where `old` was read, (2, B) per table; each process writes the rows that it holds."""
+        """Write new rows where `old` was read; each process writes the rows that it holds."""
         assert old.stored is not None
         for name, rows in tables.items():
             for row in self.active:
                 table = self.table(name, row)
-                new = rows[row] if old.owned is None else rows[row, old.owned.to(rows.device)]
+                new = rows[row] if rows.ndim == 2 else rows[: table[0].numel(), row].T.reshape(-1, *table.shape[1:])
+                if old.owned is not None:
+                    new = new[old.owned.to(new.device)]
                 table.index_copy_(0, old.stored, new.to(table))
+
+    def _check_views(self, batch: GatheredBatch) -> None:
+        for side, stored, views in zip(ANCHORS, self.state.views, batch.views, strict=True):
+            if stored not in (1, views):
+                raise ValueError(
+                    f"state.{side}_views is {stored}, but {side} has {views} view(s) of each sample; pass all {stored}, "
+                    f"or leave state.{side}_views out, so that the views of a sample share one popularity"
+                )
 
     def _find_owned(self, index: Tensor) -> Tensor:
         """Return the positions of the indices whose rows this process holds."""
@@ -215,7 +285,7 @@ class PairTables(Objective):
                 whole[name] = local
                 continue
             device = self._feature_device or local.device  # nccl gathers on the accelerator only
-            padded = local.new_zeros(math.ceil(self.num_samples / self._shards), device=device)
+            padded = local.new_zeros(math.ceil(self.num_samples / self._shards), *local.shape[1:], device=device)
             padded[: len(local)] = local
             parts = [torch.empty_like(padded) for _ in range(self._shards)] if first else None
             dist.gather(padded, parts)

@@ -10,7 +10,7 @@ masking), and n the size of the data set:
 The model's gradient is that of (1/B) sum_i sum_{j != i} w_ij (s_ij - s_ii) with w held fixed, summed over the sides.
 It is linear in the scores, so the forward pass computes it, and backward only scales it. The objectives differ in zeta
 and in the normalizer d_i. With several views of a sample, s_ii is the mean S_i over its pairs of views, and exp is
-averaged over the pairs of views; see `kernels`.
+averaged over the pairs of views; see `kernels`. zeta_j belongs to the pair or to each of its views, see `nuclr`.
 
 What all of them can do:
 
@@ -53,7 +53,6 @@ from nuclr.objectives.kernels import (
     KernelBatch,
     Workspace,
     make_kernel,
-    pool,
     positive_scores,
 )
 from nuclr.objectives.networks import PrototypeNetwork
@@ -128,9 +127,12 @@ class Step:
     temperature: float | Tensor  # tau: one number; a scalar tensor if it is learnt on an accelerator
     tau: float | Tensor  # of the anchors: one number, or (2, B)
     # -- candidates
-    zeta: Tensor = field(init=False)  # (2, B)
-    log_own: Tensor = field(init=False)  # (2, B), -zeta/tau: log of the positive's term in the partition function
-    predicted_popularity: Tensor | None = None  # (2, B), zeta/tau with gradient, if a network predicts it
+    zeta: Tensor = field(init=False)  # (2, B) or per view (M, 2, B)
+    bias: Tensor = field(init=False)  # -zeta/tau
+    per_view: tuple[bool, bool] = (False, False)  # whether the candidates of side x, of side y have a zeta per view
+    own: Tensor | None = None  # (K, M, 2, B), exponents of the pair's own views k, m if zeta is per view
+    log_own: Tensor = field(init=False)  # (2, B), log of the positive's term in the partition function
+    predicted_popularity: Tensor | None = None  # zeta/tau with gradient, if a network predicts it
     # -- anchors
     predicted_normalizer: Tensor | None = None  # (2, B), k with gradient, if a network predicts it
     positive: Tensor | None = None  # (B,), S_i, if a network predicts the normalizer
@@ -141,13 +143,13 @@ class Step:
     log_u: Tensor = field(init=False)  # (2, B), before and then after the update
     log_d: Tensor = field(init=False)  # (2, B), log of the normalizer of the weights
     # -- results
-    tables: dict[str, Tensor] = field(default_factory=dict)  # the state after the step: name -> (2, B)
+    tables: dict[str, Tensor] = field(default_factory=dict)  # the state after the step, shaped as in `rows`
     metrics: dict[str, Tensor] = field(default_factory=dict)
     terms: list[Tensor] = field(default_factory=list)  # terms of the loss with value 0, for the gradients of parameters
 
     @cached_property
     def log_total(self) -> Tensor:
-        """log(u_i + exp(-zeta_i/tau)), (2, B): log of the estimated partition function, including the positive."""
+        """log(u_i + the positive's term), (2, B): log of the estimated partition function."""
         return torch.logaddexp(self.log_u, self.log_own)
 
     def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
@@ -178,6 +180,8 @@ class StatefulObjective(PairTables):
     scheduled: Mapping[str, str] = {"gamma": "weight"}
     summarized: tuple[str, ...] = ("tau",)
     """Tables whose quantiles `summarize` returns."""
+    stores_views: bool = False
+    """Whether the objective can have a popularity per stored view, see `StatePlacement`."""
 
     def __init__(
         self,
@@ -200,6 +204,10 @@ class StatefulObjective(PairTables):
             as_record("state", state, StatePlacement()),
             normalize,
         )
+        if self.state.views != (1, 1) and not self.stores_views:
+            raise ValueError(
+                "state.x_views and state.y_views must be 1: only nuclr with a table has a popularity per stored view"
+            )
         self.gamma = gamma
         self.normalizer = normalizer
         self.temperatures = as_record("temperatures", temperatures, Temperatures())
@@ -250,7 +258,7 @@ class StatefulObjective(PairTables):
             if table is None:
                 continue
             held = rows[rows < len(table)].to(table.device)  # process 0 holds the first rows
-            ordered = table[held].sort().values
+            ordered = table[held].flatten().sort().values
             for percent in QUANTILES:
                 position = round(percent / 100 * (len(ordered) - 1))
                 quantiles[f"{name}_q{percent:02d}"] = float(ordered[position])
@@ -259,7 +267,7 @@ class StatefulObjective(PairTables):
     # -- what subclasses implement -------------------------------------------------------------------------------------
 
     def read_zeta(self, step: Step) -> Tensor:
-        """Return zeta of the candidates, (2, B)."""
+        """Return zeta of the candidates, (2, B), or (M, 2, B) after setting `step.per_view`."""
         return step.batch.x.new_zeros(2, step.batch.size)
 
     def log_normalizer(self, step: Step) -> Tensor:
@@ -275,7 +283,7 @@ class StatefulObjective(PairTables):
         return False
 
     def update_zeta(self, step: Step, masses: Tensor) -> None:
-        """Update zeta from the masses (2, B), the sums of the probabilities that the other anchors give a candidate."""
+        """Update zeta from the masses, the sums of the probabilities that the other anchors give a candidate."""
         raise NotImplementedError
 
     def zeta_moment(self, step: Step, log_weight: Tensor) -> Tensor | float:  # noqa: ARG002
@@ -313,17 +321,18 @@ class StatefulObjective(PairTables):
         tau = rows.tables["tau"] if self.temperatures.individual else temperature
         step = Step(batch, learns, rows, temperature, tau)
         step.zeta = self.read_zeta(step)
-        step.log_own = step.zeta / -temperature
+        step.bias = step.zeta / -temperature
+        step.log_own = step.bias if step.zeta.ndim == 2 else self._own_views(step)
         step.log_u = self._old_average(step)
 
         # -- first pass over the scores: the sums over the batch's negatives, and the running averages
         if isinstance(tau, Tensor) and tau.ndim == 0:
-            tau = tau.expand_as(step.zeta)
+            tau = tau.expand_as(step.log_own)
         kernel_batch = KernelBatch(
             batch.x,
             batch.y,
             batch.views,
-            step.log_own,
+            step.bias,
             tau,
             batch.ids,
             batch.pairs,
@@ -361,7 +370,7 @@ class StatefulObjective(PairTables):
             if sums.moments is not None:
                 self._move_temperatures(step, distributed.all_gather(sums.moments, dim=1))
             if sums.masses is not None:
-                self.update_zeta(step, distributed.all_gather(sums.masses, dim=1))
+                self.update_zeta(step, distributed.all_gather(sums.masses, dim=sums.masses.ndim - 1))
         if self.training and step.tables:
             self.write(rows, step.tables)
         return values, gradient, step
@@ -385,7 +394,7 @@ class StatefulObjective(PairTables):
         values: Tensor,
         otherwise: float,
     ) -> Tensor:
-        """Return values (2, B), with `otherwise` for anchors without negatives and for a side that is not in use.
+        """Return values, with `otherwise` for anchors without negatives and for a side that is not in use.
 
         Infinite values are replaced by the largest finite number, because 0 times infinity is not a number.
         """
@@ -394,8 +403,23 @@ class StatefulObjective(PairTables):
         values = step.unless_alone(values, otherwise)
         if len(self.active) == 1:
             values = values.clone()
-            values[1 - self.active[0]] = otherwise
+            values[..., 1 - self.active[0], :] = otherwise
         return values
+
+    def _own_views(self, step: Step) -> Tensor:
+        """Set the exponents of the pairs' own views, and return the log of their mean."""
+        batch = step.batch
+        m_x, m_y = batch.views
+        width = batch.x.shape[1]
+        scores = batch.x.view(-1, m_x, width) @ batch.y.view(-1, m_y, width).mT
+        margins = (scores - scores.mean(dim=(1, 2), keepdim=True)).movedim(0, 2)
+        most = max(batch.views)
+        own = margins.new_full((most, most, 2, batch.size), math.nan)
+        own[:m_x, :m_y, 0] = margins * step.per_view[0]  # views that share a zeta count as the mean score
+        own[:m_y, :m_x, 1] = margins.transpose(0, 1) * step.per_view[1]
+        step.own = own / step.tau + step.bias
+        terms = torch.where(step.own.isnan(), -math.inf, step.own)
+        return terms.logsumexp(dim=(0, 1)) - math.log(m_x * m_y)
 
     # -- running averages ----------------------------------------------------------------------------------------------
 
@@ -404,7 +428,9 @@ class StatefulObjective(PairTables):
         if self.normalizer == "table":
             return step.rows.tables["log_u"]
         batch = step.batch
-        step.predicted_normalizer = self.predict(self.normalizer_networks, ANCHORS, step)
+        predicted = self.predict(self.normalizer_networks, ANCHORS, step)
+        with torch.set_grad_enabled(predicted[self.active[0]].requires_grad):
+            step.predicted_normalizer = torch.stack([outputs.mean(dim=1) for outputs in predicted])
         step.positive = positive_scores(batch.x, batch.y, batch.views)
         return self._predicted_average(step)
 
@@ -448,8 +474,8 @@ class StatefulObjective(PairTables):
         owners: tuple[str, str],
         step: Step,
         frozen: bool = False,
-    ) -> Tensor:
-        """Return the mean over views of a network's output for every pair of the global batch, (2, B).
+    ) -> list[Tensor]:
+        """Return a network's output for every view of the global batch, (B, m) per side.
 
         In training, networks whose prototypes are not complete get the batch's, unless they are frozen. Every process
         computes the outputs of all pairs, so that the networks' gradients need no communication.
@@ -462,13 +488,13 @@ class StatefulObjective(PairTables):
             for row, side in enumerate(owners):
                 features, others, views = sides[side]
                 if row not in self.active:
-                    outputs.append(features.new_zeros(batch.size))
+                    outputs.append(features.new_zeros(batch.size, views))
                     continue
                 network = cast(PrototypeNetwork, networks[side])
                 if self.training and not frozen:
                     network.add_prototypes(others, features, step.temperature)
-                outputs.append(pool(network(features).to(features.dtype), views) / views)
-            return torch.stack(outputs)
+                outputs.append(network(features).to(features.dtype).view(-1, views))
+        return outputs
 
     def _fit_normalizer(self, step: Step, predicted: Tensor) -> None:
         """Set the offsets of the networks in the first batch, and add the networks' term to the loss."""
