@@ -16,6 +16,7 @@ PRINTED = (
     ("risk", "error_term", "error term (1/n) sum_ij |1/q~_j - 1/q_j| exp((s_ij - 1)/tau)"),
     ("learning", "excess_risk", "excess true risk of the learned W in s = x^T W y"),
     ("learning", "zero_one", "excess zero-one loss of the learned W"),
+    ("views", "error", "error of Z with m samples y of each x, one popularity per view or a shared one"),
 )
 
 

@@ -1,5 +1,7 @@
 """A small toy study: its values agree with the paper's claims, its slopes are right, and its file holds all of it."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -28,11 +30,26 @@ def test_estimated_popularity_reduces_the_error_and_uniform_popularity_does_not(
     assert many["nuclr"]["rank_correlation"] > 0.99
 
 
+def test_several_views_reduce_the_error_of_z_only_with_a_popularity_of_their_own(result):
+    for tau in study.TEMPERATURES:
+        error = {form: [] for form in ("per_view", "shared")}
+        for form, errors in error.items():
+            for m in study.VIEWS:
+                (record,) = result.select("views", tau, f"{form}_{m}")
+                errors.append(record.mean["error"])
+        assert error["per_view"][0] == pytest.approx(error["shared"][0], rel=1e-3)
+        for few, many in itertools.pairwise(error["per_view"]):
+            assert 1.4 < few / many < 2.8, "it falls as 1/sqrt(m)"
+        assert error["shared"][2] > 2 * error["per_view"][2]
+        if tau == 0.2:
+            assert error["shared"][2] > 1.3 * error["shared"][0]
+
+
 def test_the_file_holds_the_study(result, tmp_path):
     files.write_json(tmp_path / "toy.json", result.to_json())
     assert files.read_record(study.ToyStudy, tmp_path / "toy.json") == result
-    counted = {part: sum(record.part == part for record in result.records) for part in ("risk", "learning")}
-    assert counted == {"risk": 2 * 2 * 6, "learning": 2 * 2 * 3}
+    counted = {part: sum(record.part == part for record in result.records) for part in study.MEASURES}
+    assert counted == {"risk": 2 * 2 * 6, "learning": 2 * 2 * 3, "views": 2 * 6}
 
 
 def fit(sizes, means, errors):

@@ -11,7 +11,8 @@ computed with
 - "nuclr_area": the same, its constant from sum_j 1/q_j = area of Y, which does not need the true popularity,
 
 and compared with the true risk: error = |empirical risk - true risk|. The error of the popularity itself is the paper's
-error term, (1/n) sum_ij |1/q~_j - 1/q_j| exp((s_ij - 1)/tau). The second part, `learning`, learns the model.
+error term, (1/n) sum_ij |1/q~_j - 1/q_j| exp((s_ij - 1)/tau). The second part, `learning`, learns the model. The third
+part, `views`, draws m samples y of each x, as in the paper's Remark 2.
 """
 
 import math
@@ -28,12 +29,14 @@ import nuclr
 from nuclr import files
 from nuclr.evaluation import rank_correlation
 from nuclr.popularity import importance_sampling as sampling
+from nuclr.popularity import solve
 from nuclr.studies.toy import spaces
 from nuclr.studies.toy.learning import AlongAlpha, losses_along_alpha, measure_learning
 from nuclr.studies.toy.spaces import TEMPERATURES
 
 SIZES = (100, 200, 400, 800, 1600, 3200)
 MOST_LEARNED = 1600  # largest n of the part "learning"
+VIEWS = (1, 4, 16)  # samples y of each x in the part "views"
 NORMAL_95 = 1.96
 COMMAND = "nuclr toy"
 SUMMARY = "toy.json"
@@ -145,6 +148,36 @@ def measure_risk(
     return values
 
 
+def measure_views(
+    n: int,
+    temperature: float,
+    stream: Generator,
+) -> Values:
+    """Draw n anchors and m samples y of each.
+
+    Returns:
+        For each m, with one popularity per sample and with one that the m samples of an anchor share, the error of the
+        estimated Z: the standard deviation over the anchors of log Z_hat(x_i) - log Z(x_i), without the free constant.
+
+    """
+    x = spaces.sample_x(n, stream)
+    log_z = spaces.log_partition(x, temperature)
+    values = {}
+    for m in VIEWS:
+        y = torch.cat([spaces.sample_y(x, temperature, stream) for _ in range(m)])
+        scores = x @ y.T
+        # sharing a popularity is the same problem with the sum over the m samples in place of exp(s/tau)
+        summed = temperature * (scores / temperature).view(n, m, n).logsumexp(dim=1)
+        for form, matrix in (("per_view", scores), ("shared", summed)):
+            zeta = solve(scores=matrix, temperature=temperature).zeta
+            estimate = sampling.log_partition_from_popularity(matrix, zeta / temperature, temperature)
+            values[f"{form}_{m}"] = {"error": (estimate - log_z).std().item()}
+    return values
+
+
+MEASURES = {"risk": measure_risk, "learning": measure_learning, "views": measure_views}
+
+
 class Point(NamedTuple):
     """One part of the study at one temperature and size, and how many samples it is repeated on."""
 
@@ -169,6 +202,7 @@ def plan(seeds: int, sizes: tuple[int, ...] = SIZES) -> list[Point]:
             if n <= MOST_LEARNED:
                 repeats = max(2, seeds * min(4, MOST_LEARNED // n) // 5)
                 points.append(Point("learning", tau, n, repeats))
+        points.append(Point("views", tau, sizes[0], seeds * min(5, max(sizes) // sizes[0])))
     return points
 
 
@@ -190,14 +224,13 @@ def run_study(
     start = time.perf_counter()
     records = []
     for part, tau, n, repeats in plan(seeds, sizes):
-        measure = measure_risk if part == "risk" else measure_learning
         samples = []
         for repeat in range(repeats):
             # Each sample has a random stream of its own.
             numbers = [seed, TEMPERATURES.index(tau), n, repeat]
-            if part == "learning":
-                numbers.append(1)
-            samples.append(measure(n, tau, spaces.generator(*numbers)))
+            if part != "risk":
+                numbers.append(list(MEASURES).index(part))
+            samples.append(MEASURES[part](n, tau, spaces.generator(*numbers)))
             advance(n**2)
         for method, quantities in samples[0].items():
             values = {key: np.array([sample[method][key] for sample in samples]) for key in quantities}
