@@ -101,7 +101,7 @@ def test_an_epoch_visits_every_group_once_with_one_of_its_pairs():
     assert np.bincount(np.concatenate(orders), minlength=150).min() > 5  # 20 expected
 
 
-@pytest.mark.parametrize("m", [2, 3, 5])
+@pytest.mark.parametrize("m", [2, 3])
 def test_a_visit_takes_its_own_item_and_other_distinct_ones_of_its_group(m):
     numbers = np.arange(150)
     views = ViewGroups(FIVE, y_views=m).draw(seed=3, epoch=1)["y"](numbers)
@@ -110,6 +110,23 @@ def test_a_visit_takes_its_own_item_and_other_distinct_ones_of_its_group(m):
     assert all(len(set(row)) == m for row in views.tolist())
     # Over all pairs of an image, each caption is taken equally often.
     assert np.array_equal(np.bincount(views.reshape(-1)), np.full(150, m))
+
+
+def test_a_visit_of_all_items_takes_them_in_the_same_order():
+    groups = ViewGroups(FIVE, y_views=5)
+    views = groups.draw(seed=3, epoch=1)["y"](np.arange(150))
+    assert np.array_equal(groups.stored()["y"][groups.row], views)
+    assert np.array_equal(groups.stored()["y"], np.arange(150).reshape(30, 5))
+    assert np.array_equal(groups.position("y"), np.tile(np.arange(5), 30))
+    assert ViewGroups(FIVE, y_views=4).stored() == {}
+
+
+def test_stored_views_of_groups_with_unusable_pairs_and_equal_items():
+    pairs = listed([0, 0, 0, 0, 1, 1, 2], [3, 1, 1, 2, 5, 6, 7])
+    groups = ViewGroups(pairs, y_views=2, numbers=np.array([0, 1, 2, 5]))
+    assert groups.stored()["y"].tolist() == [[0, 1], [5, 5], [-1, -1]]
+    position = groups.position("y")
+    assert position[[0, 1, 2, 5]].tolist() == [0, 1, 1, 0] and (position >= 0).all()
 
 
 def test_every_choice_is_equally_likely():
@@ -139,14 +156,13 @@ def test_views_depend_on_seed_and_epoch_and_not_on_the_process_or_the_step():
 def test_too_few_items_are_repeated_in_turn():
     pairs = listed([0, 0, 0, 1, 1, 2], range(6))
     views = ViewGroups(pairs, y_views=3).draw(0, 0)["y"](np.array([0, 3, 4, 5]))
-    assert sorted(views[0]) == [0, 1, 2]
-    assert views[1:].tolist() == [[3, 4, 3], [4, 3, 4], [5, 5, 5]]
+    assert views.tolist() == [[0, 1, 2], [3, 4, 3], [3, 4, 3], [5, 5, 5]]
 
 
 def test_equal_items_of_a_group_count_once():
     pairs = listed([0, 0, 0, 1, 1], [0, 0, 1, 2, 3])  # an image with one caption twice
     views = ViewGroups(pairs, y_views=2).draw(0, 0)["y"](np.array([0, 1, 2]))
-    assert pairs.sides["y"].ids[views].tolist() == [[0, 1], [0, 1], [1, 0]]
+    assert pairs.sides["y"].ids[views].tolist() == [[0, 1], [0, 1], [0, 1]]
     several_x = ViewGroups(listed(range(6), [0, 0, 0, 1, 1, 1]), x_views=2)
     assert several_x.row.tolist() == [0, 0, 0, 1, 1, 1] and list(several_x.draw(0, 0)) == ["x"]
 
@@ -159,10 +175,8 @@ def test_views_on_both_sides_come_from_rows_of_lists(tmp_path):
     drawn = groups.draw(0, 0)
     for number in range(12):
         x, y = (drawn[side](np.array([number]))[0] for side in "xy")
-        assert sorted(pairs.item("x", int(n)) for n in x) == rows[number // 3]["en"]
-        assert pairs.item("x", int(x[0])) == pairs.item("x", number)
-        assert sorted(pairs.item("y", int(n)) for n in y) == rows[number // 3]["de"]
-        assert pairs.item("y", int(y[0])) == pairs.item("y", number)
+        assert [pairs.item("x", int(n)) for n in x] == rows[number // 3]["en"]
+        assert [pairs.item("y", int(n)) for n in y] == rows[number // 3]["de"]
 
 
 def test_bad_samples_and_pairs_left_out_are_never_taken(tmp_path):

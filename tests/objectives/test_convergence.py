@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from nuclr.popularity import solve
 from tests.objectives.make import make
 
 SAMPLES, BATCH, DIM, TOPICS, TAU = 2000, 64, 16, 100, 0.1
@@ -35,6 +36,18 @@ def sinkhorn(scores: Tensor) -> Tensor:
             return update
         zeta = update
     raise AssertionError("Sinkhorn's iteration did not converge")
+
+
+def test_zeta_of_stored_views_converges_to_the_exact_solution() -> None:
+    """With the whole data set as the batch and u = phi, the fixed point is that of all views as candidates."""
+    x, y = (side[:120].view(30, 4, DIM) for side in long_tailed_pairs())
+    exact = solve(x[:, 0], y.flatten(0, 1), temperature=TAU, tolerance=1e-9).zeta
+    objective = make("nuclr", num_samples=30, temperature=TAU, gamma=1.0, zeta_lr=1.0, sides="x", y_views=4).double()
+    for _ in range(500):
+        objective(x[:, 0], y, torch.arange(30))
+    zeta = objective.zeta_y.flatten()
+    assert exact.std() > 0.3 * TAU, "a flat popularity would make this test easy"
+    torch.testing.assert_close(zeta - zeta.mean(), exact - exact.mean(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nuclr.data import ViewGroups
+from nuclr.errors import UserError
 from nuclr.runs import checkpoint, components, config
 from nuclr.runs.run import Run
 from nuclr.training import batch_inputs
@@ -65,6 +66,25 @@ def test_the_state_of_a_run_has_a_row_per_pair(tmp_path):
     assert isinstance(groups, ViewGroups) and saved["zeta_y"].std() > 0
     for name, table in saved.items():
         assert torch.equal(state[name], table[torch.from_numpy(groups.row)] if table.ndim else table)
+
+
+def test_all_captions_have_a_popularity_of_their_own(tmp_path, loaded):
+    settings = vectors(tmp_path, **{"data.y.views": 5, "schedule.zeta_refresh": 1, "objective.zeta_lr": 0})
+    train(settings, tmp_path / "run")
+    saved, run = last_state(tmp_path / "run"), Run.open(tmp_path / "run")
+    assert saved["zeta_y"].shape == (60, 5) and saved["zeta_x"].shape == (60,)
+    y = torch.from_numpy(np.load(tmp_path / "train.npz")["y"])
+    for batch in loaded:
+        taken = (batch.y[:, None] == y).all(2).nonzero()[:, 1].reshape(16, 5)
+        assert torch.equal(taken, 5 * batch.row[:, None] + torch.arange(5))
+    assert torch.equal(run.objective_state["zeta_y"], saved["zeta_y"].flatten())
+    assert run.objective_state["zeta_y"].view(60, 5).std(dim=1).min() > 0
+    assert torch.equal(settings.objective.restore(saved).zeta_y, saved["zeta_y"])
+
+
+def test_the_number_of_stored_views_is_not_a_setting_of_a_run(tmp_path):
+    with pytest.raises(UserError, match=r"objective\.state\.y_views follows from data\.y\.views"):
+        vectors(tmp_path, **{"objective.state.y_views": 5})
 
 
 def test_rows_of_lists_have_views_on_both_sides(tmp_path, loaded):

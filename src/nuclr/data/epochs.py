@@ -231,6 +231,36 @@ class ViewGroups:
             for side, items in self._sides.items()
         }
 
+    def stored(self) -> dict[SideName, np.ndarray]:
+        """Return the views of the sides of which a visit takes all items, always in the same order.
+
+        Returns:
+            Per side (count, m): the pairs whose items are the views of each group. A group with fewer than m items
+            repeats them in turn; one without usable pairs has -1.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> sides = {"x": SimpleNamespace(ids=np.array([0, 1, 0, 1, 0])), "y": SimpleNamespace(ids=np.arange(5))}
+            >>> ViewGroups(SimpleNamespace(label="list", group=None, sides=sides), y_views=3).stored()
+            {'y': array([[0, 2, 4],
+                   [1, 3, 1]])}
+
+        """
+        views = {}
+        for side, drawn in self.draw(seed=0, epoch=0).items():
+            items = self._sides[side]
+            if drawn.all:
+                used = items.size > 0
+                views[side] = np.full((self.count, items.views), -1)
+                views[side][used] = drawn(items.pair[items.start[used]])
+        return views
+
+    def position(self, side: SideName) -> np.ndarray:
+        """Return (n,) int64, the first view that is the item of a pair, on a side in `stored`; 0 for unusable pairs."""
+        items = self._sides[side]
+        place = DrawnViews(items, np.random.default_rng()).place[items.of_pair] - items.start[self.row]
+        return np.where(items.of_pair < 0, 0, place)
+
 
 class _GroupedItems:
     """The distinct items of one side, sorted by group; `pair` is the first usable pair that has an item."""
@@ -263,15 +293,18 @@ class DrawnViews:
     """The views of one side in one epoch: `views(numbers)` are the pairs whose items the visits of `numbers` take.
 
     The items of each group are put on a circle in random order. A visit takes the item of its pair and the m - 1 items
-    that follow it. These are distinct, unless the group has fewer than m items; then they are repeated in turn.
+    that follow it. These are distinct, unless the group has fewer than m items; then they are repeated in turn. If no
+    group has more than m items, a visit takes all, and always in the same order, so that each has a number of its own.
     """
 
     def __init__(self, items: _GroupedItems, random: np.random.Generator) -> None:
         self._items = items
+        self.all = items.views == items.most
         # One random number per pair, so that the order of a group does not depend on bad samples in other groups.
-        self._order = np.lexsort((random.random(items.n)[items.pair], items.group))
-        self._place = np.empty_like(self._order)
-        self._place[self._order] = np.arange(len(self._order))
+        number = np.arange(items.n) if self.all else random.random(items.n)
+        self._order = np.lexsort((number[items.pair], items.group))
+        self.place = np.empty_like(self._order)
+        self.place[self._order] = np.arange(len(self._order))
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """Return (b, m) numbers of pairs for the visited pairs (b,)."""
@@ -281,7 +314,8 @@ class DrawnViews:
         start = items.start[group][:, None]
         size = items.size[group][:, None]
         step = np.arange(items.views)
-        circle = (self._place[item][:, None] - start + step) % size
+        first = 0 if self.all else self.place[item][:, None] - start
+        circle = (first + step) % size
         return np.asarray(items.pair[self._order[start + circle]])
 
 

@@ -91,9 +91,7 @@ class Trained:
             learnt = self.run.settings.objective.name == "siglip" and stored is not None
             return self.run.temperature, float(stored) if learnt and stored is not None else None
         state = checkpoint.load(self.run.folder / folder.CHECKPOINTS / checkpoint.BEST)["objective"]
-        rows = next((len(table) for name, table in state.items() if name.startswith("log_u")), 2)
-        objective = self.run.settings.objective.build(rows)
-        objective.load_state_dict(state)
+        objective = self.run.settings.objective.restore(state)
         return objective.current_temperature, objective.current_bias
 
     @property

@@ -28,20 +28,21 @@ that Theorem 2 leaves free: zeta_j/tau rises by about zeta_lr (1 - B/n) per visi
 The published code has another estimator, see `authors`. benchmarks/zeta.py compares the forms on fixed features.
 
 Views. The paper's Remark 2 takes m samples y_jl from each p(y|x_j), each with a popularity of its own. Z(x_i) becomes
-the sum over j of the mean over l of exp(s(x_i,y_jl)/tau) / q_jl, and the convex problem
+the sum over j of the mean over l of exp(s(x_i,y_jl)/tau) / q_jl. The convex problem
 
     min over zeta of  mean_i tau log sum_j mean_kl exp((s(x_ik,y_jl) - S_i - zeta_jl)/tau) + mean_jl zeta_jl
 
-has the derivative (1 - c_jl)/(n m), where the sum over all anchors, their views averaged,
+has the derivatives (1 - c_jl)/(n m), where
 
-    c_jl = sum_i mean_k exp((s(x_ik,y_jl) - S_i - zeta_jl)/tau) / Z_i
+    c_jl = sum_i mean_k exp((s(x_ik,y_jl) - S_i - zeta_jl)/tau) / Z_i,    which is 1 for all views at the solution,
+    Z_i = u_i + mean_l o_il,    o_il = mean_k exp((s(x_ik,y_il) - S_i - zeta_il)/tau).
 
-is 1 for every view at the solution. Z_i = u_i + mean_l o_il, where o_il = mean_k exp((s(x_ik,y_il) - S_i - zeta_il)/tau)
-is the term of the pair's own view l, and p_jjl = o_jl / Z_j takes the place of p_jj. The step is the same, with c_jl for c_j and means over all
-views of the batch; u_i, xi and the weights on negatives are as above. This holds for stored views, which are always the
-same (`state.y_views`: a table (n, m)), and for a network, which sees each view. Random views have no number under which
-a table could store them. They share the zeta_j of their pair, with the one own term exp(-zeta_j/tau): an approximation.
-In the toy problem its error grows with m, while that of one q per view falls as 1/sqrt(m) (docs/toy.md).
+o_il is the term of the pair's own view l, so p_jj becomes o_jl / Z_j, one per own view. The step is the same, with c_jl
+for c_j, and the mean of the moves is over all views of the batch. u_i and d_i have one value per pair, and xi bounds
+the zeta of all views. This holds for stored views, which are the same at every visit (`state.y_views`; the table is (n,
+m)), and for a network, which sees each view. Random views have no number under which a table could keep them, so they
+share the zeta_j of their pair, and their one own term is exp(-zeta_j/tau): an approximation. In the toy problem at tau
+= 0.2 its error grows with m, while that of one q per view falls as 1/sqrt(m) (docs/toy.md).
 
 Beyond the paper: a temperature per anchor (q_j belongs to the candidate, so zeta_j is divided by the common
 `temperature` and not by tau_i), and a network instead of a table, zeta_j = zeta_init + tau h(y_j), trained by the

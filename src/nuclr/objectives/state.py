@@ -203,7 +203,7 @@ class PairTables(Objective):
         flat = to_device(torch.cat([rows.view(batch.size, -1) for rows in loaded], dim=1), batch.x.device)
         if shared:
             flat = distributed.sum_over_processes(flat)
-        parts = iter(flat.to(batch.x).split(widths, dim=1))
+        parts = iter(torch.split(flat.to(batch.x), widths, dim=1))
         tables = {}
         for name in names:
             tables[name] = self._initial_rows(name, batch).contiguous()
@@ -231,8 +231,8 @@ class PairTables(Objective):
         for side, stored, views in zip(ANCHORS, self.state.views, batch.views, strict=True):
             if stored not in (1, views):
                 raise ValueError(
-                    f"state.{side}_views is {stored}, but {side} has {views} view(s) of each sample; pass all {stored}, "
-                    f"or leave state.{side}_views out, so that the views of a sample share one popularity"
+                    f"state.{side}_views is {stored}, but {side} has {views} view(s) per sample; pass all {stored}, or "
+                    f"leave state.{side}_views out, so that the views of a sample share one popularity"
                 )
 
     def _find_owned(self, index: Tensor) -> Tensor:

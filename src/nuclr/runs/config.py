@@ -288,6 +288,10 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
         section, _, option = key.partition(".")
         if section == "objective" and option != "name" and option.partition(".")[0] not in allowed:
             raise UserError(f"{key}: {name} has no such option; its options are {', '.join(allowed)}")
+    placement = settings.objective.options.get("state", {})
+    for key in ("x_views", "y_views"):
+        if placement.get(key, 1) != 1:
+            raise UserError(f"objective.state.{key} follows from data.{key[0]}.views in a run; leave it out")
     settings.objective.build(num_samples=2)
     schedule = settings.schedule
     if schedule.frozen_epochs > schedule.epochs:

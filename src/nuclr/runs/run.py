@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nuclr.data import Loader, usable
-from nuclr.data.pairs import Pairs
+from nuclr.data.pairs import Pairs, SideName
 from nuclr.data.selection import Source
 from nuclr.errors import UserError
 from nuclr.files import is_run, parse_json, read_text
@@ -116,7 +116,7 @@ class Run:
     def objective_state(self) -> dict[str, Tensor] | None:
         """The objective's state in the newest checkpoint, with one row per pair; None if there is no checkpoint.
 
-        If several pairs are views of one sample, each of them has the sample's row.
+        If several pairs are views of one sample, each of them has the sample's row, or the value of its own view.
         """
         if self._newest is None:
             return None
@@ -126,20 +126,24 @@ class Run:
         if groups is None:
             return state
         row = torch.from_numpy(groups.row)
-        # A name with a dot belongs to a parameter of one of the objective's networks.
-        is_table = {name: "." not in name and table.shape == (groups.count,) for name, table in state.items()}
-        return {name: table[row] if is_table[name] else table for name, table in state.items()}
+        of_pairs = {}
+        for name, table in state.items():
+            # A name with a dot belongs to a parameter of one of the objective's networks.
+            if "." not in name and table.ndim and len(table) == groups.count:
+                side: SideName = "x" if name.endswith("_x") else "y"
+                of_pairs[name] = table[row] if table.ndim == 1 else table[row, torch.from_numpy(groups.position(side))]
+            else:
+                of_pairs[name] = table
+        return of_pairs
 
     @cached_property
     def temperature(self) -> float:
         """Current temperature: the learnt value if the objective learns it."""
         if self.results is not None:
             return self.results.temperature
-        state = self.objective_state
-        objective = self.settings.objective.build(len(self.train.pairs) if state else 2)
-        if state:
-            objective.load_state_dict(state)
-        return float(objective.current_temperature)
+        state = self._newest["objective"] if self._newest else {}
+        objective = self.settings.objective
+        return float((objective.restore(state) if state else objective.build(2)).current_temperature)
 
     @cached_property
     def sides(self) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BeforeValidator, Field, StringConstraints
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
 from nuclr import objectives
 from nuclr.errors import UserError
@@ -336,21 +337,39 @@ class Objective:
         """Return all arguments of this objective's constructor except `num_samples`."""
         return _with_defaults(objectives.options(self.name), self.options)
 
-    def build(self, num_samples: int) -> objectives.Objective:
+    def build(self, num_samples: int, views: Mapping[str, int] | None = None) -> objectives.Objective:
         """Return the objective with one row of state per pair or group of pairs, used or not.
+
+        Args:
+            num_samples: number of rows.
+            views: {"y_views": m} if all m views of each y come at every visit, in the same order. If the objective
+                stores popularity in a table, each view then has its own.
 
         Raises:
             UserError: if a value is out of bounds.
 
         """
+        arguments = self.arguments()
+        stores_views = getattr(objectives.entry(self.name).cls, "stores_views", False)
+        if views and stores_views and arguments["popularity"] == "table":
+            arguments["state"] = {**arguments["state"], **views}
         try:
             return objectives.build(
                 self.name,
                 num_samples=num_samples,
-                **self.arguments(),
+                **arguments,
             )
         except (ValueError, RuntimeError) as error:
             raise UserError(f"objective.{str(error).splitlines()[0]}") from None
+
+    def restore(self, state: Mapping[str, Tensor]) -> objectives.Objective:
+        """Return the objective with the state of a checkpoint, whatever its number of rows and views."""
+        tables = {name: table for name, table in state.items() if "." not in name and table.ndim}
+        views = {f"{name[-1]}_views": table.shape[1] for name, table in tables.items() if table.ndim == 2}
+        rows = next((len(table) for table in tables.values()), 2)
+        objective = self.build(rows, views)
+        objective.load_state_dict(state)
+        return objective
 
 
 def _optional_keys(kinds: Mapping[str, Any]) -> type[pydantic.BaseModel]:

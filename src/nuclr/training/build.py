@@ -33,7 +33,8 @@ class Parts:
         model: the dual encoder, on its device.
         encoders: the model, in `DistributedDataParallel` if there are several processes. The objective is outside,
             since it gathers features itself.
-        rows: the row of the objective's state per pair; None if it is the pair's number.
+        groups: the groups of pairs that views come from, which have a row of the objective's state each; None if every
+            pair has one.
         objective: the objective.
         optimizer: of the model and of the objective's parameters.
         loader: of the training pairs.
@@ -56,10 +57,11 @@ class Parts:
         self._device = device
         self.source, self.validation, self.model = build_parts(settings, device, loaders)
         pairs = self.source.pairs
-        groups = components.view_groups(settings.data, self.source)
-        self.rows = groups.row if groups else None
-        count = groups.count if groups else len(pairs)
-        self.objective = settings.objective.build(count).to(device)
+        self.groups = components.view_groups(settings.data, self.source)
+        count = self.groups.count if self.groups else len(pairs)
+        stored = self.groups.stored() if self.groups else {}
+        views = {f"{side}_views": pairs_of_views.shape[1] for side, pairs_of_views in stored.items()}
+        self.objective = settings.objective.build(count, views).to(device)
         self.loader = components.make_loader(
             settings.data,
             pairs,
@@ -73,7 +75,7 @@ class Parts:
             pairs,
             self.model,
             settings.seed,
-            groups,
+            self.groups,
         )
         self.optimizer = make_optimizer(self.model, self.objective, settings.optimizer)
         self.encoders = DistributedDataParallel(self.model) if distributed.world_size() > 1 else self.model
@@ -86,7 +88,7 @@ class Parts:
             epoch,
             self._settings.data.one_pair_per_x,
             self.source.numbers,
-            self.rows,
+            self.groups.row if self.groups else None,
         )
 
     def encode(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:

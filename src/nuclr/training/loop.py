@@ -256,7 +256,7 @@ def _train(
                     source,
                     parts.loader,
                     encoding,
-                    parts.rows,
+                    parts.groups,
                 )
             model.train()
             objective.train()
@@ -331,7 +331,7 @@ def _train(
                     save()
 
             # -- held-out pairs
-            rows = source.numbers if parts.rows is None else np.unique(parts.rows[source.numbers])
+            rows = source.numbers if parts.groups is None else np.unique(parts.groups.row[source.numbers])
             summary = objective.summarize(torch.from_numpy(rows)) if first else {}
             values = {f"state/{name}": value for name, value in summary.items()}
             if evaluation_due(settings, epoch):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from nuclr import distributed
-from nuclr.data import Batch, Loader
+from nuclr.data import Batch, Loader, ViewGroups
 from nuclr.data.selection import Source
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
@@ -126,7 +126,7 @@ def refresh_popularity(
     source: Source,
     loader: Loader,
     encoding: Encoding,
-    row: np.ndarray | None = None,
+    groups: ViewGroups | None = None,
 ) -> None:
     """Set the objective's popularity to the exact solution on the current features: the paper's problem in training.
 
@@ -136,7 +136,8 @@ def refresh_popularity(
         source: the training pairs.
         loader: of these pairs.
         encoding: how to encode them.
-        row: the row of state of each pair, by default its number. Pairs that share a row get the mean of their values.
+        groups: the groups of pairs that have a row of state; by default each pair has one. Pairs that share a row get
+            the mean of their values, unless each view has a value of its own.
 
     """
     features = encode_pairs(
@@ -145,7 +146,7 @@ def refresh_popularity(
         source.numbers,
         encoding,
     )
-    rows = torch.from_numpy(source.numbers if row is None else row[source.numbers])
+    rows = source.numbers if groups is None else groups.row[source.numbers]
     sides = {"x": features.x, "y": features.y}
     item_of_pair = dict(zip("xy", features.pair_rows.unbind(1), strict=True))
     weights = {side: torch.bincount(item_of_pair[side], minlength=len(sides[side])).float() for side in sides}
@@ -159,7 +160,14 @@ def refresh_popularity(
             x_weight=weights[anchors],
             y_weight=weights[side],
         )
-        objective.set_popularity(side, rows, result.zeta[item_of_pair[side]])
+        zeta = result.zeta[item_of_pair[side]]
+        if groups is not None and objective.get_buffer(f"zeta_{side}").ndim == 2:
+            pairs_of_views = groups.stored()["y" if side == "y" else "x"].reshape(-1)
+            rows_of_views = np.flatnonzero(pairs_of_views >= 0)
+            places = np.searchsorted(source.numbers, pairs_of_views[rows_of_views])
+            objective.set_popularity(side, torch.from_numpy(rows_of_views), zeta[torch.from_numpy(places)])
+        else:
+            objective.set_popularity(side, torch.from_numpy(rows), zeta)
 
 
 # -- the encoders' forward and backward pass ---------------------------------------------------------------------------
