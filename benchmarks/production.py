@@ -6,7 +6,7 @@ Sets and encoders of `benchmarks/search.py` (static embeddings; VECTORS is where
 Flickr8k with a sentence encoder. If not said otherwise: a gallery of 3,000 documents, a log of 2,000 queries whose
 answers are not in it, 1,000 other queries; recall@1 in percent, mean over three splits.
 
-- *scores*: mean score of the first item, and how well that score tells right first items from wrong ones (AUC)
+- *scores*: mean score of the first item, and how well it separates right first items from wrong ones (AUC)
 - *demand*: queries follow a power law; ranking with `boost=temperature * log(1 + clicks)`
 - *filters*: a search in a part of the gallery (a cluster of its documents), with the correction of all, or its own
 - *items*: the correction was fitted when half of the items did not exist yet, or when twice as many did
@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from demand import captions
 from nuclr.popularity import PopularityCorrection, solve
-from search import CLUSTERS, Texts, k_means, load, read_texts
+from search import CLUSTERS, Vectors, k_means, load
+from search_texts import read_texts
 
 SETS = ("acl", "debian", "tldr_pages")
 SPLITS = 3
@@ -60,7 +60,7 @@ class Split:
         return 100 * float(((self.queries @ self.gallery.T - bias).argmax(dim=1) == self.right).double().mean())
 
 
-def splits(name: str, texts: Texts) -> Iterator[Split]:
+def splits(name: str, texts: Vectors) -> Iterator[Split]:
     """Yield random splits of a set."""
     asked_by = dict(texts.links[::-1, ::-1].tolist())  # the first query of each document
     documents = np.array(sorted(asked_by))
@@ -190,7 +190,7 @@ def bm25(queries: list[str], documents: list[str]) -> Tensor:
 # -- sections: each returns its own table ------------------------------------------------------------------------------
 
 
-def refit(texts: Texts) -> dict[str, dict[str, float]]:
+def refit(texts: Vectors) -> dict[str, dict[str, float]]:
     table = {}
     gallery = texts.documents[:SERVED]
     for size in (2000, 10_000):
@@ -216,7 +216,7 @@ def refit(texts: Texts) -> dict[str, dict[str, float]]:
     return table
 
 
-def latency(texts: Texts) -> dict[str, dict[str, float]]:
+def latency(texts: Vectors) -> dict[str, dict[str, float]]:
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -243,7 +243,7 @@ def latency(texts: Texts) -> dict[str, dict[str, float]]:
     return table
 
 
-def check(sets: dict[str, Texts], folder: Path) -> dict[str, dict[str, float]]:
+def check(sets: dict[str, Vectors], captions: Vectors) -> dict[str, dict[str, float]]:
     table = {}
     for name, texts in sets.items():
         generator = torch.Generator().manual_seed(0)
@@ -255,11 +255,10 @@ def check(sets: dict[str, Texts], folder: Path) -> dict[str, dict[str, float]]:
         part = known[cluster[(known @ gallery.T).argmax(dim=1)] == chosen]
         banks = {"same kind": known, "documents": texts.documents, "first sentences": texts.sentences, "one part": part}
         table[name] = {key: alarms(bank, fresh, gallery) for key, bank in banks.items()}
-    y = captions(folder / "flickr8k" / "embeddings")
-    first, rest = y[: len(y) // 2].flatten(0, 1), y[len(y) // 2 :].flatten(0, 1)
+    half = len(captions.queries) // 2
     table["captions"] = {
-        "same kind": alarms(y[:, 0], y[:, 1:].flatten(0, 1), first),
-        "documents": alarms(first, rest, first),
+        "same kind": alarms(captions.queries[:half], captions.queries[half:], captions.documents),
+        "documents": alarms(captions.documents, captions.queries, captions.documents),
     }
     return table
 
@@ -286,8 +285,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = options.only.split(",")
-    folder = options.data / "search"
-    sets = {name: load(folder, options.vectors, name, "static") for name in (*SETS, "tldr")}
+    sets = {name: load(options.vectors, name, "static") for name in (*SETS, "tldr")}
     sections: dict[str, Callable[[Split], dict[str, float]]] = {
         "scores": scores,
         "demand": demand,
@@ -301,15 +299,15 @@ def main() -> None:
     if "hybrid" in names:
         found["hybrid"] = {}
         for name in SETS:
-            queries, documents, _ = read_texts(folder / name, None)
-            rows = [hybrid(split, queries, documents) for split in splits(name, sets[name])]
+            texts = read_texts(options.data, name)
+            rows = [hybrid(split, texts.queries, texts.documents) for split in splits(name, sets[name])]
             found["hybrid"][name] = mean(rows)
     if "refit" in names:
         found["refit"] = refit(sets["tldr"])
     if "latency" in names:
         found["latency"] = latency(sets["tldr"])
     if "check" in names:
-        found["check"] = check(sets, options.data)
+        found["check"] = check(sets, load(options.vectors, "flickr8k", "minilm"))
     for section, table in found.items():
         print(f"\n{section}")
         for name, row in table.items():
