@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import BertConfig, BertModel, TrainerCallback
 
@@ -68,6 +69,8 @@ def make_trainer(model: str, out: Path, settings: dict[str, Any]) -> Any:
     dataset = integration.add_index(pairs())
     options = {"num_samples": PAIRS} | settings.get("options", NUCLR)
     loss = getattr(integration, settings.get("loss", "NuclrLoss"))(encoder, **options)
+    if "widths" in settings:
+        loss = MatryoshkaLoss(encoder, loss, settings["widths"], [1.0, 0.5])
     args = SentenceTransformerTrainingArguments(
         output_dir=str(out),
         **{
@@ -108,14 +111,20 @@ class Kill(TrainerCallback):
 def train(model: str, out: Path, resume: str | None = None, **settings: Any) -> dict[str, torch.Tensor]:
     """Train, and return the weights of the model and the whole state of the objective.
 
-    Settings: `args` of the trainer, `options` of the loss, `loss` by name, `evaluate`, `double` for float64, and
-    `kill`, the step after which the process kills itself.
+    Settings: `args` of the trainer, `options` of the loss, `loss` by name, `widths` of a MatryoshkaLoss, `evaluate`,
+    `double` for float64, and `kill`, the step after which the process kills itself.
     """
     trainer = make_trainer(model, out, settings)
     if "kill" in settings:
         trainer.add_callback(Kill(settings["kill"]))
     trainer.train(resume_from_checkpoint=resume)
-    return result_of(trainer.model, trainer.loss.objective)
+    if "widths" not in settings:
+        return result_of(trainer.model, trainer.loss.objective)
+    inner = trainer.loss.loss
+    result = result_of(trainer.model, inner.objective)
+    for width, objective in inner.narrower.items():
+        result |= {f"{width}.{name}": value for name, value in objective.gather_state_dict().items()}
+    return result
 
 
 if __name__ == "__main__":

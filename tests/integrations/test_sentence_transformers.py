@@ -13,7 +13,7 @@ pytest.importorskip("sentence_transformers")
 
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+from sentence_transformers.sentence_transformer.losses import Matryoshka2dLoss, MatryoshkaLoss
 from transformers.trainer_utils import get_last_checkpoint
 
 from nuclr.errors import UserError
@@ -73,6 +73,13 @@ SPLIT = {
     },
     "clip": {"double": True, "options": CLIP},
     "sharded": {"double": True, "options": NUCLR | {"state": {"sharding": True}}},
+    "matryoshka": {"double": True, "widths": [32, 16], "options": LEARNT},
+    "cached, matryoshka": {
+        "double": True,
+        "widths": [32, 16],
+        "loss": "CachedNuclrLoss",
+        "options": LEARNT | {"mini_batch_size": 3},
+    },
     "evaluated": {"double": True, "evaluate": True, "args": {"eval_strategy": "steps", "eval_steps": 1}},
 }
 HALF = {"per_device_train_batch_size": 4}
@@ -95,6 +102,11 @@ def test_one_process_equals_two(name, model, two_processes, tmp_path):
     assert_equal(result, train(model, tmp_path, **SPLIT[name]), 1e-6 if name == "float32" else 1e-9)
 
 
+def test_cached_matryoshka_equals_matryoshka(model, tmp_path):
+    cached, plain = (train(model, tmp_path, **SPLIT[name]) for name in ("cached, matryoshka", "matryoshka"))
+    assert_equal(cached, plain, 1e-9)
+
+
 def test_two_processes_resume_bit_for_bit_with_sharded_state(two_processes):
     saved, resumed = (torch.load(two_processes / f"{name}.pt", weights_only=True) for name in ("saved", "resumed"))
     assert_equal(resumed, saved)
@@ -103,9 +115,12 @@ def test_two_processes_resume_bit_for_bit_with_sharded_state(two_processes):
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", ["NuclrLoss", "CachedNuclrLoss"])
-def test_resumed_equals_uninterrupted_bit_for_bit(loss, noisy_model, tmp_path):
-    run = {"loss": loss, "args": SAVE | {"optim": "adamw_torch", "learning_rate": 1e-3}, "options": LEARNT}
+@pytest.mark.parametrize(
+    "kind",
+    [{"loss": "NuclrLoss"}, {"loss": "CachedNuclrLoss"}, {"loss": "CachedNuclrLoss", "widths": [32, 16]}],
+)
+def test_resumed_equals_uninterrupted_bit_for_bit(kind, noisy_model, tmp_path):
+    run = kind | {"args": SAVE | {"optim": "adamw_torch", "learning_rate": 1e-3}, "options": LEARNT}
     whole = train(noisy_model, tmp_path / "whole", **run)
     # Step 4 is in the middle of the first epoch, which has six.
     resumed = train(noisy_model, tmp_path / "resumed", resume=str(tmp_path / "whole" / "checkpoint-4"), **run)
@@ -333,16 +348,37 @@ def test_processes_that_the_trainer_does_not_use_are_refused(model, tmp_path, mo
         trainer.train()
 
 
+def test_matryoshka_has_an_objective_per_width(model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {"widths": [32, 16], "args": SAVE | {"max_steps": 4}})
+    loss = trainer.loss.loss
+    trainer.train()
+    assert not torch.equal(loss.narrower["16"].log_u_x, loss.objective.log_u_x)
+    visited = [objective.log_u_x > -torch.inf for objective in (loss.objective, loss.narrower["16"])]
+    assert torch.equal(*visited) and visited[0].sum() == 32  # one step per batch of 8
+    assert (tmp_path / "checkpoint-4" / "nuclr_loss_16" / STATE_FILE).is_file()
+    trainer.model.train()  # the same features and batch, by objectives of their own
+    x, y = torch.nn.functional.normalize(torch.randn(2, 8, 32, dtype=torch.double), dim=-1)
+    labels = torch.arange(8).repeat(3, 1).T
+    for width in (32, 16):
+        alone = build("nuclr", num_samples=PAIRS, **NUCLR).double()
+        alone.load_state_dict(loss.objective_of(width).double().state_dict())
+        short = [torch.nn.functional.normalize(side[:, :width], dim=-1) for side in (x, y)]
+        torch.testing.assert_close(loss.loss_of(*short, labels), alone(*short, labels[:, 0], labels[:, 1:]).loss)
+
+
 def test_losses_that_call_the_objective_repeatedly_need_one_without_state(model, tmp_path):
-    for options, stateful in ((NUCLR, True), (CLIP, False)):
+    for options in (NUCLR, CLIP):
         trainer = make_trainer(model, tmp_path, {"options": options, "args": SAVE | {"max_steps": 4}})
-        trainer.loss = MatryoshkaLoss(trainer.model, trainer.loss, [32, 16])
-        if stateful:
-            with pytest.raises(UserError, match="MatryoshkaLoss"):
-                trainer.train()
-        else:
+        trainer.loss = Matryoshka2dLoss(trainer.model, trainer.loss, [32, 16])
+        if options is CLIP:
             trainer.train()
-            assert (tmp_path / "checkpoint-4" / "nuclr_loss" / STATE_FILE).is_file()
+            continue
+        with pytest.raises(UserError, match="Matryoshka2dLoss"):
+            trainer.train()
+    trainer = make_trainer(model, tmp_path, {})
+    loss = MatryoshkaLoss(trainer.model, NuclrLoss(trainer.model, num_samples=PAIRS), [32, 16])
+    with pytest.raises(UserError, match=r"width 16.*NuclrTrainer"), pytest.warns(UserWarning, match="NUCLR"):
+        plain_trainer(trainer, loss=loss).train()
 
 
 @pytest.mark.parametrize(

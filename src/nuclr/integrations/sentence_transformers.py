@@ -14,9 +14,10 @@ subclass of your own, put `NuclrTrainerMixin` in front of the trainer. The train
 and not the loss, so the losses look at the model: they learn only from batches on which the model trains.
 """
 
+import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 from urllib.parse import quote
@@ -136,6 +137,9 @@ class NuclrLoss(nn.Module):
     In evaluation the loss of a batch is computed without the table of running averages, because the pairs of another
     data set have no rows in it. The evaluation data needs no label column; if it has one, only its ids are used.
 
+    Inside of `MatryoshkaLoss` there is one objective per width, because the running averages and popularities of short
+    embeddings are not those of long ones. Each of them takes one step when the loss of its width is computed.
+
     Args:
         model: The `SentenceTransformer` to train. Its embeddings are scaled to unit norm.
         objective: The name of an objective, such as "nuclr", "sogclr" or "clip", or an objective.
@@ -163,6 +167,9 @@ class NuclrLoss(nn.Module):
         super().__init__()
         self.model = model
         self.objective = make_objective(objective, num_samples, **options)
+        self.narrower = nn.ModuleDict()  # width -> objective of embeddings that MatryoshkaLoss shortens
+        self._weights: dict[int, float] = {}  # of MatryoshkaLoss, per width
+        self._width: int | None = None  # of the embeddings that `objective` has state of
         self.warns_of_lost_state = True  # NuclrTrainerMixin, which saves the state, sets it to False
         if self.objective.temperature > 1:
             warnings.warn(
@@ -195,14 +202,15 @@ class NuclrLoss(nn.Module):
         labels: Tensor | None,
     ) -> Tensor:
         """Return the loss of the embeddings (b, d) of both sides."""
+        objective = self.objective_of(x.shape[-1])
         learns = torch.is_grad_enabled() and _unwrap(self.model).training
-        self.objective.train(learns)
-        needs_index = learns and self.objective.needs_index
+        objective.train(learns)
+        needs_index = learns and objective.needs_index
         index, ids = _index_and_ids(labels, needs_index)
         if needs_index and self.warns_of_lost_state:
             self.warns_of_lost_state = False  # one warning is enough
             warnings.warn(
-                f"this trainer does not save the state of {type(self.objective).__name__}, so a run that resumes from "
+                f"this trainer does not save the state of {type(objective).__name__}, so a run that resumes from "
                 "its checkpoints starts with empty tables; use NuclrTrainer, or NuclrTrainerMixin in front of yours",
                 stacklevel=2,
             )
@@ -210,7 +218,32 @@ class NuclrLoss(nn.Module):
         y = unit_norm(y)
         if len(x) * distributed.world_size() == 1:
             return 0 * (x.sum() + y.sum())
-        return self.objective(x, y, index if learns else None, ids).loss
+        return objective(x, y, index if learns else None, ids).loss
+
+    def add_widths(self, widths: Sequence[int], weights: Sequence[float]) -> None:
+        """Make the objectives of a `MatryoshkaLoss`, one per width; `NuclrTrainer` calls this before training."""
+        self._weights = dict(zip(widths, weights, strict=True))
+        self._width = max(widths)
+        for width in widths:
+            if width < self._width and str(width) not in self.narrower:
+                self.narrower[str(width)] = copy.deepcopy(self.objective)
+
+    def objective_of(self, width: int) -> Objective:
+        """Return the objective of embeddings of this width.
+
+        Raises:
+            UserError: If the objective has state of embeddings of another width.
+
+        """
+        if str(width) in self.narrower:
+            return self.narrower[str(width)]  # type: ignore[return-value]
+        if self._width not in (None, width) and self.objective.needs_index:
+            raise UserError(
+                f"the loss gets embeddings of width {width} and of width {self._width}; around a NuclrLoss with state, "
+                "MatryoshkaLoss needs NuclrTrainer, or NuclrTrainerMixin in front of your trainer"
+            )
+        self._width = width
+        return self.objective
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings for the model card."""
@@ -313,13 +346,14 @@ class CachedNuclrLoss(_CachedLoss, NuclrLoss):
         parts = [*reps[0], *reps[1]]
         # The gradients of the objective's own parameters wait for the factor of the backward pass: the trainer
         # divides the loss by the number of accumulated batches.
-        parameters = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
+        width = x.shape[-1]
+        parameters = [parameter for parameter in self.objective_of(width).parameters() if parameter.requires_grad]
         gradients = torch.autograd.grad(loss, [*parts, *parameters], allow_unused=True)
         for part, gradient in zip(parts, gradients, strict=False):
             part.grad = gradient
         for parameter, gradient in zip(parameters, gradients[len(parts) :], strict=True):
             if gradient is not None:
-                self._parameter_gradients.append((parameter, gradient))
+                self._parameter_gradients.append((parameter, gradient * self._weights.get(width, 1.0)))
         return loss.detach()
 
 
@@ -357,7 +391,11 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
     def _objectives(self) -> Iterator[tuple[str, Objective, dict[str, str]]]:
         for name, part, _, module in self._losses():
             key = quote(".".join(filter(None, [name, part])), safe="")  # names of data sets may have slashes
-            yield f"nuclr_{key}" if key else "", module.objective, self._pairs.get(name, {})
+            folder = f"nuclr_{key}" if key else ""
+            pairs = self._pairs.get(name, {})
+            yield folder, module.objective, pairs
+            for width, objective in module.narrower.items():
+                yield f"{folder}_{width}", objective, pairs  # type: ignore[misc]
 
     def _check_training(self) -> None:
         """Check the training pairs of each loss, and remember hashes of some of them."""
@@ -365,9 +403,12 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
         datasets = self.train_dataset if isinstance(self.train_dataset, dict) else {"": self.train_dataset}
         for name, part, loss, module in self._losses():
             module.warns_of_lost_state = False
+            per_width = getattr(loss, "loss", None) is module and hasattr(loss, "matryoshka_dims")
+            if per_width:
+                module.add_widths(loss.matryoshka_dims, loss.matryoshka_weights)
             if not module.objective.needs_index:
                 continue
-            if part:
+            if part and not per_width:
                 raise UserError(
                     f"{type(loss).__name__} runs its loss several times per batch, but "
                     f"{type(module.objective).__name__} keeps one row of state per pair; pass the NuclrLoss itself to "
