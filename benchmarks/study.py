@@ -1,15 +1,16 @@
-r"""Where does popularity pay in training? Seven methods with the same number of settings on five sets of pairs.
+r"""Where does popularity pay in training? Seven methods with the same number of settings on six sets of pairs.
 
     python benchmarks/study.py --data DATA --vectors FOLDER [--sets tldr,debian] [--methods nuclr] [--out FILE]
 
 DATA holds `flickr8k`, `multi30k` and `search`, FOLDER the vectors of benchmarks/search_texts.py. Linear heads of width
 128 are trained on fixed features (centered, unit norm): 4,000 pairs, B = 64, AdamW with a cosine schedule. Sets:
 
-    flickr8k     images and captions; one of an image's five captions per epoch
-    multi30k     English and German descriptions of an image, one of five each per epoch; wordllama vectors
-    tldr         descriptions and commands, 12 % of which share their description with another pair's; wordllama vectors
-    tldr_masked  the same, where pairs with an equal text are not negatives of each other
-    debian       synopses and descriptions of packages; wordllama vectors
+    flickr8k       images and captions; one of an image's five captions per epoch
+    multi30k       English and German descriptions of an image, one of five each per epoch; wordllama vectors
+    tldr           descriptions and commands; 8 % of the training pairs share their description; wordllama vectors
+    tldr_masked    the same, where pairs with an equal text are not negatives of each other
+    debian         synopses and descriptions of packages; wordllama vectors
+    tldr_repeated  tldr, where half of the training pairs have a description that occurs several times in the whole set
 
 The held-out pairs are two halves, each with a gallery of its own, in which equal texts are one item and every item that
 is paired with the query's text is a right answer. Each method has 12 settings (`settings_of`). The best one on one half
@@ -25,19 +26,20 @@ import itertools
 import json
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from search_texts import read_lines, read_search, static_vectors
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from nuclr.objectives import NUCLR, Objective, build
 from nuclr.popularity import solve
+from search_texts import read_lines, read_search, static_vectors
 
-SETS = ("flickr8k", "multi30k", "tldr", "tldr_masked", "debian")
+SETS = ("flickr8k", "multi30k", "tldr", "tldr_masked", "debian", "tldr_repeated")
 METHODS = ("clip", "sogclr", "nuclr", "nuclr exact", "nuclr steps", "nuclr taus", "nuclr-authors")
 PAIRS = 4000
 HELD_OUT = 2000
@@ -115,10 +117,18 @@ def read_multi30k(data: Path) -> Pairs:
 
 
 def read_search_pairs(data: Path, vectors: Path, name: str) -> Pairs:
-    """Return a random sample of the queries and documents of a set."""
+    """Return a random sample of the queries and documents of a set, for training and then held-out."""
+    name, _, variant = name.partition("_")
     texts = read_search(data / "search" / name)
     arrays = np.load(vectors / f"{name}_static.npz")
-    sample = np.random.default_rng(0).permutation(len(texts.links))[: PAIRS + HELD_OUT]
+    order = np.random.default_rng(0).permutation(len(texts.links))
+    sample = order[: PAIRS + HELD_OUT]
+    if variant == "repeated":
+        held_out = sample[PAIRS:]
+        others = np.setdiff1d(order, held_out, assume_unique=True)
+        count = Counter(texts.queries)
+        repeated = np.array([count[texts.queries[query]] > 1 for query in texts.links[others, 0]])
+        sample = np.concatenate([others[repeated][: PAIRS // 2], others[~repeated][: PAIRS // 2], held_out])
     query, document = texts.links[sample].T
     return Pairs(
         torch.from_numpy(arrays["q"][query])[:, None],
@@ -135,7 +145,7 @@ def read_data(data: Path, vectors: Path, name: str) -> Data:
     elif name == "multi30k":
         pairs = read_multi30k(data)
     else:
-        pairs = read_search_pairs(data, vectors, name.removesuffix("_masked"))
+        pairs = read_search_pairs(data, vectors, name)
     x = normalize(pairs.x - pairs.x[:PAIRS].mean(dim=(0, 1)), dim=-1)
     y = normalize(pairs.y - pairs.y[:PAIRS].mean(dim=(0, 1)), dim=-1)
     pairs = Pairs(x, y, pairs.x_id, pairs.y_id)
@@ -275,9 +285,13 @@ class Study:
         if known not in self.results:
             start = time.process_time()
             heads = train(data, method, setting, seed)
-            hits = [[pack(hit) for hit in first_hits(half, heads)] for half in data.halves]
+            hits = []
+            recalls = []
+            for half in data.halves:
+                directions = first_hits(half, heads)
+                hits.append([pack(hit) for hit in directions])
+                recalls.append([round(100 * float(hit.mean()), 3) for hit in directions])
             seconds = round(time.process_time() - start, 2)
-            recalls = [[round(100 * float(hit.mean()), 3) for hit in first_hits(half, heads)] for half in data.halves]
             self.results[known] = {"key": key, "recall": recalls, "hits": hits, "seconds": seconds}
             with self.file.open("a") as lines:
                 lines.write(json.dumps(self.results[known]) + "\n")
@@ -315,19 +329,16 @@ def unpack(text: str, size: int) -> np.ndarray:
     return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))[:size].astype(float)
 
 
-def cluster_sums(data: Data, hits: list[list[np.ndarray]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-    """Return per half and direction the hits per cluster, (seeds, clusters), and the sizes of the clusters."""
+def cluster_sums(half: Pairs, hits: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return hits (directions, seeds, clusters) and sizes (directions, clusters) of the pairs with an equal first x."""
+    _, _, cluster_of_pair = unique(half.x_id[:, 0])
     sums = []
-    for half, directions in zip(data.halves, hits, strict=True):
-        sides = []
-        for ids, values in zip((half.x_id, half.y_id), directions, strict=True):
-            _, _, first_row = unique(ids[:, 0])  # pairs whose first text is equal, with all versions
-            cluster = first_row[:, None].expand(ids.shape).flatten().numpy()
-            sizes = np.bincount(cluster)
-            per_seed = np.stack([np.bincount(cluster, weights=value, minlength=len(sizes)) for value in values])
-            sides.append((per_seed, sizes))
-        sums.append(sides)
-    return sums
+    sizes = []
+    for ids, values in zip((half.x_id, half.y_id), hits, strict=True):
+        cluster = cluster_of_pair[:, None].expand(ids.shape).flatten().numpy()
+        sizes.append(np.bincount(cluster))
+        sums.append([np.bincount(cluster, weights=value) for value in values])
+    return np.array(sums), np.array(sizes)
 
 
 def interval(data: Data, hits: list[list[np.ndarray]], others: list[list[np.ndarray]]) -> tuple[float, float, float]:
@@ -336,12 +347,14 @@ def interval(data: Data, hits: list[list[np.ndarray]], others: list[list[np.ndar
     seeds = generator.integers(len(SEEDS), size=(RESAMPLES, len(SEEDS)))
     point = 0.0
     resampled = np.zeros(RESAMPLES)
-    for mine, theirs in zip(cluster_sums(data, hits), cluster_sums(data, others), strict=True):
-        for (my_sums, sizes), (their_sums, _) in zip(mine, theirs, strict=True):
-            difference = my_sums - their_sums
-            point += difference.mean(axis=0).sum() / sizes.sum() / 4
-            draws = generator.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), size=RESAMPLES)
-            per_seed = draws @ difference.T / (draws @ sizes)[:, None]  # (resamples, seeds)
+    for half, mine, theirs in zip(data.halves, hits, others, strict=True):
+        my_sums, sizes = cluster_sums(half, mine)
+        differences = my_sums - cluster_sums(half, theirs)[0]
+        clusters = sizes.shape[1]
+        draws = generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=RESAMPLES)
+        for difference, size in zip(differences, sizes, strict=True):  # the mean of two halves and two directions
+            point += difference.mean(axis=0).sum() / size.sum() / 4
+            per_seed = draws @ difference.T / (draws @ size)[:, None]  # (resamples, seeds)
             resampled += np.take_along_axis(per_seed, seeds, axis=1).mean(axis=1) / 4
     low, high = np.quantile(resampled, (0.025, 0.975))
     return 100 * point, 100 * float(low), 100 * float(high)
