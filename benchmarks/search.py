@@ -2,7 +2,7 @@
 
     python benchmarks/search_texts.py --data DATA --vectors FOLDER          # once
     python benchmarks/search.py --vectors FOLDER [--quick] [--sets acl,debian] [--encoders static] [--splits 5]
-        [--out runs/search]
+        [--families peers,ours] [--out runs/search]
 
 The table is `OUT/search.md`, its numbers `OUT/search.json` (benchmarks/search_report.py). What is in OUT is not
 measured again. To measure a changed default, delete `OUT/*-ours.npz`; the results of the peers stay.
@@ -336,7 +336,7 @@ def tune_ours(regime: Regime) -> dict[str, Any]:
     """Return the settings that our correction chooses on labels."""
     pairs = regime.queries, regime.gallery, as_links(regime.right)
     fix = PopularityCorrection().fit(regime.log, regime.gallery, pairs=pairs)
-    return {"temperature": fix.temperature, "strength": fix.strength}
+    return {"temperature": fix.temperature_, "strength": fix.strength_}
 
 
 def tune_peers(regime: Regime) -> dict[str, dict[str, Any]]:
@@ -397,6 +397,7 @@ def main() -> None:
     parser.add_argument("--sets", default=",".join(ENCODERS))
     parser.add_argument("--encoders", default="static,minilm,trained")
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--families", default="peers,ours", help="methods to measure; peers do not depend on our default")
     parser.add_argument("--quick", action="store_true", help="one encoder per set, two splits")
     parser.add_argument("--out", type=Path, default=Path("runs/search"))
     options = parser.parse_args()
@@ -408,7 +409,8 @@ def main() -> None:
         encoders = [encoder for encoder in options.encoders.split(",") if encoder in ENCODERS[name]]
         for encoder in [QUICK_ENCODERS[name]] if options.quick else encoders:
             vectors = load(options.vectors, name, encoder)
-            for family, (methods, tune) in families.items():
+            for family in options.families.split(","):
+                methods, tune = families[family]
                 tuned = None
                 for split in range(QUICK_SPLITS if options.quick else options.splits):
                     file = options.out / f"{name}-{encoder}-{split}-{family}.npz"
@@ -424,6 +426,8 @@ def main() -> None:
                     np.savez(unfinished, **measure_split(vectors, split, partial(methods, tuned=tuned)))
                     unfinished.replace(file)
                     print(file.stem, flush=True)
+    if len(options.families.split(",")) < len(families):
+        return  # a report compares both
     text, numbers = report(files)
     (options.out / "search.md").write_text(text, encoding="utf-8")
     (options.out / "search.json").write_text(json.dumps(numbers, indent=1), encoding="utf-8")
