@@ -397,7 +397,7 @@ def main() -> None:
     parser.add_argument("--sets", default=",".join(ENCODERS))
     parser.add_argument("--encoders", default="static,minilm,trained")
     parser.add_argument("--splits", type=int, default=5)
-    parser.add_argument("--families", default="peers,ours", help="methods to measure; peers do not depend on our default")
+    parser.add_argument("--families", default="peers,ours", help="methods; peers do not depend on our default")
     parser.add_argument("--quick", action="store_true", help="one encoder per set, two splits")
     parser.add_argument("--out", type=Path, default=Path("runs/search"))
     options = parser.parse_args()
