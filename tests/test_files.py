@@ -187,3 +187,30 @@ def test_a_full_disk_is_a_user_error_that_names_the_file(tmp_path):
     full = pytest.raises(UserError, match=r"table\.csv.*No space left on device")
     with full, files.user_errors(tmp_path), files.write_atomically(tmp_path / "table.csv"):
         raise OSError(28, "No space left on device")
+
+
+def test_threads_and_equal_pids_do_not_share_a_temporary_file(tmp_path):
+    path = tmp_path / "data.bin"
+    with write_atomically(path) as first:
+        first.write(b"first")
+        with write_atomically(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_and_the_permissions_of_a_file_are_kept(tmp_path):
+    target = tmp_path / "target.txt"
+    target.write_text("old")
+    target.chmod(0o600)
+    link = tmp_path / "link.txt"
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert link.is_symlink() and target.read_text() == "new"
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_pipes_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "a.npy")
+    with pytest.raises(UserError, match="not a regular file"):
+        files.read_npy(tmp_path / "a.npy")

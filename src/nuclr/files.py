@@ -5,13 +5,16 @@ A result is a frozen dataclass; `to_record` and `read_record` write it to a JSON
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import io
 import json
 import math
 import os
 import re
+import secrets
 import shlex
+import stat
 import sys
 import tempfile
 import zipfile
@@ -30,7 +33,7 @@ _RUN = "config.yaml"  # of every training run
 _PAGE = "report.html"  # of every command
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-](inf|\d*\.?\d+(e[+-]?\d+)?)", re.IGNORECASE)
-_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 T = TypeVar("T")
 
@@ -122,6 +125,20 @@ def parse_json(text: str | bytes) -> Any:
         raise json.JSONDecodeError(problem, "", 0) from None
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open an untrusted file for reading. A pipe would wait forever and a device has no end, so both are refused.
+
+    Raises:
+        OSError: if it cannot be opened, or is not a regular file.
+
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115, PTH123
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
 def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """Read numeric arrays from an untrusted `.npz` file. Nothing is unpickled.
 
@@ -146,7 +163,7 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
     """
     arrays = {}
-    with array_errors(path), zipfile.ZipFile(path) as archive:
+    with array_errors(path), open_regular(path) as opened, zipfile.ZipFile(opened) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             arrays[name] = np.empty(0)
@@ -173,7 +190,7 @@ def npz_sizes(path: Path) -> dict[str, int]:
         UserError: if the file cannot be read.
 
     """
-    with array_errors(path), zipfile.ZipFile(path) as archive:
+    with array_errors(path), open_regular(path) as opened, zipfile.ZipFile(opened) as archive:
         return {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
 
 
@@ -222,7 +239,7 @@ def read_npy(path: Path) -> np.ndarray:
         UserError: if the file cannot be read, is damaged, or does not hold numbers.
 
     """
-    with array_errors(path), path.open("rb") as file:
+    with array_errors(path), open_regular(path) as file:
         return _read_npy(file, path.stat().st_size)
 
 
@@ -305,11 +322,13 @@ def csv_cell(text: str) -> str:
 def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a binary file that replaces `path` only after it has been written completely.
 
-    The block writes to a temporary file in the same folder, `.NAME.PID.tmp`, which is renamed to `path` when the block
-    ends. If the block or the rename fails, the temporary file is removed and whatever was at `path` stays as it was.
+    The block writes to a temporary file in the same folder, `.NAME.RANDOM.tmp`, which is renamed to `path` when the
+    block ends. If the block or the rename fails, the temporary file is removed and whatever was at `path` stays as it
+    was. Threads, processes and machines may write the same file at the same time; one of them wins.
 
     Args:
-        path: the file to create or replace. Its folder must exist.
+        path: the file to create or replace. Its folder must exist. A symbolic link stays, and its target is replaced;
+            the new file has the permissions of the old one.
         sync: flush the content and the rename to disk, so that they survive a power failure. Use False only for caches
             that can be computed again.
 
@@ -328,14 +347,17 @@ def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         b'abc'
 
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = Path(os.path.realpath(path))
+    temporary = _temporary_name(target)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
+            if target.is_file():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         if error.errno is not None and error.filename in (None, str(temporary)):
             error.filename = str(path)
@@ -345,7 +367,11 @@ def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)  # after the rename it does not exist
     if sync:
-        _sync_folder(path.parent)
+        _sync_folder(target.parent)
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def write_text(path: Path, text: str) -> None:

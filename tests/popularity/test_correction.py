@@ -1,5 +1,6 @@
 """Correction of hubs: the bias of a gallery, the coordinates of an index, tuning, and files."""
 
+import json
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.functional import normalize
 from nuclr import arrays
 from nuclr.errors import UserError
 from nuclr.evaluation import query_ranks
+from nuclr.popularity import correction
 from nuclr.popularity import PopularityCorrection, correction, solve
 from nuclr.popularity.bank import query_weights, score_std
 from nuclr.popularity.hubs import reciprocal_ranks
@@ -534,3 +536,48 @@ def test_save_and_load_are_exact(dtype, tmp_path):
         assert torch.equal(loaded.gallery(new, metric), fix.gallery(new, metric))
     loaded.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "fix.safetensors").read_bytes()
+
+
+def forge(path, settings=None, **tensors):
+    """Write a file like one of `save`, with other settings or tensors."""
+    from safetensors.torch import save_file
+
+    content = {"queries": torch.eye(3), "mass": torch.ones(3).double(), "log_z": torch.zeros(3).double()}
+    known = {"temperature": 0.5, "strength": 1.0, "prior": 0.1, "normalize": False, "bank_size": 100}
+    text = settings if isinstance(settings, str) else json.dumps(known | (settings or {}))
+    save_file(content | tensors, path, {correction.FORMAT: text})
+    return path
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path, monkeypatch):
+    path = forge(tmp_path / "a.safetensors", {"temperature": 0.5})
+    parse = correction._parse
+
+    def replace_and_parse(content):
+        forge(path, {"temperature": 0.25}, log_z=torch.ones(3).double())
+        return parse(content)
+
+    monkeypatch.setattr(correction, "_parse", replace_and_parse)
+    fix = PopularityCorrection.load(path)
+    assert fix.temperature_ == 0.5 and not fix._log_z.any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors"),
+    [
+        ({}, {"log_z": torch.full((3,), -1e300).double()}),
+        ({"temperature": 1e-320}, {}),
+        ({"temperature": [1]}, {}),
+        ({"strength": 1e308}, {}),
+        ("[" * 100_000, {}),
+        ("7", {}),
+        ({}, {"queries": torch.eye(3).to(torch.float8_e4m3fn)}),
+        ({}, {"queries": torch.empty(2**62, 0)}),
+        ({}, {"answer_scores": torch.full((3, 1), torch.inf)}),
+        ({}, {"answer_scores": torch.ones(2, 1)}),
+    ],
+)
+def test_forged_corrections_are_refused(tmp_path, settings, tensors):
+    path = forge(tmp_path / "a.safetensors", settings, **tensors)
+    with pytest.raises(UserError, match="not a popularity correction"):
+        PopularityCorrection.load(path)

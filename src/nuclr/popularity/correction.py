@@ -35,14 +35,15 @@ Relations: with equal weights and prior=0 the bias is zeta of `solve`. With Z_b 
 import inspect
 import json
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from nuclr.arrays import (
@@ -60,9 +61,10 @@ from nuclr.arrays import (
     check_norms,
     checked_rows,
     evenly_spaced,
+    free_memory,
 )
-from nuclr.errors import UserError
-from nuclr.files import write_atomically
+from nuclr.errors import UserError, first_line
+from nuclr.files import open_regular, parse_json, write_atomically
 from nuclr.popularity.bank import distinct_rows, query_weights, row_hashes, same_kind, score_std
 from nuclr.popularity.coordinates import LARGEST_SCORE, Metric, check_metric, item_coordinates, query_coordinates
 from nuclr.popularity.hubs import nearest, reciprocal_ranks
@@ -87,6 +89,9 @@ SIGNIFICANCE = 0.01  # of `check`
 FEWEST_TO_CHECK = 10  # queries
 SAME_QUERY = 1e-3  # per coordinate: encoders round differently from batch to batch
 FORMAT = "nuclr.PopularityCorrection"
+LEAST_TEMPERATURE = 1e-6  # scores are float32, and differ by less than this
+LARGEST_STRENGTH = 1e6
+LARGEST_BIAS = 1e9  # of a file
 HINT = "use PopularityCorrection(normalize=True)"  # in messages about features of other norms
 
 
@@ -165,8 +170,10 @@ class PopularityCorrection:
     ) -> None:
         if temperature is not None:
             as_positive("temperature", temperature)
-        if strength is not None:
-            as_share("strength", strength)
+            if not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
+                raise ValueError(f"temperature={temperature!r}; give a number from 1e-6 to 1e6")
+        if strength is not None and as_share("strength", strength) > LARGEST_STRENGTH:
+            raise ValueError(f"strength={strength!r}; give a number from 0 to 1e6")
         as_share("prior", prior)
         if bank_size < 2:
             raise ValueError(f"bank_size={bank_size}; a bank needs at least two queries and two candidates")
@@ -587,26 +594,56 @@ class PopularityCorrection:
         if not Path(path).is_file():
             raise UserError(f"{path}: no such file")
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if FORMAT not in metadata:
-                    raise ValueError(f"it was not written by {cls.__name__}.save")
-                settings = json.loads(metadata[FORMAT])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            with open_regular(Path(path)) as file:
+                if os.fstat(file.fileno()).st_size > free_memory(torch.device("cpu")) / 2:
+                    raise ValueError("it is larger than half of the free memory")
+                content = file.read()  # once: another process may replace the file
+            settings, tensors = _parse(content)
             fix = cls(**settings)
             fix.temperature_ = settings["temperature"]
             fix.strength_ = settings["strength"]
             fix._bank = as_features("queries", tensors["queries"], "any")
             check_norms("queries", fix._bank[fix._bank.any(dim=1)], "unit")
-            size = len(fix._bank)
-            fix._mass = as_vector("mass", tensors["mass"], size)
-            fix._log_z = as_vector("log_z", tensors["log_z"], size)
-            fix._answer_scores = tensors.get("answer_scores")
-            if None in (fix.temperature, fix.strength) or bool((fix._mass < 0).any()) or not bool(fix._mass.sum() > 0):
-                raise ValueError("a setting or a weight is missing")
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: not a popularity correction ({error})") from None
+            fix._mass = as_vector("mass", tensors["mass"], len(fix._bank))
+            fix._log_z = as_vector("log_z", tensors["log_z"], len(fix._bank))
+            scores = tensors.get("answer_scores")
+            fix._answer_scores = None if scores is None else scores.to(fix._bank)
+            _check_values(fix._mass, fix._answer_scores, fix._range())
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: not a popularity correction ({first_line(error)})") from None
         return fix
+
+
+def _parse(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the settings and the tensors in the content of an untrusted file.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, SafetensorError: if it was not written by `save`.
+
+    """
+    header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    metadata = header.pop("__metadata__", {})
+    if FORMAT not in metadata:
+        raise ValueError("it was not written by PopularityCorrection.save")
+    for name, entry in header.items():
+        if entry["dtype"] not in ("F16", "BF16", "F32", "F64") or max(entry["shape"], default=0) > len(content):
+            raise ValueError(f"{name} is {entry['dtype']} of shape {entry['shape']}")
+    settings = parse_json(metadata[FORMAT])
+    for name in ("temperature", "strength"):
+        settings[name] = float(settings[name])
+    return settings, load(content)
+
+
+def _check_values(mass: Tensor, answer_scores: Tensor | None, bias_range: tuple[float, float]) -> None:
+    """Raise a ValueError if the content of a file would give biases that are not finite."""
+    if bool((mass < 0).any()) or not bool(mass.sum() > 0):
+        raise ValueError("a weight is missing")
+    if not -LARGEST_BIAS < bias_range[0] <= bias_range[1] < LARGEST_BIAS:
+        raise ValueError(f"its biases are between {bias_range[0]:g} and {bias_range[1]:g}")
+    if answer_scores is None:
+        return
+    if answer_scores.ndim != 2 or len(answer_scores) != len(mass) or bool((answer_scores.abs() > LARGEST_SCORE).any()):
+        raise ValueError(f"answer_scores has shape {tuple(answer_scores.shape)}, or scores that are too large")
 
 
 def _refuse_items(queries: Rows, gallery: Rows) -> None:
