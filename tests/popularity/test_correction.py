@@ -1,6 +1,7 @@
 """Correction of hubs: the bias of a gallery, the coordinates of an index, tuning, and files."""
 
 import json
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,6 @@ from torch.nn.functional import normalize
 from nuclr import arrays
 from nuclr.errors import UserError
 from nuclr.evaluation import query_ranks
-from nuclr.popularity import correction
 from nuclr.popularity import PopularityCorrection, correction, solve
 from nuclr.popularity.bank import query_weights, score_std
 from nuclr.popularity.hubs import reciprocal_ranks
@@ -540,8 +540,6 @@ def test_save_and_load_are_exact(dtype, tmp_path):
 
 def forge(path, settings=None, **tensors):
     """Write a file like one of `save`, with other settings or tensors."""
-    from safetensors.torch import save_file
-
     content = {"queries": torch.eye(3), "mass": torch.ones(3).double(), "log_z": torch.zeros(3).double()}
     known = {"temperature": 0.5, "strength": 1.0, "prior": 0.1, "normalize": False, "bank_size": 100}
     text = settings if isinstance(settings, str) else json.dumps(known | (settings or {}))
@@ -565,7 +563,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("settings", "tensors"),
     [
-        ({}, {"log_z": torch.full((3,), -1e300).double()}),
+        ({}, {"log_z": torch.full((3,), -1e300, dtype=torch.float64)}),
         ({"temperature": 1e-320}, {}),
         ({"temperature": [1]}, {}),
         ({"strength": 1e308}, {}),

@@ -36,7 +36,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid
 
 from nuclr import distributed
@@ -637,7 +636,6 @@ class _ClosedForm(torch.autograd.Function):
         return values.sum()
 
     @staticmethod
-    @once_differentiable  # the saved gradients are constants: a second derivative would be zero, and wrong
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_x, grad_y = ctx.saved_tensors
         scale = grads[0]
