@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # DistributedDataParallel imports this module, whose functions have the default argument `group=group.WORLD`. If a group
 # exists by then, they keep it and its threads alive after destroy_process_group, and a thread that is alive when the
@@ -93,6 +94,7 @@ class _Gather(torch.autograd.Function):
         return all_gather(local)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (grad,) = grads
         total = grad.contiguous().clone()
@@ -111,6 +113,7 @@ class _Replicate(torch.autograd.Function):
         return parameter.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004
         return sum_over_processes(grads[0]) / world_size()
 

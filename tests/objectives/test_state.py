@@ -106,8 +106,22 @@ def test_backward_passes_of_one_forward_pass(name: str) -> None:
     torch.testing.assert_close(both, torch.stack([expected, 3 * expected]))
     weight = torch.ones((), requires_grad=True)
     (gradient,) = torch.autograd.grad(weight * loss, x, create_graph=True)
-    gradient.norm().backward()
-    torch.testing.assert_close(weight.grad, expected.norm())
+    torch.testing.assert_close(torch.autograd.grad(gradient.norm(), weight)[0], expected.norm())
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_second_derivatives_with_respect_to_features_are_refused(name: str) -> None:
+    """A gradient penalty would add nothing, without a word."""
+    x, y, index = batches(1)[0]
+    expected = gradients(make(name, num_samples=N), x, y, index)[1]
+    x = x.requires_grad_()
+    loss = make(name, num_samples=N)(x, y, index).loss
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    torch.testing.assert_close(gradient.detach(), expected)
+    for penalized in (gradient.square().sum(), loss + gradient.square().sum()):
+        with pytest.raises(NotImplementedError, match="second derivative"):
+            penalized.backward(retain_graph=True)
+    loss.backward()
 
 
 def test_gradients_in_eval_mode_if_the_stored_average_is_far_below_the_batch() -> None:

@@ -626,22 +626,39 @@ class _ClosedForm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,  # noqa: ARG004
-        y: Tensor,  # noqa: ARG004
+        x: Tensor,
+        y: Tensor,
         values: Tensor,
         grad_x: Tensor,
         grad_y: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(grad_x, grad_y)
+        ctx.save_for_backward(x, y, grad_x, grad_y)
         return values.sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        grad_x, grad_y = ctx.saved_tensors
+        x, y, *known = ctx.saved_tensors
         scale = grads[0]
-        if not scale.requires_grad and scale.device.type == "cpu":  # it can be read without a device sync
+        if torch.is_grad_enabled():  # create_graph=True: the derivative with respect to the scale is known
+            known = [_FirstDerivative.apply(gradient, x, y) for gradient in known]  # type: ignore[no-untyped-call]
+        elif not scale.requires_grad and scale.device.type == "cpu":  # it can be read without a device sync
             # a batch of gradients under vmap has several values
             with contextlib.suppress(RuntimeError):
                 if scale.item() == 1:  # as in `loss.backward()`; autograd copies if it has to
-                    return grad_x, grad_y, None, None, None
-        return scale * grad_x, scale * grad_y, None, None, None
+                    return known[0], known[1], None, None, None
+        return scale * known[0], scale * known[1], None, None, None
+
+
+class _FirstDerivative(torch.autograd.Function):
+    """A gradient that depends on the features in a way that is not known; without it, its derivative would be 0."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG004
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:  # noqa: ARG004
+        raise NotImplementedError(
+            "SogCLR, iSogCLR and NUCLR have no second derivatives with respect to the features: leave their loss out "
+            "of what you differentiate twice, such as a gradient penalty, or use clip"
+        )
