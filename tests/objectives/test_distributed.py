@@ -106,6 +106,9 @@ def test_a_process_holds_its_share_of_the_rows(pairs: int, several: list[dict]) 
         ("repeated", "index", "index"),
         ("out of range", "holds 41", "holds 41"),
         ("bad gamma", "refused its input", "gamma"),
+        ("gradient on one", "requires_grad", "requires_grad"),
+        ("other temperature", "0.05", "0.07"),
+        ("other number", "41", "42"),
     ],
 )
 def test_all_processes_refuse_together(case: str, everyone: str, the_last: str, several: list[dict]) -> None:

@@ -109,6 +109,26 @@ def test_backward_passes_of_one_forward_pass(name: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(gradient.norm(), weight)[0], expected.norm())
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1j])
+@pytest.mark.parametrize("name", ["siglip", "clip learnt", *STATEFUL, "nuclr networks"])
+def test_a_state_with_wrong_numbers_is_refused_and_changes_nothing(name: str, wrong: complex) -> None:
+    options = {"clip learnt": {"learn_temperature": True}}
+    options["nuclr networks"] = {"popularity": "network", "normalizer": "network", "temperature": 0.5}
+    objective = make(name.split()[0], num_samples=N, **options.get(name, {}))
+    gradients(objective, *batches(1)[0])
+    before = {key: value.clone() for key, value in objective.state_dict().items()}
+    objective.load_state_dict(before)
+    for key, value in before.items():
+        state = {other: entry + 1 for other, entry in before.items()}
+        state[key] = value.to(torch.complex64) if isinstance(wrong, complex) else torch.full_like(value, wrong)
+        may_be_nan = key.startswith("normalizer_offset") and wrong != wrong
+        if not may_be_nan:
+            with pytest.raises(ValueError, match=key):
+                objective.load_state_dict(state)
+            for other, entry in objective.state_dict().items():
+                assert torch.equal(entry, before[other]), other
+
+
 @pytest.mark.parametrize("name", STATEFUL)
 def test_second_derivatives_with_respect_to_features_are_refused(name: str) -> None:
     """A gradient penalty would add nothing, without a word."""

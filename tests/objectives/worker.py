@@ -150,8 +150,15 @@ def refusals() -> dict[str, str]:
     last = rank == world - 1
     messages = {}
 
-    def attempt(case: str, rows: int = 3, width: int = WIDTH, value: float = 1.0, **settings: float) -> None:
-        objective = make("nuclr", num_samples=PAIRS)
+    def attempt(
+        case: str,
+        rows: int = 3,
+        width: int = WIDTH,
+        value: float = 1.0,
+        options: dict | None = None,
+        **settings: float,
+    ) -> None:
+        objective = make("nuclr", **{"num_samples": PAIRS} | (options or {}))
         for key, setting in settings.items():
             setattr(objective, key, setting)
         x = nn.functional.normalize(torch.randn(rows, width), dim=1) * value
@@ -159,6 +166,7 @@ def refusals() -> dict[str, str]:
         if case == "out of range" and last:
             index[0] = PAIRS
         y = x.tolist() if case == "wrong type" and last else x
+        x.requires_grad_(case == "gradient on one" and last)
         try:
             objective(x, y, index)
             messages[case] = "accepted"
@@ -174,6 +182,9 @@ def refusals() -> dict[str, str]:
     attempt("repeated")
     attempt("out of range")
     attempt("bad gamma", gamma=2.0 if last else 0.5)
+    attempt("gradient on one")
+    attempt("other temperature", options={"temperature": 0.07 if last else 0.05})
+    attempt("other number", options={"num_samples": PAIRS + last})
     return messages
 
 

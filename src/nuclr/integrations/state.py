@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.errors import UserError, printable
+from nuclr.errors import UserError, first_line, printable
 from nuclr.files import user_errors, write_atomically
 from nuclr.objectives import Objective
 
@@ -143,7 +143,10 @@ def restore(
     rows = len(saved["state"].get("log_u_x", ()))
     if rows not in (0, pairs):
         raise UserError(f"{where}: holds {rows} pairs, but {name} has num_samples={pairs}; resume with the same data")
-    objective.load_state_dict(saved["state"])
+    try:
+        objective.load_state_dict(saved["state"])
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{where}: {first_line(error)}") from None
     changed = []
     for option, value in objective.settings().items():
         if option not in PLACEMENT and saved["options"].get(option, value) != value:

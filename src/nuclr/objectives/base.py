@@ -9,12 +9,15 @@ import functools
 import inspect
 import itertools
 import math
+import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from nuclr import distributed
 from nuclr.arrays import (
@@ -266,6 +269,7 @@ class Objective(nn.Module):
         self.temperature = temperature
         self.normalize = normalize
         self._deferred = DeferredCheck()
+        self._same_settings = False  # on all processes: not compared yet
 
     @property
     def current_temperature(self) -> float:
@@ -365,6 +369,24 @@ class Objective(nn.Module):
 
         """
         raise NotImplementedError
+
+    def initial_value(self, name: str) -> float:  # noqa: ARG002
+        """Return the value that an entry of the state has before its first update; 0 if it is not known."""
+        return 0.0
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        *args: Any,
+    ) -> None:
+        for key, value in state_dict.items():
+            if key.startswith(prefix) and isinstance(value, Tensor) and not is_lazy(value):
+                initial = torch.tensor(self.initial_value(key.removeprefix(prefix)))
+                unset = value.isnan() if initial.isnan() else value == initial
+                if value.is_complex() or not bool((value.isfinite() | unset).all()):
+                    raise ValueError(f"{key} of the state holds a nan, an infinity or complex numbers; load another")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def gather_state_dict(self) -> dict[str, Tensor]:
         """Return the state dict on process 0 and an empty one on the others; objectives may gather sharded state.
@@ -470,7 +492,7 @@ class Objective(nn.Module):
         """Return the arguments as tensors. If one process refuses them, all processes raise."""
         if distributed.world_size() == 1:
             return self._check_inputs(x, y, index, x_id, y_id)
-        header = [0] * 9
+        header = [0] * 10
         problem = None
         try:
             inputs = self._check_inputs(x, y, index, x_id, y_id)
@@ -482,6 +504,7 @@ class Objective(nn.Module):
                 inputs.y[0].numel(),
                 sum(column.shape[1] for column in inputs.columns),
                 *(int(value is not None) for value in (index, x_id, y_id)),
+                int(torch.is_grad_enabled() and (inputs.x.requires_grad or inputs.y.requires_grad)),
             ]
         except (TypeError, ValueError) as error:
             problem = error
@@ -491,11 +514,22 @@ class Objective(nn.Module):
         if any(other != headers[0] for other in headers):
             got = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (b, d, *_) in enumerate(headers))
             raise ValueError(
-                "every process must pass the same number of pairs and views, width, dtype, mode (train or eval) and "
-                f"arguments (index, x_id, y_id), but got {got} (0: it refused its input, see its error message); "
-                "drop the last incomplete batch"
+                "every process must pass the same number of pairs and views, width, dtype, requires_grad, mode (train "
+                f"or eval) and arguments (index, x_id, y_id), but got {got} (0: it refused its input, see its error "
+                "message); drop the last incomplete batch"
             )
+        if not self._same_settings:
+            self._compare_settings()
         return inputs
+
+    def _compare_settings(self) -> None:
+        """Raise an error, on all processes, if they have different settings; numbers of devices may differ."""
+        text = f"{type(self).__name__}({self.extra_repr()})"
+        own = zlib.crc32(re.sub(r"(cuda|xpu|hpu):\d+", r"\1", text).encode())
+        numbers = distributed.exchange([own])
+        if any(number != numbers[0] for number in numbers):
+            raise ValueError(f"every process must have the same settings, but process {distributed.rank()} has {text}")
+        self._same_settings = True
 
     def _check_inputs(
         self,

@@ -350,9 +350,9 @@ class NUCLR(StatefulObjective):
         """Return xi before the first step."""
         return max(self.xi_init, abs(self.zeta_init))
 
-    def initial_value(self, buffer: str) -> float:
-        """Return the value that a buffer has before its first update; nan if it has none."""
-        return self.initial_xi() if buffer.startswith("xi_") else super().initial_value(buffer)
+    def initial_value(self, name: str) -> float:
+        """Return the value that an entry of the state has before its first update; nan for a buffer without one."""
+        return self.initial_xi() if name.startswith("xi_") else super().initial_value(name)
 
     def _load_from_state_dict(
         self,

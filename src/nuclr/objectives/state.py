@@ -308,9 +308,11 @@ class PairTables(Objective):
             self._buffers[name] = moved
         return self
 
-    def initial_value(self, buffer: str) -> float:
-        """Return the value that a buffer has before its first update; nan if it has none."""
-        return self.initial.get(buffer.rpartition("_")[0], math.nan)
+    def initial_value(self, name: str) -> float:
+        """Return the value that an entry of the state has before its first update; nan for a buffer without one."""
+        if "." in name or name in self._parameters:
+            return -math.inf if name.endswith(".bias") else 0.0  # of a network's prototypes
+        return self.initial.get(name.rpartition("_")[0], math.nan)
 
     def _load_from_state_dict(
         self,
@@ -320,7 +322,7 @@ class PairTables(Objective):
     ) -> None:
         for name, table in self._buffers.items():
             loaded = state_dict.get(prefix + name)
-            if table is None or loaded is None:
+            if table is None or not isinstance(loaded, Tensor) or loaded.ndim != table.ndim:
                 continue
             if self._shards > 1 and name.rpartition("_")[0] in self.initial and len(loaded) == self.num_samples:
                 loaded = state_dict[prefix + name] = loaded[self._stored.start : self._stored.stop]

@@ -657,7 +657,7 @@ class _FirstDerivative(torch.autograd.Function):
         return gradient.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:  # noqa: ARG004
+    def backward(ctx: Any, *grads: Tensor) -> None:
         raise NotImplementedError(
             "SogCLR, iSogCLR and NUCLR have no second derivatives with respect to the features: leave their loss out "
             "of what you differentiate twice, such as a gradient penalty, or use clip"
