@@ -150,7 +150,7 @@ def differences(a: Any, b: Any, where: str) -> list[str]:
 
 def compare(a: Path, b: Path) -> list[str]:
     """Return what differs between two finished runs."""
-    states = [checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0]) for run in (a, b)]
+    states = [vars(checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0])) for run in (a, b)]
     results = [json.loads((run / "results.json").read_text()) for run in (a, b)]
     for content in results:
         content.pop("timing")

@@ -125,7 +125,7 @@ def test_the_learnt_temperature_is_used_everywhere(tmp_path, nuclr, objective):
     }[objective]
     settings = runs.load(tmp_path, **{"objective.name": objective, "objective.zeta_lr": "", **changes})
     results = train(settings, tmp_path / "run")
-    state = checkpoint.load(checkpoint.newest_first(tmp_path / "run" / "checkpoints")[0])["objective"]
+    state = checkpoint.load(checkpoint.newest_first(tmp_path / "run" / "checkpoints")[0]).objective
     if objective == "isogclr":
         expected = float(torch.cat([state["tau_x"], state["tau_y"]]).mean())
     else:

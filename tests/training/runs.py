@@ -182,7 +182,7 @@ def outcome(run: Path) -> tuple[dict, bytes, dict]:
     state = checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0])
     results = json.loads((run / "results.json").read_text())
     results.pop("timing")
-    return state, (run / "metrics.jsonl").read_bytes(), results
+    return vars(state), (run / "metrics.jsonl").read_bytes(), results
 
 
 def assert_identical(a, b, where: str = "") -> None:
@@ -223,8 +223,10 @@ def assert_close_outcome(a: Path, b: Path, queries: int) -> None:
         assert second == pytest.approx(first, abs=1e-4)
     states = [checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0]) for run in (a, b)]
     for part in ("model", "objective"):
-        for name, tensor in states[0][part].items():
-            torch.testing.assert_close(states[1][part][name], tensor, atol=1e-4, rtol=1e-4, msg=f"{part}: {name}")
+        for name, tensor in getattr(states[0], part).items():
+            torch.testing.assert_close(
+                getattr(states[1], part)[name], tensor, atol=1e-4, rtol=1e-4, msg=f"{part}: {name}"
+            )
 
 
 def wait_for(path: Path, lines: int, process: subprocess.Popen | None = None) -> None:

@@ -32,8 +32,8 @@ def test_a_nan_in_the_features_names_the_sample_and_keeps_the_last_good_checkpoi
     assert len(str(failed.value).splitlines()) == 2
     assert json.loads((tmp_path / "run" / "not_finite.json").read_text())["samples"] == [poisoned.number]
     state = checkpoint.load(checkpoint.newest_first(tmp_path / "run" / "checkpoints")[0])
-    assert state["position"] == {"epoch": 1, "step": 1, "total": 8}
-    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+    assert state.position == {"epoch": 1, "step": 1, "total": 8}
+    assert all(tensor.isfinite().all() for tensor in state.model.values())
 
 
 def test_an_infinite_gradient_stops_the_run(tmp_path, monkeypatch):
@@ -47,7 +47,7 @@ def test_an_infinite_gradient_stops_the_run(tmp_path, monkeypatch):
     with pytest.raises(TrainingFailed, match="gradient"):
         train(runs.load(tmp_path), tmp_path / "run")
     state = checkpoint.load(checkpoint.newest_first(tmp_path / "run" / "checkpoints")[0])
-    assert state["position"] == {"epoch": 0, "step": 7, "total": 7}
+    assert state.position == {"epoch": 0, "step": 7, "total": 7}
 
 
 def test_a_full_disk_stops_the_run_with_a_message(tmp_path, monkeypatch):

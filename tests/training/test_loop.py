@@ -32,7 +32,7 @@ def test_files_of_a_run(tmp_path):
     assert kept == ["best.pt", "step_000000024.pt", "step_000000028.pt"]
 
     model = DualEncoder.from_pretrained(tmp_path / "run" / "model")
-    state = checkpoint.load(tmp_path / "run" / "checkpoints" / "step_000000028.pt")["model"]
+    state = checkpoint.load(tmp_path / "run" / "checkpoints" / "step_000000028.pt").model
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name]), name
 
@@ -53,7 +53,7 @@ def test_keep_does_not_renumber_the_pairs(tmp_path):
     kept = np.arange(0, 120, 3)
     (tmp_path / "keep.txt").write_text("# kept\n" + "\n".join(map(str, kept)))
     train(runs.load(tmp_path, **{"data.keep": "keep.txt", "data.batch_size": 10}), tmp_path / "run")
-    state = checkpoint.load(checkpoint.newest_first(tmp_path / "run" / "checkpoints")[0])["objective"]
+    state = checkpoint.load(checkpoint.newest_first(tmp_path / "run" / "checkpoints")[0]).objective
     seen = (~state["log_u_x"].isneginf()).nonzero().flatten()
     assert set(seen.tolist()) <= set(kept.tolist())
     assert len(seen) == len(kept)
@@ -70,7 +70,7 @@ def test_every_objective_trains(tmp_path, name):
 def test_zeta_is_refreshed_by_the_exact_solver(tmp_path):
     settings = runs.load(tmp_path, **{"schedule.zeta_refresh": 2, "objective.zeta_lr": 0, "schedule.epochs": 2})
     train(settings, tmp_path / "run")
-    state = checkpoint.load(checkpoint.newest_first(tmp_path / "run" / "checkpoints")[0])["objective"]
+    state = checkpoint.load(checkpoint.newest_first(tmp_path / "run" / "checkpoints")[0]).objective
     assert state["zeta_y"].std() > 0 and state["zeta_x"].std() > 0
     assert state["zeta_y"].mean().abs() < 1e-6
     assert state["xi_y"] == state["zeta_y"].abs().max()
@@ -127,7 +127,7 @@ def test_sharded_state_on_two_processes_is_the_replicated_state(tmp_path):
         runs.run_in_processes([tmp_path / "empty.yaml", *settings, *changes], 2)
     one, two = (checkpoint.load_last(tmp_path / name / "checkpoints", print) for name in ("false", "true"))
     for part in ("model", "objective"):
-        runs.assert_identical(one[part], two[part])
+        runs.assert_identical(getattr(one, part), getattr(two, part))
 
 
 @pytest.mark.slow

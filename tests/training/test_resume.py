@@ -1,10 +1,15 @@
 """A run that was stopped at any step and resumed equals one that never stopped: weights, state, metrics, bit by bit."""
 
+import contextlib
+import copy
+import math
 import random
+import shutil
 import signal
 import time
 
 import pytest
+import torch
 
 from nuclr import files
 from nuclr.errors import UserError
@@ -57,7 +62,7 @@ def test_a_run_killed_before_the_first_step_can_be_resumed(tmp_path, monkeypatch
         raise runs.KilledError
 
     def die_while_writing(path, text):
-        path.with_name(f".{path.name}.12345.tmp").write_text(text[:8])
+        path.with_name(f".{path.name}.0123abcd.tmp").write_text(text[:8])
         raise runs.KilledError
 
     def die_after_writing(path, text):
@@ -72,7 +77,7 @@ def test_a_run_killed_before_the_first_step_can_be_resumed(tmp_path, monkeypatch
         with pytest.raises(runs.KilledError):
             train(settings, tmp_path / "run", resume=True)
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names - {".lock"} == {"half a config": {".config.yaml.12345.tmp"}, "a config": {"config.yaml"}}.get(
+    assert names - {".lock"} == {"half a config": {".config.yaml.0123abcd.tmp"}, "a config": {"config.yaml"}}.get(
         left, set()
     )
     train(settings, tmp_path / "run", resume=True)
@@ -91,6 +96,69 @@ def test_a_truncated_checkpoint_is_reported_and_the_one_before_it_used(tmp_path,
     assert f"{last}: " in err
     assert f"step {int(before.stem.removeprefix('step_'))} of" in err
     runs.assert_same_outcome(tmp_path / "whole", tmp_path / "run")
+
+
+def leaves(content, path=()):
+    """Yield the path of every entry of nested dicts and lists."""
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in entries:
+        yield (*path, key)
+        yield from leaves(value, (*path, key))
+
+
+def forge(content: dict, path: tuple, value: object) -> dict:
+    """Replace or (with `...`) remove an entry."""
+    forged = copy.deepcopy(content)
+    parent = forged
+    for key in path[:-1]:
+        parent = parent[key]
+    if value is ...:
+        del parent[path[-1]]
+    elif isinstance(value, str) and isinstance(parent[path[-1]], torch.Tensor):
+        tensor = parent[path[-1]]
+        parent[path[-1]] = torch.full_like(tensor, math.nan) if value == "nan" else tensor[None].to(torch.complex64)
+    else:
+        parent[path[-1]] = value
+    return forged
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_forged_checkpoints_give_a_message_and_the_one_before_is_used(tmp_path, monkeypatch, capsys, seed):
+    """The checksum is right, the content is not."""
+    settings = runs.load(tmp_path, **{"schedule.epochs": 2})
+    train(settings, tmp_path / "whole")
+    runs.train_until(monkeypatch, 9, settings, tmp_path / "stopped")
+    last, _ = checkpoint.newest_first(tmp_path / "stopped" / "checkpoints")
+    content = torch.load(last, weights_only=True)
+    choose = random.Random(seed)
+    paths = [path for path in leaves(content) if path[:2] != ("optimizer", "param_groups")]
+    refused = 0
+    for number in range(12):
+        path = choose.choice(paths)
+        value = choose.choice([..., None, "nan", "text", -1, 10**400, math.nan, [], {"": None}, torch.zeros(0, 3)])
+        run = tmp_path / f"run{number}"
+        shutil.copytree(tmp_path / "stopped", run)
+        torch.save(forge(content, path, value), run / "checkpoints" / last.name)
+        capsys.readouterr()
+        with contextlib.suppress(UserError):  # other data is refused
+            train(settings, run, resume=True)
+        if "using the checkpoint before it" in capsys.readouterr().err:
+            refused += 1
+            runs.assert_same_outcome(tmp_path / "whole", run)
+    assert refused > 6
+
+
+@pytest.mark.parametrize("left", [None, 20])
+def test_metrics_that_are_missing_are_not_padded(tmp_path, monkeypatch, left):
+    settings = runs.load(tmp_path, **{"schedule.epochs": 2})
+    runs.train_until(monkeypatch, 9, settings, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    if left is None:
+        metrics.unlink()
+    else:
+        metrics.write_bytes(metrics.read_bytes()[:left])
+    train(settings, tmp_path / "run", resume=True)
+    assert b"\0" not in metrics.read_bytes()
 
 
 def test_a_finished_run_is_not_overwritten(tmp_path):
@@ -152,7 +220,7 @@ def test_signals_write_a_checkpoint(tmp_path, number, status):
     assert returned == status
     assert "nuclr: stopped at step" in err and "--resume" in err and "Traceback" not in err
     stopped = int(err.rpartition("stopped at step ")[2].split()[0])
-    assert checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0])["position"]["total"] == stopped
+    assert checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0]).position["total"] == stopped
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def vectors(folder, **changes):
 
 
 def last_state(run):
-    return checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0])["objective"]
+    return checkpoint.load(checkpoint.newest_first(run / "checkpoints")[0]).objective
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from typing import Any, cast
 from nuclr.errors import UserError
 from nuclr.evaluation.metrics import score, val_metrics
 from nuclr.models import DualEncoder, Encoder, ImageFormat
-from nuclr.runs import checkpoint, folder
+from nuclr.runs import folder
+from nuclr.runs.checkpoint import Checkpoint
 from nuclr.runs.run import Run
 
 
@@ -90,8 +91,7 @@ class Trained:
             stored = self.model.joint.logits.get("logit_bias") if self.model.joint else None
             learnt = self.run.settings.objective.name == "siglip" and stored is not None
             return self.run.temperature, float(stored) if learnt and stored is not None else None
-        state = checkpoint.load(self.run.folder / folder.CHECKPOINTS / checkpoint.BEST)["objective"]
-        objective = self.run.settings.objective.restore(state)
+        objective = self.run.settings.objective.restore(cast("Checkpoint", self.run.saved).objective)
         return objective.current_temperature, objective.current_bias
 
     @property

@@ -185,9 +185,9 @@ class RunFolder:
                 )
 
     def start_logs(self, metrics_bytes: int) -> None:
-        """Open the logs; metrics.jsonl is truncated to the length stored in the checkpoint."""
+        """Open the logs; metrics.jsonl is truncated to the length stored in the checkpoint, if it is longer."""
         with (self.folder / METRICS).open("ab") as file:
-            file.truncate(metrics_bytes)
+            file.truncate(min(metrics_bytes, file.tell()))
         self._files = {name: (self.folder / name).open("ab") for name in (METRICS, TIMING)}
 
     def log(self, name: str, values: dict[str, Any]) -> None:

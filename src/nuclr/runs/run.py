@@ -6,6 +6,7 @@
 >>> features = run.features(run.val)                                         # doctest: +SKIP
 """
 
+import contextlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,30 @@ class Run:
         return folder.is_finished(self.folder)
 
     @cached_property
-    def _newest(self) -> dict[str, Any] | None:
-        return checkpoint.load_last(self.folder / folder.CHECKPOINTS, lambda _: None)
+    def _newest(self) -> checkpoint.Checkpoint | None:
+        with contextlib.suppress(checkpoint.BadCheckpoint):  # `nuclr train --resume` shows what is wrong
+            return checkpoint.load_last(self.folder / folder.CHECKPOINTS, lambda _: None, self._check)
+        return None
+
+    @cached_property
+    def saved(self) -> checkpoint.Checkpoint | None:
+        """The best checkpoint, or else the newest one; None if there is none yet."""
+        if not self.best:
+            return self._newest
+        return checkpoint.load(self.folder / folder.CHECKPOINTS / checkpoint.BEST, self._check)
+
+    def _check(self, saved: checkpoint.Checkpoint) -> None:
+        """Raise any exception if a checkpoint does not fit the run."""
+        self.settings.objective.restore(saved.objective)
+        if self.best or not self.finished:
+            checkpoint.check_state(saved.model, self._empty_model.state_dict())
+
+    @cached_property
+    def _empty_model(self) -> DualEncoder:
+        """The model without the weights of a checkpoint."""
+        if self.finished:
+            return DualEncoder.from_pretrained(self.folder / folder.MODEL)
+        return components.make_model(self.settings.model, self.train, self.settings.seed)
 
     @property
     def objective_state(self) -> dict[str, Tensor] | None:
@@ -120,7 +143,7 @@ class Run:
         """
         if self._newest is None:
             return None
-        state: dict[str, Tensor] = self._newest["objective"]
+        state = self._newest.objective
         data = self.settings.data
         groups = components.view_groups(data, self.train) if max(data.x.views, data.y.views) > 1 else None
         if groups is None:
@@ -141,7 +164,7 @@ class Run:
         """Current temperature: the learnt value if the objective learns it."""
         if self.results is not None:
             return self.results.temperature
-        state = self._newest["objective"] if self._newest else {}
+        state = self._newest.objective if self._newest else {}
         objective = self.settings.objective
         return float((objective.restore(state) if state else objective.build(2)).current_temperature)
 
@@ -155,18 +178,13 @@ class Run:
     @cached_property
     def model(self) -> DualEncoder:
         """The model in eval mode: final, best, or that of an unfinished run's newest checkpoint."""
-        if self.finished:
-            model = DualEncoder.from_pretrained(self.folder / folder.MODEL)
-        else:
-            model = components.make_model(self.settings.model, self.train, self.settings.seed)
+        model = self._empty_model
         if self.best or not self.finished:
-            best = self.folder / folder.CHECKPOINTS / checkpoint.BEST
-            state = checkpoint.load(best) if self.best else self._newest
-            if state is None:
+            if self.saved is None:
                 raise UserError(
-                    f"{self.folder}: the run has no checkpoint yet; continue it with nuclr train {self.folder} --resume"
+                    f"{self.folder}: the run has no good checkpoint yet; continue it with nuclr train {self.folder} --resume"
                 )
-            model.load_state_dict(state["model"])
+            model.load_state_dict(self.saved.model)
         return model.to(self.device).eval()
 
     @cached_property

@@ -32,7 +32,7 @@ from nuclr.runs.launch import Interrupted, Signals, choose_folder, on_first, pic
 from nuclr.runs.settings import Settings
 from nuclr.training import logging
 from nuclr.training.build import Parts, clipped_parameters
-from nuclr.training.guards import TrainingFailed, check_same_data, data_identity, not_finite
+from nuclr.training.guards import TrainingFailed, check_fits, data_identity, not_finite
 from nuclr.training.schedules import Position, check_refresh, evaluation_due, refresh_due, set_schedules
 from nuclr.training.step import (
     apply_objective,
@@ -164,21 +164,25 @@ def _train(
     window = logging.Window()
     best = -math.inf
     metrics_bytes = 0
-    saved = checkpoint.load_last(run.checkpoints, progress.say) if run.checkpoints.is_dir() else None
+    identity = data_identity(source, validation.sources)
+    fits = partial(
+        check_fits,
+        model=model,
+        objective=objective,
+        optimizer=optimizer,
+        data=identity,
+        epochs=epochs,
+        steps=steps,
+    )
+    saved = checkpoint.load_last(run.checkpoints, progress.say, fits) if run.checkpoints.is_dir() else None
     if saved is not None:
-        check_same_data(
-            saved,
-            source,
-            validation.sources,
-            run.folder,
-        )
-        model.load_state_dict(saved["model"])
-        objective.load_state_dict(saved["objective"])
-        optimizer.load_state_dict(saved["optimizer"])
-        position = Position(**saved["position"])
-        window = logging.Window(saved["window"]["sums"], saved["window"]["count"])
-        best = saved["best"]
-        metrics_bytes = saved["metrics_bytes"]
+        model.load_state_dict(saved.model)
+        objective.load_state_dict(saved.objective)
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": saved.optimizer["state"]})
+        position = Position(**saved.position)
+        window = logging.Window(saved.window["sums"], saved.window["count"])
+        best = saved.best
+        metrics_bytes = saved.metrics_bytes
         progress.say(f"{settings.name}: resuming from step {position.total} of {epochs * steps}")
     elif resumed or resume:
         progress.say(f"{settings.name}: there is no checkpoint in {run.folder} yet; starting from the beginning")
@@ -197,17 +201,17 @@ def _train(
         objective_state = objective.gather_state_dict()
         if not first:
             return
-        content = {
-            "version": nuclr.__version__,
-            "position": dataclasses.asdict(position),
-            "model": model.state_dict(),
-            "objective": objective_state,
-            "optimizer": optimizer.state_dict(),
-            "window": {"sums": window.sums, "count": window.count},
-            "best": best,
-            "metrics_bytes": run.metrics_bytes(),
-            "data": data_identity(source, validation.sources),
-        }
+        content = checkpoint.Checkpoint(
+            version=nuclr.__version__,
+            position=dataclasses.asdict(position),
+            model=model.state_dict(),
+            objective=objective_state,
+            optimizer=optimizer.state_dict(),
+            window={"sums": window.sums, "count": window.count},
+            best=best,
+            metrics_bytes=run.metrics_bytes(),
+            data=identity,
+        )
         checkpoint.save_step(run.checkpoints, position.total, content)
 
     def log(values: dict[str, Any]) -> None:
