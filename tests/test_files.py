@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -181,6 +182,91 @@ def test_a_folder_that_cannot_be_made_or_written_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)  # chmod has no effect on root
     with pytest.raises(UserError, match=rf"{tmp_path}.*Permission denied"):
         prepare(tmp_path)
+
+
+def publish(folder, number):
+    files.refuse_other_folder(folder, "nuclr test", "summary.json", NAMES)
+    with files.publish_folder(folder, "summary.json", "nuclr test") as new:
+        (new / "sub").mkdir()
+        for name in ("table.csv", "sub/array.npy", "a.bin"):
+            (new / name).write_text(str(number))
+        files.write_json(new / "summary.json", {"written_by": "nuclr test", "number": number})
+
+
+def published(folder):
+    """Return the number of the result in a folder; None if it is incomplete."""
+    number = json.loads((folder / "summary.json").read_text()).get("number")
+    contents = {(folder / name).read_text() for name in ("table.csv", "sub/array.npy", "a.bin")}
+    assert number is None or contents == {str(number)}, "files of two results"
+    return number
+
+
+def in_a_process(function, *arguments):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function(*arguments)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)
+
+
+def test_a_result_that_is_killed_while_it_is_published_is_whole_or_none_and_can_be_repeated(tmp_path):
+    def killed(number, operation):
+        def count(call, *arguments):
+            nonlocal operation
+            operation -= 1
+            return os._exit(9) if operation < 0 else call(*arguments)
+
+        for name in ("replace", "unlink", "mkdir"):
+            call = getattr(Path, name)
+            setattr(Path, name, lambda *a, call=call, **k: count(lambda *b: call(*b, **k), *a))
+        publish(tmp_path, number)
+
+    publish(tmp_path, 0)
+    (tmp_path / "notes.txt").write_text("mine")
+    seen = set()
+    for operation in range(20):
+        (tmp_path / "report.html").write_text("of the earlier result")
+        before = published(tmp_path)
+        in_a_process(killed, operation + 1, operation)
+        now = published(tmp_path)
+        assert now in (before, None, operation + 1)
+        assert now == before or not (tmp_path / "report.html").exists() or now is None
+        seen.add("old" if now == before else now and "new")
+        publish(tmp_path, 100 + operation)
+        assert published(tmp_path) == 100 + operation
+        assert {path.name for path in tmp_path.iterdir()} == {*NAMES, "sub", "a.bin", "notes.txt"}
+    assert seen == {"old", None, "new"}
+
+
+def test_a_result_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
+    publish(tmp_path, 1)
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with (
+        pytest.raises(UserError, match=rf"{tmp_path}.*No space left"),
+        files.publish_folder(tmp_path, "summary.json", "nuclr test") as new,
+    ):
+        (new / "table.csv").write_text("half")
+        raise OSError(28, "No space left on device")
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_several_processes_publish_one_after_the_other(tmp_path):
+    publish(tmp_path, 0)
+    pids = []
+    for number in range(1, 5):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for _ in range(10):
+                    publish(tmp_path, number)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
+    assert published(tmp_path) in range(1, 5)
 
 
 def test_a_full_disk_is_a_user_error_that_names_the_file(tmp_path):

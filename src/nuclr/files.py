@@ -6,7 +6,9 @@ A result is a frozen dataclass; `to_record` and `read_record` write it to a JSON
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import functools
+import glob
 import io
 import json
 import math
@@ -14,6 +16,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import stat
 import sys
 import tempfile
@@ -31,6 +34,7 @@ _LARGE = 2**28
 _MOST_COMPRESSION = 100
 _RUN = "config.yaml"  # of every training run
 _PAGE = "report.html"  # of every command
+LOCK = ".lock"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-](inf|\d*\.?\d+(e[+-]?\d+)?)", re.IGNORECASE)
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -593,6 +597,91 @@ def _written_by(summary: Path, command: str) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("written_by") == command
+
+
+@contextlib.contextmanager
+def publish_folder(
+    folder: Path,
+    summary: str,
+    command: str,
+    has_page: bool = True,
+) -> Iterator[Path]:
+    """Give an empty folder whose files replace those of an earlier result in `folder` when the block ends.
+
+    The summary is replaced first, by one that only says which command writes, and last, by the new one. So whatever
+    happens, `folder` holds either a whole result, or a summary that no command reads as one and that lets `command`
+    write again. If the block fails, the earlier result stays. Of several processes, one publishes after the other.
+
+    Args:
+        folder: the folder of the result. It is created, and may hold other files.
+        summary: the name of a JSON file of the result.
+        command: the command that writes, see `prepare_folder`.
+        has_page: whether the folder may have the page of the earlier result, which is removed.
+
+    Yields:
+        The folder to write to.
+
+    Raises:
+        UserError: if a file cannot be written.
+
+    """
+    temporary = folder / f".{summary}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, summary):
+            temporary.mkdir()
+            try:
+                yield temporary
+                new = sorted(path for path in temporary.rglob("*") if path.is_file())
+                for path in new:
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+                write_json(folder / summary, {"written_by": command})
+                if has_page:
+                    (folder / _PAGE).unlink(missing_ok=True)
+                new.sort(key=lambda path: path.name == summary and path.parent == temporary)
+                for path in new:
+                    target = folder / path.relative_to(temporary)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    path.replace(target)
+                _sync_folder(folder)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path, name: str) -> Iterator[None]:
+    """Wait until no other process publishes to `folder`, and remove what killed ones left of the file `name`."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot lock a folder
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        for dead in folder.glob(f".{glob.escape(name)}.*tmp"):
+            if dead.is_dir():
+                shutil.rmtree(dead, ignore_errors=True)
+            else:
+                dead.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def take_lock(folder: Path, what: str) -> IO[str]:
+    """Lock a folder that is in use for long, until the returned file is closed.
+
+    Raises:
+        UserError: if another process has locked it.
+
+    """
+    lock = (folder / LOCK).open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UserError(f"{folder}: another {what} is using it; wait for it, or name another folder") from None
+    return lock
 
 
 @contextlib.contextmanager

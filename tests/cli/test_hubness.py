@@ -53,6 +53,29 @@ def trained(tmp_path_factory):
     return folder / "run"
 
 
+def test_an_interrupted_rerun_with_other_settings_leaves_the_earlier_result(nuclr, pairs, monkeypatch):
+    out = pairs / "out"
+    command = ("hubness", f"{pairs}/dev.npz", "--out", out)
+    assert nuclr(*command).status == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PopularityCorrection, "save", interrupted)
+        assert nuclr(*command, "--strength", 3).status == 130
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert nuclr(*command, "--strength", 3).status == 0
+    assert np.allclose(
+        np.load(out / "bias.npy"), PopularityCorrection.load(out / "correction.safetensors").bias(y(pairs))
+    )
+
+
+def y(pairs: Path) -> np.ndarray:
+    return np.load(pairs / "dev.npz")["y"]
+
+
 def test_pairs_with_a_bank(nuclr, pairs):
     out = pairs / "out"
     done = nuclr(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nuclr import files
 from nuclr.data import open_pairs
 from nuclr.runs import config
 from nuclr.studies.items import popularity_report
@@ -50,6 +51,23 @@ def read_table(folder: Path) -> dict[str, list[dict[str, str]]]:
 
 def read_summary(folder: Path):
     return json.loads((folder / "popularity.json").read_text())
+
+
+def test_an_interrupted_report_can_be_repeated(nuclr, pairs, monkeypatch):
+    out = pairs.parent / "out"
+    write_json = files.write_json
+
+    def interrupted(path, content):
+        if path.name == "popularity.json" and len(content) > 1:
+            raise KeyboardInterrupt
+        write_json(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_json", interrupted)
+        assert nuclr("popularity", pairs, "--temperature", 0.1, "--out", out).status == 130
+    done = nuclr("popularity", pairs, "--temperature", 0.1, "--out", out)
+    assert done.status == 0, done.err
+    assert {path.name for path in out.iterdir()} == {"popularity.csv", "popularity.json", "report.html"}
 
 
 def test_popularity_of_an_embedding_file(nuclr, pairs, tmp_path):

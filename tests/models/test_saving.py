@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -158,17 +159,21 @@ def test_failed_save_keeps_the_model_that_was_there(tmp_path, monkeypatch):
 
 
 def test_interrupted_save_is_not_loaded(tmp_path, monkeypatch):
-    """Files of two models must never be mixed: until all are moved there is no config.json."""
+    """Files of two models must never be mixed: until all are moved, config.json does not say what they are."""
     first, second = (build_model(EncoderSide("vectors", width=5), shared=True) for _ in range(2))
     first.save_pretrained(tmp_path)
 
-    def killed(path, content):
-        raise KeyboardInterrupt
+    replace = Path.replace
 
-    monkeypatch.setattr("nuclr.models.saving.write_json", killed)
+    def killed(path, target):
+        if path.name == "dual_encoder.safetensors":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         second.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"no config\.json"):
+    with pytest.raises(UserError, match="not a whole dual encoder"):
         DualEncoder.from_pretrained(tmp_path)
     monkeypatch.undo()
     second.save_pretrained(tmp_path)

@@ -65,8 +65,8 @@ def toy(
     work = sum(point.repeats * point.n**2 for point in toy_study.plan(seeds, sizes))
     with typer.progressbar(length=work, label="toy study", file=sys.stderr) as bar:
         study = toy_study.run_study(seeds, sizes, seed, bar.update)
-    with files.user_errors(out):
-        files.write_json(out / toy_study.SUMMARY, study.to_json())
+    with files.publish_folder(out, toy_study.SUMMARY, toy_study.COMMAND) as new:
+        files.write_json(new / toy_study.SUMMARY, study.to_json())
     for tau in toy_study.TEMPERATURES:
         for part, quantity, title in PRINTED:
             typer.echo(f"\ntau = {tau}: {title}, mean over samples")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from nuclr import files
 from nuclr.errors import UserError, first_line
 
 __all__ = ["TARGETS", "export"]
@@ -78,15 +79,18 @@ def new_folder(out: Path) -> Iterator[Path]:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"--out {out}: exists and is not an empty folder; remove it or name another one")
     out = out.absolute()
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    temporary = out.with_name(f".{out.name}.tmp")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / out.name).mkdir(parents=True)
-        yield temporary / out.name
-        if out.is_dir():
-            out.rmdir()
-        (temporary / out.name).rename(out)
+        temporary.mkdir(parents=True, exist_ok=True)
+        with files.locked(temporary, ""):
+            try:
+                shutil.rmtree(temporary / out.name, ignore_errors=True)  # left by a process that was killed
+                (temporary / out.name).mkdir()
+                yield temporary / out.name
+                if out.is_dir():
+                    out.rmdir()
+                (temporary / out.name).rename(out)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out}: cannot be written ({first_line(error)})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -10,14 +10,12 @@ The folder itself is not a model of transformers, and must not be mistaken for o
 AutoModel, and there is no model.safetensors, without which CLIPModel.from_pretrained would return random weights.
 `nuclr export` writes folders that other tools load.
 
-All files are first written to a hidden subfolder and then moved; config.json comes last. If saving fails (a full disk),
-the model that was there before is not touched. A folder without config.json is incomplete and is refused.
+All files are first written to a hidden subfolder and then moved; config.json comes last, see `files.publish_folder`. If
+saving fails (a full disk), the model that was there before is not touched. An incomplete folder is refused.
 
 Weights are loaded in float32.
 """
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from torch import Tensor, nn
 
 import nuclr
 from nuclr.errors import UserError, first_line
-from nuclr.files import write_json
+from nuclr.files import publish_folder, write_json
 from nuclr.models.backbones import load_backbone, no_model_in, quiet, read_json
 from nuclr.models.dual_encoder import DualEncoder
 from nuclr.models.encoder import Encoder, Head, Inputs, VectorFormat
@@ -40,7 +38,6 @@ from nuclr.models.towers import BagOfWords, ImageTower, RegisteredTower, TextTow
 
 CONFIG = "config.json"
 WEIGHTS = "dual_encoder.safetensors"
-TEMPORARY = ".saving"
 MODEL_TYPE = "nuclr_dual_encoder"
 
 # Kind in config.json -> class, and the attributes that are stored.
@@ -63,17 +60,11 @@ HEAD = ("kind", "in_width", "width")
 
 def save(model: DualEncoder, folder: Path) -> None:
     """Save a model to a folder, see `DualEncoder.save_pretrained`."""
-    temporary = folder / TEMPORARY
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
-        temporary.mkdir(parents=True)
-        config = _write_parts(model, temporary)
-        _move_files(temporary, folder)
-        write_json(folder / CONFIG, config)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: the model cannot be written there ({first_line(error)})") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with publish_folder(folder, CONFIG, "nuclr", has_page=False) as new:
+            write_json(new / CONFIG, _write_parts(model, new))
+    except SafetensorError as error:
+        raise UserError(f"{folder}: cannot be written ({first_line(error)})") from None
 
 
 def load(
@@ -166,22 +157,6 @@ def _own_state(model: DualEncoder) -> dict[str, Tensor]:
         if not key.startswith(elsewhere):
             own[key] = value.detach().clone(memory_format=torch.contiguous_format)
     return own
-
-
-def _move_files(source: Path, folder: Path) -> None:
-    """Move all files of `source` to `folder`, under the same relative paths.
-
-    The old config.json is removed first: without it, a mixture of old and new files is not loaded.
-    """
-    files = [path for path in source.rglob("*") if path.is_file()]
-    for path in files:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    (folder / CONFIG).unlink(missing_ok=True)
-    for path in files:
-        target = folder / path.relative_to(source)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------

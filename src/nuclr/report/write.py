@@ -82,9 +82,11 @@ def write_report(
 
     """
     target = out or path / REPORT
-    text = make_page(path, options or Options())
-    with files.user_errors(target):
-        files.write_text(target, text)
+    find_kind(path)
+    with files.locked(path, REPORT):
+        text = make_page(path, options or Options())
+        with files.user_errors(target):
+            files.write_text(target, text)
     return target
 
 

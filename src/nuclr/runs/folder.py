@@ -8,7 +8,6 @@ that in the end it equals the file of a run that never stopped. Measured times a
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -33,7 +32,6 @@ BAD = "bad_samples.jsonl"
 ENVIRONMENT = "environment.json"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-LOCK = ".lock"
 SEEDS = "seeds"  # runs of other seeds and methods, which the demo trains at the same time
 PACKAGES = ("nuclr", "torch", "transformers", "tokenizers", "kornia", "numpy", "PIL")
 
@@ -159,15 +157,11 @@ class RunFolder:
         return exists
 
     def _take_lock(self) -> None:
-        self._lock = (self.folder / LOCK).open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{self.folder}: another run is using it; wait for it, or name another folder") from None
+        self._lock = files.take_lock(self.folder, "run")
 
     def _write_config(self, settings: Settings) -> None:
         for path in self.folder.iterdir():
-            if path.name not in (LOCK, SEEDS) and not files.is_temporary(path):
+            if path.name not in (files.LOCK, SEEDS) and not files.is_temporary(path):
                 raise UserError(
                     f"{self.folder} is not empty ({path.name}) and is not a run folder; name another with out=..."
                 )

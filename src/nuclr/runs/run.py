@@ -182,7 +182,8 @@ class Run:
         if self.best or not self.finished:
             if self.saved is None:
                 raise UserError(
-                    f"{self.folder}: the run has no good checkpoint yet; continue it with nuclr train {self.folder} --resume"
+                    f"{self.folder}: the run has no good checkpoint yet; continue it with nuclr train {self.folder} "
+                    "--resume"
                 )
             model.load_state_dict(self.saved.model)
         return model.to(self.device).eval()

@@ -12,7 +12,6 @@ may differ.
 
 import contextlib
 import dataclasses
-import fcntl
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ from nuclr.studies.engine.measure import BANKS, HALVES, VAL, Groups, Job, Measur
 from nuclr.training.logging import duration
 
 PLAN = "plan.json"
-LOCK = ".lock"
 CELLS = "cells"
 LR_FACTOR = "lr_factor"
 HALVED = "halves"  # key of the held-out data that is tuned on one half and reported on the other
@@ -282,13 +280,7 @@ class Study:
             PLAN,
             [PLAN, CELLS, *results],
         )
-        with (self.out / LOCK).open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"--out {self.out}: another {self.plan.command} is using it; wait for it or name another folder"
-                ) from None
+        with files.take_lock(self.out, self.plan.command):
             write_plan(self.out / PLAN, self.plan)
             yield
 

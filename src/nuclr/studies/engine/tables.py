@@ -46,11 +46,12 @@ _TABULAR_END = [r"    \bottomrule", r"  \end{tabular}", r"  \par\medskip"]
 
 
 def write_results(out: Path, comparison: Comparison) -> Comparison:
-    """Write the results as KIND.md, KIND.tex and KIND.json, the JSON file last, and return them."""
-    with files.user_errors(out):
-        files.write_text(out / f"{comparison.kind}.md", markdown(comparison))
-        files.write_text(out / f"{comparison.kind}.tex", latex(comparison))
-        files.write_json(out / f"{comparison.kind}.json", comparison.to_json())
+    """Write the results as KIND.md, KIND.tex and KIND.json, and return them."""
+    summary = f"{comparison.kind}.json"
+    with files.publish_folder(out, summary, f"nuclr {comparison.kind}") as new:
+        files.write_text(new / f"{comparison.kind}.md", markdown(comparison))
+        files.write_text(new / f"{comparison.kind}.tex", latex(comparison))
+        files.write_json(new / summary, comparison.to_json())
     return comparison
 
 

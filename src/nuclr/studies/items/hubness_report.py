@@ -363,20 +363,20 @@ def _write(
     }
     if items.ids is not None:
         table["name"] = items.ids
-    with files.user_errors(folder):
-        with files.write_atomically(folder / "bias.npy") as file:
-            np.save(file, report.bias.numpy())
-        report.correction.save(folder / "correction.safetensors")
-    report.write(folder, [table])
+    with report.publish(folder, [table]) as new:
+        np.save(new / "bias.npy", report.bias.numpy())
+        report.correction.save(new / "correction.safetensors")
 
 
 def _refuse_other_result(search: "Search", folder: Path) -> None:
     """Refuse a folder that holds the result of other vectors."""
     summary = folder / "hubness.json"
     earlier = files.parse_json(summary.read_bytes()) if summary.is_file() else {}
-    for key in ("queries", "gallery", "bank") if earlier else ():
+    for key in ("queries", "gallery", "bank"):
         vectors = getattr(search, key)
-        name = earlier.get(key, {}).get("name")
+        if not isinstance(earlier.get(key), dict):  # nothing was written, or not all of it
+            continue
+        name = earlier[key].get("name")
         if (vectors and Path(vectors.name).resolve()) != (name and Path(name).resolve()):
             raise UserError(f"{folder} holds the result of other vectors ({key}: {name}); name another with --out")
 

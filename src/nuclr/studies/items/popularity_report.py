@@ -230,7 +230,8 @@ def popularity_report(
         kept=None if kept is None else len(kept),
     )
     if out is not None:
-        report.write(out, [_table(pairs, side, solved) for side, solved in sides.items()])
+        with report.publish(out, [_table(pairs, side, solved) for side, solved in sides.items()]):
+            pass
     return report
 
 

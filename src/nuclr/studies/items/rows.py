@@ -1,8 +1,9 @@
 """What the reports on items share: vectors with their names and right answers, and the files of a report."""
 
+import contextlib
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -141,11 +142,14 @@ class ItemReport:
         """Read the report in a folder; it has no arrays."""
         return files.read_record(cls, folder / f"{cls.KIND}.json")
 
-    def write(self, folder: Path, table: Sequence[Mapping[str, Any]]) -> None:
-        """Write the table, in parts with the same columns, and then the summary."""
-        with files.user_errors(folder):
-            write_table(folder / f"{self.KIND}.csv", table)
-            files.write_json(folder / f"{self.KIND}.json", self.to_json())
+    @contextlib.contextmanager
+    def publish(self, folder: Path, table: Sequence[Mapping[str, Any]]) -> Iterator[Path]:
+        """Write the summary and the table, in parts with the same columns; the block writes the files of its kind."""
+        summary = f"{self.KIND}.json"
+        with files.publish_folder(folder, summary, f"nuclr {self.KIND}") as new:
+            write_table(new / f"{self.KIND}.csv", table)
+            files.write_json(new / summary, self.to_json())
+            yield new
 
 
 def write_table(path: Path, parts: Sequence[Mapping[str, Any]]) -> None:
