@@ -69,6 +69,7 @@ from nuclr.popularity.bank import distinct_rows, query_weights, row_hashes, same
 from nuclr.popularity.coordinates import LARGEST_SCORE, Metric, check_metric, item_coordinates, query_coordinates
 from nuclr.popularity.hubs import nearest, reciprocal_ranks
 from nuclr.popularity.kernel import log_column_sums
+from nuclr.popularity.planted import CleanIndex, Suspicion
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.reliability import default_strength, zeta_reliability
 from nuclr.popularity.solver import Solver
@@ -186,6 +187,7 @@ class PopularityCorrection:
         self._mass: Tensor | None = None  # of these, (n,) float64
         self._log_z: Tensor | None = None  # (n,) float64
         self._answer_scores: Tensor | None = None  # (n, k), nan where there is no answer
+        self._clean: CleanIndex | None = None  # the gallery, for `suspicious`
 
     def __repr__(self) -> str:
         """Return one line with the settings and the size of the bank."""
@@ -326,6 +328,7 @@ class PopularityCorrection:
             self.strength_ = DEFAULT_STRENGTH
         if pairs is not None and None in (self.temperature, self.strength):
             self._tune(candidates, wanted, scale, *pairs, exclude)
+        self._clean = CleanIndex.of(self._problem(candidates))
         return self
 
     def _solve(self, candidates: Tensor, wanted: Tensor | None) -> Tensor:
@@ -414,6 +417,37 @@ class PopularityCorrection:
         if len(asked) < FEWEST_TO_CHECK:
             raise ValueError(f"queries has {len(asked)} different rows; the check needs at least {FEWEST_TO_CHECK}")
         return BankCheck(same_kind(self._bank[self._bank.any(dim=1)], asked))
+
+    def suspicious(self, vectors: Features) -> Suspicion:
+        """Score documents before they enter an index: would they come back for more queries than clean items do?
+
+        A planted document is near to all queries (a global hub) or to all queries of a topic. The gallery of `fit`
+        counts as clean. If it holds planted documents, p-values are too large, and the order of the scores is right.
+
+        Args:
+            vectors: Features of the documents, (n, d), unit norm.
+
+        Returns:
+            Per document a score, a p-value and the kind of hub (`planted`). About 1 % of clean documents have a
+            p-value of at most 0.01.
+
+        Raises:
+            ValueError: If the correction is not fitted, or features have a wrong type, shape or norm.
+
+        Example:
+            >>> x = torch.randn(400, 9, generator=torch.Generator().manual_seed(0))
+            >>> x = torch.nn.functional.normalize(x, dim=1)
+            >>> fix = PopularityCorrection(temperature=0.5).fit(x[:100], x[100:300])
+            >>> fix.suspicious(x[300:])
+            Suspicion(documents=100, p<=0.01: 0, smallest p=0.03)
+            >>> fix.suspicious(torch.nn.functional.normalize(x[:100].mean(dim=0, keepdim=True), dim=1))
+            Suspicion(documents=1, p<=0.01: 1, smallest p=0.005)
+
+        """
+        rows = self._rows("vectors", vectors)
+        if self._bank is None or self._clean is None:
+            raise ValueError("the correction is not fitted; call fit(queries, gallery) first")
+        return self._clean.suspicion(self._problem(features.to(self._bank)) for _, features in rows.blocks())
 
     # -- using it ------------------------------------------------------------------------------------------------------
 
@@ -546,19 +580,21 @@ class PopularityCorrection:
         """Write the correction to a safetensors file; `load` gives the same biases bit for bit.
 
         Args:
-            path: The file to create or replace. It holds the bank's queries, two numbers per query, and the settings.
+            path: The file to create or replace. It holds the bank's queries, a few numbers per query, one number per
+                candidate, and the settings.
 
         Raises:
             ValueError: If the correction is not fitted.
             OSError: If the file cannot be written.
 
         """
-        if self._bank is None or self._mass is None or self._log_z is None:
+        if self._bank is None or self._mass is None or self._log_z is None or self._clean is None:
             raise ValueError(f"{self!r} cannot be saved; call fit(queries, gallery) first")
         tensors = {
             "queries": self._bank,
             "mass": self._mass,
             "log_z": self._log_z,
+            **self._clean.tensors(),
         }
         if self._answer_scores is not None:
             tensors["answer_scores"] = self._answer_scores
@@ -608,6 +644,7 @@ class PopularityCorrection:
             fix._log_z = as_vector("log_z", tensors["log_z"], len(fix._bank))
             scores = tensors.get("answer_scores")
             fix._answer_scores = None if scores is None else scores.to(fix._bank)
+            fix._clean = CleanIndex.from_tensors(tensors, len(fix._bank))
             _check_values(fix._mass, fix._answer_scores, fix._range())
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: not a popularity correction ({first_line(error)})") from None
