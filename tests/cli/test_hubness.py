@@ -3,8 +3,10 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from nuclr.errors import EXTRAS
 from nuclr.evaluation import cut_halves
 from nuclr.popularity import PopularityCorrection, hubness
 from nuclr.runs import config
@@ -304,3 +307,14 @@ def test_mistakes_are_named(nuclr, mistakes, monkeypatch, arguments, named):
     assert done.status == 2
     assert named in done.err and "Traceback" not in done.err
     assert len(done.err.strip().splitlines()) <= 2
+
+
+def test_the_extra_search_is_enough_for_files_of_vectors(mistakes, tmp_path):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    installed = {re.split("[><=]", need)[0] for need in project["optional-dependencies"]["search"]}
+    blocked = sorted(set(EXTRAS) - installed - {"rich"})  # typer depends on rich
+    arguments = ["nuclr", "hubness", "x.npy", "dev.npz:y", "--out", str(tmp_path / "out")]
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.argv = {arguments!r}\n"
+    code += "from nuclr.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=mistakes, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "report.html" in done.stdout, done.stderr
