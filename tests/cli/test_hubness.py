@@ -81,7 +81,13 @@ def test_pairs_with_a_bank(nuclr, pairs):
     assert content["corrected"]["recall"]["10"] == pytest.approx(corrected.recall(links, 10))
     assert content["hubs"][0]["row"] == 0 and content["hubs"][0]["corrected"] < content["hubs"][0]["plain"]
     assert content["hubs"][0]["crowds_out"]
-    assert folders.HOSTILE not in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert folders.HOSTILE not in page
+    before, after = plain.hits(links, 1).bool(), corrected.hits(links, 1).bool()
+    assert content["won_count"] == int((after & ~before).sum())
+    assert content["lost_count"] == int((before & ~after).sum())
+    if content["won_count"] + content["lost_count"]:
+        assert f"{content['lost_count']} queries lost" in page
     assert content["chance"]["never_found"] < content["plain"]["never_found"]
 
 
@@ -245,7 +251,7 @@ def mistakes(tmp_path_factory) -> Path:
     np.savez(folder / "dev.npz", x=x, y=np.repeat(x, 2, axis=0), y_to_x=np.repeat(np.arange(N), 2))
     np.savez(folder / "holes.npz", x=x, y=nan)
     np.savez(folder / "several.npz", a=x, b=x)
-    matrices = {"x": x, "nan": nan, "one": x[:1], "three": x[:3], "none": x[:0], "long": 3 * x}
+    matrices = {"x": x, "nan": nan, "one": x[:1], "three": x[:3], "none": x[:0], "long": 3 * x, "same": x[[0] * 9]}
     matrices |= {"wide": unit(np.ones((8, D + 1))), "flat": x[0], "ints": np.ones((4, D), int)}
     for name, matrix in matrices.items():
         np.save(folder / f"{name}.npy", matrix)
@@ -257,6 +263,8 @@ def mistakes(tmp_path_factory) -> Path:
         (folder / name).write_text("PK no vectors\n")
     (folder / "names.csv").write_text("id,word\n1,cat\n")
     (folder / "links.txt").write_text("0 0\n0 999\n")
+    (folder / "swapped.txt").write_text("0 0\n1 100\n")
+    (folder / "ids.txt").write_text("0 cat\n")
     (folder / "one_link.txt").write_text("1 0\n")
     (folder / "nothing_in_it").mkdir()
     return folder
@@ -292,6 +300,10 @@ def mistakes(tmp_path_factory) -> Path:
         ("picture.png x.npy", "picture.png"),
         ("x.npy dev.npz:y --names names.csv:word", "names.csv:word: 1 names"),
         ("x.npy dev.npz:y --links links.txt", "links.txt names row 999 of the gallery"),
+        ("x.npy dev.npz:y", "x.npy: queries: 100% of them are rows of the gallery"),
+        ("same.npy dev.npz:y", "same.npy: queries has only equal rows"),
+        ("dev.npz:y x.npy --links swapped.txt", "are the files swapped?"),
+        ("x.npy dev.npz:y --links ids.txt", "ids.txt: 'cat' is neither a row number nor an id"),
         ("x.npy dev.npz:y -k 121", "--k 121"),
         ("x.npy dev.npz:y --temperature 0", "--temperature is 0"),
         ("x.npy dev.npz:y --tune", "--links"),
@@ -313,7 +325,7 @@ def test_the_extra_search_is_enough_for_files_of_vectors(mistakes, tmp_path):
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     installed = {re.split("[><=]", need)[0] for need in project["optional-dependencies"]["search"]}
     blocked = sorted(set(EXTRAS) - installed - {"rich"})  # typer depends on rich
-    arguments = ["nuclr", "hubness", "x.npy", "dev.npz:y", "--out", str(tmp_path / "out")]
+    arguments = ["nuclr", "hubness", "x.npy", "x.npy", "--out", str(tmp_path / "out")]
     code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.argv = {arguments!r}\n"
     code += "from nuclr.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=mistakes, capture_output=True, text=True, check=False)

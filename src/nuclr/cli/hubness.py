@@ -65,9 +65,9 @@ def hubness(
     links: Annotated[
         Path | None,
         typer.Option(
-            help="Which items are right: rows (query, item), numbered from 0, as .npy or text (a header may name the "
-            "columns; also qrels), or .npy with the item of each query. Default: of a file with x, y and y_to_x, the "
-            "pairs."
+            help="Which items are right: rows (query, item), numbered from 0 or by the ids of --query-names and "
+            "--names, as .npy or text (a header may name the columns; also qrels), or .npy with the item of each query."
+            " Default: of a file with x, y and y_to_x, the pairs."
         ),
     ] = None,
     names: Annotated[

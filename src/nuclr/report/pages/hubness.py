@@ -134,6 +134,7 @@ def make_page(view: HubnessView) -> Page:
             Section("summary", "Summary", summary),
             Section("hubs", "Largest hubs", largest_hubs, menu="Hubs"),
             Section("crowded", "What they crowd out", crowded_out, menu="Crowded out"),
+            Section("changed", "Won and lost", won_and_lost),
             Section("found", "Found again", found_again),
             Section("repeat", "How it was measured", how_measured, menu="Command"),
         ],
@@ -224,6 +225,23 @@ def crowded_out(view: HubnessView) -> Iterator[Block]:
         after = Answer(view.show(report.gallery, example.instead), "instead", right=example.right)
         origin = report.gallery if report.same else report.queries
         yield Example(view.show(origin, example.query, "query"), [before, after])
+
+
+def won_and_lost(view: HubnessView) -> Iterator[Block]:
+    """Show queries that win and that lose the right first result, as many of either, with the counts of all."""
+    report = view.report
+    if not report.won_count + report.lost_count:
+        raise LeaveOut
+    origin = report.gallery if report.same else report.queries
+    for title, count, examples, right_after in (
+        ("won", report.won_count, report.won, True),
+        ("lost", report.lost_count, report.lost, False),
+    ):
+        yield Text(f"{numbers.count(count)} queries {title} the right first result by the correction.")
+        for example in examples:
+            before = Answer(view.show(report.gallery, example.before), "plain", right=not right_after)
+            after = Answer(view.show(report.gallery, example.after), "corrected", right=right_after)
+            yield Example(view.show(origin, example.query, "query"), [before, after])
 
 
 def found_again(view: HubnessView) -> Iterator[Block]:

@@ -44,6 +44,7 @@ from nuclr.studies.items.rows import (
 DEPTHS = (1, 5, 10)  # of recall
 HUBS = 30  # in the summary
 EXAMPLES = 3  # queries per hub
+EXCHANGED = 6  # queries that won, and that lost, the right first result
 LARGEST_COUNT = 500  # of the histogram of N_k; larger ones are counted as this
 LARGE_SHARE = 0.3  # of items that no query finds under plain ranking, beyond those that random results would miss
 REPEATED = 0.2  # share of the bank's queries that repeat others
@@ -114,6 +115,15 @@ class CrowdedOut:
     right: bool
 
 
+@dataclass(frozen=True)
+class Exchanged:
+    """A query whose first result the correction replaces, where one of the two is right."""
+
+    query: Item
+    before: Item
+    after: Item
+
+
 @dataclass(frozen=True, kw_only=True)
 class FoundItem(Item):
     """An item with its N_k under plain and corrected ranking.
@@ -156,6 +166,10 @@ class HubnessReport(ItemReport):
         recall_change: by depth, the change of recall with its 95 % interval.
         hubs: the items that most queries find.
         found_again: items that no query found before the correction.
+        won: queries whose first result is right only after the correction: at most 6.
+        lost: queries whose first result was right only before it: at most 6.
+        won_count: number of all such queries.
+        lost_count: number of all such queries.
         correction: the fitted correction; None if the report was read from a file, as are the other arrays.
         bias: (n,), of all items.
         counts: (2, n), N_k of all items, plain and corrected.
@@ -184,6 +198,10 @@ class HubnessReport(ItemReport):
     recall_change: dict[str, Interval]
     hubs: list[FoundItem]
     found_again: list[FoundItem]
+    won: list[Exchanged] = field(default_factory=list)
+    lost: list[Exchanged] = field(default_factory=list)
+    won_count: int = 0
+    lost_count: int = 0
     correction: PopularityCorrection = field(
         default=NO_ARRAY,
         repr=False,
@@ -293,7 +311,10 @@ def hubness_report(
     fix = PopularityCorrection(temperature, strength, normalize=normalize)
     every = np.arange(len(search.queries))
     among_fitted = _links_among(known, np.setdiff1d(every, counted)) if search.bank is None else known[:0]
-    fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
+    try:
+        fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
+    except ValueError as error:  # such as a log of one query
+        raise UserError(f"{(search.bank or search.queries).name}: {error}") from None
     bias = fix.bias(items.rows)
     tried = search.asked(counted)
     fit = fix.check(tried).p_value if search.bank is not None and len(counted) >= FEWEST_TO_CHECK else None
@@ -303,6 +324,7 @@ def hubness_report(
     correction = _fit_on_all(search, fix, known)
     known = _links_among(known, counted)
     found = Comparison(search, counted, plain, corrected, bias, known)
+    won, lost = found.changed()
     correlation = rank_correlation(bias, plain.counts)
     used = fitted[evenly_spaced(len(fitted), BANK_SIZE)]
     report = HubnessReport(
@@ -331,6 +353,10 @@ def hubness_report(
         recall_change=found.recall_change(tried),
         hubs=found.hubs(),
         found_again=found.found_again(),
+        won=[found.exchanged(query) for query in won[:EXCHANGED]],
+        lost=[found.exchanged(query) for query in lost[:EXCHANGED]],
+        won_count=len(won),
+        lost_count=len(lost),
         correction=correction,
         bias=correction.bias(items.rows),
         counts=torch.stack([plain.counts, corrected.counts]),
@@ -555,7 +581,7 @@ def _known_links(search: Search, links: str | Path | Integers | None) -> np.ndar
     if links is None:
         return find_links(search.queries, search.gallery)
     if isinstance(links, str | Path):
-        return read_links(Path(links), *sizes)
+        return read_links(Path(links), search.queries, search.gallery)
     return as_links("links", links, *sizes, ("queries", "gallery")).numpy()
 
 
@@ -723,6 +749,24 @@ class Comparison:
             asked = Item.of(self.search.queries, int(self.counted[query]))
             crowded.append(CrowdedOut(asked, position + 1, Item.of(self.search.gallery, item), not is_wrong))
         return crowded
+
+    def changed(self) -> tuple[list[int], list[int]]:
+        """Return the counted queries whose first result is right only after the correction, and only before it."""
+        labeled = torch.from_numpy(np.unique(self.links[:, 0]))
+        if not len(labeled):
+            return [], []
+        before = self.plain.hits(self.links, 1).bool()
+        after = self.corrected.hits(self.links, 1).bool()
+        return labeled[after & ~before].tolist(), labeled[before & ~after].tolist()
+
+    def exchanged(self, query: int) -> Exchanged:
+        """Return the first results of a counted query."""
+        gallery = self.search.gallery
+        return Exchanged(
+            query=Item.of(self.search.queries, int(self.counted[query])),
+            before=Item.of(gallery, int(self.plain.found[query, 0])),
+            after=Item.of(gallery, int(self.corrected.found[query, 0])),
+        )
 
     def found_again(self) -> list[FoundItem]:
         """Return items that no query found before the correction, those that are found most often after it first."""
