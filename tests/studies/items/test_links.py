@@ -83,6 +83,10 @@ def test_ids(tmp_path):
         path.write_text(f"0 0\n1 {cell}\n" if gallery is not named else f"0 a\n1 {cell}\n")
         with pytest.raises(UserError, match=f"links.tsv: '{cell}' is neither .* g.npy"):
             read_links(path, QUERIES, gallery)
+    asked = replace(QUERIES, ids=["q0", "q1", "q2"])
+    for header in ("", "qid item\n"):
+        path.write_text(f"{header}q0 e\nq1 b\n")
+        assert read_links(path, asked, named).tolist() == [[0, 4], [1, 1]], "an id in the first line is no header"
     path.write_text("item,query\n4,0\n")
     with pytest.raises(UserError, match="'item'"):
         read_links(path, QUERIES, GALLERY)  # swapped columns are not misread

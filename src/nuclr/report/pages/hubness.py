@@ -214,14 +214,14 @@ def largest_hubs(view: HubnessView) -> Iterator[Block]:
 
 
 def crowded_out(view: HubnessView) -> Iterator[Block]:
-    """Show queries that find something else once the hub is gone: first those that then find a right answer."""
+    """Show queries that find something else once the hub is gone, whether that is right or not."""
     report = view.report
     examples = [(hub, example) for hub in report.hubs for example in hub.crowds_out[:1]]
     if not examples:
         raise LeaveOut("The correction removes no hub from a list.")
     yield Text("Queries that found a hub, and what they find in its place after the correction.")
-    for hub, example in sorted(examples, key=lambda entry: not entry[1].right)[:EXAMPLES]:
-        before = Answer(view.show(report.gallery, hub), f"hub, rank {example.rank}")
+    for hub, example in examples[:EXAMPLES]:
+        before = Answer(view.show(report.gallery, hub), f"hub, rank {example.rank}", right=example.was_right)
         after = Answer(view.show(report.gallery, example.instead), "instead", right=example.right)
         origin = report.gallery if report.same else report.queries
         yield Example(view.show(origin, example.query, "query"), [before, after])
@@ -237,7 +237,7 @@ def won_and_lost(view: HubnessView) -> Iterator[Block]:
         ("won", report.won_count, report.won, True),
         ("lost", report.lost_count, report.lost, False),
     ):
-        yield Text(f"{numbers.count(count)} queries {title} the right first result by the correction.")
+        yield Text(f"Queries that {title} the right first result by the correction: {numbers.count(count)}.")
         for example in examples:
             before = Answer(view.show(report.gallery, example.before), "plain", right=not right_after)
             after = Answer(view.show(report.gallery, example.after), "corrected", right=right_after)
@@ -259,6 +259,7 @@ def how_measured(view: HubnessView) -> Iterator[Block]:
     fitted = "a random half of the queries, which are not counted" if bank.name is None else f"{Path(bank.name).name}"
     facts = [
         ["queries that fit the correction", f"{numbers.count(bank.queries)}: {fitted}"],
+        ["different ones that were used", numbers.count(bank.used)],
         ["candidates that they choose from", numbers.count(bank.candidates)],
         ["temperature", numbers.number(report.temperature)],
         ["strength", numbers.number(report.strength)],

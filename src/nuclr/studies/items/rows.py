@@ -14,7 +14,7 @@ import torch
 import nuclr
 from nuclr import files
 from nuclr.arrays import Features, as_links, evenly_spaced, join_keys
-from nuclr.data.vectors import SIDES, Vectors, checked_rows, open_vectors, split_argument
+from nuclr.data.vectors import SIDES, Vectors, checked_rows, open_vectors, pair_rows, split_argument
 from nuclr.errors import UserError
 from nuclr.popularity.correction import BANK_SIZE
 
@@ -361,7 +361,14 @@ def names_of_pairs(
 
 
 def find_links(queries: Vectors, gallery: Vectors) -> np.ndarray:
-    """Return which rows belong together, (n, 2) of (query, right answer), if both are sides of one file or run."""
+    """Return which rows belong together, (n, 2) of (query, right answer), if both are sides of one file or run.
+
+    Raises:
+        UserError: if both are the x and y of a file whose y_to_x is wrong, or missing for sides of different lengths.
+
+    """
+    if queries.shares_source(gallery) and {queries.column, gallery.column} == set(SIDES) and queries.numbers is None:
+        pair_rows(*sorted((queries, gallery), key=lambda side: str(side.column)))
     own = _keys(queries, gallery)
     others = _keys(gallery, queries)
     if own is None or others is None or not queries.shares_source(gallery):
@@ -391,8 +398,9 @@ def read_links(
         path: the file. An array is (n, 2), or (queries,) with one right answer per query. Text has lines of two row
             numbers or ids, of three with a relevance, or of four as in TREC's qrels: query, anything, item, relevance.
             Lines with a relevance of 0 or less do not count. Cells are separated by tabs, commas or spaces. A first
-            line may name the columns. Cells of a side are its ids (the names of its rows) if one of them is not a
-            number, or if its names are distinct and one of the cells is a name; else they are row numbers.
+            line that starts with "q" or "topic" and not with an id names the columns. Cells of a side are its ids (the
+            names of its rows) if one of them is not a number, or if its names are distinct and one of the cells is a
+            name; else they are row numbers.
         queries: the queries.
         gallery: the items.
 
@@ -403,7 +411,7 @@ def read_links(
         UserError: if the file cannot be read, or a row or an id does not exist.
 
     """
-    array = files.read_npy(path) if path.suffix == ".npy" else _read_link_lines(path)
+    array = files.read_npy(path) if path.suffix == ".npy" else _read_link_lines(path, set(queries.ids or ()))
     if array.ndim == 1 and len(array) == len(queries):
         array = np.stack([np.arange(len(queries)), array], axis=1)
     if array.dtype.kind in "US" and array.ndim == 2 and array.shape[1] == 2:
@@ -449,11 +457,11 @@ def _numbered(path: Path, cells: list[str], vectors: Vectors) -> np.ndarray:
     return np.array([known[cell] for cell in cells])
 
 
-def _read_link_lines(path: Path) -> np.ndarray:
+def _read_link_lines(path: Path, query_ids: set[str]) -> np.ndarray:
     rows = []
     for number, line in enumerate(files.read_lines(path), start=1):
         cells = _split_cells(line)
-        if number == 1 and cells and cells[0].lower().startswith(("q", "topic")):
+        if number == 1 and cells and cells[0] not in query_ids and cells[0].lower().startswith(("q", "topic")):
             continue  # a header
         try:
             query, item, relevance = LINK_COLUMNS[len(cells)]
