@@ -172,7 +172,8 @@ def _print_correction(report: "HubnessReport") -> None:
         f"{printable(source)}, temperature {report.temperature:.3g}, strength {report.strength:.3g}{tuned}"
     )
     if bank.name is None:
-        typer.echo(f"What is written is fitted on all {report.queries.rows:,} queries, with the same settings.")
+        most = f" (at most {report.correction.bank_size:,} different ones)"
+        typer.echo(f"What is written is fitted on all {report.queries.rows:,} queries{most}, with the same settings.")
     if report.correlation is not None:
         typer.echo(
             f"Its rank correlation with N_{report.k} of the queries counted here, which it has not seen: "

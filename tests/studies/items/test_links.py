@@ -96,6 +96,10 @@ def test_swapped_files(tmp_path):
     (tmp_path / "links.txt").write_text("0 4\n1 3\n")
     with pytest.raises(UserError, match=r"they fit if q.npy are the queries .* swapped"):
         read_links(tmp_path / "links.txt", GALLERY, QUERIES)
+    (tmp_path / "links.txt").write_text("a x\nb y\n")
+    queries, gallery = replace(QUERIES, ids=list("abc")), replace(GALLERY, ids=list("xyzvw"))
+    with pytest.raises(UserError, match=r"q.npy has one: are the files swapped"):
+        read_links(tmp_path / "links.txt", gallery, queries)
 
 
 def test_links_of_pairs_are_those_that_share_a_key():

@@ -415,8 +415,9 @@ def read_links(
     if array.ndim == 1 and len(array) == len(queries):
         array = np.stack([np.arange(len(queries)), array], axis=1)
     if array.dtype.kind in "US" and array.ndim == 2 and array.shape[1] == 2:
-        sides = zip(array.astype(str).T.tolist(), (queries, gallery), strict=True)
-        array = np.stack([_numbered(path, cells, vectors) for cells, vectors in sides], axis=1)
+        query_cells, item_cells = array.astype(str).T.tolist()
+        rows = _numbered(path, query_cells, queries, gallery), _numbered(path, item_cells, gallery, queries)
+        array = np.stack(rows, axis=1)
     if array.dtype.kind == "f" and np.array_equal(array, np.round(array)) and np.isfinite(array).all():
         array = array.astype(np.int64)
     try:
@@ -435,7 +436,7 @@ def _fits_swapped(links: np.ndarray, queries: int, gallery: int) -> bool:
     return bool((links >= 0).all() and (links < [gallery, queries]).all())
 
 
-def _numbered(path: Path, cells: list[str], vectors: Vectors) -> np.ndarray:
+def _numbered(path: Path, cells: list[str], vectors: Vectors, others: Vectors) -> np.ndarray:
     """Return row numbers for one side of links: the cells themselves, or the rows whose names they are."""
     known: dict[str, int] = {}
     for row, name in enumerate(vectors.ids or ()):
@@ -450,9 +451,10 @@ def _numbered(path: Path, cells: list[str], vectors: Vectors) -> np.ndarray:
     if unknown := [cell for cell in cells if known.get(cell, -1) < 0]:
         cell = min(unknown, key=str.isdecimal)  # the first that cannot be a row number either
         reason = "several rows" if cell in known else "no row" if known else "no names, and so no row"
+        is_swapped = others.ids is not None and cell in set(others.ids)
+        hint = f"; {others.name} has one: are the files swapped?" if is_swapped else " (--names, --query-names)"
         raise UserError(
-            f"{path}: {cell!r} is neither a row number nor an id: {vectors.name} has {reason} of that name "
-            "(--names, --query-names)"
+            f"{path}: {cell!r} is neither a row number nor an id: {vectors.name} has {reason} of that name{hint}"
         )
     return np.array([known[cell] for cell in cells])
 
