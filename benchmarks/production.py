@@ -11,10 +11,16 @@ answers are not in it, 1,000 other queries; recall@1 in percent, mean over three
 - *filters*: a search in a part of the gallery (a cluster of its documents), with the correction of all, or its own
 - *items*: the correction was fitted when half of the items did not exist yet, or when twice as many did
 - *hybrid*: reciprocal rank fusion (k = 60) of the search with BM25
+- *sliding*: half of today's queries are about one of eight clusters; the correction was fitted on an old log about all,
+  on the last log, which is like today's queries, or on both
+- *bank*: a log of 10,000 queries, 12,000 items, and `bank_size` of both; processor seconds on one thread
 - *refit*: processor seconds on one thread, from nothing and from the solution of a log of which a tenth is new
 - *latency*: HNSW of faiss with and without the additional coordinate, 20,000 items, one query at a time, processor time
 - *check*: alarms of `fix.check` on 20 samples of 50 queries: the bank is of the same kind, documents, first sentences,
   or about one part while the queries are about all
+- *drift*: the same with 50, 200 and 500 queries, of which a share has moved to one of eight clusters
+
+`docs/production.md` is about these numbers.
 """
 
 import argparse
@@ -24,7 +30,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +46,19 @@ SPLITS = 3
 GALLERY, LOG, TESTED = 3000, 2000, 1000
 SAMPLES, SAMPLE = 20, 50
 SERVED = 20_000
+SECTIONS = (
+    "scores",
+    "demand",
+    "filters",
+    "items",
+    "sliding",
+    "hybrid",
+    "bank",
+    "refit",
+    "latency",
+    "check",
+    "drift",
+)
 
 
 @dataclass(frozen=True)
@@ -60,14 +79,14 @@ class Split:
         return 100 * float(((self.queries @ self.gallery.T - bias).argmax(dim=1) == self.right).double().mean())
 
 
-def splits(name: str, texts: Vectors) -> Iterator[Split]:
+def splits(name: str, texts: Vectors, items: int = GALLERY, logged: int = LOG) -> Iterator[Split]:
     """Yield random splits of a set."""
     asked_by = dict(texts.links[::-1, ::-1].tolist())  # the first query of each document
     documents = np.array(sorted(asked_by))
     for seed in range(SPLITS):
         order = np.random.default_rng(seed).permutation(documents)
-        size = min(GALLERY, len(order) // 2)
-        inside, outside = order[:size], order[size : size + LOG]
+        size = min(items, len(order) // 2)
+        inside, outside = order[:size], order[size : size + logged]
         tested = torch.from_numpy(np.random.default_rng(seed).permutation(size)[:TESTED])
         rows = np.array([asked_by[document] for document in inside[tested]])
         log = texts.queries[[asked_by[document] for document in outside]]
@@ -187,7 +206,39 @@ def bm25(queries: list[str], documents: list[str]) -> Tensor:
     return table
 
 
+def sliding(split: Split) -> dict[str, float]:
+    cluster = k_means(split.gallery, split.generator)
+    nearest = cluster[(split.log @ split.gallery.T).argmax(dim=1)]
+    trend = int(torch.bincount(nearest, minlength=CLUSTERS).argmax())
+
+    def half_about_it(member: Tensor) -> Tensor:
+        inside = member.nonzero().flatten()
+        return torch.cat([inside, (~member).nonzero().flatten()[: len(inside)]])
+
+    middle = len(split.log) // 2
+    old, last = split.log[:middle], split.log[middle:][half_about_it(nearest[middle:] == trend)]
+    today = half_about_it(cluster[split.right] == trend)
+    now = replace(split, queries=split.queries[today], right=split.right[today])
+    row = {"plain": now.recall()}
+    for name, log in (("old log", old), ("last log", last), ("both", torch.cat([old, last]))):
+        row[name] = now.recall(PopularityCorrection().fit(log, split.gallery).bias(split.gallery))
+    return row
+
+
 # -- sections: each returns its own table ------------------------------------------------------------------------------
+
+
+def bank(texts: Vectors) -> dict[str, dict[str, float]]:
+    rows: dict[str, list[dict[str, float]]] = {}
+    for split in splits("tldr", texts, 12_000, 10_000):
+        rows.setdefault("plain", []).append({"recall@1": split.recall()})
+        for size in (1000, 2000, 4000, 8000, 12_000):
+            start = time.process_time()
+            fix = PopularityCorrection(bank_size=size).fit(split.log, split.gallery)
+            seconds = time.process_time() - start
+            row = {"recall@1": split.recall(fix.bias(split.gallery)), "seconds": seconds, "strength": fix.strength_}
+            rows.setdefault(f"{size:,}", []).append(row)
+    return {name: mean(row) for name, row in rows.items()}
 
 
 def refit(texts: Vectors) -> dict[str, dict[str, float]]:
@@ -263,13 +314,44 @@ def check(sets: dict[str, Vectors], captions: Vectors) -> dict[str, dict[str, fl
     return table
 
 
-def alarms(bank: Tensor, queries: Tensor, gallery: Tensor) -> float:
-    """Return how many of 20 samples of 50 queries are said to differ from as many samples of the bank."""
+def drift(sets: dict[str, Vectors]) -> dict[str, dict[str, float]]:
+    table = {}
+    for name, texts in sets.items():
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(texts.queries), generator=generator)
+        known, fresh = texts.queries[order[: len(order) // 2]], texts.queries[order[len(order) // 2 :]]
+        gallery = texts.documents[:GALLERY]
+        cluster = k_means(gallery, generator)
+        moved = fresh[cluster[(fresh @ gallery.T).argmax(dim=1)] == int(torch.bincount(cluster).argmax())]
+        table[name] = {
+            f"{size} queries, {share:.0%} moved": alarms(known, fresh, gallery, size, (share, moved))
+            for size in (50, 200, 500)
+            for share in (0.0, 0.1, 0.25, 0.5)
+        }
+    return table
+
+
+def alarms(
+    bank: Tensor, queries: Tensor, gallery: Tensor, size: int = SAMPLE, other: tuple[float, Tensor] | None = None
+) -> float:
+    """Return how many of 20 samples of queries are said to differ from as many samples of the bank.
+
+    Args:
+        bank: all queries that a correction could be fitted on.
+        queries: all queries that are asked.
+        gallery: the items.
+        size: queries per sample.
+        other: the share of a sample that is drawn from other queries, and these.
+
+    """
     count = 0
     for seed in range(SAMPLES):
         generator = torch.Generator().manual_seed(seed)
         some = bank[torch.randperm(len(bank), generator=generator)[:LOG]]
-        asked = queries[torch.randperm(len(queries), generator=generator)[:SAMPLE]]
+        asked = queries[torch.randperm(len(queries), generator=generator)[:size]]
+        if other is not None:
+            moved = other[1][torch.randperm(len(other[1]), generator=generator)[: round(other[0] * size)]]
+            asked = torch.cat([asked[len(moved) :], moved])
         # The check depends on the bank only, so a few items and a wide temperature save time.
         fix = PopularityCorrection(temperature=1.0).fit(some, gallery[:100], items=True)
         count += not fix.check(asked).fits
@@ -280,7 +362,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--vectors", type=Path, required=True)
-    parser.add_argument("--only", default="scores,demand,filters,items,hybrid,refit,latency,check")
+    parser.add_argument("--only", default=",".join(SECTIONS))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/production.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -291,6 +373,7 @@ def main() -> None:
         "demand": demand,
         "filters": filters,
         "items": items,
+        "sliding": sliding,
     }
     found: dict[str, dict[str, dict[str, float]]] = {}
     for section, measure in sections.items():
@@ -302,12 +385,16 @@ def main() -> None:
             texts = read_texts(options.data, name)
             rows = [hybrid(split, texts.queries, texts.documents) for split in splits(name, sets[name])]
             found["hybrid"][name] = mean(rows)
+    if "bank" in names:
+        found["bank"] = bank(sets["tldr"])
     if "refit" in names:
         found["refit"] = refit(sets["tldr"])
     if "latency" in names:
         found["latency"] = latency(sets["tldr"])
     if "check" in names:
         found["check"] = check(sets, load(options.vectors, "flickr8k", "minilm"))
+    if "drift" in names:
+        found["drift"] = drift(sets)
     for section, table in found.items():
         print(f"\n{section}")
         for name, row in table.items():

@@ -50,7 +50,7 @@ def command_line() -> None:
     done = subprocess.run([sys.executable, "-m", "nuclr", "--help"], capture_output=True, text=True)
     lines = done.stderr.splitlines()
     check(done.returncode == 2, f"nuclr --help: status {done.returncode}, not 2\n{done.stderr}")
-    check(len(lines) == 1 and "pip install 'nuclr[train]'" in lines[0], f"nuclr --help: {done.stderr}")
+    check(len(lines) == 1 and "pip install 'nuclr[search]'" in lines[0], f"nuclr --help: {done.stderr}")
 
 
 for package in nuclr.errors.EXTRAS:

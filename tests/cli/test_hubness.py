@@ -3,8 +3,10 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from nuclr.arrays import as_rows
+from nuclr.errors import EXTRAS
 from nuclr.evaluation import cut_halves
 from nuclr.popularity import PopularityCorrection, hubness
 from nuclr.runs import config
@@ -101,7 +105,12 @@ def test_pairs_with_a_bank(nuclr, pairs):
     assert content["corrected"]["recall"]["10"] == pytest.approx(corrected.recall(links, 10))
     assert content["hubs"][0]["row"] == 0 and content["hubs"][0]["corrected"] < content["hubs"][0]["plain"]
     assert content["hubs"][0]["crowds_out"]
-    assert folders.HOSTILE not in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert folders.HOSTILE not in page
+    before, after = plain.hits(links, 1).bool(), corrected.hits(links, 1).bool()
+    assert content["won_count"] == int((after & ~before).sum())
+    assert content["lost_count"] == int((before & ~after).sum())
+    assert f"{content['won_count']} won, {content['lost_count']} lost" in done.out
     assert content["chance"]["never_found"] < content["plain"]["never_found"]
 
 
@@ -156,7 +165,7 @@ def test_without_a_bank_the_other_half_is_counted(nuclr, pairs):
     assert done.status == 0, done.err
     assert "30 queries" in done.out
     content = json.loads((pairs / "out" / "hubness.json").read_text())
-    rows = split_queries(N)[1]
+    rows = split_queries(as_rows("q", np.load(pairs / "q.npy")))[1]
     assert len(set(rows % 2)) == 2, "an alternating log is not divided by its kinds"
     counted = hubness(data["x"][rows].astype("float16").astype("float32"), data["y"], k=5)
     links = [[i, 2 * row] for i, row in enumerate(rows)]
@@ -248,7 +257,7 @@ def test_other_files_give_the_same_bias(nuclr, pairs, kind, monkeypatch):
     names = [] if kind == "safetensors" else ["--names", f"g{suffix}:title"]
     done = nuclr("hubness", f"q{suffix}:embedding", f"g{suffix}:embedding", *names)
     assert done.status == 0, done.err
-    measured = PopularityCorrection().fit(data["x"][split_queries(N)[0]], data["y"])
+    measured = PopularityCorrection().fit(data["x"][split_queries(as_rows("q", data["x"]))[0]], data["y"])
     # the settings that were measured on half of the queries, and all queries
     whole = PopularityCorrection(measured.temperature_, measured.strength_).fit(data["x"], data["y"])
     expected = whole.bias(data["y"]).numpy()
@@ -265,7 +274,13 @@ def mistakes(tmp_path_factory) -> Path:
     np.savez(folder / "dev.npz", x=x, y=np.repeat(x, 2, axis=0), y_to_x=np.repeat(np.arange(N), 2))
     np.savez(folder / "holes.npz", x=x, y=nan)
     np.savez(folder / "several.npz", a=x, b=x)
-    matrices = {"x": x, "nan": nan, "one": x[:1], "three": x[:3], "none": x[:0], "long": 3 * x}
+    np.savez(folder / "unequal.npz", x=x, y=x[:40])
+    right = np.arange(N)
+    wrong_links = {"outside": right + 1, "negative": right - 1, "float": right / 1, "holey": right * np.nan}
+    wrong_links |= {"table": np.stack([right, right], axis=1), "short": right[:50]}
+    for name, y_to_x in wrong_links.items():
+        np.savez(folder / f"{name}.npz", x=x, y=x, y_to_x=y_to_x)
+    matrices = {"x": x, "nan": nan, "one": x[:1], "three": x[:3], "none": x[:0], "long": 3 * x, "same": x[[0] * 9]}
     matrices |= {"wide": unit(np.ones((8, D + 1))), "flat": x[0], "ints": np.ones((4, D), int)}
     for name, matrix in matrices.items():
         np.save(folder / f"{name}.npy", matrix)
@@ -277,6 +292,8 @@ def mistakes(tmp_path_factory) -> Path:
         (folder / name).write_text("PK no vectors\n")
     (folder / "names.csv").write_text("id,word\n1,cat\n")
     (folder / "links.txt").write_text("0 0\n0 999\n")
+    (folder / "swapped.txt").write_text("0 0\n1 100\n")
+    (folder / "ids.txt").write_text("0 cat\n")
     (folder / "one_link.txt").write_text("1 0\n")
     (folder / "nothing_in_it").mkdir()
     return folder
@@ -312,8 +329,21 @@ def mistakes(tmp_path_factory) -> Path:
         ("picture.png x.npy", "picture.png"),
         ("x.npy dev.npz:y --names names.csv:word", "names.csv:word: 1 names"),
         ("x.npy dev.npz:y --links links.txt", "links.txt names row 999 of the gallery"),
+        ("x.npy dev.npz:y", "x.npy: queries: 100% of them are rows of the gallery"),
+        ("same.npy dev.npz:y", "same.npy: queries has only equal rows"),
+        ("dev.npz:y x.npy --links swapped.txt", "are the files swapped?"),
+        ("x.npy dev.npz:y --links ids.txt", "ids.txt: 'cat' is neither a row number nor an id"),
         ("x.npy dev.npz:y -k 121", "--k 121"),
+        ("outside.npz:x outside.npz:y", "y_to_x[59] is 60"),
+        ("negative.npz:y negative.npz:x", "y_to_x[0] is -1"),
+        ("float.npz:x float.npz:y", "y_to_x is float64"),
+        ("holey.npz:x holey.npz:y", "y_to_x is float64"),
+        ("table.npz:x table.npz:y", "y_to_x is int64 of shape (60, 2)"),
+        ("short.npz:x short.npz:y", "y_to_x is int64 of shape (50,)"),
+        ("unequal.npz:x unequal.npz:y", "unequal.npz: x has 60 rows and y 40"),
         ("x.npy dev.npz:y --temperature 0", "--temperature is 0"),
+        ("x.npy dev.npz:y --temperature 1e-300", "--temperature is 1e-300"),
+        ("x.npy dev.npz:y --strength 1e300", "--strength is 1e+300"),
         ("x.npy dev.npz:y --tune", "--links"),
         ("x.npy dev.npz:y --links one_link.txt --tune", "--tune"),
         ("dev.npz --tune --temperature 0.1 --strength 1", "--tune has nothing to choose"),
@@ -327,3 +357,44 @@ def test_mistakes_are_named(nuclr, mistakes, monkeypatch, arguments, named):
     assert done.status == 2
     assert named in done.err and "Traceback" not in done.err
     assert len(done.err.strip().splitlines()) <= 2
+
+
+@pytest.mark.parametrize("arguments", [["x.npy", ""], ["", "x.npy"], ["x.npy", "dev.npz:y", "--bank", ""]])
+def test_an_empty_argument_is_refused(nuclr, mistakes, monkeypatch, arguments):
+    """Such as a variable of the shell that is not set; an empty gallery would be the queries themselves."""
+    monkeypatch.chdir(mistakes)
+    done = nuclr("hubness", *arguments)
+    assert done.status == 2 and "is empty" in done.err
+
+
+def test_a_log_that_repeats_few_questions(nuclr, mistakes, monkeypatch, tmp_path):
+    """All different queries are used, equal ones are in one half, and fewer than ten are not compared with a bank."""
+    monkeypatch.chdir(mistakes)
+    x = np.load("x.npy")
+    log = np.concatenate([x[np.arange(3000) % 6], unit(x + 0.1)])
+    np.save(tmp_path / "log.npy", log)
+    done = nuclr("hubness", tmp_path / "log.npy", "several.npz:a", "--out", tmp_path / "out")
+    assert done.status == 0, done.err
+    content = json.loads((tmp_path / "out" / "hubness.json").read_text())
+    assert content["bank"]["used"] == (N + 6) // 2
+    assert content["bank"]["queries"] + content["counted"] == len(log)
+    assert content["bank"]["repeated"] == pytest.approx(1 - 33 / content["bank"]["queries"])
+    saved = PopularityCorrection.load(tmp_path / "out" / "correction.safetensors")
+    assert "queries=66," in repr(saved), "what is saved is fitted on the other half as well"
+    np.save(tmp_path / "few.npy", x[np.arange(30) % 9])
+    done = nuclr(
+        "hubness", tmp_path / "few.npy", "dev.npz:y", "--bank", tmp_path / "log.npy", "--out", tmp_path / "few"
+    )
+    assert done.status == 0, done.err
+    assert json.loads((tmp_path / "few" / "hubness.json").read_text())["bank"]["p_value"] is None
+
+
+def test_the_extra_search_is_enough_for_files_of_vectors(mistakes, tmp_path):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    installed = {re.split("[><=]", need)[0] for need in project["optional-dependencies"]["search"]}
+    blocked = sorted(set(EXTRAS) - installed - {"rich"})  # typer depends on rich
+    arguments = ["nuclr", "hubness", "x.npy", "x.npy", "--out", str(tmp_path / "out")]
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.argv = {arguments!r}\n"
+    code += "from nuclr.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=mistakes, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "report.html" in done.stdout, done.stderr

@@ -69,6 +69,40 @@ def test_an_empty_folder_is_used_and_nothing_else_remains(nuclr, runs, tmp_path)
     assert "the best checkpoint" in (tmp_path / "out" / "README.md").read_text()
 
 
+def write(out, **content):
+    with new_folder(out) as folder:
+        (folder / "inner").mkdir()
+        for name, text in content.items():
+            (folder / "inner" / name).write_text(text)
+
+
+def test_an_export_replaces_one_that_nobody_has_changed(tmp_path):
+    out = tmp_path / "out"
+    write(out, a="1", b="1")
+    (tmp_path / "link").symlink_to(out)
+    write(tmp_path / "link", a="2")
+    assert (tmp_path / "link").is_symlink() and (out / "inner" / "a").read_text() == "2"
+    assert not (out / "inner" / "b").exists(), "nothing of the earlier export remains"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "out"]
+
+
+@pytest.mark.parametrize("change", ["new", "edited", "record", "link", "late"])
+def test_an_export_keeps_whatever_somebody_has_changed(tmp_path, change):
+    out = tmp_path / "out"
+    write(out, a="1")
+    mine = out / {"new": "mine", "edited": "inner/a", "record": ".nuclr-export.json"}.get(change, "inner/mine")
+    if change == "link":
+        mine.symlink_to(tmp_path / "nowhere")
+    elif change != "late":
+        mine.write_text("mine")
+    with pytest.raises(UserError, match="changed since"), new_folder(out) as folder:
+        (folder / "a").write_text("2")
+        mine.write_text("mine")  # while the export is written
+    assert (out / "inner" / "a").read_text() == ("mine" if change == "edited" else "1")
+    assert change == "link" or mine.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize(
     ("error", "raised"), [(ZeroDivisionError(), ZeroDivisionError), (OSError(28, "No space left"), UserError)]
 )
@@ -77,3 +111,7 @@ def test_a_failure_leaves_nothing(tmp_path, error, raised):
         (folder / "half").write_text("half")
         raise error
     assert not list(tmp_path.iterdir())
+    write(tmp_path / "out", a="1")
+    with pytest.raises(raised), new_folder(tmp_path / "out"):
+        raise error
+    assert (tmp_path / "out" / "inner" / "a").read_text() == "1"

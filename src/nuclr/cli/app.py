@@ -38,6 +38,9 @@ def main() -> None:
     # On shared cores, OpenMP threads that spin while waiting slow a run down by a factor of 20.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        if "" in sys.argv:
+            before = sys.argv[sys.argv.index("") - 1]
+            raise UserError(f"the argument after {before!r} is empty; is a variable of the shell not set?")
         app()
     except UserError as error:
         typer.echo(printable(f"nuclr: {error}"), err=True)

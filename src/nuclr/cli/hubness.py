@@ -1,6 +1,5 @@
 """`nuclr hubness`: which items of a search are hubs, and what the correction changes."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,9 +64,9 @@ def hubness(
     links: Annotated[
         Path | None,
         typer.Option(
-            help="Which items are right: rows (query, item), numbered from 0, as .npy or text (a header may name the "
-            "columns; also qrels), or .npy with the item of each query. Default: of a file with x, y and y_to_x, the "
-            "pairs."
+            help="Which items are right: rows (query, item), numbered from 0 or by the ids of --query-names and "
+            "--names, as .npy or text (a header may name the columns; also qrels), or .npy with the item of each query."
+            " Default: of a file with x, y and y_to_x, the pairs."
         ),
     ] = None,
     names: Annotated[
@@ -108,8 +107,8 @@ def hubness(
     hubness.csv, hubness.json and correction.safetensors (for `PopularityCorrection.load`).
     """
     for name, value in (("temperature", temperature), ("strength", strength)):
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise UserError(f"--{name} is {value:g}; it needs a number above 0")
+        if value is not None and not 1e-6 <= value <= 1e6:
+            raise UserError(f"--{name} is {value:g}; allowed: 1e-6 to 1e6")
     if tune and temperature is not None and strength is not None:
         raise UserError("--tune has nothing to choose: leave out --temperature or --strength")
     if images is not None and (names is None or not images.is_dir()):
@@ -169,15 +168,19 @@ def _print_correction(report: "HubnessReport") -> None:
     source = "the other half of the queries" if bank.name is None else bank.name
     tuned = f", chosen on {report.tuned_on:,} labeled queries that are not counted" if report.tuned_on else ""
     typer.echo(
-        f"\nCorrection: popularity of {min(bank.candidates, 12_000):,} candidates among "
-        f"{min(bank.queries, 12_000):,} queries of {printable(source)}, temperature {report.temperature:.3g}, "
-        f"strength {report.strength:.3g}{tuned}"
+        f"\nCorrection: popularity of {bank.candidates:,} candidates among {bank.used:,} different queries of "
+        f"{printable(source)}, temperature {report.temperature:.3g}, strength {report.strength:.3g}{tuned}"
     )
+    if bank.name is None:
+        most = f" (at most {report.correction.bank_size:,} different ones)"
+        typer.echo(f"What is written is fitted on all {report.queries.rows:,} queries{most}, with the same settings.")
     if report.correlation is not None:
         typer.echo(
             f"Its rank correlation with N_{report.k} of the queries counted here, which it has not seen: "
             f"{report.correlation:.2f}"
         )
+    if report.recall_change:
+        typer.echo(f"Right first results: {report.won_count:,} won, {report.lost_count:,} lost")
     for sentence in report.advice:
         typer.echo(printable(sentence))
 
@@ -187,7 +190,8 @@ def _print_hubs(report: "HubnessReport") -> None:
     for hub in report.hubs[:SHOWN]:
         typer.echo(f"{hub.plain:>7,} -> {hub.corrected:<5,} {_name(hub, 'item')}")
         for example in hub.crowds_out[:1]:
-            instead = f"{_name(example.instead, 'item')}{' (right)' if example.right else ''}"
+            note = " (right)" if example.right else " (but the hub was right)" if example.was_right else ""
+            instead = f"{_name(example.instead, 'item')}{note}"
             typer.echo(f"{'':16} in {_name(example.query, 'query')} it is replaced by {instead}")
     typer.echo("")
 

@@ -185,7 +185,10 @@ def pair_rows(x: Vectors, y: Vectors) -> np.ndarray:
     """
     if y.links is None:
         if len(x) != len(y):
-            raise UserError(f"{x.source}: x has {len(x)} rows and y {len(y)}; add {LINKS}, the row of x for each y")
+            raise UserError(
+                f"{x.source}: x has {len(x)} rows and y {len(y)}; add {LINKS}, the row of x for each y, or name the "
+                "arrays otherwise if they are not pairs"
+            )
         return np.arange(len(y))
     rows: np.ndarray = y.links[:, 1]
     outside = ((rows < 0) | (rows >= len(x))).nonzero()[0]

@@ -18,6 +18,7 @@ from nuclr.errors import UserError, first_line
 
 __all__ = ["TARGETS", "export"]
 
+RECORD = ".nuclr-export.json"  # in each export: its files with their sizes and times
 # The module of a target, nuclr.export.<name>, has a function `write(trained, folder)`, which writes the model to an
 # empty folder and returns `Written`.
 TARGETS = {
@@ -34,19 +35,20 @@ def export(
     out: str | os.PathLike[str],
     best: bool = False,
 ) -> list[str]:
-    """Write a trained model in the format of another tool, with a model card, to a new folder.
+    """Write a trained model in the format of another tool, with a model card, to a folder of its own.
 
     Args:
         source: a finished run.
         to: the name of a target: one of `TARGETS`.
-        out: the folder to create.
+        out: the folder to create. If an export has written it and nothing in it was changed since, it is replaced.
         best: use the weights of the best checkpoint instead of the last ones.
 
     Returns:
         Lines that say what was written.
 
     Raises:
-        UserError: if the target is unknown or cannot hold the model, the run is not finished, or `out` is not empty.
+        UserError: if the target is unknown or cannot hold the model, the run is not finished, or `out` holds anything
+            that no export has written.
 
     """
     if to not in TARGETS:
@@ -64,33 +66,67 @@ def export(
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Give an empty folder that becomes `out` when the block ends. If the block fails, nothing remains.
+    """Give an empty folder that becomes `out` when the block ends. If the block fails, `out` stays as it was.
 
     Args:
-        out: the folder to create. It may exist if it is empty.
+        out: the folder to create. It may exist if it is empty, or if all of its files are as an earlier block wrote
+            them, according to its `RECORD`. A process that is killed between the two renames leaves no `out`.
 
     Yields:
         The folder to write to. It has the same name as `out`.
 
     Raises:
-        UserError: if `out` is a file, is not empty, or cannot be written.
+        UserError: if `out` is a file, holds other or changed files, or cannot be written.
 
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"--out {out}: exists and is not an empty folder; remove it or name another one")
-    out = out.absolute()
+    out = out.resolve()  # a link stays one
     temporary = out.with_name(f".{out.name}.tmp")
+    written = temporary / out.name
+    replaced = temporary / f"{out.name}.replaced"
     try:
+        _refuse_other_content(out)
         temporary.mkdir(parents=True, exist_ok=True)
         with files.locked(temporary, ""):
             try:
-                shutil.rmtree(temporary / out.name, ignore_errors=True)  # left by a process that was killed
-                (temporary / out.name).mkdir()
-                yield temporary / out.name
+                shutil.rmtree(written, ignore_errors=True)  # left by a process that was killed
+                written.mkdir()
+                yield written
+                files.write_json(written / RECORD, {"files": _stamps(written)})
+                _refuse_other_content(out)  # again, because exporting takes a while
                 if out.is_dir():
-                    out.rmdir()
-                (temporary / out.name).rename(out)
+                    out.rename(replaced)
+                try:
+                    written.rename(out)
+                except OSError:
+                    if replaced.is_dir():
+                        replaced.rename(out)
+                    raise
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out}: cannot be written ({first_line(error)})") from error
+
+
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    """Return all files of a folder with size and time; links, which no export writes, have neither."""
+    stamps = {}
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not path.is_dir():
+            stamps[path.relative_to(folder).as_posix()] = [] if path.is_symlink() else files.file_stamp(path)
+    stamps.pop(RECORD, None)
+    return stamps
+
+
+def _refuse_other_content(out: Path) -> None:
+    """Refuse a file, or a folder with anything that no export has written or that was changed since."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: exists and is not a folder; name another one")
+    written: dict[str, list[int]] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        written = dict(files.parse_json((out / RECORD).read_bytes())["files"])
+    for name, stamp in sorted(_stamps(out).items()):
+        if written.get(name) != stamp:
+            raise UserError(
+                f"--out {out}: {name} was not written by `nuclr export`, or was changed since; remove the folder or "
+                "name another one"
+            )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nuclr.errors import UserError
-from nuclr.report.page import Example, Gallery, Options, Tile
+from nuclr.report.page import Example, Gallery, Options, Text, Tile
 from nuclr.report.write import make_page
 from tests.report import folders
 
@@ -42,9 +42,8 @@ def test_pictures_and_texts(nuclr, embedded):
 
 def test_the_page_of_hubness(nuclr, embedded):
     names = ("--names", embedded / "c.jsonl", "--images", embedded / "images")
-    done = nuclr(
-        "hubness", f"{embedded}/e.npz:y", f"{embedded}/e.npz:x", "--normalize", *names, "--out", embedded / "h"
-    )
+    settings = ("--normalize", "--temperature", 0.2, "--strength", 1)
+    done = nuclr("hubness", f"{embedded}/e.npz:y", f"{embedded}/e.npz:x", *settings, *names, "--out", embedded / "h")
     assert done.status == 0, done.err
     page, sections = folders.fill_page("hubness", embedded / "h")
     report = json.loads((embedded / "h" / "hubness.json").read_text())
@@ -52,8 +51,15 @@ def test_the_page_of_hubness(nuclr, embedded):
     assert len(folders.of_kind(sections["summary"], Tile)) == 3
     (hubs,) = folders.of_kind(sections["hubs"], Gallery)
     assert len(hubs.cards) == 30 and all(card.item.picture for card in hubs.cards)
-    assert hubs.cards[0].bars[0] == 1
+    assert max(max(card.bars) for card in hubs.cards) == 1
     assert {"crowded", "repeat"} <= sections.keys()
+    texts = [block.text for block in folders.of_kind(sections["changed"], Text)]
+    examples = folders.of_kind(sections["changed"], Example)
+    assert report["won_count"] + report["lost_count"] == len(examples) > 0
+    for kind, text in zip(("won", "lost"), texts, strict=True):
+        assert kind in text and text.endswith(f": {report[f'{kind}_count']}.")
+    right = [[answer.right for answer in example.answers] for example in examples]
+    assert right == [[False, True]] * report["won_count"] + [[True, False]] * report["lost_count"]
 
 
 def test_images_outside_of_the_folder_are_not_shown(nuclr, tmp_path):

@@ -1,5 +1,7 @@
 """Right answers in the files that people have: arrays, tables with a header, qrels; and those of pairs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,8 @@ from nuclr.errors import UserError
 from nuclr.studies.items.rows import find_links, read_links
 
 LINKS = [[0, 4], [1, 3], [2, 0]]
+QUERIES = Vectors(np.ones((3, 2)), "q.npy")
+GALLERY = Vectors(np.ones((5, 2)), "g.npy")
 
 
 @pytest.mark.parametrize(
@@ -24,15 +28,15 @@ LINKS = [[0, 4], [1, 3], [2, 0]]
 )
 def test_text(tmp_path, text):
     (tmp_path / "links.txt").write_text(text)
-    assert read_links(tmp_path / "links.txt", 3, 5).tolist() == LINKS
+    assert read_links(tmp_path / "links.txt", QUERIES, GALLERY).tolist() == LINKS
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "float32"])
 def test_arrays(tmp_path, dtype):
     np.save(tmp_path / "links.npy", np.array(LINKS, dtype))
-    assert read_links(tmp_path / "links.npy", 3, 5).tolist() == LINKS
+    assert read_links(tmp_path / "links.npy", QUERIES, GALLERY).tolist() == LINKS
     np.save(tmp_path / "answers.npy", np.array(LINKS, dtype)[:, 1])
-    assert read_links(tmp_path / "answers.npy", 3, 5).tolist() == LINKS
+    assert read_links(tmp_path / "answers.npy", QUERIES, GALLERY).tolist() == LINKS
 
 
 @pytest.mark.parametrize(
@@ -48,23 +52,54 @@ def test_arrays(tmp_path, dtype):
 def test_wrong_arrays(tmp_path, array, named):
     np.save(tmp_path / "links.npy", array)
     with pytest.raises(UserError, match=named):
-        read_links(tmp_path / "links.npy", 3, 5)
+        read_links(tmp_path / "links.npy", QUERIES, GALLERY)
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("item,query\n4,0\n", 1),  # swapped columns are not misread
         ("0\n", 1),
         ("query,item\n0\n", 2),
-        ("0 1\n0 x\n", 2),
         ("0 0 1 high\n1 0 1 1\n", 1),
     ],
 )
 def test_wrong_lines(tmp_path, text, line):
     (tmp_path / "links.txt").write_text(text)
     with pytest.raises(UserError, match=f"links.txt: line {line} "):
-        read_links(tmp_path / "links.txt", 3, 5)
+        read_links(tmp_path / "links.txt", QUERIES, GALLERY)
+
+
+def test_ids(tmp_path):
+    path = tmp_path / "links.tsv"
+    named = replace(GALLERY, ids=["a", "b", "c", "new york", "e"])
+    path.write_text("query\titem\n0\te\n1\tnew york\n2\ta\n")
+    assert read_links(path, QUERIES, named).tolist() == LINKS
+    path.write_text("0 4\n1 3\n2 0\n")
+    assert read_links(path, QUERIES, named).tolist() == LINKS, "row numbers still work"
+    numerals = replace(GALLERY, ids=["40", "30", "20", "10", "0"])
+    path.write_text("0 0\n1 10\n2 40\n")
+    assert read_links(path, QUERIES, numerals).tolist() == LINKS, "distinct ids that are numbers are ids"
+    for gallery, cell in ((named, "x"), (numerals, "4"), (GALLERY, "x"), (replace(GALLERY, ids=["x"] * 5), "x")):
+        path.write_text(f"0 0\n1 {cell}\n" if gallery is not named else f"0 a\n1 {cell}\n")
+        with pytest.raises(UserError, match=f"links.tsv: '{cell}' is neither .* g.npy"):
+            read_links(path, QUERIES, gallery)
+    asked = replace(QUERIES, ids=["q0", "q1", "q2"])
+    for header in ("", "qid item\n"):
+        path.write_text(f"{header}q0 e\nq1 b\n")
+        assert read_links(path, asked, named).tolist() == [[0, 4], [1, 1]], "an id in the first line is no header"
+    path.write_text("item,query\n4,0\n")
+    with pytest.raises(UserError, match="'item'"):
+        read_links(path, QUERIES, GALLERY)  # swapped columns are not misread
+
+
+def test_swapped_files(tmp_path):
+    (tmp_path / "links.txt").write_text("0 4\n1 3\n")
+    with pytest.raises(UserError, match=r"they fit if q.npy are the queries .* swapped"):
+        read_links(tmp_path / "links.txt", GALLERY, QUERIES)
+    (tmp_path / "links.txt").write_text("a x\nb y\n")
+    queries, gallery = replace(QUERIES, ids=list("abc")), replace(GALLERY, ids=list("xyzvw"))
+    with pytest.raises(UserError, match=r"q.npy has one: are the files swapped"):
+        read_links(tmp_path / "links.txt", gallery, queries)
 
 
 def test_links_of_pairs_are_those_that_share_a_key():

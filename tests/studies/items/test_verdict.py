@@ -9,7 +9,7 @@ from nuclr import files
 from nuclr.arrays import as_rows
 from nuclr.evaluation.intervals import Interval, change_interval
 from nuclr.popularity import hubness
-from nuclr.studies.items.hubness_report import Bank, Comparison, HubnessReport, Measures
+from nuclr.studies.items.hubness_report import SMALL_COVERAGE, Bank, Comparison, HubnessReport, Measures, coverage
 from nuclr.studies.items.rows import Origin
 
 RISES = Interval(0.02, 0.005, 0.035)
@@ -22,7 +22,8 @@ def make_report(
     *changes,
     never_found=0.05,
     corrected=0.02,
-    chance=0.0,
+    coverage=1.0,
+    strength=1.0,
     bank=None,
     repeated=0.0,
     recall=0.5,
@@ -35,23 +36,27 @@ def make_report(
     return HubnessReport(
         queries=Origin("q.npy", 10),
         gallery=Origin("g.npy", 20),
-        bank=Bank(bank, 5, 20, repeated, p),
+        bank=Bank(bank, 5, 5, 20, repeated, coverage, p),
         counted=5,
         same=False,
         k=10,
         width=4,
         temperature=0.1,
-        strength=1.0,
+        strength=strength,
         tuned_on=0,
         plain=plain,
         corrected=replace(plain, never_found=corrected),
-        chance=replace(plain, never_found=chance, recall=dict.fromkeys(by_depth, 0.01)),
+        chance=replace(plain, never_found=0.0, recall=dict.fromkeys(by_depth, 0.01)),
         correlation=0.5,
         links=links,
         labeled=5,
         recall_change=by_depth,
         hubs=[],
         found_again=[],
+        won=[],
+        lost=[],
+        won_count=0,
+        lost_count=0,
     )
 
 
@@ -75,9 +80,10 @@ def test_recall_decides_if_it_is_known(changes, words, recommended):
 
 
 def test_warnings_name_what_to_beware_of():
-    (_, unasked) = make_report(never_found=0.55, chance=0.1).advice
-    assert "55%" in unasked and "10%" in unasked
-    assert len(make_report(never_found=0.55, chance=0.3).advice) == 1, "few finds per item: missed by chance"
+    (_, unasked) = make_report(coverage=0.6).advice
+    assert "40%" in unasked and "part" in unasked
+    (_, noise) = make_report(strength=0.0).advice
+    assert "strength is 0" in noise
     (_, repeated) = make_report(repeated=0.4).advice
     assert "40%" in repeated and "--links" in repeated
     assert len(make_report(repeated=0.1).advice) == 1
@@ -87,6 +93,25 @@ def test_warnings_name_what_to_beware_of():
     assert "dogs.npy" in other_kind
     compressed = replace(make_report(), gallery=Origin("g.faiss", 20, index="IndexPQ"))
     assert "g.faiss" in compressed.advice[1] and "IndexPQ" in compressed.advice[1]
+
+
+@pytest.mark.parametrize("count", [40, 1500])
+def test_coverage_shows_a_log_about_one_part(count):
+    """Also where chance misses nine items of ten (count = 40), and where all items are found by chance."""
+    rng = np.random.default_rng(0)
+    centers = unit(rng.normal(size=(8, 16)))
+    topic = rng.integers(0, 8, 3000)
+    gallery = as_rows("gallery", unit(centers[topic] + 0.3 * rng.normal(size=(3000, 16)))[:2000])
+    queries = unit(centers[rng.permutation(topic)] + 0.3 * rng.normal(size=(3000, 16)))
+    about_two = unit(centers[topic % 2] + 0.3 * rng.normal(size=(3000, 16)))
+    assert coverage(as_rows("queries", queries[:count]), gallery, 10) > SMALL_COVERAGE
+    assert coverage(as_rows("queries", about_two[:count]), gallery, 10) < SMALL_COVERAGE
+    repeated = np.repeat(queries[:count], 5, axis=0)
+    assert coverage(as_rows("queries", repeated), gallery, 10) > SMALL_COVERAGE, "different queries are compared"
+
+
+def unit(array):
+    return (array / np.linalg.norm(array, axis=1, keepdims=True)).astype("float32")
 
 
 def test_recall_at_chance_level_questions_the_links():

@@ -134,6 +134,7 @@ def make_page(view: HubnessView) -> Page:
             Section("summary", "Summary", summary),
             Section("hubs", "Largest hubs", largest_hubs, menu="Hubs"),
             Section("crowded", "What they crowd out", crowded_out, menu="Crowded out"),
+            Section("changed", "Won and lost", won_and_lost),
             Section("found", "Found again", found_again),
             Section("repeat", "How it was measured", how_measured, menu="Command"),
         ],
@@ -213,17 +214,34 @@ def largest_hubs(view: HubnessView) -> Iterator[Block]:
 
 
 def crowded_out(view: HubnessView) -> Iterator[Block]:
-    """Show queries that find something else once the hub is gone: first those that then find a right answer."""
+    """Show queries that find something else once the hub is gone, whether that is right or not."""
     report = view.report
     examples = [(hub, example) for hub in report.hubs for example in hub.crowds_out[:1]]
     if not examples:
         raise LeaveOut("The correction removes no hub from a list.")
     yield Text("Queries that found a hub, and what they find in its place after the correction.")
-    for hub, example in sorted(examples, key=lambda entry: not entry[1].right)[:EXAMPLES]:
-        before = Answer(view.show(report.gallery, hub), f"hub, rank {example.rank}")
+    for hub, example in examples[:EXAMPLES]:
+        before = Answer(view.show(report.gallery, hub), f"hub, rank {example.rank}", right=example.was_right)
         after = Answer(view.show(report.gallery, example.instead), "instead", right=example.right)
         origin = report.gallery if report.same else report.queries
         yield Example(view.show(origin, example.query, "query"), [before, after])
+
+
+def won_and_lost(view: HubnessView) -> Iterator[Block]:
+    """Show queries that win and that lose the right first result, as many of either, with the counts of all."""
+    report = view.report
+    if not report.won_count + report.lost_count:
+        raise LeaveOut
+    origin = report.gallery if report.same else report.queries
+    for title, count, examples, right_after in (
+        ("won", report.won_count, report.won, True),
+        ("lost", report.lost_count, report.lost, False),
+    ):
+        yield Text(f"Queries that {title} the right first result by the correction: {numbers.count(count)}.")
+        for example in examples:
+            before = Answer(view.show(report.gallery, example.before), "plain", right=not right_after)
+            after = Answer(view.show(report.gallery, example.after), "corrected", right=right_after)
+            yield Example(view.show(origin, example.query, "query"), [before, after])
 
 
 def found_again(view: HubnessView) -> Iterator[Block]:
@@ -241,6 +259,7 @@ def how_measured(view: HubnessView) -> Iterator[Block]:
     fitted = "a random half of the queries, which are not counted" if bank.name is None else f"{Path(bank.name).name}"
     facts = [
         ["queries that fit the correction", f"{numbers.count(bank.queries)}: {fitted}"],
+        ["different ones that were used", numbers.count(bank.used)],
         ["candidates that they choose from", numbers.count(bank.candidates)],
         ["temperature", numbers.number(report.temperature)],
         ["strength", numbers.number(report.strength)],

@@ -1,13 +1,15 @@
 """Which items of a search are hubs, and what correcting their popularity changes (`nuclr hubness`).
 
 The queries whose results are counted never take part in fitting the correction. Without a bank, the queries are
-divided at random, always in the same way: one half fits it, the other is counted. With `tune`, half of the queries that
-would be counted choose temperature and strength instead.
+divided at random, always in the same way, with equal queries on one side: one half fits it, the other is counted. With
+`tune`, half of the queries that would be counted choose temperature and strength instead. What is written is fitted on
+all queries.
 
 The correction makes all items equally likely to be found. That is right if queries ask for all parts of the gallery. If
 they ask for one part only, the other items are not found because nobody wants them, and the correction would push them
-into searches for something else. Hubness alone cannot show this, recall can: `judge` and `warnings_of` explain the
-numbers.
+into searches for something else. Hubness alone cannot show whether results improve, recall can: `judge` and
+`warnings_of` explain the numbers. Without labels, `coverage` compares what the queries find with what as many items
+find: items ask for all parts of the gallery, and hubs crowd out the rest for both.
 """
 
 import math
@@ -27,6 +29,7 @@ from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
 from nuclr.evaluation.metrics import is_near_chance
 from nuclr.evaluation.ranks import rank_correlation
 from nuclr.popularity import Hubness, PopularityCorrection, chance_hubness, hubness
+from nuclr.popularity.bank import distinct_rows, row_hashes
 from nuclr.popularity.correction import BANK_SIZE, FEWEST_TO_CHECK, BankCheck
 from nuclr.studies.items.rows import (
     NO_ARRAY,
@@ -44,8 +47,12 @@ from nuclr.studies.items.rows import (
 DEPTHS = (1, 5, 10)  # of recall
 HUBS = 30  # in the summary
 EXAMPLES = 3  # queries per hub
+EXCHANGED = 6  # queries that won, and that lost, the right first result
 LARGEST_COUNT = 500  # of the histogram of N_k; larger ones are counted as this
-LARGE_SHARE = 0.3  # of items that no query finds under plain ranking, beyond those that random results would miss
+COVERED = 1000  # queries, and items as queries, that measure the coverage
+SMALL_COVERAGE = (
+    0.85  # even logs of six sets had at least 0.89, and mostly 0.95; logs about one of eight parts 0.3 to 0.9
+)
 REPEATED = 0.2  # share of the bank's queries that repeat others
 
 
@@ -91,27 +98,50 @@ class Bank:
     Attributes:
         name: the argument that names them; None if they are half of the queries.
         queries: how many.
-        candidates: how many items they choose from.
+        used: how many different ones the correction is fitted on.
+        candidates: how many items it is fitted on.
         repeated: share of the queries that repeat others.
+        coverage: different items that they find, relative to those that as many items find (`coverage`).
         p_value: of the test that the counted queries are like the bank; None if the bank is half of the queries.
 
     """
 
     name: str | None
     queries: int
+    used: int
     candidates: int
     repeated: float
+    coverage: float
     p_value: float | None
 
 
 @dataclass(frozen=True)
 class CrowdedOut:
-    """A query that finds a hub at a rank, and what it finds instead after the correction."""
+    """A query that finds a hub at a rank, and what it finds instead after the correction.
+
+    Attributes:
+        query: the query.
+        rank: of the hub, from 1.
+        instead: the first item that it did not find before.
+        right: whether that is a right answer.
+        was_right: whether the hub is one.
+
+    """
 
     query: Item
     rank: int
     instead: Item
     right: bool
+    was_right: bool
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """A query whose first result the correction replaces, where one of the two is right."""
+
+    query: Item
+    before: Item
+    after: Item
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +186,10 @@ class HubnessReport(ItemReport):
         recall_change: by depth, the change of recall with its 95 % interval.
         hubs: the items that most queries find.
         found_again: items that no query found before the correction.
+        won: queries whose first result is right only after the correction: at most 6.
+        lost: queries whose first result was right only before it: at most 6.
+        won_count: number of all such queries.
+        lost_count: number of all such queries.
         correction: the fitted correction; None if the report was read from a file, as are the other arrays.
         bias: (n,), of all items.
         counts: (2, n), N_k of all items, plain and corrected.
@@ -184,6 +218,10 @@ class HubnessReport(ItemReport):
     recall_change: dict[str, Interval]
     hubs: list[FoundItem]
     found_again: list[FoundItem]
+    won: list[Exchanged]
+    lost: list[Exchanged]
+    won_count: int
+    lost_count: int
     correction: PopularityCorrection = field(
         default=NO_ARRAY,
         repr=False,
@@ -290,30 +328,36 @@ def hubness_report(
     HubnessReport.check_folder(out, create=True)
     if out is not None:
         _refuse_other_result(search, out)
-    fix = PopularityCorrection(temperature, strength, normalize=normalize)
     every = np.arange(len(search.queries))
     among_fitted = _links_among(known, np.setdiff1d(every, counted)) if search.bank is None else known[:0]
-    fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
+    try:
+        fix = PopularityCorrection(temperature, strength, normalize=normalize)
+        fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
+    except ValueError as error:  # such as a log of one query
+        raise UserError(f"{(search.bank or search.queries).name}: {error}") from None
     bias = fix.bias(items.rows)
     tried = search.asked(counted)
-    fit = fix.check(tried).p_value if search.bank is not None and len(counted) >= FEWEST_TO_CHECK else None
+    can_check = search.bank is not None and len(distinct_rows(tried)) >= FEWEST_TO_CHECK
     exclude = counted if search.one_set else None
     plain = hubness(tried, items.rows, k, exclude=exclude)
     corrected = hubness(tried, items.rows, k, bias=bias, exclude=exclude)
     correction = _fit_on_all(search, fix, known)
     known = _links_among(known, counted)
     found = Comparison(search, counted, plain, corrected, bias, known)
+    won, lost = found.changed()
     correlation = rank_correlation(bias, plain.counts)
-    used = fitted[evenly_spaced(len(fitted), BANK_SIZE)]
+    distinct = len(distinct_rows(fitted))
     report = HubnessReport(
         queries=Origin.of(search.queries),
         gallery=Origin.of(items, images),
         bank=Bank(
             name=None if search.bank is None else search.bank.name,
             queries=len(fitted),
-            candidates=len(candidates),
-            repeated=1 - len(torch.unique(used, dim=0)) / len(used),
-            p_value=fit,
+            used=min(distinct, BANK_SIZE),
+            candidates=min(len(candidates), BANK_SIZE),
+            repeated=1 - distinct / len(fitted),
+            coverage=1.0 if search.one_set else coverage(fitted, candidates, k),
+            p_value=fix.check(tried).p_value if can_check else None,
         ),
         counted=len(counted),
         same=search.one_set,
@@ -331,6 +375,10 @@ def hubness_report(
         recall_change=found.recall_change(tried),
         hubs=found.hubs(),
         found_again=found.found_again(),
+        won=[found.exchanged(query) for query in won[:EXCHANGED]],
+        lost=[found.exchanged(query) for query in lost[:EXCHANGED]],
+        won_count=len(won),
+        lost_count=len(lost),
         correction=correction,
         bias=correction.bias(items.rows),
         counts=torch.stack([plain.counts, corrected.counts]),
@@ -431,15 +479,17 @@ def _is_at_chance(report: HubnessReport) -> bool:
 
 def warnings_of(report: HubnessReport) -> list[str]:
     """Return sentences on what to beware of."""
-    never_found = report.plain.never_found
-    by_chance = report.chance.never_found
     bank = report.bank
     sentences = []
-    if never_found - by_chance > LARGE_SHARE:
+    if report.strength == 0:
         sentences.append(
-            f"Beware: {never_found:.0%} of the items are found by no query ({by_chance:.0%} by chance). If nobody asks "
-            "for them, the correction shows them to people who want something else; fit it on queries for all parts of "
-            "the gallery."
+            "The strength is 0, so the correction changes nothing: with these queries, popularity is mostly noise."
+        )
+    if bank.coverage < SMALL_COVERAGE:
+        sentences.append(
+            f"Beware: the queries that fit the correction find {1 - bank.coverage:.0%} fewer different items than as "
+            "many items of the gallery do. If they are about a part of it, the correction shows the rest to people who "
+            "want something else; fit it on queries for all parts of the gallery."
         )
     if bank.repeated > REPEATED and not report.same:
         sentences.append(
@@ -448,7 +498,7 @@ def warnings_of(report: HubnessReport) -> list[str]:
         )
     if bank.p_value is not None and not BankCheck(bank.p_value).fits:
         sentences.append(f"Beware: {BankCheck(bank.p_value).message}.")
-    if report.corrected.never_found > never_found:
+    if report.corrected.never_found > report.plain.never_found:
         sentences.append(
             f"The correction does not make the search more even: {bank.name or 'half of the queries'} may be too few, "
             "or of another kind than the queries that are asked."
@@ -555,30 +605,48 @@ def _known_links(search: Search, links: str | Path | Integers | None) -> np.ndar
     if links is None:
         return find_links(search.queries, search.gallery)
     if isinstance(links, str | Path):
-        return read_links(Path(links), *sizes)
+        return read_links(Path(links), search.queries, search.gallery)
     return as_links("links", links, *sizes, ("queries", "gallery")).numpy()
 
 
 def _divide(search: Search) -> tuple[Rows, Rows, np.ndarray]:
-    """Return queries to fit on, what they choose from, and the numbers of the queries to count.
-
-    Of a memory-mapped file, only the queries to fit on are read.
-    """
+    """Return queries to fit on, what they choose from, and the numbers of the queries to count."""
     if search.bank is None:
-        fitted, counted = split_queries(len(search.queries))
+        fitted, counted = split_queries(search.queries.rows)
         return search.asked(fitted), search.gallery.rows, counted
     # Items that search one another do so in the bank as well.
     candidates = search.bank if search.one_set else search.candidates or search.gallery
     return search.bank.rows, candidates.rows, np.arange(len(search.queries))
 
 
-def split_queries(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Divide queries at random, always in the same way.
+def split_queries(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Divide queries at random, always in the same way; equal queries are in the same half.
 
     Every other query would not do: a log may alternate between two kinds.
     """
-    order = np.random.default_rng(0).permutation(count)
-    return np.sort(order[: (count + 1) // 2]), np.sort(order[(count + 1) // 2 :])
+    counted, fitted = cut_halves(row_hashes(rows))
+    return fitted.numpy(), counted.numpy()
+
+
+def coverage(queries: Rows, gallery: Rows, k: int) -> float:
+    """Return how many different items queries find, relative to how many as many items of the gallery find.
+
+    Items ask for all parts of the gallery, and hubs reduce both numbers. At most 1,000 queries are used, and so few
+    that they find every item twice by chance: with more, queries about a part of the gallery find all of it as well.
+
+    Args:
+        queries: features of the queries.
+        gallery: features of the items.
+        k: how many items each finds, if there are more than that.
+
+    """
+    k = min(k, len(gallery) - 1)
+    asked = distinct_rows(queries)
+    count = min(len(asked), len(gallery), COVERED, 2 * len(gallery) // k)
+    some = evenly_spaced(len(gallery), count)
+    by_queries = hubness(queries.take(asked[evenly_spaced(len(asked), count)]), gallery, k)
+    by_items = hubness(gallery.take(some), gallery, k, exclude=some)
+    return (1 - by_queries.never_found) / (1 - by_items.never_found)
 
 
 def _tuning_halves(
@@ -706,9 +774,9 @@ class Comparison:
         return [self._item(row, crowds_out=self._crowded_out(row, right)) for row in worst if self.plain.counts[row]]
 
     def _crowded_out(self, hub: int, right: set[tuple[int, ...]]) -> list[CrowdedOut]:
-        """Return queries that do not find the hub any more, with what they find instead.
+        """Return queries that do not find the hub any more, with what they find instead; the hub's first ranks first.
 
-        First the queries that now find a right answer, then those for which the hub was near the top.
+        Whether the answers are right makes no difference: losses are shown as often as they occur.
         """
         examples = []
         for query in (self.plain.found == hub).any(dim=1).nonzero().flatten().tolist():
@@ -716,13 +784,35 @@ class Comparison:
             after = self.corrected.found[query].tolist()
             new = [item for item in after if item not in before]
             if hub not in after and new:
-                answers = [item for item in new if (query, item) in right]
-                examples.append((not answers, before.index(hub), query, (answers or new)[0]))
-        crowded = []
-        for is_wrong, position, query, item in sorted(examples)[:EXAMPLES]:
-            asked = Item.of(self.search.queries, int(self.counted[query]))
-            crowded.append(CrowdedOut(asked, position + 1, Item.of(self.search.gallery, item), not is_wrong))
-        return crowded
+                examples.append((before.index(hub), query, new[0]))
+        return [
+            CrowdedOut(
+                query=Item.of(self.search.queries, int(self.counted[query])),
+                rank=position + 1,
+                instead=Item.of(self.search.gallery, item),
+                right=(query, item) in right,
+                was_right=(query, hub) in right,
+            )
+            for position, query, item in sorted(examples)[:EXAMPLES]
+        ]
+
+    def changed(self) -> tuple[list[int], list[int]]:
+        """Return the counted queries whose first result is right only after the correction, and only before it."""
+        labeled = torch.from_numpy(np.unique(self.links[:, 0]))
+        if not len(labeled):
+            return [], []
+        before = self.plain.hits(self.links, 1).bool()
+        after = self.corrected.hits(self.links, 1).bool()
+        return labeled[after & ~before].tolist(), labeled[before & ~after].tolist()
+
+    def exchanged(self, query: int) -> Exchanged:
+        """Return the first results of a counted query."""
+        gallery = self.search.gallery
+        return Exchanged(
+            query=Item.of(self.search.queries, int(self.counted[query])),
+            before=Item.of(gallery, int(self.plain.found[query, 0])),
+            after=Item.of(gallery, int(self.corrected.found[query, 0])),
+        )
 
     def found_again(self) -> list[FoundItem]:
         """Return items that no query found before the correction, those that are found most often after it first."""

@@ -15,7 +15,7 @@ import torch
 import nuclr
 from nuclr import files
 from nuclr.arrays import Features, as_links, evenly_spaced, join_keys
-from nuclr.data.vectors import SIDES, Vectors, checked_rows, open_vectors, split_argument
+from nuclr.data.vectors import SIDES, Vectors, checked_rows, open_vectors, pair_rows, split_argument
 from nuclr.errors import UserError
 from nuclr.popularity.correction import BANK_SIZE
 
@@ -365,7 +365,14 @@ def names_of_pairs(
 
 
 def find_links(queries: Vectors, gallery: Vectors) -> np.ndarray:
-    """Return which rows belong together, (n, 2) of (query, right answer), if both are sides of one file or run."""
+    """Return which rows belong together, (n, 2) of (query, right answer), if both are sides of one file or run.
+
+    Raises:
+        UserError: if both are the x and y of a file whose y_to_x is wrong, or missing for sides of different lengths.
+
+    """
+    if queries.shares_source(gallery) and {queries.column, gallery.column} == set(SIDES) and queries.numbers is None:
+        pair_rows(*sorted((queries, gallery), key=lambda side: str(side.column)))
     own = _keys(queries, gallery)
     others = _keys(gallery, queries)
     if own is None or others is None or not queries.shares_source(gallery):
@@ -386,49 +393,96 @@ def _keys(vectors: Vectors, other: Vectors) -> np.ndarray | None:
 
 def read_links(
     path: Path,
-    queries: int,
-    gallery: int,
+    queries: Vectors,
+    gallery: Vectors,
 ) -> np.ndarray:
     """Read rows (query, right answer) from a `.npy` file or from text.
 
     Args:
-        path: the file. An array is (n, 2), or (queries,) with one right answer per query. Text has lines of two
-            numbers, of three with a relevance, or of four as in TREC's qrels: query, anything, item, relevance. Lines
-            with a relevance of 0 or less do not count. Numbers are separated by a comma, a tab or spaces. A first line
-            may name the columns.
-        queries: number of queries.
-        gallery: number of items in the gallery.
+        path: the file. An array is (n, 2), or (queries,) with one right answer per query. Text has lines of two row
+            numbers or ids, of three with a relevance, or of four as in TREC's qrels: query, anything, item, relevance.
+            Lines with a relevance of 0 or less do not count. Cells are separated by tabs, commas or spaces. A first
+            line that starts with "q" or "topic" and not with an id names the columns. Cells of a side are its ids (the
+            names of its rows) if one of them is not a number, or if its names are distinct and one of the cells is a
+            name; else they are row numbers.
+        queries: the queries.
+        gallery: the items.
 
     Returns:
         (n, 2) int64.
 
     Raises:
-        UserError: if the file cannot be read, or a row does not exist.
+        UserError: if the file cannot be read, or a row or an id does not exist.
 
     """
-    array = files.read_npy(path) if path.suffix == ".npy" else _read_link_lines(path)
-    if array.ndim == 1 and len(array) == queries:
-        array = np.stack([np.arange(queries), array], axis=1)
+    array = files.read_npy(path) if path.suffix == ".npy" else _read_link_lines(path, set(queries.ids or ()))
+    if array.ndim == 1 and len(array) == len(queries):
+        array = np.stack([np.arange(len(queries)), array], axis=1)
+    if array.dtype.kind in "US" and array.ndim == 2 and array.shape[1] == 2:
+        query_cells, item_cells = array.astype(str).T.tolist()
+        rows = _numbered(path, query_cells, queries, gallery), _numbered(path, item_cells, gallery, queries)
+        array = np.stack(rows, axis=1)
     if array.dtype.kind == "f" and np.array_equal(array, np.round(array)) and np.isfinite(array).all():
         array = array.astype(np.int64)
     try:
-        return as_links(str(path), array, queries, gallery, ("queries", "gallery")).numpy()
+        return as_links(str(path), array, len(queries), len(gallery), ("queries", "gallery")).numpy()
     except ValueError as error:
-        raise UserError(f"{error}; a row is (query, item), numbered from 0") from None
+        hint = "a row is (query, item), numbered from 0"
+        if _fits_swapped(array, len(queries), len(gallery)):
+            hint = f"they fit if {gallery.name} are the queries and {queries.name} the gallery: are the files swapped?"
+        raise UserError(f"{error}; {hint}") from None
 
 
-def _read_link_lines(path: Path) -> np.ndarray:
+def _fits_swapped(links: np.ndarray, queries: int, gallery: int) -> bool:
+    """Return whether links (n, 2) name existing rows if queries and gallery change places."""
+    if links.ndim != 2 or links.shape[1] != 2 or not len(links) or links.dtype.kind not in "iu":
+        return False
+    return bool((links >= 0).all() and (links < [gallery, queries]).all())
+
+
+def _numbered(path: Path, cells: list[str], vectors: Vectors, others: Vectors) -> np.ndarray:
+    """Return row numbers for one side of links: the cells themselves, or the rows whose names they are."""
+    known: dict[str, int] = {}
+    for row, name in enumerate(vectors.ids or ()):
+        if known.setdefault(name, row) != row:
+            known[name] = -1  # several rows have this name
+    are_distinct = -1 not in known.values()
+    if not (are_distinct and any(cell in known for cell in cells)):
+        try:
+            return np.array([float(cell) for cell in cells])
+        except ValueError:
+            pass  # ids
+    if unknown := [cell for cell in cells if known.get(cell, -1) < 0]:
+        cell = min(unknown, key=str.isdecimal)  # the first that cannot be a row number either
+        reason = "several rows" if cell in known else "no row" if known else "no names, and so no row"
+        is_swapped = others.ids is not None and cell in set(others.ids)
+        hint = f"; {others.name} has one: are the files swapped?" if is_swapped else " (--names, --query-names)"
+        raise UserError(
+            f"{path}: {cell!r} is neither a row number nor an id: {vectors.name} has {reason} of that name{hint}"
+        )
+    return np.array([known[cell] for cell in cells])
+
+
+def _read_link_lines(path: Path, query_ids: set[str]) -> np.ndarray:
     rows = []
     for number, line in enumerate(files.read_lines(path), start=1):
-        cells = line.replace(",", " ").replace('"', " ").split()
-        if number == 1 and cells and cells[0].lower().startswith(("q", "topic")):
+        cells = _split_cells(line)
+        if number == 1 and cells and cells[0] not in query_ids and cells[0].lower().startswith(("q", "topic")):
             continue  # a header
         try:
             query, item, relevance = LINK_COLUMNS[len(cells)]
             if relevance is None or float(cells[relevance]) > 0:
-                rows.append((float(cells[query]), float(cells[item])))
+                rows.append((cells[query], cells[item]))
         except (KeyError, ValueError):
             raise UserError(
-                f"{path}: line {number} is {line[:80]!r}; needs two whole numbers, query and item, or four as in qrels"
+                f"{path}: line {number} is {line[:80]!r}; needs a query and an item, or four cells as in qrels"
             ) from None
     return np.array(rows)
+
+
+def _split_cells(line: str) -> list[str]:
+    """Divide a line at tabs, else at commas, else at spaces; a name may contain what does not divide."""
+    if "\t" in line or "," in line:
+        row = next(csv.reader([line], delimiter="\t" if "\t" in line else ","))
+        return [cell.strip() for cell in row]
+    return line.replace('"', " ").split()
