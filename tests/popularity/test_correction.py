@@ -150,7 +150,13 @@ def test_defaults_are_in_units_of_the_scores():
     x, y, links = features(n=200)
     fix = PopularityCorrection().fit(x, y)
     assert fix.temperature_ == 0.6 * score_std(x, y) and 0 < fix.strength_ <= 0.75
-    assert torch.equal(fix.bias(y), PopularityCorrection(fix.temperature_, fix.strength_).fit(x, y).bias(y))
+    wide = PopularityCorrection(1.5 * score_std(x, y)).fit(x, y).bias(y)
+    expected = PopularityCorrection(fix.temperature_).fit(x, y).bias(y) - 0.4 * wide
+    assert torch.allclose(fix.bias(y), fix.strength_ * expected, atol=1e-6), "two scales"
+    half = PopularityCorrection(strength=0.375).fit(x, y)
+    assert torch.allclose(half.bias(y), 0.375 * expected, atol=1e-6), "both in proportion"
+    answered = PopularityCorrection().fit(x, y, torch.arange(200))
+    assert answered.temperature_ == 0.4 * score_std(x, y)
     assert PopularityCorrection(0.1).fit(x, y).strength_ == 1.0, "with a given temperature the bias is zeta"
     assert score_std(x, y + 0.3) == pytest.approx(float((x.double() @ (y + 0.3).double().T).std(correction=0)))
     whole = PopularityCorrection().fit(x, y, transductive=True)
@@ -486,7 +492,7 @@ def test_features_of_other_norms_are_refused_or_normalized():
         (lambda x, y: PopularityCorrection().fit(x, y).gallery(y[:0]), "vectors has no rows"),
         (lambda x, y: PopularityCorrection().fit(x, y).queries(x[:, :5]), "queries has 5 columns.* 8"),
         (lambda x, y: PopularityCorrection().fit(x, y).gallery(y, "dot"), "metric='dot'"),
-        (lambda x, y: PopularityCorrection().save("file"), "cannot be saved"),
+        (lambda x, y: PopularityCorrection().save("file"), "call fit"),
     ],
 )
 def test_wrong_arguments_are_named(call, message):
@@ -503,8 +509,8 @@ def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "fix.safetensors"
     PopularityCorrection(0.1).fit(x, y).save(path)
     tensors = load_file(path)
-    settings = '{"temperature": 0.1, "strength": 1.0, "normalize": false, "bank_size": 100}'
-    contents = [tensors | {"log_z": tensors["log_z"][:5].clone()}, {"queries": tensors["queries"]}]
+    settings = '{"arguments": {"temperature": 0.1}, "scales": [[0.1, 1.0]]}'
+    contents = [tensors | {"log_z": tensors["log_z"][:, :5].clone()}, {"queries": tensors["queries"]}]
     contents += [tensors | {"mass": mass} for mass in (torch.full((61,), torch.nan), torch.zeros(61))]
     contents += [tensors | {"queries": 2 * tensors["queries"]}]
     files = [(content, settings) for content in contents]
@@ -538,44 +544,55 @@ def test_save_and_load_are_exact(dtype, tmp_path):
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "fix.safetensors").read_bytes()
 
 
-def forge(path, settings=None, **tensors):
-    """Write a file like one of `save`, with other settings or tensors."""
-    content = {"queries": torch.eye(3), "mass": torch.ones(3).double(), "log_z": torch.zeros(3).double()}
-    known = {"temperature": 0.5, "strength": 1.0, "prior": 0.1, "normalize": False, "bank_size": 100}
-    text = settings if isinstance(settings, str) else json.dumps(known | (settings or {}))
-    save_file(content | tensors, path, {correction.FORMAT: text})
+def forge(path, scales=None, arguments=None, metadata=None, **tensors):
+    """Write a file of `save` with other settings or tensors."""
+    PopularityCorrection(0.5).fit(torch.eye(3), torch.eye(3), items=True).save(path)
+    settings = {
+        "arguments": PopularityCorrection(0.5).get_params() | (arguments or {}),
+        "scales": [[0.5, 1.0]] if scales is None else scales,
+    }
+    save_file(load_file(path) | tensors, path, {correction.FORMAT: metadata or json.dumps(settings)})
     return path
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path, monkeypatch):
-    path = forge(tmp_path / "a.safetensors", {"temperature": 0.5})
+    path = forge(tmp_path / "a.safetensors")
+    expected = PopularityCorrection.load(path).bias(torch.eye(3), center=False)
     parse = correction._parse
 
     def replace_and_parse(content):
-        forge(path, {"temperature": 0.25}, log_z=torch.ones(3).double())
+        forge(path, [[0.25, 1.0]], log_z=torch.ones(1, 4).double())
         return parse(content)
 
     monkeypatch.setattr(correction, "_parse", replace_and_parse)
     fix = PopularityCorrection.load(path)
-    assert fix.temperature_ == 0.5 and not fix._log_z.any()
+    assert fix.temperature_ == 0.5 and torch.equal(fix.bias(torch.eye(3), center=False), expected)
 
 
 @pytest.mark.parametrize(
-    ("settings", "tensors"),
+    "changes",
     [
-        ({}, {"log_z": torch.full((3,), -1e300, dtype=torch.float64)}),
-        ({"temperature": 1e-320}, {}),
-        ({"temperature": [1]}, {}),
-        ({"strength": 1e308}, {}),
-        ("[" * 100_000, {}),
-        ("7", {}),
-        ({}, {"queries": torch.eye(3).to(torch.float8_e4m3fn)}),
-        ({}, {"queries": torch.empty(2**62, 0)}),
-        ({}, {"answer_scores": torch.full((3, 1), torch.inf)}),
-        ({}, {"answer_scores": torch.ones(2, 1)}),
+        {"log_z": torch.full((1, 4), -1e300, dtype=torch.float64)},
+        {"log_z": torch.zeros(2, 4).double()},
+        {"scales": [[1e-320, 1.0]]},
+        {"scales": [[[1], 1.0]]},
+        {"scales": [[0.5, 1e308]]},
+        {"scales": []},
+        {"arguments": {"temprature": 1.0}},
+        {"metadata": "[" * 100_000},
+        {"metadata": "7"},
+        {"queries": torch.eye(4, 3).to(torch.float8_e4m3fn)},
+        {"queries": torch.empty(2**62, 0)},
+        {"answer_scores": torch.full((4, 1), torch.inf)},
+        {"answer_scores": torch.ones(2, 1)},
+        {"clean_scores": torch.ones(3, 3).double()},
+        {"clean_scores": torch.full((3,), torch.nan).double()},
+        {"clean_scale": torch.zeros(2, 3).double()},
+        {"clean_scale": torch.full((2, 3), torch.inf).double()},
+        {"clean_thresholds": torch.full((4, 2), torch.nan)},
     ],
 )
-def test_forged_corrections_are_refused(tmp_path, settings, tensors):
-    path = forge(tmp_path / "a.safetensors", settings, **tensors)
+def test_forged_corrections_are_refused(tmp_path, changes):
+    path = forge(tmp_path / "a.safetensors", **changes)
     with pytest.raises(UserError, match="not a popularity correction"):
         PopularityCorrection.load(path)

@@ -1,10 +1,10 @@
-r"""Popularity-corrected search: rank by s - strength * zeta, so that hubs no longer crowd out the right answer.
+r"""Popularity-corrected search: rank by s - bias, so that hubs no longer crowd out the right answer.
 
 A hub is a candidate that is near to too many queries. Its zeta is large. The popularity problem is solved on a *bank*:
 queries, and the candidates that they choose from. At its solution all candidates are chosen equally often. One pass
 then gives the zeta of any item, whether or not it was a candidate:
 
-    zeta(g) = tau log sum_b a_b exp(<q_b, g>/tau) / Z_b
+    zeta(g; tau) = tau log sum_b a_b exp(<q_b, g>/tau) / Z_b
 
 with the bank's queries q_b, their masses a_b and their partition functions Z_b. Nothing else of the bank is kept.
 
@@ -18,18 +18,27 @@ never touches to none. Neither says anything about hubs, so three things keep th
 - Known answers (clicks) do not count as crowding: a query does not choose its own answers, as the paper's phi_i leaves
   out j = i. Answers are left out of the column sum and of Z, which keeps the problem convex.
 
-A query does not count for items that equal it either. The temperature is 0.6 standard deviations of the scores, at
-which zeta does not describe single queries, and the strength falls if zeta is noise all the same (`reliability`).
+A query does not count for items that equal it either.
+
+**Two scales.** By default the bias is the difference of two solutions,
+
+    bias(g) = 0.75 zeta(g; 0.6 s) - 0.3 zeta(g; 1.5 s),        s = standard deviation of the scores
+
+At 0.6 standard deviations zeta does not describe single queries. At 1.5 it mostly says which part of the gallery the
+log is about, and such a part is not one large hub. What is left is popularity relative to the neighborhood. Both parts
+are smaller if zeta is sampling noise of the bank (`reliability`).
 
 The bank may consist of training pairs, so that nothing of a test set is used. If the test queries themselves are the
 bank, the result is *transductive* and must be reported as such.
 
-**In an index.** One or two more coordinates per vector make any index rank by s - strength * zeta (`coordinates`). The
-zeta of a unit vector lies in an interval that is known after `fit`. So items that are added later always fit, and rows
-that are in the index never change.
+If most queries have known answers, the lower temperature is 0.4: answers are what a low temperature mistakes for hubs.
 
-Relations: with equal weights and prior=0 the bias is zeta of `solve`. With Z_b = 1 it is that of the inverted softmax
-(Smith et al. 2017), in which queries with many near candidates count most.
+**In an index.** One or two more coordinates per vector make any index rank by s - bias (`coordinates`). The bias of a
+unit vector lies in an interval that is known after `fit`. So items that are added later always fit, and rows that are
+in the index never change.
+
+Relations: at a given temperature, with strength 1, equal weights and prior=0, the bias is zeta of `solve`. With Z_b = 1
+it is that of the inverted softmax (Smith et al. 2017), in which queries with many near candidates count most.
 """
 
 import inspect
@@ -71,17 +80,19 @@ from nuclr.popularity.hubs import nearest, reciprocal_ranks
 from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.planted import CleanIndex, Suspicion
 from nuclr.popularity.problem import Problem
-from nuclr.popularity.reliability import default_strength, zeta_reliability
+from nuclr.popularity.reliability import reliable_share
 from nuclr.popularity.solver import Solver
 
 # Temperatures are in units of the scores' standard deviation, so that they suit any model.
-DEFAULT_FACTOR = 0.6
-DEFAULT_STRENGTH = 1.0
+# The default: factors of temperatures, and the strength of each.
+DEFAULT_SCALES = {0.6: 0.75, 1.5: -0.3}
+ANSWERED_SCALES = {0.4: 0.75, 1.5: -0.3}  # if most queries have known answers
+DEFAULT_STRENGTH = 1.0  # of one given temperature
 DEFAULT_PRIOR = 0.1
 # What tuning chooses from.
 TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
 STRENGTHS = (0.5, 0.75, 1.0, 1.25)
-TRANSDUCTIVE_FACTOR = 0.4  # without noise of the bank, a lower temperature than that of other queries is best
+TRANSDUCTIVE_SCALES = {0.4: 1.0}  # without noise of the bank, a lower temperature than that of other queries is best
 BANK_SIZE = 12_000  # queries, and candidates: a larger bank takes longer and hardly changes the result
 TOLERANCE = 1e-3  # of the solver's residual: a smaller residual does not change ranks
 PASSES = 300  # of the solver
@@ -94,6 +105,22 @@ LEAST_TEMPERATURE = 1e-6  # scores are float32, and differ by less than this
 LARGEST_STRENGTH = 1e6
 LARGEST_BIAS = 1e9  # of a file
 HINT = "use PopularityCorrection(normalize=True)"  # in messages about features of other norms
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One solution of the popularity problem, and its part in the bias.
+
+    Attributes:
+        temperature: Of the problem.
+        strength: Factor on zeta.
+        log_z: Log partition functions of the bank's queries, (n,) float64.
+
+    """
+
+    temperature: float
+    strength: float
+    log_z: Tensor
 
 
 @dataclass(frozen=True)
@@ -128,9 +155,11 @@ class PopularityCorrection:
 
     Args:
         temperature: Of the popularity problem, not the one used in training; a higher temperature corrects more
-            coarsely. None: 0.6 standard deviations of the scores, or tuned if `fit` gets labeled pairs.
-        strength: Factor on zeta. None: between 0 if zeta is sampling noise of the bank, and 0.75 (`reliability`), or
-            tuned if `fit` gets labeled pairs; 1 if the temperature is given.
+            coarsely. None: two scales, 0.6 (0.4 if most answers are known) and 1.5 standard deviations of the scores,
+            or one that is tuned if `fit` gets labeled pairs.
+        strength: Factor on zeta. None: 0.75, and -0.3 at the wide scale, less if zeta is sampling noise of the bank, or
+            tuned if `fit` gets labeled pairs; 1 if the temperature is given. Another strength of two scales changes
+            both in proportion.
         prior: How often each item counts as chosen before the queries are read. Larger values correct less where
             the log says little; 0 lifts items that no query is near to without a bound.
         normalize: Scale all features to unit norm. Without it, features of other norms are refused.
@@ -140,8 +169,8 @@ class PopularityCorrection:
     scikit-learn, and `sklearn.base.clone` works.
 
     Attributes:
-        temperature_: The temperature that is used; after `fit`.
-        strength_: The strength that is used; after `fit`.
+        temperature_: The temperature that is used, the lower one of two; after `fit`.
+        strength_: The strength that is used at this temperature; after `fit`.
 
     Example:
         >>> queries = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.2, 1.0]]), dim=1)
@@ -170,9 +199,7 @@ class PopularityCorrection:
         bank_size: int = BANK_SIZE,
     ) -> None:
         if temperature is not None:
-            as_positive("temperature", temperature)
-            if not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
-                raise ValueError(f"temperature={temperature!r}; give a number from 1e-6 to 1e6")
+            _check_temperature(temperature)
         if strength is not None and as_share("strength", strength) > LARGEST_STRENGTH:
             raise ValueError(f"strength={strength!r}; give a number from 0 to 1e6")
         as_share("prior", prior)
@@ -185,7 +212,7 @@ class PopularityCorrection:
         self.bank_size = bank_size
         self._bank: Tensor | None = None  # queries, and the zero vector of the prior count, (n, d)
         self._mass: Tensor | None = None  # of these, (n,) float64
-        self._log_z: Tensor | None = None  # (n,) float64
+        self._scales: list[Scale] = []
         self._answer_scores: Tensor | None = None  # (n, k), nan where there is no answer
         self._clean: CleanIndex | None = None  # the gallery, for `suspicious`
 
@@ -314,36 +341,46 @@ class PopularityCorrection:
         self._bank = bank
         self._mass = weight * (len(candidates) / weight.sum())
         self._answer_scores = None if scores is None else scores.to(bank)
-        scale = score_std(asked[rows], candidates)
-        if self.temperature is None:
-            self.temperature_ = (TRANSDUCTIVE_FACTOR if transductive else DEFAULT_FACTOR) * scale
-        else:
-            self.temperature_ = float(self.temperature)
-        log_z = self._solve(candidates, wanted)
-        if self.strength is not None:
-            self.strength_ = float(self.strength)
-        elif self.temperature is None and not transductive:
-            self.strength_ = default_strength(zeta_reliability(self._problem(candidates), log_z))
-        else:
-            self.strength_ = DEFAULT_STRENGTH
+        spread = score_std(asked[rows], candidates)
+        defaults = self._default_strengths(spread, transductive)
+        scales = [self._solve(candidates, wanted, *setting) for setting in defaults.items()]
+        if self.temperature is None and self.strength is None and not transductive:
+            share = reliable_share(self._problem(candidates, scales[0].temperature), scales[0].log_z)
+            scales = [replace(scale, strength=share * scale.strength) for scale in scales]
+        self._use(scales)
         if pairs is not None and None in (self.temperature, self.strength):
-            self._tune(candidates, wanted, scale, *pairs, exclude)
-        self._clean = CleanIndex.of(self._problem(candidates))
+            self._tune(candidates, wanted, spread, *pairs, exclude)
+        self._clean = CleanIndex.of(self._problem(candidates, self.temperature_))
         return self
 
-    def _solve(self, candidates: Tensor, wanted: Tensor | None) -> Tensor:
-        """Find and return the log partition functions of the bank's queries at the present temperature."""
-        problem = self._problem(candidates)
+    def _default_strengths(self, spread: float, transductive: bool) -> dict[float, float]:
+        """Return the strengths by temperature that are used without labels."""
+        if self.temperature is not None:
+            return {float(self.temperature): DEFAULT_STRENGTH if self.strength is None else float(self.strength)}
+        factors = TRANSDUCTIVE_SCALES if transductive else DEFAULT_SCALES
+        if self._answer_scores is not None and (~self._answer_scores.isnan().all(dim=1)).double().mean() > 0.5:
+            factors = ANSWERED_SCALES
+        share = 1.0 if self.strength is None else self.strength / next(iter(factors.values()))
+        return {factor * spread: share * strength for factor, strength in factors.items()}
+
+    def _solve(self, candidates: Tensor, wanted: Tensor | None, temperature: float, strength: float) -> Scale:
+        """Solve the popularity problem of the bank at a temperature."""
+        problem = self._problem(candidates, temperature)
         if wanted is not None:
             problem = replace(problem, b=wanted.to(problem.b) * (len(wanted) / wanted.sum()))
-        self._log_z = Solver(tolerance=TOLERANCE, max_iterations=PASSES)(problem).log_z
-        return self._log_z
+        log_z = Solver(tolerance=TOLERANCE, max_iterations=PASSES)(problem).log_z
+        return Scale(temperature, strength, log_z)
 
-    def _problem(self, y: Tensor) -> Problem:
+    def _use(self, scales: list[Scale]) -> None:
+        self._scales = scales
+        self.temperature_ = scales[0].temperature
+        self.strength_ = scales[0].strength
+
+    def _problem(self, y: Tensor, temperature: float) -> Problem:
         """Return the problem of the bank's queries with some items."""
         assert self._bank is not None and self._mass is not None
         return Problem(
-            self.temperature_,
+            temperature,
             self._mass,
             torch.ones(len(y), dtype=torch.float64, device=y.device),
             self._bank.dtype,
@@ -357,7 +394,7 @@ class PopularityCorrection:
         self,
         candidates: Tensor,
         wanted: Tensor | None,
-        scale: float,
+        spread: float,
         queries: Features,
         gallery: Features,
         links: Integers,
@@ -367,28 +404,31 @@ class PopularityCorrection:
         asked = self._rows("queries", queries)
         found = self._rows("gallery", gallery)
         depth = min(TUNING_DEPTH, len(found) - (exclude is not None))
-        default = self.temperature_, self.strength_
         temperatures = {self.temperature_}
         if self.temperature is None:
-            temperatures |= {factor * scale for factor in TEMPERATURE_FACTORS}
+            temperatures |= {factor * spread for factor in TEMPERATURE_FACTORS}
         strengths = {self.strength_}
         if self.strength is None:
             strengths |= set(STRENGTHS)
-        reciprocal: dict[tuple[float, float], Tensor] = {}
-        log_z: dict[float, Tensor] = {}
-        for self.temperature_ in sorted(temperatures):
-            log_z[self.temperature_] = self._solve(candidates, wanted)
-            zeta = self._zeta(found)
+
+        def reciprocal(bias: Tensor) -> Tensor:
+            _, rows = nearest(asked, found, depth, bias, exclude)
+            return reciprocal_ranks(rows, links, len(found))
+
+        default = reciprocal(self._bias(found))
+        best, best_scale = default, None
+        for temperature in sorted(temperatures):
+            solved = self._solve(candidates, wanted, temperature, 1.0)
+            zeta = self._zeta(found, solved)
             for strength in sorted(strengths):
-                _, rows = nearest(asked, found, depth, strength * zeta, exclude)
-                reciprocal[self.temperature_, strength] = reciprocal_ranks(rows, links, len(found))
-        best = max(reciprocal, key=lambda setting: float(reciprocal[setting].mean()))
+                ranks = reciprocal(strength * zeta)
+                if ranks.mean() > best.mean():
+                    best, best_scale = ranks, replace(solved, strength=strength)
         # The best of many settings on a few hundred queries is often the luckiest one. The default is kept unless the
         # gain is more than its standard error.
-        gain = reciprocal[best] - reciprocal[default]
-        is_better = len(gain) > 1 and gain.mean() > gain.std() / math.sqrt(len(gain))
-        self.temperature_, self.strength_ = best if is_better else default
-        self._log_z = log_z[self.temperature_]
+        gain = best - default
+        if best_scale is not None and len(gain) > 1 and gain.mean() > gain.std() / math.sqrt(len(gain)):
+            self._use([best_scale])
 
     def check(self, queries: Features) -> BankCheck:
         """Test, without labels, whether queries that are asked are like the bank; some 50 are enough.
@@ -445,9 +485,10 @@ class PopularityCorrection:
 
         """
         rows = self._rows("vectors", vectors)
-        if self._bank is None or self._clean is None:
-            raise ValueError("the correction is not fitted; call fit(queries, gallery) first")
-        return self._clean.suspicion(self._problem(features.to(self._bank)) for _, features in rows.blocks())
+        temperature = self._fitted()[0].temperature
+        assert self._bank is not None and self._clean is not None
+        problems = (self._problem(features.to(self._bank), temperature) for _, features in rows.blocks())
+        return self._clean.suspicion(problems)
 
     # -- using it ------------------------------------------------------------------------------------------------------
 
@@ -470,12 +511,15 @@ class PopularityCorrection:
         bias = self._bias(self._rows("gallery", gallery), boost)
         return bias.sub_(bias.mean() if center else 0).to(self._dtype)
 
-    def _bias(self, gallery: Rows, boost: Vector | None) -> Tensor:
-        """Return strength * zeta - boost in float64, with the constant of the fit."""
-        zeta = self._zeta(gallery)
-        if boost is None:
-            return self.strength_ * zeta
-        return self.strength_ * zeta - as_vector("boost", boost, len(gallery)).to(zeta)
+    def _bias(self, gallery: Rows, boost: Vector | None = None) -> Tensor:
+        """Return the bias minus the boost in float64, with the constant of the fit."""
+        bias = torch.stack([scale.strength * self._zeta(gallery, scale) for scale in self._fitted()]).sum(dim=0)
+        return bias if boost is None else bias - as_vector("boost", boost, len(gallery)).to(bias)
+
+    def _fitted(self) -> list[Scale]:
+        if not self._scales:
+            raise ValueError(f"{self!r}: call fit(queries, gallery) first")
+        return self._scales
 
     def _rows(self, name: str, value: Features, width: int | None = None) -> Rows:
         """Check features: their values, and that their width is the given one or the bank's."""
@@ -490,14 +534,13 @@ class PopularityCorrection:
             raise ValueError(f"{name} has no rows")
         return rows
 
-    def _zeta(self, gallery: Rows) -> Tensor:
+    def _zeta(self, gallery: Rows, scale: Scale) -> Tensor:
         """Return zeta of each item in float64, with the constant of the fit."""
-        if self._bank is None or self._log_z is None:
-            raise ValueError("the correction is not fitted; call fit(queries, gallery) first")
+        assert self._bank is not None
         zeta = []
         for _, features in gallery.blocks():
-            problem = self._problem(features.to(self._bank))
-            zeta.append(problem.temperature * log_column_sums(problem, torch.zeros_like(problem.b), self._log_z))
+            problem = self._problem(features.to(self._bank), scale.temperature)
+            zeta.append(scale.temperature * log_column_sums(problem, torch.zeros_like(problem.b), scale.log_z))
         return torch.cat(zeta)
 
     @property
@@ -542,16 +585,22 @@ class PopularityCorrection:
         """Return bounds on the bias of any unit vector.
 
         zeta(g) = level + tau log sum_b w_b exp(<q_b, g>/tau) with weights w of sum 1. It is at most level + max <q_b,
-        g> and, by Jensen's inequality, at least level + <sum_b w_b q_b, g>.
+        g> and, by Jensen's inequality, at least level + <sum_b w_b q_b, g>. A negative strength swaps the bounds.
         """
-        assert self._bank is not None and self._mass is not None and self._log_z is not None
-        log_weight = self._mass.log() - self._log_z
-        level = self.temperature_ * float(log_weight.logsumexp(dim=0))
-        mean = log_weight.softmax(dim=0) @ self._bank.double()
-        low = level - (1 + NORM_TOLERANCE) * float(mean.norm())
-        high = level + LARGEST_SCORE
-        margin = 1e-3 * (high - low)  # the bias itself is computed with rounding
-        return self.strength_ * (low - margin), self.strength_ * (high + margin)
+        assert self._bank is not None and self._mass is not None
+        lowest = 0.0
+        highest = 0.0
+        for scale in self._scales:
+            log_weight = self._mass.log() - scale.log_z
+            level = scale.temperature * float(log_weight.logsumexp(dim=0))
+            mean = log_weight.softmax(dim=0) @ self._bank.double()
+            low = level - (1 + NORM_TOLERANCE) * float(mean.norm())
+            high = level + LARGEST_SCORE
+            margin = 1e-3 * (high - low)  # zeta itself is computed with rounding
+            low, high = sorted([scale.strength * (low - margin), scale.strength * (high + margin)])
+            lowest += low
+            highest += high
+        return lowest, highest
 
     def queries(self, queries: Features, metric: Metric = "ip") -> Tensor:
         """Return queries for an index that holds the rows of `gallery`.
@@ -588,17 +637,17 @@ class PopularityCorrection:
             OSError: If the file cannot be written.
 
         """
-        if self._bank is None or self._mass is None or self._log_z is None or self._clean is None:
-            raise ValueError(f"{self!r} cannot be saved; call fit(queries, gallery) first")
+        scales = self._fitted()
+        assert self._bank is not None and self._mass is not None and self._clean is not None
         tensors = {
             "queries": self._bank,
             "mass": self._mass,
-            "log_z": self._log_z,
+            "log_z": torch.stack([scale.log_z for scale in scales]),
             **self._clean.tensors(),
         }
         if self._answer_scores is not None:
             tensors["answer_scores"] = self._answer_scores
-        settings = self.get_params() | {"temperature": self.temperature_, "strength": self.strength_}
+        settings = {"arguments": self.get_params(), "scales": [[scale.temperature, scale.strength] for scale in scales]}
         text = json.dumps(settings, default=lambda number: number.item())  # of numpy
         metadata = {FORMAT: text}  # one entry: safetensors writes several in a random order
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
@@ -613,7 +662,7 @@ class PopularityCorrection:
             path: The file.
 
         Returns:
-            The fitted correction. Its arguments are the temperature and the strength that it was saved with.
+            The fitted correction, with the arguments that it had.
 
         Raises:
             UserError: If the file cannot be read or does not hold a correction.
@@ -635,18 +684,20 @@ class PopularityCorrection:
                     raise ValueError("it is larger than half of the free memory")
                 content = file.read()  # once: another process may replace the file
             settings, tensors = _parse(content)
-            fix = cls(**settings)
-            fix.temperature_ = settings["temperature"]
-            fix.strength_ = settings["strength"]
+            fix = cls(**settings["arguments"])
             fix._bank = as_features("queries", tensors["queries"], "any")
             check_norms("queries", fix._bank[fix._bank.any(dim=1)], "unit")
             fix._mass = as_vector("mass", tensors["mass"], len(fix._bank))
-            fix._log_z = as_vector("log_z", tensors["log_z"], len(fix._bank))
+            scales = []
+            for (temperature, strength), log_z in zip(settings["scales"], tensors["log_z"], strict=True):
+                _check_temperature(temperature)
+                scales.append(Scale(temperature, float(strength), as_vector("log_z", log_z, len(fix._bank))))
+            fix._use(scales)
             scores = tensors.get("answer_scores")
             fix._answer_scores = None if scores is None else scores.to(fix._bank)
             fix._clean = CleanIndex.from_tensors(tensors, len(fix._bank))
             _check_values(fix._mass, fix._answer_scores, fix._range())
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UserError(f"{path}: not a popularity correction ({first_line(error)})") from None
         return fix
 
@@ -665,10 +716,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name, entry in header.items():
         if entry["dtype"] not in ("F16", "BF16", "F32", "F64") or max(entry["shape"], default=0) > len(content):
             raise ValueError(f"{name} is {entry['dtype']} of shape {entry['shape']}")
-    settings = parse_json(metadata[FORMAT])
-    for name in ("temperature", "strength"):
-        settings[name] = float(settings[name])
-    return settings, load(content)
+    return parse_json(metadata[FORMAT]), load(content)
 
 
 def _check_values(mass: Tensor, answer_scores: Tensor | None, bias_range: tuple[float, float]) -> None:
@@ -681,6 +729,12 @@ def _check_values(mass: Tensor, answer_scores: Tensor | None, bias_range: tuple[
         return
     if answer_scores.ndim != 2 or len(answer_scores) != len(mass) or bool((answer_scores.abs() > LARGEST_SCORE).any()):
         raise ValueError(f"answer_scores has shape {tuple(answer_scores.shape)}, or scores that are too large")
+
+
+def _check_temperature(temperature: float) -> None:
+    as_positive("temperature", temperature)
+    if not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
+        raise ValueError(f"temperature={temperature!r}; give a number from 1e-6 to 1e6")
 
 
 def _refuse_items(queries: Rows, gallery: Rows) -> None:

@@ -115,6 +115,8 @@ class CleanIndex:
         used = len(range(0, queries, -(-queries // QUERIES)))
         if thresholds.shape != (used, len(DEPTHS)) or scale.shape != (2, len(MEASURES)):
             raise ValueError("clean_thresholds or clean_scale has a wrong shape")
+        if not bool(thresholds.isfinite().all() and scale.isfinite().all() and (scale[1] > 0).all()):
+            raise ValueError("clean_thresholds or clean_scale has values that no gallery gives")
         return cls(thresholds, scale, as_vector("clean_scores", scores, scores.numel()))
 
     def tensors(self) -> dict[str, Tensor]:

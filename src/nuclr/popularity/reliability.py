@@ -1,4 +1,4 @@
-r"""How much of zeta is sampling noise of the bank, and the strength that follows from it.
+r"""How much of zeta is sampling noise of the bank, and how much less it is corrected therefore.
 
 zeta_j = tau log sum_b w_bj is estimated from the queries b of a bank, w_bj = a_b exp(s_bj/tau) / Z_b. Another bank of
 the same kind would give another sum. How much zeta_j depends on single queries is seen by leaving each of them out (the
@@ -13,9 +13,7 @@ The variance of zeta over the items is the sum of the mean of this noise and of 
 share of the latter, r, is the *reliability*. Without hubs it is near 0; with hubs and a bank of thousands of queries it
 is near 1.
 
-The strength is 0.75 min(1, 2 r). A correction that is mostly noise is switched off. Where zeta is reliable, a quarter
-of it is still left out: full strength gains a quarter of a point more if the log is like the queries, and loses up to
-three points more if it is about a few items only.
+A correction is multiplied by min(1, 2 r), so that one that is mostly noise is switched off.
 """
 
 from dataclasses import replace
@@ -26,27 +24,14 @@ from torch import Tensor
 from nuclr.arrays import evenly_spaced
 from nuclr.popularity.problem import Problem
 
-LARGEST_STRENGTH = 0.75
 ITEMS = 1000  # enough for two means over items
 TILE = 2**22  # scores at a time: 32 MiB
 LARGEST_SHARE = 1 - 1e-9  # of a query in an item's sum: without it nothing is left, and the logarithm is -20
 
 
-def default_strength(reliability: float) -> float:
-    """Return the strength of a correction whose zeta has this reliability.
-
-    Args:
-        reliability: Share of the variance of zeta that is not noise, between 0 and 1.
-
-    Returns:
-        Between 0 (noise) and 0.75.
-
-    Example:
-        >>> [round(default_strength(r), 2) for r in (0.0, 0.2, 0.5, 0.9)]
-        [0.0, 0.3, 0.75, 0.75]
-
-    """
-    return LARGEST_STRENGTH * min(1.0, 2 * reliability)
+def reliable_share(problem: Problem, log_z: Tensor) -> float:
+    """Return the factor on a correction, between 0 (noise) and 1, from the arguments of `zeta_reliability`."""
+    return min(1.0, 2 * zeta_reliability(problem, log_z))
 
 
 def zeta_reliability(problem: Problem, log_z: Tensor) -> float:
