@@ -171,6 +171,7 @@ class PopularityCorrection:
     Attributes:
         temperature_: The temperature that is used, the lower one of two; after `fit`.
         strength_: The strength that is used at this temperature; after `fit`.
+        scales_: The solutions whose sum is the bias, one or two; after `fit`.
 
     Example:
         >>> queries = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.2, 1.0]]), dim=1)
@@ -212,7 +213,7 @@ class PopularityCorrection:
         self.bank_size = bank_size
         self._bank: Tensor | None = None  # queries, and the zero vector of the prior count, (n, d)
         self._mass: Tensor | None = None  # of these, (n,) float64
-        self._scales: list[Scale] = []
+        self.scales_: list[Scale] = []
         self._answer_scores: Tensor | None = None  # (n, k), nan where there is no answer
         self._clean: CleanIndex | None = None  # the gallery, for `suspicious`
 
@@ -372,7 +373,7 @@ class PopularityCorrection:
         return Scale(temperature, strength, log_z)
 
     def _use(self, scales: list[Scale]) -> None:
-        self._scales = scales
+        self.scales_ = scales
         self.temperature_ = scales[0].temperature
         self.strength_ = scales[0].strength
 
@@ -517,9 +518,9 @@ class PopularityCorrection:
         return bias if boost is None else bias - as_vector("boost", boost, len(gallery)).to(bias)
 
     def _fitted(self) -> list[Scale]:
-        if not self._scales:
+        if not self.scales_:
             raise ValueError(f"{self!r}: call fit(queries, gallery) first")
-        return self._scales
+        return self.scales_
 
     def _rows(self, name: str, value: Features, width: int | None = None) -> Rows:
         """Check features: their values, and that their width is the given one or the bank's."""
@@ -590,7 +591,7 @@ class PopularityCorrection:
         assert self._bank is not None and self._mass is not None
         lowest = 0.0
         highest = 0.0
-        for scale in self._scales:
+        for scale in self.scales_:
             log_weight = self._mass.log() - scale.log_z
             level = scale.temperature * float(log_weight.logsumexp(dim=0))
             mean = log_weight.softmax(dim=0) @ self._bank.double()

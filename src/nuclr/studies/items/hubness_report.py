@@ -392,7 +392,8 @@ def _fit_on_all(search: "Search", fix: PopularityCorrection, known: np.ndarray) 
     """Return the correction to use: with the same settings, and all queries if a half was held out to measure it."""
     if search.bank is not None:
         return fix
-    whole = PopularityCorrection(fix.temperature_, fix.strength_, normalize=fix.normalize)
+    tuned = {} if len(fix.scales_) > 1 else {"temperature": fix.temperature_, "strength": fix.strength_}
+    whole = PopularityCorrection(**fix.get_params() | tuned)
     every = search.asked(np.arange(len(search.queries)))
     return whole.fit(every, search.gallery.rows, known if len(known) else None, items=search.one_set)
 
