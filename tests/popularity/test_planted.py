@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
@@ -165,8 +166,6 @@ def test_saved_and_loaded_bit_for_bit(clean, tmp_path):
 
 @pytest.mark.parametrize("name", ["clean_thresholds", "clean_scale", "clean_scores"])
 def test_damaged_files_are_refused(clean, tmp_path, name):
-    from safetensors import safe_open
-
     path = tmp_path / "fix.safetensors"
     clean[0].save(path)
     with safe_open(path, framework="pt") as file:
@@ -176,10 +175,21 @@ def test_damaged_files_are_refused(clean, tmp_path, name):
     save_file(tensors, path, metadata)
     with pytest.raises(UserError, match=name):
         PopularityCorrection.load(path)
-    del tensors[name]
+
+
+def test_files_of_earlier_versions(clean, tmp_path):
+    path = tmp_path / "fix.safetensors"
+    clean[0].save(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = {name: tensor for name, tensor in load_file(path).items() if not name.startswith("clean_")}
     save_file(tensors, path, metadata)
-    with pytest.raises(UserError, match=name):
-        PopularityCorrection.load(path)
+    fix = PopularityCorrection.load(path)
+    assert torch.equal(fix.bias(clean[2]), clean[0].bias(clean[2]))
+    with pytest.raises(ValueError, match="fit"):
+        fix.suspicious(clean[2])
+    fix.save(path)
+    assert load_file(path).keys() == tensors.keys()
 
 
 def test_wrong_input(clean):

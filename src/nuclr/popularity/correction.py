@@ -425,7 +425,8 @@ class PopularityCorrection:
             p-value of at most 0.01.
 
         Raises:
-            ValueError: If the correction is not fitted, or features have a wrong type, shape or norm.
+            ValueError: If the correction is not fitted, was saved by an earlier version, or features have a wrong type,
+                shape or norm.
 
         Example:
             >>> x = torch.randn(400, 9, generator=torch.Generator().manual_seed(0))
@@ -439,7 +440,7 @@ class PopularityCorrection:
         """
         rows = self._rows("vectors", vectors)
         if self._bank is None or self._clean is None:
-            raise ValueError("the correction is not fitted; call fit(queries, gallery) first")
+            raise ValueError(f"{self!r} knows no clean gallery; call fit(queries, gallery) first")
         return self._clean.suspicion(self._problem(features.to(self._bank)) for _, features in rows.blocks())
 
     # -- using it ------------------------------------------------------------------------------------------------------
@@ -581,13 +582,13 @@ class PopularityCorrection:
             OSError: If the file cannot be written.
 
         """
-        if self._bank is None or self._mass is None or self._log_z is None or self._clean is None:
+        if self._bank is None or self._mass is None or self._log_z is None:
             raise ValueError(f"{self!r} cannot be saved; call fit(queries, gallery) first")
         tensors = {
             "queries": self._bank,
             "mass": self._mass,
             "log_z": self._log_z,
-            **self._clean.tensors(),
+            **(self._clean.tensors() if self._clean else {}),
         }
         if self._answer_scores is not None:
             tensors["answer_scores"] = self._answer_scores
@@ -638,7 +639,8 @@ class PopularityCorrection:
             fix._mass = as_vector("mass", tensors["mass"], size)
             fix._log_z = as_vector("log_z", tensors["log_z"], size)
             fix._answer_scores = tensors.get("answer_scores")
-            fix._clean = CleanIndex.from_tensors(tensors, size)
+            if "clean_scores" in tensors:  # not in files of earlier versions
+                fix._clean = CleanIndex.from_tensors(tensors, size)
             if None in (fix.temperature, fix.strength) or bool((fix._mass < 0).any()) or not bool(fix._mass.sum() > 0):
                 raise ValueError("a setting or a weight is missing")
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
