@@ -16,8 +16,9 @@ those that are tested. Attacks, of at most 60 documents each:
 
 "Before they enter" scores each document against the clean gallery. Recall is the share of planted documents above the
 99.6 % quantile of other clean documents: 0.4 % alerts. "In the index" scores all documents of an index that holds the
-planted ones already, as a scanner does. `mean cosine` is the mean score with the bank, `N_10` the number of the bank's
-queries that find the document among their first ten (ties in the order of the mean score).
+planted ones already, as a scanner does; "twice" compares them with the index without its most suspicious 5 %.
+`mean cosine` is the mean score with the bank, `N_10` the number of the bank's queries that find the document among
+their first ten (ties in the order of the mean score).
 
 Success is the share of the tested queries that find a planted document among their first ten, all of them together.
 
@@ -54,6 +55,7 @@ QUERIES = 3000
 HUBS = 60
 FOUND = 10
 ALERTS = 0.004
+LEFT_OUT = 0.05  # of an index, before it is compared with the rest
 LEVELS = (0.05, 0.01, 0.004)
 DEVIATIONS = (4, 6, 8)
 SCAN = """
@@ -174,6 +176,14 @@ class Detectors:
         }
 
 
+def scores_inside(bank: Tensor, index: Tensor) -> dict[str, np.ndarray]:
+    """Return the scores of the documents of an index that holds planted ones; "twice" leaves suspicious ones out."""
+    scores = Detectors(bank, index).scores(index)
+    rest = scores["suspicious"] <= np.quantile(scores["suspicious"], 1 - LEFT_OUT)
+    again = Detectors(bank, index[torch.from_numpy(rest)]).scores(index)
+    return {**scores, "suspicious, twice": again["suspicious"]}
+
+
 def hubscan(
     options: argparse.Namespace, bank: Tensor, index: np.ndarray, metadata: Path | None
 ) -> dict[str, np.ndarray]:
@@ -236,7 +246,7 @@ def measure_split(options: argparse.Namespace, name: str, encoder: str, seed: in
         for method, scores in detectors.scores(planted).items():
             measures[f"before|{attack}|{method}"] = recall(scores, clean[method])
         index = torch.cat([split.gallery, split.others, planted])
-        inside = Detectors(split.bank, index).scores(index)
+        inside = scores_inside(split.bank, index)
         if seed == 0:
             inside |= hubscan(options, split.bank, index.numpy(), None)
         for method, scores in inside.items():
@@ -257,7 +267,7 @@ def measure_wikipedia(options: argparse.Namespace) -> dict[str, float]:
         rows.setdefault(strategy, []).append(row)
     every = sorted(truth["hub_positions"])
     rows["all but lexical"] = [row for strategy in rows if strategy != "lexical_hub" for row in rows[strategy]]
-    inside = Detectors(bank, index).scores(index)
+    inside = scores_inside(bank, index)
     inside |= hubscan(options, bank, index.numpy(), after / "metadata.json")
     detectors = Detectors(bank, clean)
     own = detectors.scores(clean)
