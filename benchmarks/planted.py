@@ -24,9 +24,9 @@ Success is the share of the tested queries that find a planted document among th
 
 HubScan (github.com/Habler-code/AdversarialHubness) runs under PYTHON, an interpreter that imports `hubscan`, with the
 settings of its benchmark (CONFIG: its benchmarks/configs/concept_modality.yaml) on its own queries (documents and
-centroids of documents) and on the bank; global 4 and topics 30 of the first split only, because it takes minutes per index. CLEAN and
-PLANTED are folders of its Wikipedia benchmark before and after its plant_hubs.py; CLEAN/query_vectors.npy holds the
-vectors of its query_texts.json. As in its benchmark, lexical hubs do not count for vector search.
+centroids of documents) and on the bank; on two attacks of the first split only, because it takes minutes per index.
+CLEAN and PLANTED are folders of its Wikipedia benchmark before and after its plant_hubs.py; CLEAN/query_vectors.npy
+holds the vectors of its query_texts.json. As in its benchmark, lexical hubs do not count for vector search.
 
 Depths and the quantile of `planted` were chosen on acl (static, trained); acl, debian and flickr8k were looked at.
 """
