@@ -104,6 +104,7 @@ def test_pairs_with_a_bank(nuclr, pairs):
     assert content["plain"]["recall"]["1"] == pytest.approx(plain.recall(links))
     assert content["corrected"]["recall"]["10"] == pytest.approx(corrected.recall(links, 10))
     assert content["hubs"][0]["row"] == 0 and content["hubs"][0]["corrected"] < content["hubs"][0]["plain"]
+    assert content["suspicious"][0]["row"] == 0 and content["suspicious"][0]["suspicion"] > 1
     assert content["hubs"][0]["crowds_out"]
     page = (out / "report.html").read_text()
     assert folders.HOSTILE not in page

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
@@ -165,18 +166,12 @@ def test_saved_and_loaded_bit_for_bit(clean, tmp_path):
 
 @pytest.mark.parametrize("name", ["clean_thresholds", "clean_scale", "clean_scores"])
 def test_damaged_files_are_refused(clean, tmp_path, name):
-    from safetensors import safe_open
-
     path = tmp_path / "fix.safetensors"
     clean[0].save(path)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     tensors = load_file(path)
     tensors[name] = tensors[name].flatten()[:-1] if name != "clean_scores" else tensors[name][None]
-    save_file(tensors, path, metadata)
-    with pytest.raises(UserError, match=name):
-        PopularityCorrection.load(path)
-    del tensors[name]
     save_file(tensors, path, metadata)
     with pytest.raises(UserError, match=name):
         PopularityCorrection.load(path)

@@ -717,7 +717,10 @@ def _parse(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name, entry in header.items():
         if entry["dtype"] not in ("F16", "BF16", "F32", "F64") or max(entry["shape"], default=0) > len(content):
             raise ValueError(f"{name} is {entry['dtype']} of shape {entry['shape']}")
-    return parse_json(metadata[FORMAT]), load(content)
+    settings = parse_json(metadata[FORMAT])
+    if "scales" not in settings:
+        raise ValueError("it was saved by another version; fit again")
+    return settings, load(content)
 
 
 def _check_values(mass: Tensor, answer_scores: Tensor | None, bias_range: tuple[float, float]) -> None:

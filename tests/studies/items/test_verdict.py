@@ -51,6 +51,7 @@ def make_report(
         links=links,
         labeled=5,
         recall_change=by_depth,
+        suspicious=[],
         hubs=[],
         found_again=[],
         won=[],

@@ -133,6 +133,7 @@ def make_page(view: HubnessView) -> Page:
         sections=[
             Section("summary", "Summary", summary),
             Section("hubs", "Largest hubs", largest_hubs, menu="Hubs"),
+            Section("suspicious", "Suspicious items", suspicious_items, menu="Suspicious"),
             Section("crowded", "What they crowd out", crowded_out, menu="Crowded out"),
             Section("changed", "Won and lost", won_and_lost),
             Section("found", "Found again", found_again),
@@ -202,9 +203,23 @@ def _cards(view: HubnessView, items: Sequence[FoundItem]) -> Gallery:
     cards = []
     for item in items:
         facts = {f"N_{view.report.k}": f"{numbers.count(item.plain)} → {numbers.count(item.corrected)}"}
+        if item.suspicion is not None:
+            facts["score"] = numbers.number(item.suspicion)
         shown = view.show(view.report.gallery, item)
         cards.append(Card(shown, facts=facts, bars=(item.plain / largest, item.corrected / largest)))
     return Gallery(cards)
+
+
+def suspicious_items(view: HubnessView) -> Iterator[Block]:
+    """Show the items that attract queries in the way of planted documents."""
+    if not view.report.suspicious:
+        raise LeaveOut
+    yield Text(
+        "Items that attract unusually many queries: of a topic, or a little of all. The median of all items has the "
+        "score 0, and 1 % are above 1. Every gallery has such items, so a high score is a reason to read the item, and "
+        "no proof that somebody planted it."
+    )
+    yield _cards(view, view.report.suspicious)
 
 
 def largest_hubs(view: HubnessView) -> Iterator[Block]:

@@ -46,6 +46,7 @@ from nuclr.studies.items.rows import (
 
 DEPTHS = (1, 5, 10)  # of recall
 HUBS = 30  # in the summary
+SUSPICIOUS = 12  # items that may be planted
 EXAMPLES = 3  # queries per hub
 EXCHANGED = 6  # queries that won, and that lost, the right first result
 LARGEST_COUNT = 500  # of the histogram of N_k; larger ones are counted as this
@@ -152,6 +153,7 @@ class FoundItem(Item):
         plain: N_k before the correction.
         corrected: N_k after it.
         bias: what the correction subtracts from its scores.
+        suspicion: score of `PopularityCorrection.suspicious`, of items that may be planted.
         crowds_out: queries that do not find it any more.
 
     """
@@ -159,6 +161,7 @@ class FoundItem(Item):
     plain: int
     corrected: int
     bias: float
+    suspicion: float | None = None
     crowds_out: list[CrowdedOut] = field(default_factory=list)
 
 
@@ -184,6 +187,7 @@ class HubnessReport(ItemReport):
         links: the file of right answers, if one was given.
         labeled: number of queries with a known right answer.
         recall_change: by depth, the change of recall with its 95 % interval.
+        suspicious: the items with the highest scores of `PopularityCorrection.suspicious`, above 1.
         hubs: the items that most queries find.
         found_again: items that no query found before the correction.
         won: queries whose first result is right only after the correction: at most 6.
@@ -216,6 +220,7 @@ class HubnessReport(ItemReport):
     links: str | None
     labeled: int
     recall_change: dict[str, Interval]
+    suspicious: list[FoundItem]
     hubs: list[FoundItem]
     found_again: list[FoundItem]
     won: list[Exchanged]
@@ -373,6 +378,7 @@ def hubness_report(
         links=str(links) if isinstance(links, str | Path) else None if links is None else "links",
         labeled=len(np.unique(known[:, 0])),
         recall_change=found.recall_change(tried),
+        suspicious=found.suspicious(correction.suspicious(items.rows).score),
         hubs=found.hubs(),
         found_again=found.found_again(),
         won=[found.exchanged(query) for query in won[:EXCHANGED]],
@@ -773,6 +779,11 @@ class Comparison:
         right = set(map(tuple, self.links.tolist()))
         worst = self.plain.worst(HUBS).tolist()
         return [self._item(row, crowds_out=self._crowded_out(row, right)) for row in worst if self.plain.counts[row]]
+
+    def suspicious(self, scores: Tensor) -> list[FoundItem]:
+        """Return the items with the highest scores, if these are above those of 99 % of the items."""
+        highest = scores.argsort(descending=True, stable=True)[:SUSPICIOUS].tolist()
+        return [self._item(row, suspicion=float(scores[row])) for row in highest if scores[row] > 1]
 
     def _crowded_out(self, hub: int, right: set[tuple[int, ...]]) -> list[CrowdedOut]:
         """Return queries that do not find the hub any more, with what they find instead; the hub's first ranks first.
