@@ -19,6 +19,8 @@ answers are not in it, 1,000 other queries; recall@1 in percent, mean over three
 - *check*: alarms of `fix.check` on 20 samples of 50 queries: the bank is of the same kind, documents, first sentences,
   or about one part while the queries are about all
 - *drift*: the same with 50, 200 and 500 queries, of which a share has moved to one of eight clusters
+- *coverage*: warnings of `nuclr hubness` that a log may be about one part: even logs of 50, 200 and 1,000 queries, and
+  logs about one of eight clusters; galleries of 500 and 3,000 items
 
 `docs/production.md` is about these numbers.
 """
@@ -37,7 +39,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nuclr.arrays import as_rows
 from nuclr.popularity import PopularityCorrection, solve
+from nuclr.studies.items.hubness_report import SMALL_COVERAGE, coverage
 from search import CLUSTERS, Vectors, k_means, load
 from search_texts import read_texts
 
@@ -58,6 +62,7 @@ SECTIONS = (
     "latency",
     "check",
     "drift",
+    "coverage",
 )
 
 
@@ -331,6 +336,29 @@ def drift(sets: dict[str, Vectors]) -> dict[str, dict[str, float]]:
     return table
 
 
+def coverages(sets: dict[str, Vectors]) -> dict[str, dict[str, float]]:
+    table = {}
+    for name, texts in sets.items():
+        for size in (500, GALLERY):
+            generator = torch.Generator().manual_seed(1)
+            items = texts.documents[torch.randperm(len(texts.documents), generator=generator)[:size]]
+            queries = texts.queries[torch.randperm(len(texts.queries), generator=generator)[:8000]]
+            cluster = k_means(items, generator)
+            nearest = cluster[(queries @ items.T).argmax(dim=1)]
+            row = {}
+            for count in (50, 200, 1000):
+                for kind in ("even", "one part"):
+                    warned = 0
+                    for number in range(CLUSTERS):
+                        pool = queries if kind == "even" else queries[nearest == number]
+                        log = pool[torch.randperm(len(pool), generator=generator)[:count]]
+                        warned += coverage(as_rows("log", log), as_rows("items", items), 10) < SMALL_COVERAGE
+                    row[f"{kind}, {count}"] = warned / CLUSTERS
+            table[f"{name}, {size:,}"] = row
+    everything = list(table.values())
+    return {**table, "mean": mean(everything)}
+
+
 def alarms(
     bank: Tensor, queries: Tensor, gallery: Tensor, size: int = SAMPLE, other: tuple[float, Tensor] | None = None
 ) -> float:
@@ -395,6 +423,8 @@ def main() -> None:
         found["check"] = check(sets, load(options.vectors, "flickr8k", "minilm"))
     if "drift" in names:
         found["drift"] = drift(sets)
+    if "coverage" in names:
+        found["coverage"] = coverages({**sets, "captions": load(options.vectors, "flickr8k", "minilm")})
     for section, table in found.items():
         print(f"\n{section}")
         for name, row in table.items():
