@@ -566,6 +566,8 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path, monkeyp
         ({}, {"log_z": torch.full((3,), -1e300, dtype=torch.float64)}),
         ({"temperature": 1e-320}, {}),
         ({"temperature": [1]}, {}),
+        ({"temperature": 10**400}, {}),
+        ({"strength": 0.0}, {"log_z": torch.full((3,), -1e300, dtype=torch.float64)}),
         ({"strength": 1e308}, {}),
         ("[" * 100_000, {}),
         ("7", {}),

@@ -608,8 +608,8 @@ class PopularityCorrection:
             fix._log_z = as_vector("log_z", tensors["log_z"], len(fix._bank))
             scores = tensors.get("answer_scores")
             fix._answer_scores = None if scores is None else scores.to(fix._bank)
-            _check_values(fix._mass, fix._answer_scores, fix._range())
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _check_values(fix._mass, fix.temperature_ * fix._log_z, fix._answer_scores, fix._range())
+        except (ArithmeticError, AttributeError, LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
             raise UserError(f"{path}: not a popularity correction ({first_line(error)})") from None
         return fix
 
@@ -618,7 +618,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the settings and the tensors in the content of an untrusted file.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError, SafetensorError: if it was not written by `save`.
+        ArithmeticError, AttributeError, LookupError, SafetensorError, TypeError, ValueError: `save` did not write it.
 
     """
     header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -634,10 +634,15 @@ def _parse(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return settings, load(content)
 
 
-def _check_values(mass: Tensor, answer_scores: Tensor | None, bias_range: tuple[float, float]) -> None:
+def _check_values(
+    mass: Tensor,
+    level: Tensor,
+    answer_scores: Tensor | None,
+    bias_range: tuple[float, float],
+) -> None:
     """Raise a ValueError if the content of a file would give biases that are not finite."""
-    if bool((mass < 0).any()) or not bool(mass.sum() > 0):
-        raise ValueError("a weight is missing")
+    if bool((mass < 0).any()) or not bool(mass.sum() > 0) or bool((level.abs() > LARGEST_BIAS).any()):
+        raise ValueError("a weight is missing, or too large")
     if not -LARGEST_BIAS < bias_range[0] <= bias_range[1] < LARGEST_BIAS:
         raise ValueError(f"its biases are between {bias_range[0]:g} and {bias_range[1]:g}")
     if answer_scores is None:

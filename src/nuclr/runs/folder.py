@@ -14,8 +14,9 @@ import platform
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
+import pydantic
 import torch
 
 from nuclr import files
@@ -70,7 +71,7 @@ class TrainedRun:
     folder: Path = field(compare=False)
     name: str
     objective: str
-    temperature: float
+    temperature: Annotated[float, pydantic.Field(ge=1e-6, le=1e6)]
     steps: int
     epochs: int
     batch_size: int
