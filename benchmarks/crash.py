@@ -3,8 +3,9 @@
     python benchmarks/crash.py [--seconds 60] [--seed 0] [--commands hubness,train,...] [--compare]
 
 All commands work in one folder tree on tiny vectors, in forked processes. Each step starts one command, or two on the
-same folder, with settings drawn at random, and disturbs it: SIGKILL, SIGINT or SIGTERM at a random moment or right after a
-file has changed, or a limit on the size of files, which acts like a full disk. Then the folder is compared with a model of what must be there:
+same folder, with settings drawn at random, and disturbs it: SIGKILL, SIGINT or SIGTERM at a random moment or right after
+a file has changed, or a limit on the size of files, which acts like a full disk. Then the folder is compared with a
+model of what must be there:
 
 - mixed: files of two results, or a file that cannot be read, in a folder that looks complete.
 - lost: a file of the user is gone or changed, or a finished result was replaced by nothing at all.
@@ -13,8 +14,8 @@ file has changed, or a limit on the size of files, which acts like a full disk. 
 - different: a training that was disturbed and resumed does not end like one that never was.
 - traceback: a command printed one.
 
-Prints a table and, for each failure, its step; step K depends only on `--seed`, but moments depend on the machine. Exits
-with 1 if there was a failure. `--compare` adds `nuclr compare`, which takes about ten seconds per step. Needs Linux.
+Prints a table and, for each failure, its step; step K depends only on `--seed`, but moments depend on the machine.
+Exits with 1 if there was a failure. `--compare` adds `nuclr compare`, which takes about ten seconds per step. Needs Linux.
 """
 
 import argparse
@@ -65,8 +66,8 @@ class Command:
     Attributes:
         folder: the folder or file that it writes, by name.
         arguments: called with a random generator; what follows `nuclr NAME`.
-        state: called with the folder; None if there is no result, else something that depends on the settings. Raises if
-            the files do not belong together.
+        state: called with the folder; None if there is no result, else something that depends on the settings. Raises
+            if the files do not belong together.
         is_folder: whether it writes a folder, in which the user has a file of his own.
 
     """
@@ -194,10 +195,21 @@ def evaluate_state(path: Path) -> Any:
 
 
 def compare_arguments(chance: random.Random, root: Path) -> list[str]:  # noqa: ARG001 (as all others)
-    """Return a comparison of two objectives with one seed."""
+    """Return a comparison of two objectives with two seeds."""
     settings = ["schedule.epochs=1", "data.batch_size=16", "model.width=4", "optimizer.lr=0.03", "threads=1"]
     data = [f"data.train={root / 'pairs.npz'}", f"data.val={root / 'pairs.npz'}", "device=cpu"]
-    return [*data, *settings, "--methods", "clip,nuclr", "--seeds", "1", "--no-tune", "--out", str(root / "compare")]
+    return [
+        *data,
+        *settings,
+        "methods=clip,nuclr",
+        "seeds=2",
+        "--temperatures",
+        "0.05",
+        "--workers",
+        "1",
+        "--out",
+        str(root / "compare"),
+    ]
 
 
 def compare_state(folder: Path) -> Any:
