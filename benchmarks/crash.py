@@ -3,8 +3,8 @@
     python benchmarks/crash.py [--seconds 60] [--seed 0] [--commands hubness,train,...] [--compare]
 
 All commands work in one folder tree on tiny vectors, in forked processes. Each step starts one command, or two on the
-same folder, with settings drawn at random, and disturbs it: SIGKILL, SIGINT or SIGTERM at a random moment or right after
-a file has changed, or a limit on the size of files, which acts like a full disk. Then the folder is compared with a
+same folder, with settings drawn at random, and disturbs it: SIGKILL, SIGINT or SIGTERM at a random moment or after a
+file has changed, or a limit on the size of files, which acts like a full disk. Then the folder is compared with a
 model of what must be there:
 
 - mixed: files of two results, or a file that cannot be read, in a folder that looks complete.
@@ -15,7 +15,8 @@ model of what must be there:
 - traceback: a command printed one.
 
 Prints a table and, for each failure, its step; step K depends only on `--seed`, but moments depend on the machine.
-Exits with 1 if there was a failure. `--compare` adds `nuclr compare`, which takes about ten seconds per step. Needs Linux.
+Exits with 1 if there was a failure. `--compare` adds `nuclr compare`, which takes about ten seconds
+per step. Needs Linux.
 """
 
 import argparse
