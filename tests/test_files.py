@@ -275,6 +275,13 @@ def test_a_full_disk_is_a_user_error_that_names_the_file(tmp_path):
         raise OSError(28, "No space left on device")
 
 
+def test_the_text_of_an_error_names_one_file(tmp_path):
+    path = tmp_path / "table.csv"
+    with pytest.raises(OSError, match="No space left") as failed, write_atomically(path):
+        raise OSError(28, "No space left on device")
+    assert str(failed.value).endswith(f"{str(path)!r}")
+
+
 def test_threads_and_equal_pids_do_not_share_a_temporary_file(tmp_path):
     path = tmp_path / "data.bin"
     with write_atomically(path) as first:

@@ -364,8 +364,7 @@ def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         temporary.replace(target)
     except OSError as error:
         if error.errno is not None and error.filename in (None, str(temporary)):
-            error.filename = str(path)
-            error.filename2 = None
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nuclr.errors import UserError, first_line
-from nuclr.files import array_errors, read_npy_header
+from nuclr.files import array_errors, open_regular, read_npy_header
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def stored_npy(path: Path) -> StoredMatrix:
         UserError: if the file cannot be read, or does not hold floating-point numbers (rows, width) row by row.
 
     """
-    with array_errors(path), path.open("rb") as file:
+    with array_errors(path), open_regular(path) as file:
         return _locate(path, file, 0, path.stat().st_size)
 
 
@@ -79,7 +79,7 @@ def stored_npz(path: Path, name: str) -> StoredMatrix | None:
         UserError: if the file cannot be read, or the array is missing or not a matrix as for `stored_npy`.
 
     """
-    with array_errors(path), zipfile.ZipFile(path) as archive, path.open("rb") as file:
+    with array_errors(path), open_regular(path) as file, zipfile.ZipFile(file) as archive:
         member = archive.getinfo(f"{name}.npy")
         if member.compress_type != zipfile.ZIP_STORED:
             return None

@@ -57,6 +57,13 @@ def trained(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.parametrize("name", ["q.npy", "q.npz", "q.safetensors"])
+def test_a_pipe_is_refused(nuclr, tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    done = nuclr("hubness", tmp_path / name, "--out", tmp_path / "out")
+    assert done.status == 2 and name in done.err and "regular file" in done.err
+
+
 def test_an_interrupted_rerun_with_other_settings_leaves_the_earlier_result(nuclr, pairs, monkeypatch):
     out = pairs / "out"
     command = ("hubness", f"{pairs}/dev.npz", "--out", out)

@@ -116,3 +116,16 @@ def test_wrong_input_is_refused(folder, nuclr, arguments, named):
     assert (folder / "file").read_text() == "mine"
     assert [path.name for path in (folder / "folder").iterdir() if path.name != ".lock"] == ["thesis"]
     assert not list(folder.glob("runs/*/checkpoints/*")), "nothing was trained"
+
+
+def test_a_model_that_is_too_large_for_memory_gives_one_line(nuclr, tmp_path, monkeypatch):
+    settings = runs.vector_settings(tmp_path)
+    done = nuclr("train", *settings, "model.width=10000000000", f"out={tmp_path / 'run'}")
+    assert done.status == 2 and "model.width" in done.err and len(done.err.splitlines()) == 1
+
+    def full(*arguments, **options):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr("nuclr.runs.components.make_model", full)
+    done = nuclr("train", *settings, f"out={tmp_path / 'run'}")
+    assert done.status == 1 and "memory" in done.err and "Traceback" not in done.err

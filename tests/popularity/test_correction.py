@@ -590,6 +590,8 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path, monkeyp
         {"clean_scale": torch.zeros(2, 3).double()},
         {"clean_scale": torch.full((2, 3), torch.inf).double()},
         {"clean_thresholds": torch.full((4, 2), torch.nan)},
+        {"scales": [[10**400, 1.0]]},
+        {"scales": [[0.5, 0.0]], "log_z": torch.full((1, 4), -1e300, dtype=torch.float64)},
     ],
 )
 def test_forged_corrections_are_refused(tmp_path, changes):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -181,3 +182,12 @@ def test_config_holds_every_value_as_used(tmp_path):
     assert settings.out == str(tmp_path / "run")
     assert (settings.data.x.key, settings.data.y.key) == ("filepath", "title")
     assert config.to_yaml(settings) == text
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1e-320, 1e400, "x", None])
+def test_a_forged_temperature_is_refused(squashed, tmp_path, wrong):
+    shutil.copytree(squashed / "run", tmp_path / "run")
+    results = tmp_path / "run" / "results.json"
+    results.write_text(json.dumps(json.loads(results.read_text()) | {"temperature": wrong}))
+    with pytest.raises(UserError, match=r"results\.json"):
+        Run.open(tmp_path / "run").temperature  # noqa: B018

@@ -269,8 +269,19 @@ def test_closing_the_logs_on_a_full_disk_releases_the_lock(tmp_path, disk):
 
 def test_torch_reports_a_full_disk_as_such(disk):
     fill(disk, 4096)
+    content = checkpoint.Checkpoint(
+        version="1",
+        position={},
+        model={"weight": torch.zeros(100_000)},
+        objective={},
+        optimizer={},
+        window={},
+        best=0.0,
+        metrics_bytes=0,
+        data={},
+    )
     with pytest.raises(OSError, match="No space left on device") as caught:
-        checkpoint.save(disk / "a.pt", {"weights": torch.zeros(100_000)})
+        checkpoint.save(disk / "a.pt", content)
     assert caught.value.filename == str(disk / "a.pt")
     assert [path.name for path in disk.iterdir()] == ["filler"]
 
@@ -282,12 +293,12 @@ def test_checkpoints_that_killed_processes_left_half_written_are_removed(tmp_pat
     run = folder.RunFolder(tmp_path / "run")
     run.open(Settings(), resume=False)
     run.close()
-    (run.checkpoints / ".step_000000005.pt.123.tmp").write_bytes(b"half")
-    (run.folder / ".report.html.123.tmp").write_bytes(b"half")  # another process may be writing it
+    (run.checkpoints / ".step_000000005.pt.0123abcd.tmp").write_bytes(b"half")
+    (run.folder / ".report.html.0123abcd.tmp").write_bytes(b"half")  # another process may be writing it
     again = folder.RunFolder(tmp_path / "run")
     again.open(Settings(), resume=True)
     again.close()
-    assert not list(run.checkpoints.iterdir()) and (run.folder / ".report.html.123.tmp").exists()
+    assert not list(run.checkpoints.iterdir()) and (run.folder / ".report.html.0123abcd.tmp").exists()
 
 
 def _wait_until(condition, seconds=240) -> None:

@@ -10,7 +10,7 @@ from nuclr import __version__
 from nuclr.cli import compare, demo, embed, evaluate, export, hubness, popularity, report, table, toy, train
 from nuclr.cli.arguments import SETTINGS_CONTEXT
 from nuclr.cli.train import Stopped
-from nuclr.errors import UserError, printable
+from nuclr.errors import UserError, first_line, printable
 
 app = typer.Typer(
     name="nuclr",
@@ -51,6 +51,11 @@ def main() -> None:
     except Stopped as stopped:
         typer.echo(printable(f"nuclr: {stopped}"), err=True)
         sys.exit(stopped.status)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        typer.echo(f"nuclr: not enough memory: {first_line(error)}; a smaller model or batch needs less", err=True)
+        sys.exit(1)
     except OSError as error:
         if error.errno is None:
             raise

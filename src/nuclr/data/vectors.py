@@ -19,7 +19,7 @@ import torch
 
 from nuclr.arrays import Features, Norms, Rows, as_rows, free_memory
 from nuclr.errors import UserError, printable, require
-from nuclr.files import npz_sizes, read_npz
+from nuclr.files import npz_sizes, open_regular, read_npz
 from nuclr.remote import is_url, local_copy, show_urls
 
 SIDES = ("x", "y")
@@ -213,6 +213,10 @@ def _reader(path: Path) -> Callable[[Path, str | None, str], Vectors]:
     if path.suffix.lower() not in _READERS:
         kinds = f"{', '.join(_READERS)}, a dataset on disk, a folder of embeddings"
         raise UserError(f"{path}: not a file of vectors; allowed: {kinds}; embed texts first (nuclr embed)")
+    try:
+        open_regular(path).close()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     return _READERS[path.suffix.lower()]
 
 

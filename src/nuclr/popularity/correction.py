@@ -697,8 +697,9 @@ class PopularityCorrection:
             scores = tensors.get("answer_scores")
             fix._answer_scores = None if scores is None else scores.to(fix._bank)
             fix._clean = CleanIndex.from_tensors(tensors, len(fix._bank))
-            _check_values(fix._mass, fix._answer_scores, fix._range())
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            levels = torch.stack([scale.temperature * scale.log_z for scale in scales])
+            _check_values(fix._mass, levels, fix._answer_scores, fix._range())
+        except (ArithmeticError, AttributeError, LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
             raise UserError(f"{path}: not a popularity correction ({first_line(error)})") from None
         return fix
 
@@ -707,7 +708,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the settings and the tensors in the content of an untrusted file.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError, SafetensorError: if it was not written by `save`.
+        ArithmeticError, AttributeError, LookupError, SafetensorError, TypeError, ValueError: `save` did not write it.
 
     """
     header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -723,10 +724,15 @@ def _parse(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return settings, load(content)
 
 
-def _check_values(mass: Tensor, answer_scores: Tensor | None, bias_range: tuple[float, float]) -> None:
+def _check_values(
+    mass: Tensor,
+    levels: Tensor,
+    answer_scores: Tensor | None,
+    bias_range: tuple[float, float],
+) -> None:
     """Raise a ValueError if the content of a file would give biases that are not finite."""
-    if bool((mass < 0).any()) or not bool(mass.sum() > 0):
-        raise ValueError("a weight is missing")
+    if bool((mass < 0).any()) or not bool(mass.sum() > 0) or bool((levels.abs() > LARGEST_BIAS).any()):
+        raise ValueError("a weight is missing, or too large")
     if not -LARGEST_BIAS < bias_range[0] <= bias_range[1] < LARGEST_BIAS:
         raise ValueError(f"its biases are between {bias_range[0]:g} and {bias_range[1]:g}")
     if answer_scores is None:

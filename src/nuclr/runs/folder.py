@@ -14,8 +14,9 @@ import platform
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
+import pydantic
 import torch
 
 from nuclr import files
@@ -70,7 +71,7 @@ class TrainedRun:
     folder: Path = field(compare=False)
     name: str
     objective: str
-    temperature: float
+    temperature: Annotated[float, pydantic.Field(ge=1e-6, le=1e6)]
     steps: int
     epochs: int
     batch_size: int
@@ -149,8 +150,8 @@ class RunFolder:
                 hint = "" if is_finished(self.folder) else ", or add --resume to continue it"
                 raise UserError(f"{self.folder} already holds a run; name another folder with out=...{hint}")
             self.checkpoints.mkdir(exist_ok=True)
-            for path in self.checkpoints.iterdir():  # halves of checkpoints, of processes killed while writing
-                if files.is_temporary(path):
+            for path in [*self.folder.iterdir(), *self.checkpoints.iterdir()]:  # of processes killed while writing
+                if files.is_temporary(path) and not path.name.startswith(".report."):  # a page may be written now
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"out={self.folder}: cannot be written ({error.strerror}); name another folder") from None

@@ -298,7 +298,7 @@ class Model:
     y: ModelSide = dataclasses.field(default_factory=ModelSide)
     shared: bool | None = None
     pretrained: str | None = None
-    width: Int | None = Field(default=None, ge=1)
+    width: Int | None = Field(default=None, ge=1, le=2**20)
     standardize: bool = True
 
 

@@ -1,6 +1,7 @@
 """Results of known numbers as Markdown, LaTeX and JSON."""
 
 import math
+import re
 
 import pytest
 
@@ -49,6 +50,26 @@ def test_markdown_shows_published_values_below_ours():
     assert rows["↳ the paper"] == ["20.50 ± 0.20", "-"]
     assert rows["↳ difference"] == ["+0.50", "-"]
     assert rows["=CLIP"] == ["19.00", "-"]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<script>alert(1)</script>",
+        "<!-- ",
+        "[click](javascript:alert(1))",
+        "![x](http://tracker)",
+        "\\<img src=x>",
+        "a\n# heading",
+        "x\n[x]: javascript:1",
+        "[x]: javascript:1",
+        "a [b][x]",
+    ],
+)
+def test_markdown_of_users_is_text(hostile):
+    text = tables.markdown(tiny.paper_table(label=hostile))
+    assert not re.search(r"<[a-zA-Z/!?]|\][(:\[]", text)
+    assert len([line for line in text.splitlines() if line.startswith("# ")]) == 1
 
 
 def test_latex_is_balanced_and_escaped():

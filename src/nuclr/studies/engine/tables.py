@@ -15,6 +15,8 @@ from nuclr.evaluation.metrics import SCORE
 from nuclr.studies.engine.results import DIGITS, Block, Comparison, Value
 
 MISSING = "-"
+# Where HTML, or the target of a link, would begin. As a number, a character is never markup in Markdown.
+_MARKUP = re.compile(r"<(?=[A-Za-z/!?])|\](?=[(:\[])")
 NESTED = "↳ "  # begins the label of a line that belongs to the row above
 BANK_TITLES = {"train": "training queries", "queries": "own queries (transductive)"}
 _LATEX = {
@@ -82,7 +84,7 @@ class TextTable:
         lines = [list(self.header), *map(list, self.rows)]
         for r, c in self.bold:
             lines[r + 1][c] = f"**{lines[r + 1][c]}**"
-        lines = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+        lines = [[_line(cell).replace("|", r"\|") for cell in line] for line in lines]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
         text = ""
@@ -193,30 +195,35 @@ def settings_text(changes: Mapping[str, Any]) -> str:
 
 def markdown(comparison: Comparison) -> str:
     """Return the whole document: tables, notes, protocol, command."""
-    parts = [f"# {comparison.title}\n", terminal(comparison)]
+    parts = [f"# {_line(comparison.title)}\n", terminal(comparison)]
     chosen = chosen_table(comparison)
     if chosen.rows:
-        parts.append(f"## {chosen.title}\n\n{chosen.markdown()}")
+        parts.append(f"## {_line(chosen.title)}\n\n{chosen.markdown()}")
     parts.append("## Protocol\n\n" + _list(comparison.protocol))
     if comparison.published_in:
-        parts.append(f"Published values: {comparison.published_in}. Difference: ours minus published.\n")
+        parts.append(f"Published values: {_line(comparison.published_in)}. Difference: ours minus published.\n")
     if comparison.failed:
         parts.append("## Failed runs\n\n" + _list(f"{name}: {why}" for name, why in comparison.failed.items()))
-    parts.append(f"Command: `{comparison.command}`\n")
-    return "\n".join(parts)
+    parts.append(f"Command: `{_line(comparison.command)}`\n")
+    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", "\n".join(parts))
 
 
 def terminal(comparison: Comparison) -> str:
     """Return the tables and notes that the command prints at its end."""
     parts = []
     for table in text_tables(comparison):
-        title = table.title.replace("|", r"\|")
+        title = _line(table.title).replace("|", r"\|")
         parts.append((f"## {title}\n\n" if title else "") + table.markdown())
-    return "\n".join([*parts, *(f"{note}\n" for note in comparison.notes)])
+    return "\n".join([*parts, *(f"{_line(note)}\n" for note in comparison.notes)])
+
+
+def _line(text: str) -> str:
+    """Return a text of a user as one line, so that it cannot begin a heading."""
+    return " ".join(text.split())
 
 
 def _list(lines: Iterable[str]) -> str:
-    return "".join(f"- {line}\n" for line in lines)
+    return "".join(f"- {_line(line)}\n" for line in lines)
 
 
 def latex(comparison: Comparison) -> str:
