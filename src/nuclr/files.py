@@ -667,7 +667,7 @@ def locked(folder: Path, name: str) -> Iterator[None]:
         os.close(handle)
 
 
-def take_lock(folder: Path, what: str) -> IO[str]:
+def take_lock(folder: Path, what: str, option: str = "") -> IO[str]:
     """Lock a folder that is in use for long, until the returned file is closed.
 
     Raises:
@@ -679,7 +679,7 @@ def take_lock(folder: Path, what: str) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise UserError(f"{folder}: another {what} is using it; wait for it, or name another folder") from None
+        raise UserError(f"{option}{folder}: another {what} is using it; wait for it, or name another folder") from None
     return lock
 
 

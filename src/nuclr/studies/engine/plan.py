@@ -280,7 +280,7 @@ class Study:
             PLAN,
             [PLAN, CELLS, *results],
         )
-        with files.take_lock(self.out, self.plan.command):
+        with files.take_lock(self.out, self.plan.command, "--out "):
             write_plan(self.out / PLAN, self.plan)
             yield
 
