@@ -101,6 +101,8 @@ def solve(
             width=x.shape[1],
         )
         is_large = len(x) * len(y) > EXACT_SCORES
+        if method == "sample" and sample >= max(len(x), len(y)):
+            method = "sparse"
     estimates = method == "sample" or (method == "auto" and is_large)
     if estimates and scores is not None:
         raise ValueError('method="sample" with scores; give features x and y, of which it computes only some scores')
@@ -172,7 +174,7 @@ class Solver:
                 if not history:
                     raise
                 reason = "an interrupt"
-        converged = best.residual <= self.tolerance and rounding_limit(problem, dtype) <= self.tolerance
+        converged = best.residual + rounding_limit(problem, dtype) <= self.tolerance
         if not converged:
             message = (
                 f"residual {best.residual:.2g} after {len(history)} passes; stopped by {reason} before reaching "
@@ -188,7 +190,7 @@ class Solver:
         """Yield, per pass over the scores, its residual, the best state so far in this precision, and the precision."""
         for dtype in dict.fromkeys((problem.dtype, torch.float64)):
             limit = rounding_limit(problem, dtype)
-            target = max(self.tolerance, limit)
+            target = max(self.tolerance - limit, limit)
             kernel = Kernel(problem.to(dtype), self.memory, collects=METHODS[self.method] is Sparse)
             method = METHODS[self.method](kernel.problem)
             state = best = kernel(representable(zeta, dtype))
@@ -203,7 +205,7 @@ class Solver:
                 elif best.residual < 1000 * limit:
                     stale += 1
                 yield proposal.residual, best, dtype
-            if best.residual <= self.tolerance == target:
+            if best.residual + limit <= self.tolerance:
                 return
             zeta = best.zeta
             del kernel  # free its memory before the next kernel allocates
@@ -215,7 +217,7 @@ def as_start(init: Vector | None, problem: Problem) -> Tensor:
 
 
 def rounding_limit(problem: Problem, dtype: torch.dtype) -> float:
-    """Return the smallest residual that `dtype` resolves: a few roundings of the largest exponent and of the sums."""
+    """Return a bound on the rounding error of a residual: a few roundings of the largest exponent and of the sums."""
     return torch.finfo(dtype).eps * (4 * problem.scale / problem.temperature + 32)
 
 
