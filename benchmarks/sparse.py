@@ -8,9 +8,10 @@ Kinds: `cca` and `ridge` are captions of Flickr8k and the image of each, under h
 norm 0.3). NAME=FILE reads the arrays q and d (unit norm) of a file. Sizes above that of the data repeat rows with noise
 of 0.02 per coordinate. A temperature ending in `sd` is in standard deviations of the scores.
 
-Methods: those of `solve`, and `warm`: the estimate from a sample of 4,096, then "anderson" from there. Above 100,000 rows
-only the estimate is computed, from a sample of 16,384, and its residual is that of 512 candidates. Exact methods stop at a
-residual of 1e-3. `--other` runs method "sparse" of another version of nuclr, whose `src` folder it names, as `other`.
+Methods: those of `solve`, and `warm`: the estimate from a sample of 4,096, then "anderson" from there. Above 100,000
+rows only the estimate is computed, from a sample of 16,384, and its residual is that of 512 candidates. Exact methods
+stop at a residual of 1e-3. `--other` runs method "sparse" of another version of nuclr, whose `src` folder it names, as
+`other`.
 
 Each solve runs in a process of its own with one thread; `cpu` is its processor time without computing the
 features, `MiB` its peak memory above them. `true` is the root mean square error of zeta / tau against a solution with a
