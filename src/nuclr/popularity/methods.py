@@ -4,6 +4,7 @@ gradient    zeta + step (c - 1), the paper's gradient descent; the step is halve
 sinkhorn    zeta + tau log c: never raises the objective, converges linearly, slowly at low temperature
 anderson    Sinkhorn's map extrapolated from its last steps (Walker and Ni, "Anderson acceleration for fixed-point
             iterations", 2011)
+sparse      steps to the solution of a sparse model of the problem, extrapolated in the same way
 """
 
 from collections.abc import Callable

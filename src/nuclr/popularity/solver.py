@@ -60,9 +60,11 @@ def solve(
         temperature: tau.
         normalize: Scale features to unit norm. Without it, features whose norm differs from 1 by more than 1e-2 are
             refused.
-        method: "anderson" (Anderson acceleration of Sinkhorn's iteration), "sinkhorn" or "gradient" (the paper's) solve
-            the problem exactly. "sparse" estimates the solution from a small part of the scores. "auto" is "anderson"
-            up to 2**32 scores (n_x n_y), and "sparse" for features with more.
+        method: "sparse", "anderson" (Anderson acceleration of Sinkhorn's iteration), "sinkhorn" and "gradient" (the
+            paper's) solve the problem exactly. "sparse" needs the fewest passes over the scores: between them it solves
+            a model that keeps the large probabilities only. "sample" solves a sample exactly, extends the solution and
+            estimates its error (`Result.error`). "auto" is "sparse" up to 2**32 scores (n_x n_y), and "sample" for
+            features with more.
         tolerance: Residual max_j |(n_y/n_x) sum_i P_ij - 1| at which an exact method stops.
         max_iterations: Largest number of passes over the scores.
         init: Zeta to start from, (n_y,), for example that of a nearby temperature or of earlier features.
