@@ -164,9 +164,8 @@ class Kernel:
                     squares = torch.mul(block, block, out=self.squares[: len(block), : block.shape[1]])
                     sums[1, columns] += squares.T @ (weight * scale.square() / z[rows])
                 if collector:
-                    entries = self.squares[: len(block), : block.shape[1]]
-                    torch.mul(block, (scale / z[rows])[:, None], out=entries)
-                    collector.add(rows, columns, entries.mul_(v[columns].to(entries)))
+                    entries = torch.mul(block, v[columns].to(block), out=self.squares[: len(block), : block.shape[1]])
+                    collector.add(rows, columns, entries, scale / z[rows])
         log_z = self.top.to(zeta) + z.to(zeta).log()
         if collector:
             self.near = collector.finish(zeta, log_z)

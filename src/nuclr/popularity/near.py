@@ -60,17 +60,21 @@ class Collector:
         rows: slice,
         columns: slice,
         block: Tensor,
+        row_factor: Tensor,
     ) -> None:
-        """Add the large entries of a block of A."""
-        index = (block > self.limit).flatten().nonzero().squeeze(1)
-        value = block.flatten()[index]
+        """Add the large entries of a block of A, whose rows are to be multiplied by `row_factor`."""
+        index = (block > (self.limit / row_factor)[:, None]).flatten().nonzero().squeeze(1)
+        row = index // block.shape[1]
+        column = index % block.shape[1]
+        value = block[row, column] * row_factor[row]
         most = self.per_row * len(block) * block.shape[1] // self.shape[1]
         if len(value) > most:
             largest = value.topk(most).indices
-            index = index[largest]
+            row = row[largest]
+            column = column[largest]
             value = value[largest]
-        self.rows.append((index // block.shape[1] + rows.start).int())
-        self.columns.append((index % block.shape[1] + columns.start).int())
+        self.rows.append((row + rows.start).int())
+        self.columns.append((column + columns.start).int())
         self.values.append(value)
 
     def finish(self, zeta: Tensor, log_z: Tensor) -> Near:
