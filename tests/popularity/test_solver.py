@@ -254,7 +254,10 @@ def test_copies_are_found_at_any_norm_that_is_accepted() -> None:
     scaled = torch.cat([0.992 * x[:5], y])
     exact = solve(torch.cat([x[:5], y]), torch.cat([x[:5], y]), temperature=0.3, exclude_copies=True).zeta
     assert torch.allclose(solve(scaled, scaled, temperature=0.3, exclude_copies=True).zeta, exact, atol=0.02)
-    for wrong, named in (({"scores": x @ y.T}, "scores"), ({"x": x, "y": y, "method": "sample"}, "sample")):
+    for wrong, named in (
+        ({"scores": x @ y.T}, "scores"),
+        ({"x": x, "y": y, "method": "sample", "sample": 20}, "sample"),
+    ):
         with pytest.raises(ValueError, match=f"exclude_copies=True.*{named}"):
             solve(**wrong, temperature=0.3, exclude_copies=True)
 
