@@ -19,6 +19,20 @@ def paired(n_x: int, n_y: int, d: int = 16, seed: int = 0) -> tuple[Tensor, Tens
     return x, y
 
 
+def clustered(n_x: int, n_y: int, d: int = 24, clusters: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return float32 features in clusters of unequal sizes, with the same centers on both sides."""
+    generator = torch.Generator().manual_seed(seed)
+    centers = unit(clusters, d, seed).float()
+    sizes = torch.arange(1.0, clusters + 1)
+
+    def side(n: int) -> Tensor:
+        members = torch.multinomial(sizes, n, replacement=True, generator=generator)
+        noise = torch.randn(n, d, generator=generator) / math.sqrt(d)
+        return torch.nn.functional.normalize(centers[members] + 0.8 * noise, dim=1)
+
+    return side(n_x), side(n_y)
+
+
 def column_sums(scores: Tensor, zeta: Tensor, tau: float) -> Tensor:
     """(n_y/n_x) sum_i softmax_j((s_ij - zeta_j)/tau)."""
     n_x, n_y = scores.shape

@@ -55,7 +55,7 @@ def test_zero_weight_removes_an_anchor_and_only_extends_to_a_candidate() -> None
     torch.testing.assert_close(result.zeta[5] - offset, without.extend(y[5:6])[0], atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("method", ["auto", "anderson", "sinkhorn", "gradient"])
+@pytest.mark.parametrize("method", ["auto", "sparse", "anderson", "sinkhorn", "gradient"])
 @pytest.mark.parametrize("memory", [0, 2**29])
 def test_all_methods_agree(method: str, memory: int) -> None:
     x, y = paired(50, 70)
@@ -254,7 +254,10 @@ def test_copies_are_found_at_any_norm_that_is_accepted() -> None:
     scaled = torch.cat([0.992 * x[:5], y])
     exact = solve(torch.cat([x[:5], y]), torch.cat([x[:5], y]), temperature=0.3, exclude_copies=True).zeta
     assert torch.allclose(solve(scaled, scaled, temperature=0.3, exclude_copies=True).zeta, exact, atol=0.02)
-    for wrong, named in (({"scores": x @ y.T}, "scores"), ({"x": x, "y": y, "method": "sparse"}, "sparse")):
+    for wrong, named in (
+        ({"scores": x @ y.T}, "scores"),
+        ({"x": x, "y": y, "method": "sample", "sample": 20}, "sample"),
+    ):
         with pytest.raises(ValueError, match=f"exclude_copies=True.*{named}"):
             solve(**wrong, temperature=0.3, exclude_copies=True)
 

@@ -6,7 +6,6 @@ from nuclr.popularity.importance_sampling import sample_conditional
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.result import Result
 from nuclr.popularity.solver import ConvergenceWarning, Solver, solve
-from nuclr.popularity.sparse import SparseOptions
 from nuclr.popularity.texts import pseudo_queries
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "Problem",
     "Result",
     "Solver",
-    "SparseOptions",
     "chance_hubness",
     "hubness",
     "pseudo_queries",

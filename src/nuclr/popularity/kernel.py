@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nuclr import distributed
 from nuclr.arrays import free_memory
+from nuclr.popularity.near import Collector, Near
 from nuclr.popularity.problem import Problem
 
 # Rows and columns that fit into a CPU cache, or fill a GPU
@@ -37,6 +38,7 @@ class State:
             1 - b_j sum_i a_i A_ij^2 / c_j with A_ij = exp((s_ij - zeta_j)/tau) / Z_i. It is near 0 if the
             anchors that choose candidate j choose almost nothing else.
         objective: The value to be minimized.
+        near: Large entries of A, if the kernel collects them.
 
     """
 
@@ -45,6 +47,7 @@ class State:
     log_z: Tensor
     curvature: Tensor
     objective: float
+    near: Near | None = None
 
     @cached_property
     def residual(self) -> float:
@@ -63,11 +66,13 @@ class Kernel:
     If the matrix does not fit, zeta is its own reference, and one tile is held at a time.
 
     The curvature needs a product with the squared entries. It is updated while zeta still moves by more than one
-    temperature; with a kept matrix, only at every third pass.
+    temperature; with a kept matrix, only at every third pass. Large entries are collected in the same passes,
+    except the first.
 
     Args:
         problem: The problem.
         memory: Bytes that the matrix may take. If less is free, the matrix is not kept either.
+        collects: Whether to collect large entries of the matrix.
 
     """
 
@@ -75,9 +80,17 @@ class Kernel:
     SMALLEST_LOG_C = -60.0
     RENEWAL = 3
 
-    def __init__(self, problem: Problem, memory: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        memory: int,
+        collects: bool = False,
+    ) -> None:
         n_x = len(problem.a)
         n_y = len(problem.b)
+        self.memory = memory
+        self.collects = collects
+        self.near: Near | None = None
         self.problem = problem.part(own_rows(n_x))
         self.tiles, self.blocks = tiling(self.problem, memory)
         share = -(-n_x // distributed.world_size())  # equal on all processes, so that all take the same decision
@@ -127,12 +140,14 @@ class Kernel:
             drift = torch.zeros_like(zeta)
         moved = float((zeta - self.curved_at).abs().amax())
         renew = self.age % self.RENEWAL == 0 and moved > p.temperature
+        collects = self.collects and math.isfinite(moved) and (renew or self.near is None)
         self.curved_at = zeta if renew else self.curved_at
         v = drift.exp()
         bv = (p.b * v).to(p.dtype)
         shift = (zeta / -p.temperature).to(p.dtype)
         sums = zeta.new_zeros(1 + renew, len(zeta))
         z = torch.empty_like(self.top)
+        collector = Collector(p, self.memory) if collects else None
         for number, rows in enumerate(self.tiles):
             tile = [
                 space[: rows.stop - rows.start, : columns.stop - columns.start]
@@ -148,7 +163,13 @@ class Kernel:
                 if renew:
                     squares = torch.mul(block, block, out=self.squares[: len(block), : block.shape[1]])
                     sums[1, columns] += squares.T @ (weight * scale.square() / z[rows])
-        return self._state(zeta, v, sums, self.top.to(zeta) + z.to(zeta).log())
+                if collector:
+                    entries = torch.mul(block, v[columns].to(block), out=self.squares[: len(block), : block.shape[1]])
+                    collector.add(rows, columns, entries, scale / z[rows])
+        log_z = self.top.to(zeta) + z.to(zeta).log()
+        if collector:
+            self.near = collector.finish(zeta, log_z)
+        return self._state(zeta, v, sums, log_z)
 
     def _fill(
         self,
@@ -185,7 +206,7 @@ class Kernel:
         if len(sums) == 2:
             self.curvature = (1 - p.b * v.square() * total[len(v) : -1] / c).nan_to_num(nan=1.0)
         objective = (p.temperature * total[-1] + p.b @ zeta) / len(zeta)
-        return State(zeta, log_c, log_z, self.curvature, float(objective))
+        return State(zeta, log_c, log_z, self.curvature, float(objective), self.near)
 
 
 def _allocate(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:

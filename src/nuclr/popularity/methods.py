@@ -4,6 +4,7 @@ gradient    zeta + step (c - 1), the paper's gradient descent; the step is halve
 sinkhorn    zeta + tau log c: never raises the objective, converges linearly, slowly at low temperature
 anderson    Sinkhorn's map extrapolated from its last steps (Walker and Ni, "Anderson acceleration for fixed-point
             iterations", 2011)
+sparse      steps to the solution of a sparse model of the problem, extrapolated in the same way
 """
 
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from nuclr.popularity.kernel import State
+from nuclr.popularity.problem import Problem
+from nuclr.popularity.sparse import Model
 
 
 class Method(Protocol):
@@ -28,6 +31,14 @@ class Method(Protocol):
 def improves(state: State, proposal: State) -> bool:
     """Return whether the objective is smaller or, if rounding hides the difference, the norm of log c."""
     return proposal.objective < state.objective or bool(proposal.log_c.norm() < state.log_c.norm())
+
+
+def mixture(differences: Tensor, value: Tensor) -> Tensor:
+    """Return the mix of the rows of `differences` that is nearest to a value in the least squares sense."""
+    gram = differences @ differences.T
+    gram.diagonal().add_(1e-12 * gram.diagonal().sum() + torch.finfo(gram.dtype).tiny)
+    mix: Tensor = torch.linalg.solve(gram, differences @ value)
+    return mix
 
 
 class Gradient:
@@ -92,9 +103,7 @@ class Anderson:
         self.past = [*self.past, state][-self.MEMORY - 1 :]
         d_zeta = torch.stack([s.zeta for s in self.past]).diff(dim=0)
         d_log_c = torch.stack([s.log_c for s in self.past]).diff(dim=0)
-        gram = d_log_c @ d_log_c.T
-        gram.diagonal().add_(1e-12 * gram.diagonal().sum() + torch.finfo(gram.dtype).tiny)
-        mix: Tensor = torch.linalg.solve(gram, d_log_c @ state.log_c)
+        mix = mixture(d_log_c, state.log_c)
         rest = (state.log_c - mix @ d_log_c) / state.curvature.clamp_min(self.floor)
         reach = self.temperature * state.log_c.abs().clamp_min(self.REACH)
         return state.zeta + (self.temperature * rest - mix @ d_zeta).clamp(-reach, reach)
@@ -108,28 +117,66 @@ class Anderson:
         return good
 
 
-METHODS: dict[str, Callable[[float], Method]] = {
-    "auto": Anderson,
-    "anderson": Anderson,
-    "sinkhorn": Sinkhorn,
-    "gradient": Gradient,
+class Sparse:
+    """Anderson acceleration of steps to the solution of a sparse model of the problem (`sparse`).
+
+    If a point does not improve on the last one, the history is cleared. If there was none, one Sinkhorn step is taken.
+    """
+
+    MEMORY = 10
+    REDUCTION = 0.1
+    MOST_EVALUATIONS = 30
+    SMALLEST_LOG_C = -20.0
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.past: list[tuple[Tensor, Tensor]] = []
+        self.fall_back = True
+
+    def propose(self, state: State) -> Tensor:
+        """Return the extrapolated point, or one Sinkhorn step at the start and after rejections."""
+        if self.fall_back or state.near is None or float(state.log_c.amin()) < self.SMALLEST_LOG_C:
+            return state.zeta + self.problem.temperature * state.log_c
+        step = self._solve_model(state) - state.zeta
+        step = step - step.mean()
+        self.past = [*self.past, (state.zeta, step)][-self.MEMORY - 1 :]
+        d_zeta = torch.stack([zeta for zeta, _ in self.past]).diff(dim=0)
+        d_step = torch.stack([step for _, step in self.past]).diff(dim=0)
+        mix = mixture(d_step, step)
+        return state.zeta + step - mix @ (d_zeta + d_step)
+
+    def accepts(self, state: State, proposal: State) -> bool:
+        """Accept Sinkhorn steps always, other steps if they improve."""
+        good = self.fall_back or improves(state, proposal)
+        self.fall_back = not good and len(self.past) <= 1
+        self.past = self.past if good else []
+        return good
+
+    def _solve_model(self, state: State) -> Tensor:
+        assert state.near is not None
+        model = Model(self.problem, state, state.near)
+        method = Anderson(self.problem.temperature)
+        target = self.REDUCTION * float(state.log_c.norm())
+        here = best = model(state.zeta)
+        for _ in range(self.MOST_EVALUATIONS):
+            proposal = model(method.propose(here))
+            here = proposal if method.accepts(here, proposal) else here
+            best = proposal if proposal.log_c.norm() < best.log_c.norm() else best
+            if float(best.log_c.norm()) <= target:
+                break
+        return best.zeta
+
+
+METHODS: dict[str, Callable[[Problem], Method]] = {
+    "auto": Sparse,
+    "sparse": Sparse,
+    "anderson": lambda problem: Anderson(problem.temperature),
+    "sinkhorn": lambda problem: Sinkhorn(problem.temperature),
+    "gradient": lambda problem: Gradient(problem.temperature),
 }
 
 
-def make_method(name: str, temperature: float) -> Method:
-    """Create a method by name.
-
-    Args:
-        name: "auto" (the fastest: Anderson), "anderson", "sinkhorn" or "gradient".
-        temperature: tau.
-
-    Returns:
-        A new method without history.
-
-    Raises:
-        ValueError: If the name is unknown.
-
-    """
+def check_method(name: str) -> None:
+    """Raise a ValueError if there is no method of this name."""
     if name not in METHODS:
         raise ValueError(f"method={name!r}; give one of {', '.join(METHODS)}")
-    return METHODS[name](temperature)

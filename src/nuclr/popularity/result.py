@@ -18,13 +18,15 @@ class Result:
         problem: The problem that was solved.
         zeta: tau times the log of the popularity, up to a constant, (n_y,), of mean zero.
         log_z: log Z_i of every anchor at this zeta, (n_x,); `extend` needs it.
-        residual: max_j |c_j - 1| at this zeta; with uniform weights c_j = (n_y/n_x) sum_i P_ij.
-        converged: Whether the residual is at most the tolerance.
+        residual: max_j |c_j - 1| at this zeta; with uniform weights c_j = (n_y/n_x) sum_i P_ij. Of an estimate: the
+            same over 512 candidates.
+        converged: True only if max_j |c_j - 1| is at most the tolerance, rounding included. Always False for an
+            estimate, whose residual is known for some candidates only.
         iterations: Number of passes over the scores.
         history: Residual of each pass.
-        method: "anderson", "sinkhorn" or "gradient" for exact solutions; "sparse (sample)" or "sparse (near field)".
-        error: Of a sparse solution: estimated root mean square error of zeta / tau, that is the relative error of the
-            popularity. None for an exact one.
+        method: "sparse", "anderson", "sinkhorn" or "gradient" for exact solutions, "sample" for an estimate.
+        error: Of an estimate: estimated root mean square error of zeta / tau, that is the relative error of the
+            popularity. None for an exact solution.
 
     """
 
@@ -35,7 +37,7 @@ class Result:
     converged: bool
     iterations: int
     history: tuple[float, ...]
-    method: str = "anderson"
+    method: str = "sparse"
     error: float | None = None
 
     def __repr__(self) -> str:

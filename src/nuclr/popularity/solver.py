@@ -17,13 +17,14 @@ from torch import Tensor
 from nuclr import distributed
 from nuclr.arrays import Array, Features, Norms, Vector, as_positive, as_rows, as_vector
 from nuclr.popularity.kernel import Kernel, State, gather_rows
-from nuclr.popularity.methods import make_method
+from nuclr.popularity.methods import METHODS, Sparse, check_method
 from nuclr.popularity.problem import Problem, make_problem
 from nuclr.popularity.result import Result
-from nuclr.popularity.sparse import SparseOptions, SparseSolver
+from nuclr.popularity.sample import Estimator
 
 PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before the solver gives up
 EXACT_SCORES = 2**32  # "auto" computes up to this many scores exactly: 65,536 x 65,536
+LEAST_SAMPLE = 16
 
 
 class ConvergenceWarning(RuntimeWarning):
@@ -46,7 +47,7 @@ def solve(
     y_weight: Vector | None = None,
     exclude_copies: bool = False,
     memory: int = 2**30,
-    sparse: SparseOptions | None = None,
+    sample: int = 16_384,
 ) -> Result:
     """Solve for the popularity of candidates y among anchors x: every candidate is chosen equally often at zeta.
 
@@ -59,9 +60,11 @@ def solve(
         temperature: tau.
         normalize: Scale features to unit norm. Without it, features whose norm differs from 1 by more than 1e-2 are
             refused.
-        method: "anderson" (Anderson acceleration of Sinkhorn's iteration), "sinkhorn" or "gradient" (the paper's) solve
-            the problem exactly. "sparse" estimates the solution from a small part of the scores. "auto" is "anderson"
-            up to 2**32 scores (n_x n_y), and "sparse" for features with more.
+        method: "sparse", "anderson" (Anderson acceleration of Sinkhorn's iteration), "sinkhorn" and "gradient" (the
+            paper's) solve the problem exactly. "sparse" needs the fewest passes over the scores: between them it solves
+            a model that keeps the large probabilities only. "sample" solves a sample exactly, extends the solution and
+            estimates its error (`Result.error`). "auto" is "sparse" up to 2**32 scores (n_x n_y), and "sample" for
+            features with more.
         tolerance: Residual max_j |(n_y/n_x) sum_i P_ij - 1| at which an exact method stops.
         max_iterations: Largest number of passes over the scores.
         init: Zeta to start from, (n_y,), for example that of a nearby temperature or of earlier features.
@@ -73,7 +76,7 @@ def solve(
             searched for others of its kind. Needs features and an exact method.
         memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
             much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
-        sparse: Options of the sparse method. None: their defaults.
+        sample: Number of anchors and of candidates in the small problem that method="sample" solves.
 
     Returns:
         The result. If it did not converge, `converged` is False and a ConvergenceWarning is issued; an interrupt
@@ -90,6 +93,7 @@ def solve(
 
     """
     norms: Norms = "normalize" if normalize else "unit"
+    is_large = False
     if x is not None and y is not None:
         x = as_rows("x", x, norms)
         y = as_rows(
@@ -98,13 +102,14 @@ def solve(
             norms,
             width=x.shape[1],
         )
-        if method == "auto" and len(x) * len(y) > EXACT_SCORES:
+        is_large = len(x) * len(y) > EXACT_SCORES
+        if method == "sample" and sample >= max(len(x), len(y)):
             method = "sparse"
-    if method == "sparse" and scores is not None:
-        raise ValueError('method="sparse" with scores; give features x and y, of which it computes only some scores')
-    is_sparse = method == "sparse"
-    if is_sparse and exclude_copies:
-        raise ValueError('exclude_copies=True with the sparse method; use method="anderson"')
+    estimates = method == "sample" or (method == "auto" and is_large)
+    if estimates and scores is not None:
+        raise ValueError('method="sample" with scores; give features x and y, of which it computes only some scores')
+    if estimates and exclude_copies:
+        raise ValueError('exclude_copies=True with method="sample"; use method="sparse"')
     problem = make_problem(
         x,
         y,
@@ -113,48 +118,22 @@ def solve(
         x_weight=x_weight,
         y_weight=y_weight,
         norms=norms,
-        read_in_parts=is_sparse,
+        read_in_parts=estimates,
         exclude_copies=exclude_copies,
     )
-    if is_sparse:
-        return solve_sparse(SparseSolver(sparse or SparseOptions(), max_iterations, memory), problem, init, progress)
-    return Solver(method, tolerance, max_iterations, progress, memory)(problem, init)
-
-
-def solve_sparse(
-    solver: SparseSolver,
-    problem: Problem,
-    init: Vector | None,
-    progress: bool,
-) -> Result:
-    """Run the sparse method, and warn if its measured error is too large."""
-    zeta = None if init is None else as_vector("init", init, len(problem.b)).to(problem.b)
-    with progress_line(progress) as show:
-        estimate, history = solver(problem, zeta, show)
-    target = solver.target(estimate)
-    converged = estimate.settled and estimate.error <= target
-    if not converged:
-        spread = float(estimate.zeta.std()) / problem.temperature
+    solver = Solver("sparse" if estimates else method, tolerance, max_iterations, progress, memory)
+    if not estimates:
+        return solver(problem, init)
+    if sample < LEAST_SAMPLE:
+        raise ValueError(f"sample={sample}; give at least {LEAST_SAMPLE}")
+    result = Estimator(solver, sample)(problem, as_start(init, problem))
+    if method == "auto":
         message = (
-            f"the error of zeta / tau is about {estimate.error:.2g} (root mean square), above {target:.2g}: "
-            f"max_error={solver.options.max_error:g}, and zeta / tau has standard deviation {spread:.2g}; raise sample "
-            'or neighbors, or use method="anderson"'
-            if estimate.settled
-            else f"the sparse method stopped before it settled; raise max_iterations={solver.max_iterations}"
+            f"{len(problem.a)} x {len(problem.b)} scores: zeta is estimated from a sample, and the error of zeta / tau "
+            f'is about {result.error:.2g} (root mean square); method="sample" accepts this, method="sparse" is exact'
         )
-        warnings.warn(message, ConvergenceWarning, stacklevel=3)
-    mean = estimate.zeta.mean()
-    return Result(
-        estimate.problem,
-        (estimate.zeta - mean).to(problem.dtype),
-        estimate.log_z + mean / problem.temperature,
-        estimate.residual,
-        converged,
-        len(history),
-        tuple(history),
-        f"sparse ({estimate.kind})",
-        estimate.error,
-    )
+        warnings.warn(message, ConvergenceWarning, stacklevel=2)
+    return result
 
 
 @dataclass(frozen=True)
@@ -175,14 +154,14 @@ class Solver:
     memory: int = 2**30
 
     def __post_init__(self) -> None:
-        make_method(self.method, temperature=1.0)
+        check_method(self.method)
         as_positive("tolerance", self.tolerance)
         if self.max_iterations < 1:
             raise ValueError(f"max_iterations={self.max_iterations}; give at least 1")
 
     def __call__(self, problem: Problem, init: Vector | None = None) -> Result:
         """Solve the problem, starting from zeta = init or from 0."""
-        zeta = torch.zeros_like(problem.b) if init is None else as_vector("init", init, len(problem.b)).to(problem.b)
+        zeta = as_start(init, problem)
         history: list[float] = []
         reason = "rounding errors"
         with progress_line(self.progress) as show:
@@ -197,7 +176,7 @@ class Solver:
                 if not history:
                     raise
                 reason = "an interrupt"
-        converged = best.residual <= self.tolerance and rounding_limit(problem, dtype) <= self.tolerance
+        converged = best.residual + rounding_limit(problem, dtype) <= self.tolerance
         if not converged:
             message = (
                 f"residual {best.residual:.2g} after {len(history)} passes; stopped by {reason} before reaching "
@@ -206,16 +185,16 @@ class Solver:
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
         log_z = gather_rows(best.log_z, len(problem.a))
         zeta = best.zeta.to(dtype)
-        method = "anderson" if self.method == "auto" else self.method
+        method = "sparse" if self.method == "auto" else self.method
         return Result(problem, zeta, log_z, best.residual, converged, len(history), tuple(history), method)
 
     def _passes(self, problem: Problem, zeta: Tensor) -> Iterator[tuple[float, State, torch.dtype]]:
         """Yield, per pass over the scores, its residual, the best state so far in this precision, and the precision."""
         for dtype in dict.fromkeys((problem.dtype, torch.float64)):
             limit = rounding_limit(problem, dtype)
-            target = max(self.tolerance, limit)
-            kernel = Kernel(problem.to(dtype), self.memory)
-            method = make_method(self.method, problem.temperature)
+            target = max(self.tolerance - limit, limit)
+            kernel = Kernel(problem.to(dtype), self.memory, collects=METHODS[self.method] is Sparse)
+            method = METHODS[self.method](kernel.problem)
             state = best = kernel(representable(zeta, dtype))
             yield state.residual, best, dtype
             stale = 0
@@ -228,14 +207,19 @@ class Solver:
                 elif best.residual < 1000 * limit:
                     stale += 1
                 yield proposal.residual, best, dtype
-            if best.residual <= self.tolerance == target:
+            if best.residual + limit <= self.tolerance:
                 return
             zeta = best.zeta
             del kernel  # free its memory before the next kernel allocates
 
 
+def as_start(init: Vector | None, problem: Problem) -> Tensor:
+    """Return the zeta to start from: init, or 0."""
+    return torch.zeros_like(problem.b) if init is None else as_vector("init", init, len(problem.b)).to(problem.b)
+
+
 def rounding_limit(problem: Problem, dtype: torch.dtype) -> float:
-    """Return the smallest residual that `dtype` resolves: a few roundings of the largest exponent and of the sums."""
+    """Return a bound on the rounding error of a residual: a few roundings of the largest exponent and of the sums."""
     return torch.finfo(dtype).eps * (4 * problem.scale / problem.temperature + 32)
 
 
