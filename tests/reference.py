@@ -54,6 +54,29 @@ def kept_pairs(batch: int, x_id: Sequence[int] | None = None, y_id: Sequence[int
     return rows
 
 
+def without_false_negatives(s: "Scores", kept: list[list[int]], margin: float) -> tuple["Scores", list[list[int]]]:
+    """Return the scores with -inf for s_ikjm > S_i + margin, and `kept` with [] if that leaves i without negatives.
+
+    Other rows of `kept` stay: c_i counts dropped candidates, so that (n-1)/c_i times a sum over those that are left
+    estimates the sum over those that are left of all n - 1.
+    """
+    positive = positive_scores(s)
+    left, kept = [], list(kept)
+    for i, anchor in enumerate(s):
+        left.append([[list(views) for views in anchor_view] for anchor_view in anchor])
+        some = False
+        for k, anchor_view in enumerate(anchor):
+            for j, views in enumerate(anchor_view):
+                for m, score in enumerate(views):
+                    if j != i and score > positive[i] + margin:
+                        left[i][k][j][m] = -math.inf
+                    elif j in kept[i]:
+                        some = True
+        if not some:
+            kept[i] = []
+    return left, kept
+
+
 def log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
@@ -108,6 +131,7 @@ class Settings:
     zeta_velocity_init: str = "zero"
     normalizer: str = "table"
     sides: str = "both"
+    false_negative_margin: float | None = None
     x_views: int = 1  # zeta_x has so many numbers per pair
     y_views: int = 1
 
@@ -317,7 +341,8 @@ def temperature_pull(s: Scores, w: Scores, tau_i: list[float]) -> list[float]:
         for k, anchor_view in enumerate(anchor):
             for j, candidate_views in enumerate(anchor_view):
                 for m, score in enumerate(candidate_views):
-                    total += w[i][k][j][m] * (score - positive[i]) / tau_i[i]
+                    if w[i][k][j][m] > 0:  # a dropped score is -inf
+                        total += w[i][k][j][m] * (score - positive[i]) / tau_i[i]
         result.append(total)
     return result
 
@@ -347,7 +372,8 @@ def temperature_gradient(
         for k in range(len(s[i])):
             for j in negatives:
                 for m in range(len(s[i][k][j])):
-                    derivative -= w[i][k][j][m] * (s[i][k][j][m] - positive[i] - zeta_of(zeta, j, m)) / tau**2
+                    if w[i][k][j][m] > 0:  # a dropped score is -inf
+                        derivative -= w[i][k][j][m] * (s[i][k][j][m] - positive[i] - zeta_of(zeta, j, m)) / tau**2
         powers = [power for row in guard[i] for power in row]
         for power in powers:
             if power > -math.inf:
@@ -478,6 +504,8 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
     n, batch, tau = options.num_samples, len(kept), options.temperature
     s = scores(features[a], features[c])
     positive = positive_scores(s)
+    if options.false_negative_margin is not None:
+        s, kept = without_false_negatives(s, kept, options.false_negative_margin)
 
     # tau_i of the anchors, zeta_j and xi of the candidates
     tau_i, xi = [tau] * batch, math.inf
@@ -641,6 +669,11 @@ def transposed(s: list[list[Tensor]]) -> list[list[Tensor]]:
     return [[s[i][j] for i in range(len(s))] for j in range(len(s))]
 
 
+def left_of(side: list[list[Tensor]], i: int, negatives: list[int], margin: float | None) -> list[int]:
+    """Return the negatives j of anchor i without those with s_ij > s_ii + margin."""
+    return [j for j in negatives if margin is None or side[i][j].item() <= side[i][i].item() + margin]
+
+
 def clip(
     x: Tensor,
     y: Tensor,
@@ -648,6 +681,7 @@ def clip(
     temperature: float | Tensor,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
 ) -> Tensor:
     """Half the sum over sides of mean_i (logsumexp over i and its negatives of s_ij/tau - s_ii/tau)."""
     batch, kept = len(x), kept_pairs(len(x), x_id, y_id)
@@ -655,7 +689,8 @@ def clip(
     total = torch.zeros((), dtype=torch.float64)
     for side in (s, transposed(s)):
         for i in range(batch):
-            logits = torch.stack([side[i][j] / temperature for j in [i, *kept[i]]])
+            negatives = left_of(side, i, kept[i], false_negative_margin)
+            logits = torch.stack([side[i][j] / temperature for j in [i, *negatives]])
             total = total + (torch.logsumexp(logits, 0) - side[i][i] / temperature) / batch
     return total / 2
 
@@ -666,10 +701,11 @@ def clip_learnable(
     log_scale: Tensor,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
 ) -> Tensor:
     """CLIP at 1/tau = min(exp(log_scale), 100)."""
     scale = log_scale.exp() if log_scale.exp().item() <= 100 else 100.0
-    return clip(x, y, temperature=1 / scale, x_id=x_id, y_id=y_id)
+    return clip(x, y, temperature=1 / scale, x_id=x_id, y_id=y_id, false_negative_margin=false_negative_margin)
 
 
 def siglip(
@@ -679,15 +715,20 @@ def siglip(
     bias: Tensor,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
 ) -> Tensor:
-    """-(1/B) sum_ij logsigmoid(+-(exp(log_scale) s_ij + bias)), + on the diagonal; masked pairs are dropped."""
+    """-(1/B) sum_ij logsigmoid(+-(exp(log_scale) s_ij + bias)), + on the diagonal; masked pairs are dropped.
+
+    Half of a term belongs to anchor x_i and half to anchor y_j; a margin may drop one of the halves.
+    """
     batch, kept = len(x), kept_pairs(len(x), x_id, y_id)
     s = score_scalars(x, y)
     total = torch.zeros((), dtype=torch.float64)
-    for i in range(batch):
-        for j in [i, *kept[i]]:
-            logit = log_scale.exp() * s[i][j] + bias
-            total = total - torch.nn.functional.logsigmoid(logit if i == j else -logit) / batch
+    for side in (s, transposed(s)):
+        for i in range(batch):
+            for j in [i, *left_of(side, i, kept[i], false_negative_margin)]:
+                logit = log_scale.exp() * side[i][j] + bias
+                total = total - torch.nn.functional.logsigmoid(logit if i == j else -logit) / batch / 2
     return total
 
 
@@ -699,6 +740,7 @@ def dcl(
     tau_plus: float = 0.1,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
 ) -> Tensor:
     """-log(e^{s_ii/tau} / (e^{s_ii/tau} + Ng_i)), with Ng_i the debiased sum over negatives, N = c_i of them.
 
@@ -710,12 +752,13 @@ def dcl(
     total = 0 * s[0][0]  # differentiable even if no row has a negative
     for side in (s, transposed(s)):
         for i in range(batch):
-            count = len(kept[i])
+            kept_i = left_of(side, i, kept[i], false_negative_margin)
+            count = len(kept_i)
             if count == 0:
                 continue
             log_floor = torch.tensor(math.log(count) - 1 / temperature, dtype=torch.float64)
-            top = max([side[i][i].item()] + [side[i][j].item() for j in kept[i]])
-            negatives = sum(torch.exp((side[i][j] - top) / temperature) for j in kept[i])
+            top = max([side[i][i].item()] + [side[i][j].item() for j in kept_i])
+            negatives = sum(torch.exp((side[i][j] - top) / temperature) for j in kept_i)
             positive = torch.exp((side[i][i] - top) / temperature)
             debiased = (negatives - tau_plus * count * positive) / (1 - tau_plus)
             if debiased.item() > 0:
@@ -735,11 +778,12 @@ def cyclip(
     temperature: float,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
 ) -> Tensor:
     """CLIP with masking, plus a quarter of each consistency term over all pairs of samples."""
     batch = len(x)
     s, s_xx, s_yy = score_scalars(x, y), score_scalars(x, x), score_scalars(y, y)
-    total = clip(x, y, temperature=temperature, x_id=x_id, y_id=y_id)
+    total = clip(x, y, temperature=temperature, x_id=x_id, y_id=y_id, false_negative_margin=false_negative_margin)
     for i in range(batch):
         for j in range(batch):
             total = total + 0.25 * (s[i][j] - s[j][i]) ** 2 / batch

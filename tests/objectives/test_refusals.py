@@ -172,6 +172,8 @@ def test_values_out_of_range(name: str, option: str, value: float) -> None:
         ("nuclr-authors", {"zeta_steps": 0}, ["zeta_steps", "0"]),
         ("isogclr", {"tau_min": 0.5, "tau_max": 0.1}, ["temperatures.tau_min", "0.5"]),
         ("isogclr", {"learn_temperature": True}, ["temperatures.learnt"]),
+        ("clip", {"false_negative_margin": -0.1}, ["false_negative_margin", "[0, inf)", "-0.1"]),
+        ("nuclr", {"false_negative_margin": -0.1}, ["false_negative_margin", "[0, inf)", "-0.1"]),
         ("dcl", {"tau_plus": 1.0}, ["tau_plus", "[0, 1)", "1.0"]),
         ("sogclr", {"gamma_rule": "adaptive"}, ["average.gamma_rule", "constant, proximal", "'adaptive'"]),
         ("sogclr", {"gamma_rule": "proximal", "alpha": 0.0}, ["average.alpha", "0.0"]),

@@ -31,6 +31,7 @@ VARIANTS = ("outside", "inside", "adamw", "masked", "groups", "float32")
 
 # The extensions: (objective, options, views of x and y), trained in fewer variants.
 INDIVIDUAL = {"individual_temperature": True, "tau_lr": 2e-3, "tau_min": 0.001, "tau_max": 1.0}
+MARGIN = {"false_negative_margin": 0.02}
 NETWORKS = {"temperature": 0.5, "zeta_lr": 0.05, "popularity": "network", "normalizer": "network"}
 EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "clip views": ("clip", {"learn_temperature": True}, (2, 3)),
@@ -47,6 +48,12 @@ EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "nuclr stored views": ("nuclr", NUCLR | {"y_views": 3}, (2, 3)),
     "nuclr learnt views": ("nuclr", NUCLR | {"learn_temperature": True, "rho": 2.0}, (2, None)),
     "nuclr side x": ("nuclr", NUCLR | {"sides": "x"}, (None, None)),
+    "clip margin": ("clip", MARGIN, (None, None)),
+    "siglip margin": ("siglip", MARGIN, (None, 2)),
+    "dcl margin": ("dcl", MARGIN, (None, None)),
+    "sogclr margin": ("sogclr", MARGIN | {"temperature": 0.1}, (2, None)),
+    "nuclr margin": ("nuclr", NUCLR | MARGIN, (None, None)),
+    "nuclr individual margin": ("nuclr", NUCLR | INDIVIDUAL | MARGIN, (None, 2)),
     "authors two steps": ("nuclr-authors", AUTHORS | {"zeta_steps": 2}, (None, None)),
     "authors xi per epoch": ("nuclr-authors", AUTHORS | {"xi_rule": "max", "xi_update": "epoch"}, (None, None)),
     "authors first gradient": ("nuclr-authors", AUTHORS | {"zeta_velocity_init": "gradient"}, (None, None)),

@@ -59,6 +59,7 @@ class Range:
 
 POSITIVE = Range(low_open=True, high_open=True)
 SHARE = Range(high=1.0)
+MARGIN = Range(high_open=True)
 
 
 def check_choice(
@@ -249,8 +250,13 @@ class Objective(nn.Module):
         normalize: whether to scale x and y to unit norm inside, with gradients. If False, features that do not have
             unit norm are refused.
 
+    Attributes:
+        false_negative_margin: drop a candidate j from the negatives of anchor i if s_ij > s_ii + this margin, since it
+            is probably a right answer as well; at least 0. None drops nothing. `build` sets it.
+
     """
 
+    false_negative_margin: float | None = None
     limits: Mapping[str, Range] = {"temperature": POSITIVE}
     """The plain attributes that a schedule may change, and their limits, which are checked at each call."""
     scheduled: Mapping[str, str] = {}
@@ -328,6 +334,8 @@ class Objective(nn.Module):
         """Raise a ValueError for settings that a schedule may have moved out of range."""
         for name, limit in self.limits.items():
             limit.check(name, getattr(self, name))
+        if self.false_negative_margin is not None:
+            MARGIN.check("false_negative_margin", self.false_negative_margin)
 
     def gather_features(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features of all processes; autograd sends the gradients back to the processes they came from."""
@@ -416,6 +424,8 @@ class Objective(nn.Module):
                 value = math.nan if value.is_meta else value.item()
             if value is not None and not (is_dataclass(value) and value == parameter.default):
                 shown[name] = f"{value:.6g}" if isinstance(value, float) else repr(value)
+        if self.false_negative_margin is not None:
+            shown["false_negative_margin"] = f"{self.false_negative_margin:.6g}"
         return shown
 
     def extra_repr(self) -> str:
@@ -565,7 +575,9 @@ class Scores:
         xy: (b, B), this process's x against all y.
         yx: (b, B), this process's y against all x.
         positives: (b,), the column of each anchor's positive.
-        masked: (b, B) bool, pairs of samples that share an id and are not a positive; None if there are no ids.
+        masked_xy: (b, B) bool, entries of `xy` that are neither positives nor negatives, because the pairs share an id
+            or the score exceeds that of the positive by `false_negative_margin`; None if nothing is masked.
+        masked_yx: as `masked_xy` for `yx`.
 
     """
 
@@ -573,7 +585,8 @@ class Scores:
     xy: Tensor
     yx: Tensor
     positives: Tensor
-    masked: Tensor | None
+    masked_xy: Tensor | None
+    masked_yx: Tensor | None
 
 
 class AutogradObjective(Objective):
@@ -625,10 +638,25 @@ class AutogradObjective(Objective):
         masked = None
         if batch.ids is not None:
             masked = batch.excluded().scatter_(1, positives[:, None], False)
-        x, y, metrics = self.losses(Scores(batch, xy, yx, positives, masked))
+        masked_xy = self._mask_false_negatives(xy, positives, masked)
+        masked_yx = self._mask_false_negatives(yx, positives, masked)
+        x, y, metrics = self.losses(Scores(batch, xy, yx, positives, masked_xy, masked_yx))
         means = torch.stack([x.mean(), y.mean()])  # times 1/K, summed over K processes, is the global mean
         everywhere = distributed.sum_over_processes(means) / processes
         loss = means.sum()
         if processes > 1:
             loss = loss + (everywhere.sum() - loss).detach()
         return ObjectiveOutput(loss, {"objective_x": everywhere[0], "objective_y": everywhere[1]} | metrics)
+
+    def _mask_false_negatives(
+        self,
+        side: Tensor,
+        positives: Tensor,
+        masked: Tensor | None,
+    ) -> Tensor | None:
+        """Return `masked` and the candidates that `false_negative_margin` drops, for the scores (b, B) of a side."""
+        if self.false_negative_margin is None:
+            return masked
+        scores = side.detach()
+        dropped = scores - scores.gather(1, positives[:, None]) > self.false_negative_margin
+        return dropped if masked is None else dropped.logical_or_(masked)

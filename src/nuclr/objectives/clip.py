@@ -64,16 +64,20 @@ class CLIP(AutogradObjective):
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return half of each anchor's cross-entropy; see `AutogradObjective`."""
         scale = self.scale(scores)
-        x = self._cross_entropy(scores.xy * scale, scores)
-        y = self._cross_entropy(scores.yx * scale, scores)
+        x = self._cross_entropy(scores.xy * scale, scores.positives, scores.masked_xy)
+        y = self._cross_entropy(scores.yx * scale, scores.positives, scores.masked_yx)
         metrics = {} if self.log_scale is None else {"scale": torch.as_tensor(scale).detach()}
         return x / 2, y / 2, metrics
 
     @staticmethod
-    def _cross_entropy(logits: Tensor, scores: Scores) -> Tensor:
-        if scores.masked is not None:
-            logits = logits.masked_fill(scores.masked, -math.inf)
-        return nn.functional.cross_entropy(logits, scores.positives, reduction="none")
+    def _cross_entropy(
+        logits: Tensor,
+        positives: Tensor,
+        masked: Tensor | None,
+    ) -> Tensor:
+        if masked is not None:
+            logits = logits.masked_fill(masked, -math.inf)
+        return nn.functional.cross_entropy(logits, positives, reduction="none")
 
 
 class CyCLIP(CLIP):

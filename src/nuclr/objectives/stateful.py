@@ -14,6 +14,11 @@ averaged over the pairs of views; see `kernels`. zeta_j belongs to the pair or t
 
 What all of them can do:
 
+False negatives. With `false_negative_margin`, j is a negative of anchor i only if s_ij <= s_ii + margin, and all sums
+above omit the others, those over the anchors i of a candidate j as well. c_i still counts the others: the batch samples
+all n - 1 candidates, so (n-1)/c_i times the sum over the negatives that are left is the unbiased estimate of that sum
+over the data set. An anchor whose negatives are all dropped contributes nothing and changes nothing on this side.
+
 Temperatures. One `temperature` for all anchors. Or a learnt one, tau = exp(-log_scale), that minimizes the mean of
 tau (log d_i - log(n-1) + rho) (FastCLIP-v3, Wei et al. 2024). Or one per anchor: with w at the old tau_i,
 
@@ -138,6 +143,7 @@ class Step:
     positive: Tensor | None = None  # (B,), S_i, if a network predicts the normalizer
     kernel: BatchKernel = field(init=False)
     negatives: float | Tensor = field(init=False)  # c_i: one number, or (B,)
+    counted: Tensor | None = None  # (B,) or (2, B) bool, anchors that have negatives; None: all have
     log_scale: float | Tensor = field(init=False)  # log((n-1)/c_i)
     log_phi: Tensor = field(init=False)  # (2, B)
     log_u: Tensor = field(init=False)  # (2, B), before and then after the update
@@ -154,7 +160,7 @@ class Step:
 
     def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
         """Return `then`, or `otherwise` for anchors without negatives, which contribute nothing and change nothing."""
-        return then if isinstance(self.negatives, float) else torch.where(self.negatives > 0, then, otherwise)
+        return then if self.counted is None else torch.where(self.counted, then, otherwise)
 
 
 class StatefulObjective(PairTables):
@@ -336,6 +342,7 @@ class StatefulObjective(PairTables):
             tau,
             batch.ids,
             batch.pairs,
+            self.false_negative_margin,
         )
         kernel = step.kernel = make_kernel(kernel_batch, self._workspace, bounded=self._is_bounded(step))
         self.check_features(batch, kernel.finite)
@@ -344,7 +351,10 @@ class StatefulObjective(PairTables):
             step.log_scale = math.log((self.num_samples - 1) / step.negatives)
         else:  # finite for an anchor without negatives
             step.log_scale = math.log(self.num_samples - 1) - step.negatives.clamp_min(1).log()
+            step.counted = step.negatives > 0
         step.log_phi = distributed.all_gather(kernel.log_sums, dim=1) + step.log_scale
+        if self.false_negative_margin is not None:
+            step.counted = ~step.log_phi.isneginf()
         if step.predicted_normalizer is not None and self.training:
             self._fit_normalizer(step, step.predicted_normalizer)
         step.log_u = self._new_average(step)
