@@ -54,9 +54,12 @@ def kept_pairs(batch: int, x_id: Sequence[int] | None = None, y_id: Sequence[int
     return rows
 
 
-def without_false_negatives(s: "Scores", kept: list[list[int]], margin: float) -> tuple["Scores", list[list[int]]]:
-    """Return the scores with -inf for s_ikjm > S_i + margin, and `kept` with [] if that leaves i without negatives.
+def without_false_negatives(
+    s: "Scores", kept: list[list[int]], margin: float, strategy: str = "absolute"
+) -> tuple["Scores", list[list[int]]]:
+    """Return the scores with -inf for dropped negatives, and `kept` with [] if that leaves i without negatives.
 
+    They have s_ikjm > S_i + margin, or S_i + margin |S_i|.
     Other rows of `kept` stay: c_i counts dropped candidates, so that (n-1)/c_i times a sum over those that are left
     estimates the sum over those that are left of all n - 1.
     """
@@ -68,13 +71,17 @@ def without_false_negatives(s: "Scores", kept: list[list[int]], margin: float) -
         for k, anchor_view in enumerate(anchor):
             for j, views in enumerate(anchor_view):
                 for m, score in enumerate(views):
-                    if j != i and score > positive[i] + margin:
+                    if j != i and score > threshold(positive[i], margin, strategy):
                         left[i][k][j][m] = -math.inf
                     elif j in kept[i]:
                         some = True
         if not some:
             kept[i] = []
     return left, kept
+
+
+def threshold(positive: float, margin: float, strategy: str) -> float:
+    return positive + margin * (abs(positive) if strategy == "relative" else 1.0)
 
 
 def log(value: float) -> float:
@@ -132,6 +139,7 @@ class Settings:
     normalizer: str = "table"
     sides: str = "both"
     false_negative_margin: float | None = None
+    margin_strategy: str = "absolute"
     x_views: int = 1  # zeta_x has so many numbers per pair
     y_views: int = 1
 
@@ -504,8 +512,9 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
     n, batch, tau = options.num_samples, len(kept), options.temperature
     s = scores(features[a], features[c])
     positive = positive_scores(s)
+    seen = kept  # with a margin, an anchor may have seen candidates and have no negative left: phi_i = 0
     if options.false_negative_margin is not None:
-        s, kept = without_false_negatives(s, kept, options.false_negative_margin)
+        s, kept = without_false_negatives(s, kept, options.false_negative_margin, options.margin_strategy)
 
     # tau_i of the anchors, zeta_j and xi of the candidates
     tau_i, xi = [tau] * batch, math.inf
@@ -535,7 +544,7 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
         old = [-math.inf] * batch if index is None else rows(state[f"log_u_{a}"], index)
     log_u = list(old)
     for i in range(batch):
-        if kept[i] and (training or old[i] == -math.inf):
+        if seen[i] and (training or old[i] == -math.inf):
             log_u[i] = running_average(old[i], phi[i], options)
 
     # the model's gradient: d_i = u_i + exp(-xi/tau), or u_i + the pair's own terms
@@ -568,11 +577,11 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
 
     # u_i: the table, or the network that minimises phi_i exp(-k_i) + k_i
     if options.normalizer == "table":
-        write(state[f"log_u_{a}"], index, log_u, kept)
+        write(state[f"log_u_{a}"], index, log_u, seen)
     else:
         result.grad_k[a] = np.zeros_like(k[a])
         for i in range(batch):
-            if kept[i]:
+            if seen[i]:
                 pull = max(1 - math.exp(min(phi[i] - old[i], 5.0)), -math.exp(4.0))
                 result.grad_k[a][i] += pull / batch / len(k[a][i])
 
@@ -669,9 +678,11 @@ def transposed(s: list[list[Tensor]]) -> list[list[Tensor]]:
     return [[s[i][j] for i in range(len(s))] for j in range(len(s))]
 
 
-def left_of(side: list[list[Tensor]], i: int, negatives: list[int], margin: float | None) -> list[int]:
-    """Return the negatives j of anchor i without those with s_ij > s_ii + margin."""
-    return [j for j in negatives if margin is None or side[i][j].item() <= side[i][i].item() + margin]
+def left_of(side: list[list[Tensor]], i: int, negatives: list[int], margin: float | None, strategy: str) -> list[int]:
+    """Return the negatives j of anchor i without those with s_ij > s_ii + margin (or margin |s_ii|)."""
+    if margin is None:
+        return negatives
+    return [j for j in negatives if side[i][j].item() <= threshold(side[i][i].item(), margin, strategy)]
 
 
 def clip(
@@ -682,6 +693,7 @@ def clip(
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
     false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
 ) -> Tensor:
     """Half the sum over sides of mean_i (logsumexp over i and its negatives of s_ij/tau - s_ii/tau)."""
     batch, kept = len(x), kept_pairs(len(x), x_id, y_id)
@@ -689,7 +701,7 @@ def clip(
     total = torch.zeros((), dtype=torch.float64)
     for side in (s, transposed(s)):
         for i in range(batch):
-            negatives = left_of(side, i, kept[i], false_negative_margin)
+            negatives = left_of(side, i, kept[i], false_negative_margin, margin_strategy)
             logits = torch.stack([side[i][j] / temperature for j in [i, *negatives]])
             total = total + (torch.logsumexp(logits, 0) - side[i][i] / temperature) / batch
     return total / 2
@@ -702,6 +714,7 @@ def clip_learnable(
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
     false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
 ) -> Tensor:
     """CLIP at 1/tau = min(exp(log_scale), 100)."""
     scale = log_scale.exp() if log_scale.exp().item() <= 100 else 100.0
@@ -716,6 +729,7 @@ def siglip(
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
     false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
 ) -> Tensor:
     """-(1/B) sum_ij logsigmoid(+-(exp(log_scale) s_ij + bias)), + on the diagonal; masked pairs are dropped.
 
@@ -726,7 +740,7 @@ def siglip(
     total = torch.zeros((), dtype=torch.float64)
     for side in (s, transposed(s)):
         for i in range(batch):
-            for j in [i, *left_of(side, i, kept[i], false_negative_margin)]:
+            for j in [i, *left_of(side, i, kept[i], false_negative_margin, margin_strategy)]:
                 logit = log_scale.exp() * side[i][j] + bias
                 total = total - torch.nn.functional.logsigmoid(logit if i == j else -logit) / batch / 2
     return total
@@ -741,6 +755,7 @@ def dcl(
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
     false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
 ) -> Tensor:
     """-log(e^{s_ii/tau} / (e^{s_ii/tau} + Ng_i)), with Ng_i the debiased sum over negatives, N = c_i of them.
 
@@ -752,7 +767,7 @@ def dcl(
     total = 0 * s[0][0]  # differentiable even if no row has a negative
     for side in (s, transposed(s)):
         for i in range(batch):
-            kept_i = left_of(side, i, kept[i], false_negative_margin)
+            kept_i = left_of(side, i, kept[i], false_negative_margin, margin_strategy)
             count = len(kept_i)
             if count == 0:
                 continue
@@ -779,11 +794,20 @@ def cyclip(
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
     false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
 ) -> Tensor:
     """CLIP with masking, plus a quarter of each consistency term over all pairs of samples."""
     batch = len(x)
     s, s_xx, s_yy = score_scalars(x, y), score_scalars(x, x), score_scalars(y, y)
-    total = clip(x, y, temperature=temperature, x_id=x_id, y_id=y_id, false_negative_margin=false_negative_margin)
+    total = clip(
+        x,
+        y,
+        temperature=temperature,
+        x_id=x_id,
+        y_id=y_id,
+        false_negative_margin=false_negative_margin,
+        margin_strategy=margin_strategy,
+    )
     for i in range(batch):
         for j in range(batch):
             total = total + 0.25 * (s[i][j] - s[j][i]) ** 2 / batch

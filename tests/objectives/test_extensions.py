@@ -34,6 +34,7 @@ POPULARITY = {"temperature": 0.5, "popularity": "network"}
 NORMALIZER = {"temperature": 0.5, "normalizer": "network"}
 BOTH = POPULARITY | NORMALIZER
 MARGIN = {"false_negative_margin": 0.02}
+RELATIVE = {"false_negative_margin": 0.1, "margin_strategy": "relative"}
 AUTHORS = [
     *({"zeta_estimator": estimator, "zeta_steps": 2} for estimator in ("reference", "paper", "unbiased")),
     *({"zeta_estimator": e, "zeta_momentum": 0.9, "zeta_steps": 5} for e in ("reference", "paper", "unbiased")),
@@ -84,6 +85,9 @@ ONE_VIEW = [
     *(("sogclr", SOGCLR | {"false_negative_margin": margin}) for margin in (0.0, 0.1, 2.0)),
     *(("sogclr", SOGCLR | MARGIN | {"temperature": tau}) for tau in (0.001, 1.0)),
     ("sogclr", LEARNT | MARGIN),
+    ("sogclr", SOGCLR | RELATIVE),
+    ("sogclr", SOGCLR | RELATIVE | PROXIMAL),
+    ("nuclr", NUCLR | RELATIVE | {"gamma": 1.0}),
     ("sogclr", NORMALIZER | MARGIN),
     ("isogclr", ISOGCLR | MARGIN),
     ("nuclr", NUCLR | MARGIN),
@@ -131,7 +135,7 @@ SEVERAL_VIEWS = [
     ("nuclr", BOTH | INDIVIDUAL | {"use_xi": False}, (2, 3)),
     ("nuclr", BOTH | {"learn_temperature": True, "use_xi": False}, (2, 3)),
     # likely false negatives are dropped view by view
-    ("sogclr", SOGCLR | MARGIN, (2, 3)),
+    ("sogclr", SOGCLR | RELATIVE, (2, 3)),
     ("nuclr", NUCLR | MARGIN, (2, 3)),
     ("nuclr", NUCLR | MARGIN | INDIVIDUAL, (None, 2)),
     ("nuclr", NUCLR | MARGIN | STORED | {"learn_temperature": True}, (2, 3)),

@@ -173,6 +173,7 @@ def test_values_out_of_range(name: str, option: str, value: float) -> None:
         ("isogclr", {"tau_min": 0.5, "tau_max": 0.1}, ["temperatures.tau_min", "0.5"]),
         ("isogclr", {"learn_temperature": True}, ["temperatures.learnt"]),
         ("clip", {"false_negative_margin": -0.1}, ["false_negative_margin", "[0, inf)", "-0.1"]),
+        ("clip", {"margin_strategy": "half"}, ["margin_strategy", "absolute, relative", "'half'"]),
         ("nuclr", {"false_negative_margin": -0.1}, ["false_negative_margin", "[0, inf)", "-0.1"]),
         ("dcl", {"tau_plus": 1.0}, ["tau_plus", "[0, 1)", "1.0"]),
         ("sogclr", {"gamma_rule": "adaptive"}, ["average.gamma_rule", "constant, proximal", "'adaptive'"]),

@@ -253,10 +253,12 @@ class Objective(nn.Module):
     Attributes:
         false_negative_margin: drop a candidate j from the negatives of anchor i if s_ij > s_ii + this margin, since it
             is probably a right answer as well; at least 0. None drops nothing. `build` sets it.
+        margin_strategy: "absolute", or "relative" for s_ij > s_ii + margin |s_ii|. `build` sets it.
 
     """
 
     false_negative_margin: float | None = None
+    margin_strategy: str = "absolute"
     limits: Mapping[str, Range] = {"temperature": POSITIVE}
     """The plain attributes that a schedule may change, and their limits, which are checked at each call."""
     scheduled: Mapping[str, str] = {}
@@ -334,8 +336,16 @@ class Objective(nn.Module):
         """Raise a ValueError for settings that a schedule may have moved out of range."""
         for name, limit in self.limits.items():
             limit.check(name, getattr(self, name))
+        check_choice("margin_strategy", self.margin_strategy, ("absolute", "relative"))
         if self.false_negative_margin is not None:
             MARGIN.check("false_negative_margin", self.false_negative_margin)
+
+    def margins(self, positives: Tensor) -> Tensor | None:
+        """Return the margin of each positive score, in the same shape; None if nothing is dropped."""
+        if self.false_negative_margin is None:
+            return None
+        scale = positives.abs() if self.margin_strategy == "relative" else torch.ones_like(positives)
+        return self.false_negative_margin * scale
 
     def gather_features(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features of all processes; autograd sends the gradients back to the processes they came from."""
@@ -426,6 +436,7 @@ class Objective(nn.Module):
                 shown[name] = f"{value:.6g}" if isinstance(value, float) else repr(value)
         if self.false_negative_margin is not None:
             shown["false_negative_margin"] = f"{self.false_negative_margin:.6g}"
+            shown["margin_strategy"] = repr(self.margin_strategy)
         return shown
 
     def extra_repr(self) -> str:
@@ -655,8 +666,10 @@ class AutogradObjective(Objective):
         masked: Tensor | None,
     ) -> Tensor | None:
         """Return `masked` and the candidates that `false_negative_margin` drops, for the scores (b, B) of a side."""
-        if self.false_negative_margin is None:
-            return masked
         scores = side.detach()
-        dropped = scores - scores.gather(1, positives[:, None]) > self.false_negative_margin
+        positive = scores.gather(1, positives[:, None])
+        margins = self.margins(positive)
+        if margins is None:
+            return masked
+        dropped = scores - positive > margins
         return dropped if masked is None else dropped.logical_or_(masked)

@@ -21,7 +21,8 @@ from nuclr.objectives.nuclr import NUCLR
 from nuclr.objectives.siglip import SigLIP
 from nuclr.objectives.sogclr import ISogCLR, SogCLR
 
-COMMON: dict[str, Any] = {"false_negative_margin": None}  # options of all objectives that are plain attributes
+# options of all objectives that are plain attributes
+COMMON: dict[str, Any] = {"false_negative_margin": None, "margin_strategy": "absolute"}
 LR_FACTOR = "lr_factor"
 SAMPLES = "num_samples"
 
@@ -217,7 +218,8 @@ def build(name: str, *, num_samples: int | None = None, **options: Any) -> Objec
         name: a registered name: "clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr", "nuclr-authors" or a
             plugin's.
         num_samples: the number of pairs of the data set. Objectives with state need it, the others ignore it.
-        **options: arguments of the constructor, such as `temperature`, and `false_negative_margin`.
+        **options: arguments of the constructor, such as `temperature`, and `false_negative_margin` and
+            `margin_strategy`.
 
     Returns:
         The objective, in training mode.

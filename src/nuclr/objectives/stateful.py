@@ -17,7 +17,8 @@ What all of them can do:
 False negatives. With `false_negative_margin`, j is a negative of anchor i only if s_ij <= s_ii + margin, and all sums
 above omit the others, those over the anchors i of a candidate j as well. c_i still counts the others: the batch samples
 all n - 1 candidates, so (n-1)/c_i times the sum over the negatives that are left is the unbiased estimate of that sum
-over the data set. An anchor whose negatives are all dropped contributes nothing and changes nothing on this side.
+over the data set. If all negatives of an anchor are dropped, that estimate is phi_i = 0: u_i becomes (1 - gamma) u_i
+(an unseen sample stays unseen), and the pair contributes nothing else and changes nothing else on this side.
 
 Temperatures. One `temperature` for all anchors. Or a learnt one, tau = exp(-log_scale), that minimizes the mean of
 tau (log d_i - log(n-1) + rho) (FastCLIP-v3, Wei et al. 2024). Or one per anchor: with w at the old tau_i,
@@ -140,7 +141,7 @@ class Step:
     predicted_popularity: Tensor | None = None  # zeta/tau with gradient, if a network predicts it
     # -- anchors
     predicted_normalizer: Tensor | None = None  # (2, B), k with gradient, if a network predicts it
-    positive: Tensor | None = None  # (B,), S_i, if a network predicts the normalizer
+    positive: Tensor | None = None  # (B,), S_i, if the margin or a network needs it
     kernel: BatchKernel = field(init=False)
     negatives: float | Tensor = field(init=False)  # c_i: one number, or (B,)
     counted: Tensor | None = None  # (B,) or (2, B) bool, anchors that have negatives; None: all have
@@ -328,6 +329,8 @@ class StatefulObjective(PairTables):
         step = Step(batch, learns, rows, temperature, tau)
         step.zeta = self.read_zeta(step)
         step.bias = step.zeta / -temperature
+        if self.false_negative_margin is not None or self.normalizer == "network":
+            step.positive = positive_scores(batch.x, batch.y, batch.views)
         step.log_own = step.bias if step.zeta.ndim == 2 else self._own_views(step)
         step.log_u = self._old_average(step)
 
@@ -342,7 +345,7 @@ class StatefulObjective(PairTables):
             tau,
             batch.ids,
             batch.pairs,
-            self.false_negative_margin,
+            None if step.positive is None else self.margins(step.positive),
         )
         kernel = step.kernel = make_kernel(kernel_batch, self._workspace, bounded=self._is_bounded(step))
         self.check_features(batch, kernel.finite)
@@ -353,13 +356,13 @@ class StatefulObjective(PairTables):
             step.log_scale = math.log(self.num_samples - 1) - step.negatives.clamp_min(1).log()
             step.counted = step.negatives > 0
         step.log_phi = distributed.all_gather(kernel.log_sums, dim=1) + step.log_scale
-        if self.false_negative_margin is not None:
-            step.counted = ~step.log_phi.isneginf()
         if step.predicted_normalizer is not None and self.training:
             self._fit_normalizer(step, step.predicted_normalizer)
         step.log_u = self._new_average(step)
         if self.normalizer == "table":
             step.tables["log_u"] = step.log_u
+        if self.false_negative_margin is not None:
+            step.counted = ~step.log_phi.isneginf()
 
         # -- the value
         step.log_d = self.log_normalizer(step)
@@ -437,11 +440,9 @@ class StatefulObjective(PairTables):
         """Return log u before the step, (2, B): -inf if it is not known."""
         if self.normalizer == "table":
             return step.rows.tables["log_u"]
-        batch = step.batch
         predicted = self.predict(self.normalizer_networks, ANCHORS, step)
         with torch.set_grad_enabled(predicted[self.active[0]].requires_grad):
             step.predicted_normalizer = torch.stack([outputs.mean(dim=1) for outputs in predicted])
-        step.positive = positive_scores(batch.x, batch.y, batch.views)
         return self._predicted_average(step)
 
     def _predicted_average(self, step: Step) -> Tensor:
