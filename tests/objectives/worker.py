@@ -54,6 +54,15 @@ EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "sogclr margin": ("sogclr", MARGIN | {"margin_strategy": "relative"} | {"temperature": 0.1}, (2, None)),
     "nuclr margin": ("nuclr", NUCLR | MARGIN, (None, None)),
     "nuclr individual margin": ("nuclr", NUCLR | INDIVIDUAL | MARGIN, (None, 2)),
+    "clip hard": ("clip", {"hard": 2, "learn_temperature": True}, (2, None)),
+    "siglip hard": ("siglip", MARGIN | {"hard": 1}, (None, None)),
+    "dcl hard": ("dcl", {"hard": 2}, (None, 2)),
+    "cyclip hard": ("cyclip", {"hard": 1}, (None, None)),
+    "sogclr hard": ("sogclr", MARGIN | {"hard": 2, "temperature": 0.1}, (2, None)),
+    "nuclr hard": ("nuclr", NUCLR | {"hard": 3, "zeta_init": 0.1}, (None, None)),
+    "nuclr individual hard": ("nuclr", NUCLR | INDIVIDUAL | {"hard": 2}, (2, 3)),
+    "nuclr learnt hard": ("nuclr", NUCLR | {"hard": 2, "learn_temperature": True, "zeta_init": 0.1}, (None, None)),
+    "nuclr networks hard": ("nuclr", NETWORKS | {"hard": 1, "learn_temperature": True}, (None, None)),
     "authors two steps": ("nuclr-authors", AUTHORS | {"zeta_steps": 2}, (None, None)),
     "authors xi per epoch": ("nuclr-authors", AUTHORS | {"xi_rule": "max", "xi_update": "epoch"}, (None, None)),
     "authors first gradient": ("nuclr-authors", AUTHORS | {"zeta_velocity_init": "gradient"}, (None, None)),
@@ -95,8 +104,9 @@ class Towers(nn.Module):
         super().__init__()
         self.x, self.y = nn.Linear(5, WIDTH), nn.Linear(7, WIDTH)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return nn.functional.normalize(self.x(x), dim=-1), nn.functional.normalize(self.y(y), dim=-1)
+    def forward(self, x: Tensor, *of_y: Tensor) -> tuple[Tensor, ...]:
+        """Return x, y and, if they are given, hard negatives."""
+        return tuple(nn.functional.normalize(side, dim=-1) for side in (self.x(x), *map(self.y, of_y)))
 
 
 class TrainStep(nn.Module):
@@ -106,13 +116,18 @@ class TrainStep(nn.Module):
         super().__init__()
         self.towers, self.objective = towers, objective
 
-    def forward(self, x: Tensor, y: Tensor, *rest: Tensor | None) -> Tensor:
-        return self.objective(*self.towers(x, y), *rest).loss
+    def forward(self, x: Tensor, y: Tensor, *rest: Tensor | None, hard: Tensor | None = None) -> Tensor:
+        if hard is None:
+            return self.objective(*self.towers(x, y), *rest).loss
+        x, y, negatives = self.towers(x, y, hard)
+        return self.objective(x, y, *rest, negatives=negatives).loss
 
 
 def train(name: str, options: dict, views: tuple[int | None, int | None], variant: str) -> dict[str, Tensor]:
     """Return weights, state (the whole state on process 0 only, if it is sharded) and losses."""
     dtype = torch.float32 if variant == "float32" else torch.float64
+    options = dict(options)
+    negatives = options.pop("hard", None)
     torch.manual_seed(0)
     towers, objective = Towers().to(dtype), make(name, num_samples=PAIRS, **options).to(dtype)
     if "network" in options.values():  # DDP and optimizers need networks whose width is known
@@ -123,6 +138,7 @@ def train(name: str, options: dict, views: tuple[int | None, int | None], varian
         torch.randn(PAIRS, *([] if count is None else [count]), width, dtype=dtype)
         for count, width in zip(views, (5, 7), strict=True)
     )
+    data_hard = None if negatives is None else torch.randn(PAIRS, negatives, 7, dtype=dtype)
     x_id, y_id = torch.arange(PAIRS) // 3, torch.arange(PAIRS) % 17
     if variant == "inside":
         run: nn.Module = DistributedDataParallel(TrainStep(towers, objective), forward_sync_buffers=False)
@@ -140,7 +156,8 @@ def train(name: str, options: dict, views: tuple[int | None, int | None], varian
         mine = batch[dist.get_rank() * share :][:share]
         ids = {"masked": (x_id, y_id), "groups": (torch.stack([x_id, x_id // 4], dim=1), y_id)}.get(variant, ())
         index = None if variant == "no index" else mine
-        loss = run(data_x[mine], data_y[mine], index, *(id_[mine] for id_ in ids))
+        hard = None if data_hard is None else data_hard[mine]
+        loss = run(data_x[mine], data_y[mine], index, *(id_[mine] for id_ in ids), hard=hard)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

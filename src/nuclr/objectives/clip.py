@@ -109,7 +109,7 @@ class CyCLIP(CLIP):
         """Return CLIP's losses, each with half of the anchor's consistency terms; see `AutogradObjective`."""
         x, y, metrics = super().losses(scores)
         batch = scores.batch
-        cross = (scores.xy - scores.yx).square().sum(dim=1)
+        cross = (scores.xy[:, : batch.size] - scores.yx).square().sum(dim=1)
         within = (batch.local_x @ batch.x.T - batch.local_y @ batch.y.T).square().sum(dim=1)
         consistency = self.cross * cross + self.within * within
         return x + consistency / 2, y + consistency / 2, metrics | {"consistency": consistency.detach().mean()}

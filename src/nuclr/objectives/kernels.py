@@ -71,6 +71,7 @@ class Sums(NamedTuple):
     y: Tensor  # (b * m_y, d), gradient of this process's y
     masses: Tensor | None  # (2, b) or per view (M, 2, b), if requested
     moments: Tensor | None  # (2, b), if requested
+    hard: Tensor | None = None  # (b * k, d), gradient of this process's hard negatives
 
 
 class BatchKernel(Protocol):

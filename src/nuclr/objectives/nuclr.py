@@ -63,6 +63,7 @@ from torch import Tensor, nn
 from nuclr import distributed
 from nuclr.arrays import Array, as_floating
 from nuclr.objectives.base import Range, check_choice
+from nuclr.objectives.hard_negatives import HardNegativesKernel
 from nuclr.objectives.kernels import stack_views
 from nuclr.objectives.networks import PrototypeNetwork
 from nuclr.objectives.state import CANDIDATES, StatePlacement
@@ -249,6 +250,15 @@ class NUCLR(StatefulObjective):
             step.predicted_popularity = stacked.nan_to_num(nan=0.0)
         return self.zeta_init + step.temperature * stacked.detach()
 
+    def hard_bias(self, step: Step) -> Tensor | float:
+        """Return -zeta/tau of the hard negatives: of the initial zeta, or that which the network predicts."""
+        bias = self.zeta_init / -step.temperature
+        if self.popularity == "table" or step.batch.hard is None:
+            return bias
+        network = cast(PrototypeNetwork, self.popularity_networks["y"])
+        predicted: Tensor = network(step.batch.hard).to(step.batch.hard.dtype)
+        return bias - predicted
+
     def log_normalizer(self, step: Step) -> Tensor:
         """Return log(u_i + exp(-xi/tau)), with the pair's own zeta instead of xi if `use_xi` is False."""
         if not self.use_xi:
@@ -270,6 +280,8 @@ class NUCLR(StatefulObjective):
         if step.own is not None:  # the mean over views
             negatives = negatives.nanmean(dim=0)
             positive = positive if self.use_xi else positive.flatten(0, 1).nanmean(dim=0)
+        if isinstance(step.kernel, HardNegativesKernel):
+            negatives = negatives.sum() - step.kernel.bias_moment(log_weight)
         return (negatives.sum() + self._for_counted(step, positive, 0.0).sum()) / step.batch.size
 
     def moves_zeta(self) -> bool:

@@ -54,7 +54,8 @@ class SigLIP(AutogradObjective):
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return half of the loss of each anchor's row.
 
-        The sides share the sum over all i and j, unless `false_negative_margin` drops different entries on each.
+        The sides share the sum over all i and j, unless `false_negative_margin` drops different entries on each. Hard
+        negatives are in the rows of x only, where they count in full.
         """
         dtype = scores.xy.dtype
         if self.log_scale is None:
@@ -62,10 +63,11 @@ class SigLIP(AutogradObjective):
         else:
             scale = distributed.replicated(self.log_scale).to(dtype).exp()
         bias = distributed.replicated(self.bias).to(dtype)
-        x = self._rows(scores.xy * scale + bias, scores.positives, scores.masked_xy)
+        pairs = scores.batch.size
+        x = self._rows(scores.xy * scale + bias, scores.positives, scores.masked_xy, pairs)
         y = x
-        if self.false_negative_margin is not None:
-            y = self._rows(scores.yx * scale + bias, scores.positives, scores.masked_yx)
+        if self.false_negative_margin is not None or scores.batch.hard is not None:
+            y = self._rows(scores.yx * scale + bias, scores.positives, scores.masked_yx, pairs)
         return x, y, {"scale": scale.detach(), "bias": self.bias.detach().clone()}
 
     @staticmethod
@@ -73,9 +75,10 @@ class SigLIP(AutogradObjective):
         logits: Tensor,
         positives: Tensor,
         masked: Tensor | None,
+        pairs: int,
     ) -> Tensor:
         signs = torch.full_like(logits, -1.0).scatter_(1, positives[:, None], 1.0)
         log_likelihoods = nn.functional.logsigmoid(signs * logits)
         if masked is not None:
             log_likelihoods = log_likelihoods.masked_fill(masked, 0.0)
-        return -log_likelihoods.sum(dim=1) / 2
+        return -log_likelihoods.sum(dim=1) / 2 - log_likelihoods[:, pairs:].sum(dim=1) / 2

@@ -54,6 +54,7 @@ from nuclr.objectives.base import (
     as_record,
     check_choice,
 )
+from nuclr.objectives.hard_negatives import HardNegativesKernel
 from nuclr.objectives.kernels import (
     BatchKernel,
     KernelBatch,
@@ -277,6 +278,10 @@ class StatefulObjective(PairTables):
         """Return zeta of the candidates, (2, B), or (M, 2, B) after setting `step.per_view`."""
         return step.batch.x.new_zeros(2, step.batch.size)
 
+    def hard_bias(self, step: Step) -> Tensor | float:  # noqa: ARG002
+        """Return -zeta/tau of the hard negatives: one number, or (B * k,)."""
+        return 0.0
+
     def log_normalizer(self, step: Step) -> Tensor:
         """Return log d_i, (2, B)."""
         raise NotImplementedError
@@ -301,16 +306,20 @@ class StatefulObjective(PairTables):
 
     def compute(self, batch: GatheredBatch) -> ObjectiveOutput:
         """Compute the closed form of the module's docstring on both sides; in training, update the state."""
+        if batch.hard is not None and 0 not in self.active:
+            raise ValueError("negatives are candidates of x, which sides='y' leaves out; use sides='both' or 'x'")
         if self.training and batch.x.dtype == torch.float64 != next(self.buffers()).dtype:
             self.double()
         learns = torch.is_grad_enabled()
-        needs_gradient = learns and (batch.local_x.requires_grad or batch.local_y.requires_grad)
+        features = [batch.local_x, batch.local_y]
+        if batch.local_hard is not None:
+            features.append(batch.local_hard)
+        needs_gradient = learns and any(side.requires_grad for side in features)
         with torch.no_grad():
             values, gradient, step = self._step(batch, needs_gradient, learns)
+        loss = values.sum()
         if needs_gradient:
-            loss = cast(Tensor, _ClosedForm.apply(batch.local_x, batch.local_y, values, *gradient))  # type: ignore[no-untyped-call]
-        else:
-            loss = values.sum()
+            loss = cast(Tensor, _ClosedForm.apply(loss, *features, *gradient))  # type: ignore[no-untyped-call]
         for term in step.terms:
             loss = loss + term
         return ObjectiveOutput(loss, step.metrics)
@@ -347,7 +356,7 @@ class StatefulObjective(PairTables):
             batch.pairs,
             None if step.positive is None else self.margins(step.positive),
         )
-        kernel = step.kernel = make_kernel(kernel_batch, self._workspace, bounded=self._is_bounded(step))
+        kernel = make_kernel(kernel_batch, self._workspace, bounded=self._is_bounded(step))
         self.check_features(batch, kernel.finite)
         step.negatives = batch.negatives()
         if isinstance(step.negatives, float):
@@ -355,7 +364,12 @@ class StatefulObjective(PairTables):
         else:  # finite for an anchor without negatives
             step.log_scale = math.log(self.num_samples - 1) - step.negatives.clamp_min(1).log()
             step.counted = step.negatives > 0
+        if batch.hard is not None:
+            kernel = HardNegativesKernel(kernel, kernel_batch, batch.hard, self.hard_bias(step), step.log_scale)
+        step.kernel = kernel
         step.log_phi = distributed.all_gather(kernel.log_sums, dim=1) + step.log_scale
+        if batch.hard is not None:  # the own ones alone are no estimate of the sum over the data set
+            step.log_phi = step.unless_alone(step.log_phi, -math.inf)
         if step.predicted_normalizer is not None and self.training:
             self._fit_normalizer(step, step.predicted_normalizer)
         step.log_u = self._new_average(step)
@@ -377,7 +391,7 @@ class StatefulObjective(PairTables):
             log_weight = self._for_counted(step, step.log_scale - step.log_d, -math.inf)
             log_total = self._for_counted(step, step.log_total, math.inf) if moves_zeta else None
             sums = kernel.sums(log_weight, log_total, moments=moves_tau)
-            gradient = sums.x, sums.y
+            gradient = (sums.x, sums.y) if sums.hard is None else (sums.x, sums.y, sums.hard)
             if learns_tau:
                 self._learn_temperature(step, log_weight, sums.x)
             if sums.moments is not None:
@@ -565,10 +579,9 @@ class StatefulObjective(PairTables):
         step.tables |= {"tau": tau, "tau_momentum": momentum}
         step.metrics |= {f"tau_{ANCHORS[row]}": tau[row].mean() for row in self.active}
 
-    def gather_features(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def gather_features(self, features: Tensor) -> Tensor:
         """Return the features of all processes, without gradient: each process computes that of its own features."""
-        both = distributed.all_gather(torch.cat([x, y], dim=1))
-        return both[:, : x.shape[1]].contiguous(), both[:, x.shape[1] :].contiguous()
+        return distributed.all_gather(features)
 
 
 def running_log_mean(
@@ -632,27 +645,25 @@ def zero_valued(slope: Tensor, variable: Tensor) -> Tensor:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """The sum of values, whose gradients with respect to the features are already known."""
+    """A value whose gradients with respect to the features are already known."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,  # noqa: ARG004
-        y: Tensor,  # noqa: ARG004
-        values: Tensor,
-        grad_x: Tensor,
-        grad_y: Tensor,
+        value: Tensor,
+        *features_and_gradients: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(grad_x, grad_y)
-        return values.sum()
+        ctx.save_for_backward(*features_and_gradients[len(features_and_gradients) // 2 :])
+        return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        grad_x, grad_y = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.saved_tensors
+        constant = (None,) * len(gradients)
         scale = grads[0]
         if not scale.requires_grad and scale.device.type == "cpu":  # it can be read without a device sync
             # a batch of gradients under vmap has several values
             with contextlib.suppress(RuntimeError):
                 if scale.item() == 1:  # as in `loss.backward()`; autograd copies if it has to
-                    return grad_x, grad_y, None, None, None
-        return scale * grad_x, scale * grad_y, None, None, None
+                    return None, *gradients, *constant
+        return None, *(scale * gradient for gradient in gradients), *constant
