@@ -348,12 +348,10 @@ class Objective(nn.Module):
         if self.false_negative_margin is not None:
             MARGIN.check("false_negative_margin", self.false_negative_margin)
 
-    def margins(self, positives: Tensor) -> Tensor | None:
-        """Return the margin of each positive score, in the same shape; None if nothing is dropped."""
-        if self.false_negative_margin is None:
-            return None
+    def margins(self, positives: Tensor) -> Tensor:
+        """Return by how much a negative may exceed each positive score, in the same shape."""
         scale = positives.abs() if self.margin_strategy == "relative" else torch.ones_like(positives)
-        return self.false_negative_margin * scale
+        return (self.false_negative_margin or 0.0) * scale
 
     def gather_features(self, features: Tensor) -> Tensor:
         """Return the features of all processes; autograd sends the gradients back to the processes they came from."""
@@ -699,10 +697,9 @@ class AutogradObjective(Objective):
         masked: Tensor | None,
     ) -> Tensor | None:
         """Return `masked` and the candidates that `false_negative_margin` drops, for the scores of a side."""
+        if self.false_negative_margin is None:
+            return masked
         scores = side.detach()
         positive = scores.gather(1, positives[:, None])
-        margins = self.margins(positive)
-        if margins is None:
-            return masked
-        dropped = scores - positive > margins
+        dropped = scores - positive > self.margins(positive)
         return dropped if masked is None else dropped.logical_or_(masked)

@@ -354,7 +354,7 @@ class StatefulObjective(PairTables):
             tau,
             batch.ids,
             batch.pairs,
-            None if step.positive is None else self.margins(step.positive),
+            None if self.false_negative_margin is None else self.margins(cast(Tensor, step.positive)),
         )
         kernel = make_kernel(kernel_batch, self._workspace, bounded=self._is_bounded(step))
         self.check_features(batch, kernel.finite)
@@ -368,7 +368,7 @@ class StatefulObjective(PairTables):
             kernel = HardNegativesKernel(kernel, kernel_batch, batch.hard, self.hard_bias(step), step.log_scale)
         step.kernel = kernel
         step.log_phi = distributed.all_gather(kernel.log_sums, dim=1) + step.log_scale
-        if batch.hard is not None:  # the own ones alone are no estimate of the sum over the data set
+        if batch.hard is not None:  # the sum over the data set cannot be estimated from the own ones
             step.log_phi = step.unless_alone(step.log_phi, -math.inf)
         if step.predicted_normalizer is not None and self.training:
             self._fit_normalizer(step, step.predicted_normalizer)
