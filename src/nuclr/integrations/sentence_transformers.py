@@ -212,7 +212,7 @@ class NuclrLoss(nn.Module):
         objective.train(learns)
         needs_index = learns and objective.needs_index
         index, ids = _index_and_ids(labels, needs_index)
-        if needs_index and self.warns_of_lost_state:
+        if learns and objective.keeps_tables and self.warns_of_lost_state:
             self.warns_of_lost_state = False  # one warning is enough
             warnings.warn(
                 f"this trainer does not save the state of {type(objective).__name__}, so a run that resumes from "
@@ -224,7 +224,7 @@ class NuclrLoss(nn.Module):
         if len(x) * distributed.world_size() == 1:
             return 0 * (x.sum() + y.sum())
         hard = unit_norm(torch.stack(list(negatives), dim=1)) if negatives else None
-        return objective(x, y, index if learns else None, ids, negatives=hard).loss
+        return objective(x, y, index if learns else None, *ids, negatives=hard).loss
 
     def add_widths(self, widths: Sequence[int], weights: Sequence[float]) -> None:
         """Make the objectives of a `MatryoshkaLoss`, one per width; `NuclrTrainer` calls this before training."""
@@ -243,7 +243,7 @@ class NuclrLoss(nn.Module):
         """
         if str(width) in self.narrower:
             return self.narrower[str(width)]  # type: ignore[return-value]
-        if self._width not in (None, width) and self.objective.needs_index:
+        if self._width not in (None, width) and self.objective.keeps_tables:
             raise UserError(
                 f"the loss gets embeddings of width {width} and of width {self._width}; around a NuclrLoss with state, "
                 "MatryoshkaLoss needs NuclrTrainer, or NuclrTrainerMixin in front of your trainer"
@@ -271,16 +271,17 @@ def _columns(sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, T
     return columns
 
 
-def _index_and_ids(labels: Tensor | None, needed: bool) -> tuple[Tensor | None, Tensor | None]:
+def _index_and_ids(labels: Tensor | None, needed: bool) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the index, and x_id and y_id; further ids are further columns of y_id."""
     if labels is None and not needed:
-        return None, None
+        return None, []
     if labels is None or labels.ndim != 2 or labels.shape[1] < 3 or labels.is_floating_point():
         form = "missing" if labels is None else f"{tuple(labels.shape)} of {labels.dtype}"
         raise UserError(
             f"labels: {form}; must be integers [index, x_id, y_id] per pair. Training data need the column "
             f"{LABEL!r} of {ADD_INDEX}; evaluation needs none of {', '.join(LABEL_COLUMNS)}"
         )
-    return labels[:, 0], labels[:, 1:]
+    return labels[:, 0], [labels[:, 1], labels[:, 2:]]
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
@@ -412,7 +413,7 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
             per_width = getattr(loss, "loss", None) is module and hasattr(loss, "matryoshka_dims")
             if per_width:
                 module.add_widths(loss.matryoshka_dims, loss.matryoshka_weights)
-            if not module.objective.needs_index:
+            if not module.objective.keeps_tables:
                 continue
             if part and not per_width:
                 raise UserError(

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -137,6 +137,8 @@ class GatheredBatch:
         local_hard: (b * k, d), the hard negatives of this process, those of a pair next to each other; None: no pair
             has any.
         hard: (B * k, d), as `local_hard`.
+        items: (B,) per side, "x" and "y": the first id of each sample, if ids are given.
+        log_q: (B,), log of the probability of each y in the data, or None.
 
     """
 
@@ -150,6 +152,8 @@ class GatheredBatch:
     pairs: slice
     local_hard: Tensor | None = None
     hard: Tensor | None = None
+    items: Mapping[str, Tensor] = field(default_factory=dict)
+    log_q: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -239,6 +243,7 @@ class Inputs:
     y: Tensor
     columns: dict[str, Tensor]
     negatives: Tensor | None
+    log_q: Tensor | None
 
 
 class Objective(nn.Module):
@@ -270,8 +275,12 @@ class Objective(nn.Module):
     """Attributes that change during a run of `nuclr train`: "weight" of new values, or "step size"."""
     table_sides: tuple[str, ...] = ()
     """Sides whose popularity is stored in a table, which `set_popularity` writes."""
+    takes_log_q: bool = False
+    """Whether there is a normalizer that `log_q` corrects."""
     needs_index: bool = False
     """Whether training needs the indices of the pairs."""
+    keeps_tables: bool = False
+    """Whether there is state per pair or per item."""
 
     def __init__(self, temperature: float, normalize: bool = False) -> None:
         super().__init__()
@@ -298,6 +307,7 @@ class Objective(nn.Module):
         x_id: Integers | None = None,
         y_id: Integers | None = None,
         negatives: Array | None = None,
+        log_q: Array | None = None,
     ) -> ObjectiveOutput:
         """Compute the loss of one batch; in training mode, also update the state.
 
@@ -312,6 +322,9 @@ class Objective(nn.Module):
             y_id: as `x_id` for y.
             negatives: (b, k, d) hard negatives of each x with unit norm, such as mined documents: further candidates of
                 all x of the batch, without state. See `hard_negatives` for how they count.
+            log_q: (b,) log of the probability of each y in the data, such as log(count / n). It corrects for items that
+                occur in many pairs: -log(n q) is added to the logits of candidates y ("logQ"). The other side is left
+                as it is.
 
         Returns:
             `loss` and `metrics`. The gradient of `loss` is the algorithm's; its value is the estimate of the
@@ -330,7 +343,7 @@ class Objective(nn.Module):
             0.2395
 
         """
-        inputs = self._checked_inputs(x, y, {"index": index, "x_id": x_id, "y_id": y_id}, negatives)
+        inputs = self._checked_inputs(x, y, {"index": index, "x_id": x_id, "y_id": y_id}, negatives, log_q)
         device = inputs.x.device.type
         autocast = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext():
@@ -463,6 +476,8 @@ class Objective(nn.Module):
         local = [features.to(dtype).flatten(0, -2) for features in local]
         if self.normalize:
             local = [nn.functional.normalize(rescale_extreme_rows(side, small=False), dim=1) for side in local]
+        if inputs.log_q is not None:
+            local.append(inputs.log_q.to(dtype)[:, None])
         everywhere = local
         # the index and the ids of all processes are gathered in one message
         gathered = torch.cat(list(inputs.columns.values()), dim=1) if inputs.columns else None
@@ -472,13 +487,19 @@ class Objective(nn.Module):
             flat = [features.reshape(pairs, -1) for features in local]
             joined = self.gather_features(torch.cat(flat, dim=1))
             parts = torch.split(joined, [features.shape[1] for features in flat], dim=1)
-            everywhere = [part.reshape(-1, inputs.x.shape[-1]).contiguous() for part in parts]
+            everywhere = [part.reshape(-1, local[k].shape[1]).contiguous() for k, part in enumerate(parts)]
             gathered = None if gathered is None else distributed.all_gather(gathered)
         index = None
         ids = gathered
         if gathered is not None and "index" in inputs.columns:
             index = gathered[:, 0]
             ids = gathered[:, 1:] if len(inputs.columns) > 1 else None
+        items = {}
+        first = 0
+        for name, column in inputs.columns.items():
+            if gathered is not None and name != "index":
+                items[name[0]] = gathered[:, first]
+            first += column.shape[1]
         return GatheredBatch(
             local[0],
             local[1],
@@ -490,6 +511,8 @@ class Objective(nn.Module):
             slice(start, start + pairs),
             None if inputs.negatives is None else local[2],
             None if inputs.negatives is None else everywhere[2],
+            items,
+            None if inputs.log_q is None else everywhere[-1][:, 0],
         )
 
     def _checked_inputs(
@@ -498,14 +521,15 @@ class Objective(nn.Module):
         y: Array,
         columns: Mapping[str, Integers | None],
         negatives: Array | None,
+        log_q: Array | None,
     ) -> Inputs:
         """Return the arguments as tensors. If one process refuses them, all processes raise."""
         if distributed.world_size() == 1:
-            return self._check_inputs(x, y, columns, negatives)
-        header = [0] * 10
+            return self._check_inputs(x, y, columns, negatives, log_q)
+        header = [0] * 11
         problem = None
         try:
-            inputs = self._check_inputs(x, y, columns, negatives)
+            inputs = self._check_inputs(x, y, columns, negatives, log_q)
             header = [
                 len(inputs.x),
                 inputs.x.shape[-1],
@@ -513,6 +537,7 @@ class Objective(nn.Module):
                 inputs.x[0].numel(),
                 inputs.y[0].numel(),
                 0 if inputs.negatives is None else inputs.negatives.shape[1],
+                int(log_q is not None),
                 sum(column.shape[1] for column in inputs.columns.values()),
                 *(int(value is not None) for value in columns.values()),
             ]
@@ -525,8 +550,8 @@ class Objective(nn.Module):
             got = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (b, d, *_) in enumerate(headers))
             raise ValueError(
                 "every process must pass the same number of pairs and views, width, dtype, mode (train or eval) and "
-                f"arguments (index, x_id, y_id, negatives), but got {got} (0: it refused its input, see its error "
-                "message); drop the last incomplete batch"
+                f"arguments (index, x_id, y_id, negatives, log_q), but got {got} (0: it refused its input, see its "
+                "error message); drop the last incomplete batch"
             )
         return inputs
 
@@ -536,6 +561,7 @@ class Objective(nn.Module):
         y: Array,
         columns: Mapping[str, Integers | None],
         negatives: Array | None,
+        log_q: Array | None,
     ) -> Inputs:
         """Return the arguments of this process as tensors after checking types, shapes and settings."""
         x = as_tensor("x", x)
@@ -558,6 +584,16 @@ class Objective(nn.Module):
             check_same_device("x", x, "negatives", negatives)
         if len(x) * distributed.world_size() < 2:
             raise ValueError(f"the batch has {len(x)} pair, which leaves no negatives; at least 2 are needed")
+        if log_q is not None:
+            if not self.takes_log_q:
+                raise ValueError(
+                    f"log_q is given, but {type(self).__name__} has no normalizer to correct; leave it out"
+                )
+            log_q = to_device(as_tensor("log_q", log_q, lists=True), x.device)
+            if log_q.shape != (len(x),) or not log_q.is_floating_point():
+                raise ValueError(f"log_q must be ({len(x)},) floats, but is {tuple(log_q.shape)} of {log_q.dtype}")
+            message = "log_q must be finite: the log of each y's probability, such as log(count / n), with count > 0"
+            self._deferred.check(log_q.isfinite().all(), functools.partial(ValueError, message))
         checked = {}
         for name, value in columns.items():
             if value is not None:
@@ -568,7 +604,7 @@ class Objective(nn.Module):
         if self.needs_index and self.training and "index" not in checked:
             raise ValueError("index is None, but training needs the indices of the pairs; only eval() takes index=None")
         self.check_settings()
-        return Inputs(x, y, checked, negatives)
+        return Inputs(x, y, checked, negatives, log_q)
 
 
 def _views(features: Tensor) -> int:

@@ -36,6 +36,8 @@ class CLIP(AutogradObjective):
 
     """
 
+    takes_log_q = True
+
     def __init__(
         self,
         temperature: float = 0.05,
@@ -64,7 +66,12 @@ class CLIP(AutogradObjective):
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return half of each anchor's cross-entropy; see `AutogradObjective`."""
         scale = self.scale(scores)
-        x = self._cross_entropy(scores.xy * scale, scores.positives, scores.masked_xy)
+        logits = scores.xy * scale
+        log_q = scores.batch.log_q
+        if log_q is not None:  # B q_j: a hard negative counts once, and so does an item, in the mean over batches
+            given = log_q + math.log(scores.batch.size)
+            logits = logits - nn.functional.pad(given, (0, logits.shape[1] - len(given)))
+        x = self._cross_entropy(logits, scores.positives, scores.masked_xy)
         y = self._cross_entropy(scores.yx * scale, scores.positives, scores.masked_yx)
         metrics = {} if self.log_scale is None else {"scale": torch.as_tensor(scale).detach()}
         return x / 2, y / 2, metrics

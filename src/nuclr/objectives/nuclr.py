@@ -273,10 +273,11 @@ class NUCLR(StatefulObjective):
         """Return tau times the derivative of sum_i log d_i / B with respect to tau through zeta/tau and xi/tau."""
         # sum_i sum_j w_ij zeta_j/tau
         masses = step.kernel.masses(-log_weight)
-        negatives = -(distributed.all_gather(masses, dim=masses.ndim - 1) * step.bias)
+        negatives = -(distributed.all_gather(masses, dim=masses.ndim - 1) * (step.bias + step.given))
         # the positive's term, exp(-xi/tau) / d_i xi/tau, which vanishes for xi = inf
         own = self._xi(step) / step.temperature if self.use_xi else -(step.bias if step.own is None else step.own)
-        positive = torch.where(own.isposinf(), 0.0, torch.exp(-own - step.log_d) * own)
+        inverse = own if self.use_xi else own - step.given  # log_q does not depend on tau
+        positive = torch.where(own.isposinf(), 0.0, torch.exp(-own - step.log_d) * inverse)
         if step.own is not None:  # the mean over views
             negatives = negatives.nanmean(dim=0)
             positive = positive if self.use_xi else positive.flatten(0, 1).nanmean(dim=0)
@@ -332,7 +333,7 @@ class NUCLR(StatefulObjective):
     ) -> Tensor:
         """Return c_j, the estimated sum of the probabilities that all anchors give candidate j, shaped as zeta."""
         if step.own is None:
-            own = torch.exp(zeta / -step.temperature - log_total)
+            own = torch.exp(zeta / -step.temperature - step.given - log_total)
         else:
             own = torch.exp(step.own - log_total).nanmean(dim=0)
         # an anchor without negatives gives no mass, and its row is not stored

@@ -14,6 +14,10 @@ averaged over the pairs of views; see `kernels`. zeta_j belongs to the pair or t
 
 What all of them can do:
 
+Items. Pairs may share items (`StatePlacement.num_x`, see `state`), and `log_q` corrects for items that occur in many
+pairs: log(n q_j), with q_j the share of the pairs that have y_j, is added to zeta_j/tau wherever it stands, at any
+temperature. zeta is then the popularity beyond it. If every item occurs once, n q_j = 1.
+
 False negatives. With `false_negative_margin`, j is a negative of anchor i only if s_ij <= s_ii + margin, and all sums
 above omit the others, those over the anchors i of a candidate j as well. c_i still counts the others: the batch samples
 all n - 1 candidates, so (n-1)/c_i times the sum over the negatives that are left is the unbiased estimate of that sum
@@ -142,7 +146,9 @@ class Step:
     predicted_popularity: Tensor | None = None  # zeta/tau with gradient, if a network predicts it
     # -- anchors
     predicted_normalizer: Tensor | None = None  # (2, B), k with gradient, if a network predicts it
-    positive: Tensor | None = None  # (B,), S_i, if the margin or a network needs it
+    positive: Tensor | None = None  # (B,), S_i, if the margin, a network or a table per item needs it
+    of_items: Tensor | float = 0.0  # (2, B), S_i/tau_i where a table has the log of an item's whole sum, else 0
+    given: Tensor | float = 0.0  # (2, B), log(n q_j) of the candidates, if log_q is given
     kernel: BatchKernel = field(init=False)
     negatives: float | Tensor = field(init=False)  # c_i: one number, or (B,)
     counted: Tensor | None = None  # (B,) or (2, B) bool, anchors that have negatives; None: all have
@@ -184,6 +190,7 @@ class StatefulObjective(PairTables):
 
     """
 
+    takes_log_q = True
     limits: Mapping[str, Range] = {**PairTables.limits, "gamma": Range(high=1.0, low_open=True)}
     scheduled: Mapping[str, str] = {"gamma": "weight"}
     summarized: tuple[str, ...] = ("tau",)
@@ -266,7 +273,7 @@ class StatefulObjective(PairTables):
             if table is None:
                 continue
             held = rows[rows < len(table)].to(table.device)  # process 0 holds the first rows
-            ordered = table[held].flatten().sort().values
+            ordered = (table if name[-1] in self.by_item else table[held]).flatten().sort().values
             for percent in QUANTILES:
                 position = round(percent / 100 * (len(ordered) - 1))
                 quantiles[f"{name}_q{percent:02d}"] = float(ordered[position])
@@ -337,9 +344,17 @@ class StatefulObjective(PairTables):
         tau = rows.tables["tau"] if self.temperatures.individual else temperature
         step = Step(batch, learns, rows, temperature, tau)
         step.zeta = self.read_zeta(step)
+        if batch.log_q is not None:
+            given = batch.log_q + math.log(self.num_samples)
+            step.given = torch.stack([given, torch.zeros_like(given)])
         step.bias = step.zeta / -temperature
-        if self.false_negative_margin is not None or self.normalizer == "network":
+        if batch.log_q is not None:
+            step.bias = step.bias - step.given
+        if self.false_negative_margin is not None or self.normalizer == "network" or self.by_item:
             step.positive = positive_scores(batch.x, batch.y, batch.views)
+        if self.by_item and step.positive is not None:
+            scaled = (step.positive / tau).expand(2, batch.size)
+            step.of_items = scaled * scaled.new_tensor([side in self.by_item for side in ANCHORS])[:, None]
         step.log_own = step.bias if step.zeta.ndim == 2 else self._own_views(step)
         step.log_u = self._old_average(step)
 
@@ -374,7 +389,7 @@ class StatefulObjective(PairTables):
             self._fit_normalizer(step, step.predicted_normalizer)
         step.log_u = self._new_average(step)
         if self.normalizer == "table":
-            step.tables["log_u"] = step.log_u
+            step.tables["log_u"] = step.log_u + step.of_items if self.by_item else step.log_u
         if self.false_negative_margin is not None:
             step.counted = ~step.log_phi.isneginf()
 
@@ -453,7 +468,8 @@ class StatefulObjective(PairTables):
     def _old_average(self, step: Step) -> Tensor:
         """Return log u before the step, (2, B): -inf if it is not known."""
         if self.normalizer == "table":
-            return step.rows.tables["log_u"]
+            log_u = step.rows.tables["log_u"]
+            return log_u - step.of_items if self.by_item else log_u
         predicted = self.predict(self.normalizer_networks, ANCHORS, step)
         with torch.set_grad_enabled(predicted[self.active[0]].requires_grad):
             step.predicted_normalizer = torch.stack([outputs.mean(dim=1) for outputs in predicted])
