@@ -333,7 +333,7 @@ class NUCLR(StatefulObjective):
     ) -> Tensor:
         """Return c_j, the estimated sum of the probabilities that all anchors give candidate j, shaped as zeta."""
         if step.own is None:
-            own = torch.exp(zeta / -step.temperature - step.given - log_total)
+            own = torch.exp(step.exponents(zeta) - log_total)
         else:
             own = torch.exp(step.own - log_total).nanmean(dim=0)
         # an anchor without negatives gives no mass, and its row is not stored

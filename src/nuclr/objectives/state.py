@@ -283,7 +283,7 @@ class PairTables(Objective):
             for row in self.active:
                 table = self.table(name, row)
                 owner = self._owners[name][row]
-                new = rows[..., row, :]
+                new = rows[row] if rows.ndim == 2 else rows[:, row]
                 if owner in self.by_item:
                     new = mean_of_items(new, old.numbers[owner], logs=name == "log_u")
                 if new.ndim == 2:

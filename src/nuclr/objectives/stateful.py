@@ -166,6 +166,11 @@ class Step:
         """log(u_i + the positive's term), (2, B): log of the estimated partition function."""
         return torch.logaddexp(self.log_u, self.log_own)
 
+    def exponents(self, zeta: Tensor) -> Tensor:
+        """Return -zeta/tau - log(n q) of the candidates, shaped as zeta."""
+        bias = zeta / -self.temperature
+        return bias if self.batch.log_q is None else bias - self.given
+
     def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
         """Return `then`, or `otherwise` for anchors without negatives, which contribute nothing and change nothing."""
         return then if self.counted is None else torch.where(self.counted, then, otherwise)
@@ -324,9 +329,9 @@ class StatefulObjective(PairTables):
         needs_gradient = learns and any(side.requires_grad for side in features)
         with torch.no_grad():
             values, gradient, step = self._step(batch, needs_gradient, learns)
-        loss = values.sum()
         if needs_gradient:
-            loss = cast(Tensor, _ClosedForm.apply(loss, *features, *gradient))  # type: ignore[no-untyped-call]
+            values = cast(Tensor, _ClosedForm.apply(values, *features, *gradient))  # type: ignore[no-untyped-call]
+        loss = values if needs_gradient else values.sum()
         for term in step.terms:
             loss = loss + term
         return ObjectiveOutput(loss, step.metrics)
@@ -347,9 +352,7 @@ class StatefulObjective(PairTables):
         if batch.log_q is not None:
             given = batch.log_q + math.log(self.num_samples)
             step.given = torch.stack([given, torch.zeros_like(given)])
-        step.bias = step.zeta / -temperature
-        if batch.log_q is not None:
-            step.bias = step.bias - step.given
+        step.bias = step.exponents(step.zeta)
         if self.false_negative_margin is not None or self.normalizer == "network" or self.by_item:
             step.positive = positive_scores(batch.x, batch.y, batch.views)
         if self.by_item and step.positive is not None:
@@ -661,16 +664,16 @@ def zero_valued(slope: Tensor, variable: Tensor) -> Tensor:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """A value whose gradients with respect to the features are already known."""
+    """The sum of values, whose gradients with respect to the features are already known."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        value: Tensor,
+        values: Tensor,
         *features_and_gradients: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(*features_and_gradients[len(features_and_gradients) // 2 :])
-        return value.clone()
+        return values.sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
