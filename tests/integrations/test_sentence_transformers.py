@@ -86,6 +86,7 @@ SPLIT = {
         "loss": "CachedNuclrLoss",
         "options": LEARNT | {"mini_batch_size": 3},
     },
+    "tables per text": {"double": True, "options": NUCLR | {"state": {"num_x": PAIRS - 1, "num_y": PAIRS - 1}}},
     "hard negatives": {"double": True, "mined": True, "options": LEARNT | {"false_negative_margin": 0.05}},
     "cached, matryoshka, hard negatives": {
         "double": True,
