@@ -288,5 +288,5 @@ def test_refusals(tmp_path) -> None:
             make(name, num_samples=SAMPLES)(x, y, log_q=torch.zeros(BATCH))
     save_state(objective, tmp_path)
     load_state(make("nuclr", num_samples=SAMPLES, **ITEMS), tmp_path)
-    with pytest.raises(ValueError, match=r"_y.* 5 .* 7 "):
+    with pytest.raises(ValueError, match=r"_y.* 5 .* 7.*num_y"):
         load_state(make("nuclr", num_samples=SAMPLES, num_x=6, num_y=7), tmp_path)

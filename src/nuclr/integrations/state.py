@@ -144,8 +144,8 @@ def restore(
         rows = objective.full_rows(buffer) if isinstance(objective, PairTables) else None
         if rows is not None and len(table) != rows:
             raise UserError(
-                f"{where}: {buffer} has {len(table)} rows, but {name} has {rows} (num_samples, or state.num_x and "
-                "state.num_y); resume with the same data"
+                f"{where}: {buffer} has {len(table)} rows, but {name} needs {rows}, because of "
+                f"num_samples={objective.num_samples} or state.num_{buffer[-1]}; resume with the same data"
             )
     objective.load_state_dict(saved["state"])
     changed = []
