@@ -54,6 +54,38 @@ def kept_pairs(batch: int, x_id: Sequence[int] | None = None, y_id: Sequence[int
     return rows
 
 
+def without_false_negatives(
+    s: "Scores", kept: list[list[int]], margin: float, strategy: str, others: list[bool]
+) -> tuple["Scores", list[list[int]]]:
+    """Return the scores with -inf for dropped negatives, and `kept` with [] if that leaves i without negatives.
+
+    others[i] says whether i has other negatives.
+
+    They have s_ikjm > S_i + margin, or S_i + margin |S_i|.
+    Other rows of `kept` stay: c_i counts dropped candidates, so that (n-1)/c_i times a sum over those that are left
+    estimates the sum over those that are left of all n - 1.
+    """
+    positive = positive_scores(s)
+    left, kept = [], list(kept)
+    for i, anchor in enumerate(s):
+        left.append([[list(views) for views in anchor_view] for anchor_view in anchor])
+        some = others[i]
+        for k, anchor_view in enumerate(anchor):
+            for j, views in enumerate(anchor_view):
+                for m, score in enumerate(views):
+                    if j != i and score > threshold(positive[i], margin, strategy):
+                        left[i][k][j][m] = -math.inf
+                    elif j in kept[i]:
+                        some = True
+        if not some:
+            kept[i] = []
+    return left, kept
+
+
+def threshold(positive: float, margin: float, strategy: str) -> float:
+    return positive + margin * (abs(positive) if strategy == "relative" else 1.0)
+
+
 def log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
@@ -108,6 +140,8 @@ class Settings:
     zeta_velocity_init: str = "zero"
     normalizer: str = "table"
     sides: str = "both"
+    false_negative_margin: float | None = None
+    margin_strategy: str = "absolute"
     x_views: int = 1  # zeta_x has so many numbers per pair
     y_views: int = 1
 
@@ -167,6 +201,7 @@ class Step:
     grad_x: np.ndarray
     grad_y: np.ndarray
     state: State
+    grad_hard: np.ndarray | None = None
     grad_tau: float = 0.0
     grad_h: dict[str, np.ndarray] = field(default_factory=dict)
     grad_k: dict[str, np.ndarray] = field(default_factory=dict)
@@ -317,7 +352,8 @@ def temperature_pull(s: Scores, w: Scores, tau_i: list[float]) -> list[float]:
         for k, anchor_view in enumerate(anchor):
             for j, candidate_views in enumerate(anchor_view):
                 for m, score in enumerate(candidate_views):
-                    total += w[i][k][j][m] * (score - positive[i]) / tau_i[i]
+                    if w[i][k][j][m] > 0:  # a dropped score is -inf
+                        total += w[i][k][j][m] * (score - positive[i]) / tau_i[i]
         result.append(total)
     return result
 
@@ -347,7 +383,8 @@ def temperature_gradient(
         for k in range(len(s[i])):
             for j in negatives:
                 for m in range(len(s[i][k][j])):
-                    derivative -= w[i][k][j][m] * (s[i][k][j][m] - positive[i] - zeta_of(zeta, j, m)) / tau**2
+                    if w[i][k][j][m] > 0:  # a dropped score is -inf
+                        derivative -= w[i][k][j][m] * (s[i][k][j][m] - positive[i] - zeta_of(zeta, j, m)) / tau**2
         powers = [power for row in guard[i] for power in row]
         for power in powers:
             if power > -math.inf:
@@ -443,6 +480,7 @@ def step(
     training: bool = True,
     h: dict[str, np.ndarray] | None = None,
     k: dict[str, np.ndarray] | None = None,
+    hard: np.ndarray | None = None,
 ) -> Step:
     """Take one step of sogclr, isogclr or nuclr: the model's gradient, and in training the new state.
 
@@ -461,20 +499,71 @@ def step(
         training: whether the state is updated.
         h: side -> (B, m), the outputs of the popularity network of the candidates of this side, one per view.
         k: side -> (B, m), the outputs of the normalizer network of the anchors of this side, without the offset.
+        hard: (B, k, d), the hard negatives of each x; h["hard"] has the outputs of the popularity network for them.
 
     """
     state = {name: table.copy() for name, table in state.items()}
     features = {"x": with_views(x), "y": with_views(y)}
     result = Step(0.0, 0.0, np.zeros_like(features["x"]), np.zeros_like(features["y"]), {})
+    result.grad_hard = None if hard is None else np.zeros_like(hard)
     kept = kept_pairs(len(x), x_id, y_id)
     for a, c in options.both_sides:
-        _side(options, a, c, features, index, state, kept, training, h, k, result)
+        own_hard = hard if a == "x" else None
+        _side(options, a, c, features, index, state, kept, training, h, k, result, own_hard)
     result.grad_x, result.grad_y = result.grad_x.reshape(x.shape), result.grad_y.reshape(y.shape)
     result.state = state
     return result
 
 
-def _side(options, a, c, features, index, state, kept, training, h, k, result) -> None:
+@dataclass
+class HardTerm:
+    """The term of a hard negative in phi_i: view k of anchor i against the t-th hard negative of a pair."""
+
+    at: tuple[int, int, int, int]  # i, k, owner, t
+    margin: float  # s(x_ik, h_lt) - S_i
+    zeta: float
+    log_term: float  # log( (1 if i owns it, else (n-1)/c_i) / K exp((s - S_i)/tau_i - zeta/tau) )
+
+
+def hard_terms(options, anchors, hard, positive, tau_i, zeta, seen) -> list[list[HardTerm]]:
+    """Return the terms of each anchor: its own hard negatives and those of the pairs that are its negatives."""
+    n, tau, terms = options.num_samples, options.temperature, []
+    for i in range(len(anchors)):
+        terms.append([])
+        for k, view in enumerate(anchors[i]):
+            for owner in [i, *seen[i]] if seen[i] else []:
+                for t, candidate in enumerate(hard[owner]):
+                    score = sum(p * q for p, q in zip(view.tolist(), candidate.tolist(), strict=True))
+                    margin = options.false_negative_margin
+                    if margin is not None and score > threshold(positive[i], margin, options.margin_strategy):
+                        continue
+                    factor = (1.0 if owner == i else (n - 1) / len(seen[i])) / len(anchors[i])
+                    power = (score - positive[i]) / tau_i[i] - zeta[owner][t] / tau
+                    log_term = math.log(factor) + power
+                    terms[i].append(HardTerm((i, k, owner, t), score - positive[i], zeta[owner][t], log_term))
+    return terms
+
+
+def hard_gradients(terms, log_d, tau_i, anchors, candidates, hard, tau) -> tuple:
+    """Return the gradients of (1/B) sum_ih w_ih (s_ih - S_i), sum_h w_ih (s_ih - S_i)/tau_i, and d log d_i/dtau."""
+    batch, a_views, c_views = len(anchors), anchors.shape[1], candidates.shape[1]
+    grad_a, grad_c, grad_h = np.zeros_like(anchors), np.zeros_like(candidates), np.zeros_like(hard)
+    pull, derivative = [0.0] * batch, [0.0] * batch
+    for term in (term for own in terms for term in own):
+        i, k, owner, t = term.at
+        w = math.exp(term.log_term - log_d[i])
+        grad_a[i, k] += w * hard[owner, t] / batch
+        grad_h[owner, t] += w * anchors[i, k] / batch
+        for p in range(a_views):
+            for q in range(c_views):
+                grad_a[i, p] -= w * candidates[i, q] / (a_views * c_views * batch)
+                grad_c[i, q] -= w * anchors[i, p] / (a_views * c_views * batch)
+        pull[i] += w * term.margin / tau_i[i]
+        derivative[i] -= w * (term.margin - term.zeta) / tau**2
+    return grad_a, grad_c, grad_h, pull, derivative
+
+
+def _side(options, a, c, features, index, state, kept, training, h, k, result, hard) -> None:
     n, batch, tau = options.num_samples, len(kept), options.temperature
     s = scores(features[a], features[c])
     positive = positive_scores(s)
@@ -494,8 +583,21 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
     if options.popularity != "none":
         xi = float(state[f"xi_{c}"])
 
+    # negatives
+    seen = kept  # with a margin, an anchor may have seen candidates and have no negative left: phi_i = 0
+    extra: list[list[HardTerm]] = [[]] * batch
+    if hard is not None:
+        zeta_h = np.full(hard.shape[:2], 0.0 if options.popularity == "none" else options.zeta_init)
+        if options.popularity == "network":
+            zeta_h = zeta_h + tau * h["hard"]
+        extra = hard_terms(options, features[a], hard, positive, tau_i, zeta_h.tolist(), seen)
+    if options.false_negative_margin is not None:
+        others = [bool(terms) for terms in extra]
+        s, kept = without_false_negatives(s, kept, options.false_negative_margin, options.margin_strategy, others)
+
     # u_i
     phi = log_phi(s, kept, zeta, tau_i, tau, n)
+    phi = [logsumexp([phi[i], *(term.log_term for term in extra[i])]) for i in range(batch)]
     if options.normalizer == "network":
         output = [sum(views) / len(views) for views in k[a].tolist()]
         if training and math.isnan(state[f"offset_{a}"]):
@@ -507,7 +609,7 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
         old = [-math.inf] * batch if index is None else rows(state[f"log_u_{a}"], index)
     log_u = list(old)
     for i in range(batch):
-        if kept[i] and (training or old[i] == -math.inf):
+        if seen[i] and (training or old[i] == -math.inf):
             log_u[i] = running_average(old[i], phi[i], options)
 
     # the model's gradient: d_i = u_i + exp(-xi/tau), or u_i + the pair's own terms
@@ -519,6 +621,13 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
     gradients = {"x": result.grad_x, "y": result.grad_y}
     gradients[a] += grad_a
     gradients[c] += grad_c
+    hard_pull = hard_derivative = [0.0] * batch
+    if hard is not None:
+        parts = hard_gradients(extra, log_d, tau_i, features[a], features[c], hard, tau)
+        gradients[a] += parts[0]
+        gradients[c] += parts[1]
+        result.grad_hard += parts[2]
+        hard_pull, hard_derivative = parts[3:]
 
     # the value
     total = 0.0
@@ -534,23 +643,24 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result) -
     setattr(result, f"value_{a}", total / batch)
     if options.learn_temperature:
         result.grad_tau += temperature_gradient(s, kept, w, zeta, guard, tau, log_d, options)
+        result.grad_tau += tau * sum(hard_derivative) / batch
 
     if not training:
         return
 
     # u_i: the table, or the network that minimises phi_i exp(-k_i) + k_i
     if options.normalizer == "table":
-        write(state[f"log_u_{a}"], index, log_u, kept)
+        write(state[f"log_u_{a}"], index, log_u, seen)
     else:
         result.grad_k[a] = np.zeros_like(k[a])
         for i in range(batch):
-            if kept[i]:
+            if seen[i]:
                 pull = max(1 - math.exp(min(phi[i] - old[i], 5.0)), -math.exp(4.0))
                 result.grad_k[a][i] += pull / batch / len(k[a][i])
 
     # tau_i
     if options.individual_temperature:
-        pull = temperature_pull(s, w, tau_i)
+        pull = [one + other for one, other in zip(temperature_pull(s, w, tau_i), hard_pull, strict=True)]
         momentum, new_tau = rows(state[f"tau_momentum_{a}"], index), list(tau_i)
         for i in range(batch):
             if kept[i]:
@@ -641,6 +751,23 @@ def transposed(s: list[list[Tensor]]) -> list[list[Tensor]]:
     return [[s[i][j] for i in range(len(s))] for j in range(len(s))]
 
 
+def left_of(side: list[list[Tensor]], i: int, negatives: list[int], margin: float | None, strategy: str) -> list[int]:
+    """Return the negatives j of anchor i without those with s_ij > s_ii + margin (or margin |s_ii|)."""
+    if margin is None:
+        return negatives
+    return [j for j in negatives if side[i][j].item() <= threshold(side[i][i].item(), margin, strategy)]
+
+
+def hard_of(x: Tensor, hard: Tensor | None, s, i: int, kept: list[int], margin: float | None, strategy: str) -> list:
+    """Return the scores of x_i and the hard negatives, its own and those of the pairs `kept`, without dropped ones."""
+    if hard is None:
+        return []
+    found = [(x[i] * candidate).sum() for owner in [i, *kept] for candidate in hard[owner]]
+    if margin is None:
+        return found
+    return [score for score in found if score.item() <= threshold(s[i][i].item(), margin, strategy)]
+
+
 def clip(
     x: Tensor,
     y: Tensor,
@@ -648,6 +775,9 @@ def clip(
     temperature: float | Tensor,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
+    hard: Tensor | None = None,
 ) -> Tensor:
     """Half the sum over sides of mean_i (logsumexp over i and its negatives of s_ij/tau - s_ii/tau)."""
     batch, kept = len(x), kept_pairs(len(x), x_id, y_id)
@@ -655,7 +785,12 @@ def clip(
     total = torch.zeros((), dtype=torch.float64)
     for side in (s, transposed(s)):
         for i in range(batch):
-            logits = torch.stack([side[i][j] / temperature for j in [i, *kept[i]]])
+            negatives = left_of(side, i, kept[i], false_negative_margin, margin_strategy)
+            logits = [side[i][j] / temperature for j in [i, *negatives]]
+            if side is s:
+                extra = hard_of(x, hard, s, i, kept[i], false_negative_margin, margin_strategy)
+                logits += [score / temperature for score in extra]
+            logits = torch.stack(logits)
             total = total + (torch.logsumexp(logits, 0) - side[i][i] / temperature) / batch
     return total / 2
 
@@ -666,10 +801,14 @@ def clip_learnable(
     log_scale: Tensor,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
+    hard: Tensor | None = None,
 ) -> Tensor:
     """CLIP at 1/tau = min(exp(log_scale), 100)."""
     scale = log_scale.exp() if log_scale.exp().item() <= 100 else 100.0
-    return clip(x, y, temperature=1 / scale, x_id=x_id, y_id=y_id)
+    margin = {"false_negative_margin": false_negative_margin, "margin_strategy": margin_strategy}
+    return clip(x, y, temperature=1 / scale, x_id=x_id, y_id=y_id, hard=hard, **margin)
 
 
 def siglip(
@@ -679,15 +818,25 @@ def siglip(
     bias: Tensor,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
+    hard: Tensor | None = None,
 ) -> Tensor:
-    """-(1/B) sum_ij logsigmoid(+-(exp(log_scale) s_ij + bias)), + on the diagonal; masked pairs are dropped."""
+    """-(1/B) sum_ij logsigmoid(+-(exp(log_scale) s_ij + bias)), + on the diagonal; masked pairs are dropped.
+
+    Half of a term belongs to anchor x_i and half to anchor y_j; a margin may drop one of the halves.
+    """
     batch, kept = len(x), kept_pairs(len(x), x_id, y_id)
     s = score_scalars(x, y)
     total = torch.zeros((), dtype=torch.float64)
+    for side in (s, transposed(s)):
+        for i in range(batch):
+            for j in [i, *left_of(side, i, kept[i], false_negative_margin, margin_strategy)]:
+                logit = log_scale.exp() * side[i][j] + bias
+                total = total - torch.nn.functional.logsigmoid(logit if i == j else -logit) / batch / 2
     for i in range(batch):
-        for j in [i, *kept[i]]:
-            logit = log_scale.exp() * s[i][j] + bias
-            total = total - torch.nn.functional.logsigmoid(logit if i == j else -logit) / batch
+        for score in hard_of(x, hard, s, i, kept[i], false_negative_margin, margin_strategy):
+            total = total - torch.nn.functional.logsigmoid(-(log_scale.exp() * score + bias)) / batch
     return total
 
 
@@ -699,6 +848,9 @@ def dcl(
     tau_plus: float = 0.1,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
+    hard: Tensor | None = None,
 ) -> Tensor:
     """-log(e^{s_ii/tau} / (e^{s_ii/tau} + Ng_i)), with Ng_i the debiased sum over negatives, N = c_i of them.
 
@@ -710,12 +862,16 @@ def dcl(
     total = 0 * s[0][0]  # differentiable even if no row has a negative
     for side in (s, transposed(s)):
         for i in range(batch):
-            count = len(kept[i])
+            kept_i = left_of(side, i, kept[i], false_negative_margin, margin_strategy)
+            scores_i = [side[i][j] for j in kept_i]
+            if side is s:
+                scores_i += hard_of(x, hard, s, i, kept[i], false_negative_margin, margin_strategy)
+            count = len(scores_i)
             if count == 0:
                 continue
             log_floor = torch.tensor(math.log(count) - 1 / temperature, dtype=torch.float64)
-            top = max([side[i][i].item()] + [side[i][j].item() for j in kept[i]])
-            negatives = sum(torch.exp((side[i][j] - top) / temperature) for j in kept[i])
+            top = max([side[i][i].item()] + [score.item() for score in scores_i])
+            negatives = sum(torch.exp((score - top) / temperature) for score in scores_i)
             positive = torch.exp((side[i][i] - top) / temperature)
             debiased = (negatives - tau_plus * count * positive) / (1 - tau_plus)
             if debiased.item() > 0:
@@ -735,11 +891,23 @@ def cyclip(
     temperature: float,
     x_id: Sequence[int] | None = None,
     y_id: Sequence[int] | None = None,
+    false_negative_margin: float | None = None,
+    margin_strategy: str = "absolute",
+    hard: Tensor | None = None,
 ) -> Tensor:
     """CLIP with masking, plus a quarter of each consistency term over all pairs of samples."""
     batch = len(x)
     s, s_xx, s_yy = score_scalars(x, y), score_scalars(x, x), score_scalars(y, y)
-    total = clip(x, y, temperature=temperature, x_id=x_id, y_id=y_id)
+    total = clip(
+        x,
+        y,
+        temperature=temperature,
+        x_id=x_id,
+        y_id=y_id,
+        false_negative_margin=false_negative_margin,
+        margin_strategy=margin_strategy,
+        hard=hard,
+    )
     for i in range(batch):
         for j in range(batch):
             total = total + 0.25 * (s[i][j] - s[j][i]) ** 2 / batch

@@ -58,7 +58,8 @@ def test_train_report_and_popularity(tmp_path, plugin, nuclr):
     assert status == 0, err
     assert "MarginNCE: temperature 0.05" in err, "the start banner shows the label"
     saved = yaml.safe_load((run / "config.yaml").read_text())
-    assert saved["objective"] == {"name": "margin-nce", "temperature": 0.05, "margin": 0.15, "normalize": False}
+    expected = {"name": "margin-nce", "temperature": 0.05, "margin": 0.15, "normalize": False}
+    assert saved["objective"] == expected | {"margin_strategy": "absolute"}
     assert json.loads((run / "results.json").read_text())["objective"] == "margin-nce"
 
     for arguments in (["report"], ["popularity"], ["evaluate"], ["embed", "--out", tmp_path / "f.npz"]):

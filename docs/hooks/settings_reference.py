@@ -146,5 +146,5 @@ def _meaning(cls: type, option: str) -> str:
     if field:
         record = type(inspect.signature(cls).parameters[name].default)
         return _sentence(describe(record, "Attributes")[field])
-    documented = [describe(base, "Args") for base in cls.__mro__]
+    documented = [describe(base, "Args") | describe(base, "Attributes") for base in cls.__mro__]
     return _sentence(next(texts[option] for texts in documented if option in texts))

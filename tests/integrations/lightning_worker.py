@@ -33,15 +33,21 @@ class Module(lightning.LightningModule):
         self.x, self.y = (nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, 16)) for width in WIDTHS)
         self.micro_batch, self.automatic_optimization = micro_batch, micro_batch is None
         self.seen: list[list[int]] = []
+        self.mined = False
 
     def forward(self, x, y):
-        return normalize(self.x(x), dim=1), normalize(self.y(y), dim=1)
+        features = normalize(self.x(x), dim=1), normalize(self.y(y), dim=1)
+        if not self.mined:
+            return features
+        hard = torch.stack([self.y(y.roll(shift, dims=1)) for shift in (1, 2)], dim=1)
+        return *features, normalize(hard, dim=2)
 
     def training_step(self, batch, _):
         x, y, index = batch
         self.seen.append(index.tolist())
         if self.micro_batch is None:
-            return self.trainer.nuclr(*self(x, y), index).loss
+            x, y, *hard = self(x, y)
+            return self.trainer.nuclr(x, y, index, negatives=hard[0] if hard else None).loss
         optimizer = self.optimizers()
         optimizer.zero_grad()
         out = self.trainer.nuclr.backward(self, (x, y), index, micro_batch=self.micro_batch)

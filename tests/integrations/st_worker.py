@@ -38,6 +38,17 @@ def pairs() -> Dataset:
     return Dataset.from_dict({"anchor": first, "positive": second})
 
 
+def mined() -> Dataset:
+    """Return the pairs with two hard negatives each: other things of the same word, in words of the positives."""
+    data = pairs()
+    for column, step in (("negative_1", 1), ("negative_2", 3)):
+        others = [
+            f"the {THINGS[(row + step) % len(THINGS)]} there is {WORDS[row // len(THINGS)]}" for row in range(PAIRS)
+        ]
+        data = data.add_column(column, others)
+    return data
+
+
 def save_model(folder: Path, dropout: float) -> str:
     """Save a SentenceTransformer with a BERT of two layers and random weights; return its folder."""
     torch.manual_seed(0)
@@ -66,7 +77,7 @@ def make_trainer(model: str, out: Path, settings: dict[str, Any]) -> Any:
     encoder = SentenceTransformer(model, device="cpu", local_files_only=True)
     if settings.get("double"):
         encoder.double()
-    dataset = integration.add_index(pairs())
+    dataset = integration.add_index(mined() if settings.get("mined") else pairs())
     options = {"num_samples": PAIRS} | settings.get("options", NUCLR)
     loss = getattr(integration, settings.get("loss", "NuclrLoss"))(encoder, **options)
     if "widths" in settings:
@@ -112,7 +123,7 @@ def train(model: str, out: Path, resume: str | None = None, **settings: Any) -> 
     """Train, and return the weights of the model and the whole state of the objective.
 
     Settings: `args` of the trainer, `options` of the loss, `loss` by name, `widths` of a MatryoshkaLoss, `evaluate`,
-    `double` for float64, and `kill`, the step after which the process kills itself.
+    `mined` for hard negatives, `double` for float64, and `kill`, the step after which the process kills itself.
     """
     trainer = make_trainer(model, out, settings)
     if "kill" in settings:

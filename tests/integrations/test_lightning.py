@@ -73,6 +73,9 @@ def test_accumulation_is_a_mean_over_batches_and_adds_no_negatives():
 def test_micro_batches_equal_the_full_batch_and_need_manual_optimization():
     full, small = worker.run("sogclr", LEARNT), worker.run("sogclr", LEARNT, micro_batch=5)
     assert_equal(full["values"], small["values"], 1e-6)
+    mined = [worker.run(micro_batch=size, setup=lambda module: setattr(module, "mined", True)) for size in (None, 5)]
+    assert_equal(mined[0]["values"], mined[1]["values"], 1e-6)
+    assert (mined[0]["values"]["model.x.0.weight"] - worker.run()["values"]["model.x.0.weight"]).abs().max() > 1e-4
     with pytest.raises(UserError, match="automatic_optimization"):
         worker.run(micro_batch=5, setup=lambda module: setattr(module, "automatic_optimization", True))
 

@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 pytest.importorskip("sentence_transformers")
 
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from sentence_transformers.sentence_transformer.losses import Matryoshka2dLoss, MatryoshkaLoss
+from sentence_transformers.sentence_transformer.losses import (
+    Matryoshka2dLoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from nuclr.errors import UserError
@@ -21,10 +26,11 @@ from nuclr.integrations.sentence_transformers import NuclrLoss, NuclrTrainer, ad
 from nuclr.integrations.state import STATE_FILE
 from nuclr.objectives import build
 from tests.integrations.common import EXAMPLES, ROOT, assert_equal, launch, marked_lines, result_of
-from tests.integrations.st_worker import NUCLR, PAIRS, make_trainer, pairs, save_model, train
+from tests.integrations.st_worker import NUCLR, PAIRS, make_trainer, mined, pairs, save_model, train
 
 PAGE = ROOT / "docs" / "integrations.md"
 EXAMPLE = "sentence_transformers_train.py"
+HARD_EXAMPLE = "sentence_transformers_hard_negatives.py"
 SAVE = {"save_strategy": "steps", "save_steps": 4}
 LEARNT = NUCLR | {"temperatures": {"learnt": True}}
 CLIP = {"objective": "clip", "temperature": 0.1, "learn_temperature": True}
@@ -80,6 +86,15 @@ SPLIT = {
         "loss": "CachedNuclrLoss",
         "options": LEARNT | {"mini_batch_size": 3},
     },
+    "tables per text": {"double": True, "options": NUCLR | {"state": {"num_x": PAIRS - 1, "num_y": PAIRS - 1}}},
+    "hard negatives": {"double": True, "mined": True, "options": LEARNT | {"false_negative_margin": 0.05}},
+    "cached, matryoshka, hard negatives": {
+        "double": True,
+        "mined": True,
+        "widths": [32, 16],
+        "loss": "CachedNuclrLoss",
+        "options": LEARNT | {"mini_batch_size": 3},
+    },
     "evaluated": {"double": True, "evaluate": True, "args": {"eval_strategy": "steps", "eval_steps": 1}},
 }
 HALF = {"per_device_train_batch_size": 4}
@@ -107,6 +122,27 @@ def test_cached_matryoshka_equals_matryoshka(model, tmp_path):
     assert_equal(cached, plain, 1e-9)
 
 
+@pytest.mark.parametrize("options", [LEARNT, CLIP])
+def test_cached_hard_negatives_equal_those_of_the_full_batch(options, model, tmp_path):
+    run = {"double": True, "mined": True}
+    cached = train(model, tmp_path / "a", loss="CachedNuclrLoss", options=options | {"mini_batch_size": 3}, **run)
+    plain = train(model, tmp_path / "b", options=options, **run)
+    assert_equal(cached, plain, 1e-9)
+    without = train(model, tmp_path / "c", double=True, options=options)
+    assert any(not torch.equal(value, plain[name]) for name, value in without.items())
+
+
+def test_hard_negatives_of_clip_are_those_of_multiple_negatives_ranking_loss(model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {"mined": True, "options": {"objective": "clip", "temperature": 0.05}})
+    batch = next(iter(trainer.get_train_dataloader()))
+    features, labels = trainer.collect_features(batch)
+    seen = []
+    trainer.loss.objective.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    trainer.loss(features, labels)
+    expected = MultipleNegativesRankingLoss(trainer.model, scale=20.0)(features, labels)
+    torch.testing.assert_close(2 * seen[0].metrics["objective_x"], expected.detach())
+
+
 def test_two_processes_resume_bit_for_bit_with_sharded_state(two_processes):
     saved, resumed = (torch.load(two_processes / f"{name}.pt", weights_only=True) for name in ("saved", "resumed"))
     assert_equal(resumed, saved)
@@ -117,7 +153,11 @@ def test_two_processes_resume_bit_for_bit_with_sharded_state(two_processes):
 
 @pytest.mark.parametrize(
     "kind",
-    [{"loss": "NuclrLoss"}, {"loss": "CachedNuclrLoss"}, {"loss": "CachedNuclrLoss", "widths": [32, 16]}],
+    [
+        {"loss": "NuclrLoss"},
+        {"loss": "CachedNuclrLoss"},
+        {"loss": "CachedNuclrLoss", "widths": [32, 16], "mined": True},
+    ],
 )
 def test_resumed_equals_uninterrupted_bit_for_bit(kind, noisy_model, tmp_path):
     run = kind | {"args": SAVE | {"optim": "adamw_torch", "learning_rate": 1e-3}, "options": LEARNT}
@@ -296,7 +336,7 @@ def with_labels(data, labels):
         (lambda data: data.remove_columns("label"), "'label'.* anchor, positive.*add_index"),
         (lambda data: with_labels(data, [0.5] * PAIRS), "'label'"),
         (lambda data: with_labels(data, [[3, 4]] * PAIRS), "'label'"),
-        (lambda data: data.add_column("negative", ["no"] * PAIRS), "3 columns"),
+        (lambda data: data.select_columns(["anchor", "label"]), "1 column"),
         (lambda data: with_labels(data, [[row + 40] * 3 for row in range(PAIRS)]), "index 48.*num_samples=48"),
         (lambda data: with_labels(data, [[row - 1] * 3 for row in range(PAIRS)]), "-1"),
         (lambda data: concatenate_datasets([data.select(range(8)), data.select(range(4))]), "index 0.*add_index"),
@@ -388,6 +428,7 @@ def test_losses_that_call_the_objective_repeatedly_need_one_without_state(model,
         (pairs(), "image", "group='image'.* anchor, positive"),
         (pairs().select_columns("anchor"), None, "columns anchor"),
         (DatasetDict({"train": pairs().add_column("id", range(PAIRS))}), None, "anchor, positive, id"),
+        (mined().add_column("source", ["web"] * PAIRS), None, "source.*'negative'"),
         ([("a", "b")], None, "list"),
         (pairs().to_iterable_dataset(), None, "IterableDataset"),
     ],
@@ -446,3 +487,35 @@ def test_the_example_runs_and_differs_from_a_plain_script_in_five_lines(tmp_path
     assert float(re.search(r"recall@1 ([\d.]+) %", printed)[1]) > 50
     assert SentenceTransformer(str(tmp_path / "run" / "final"), device="cpu").encode("a text").shape == (384,)
     assert 0 < marked_lines(EXAMPLE, "# nuclr") <= 5
+
+
+KILLED = """
+import os, runpy, signal, sys
+from nuclr.integrations.sentence_transformers import NuclrTrainer
+steps = []
+def training_step(self, *args, **kwargs):
+    steps.append(len(steps))
+    if len(steps) == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return super(NuclrTrainer, self).training_step(*args, **kwargs)
+NuclrTrainer.training_step = training_step
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_example_with_hard_negatives_matryoshka_and_the_cached_loss_resumes_bit_for_bit(model, tmp_path):
+    """Twenty pairs in batches of eight: the eighth step is in the third epoch."""
+    script = EXAMPLES / HARD_EXAMPLE
+    assert 0 < marked_lines(HARD_EXAMPLE, "# nuclr") <= 5
+    options = ("--model", model, "--widths", 32, 16, "--epochs", 4)
+    launch("-c", KILLED, script, *options, "--out", "killed", cwd=tmp_path, status=-9)
+    assert get_last_checkpoint(str(tmp_path / "killed")).endswith("checkpoint-6")
+    launch(script, *options, "--out", "killed", "--resume", cwd=tmp_path)
+    launch(script, *options, "--out", "whole", cwd=tmp_path)
+    files = sorted(file.relative_to(tmp_path / "whole") for file in (tmp_path / "whole").rglob("*.safetensors"))
+    states = [file for file in files if "checkpoint-12" in file.parts and file.name == STATE_FILE]
+    assert len(states) == 2 and any("final" in file.parts for file in files)
+    for file in (*states, *(file for file in files if "final" in file.parts)):
+        one, other = (load_file(tmp_path / run / file) for run in ("whole", "killed"))
+        assert_equal(one, other)

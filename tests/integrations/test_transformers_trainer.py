@@ -24,7 +24,7 @@ from transformers import (
 
 from nuclr.errors import UserError
 from nuclr.integrations import STATE_FILE
-from nuclr.integrations.transformers import NuclrTrainer, NuclrTrainerMixin, add_index
+from nuclr.integrations.transformers import NuclrTrainer, NuclrTrainerMixin, add_index, embeddings
 from nuclr.objectives import build
 from tests.integrations.clip_data import save_clip, write_pairs
 from tests.integrations.common import EXAMPLES, assert_equal, launch, marked_lines, result_of
@@ -181,6 +181,18 @@ def test_siglip_models_and_a_function_that_encodes(model, tmp_path):
         return outputs.vision_model_output.pooler_output, outputs.text_model_output.pooler_output
 
     assert trainer(model, tmp_path, encode=encode).train().training_loss > 0
+
+
+def test_a_function_that_encodes_hard_negatives_too(model, tmp_path):
+    def encode(module, inputs):
+        x, y = embeddings(module, inputs)
+        return x, y, torch.stack([y.flip(dims=[1]), y.roll(1, dims=1)], dim=1)
+
+    _, full = train(model, tmp_path / "full", encode=encode)
+    _, small = train(model, tmp_path / "small", encode=encode, micro_batch=3)
+    assert_equal(full, small, tolerance=1e-6, state=1)
+    _, without = train(model, tmp_path / "without", encode=embeddings)
+    assert not torch.allclose(without["objective.log_u_x"], full["objective.log_u_x"])
 
 
 def test_the_mixin_works_with_a_trainer_of_the_users(model, tmp_path):

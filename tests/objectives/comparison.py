@@ -58,12 +58,12 @@ def batches(seed: int = 0, steps: int = STEPS, views: Views = (None, None)):
         yield x, normalize(center + 0.7 * features(generator, views[1]), dim=-1), index
 
 
-def call(objective, x: Tensor, y: Tensor, index: Tensor | None, mask=(None, None)):
+def call(objective, x: Tensor, y: Tensor, index: Tensor | None, mask=(None, None), **more):
     """Call the objective as users do; return the output and the gradients with respect to the features."""
     x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
     ids = {name: torch.tensor(id_) for name, id_ in zip(("x_id", "y_id"), mask, strict=True) if id_ is not None}
     objective.zero_grad()
-    out = objective(x, y, index, **ids)
+    out = objective(x, y, index, **ids, **more)
     out.loss.backward()
     return out, x.grad, y.grad
 
@@ -151,18 +151,22 @@ class Stateful:
                 normalizer[a] = copy.deepcopy(self.objective.normalizer_networks[a])
         return popularity, normalizer
 
-    def expected(self, x: Tensor, y: Tensor, index: Tensor | None, mask, training: bool = True) -> reference.Step:
+    def expected(
+        self, x: Tensor, y: Tensor, index: Tensor | None, mask, training: bool = True, hard: Tensor | None = None
+    ) -> reference.Step:
         by_side = {"x": x, "y": y}
         popularity, normalizer = self.networks()
         with torch.no_grad():
             h = {side: network_outputs(network, by_side[side]).numpy() for side, network in popularity.items()}
+            if hard is not None and "y" in popularity:
+                h["hard"] = network_outputs(popularity["y"], hard).numpy()
             k = {side: network_outputs(network, by_side[side]).numpy() for side, network in normalizer.items()}
         settings = self.settings
         if settings.learn_temperature:
             tau = math.exp(-self.objective.log_scale.item())
             settings = settings.replace(temperature=min(max(tau, 0.001), 1.0))
         x_id, y_id = mask
-        ids = {"x_id": x_id, "y_id": y_id}
+        ids = {"x_id": x_id, "y_id": y_id, "hard": None if hard is None else hard.numpy()}
         return reference.step(settings, x.numpy(), y.numpy(), index, self.state, **ids, training=training, h=h, k=k)
 
     def expected_parameter_gradients(self, step: reference.Step, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -186,13 +190,18 @@ class Stateful:
             gradients["log_scale"] = torch.tensor(-tau * step.grad_tau, dtype=torch.float64)
         return gradients
 
-    def check(self, x: Tensor, y: Tensor, index: Tensor | None, mask=(None, None)) -> reference.Step:
+    def check(
+        self, x: Tensor, y: Tensor, index: Tensor | None, mask=(None, None), hard: Tensor | None = None
+    ) -> reference.Step:
         """Take one step with both, compare them, and move the parameters; return the step of the reference."""
-        step = self.expected(x, y, index, mask)
+        step = self.expected(x, y, index, mask, hard=hard)
         for gradient in step.grad_k.values():  # as a network sees it, it is clipped below; compare only above that
             assert gradient.min() * BATCH * gradient.shape[1] > -0.9 * math.exp(4.0), "choose a larger temperature"
         parameter_gradients = self.expected_parameter_gradients(step, x, y)
-        assert_same_step(*call(self.objective, x, y, index, mask), step, self.settings.sides)
+        negatives = None if hard is None else hard.clone().requires_grad_()
+        assert_same_step(*call(self.objective, x, y, index, mask, negatives=negatives), step, self.settings.sides)
+        if negatives is not None:
+            assert_close(negatives.grad, step.grad_hard, "gradient of the hard negatives")
         assert_same_state(self.objective, step.state, "after the step")
         parameters = dict(self.objective.named_parameters())
         assert set(parameters) == set(parameter_gradients)

@@ -17,6 +17,8 @@ RECORDS = {
     "state_sharding": ("state", "sharding"),
     "x_views": ("state", "x_views"),
     "y_views": ("state", "y_views"),
+    "num_x": ("state", "num_x"),
+    "num_y": ("state", "num_y"),
 }
 # The options with which nuclr-authors differs from nuclr in the estimator only.
 PLAIN = {

@@ -33,6 +33,8 @@ PROXIMAL = {"gamma_rule": "proximal"}
 POPULARITY = {"temperature": 0.5, "popularity": "network"}
 NORMALIZER = {"temperature": 0.5, "normalizer": "network"}
 BOTH = POPULARITY | NORMALIZER
+MARGIN = {"false_negative_margin": 0.02}
+RELATIVE = {"false_negative_margin": 0.1, "margin_strategy": "relative"}
 AUTHORS = [
     *({"zeta_estimator": estimator, "zeta_steps": 2} for estimator in ("reference", "paper", "unbiased")),
     *({"zeta_estimator": e, "zeta_momentum": 0.9, "zeta_steps": 5} for e in ("reference", "paper", "unbiased")),
@@ -79,6 +81,22 @@ ONE_VIEW = [
     ("nuclr", BOTH | {"learn_temperature": True}),
     ("nuclr", BOTH | {"sides": "x"}),
     ("nuclr", BOTH | INDIVIDUAL),
+    # likely false negatives are dropped
+    *(("sogclr", SOGCLR | {"false_negative_margin": margin}) for margin in (0.0, 0.1, 2.0)),
+    *(("sogclr", SOGCLR | MARGIN | {"temperature": tau}) for tau in (0.001, 1.0)),
+    ("sogclr", LEARNT | MARGIN),
+    ("sogclr", SOGCLR | RELATIVE),
+    ("sogclr", SOGCLR | RELATIVE | PROXIMAL),
+    ("nuclr", NUCLR | RELATIVE | {"gamma": 1.0}),
+    ("sogclr", NORMALIZER | MARGIN),
+    ("isogclr", ISOGCLR | MARGIN),
+    ("nuclr", NUCLR | MARGIN),
+    ("nuclr", NUCLR | MARGIN | {"zeta_momentum": 0.5, "sides": "y"}),
+    ("nuclr", NUCLR | MARGIN | {"zeta_estimator": "paper", "use_xi": False}),
+    ("nuclr", NUCLR | MARGIN | INDIVIDUAL | PROXIMAL),
+    ("nuclr", LEARNT | MARGIN | {"zeta_lr": 0.02}),
+    ("nuclr", BOTH | MARGIN),
+    ("nuclr-authors", NUCLR | MARGIN | {"zeta_steps": 2}),
     # nuclr-authors
     *(("nuclr-authors", NUCLR | options) for options in AUTHORS),
 ]
@@ -116,6 +134,12 @@ SEVERAL_VIEWS = [
     ("nuclr", BOTH | {"sides": "y"}, (2, None)),
     ("nuclr", BOTH | INDIVIDUAL | {"use_xi": False}, (2, 3)),
     ("nuclr", BOTH | {"learn_temperature": True, "use_xi": False}, (2, 3)),
+    # likely false negatives are dropped view by view
+    ("sogclr", SOGCLR | RELATIVE, (2, 3)),
+    ("nuclr", NUCLR | MARGIN, (2, 3)),
+    ("nuclr", NUCLR | MARGIN | INDIVIDUAL, (None, 2)),
+    ("nuclr", NUCLR | MARGIN | STORED | {"learn_temperature": True}, (2, 3)),
+    ("nuclr", BOTH | MARGIN, (2, None)),
     # a popularity per stored view
     *(("nuclr", NUCLR | STORED | options, (2, 3)) for options in STORED_OPTIONS),
     ("nuclr", NUCLR | {"y_views": 3}, (None, 3)),

@@ -391,8 +391,10 @@ def test_extensions_are_finite(name, options, views) -> None:
             for key, parameter in objective.named_parameters():
                 assert parameter.grad.isfinite().all(), key
             for key, table in state_of(objective).items():
-                rows = index.numpy() if table.shape == (23,) else ()
-                assert np.isfinite(table[rows]).all(), key
+                values = table[index.numpy() if table.shape == (23,) else ()]
+                if key.startswith("log_u") and "false_negative_margin" in options:
+                    values = values[~np.isneginf(values)]  # an anchor whose negatives are all dropped stays unseen
+                assert np.isfinite(values).all(), key
             if optimizer is not None:
                 optimizer.step()
 

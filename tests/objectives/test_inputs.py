@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nuclr.objectives import ISogCLR, SigLIP, names, options
+from nuclr.objectives.registry import COMMON
 from tests.objectives.make import make
 
 N, B, D = 20, 6, 4
@@ -130,7 +131,10 @@ def test_repr_is_one_line_of_settings(name: str) -> None:
     shown = repr(objective)
     assert "\n" not in shown and shown.startswith(f"{type(objective).__name__}(") and "temperature=0.25" in shown
     for option, default in options(name).items():
-        assert f"{option}=" in shown or isinstance(default, dict), option  # records are shown unless they are default
+        # records and options that are off by default are shown unless they have their default
+        assert f"{option}=" in shown or isinstance(default, dict) or option in COMMON, option
+    objective.false_negative_margin = 0.1
+    assert "false_negative_margin=0.1" in repr(objective)
     objective.temperature = 0.5
     assert name == "siglip" or "temperature=0.5" in repr(objective), "a schedule's value is shown"
 

@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from nuclr.objectives import CLIP, NUCLR, StatefulObjective, build, entry, names, options, register, unregister
+from nuclr.objectives.registry import COMMON
 
 ROW = {"label": "New", "color": "#123456", "tune": ("lr_factor", (1.0, 3.0))}
 
@@ -38,7 +39,7 @@ def test_record(name: str) -> None:
 @pytest.mark.parametrize("name", names())
 def test_options_are_the_constructors_arguments(name: str) -> None:
     parameters = inspect.signature(entry(name).cls).parameters
-    assert list(options(name)) == [key for key in parameters if key != "num_samples"]
+    assert list(options(name)) == [*(key for key in parameters if key != "num_samples"), *COMMON]
     assert {"temperature", "normalize"} <= options(name).keys()
     objective = build(name, num_samples=5, **options(name))
     assert repr(objective) == repr(build(name, num_samples=5)), "defaults must not change the objective"
@@ -46,7 +47,7 @@ def test_options_are_the_constructors_arguments(name: str) -> None:
 
 def test_a_new_objective_is_built_by_its_name(new) -> None:
     assert names()[-1] == "new" and entry("new") is new
-    assert options("new") == {"temperature": 0.2, "margin": 0.0}
+    assert options("new") == {"temperature": 0.2, "margin": 0.0} | COMMON
     objective = build("new", num_samples=7, margin=0.1)
     assert isinstance(objective, New) and objective.margin == 0.1
     with pytest.raises(ValueError, match=r"'newer'.*'new'"):
@@ -90,7 +91,11 @@ def test_a_wrong_record_is_refused(changes: dict, message: str) -> None:
     ("name", "option", "message"),
     [
         ("nuclr", "zeta_rl", "nuclr.*'zeta_rl'.*temperature, gamma.*'zeta_lr'"),
-        ("clip", "gamma", "clip.*'gamma'.*temperature, learn_temperature, normalize$"),
+        (
+            "clip",
+            "gamma",
+            "clip.*'gamma'.*temperature, learn_temperature, normalize, false_negative_margin, margin_s",
+        ),
         ("nuclr", "individual_temperature", "individual_temperature.*temperatures.individual"),
         ("isogclr", "rho", "rho.*temperatures.rho"),
         ("sogclr", "state_sharding", "state_sharding.*state.sharding"),

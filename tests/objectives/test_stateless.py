@@ -21,6 +21,9 @@ CASES = [
     # With the last options, debiased sums are negative, below the lower bound, and above it.
     *(("dcl", {"temperature": tau, "tau_plus": share}) for tau, share in ((0.1, 0.1), (1.0, 0.01), (1.0, 0.5))),
     *(("cyclip", {"temperature": tau}) for tau in (0.03, 0.5)),
+    *((name, {"temperature": 0.1, "false_negative_margin": 0.02}) for name in ("clip", "siglip", "dcl", "cyclip")),
+    ("dcl", {"temperature": 0.1, "false_negative_margin": 0.3, "margin_strategy": "relative"}),
+    ("siglip", {"false_negative_margin": 0.3, "margin_strategy": "relative"}),
 ]
 objectives = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 
@@ -28,7 +31,8 @@ objectives = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def loops(name: str, options: dict, x: Tensor, y: Tensor, parameters: dict[str, Tensor], mask) -> Tensor:
     if name == "siglip":
         fixed = torch.tensor(-math.log(options.get("temperature", 0.1)), dtype=torch.float64)
-        return reference.siglip(x, y, parameters.get("log_scale", fixed), parameters["bias"], *mask)
+        margin = {key: value for key, value in options.items() if "margin" in key}
+        return reference.siglip(x, y, parameters.get("log_scale", fixed), parameters["bias"], *mask, **margin)
     if "learn_temperature" in options:
         return reference.clip_learnable(x, y, parameters["log_scale"], *mask)
     return getattr(reference, name)(x, y, x_id=mask[0], y_id=mask[1], **options)

@@ -31,6 +31,8 @@ VARIANTS = ("outside", "inside", "adamw", "masked", "groups", "float32")
 
 # The extensions: (objective, options, views of x and y), trained in fewer variants.
 INDIVIDUAL = {"individual_temperature": True, "tau_lr": 2e-3, "tau_min": 0.001, "tau_max": 1.0}
+MARGIN = {"false_negative_margin": 0.02}
+ITEMS = {"num_x": 14, "num_y": 17}
 NETWORKS = {"temperature": 0.5, "zeta_lr": 0.05, "popularity": "network", "normalizer": "network"}
 EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "clip views": ("clip", {"learn_temperature": True}, (2, 3)),
@@ -47,6 +49,25 @@ EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "nuclr stored views": ("nuclr", NUCLR | {"y_views": 3}, (2, 3)),
     "nuclr learnt views": ("nuclr", NUCLR | {"learn_temperature": True, "rho": 2.0}, (2, None)),
     "nuclr side x": ("nuclr", NUCLR | {"sides": "x"}, (None, None)),
+    "clip margin": ("clip", MARGIN, (None, None)),
+    "siglip margin": ("siglip", MARGIN, (None, 2)),
+    "dcl margin": ("dcl", MARGIN | {"margin_strategy": "relative"}, (None, None)),
+    "sogclr margin": ("sogclr", MARGIN | {"margin_strategy": "relative"} | {"temperature": 0.1}, (2, None)),
+    "nuclr margin": ("nuclr", NUCLR | MARGIN, (None, None)),
+    "nuclr individual margin": ("nuclr", NUCLR | INDIVIDUAL | MARGIN, (None, 2)),
+    "clip hard": ("clip", {"hard": 2, "learn_temperature": True}, (2, None)),
+    "siglip hard": ("siglip", MARGIN | {"hard": 1}, (None, None)),
+    "dcl hard": ("dcl", {"hard": 2}, (None, 2)),
+    "cyclip hard": ("cyclip", {"hard": 1}, (None, None)),
+    "sogclr hard": ("sogclr", MARGIN | {"hard": 2, "temperature": 0.1}, (2, None)),
+    "nuclr hard": ("nuclr", NUCLR | {"hard": 3, "zeta_init": 0.1}, (None, None)),
+    "nuclr individual hard": ("nuclr", NUCLR | INDIVIDUAL | {"hard": 2}, (2, 3)),
+    "nuclr learnt hard": ("nuclr", NUCLR | {"hard": 2, "learn_temperature": True, "zeta_init": 0.1}, (None, None)),
+    "nuclr networks hard": ("nuclr", NETWORKS | {"hard": 1, "learn_temperature": True}, (None, None)),
+    "clip log_q": ("clip", {"log_q": True, "learn_temperature": True, "hard": 1}, (None, None)),
+    "sogclr items": ("sogclr", ITEMS | {"log_q": True, "temperature": 0.1}, (None, 2)),
+    "nuclr items": ("nuclr", NUCLR | ITEMS | {"log_q": True, "hard": 1}, (None, None)),
+    "nuclr individual items": ("nuclr", NUCLR | INDIVIDUAL | {"num_y": 17}, (2, None)),
     "authors two steps": ("nuclr-authors", AUTHORS | {"zeta_steps": 2}, (None, None)),
     "authors xi per epoch": ("nuclr-authors", AUTHORS | {"xi_rule": "max", "xi_update": "epoch"}, (None, None)),
     "authors first gradient": ("nuclr-authors", AUTHORS | {"zeta_velocity_init": "gradient"}, (None, None)),
@@ -63,6 +84,8 @@ SHARDED = {
     "sogclr side y sharded": "sogclr side y",
     "nuclr individual views sharded": "nuclr individual views",
     "nuclr stored views sharded": "nuclr stored views",
+    "sogclr items sharded": "sogclr items",
+    "nuclr individual items sharded": "nuclr individual items",
     "authors two steps sharded": "authors two steps",
     "authors first gradient sharded": "authors first gradient",
     "authors xi per epoch sharded": "authors xi per epoch",
@@ -88,8 +111,9 @@ class Towers(nn.Module):
         super().__init__()
         self.x, self.y = nn.Linear(5, WIDTH), nn.Linear(7, WIDTH)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return nn.functional.normalize(self.x(x), dim=-1), nn.functional.normalize(self.y(y), dim=-1)
+    def forward(self, x: Tensor, *of_y: Tensor) -> tuple[Tensor, ...]:
+        """Return x, y and, if they are given, hard negatives."""
+        return tuple(nn.functional.normalize(side, dim=-1) for side in (self.x(x), *map(self.y, of_y)))
 
 
 class TrainStep(nn.Module):
@@ -99,13 +123,19 @@ class TrainStep(nn.Module):
         super().__init__()
         self.towers, self.objective = towers, objective
 
-    def forward(self, x: Tensor, y: Tensor, *rest: Tensor | None) -> Tensor:
-        return self.objective(*self.towers(x, y), *rest).loss
+    def forward(self, x: Tensor, y: Tensor, *rest: Tensor | None, hard: Tensor | None = None, **more: Tensor) -> Tensor:
+        if hard is None:
+            return self.objective(*self.towers(x, y), *rest, **more).loss
+        x, y, negatives = self.towers(x, y, hard)
+        return self.objective(x, y, *rest, negatives=negatives, **more).loss
 
 
 def train(name: str, options: dict, views: tuple[int | None, int | None], variant: str) -> dict[str, Tensor]:
     """Return weights, state (the whole state on process 0 only, if it is sharded) and losses."""
     dtype = torch.float32 if variant == "float32" else torch.float64
+    options = dict(options)
+    negatives = options.pop("hard", None)
+    corrects = options.pop("log_q", False)
     torch.manual_seed(0)
     towers, objective = Towers().to(dtype), make(name, num_samples=PAIRS, **options).to(dtype)
     if "network" in options.values():  # DDP and optimizers need networks whose width is known
@@ -116,6 +146,8 @@ def train(name: str, options: dict, views: tuple[int | None, int | None], varian
         torch.randn(PAIRS, *([] if count is None else [count]), width, dtype=dtype)
         for count, width in zip(views, (5, 7), strict=True)
     )
+    data_hard = None if negatives is None else torch.randn(PAIRS, negatives, 7, dtype=dtype)
+    log_q = torch.arange(1, PAIRS + 1, dtype=dtype).div(PAIRS).log()
     x_id, y_id = torch.arange(PAIRS) // 3, torch.arange(PAIRS) % 17
     if variant == "inside":
         run: nn.Module = DistributedDataParallel(TrainStep(towers, objective), forward_sync_buffers=False)
@@ -132,8 +164,12 @@ def train(name: str, options: dict, views: tuple[int | None, int | None], varian
         batch = torch.randperm(PAIRS)[:BATCH]  # the same on every process
         mine = batch[dist.get_rank() * share :][:share]
         ids = {"masked": (x_id, y_id), "groups": (torch.stack([x_id, x_id // 4], dim=1), y_id)}.get(variant, ())
+        if "num_y" in options and not ids:
+            ids = (x_id, y_id)
         index = None if variant == "no index" else mine
-        loss = run(data_x[mine], data_y[mine], index, *(id_[mine] for id_ in ids))
+        more = {} if data_hard is None else {"hard": data_hard[mine]}
+        more |= {"log_q": log_q[mine]} if corrects else {}
+        loss = run(data_x[mine], data_y[mine], index, *(id_[mine] for id_ in ids), **more)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -138,7 +138,8 @@ def test_options_of_an_objective_outside_the_package_can_be_set(tmp_path):
     overrides = [DATA, f"plugins={tmp_path / 'mine.py'}", "objective.name=mine", "objective.sharpness=3"]
     try:
         settings = config.load(None, overrides)
-        assert settings.objective.arguments() == {"temperature": 0.07, "sharpness": 3.0}
+        expected = {"temperature": 0.07, "sharpness": 3.0, "false_negative_margin": None, "margin_strategy": "absolute"}
+        assert settings.objective.arguments() == expected
         assert to_dict(config.load(to_dict(settings))) == to_dict(settings)
     finally:
         objectives.unregister("mine")

@@ -85,6 +85,8 @@ def test_all_captions_have_a_popularity_of_their_own(tmp_path, loaded):
 def test_the_number_of_stored_views_is_not_a_setting_of_a_run(tmp_path):
     with pytest.raises(UserError, match=r"objective\.state\.y_views follows from data\.y\.views"):
         vectors(tmp_path, **{"objective.state.y_views": 5})
+    with pytest.raises(UserError, match=r"objective\.state\.num_x"):
+        vectors(tmp_path, **{"objective.state.num_x": 5})
 
 
 def test_rows_of_lists_have_views_on_both_sides(tmp_path, loaded):

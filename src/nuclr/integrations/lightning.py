@@ -88,6 +88,7 @@ class NuclrCallback(Callback):
         index: Integers | None = None,
         x_id: Integers | None = None,
         y_id: Integers | None = None,
+        negatives: Array | None = None,
     ) -> ObjectiveOutput:
         """Compute the loss of one batch; in training, also update the state. See `Objective.forward`.
 
@@ -97,6 +98,7 @@ class NuclrCallback(Callback):
             index: (b,) numbers of the pairs in the training set. Objectives with state need it in training.
             x_id: Ids of the samples behind x. Pairs that share an id are not negatives of each other.
             y_id: As `x_id` for y.
+            negatives: (b, k, d) hard negatives of each x, with unit norm.
 
         Returns:
             `loss`, and `metrics` to log.
@@ -116,6 +118,7 @@ class NuclrCallback(Callback):
             index if training else None,
             x_id,
             y_id,
+            negatives,
         )
         return output
 
@@ -138,7 +141,8 @@ class NuclrCallback(Callback):
         `nuclr.objectives.backward_in_micro_batches`.
 
         Args:
-            encode: Takes the inputs of some pairs, returns their features, x and y. Usually a method of the module.
+            encode: Takes the inputs of some pairs, returns their features x, y and, if there are any, hard negatives.
+                Usually a method of the module.
             inputs: The positional arguments of `encode` as a tuple, or its keyword arguments as a dict.
             index: (b,) numbers of the pairs of the whole batch.
             micro_batch: Number of pairs to encode at once.
@@ -167,12 +171,9 @@ class NuclrCallback(Callback):
         def scaled(loss: Tensor) -> Tensor:
             return (loss if scaler is None else scaler.scale(loss)) * scale
 
-        contrast = functools.partial(
-            self,
-            index=index,
-            x_id=x_id,
-            y_id=y_id,
-        )
+        def contrast(x: Tensor, y: Tensor, negatives: Tensor | None = None) -> ObjectiveOutput:
+            return self(x, y, index, x_id, y_id, negatives)
+
         output = backward_in_micro_batches(
             encode,
             inputs,

@@ -18,7 +18,7 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any
 from urllib.parse import quote
 
@@ -44,6 +44,7 @@ _CachedLoss: Any = require("sentence_transformers.base.losses").CachedLossMixin
 __all__ = ["CachedNuclrLoss", "NuclrLoss", "NuclrTrainer", "NuclrTrainerMixin", "add_index"]
 
 LABEL = "label"
+NEGATIVE = "negative"
 LABEL_COLUMNS = (LABEL, "labels", "score", "scores")  # the names that sentence-transformers does not tokenize
 ADD_INDEX = "train_dataset = nuclr.integrations.sentence_transformers.add_index(train_dataset)"
 
@@ -64,7 +65,8 @@ def add_index(dataset: Any, *, group: str | None = None) -> Any:
 
     Args:
         dataset: A `datasets.Dataset` with two columns, the pairs, or a `DatasetDict`, whose data sets are numbered one
-            after the other.
+            after the other. Further columns whose names begin with "negative" hold hard negatives of the first column,
+            as those that `sentence_transformers.util.mine_hard_negatives` writes.
         group: A column that says which pairs belong together, such as the image that two captions describe. Pairs of
             the same group are not negatives of each other. The column is removed, because it would be tokenized.
 
@@ -72,7 +74,7 @@ def add_index(dataset: Any, *, group: str | None = None) -> Any:
         The data set with the new column.
 
     Raises:
-        UserError: If it is a stream, has a label column already, lacks `group`, or does not have two other columns.
+        UserError: If it is a stream, has a label column already, lacks `group`, or has other columns than described.
 
     Example:
         >>> from datasets import Dataset
@@ -106,16 +108,18 @@ def _label(
             f"{LABEL!r} with [index, x_id, y_id] yourself"
         )
     columns = [column for column in dataset.column_names if column != group]
-    if len(columns) != 2 or not set(LABEL_COLUMNS).isdisjoint(columns):
+    others = [column for column in columns[2:] if not column.startswith(NEGATIVE)]
+    if len(columns) < 2 or others or not set(LABEL_COLUMNS).isdisjoint(columns):
         raise UserError(
-            f"dataset has the columns {', '.join(columns)}; needs the two of a pair, none called "
-            f"{', '.join(LABEL_COLUMNS)}; choose them first: dataset.select_columns(['question', 'answer'])"
+            f"dataset has the columns {', '.join(columns)}; needs the two of a pair, then only hard negatives, whose "
+            f"names begin with {NEGATIVE!r}, and none called {', '.join(LABEL_COLUMNS)}; choose them first: "
+            "dataset.select_columns(['question', 'answer'])"
         )
     if group not in (None, *dataset.column_names):
         raise UserError(f"group={group!r} is not a column of the data set; it has {', '.join(columns)}")
     index = range(begin, begin + len(dataset))
     label: list[Iterable[int]] = [index]
-    for ids, column in zip(known, columns, strict=False):
+    for ids, column in zip(known, columns[:2], strict=False):
         label.append([ids[text] for text in dataset[column][:]] if holds_text(dataset, column) else index)
     if group is not None:
         label.append([known[2][value] for value in dataset[group][:]])
@@ -128,7 +132,7 @@ def _label(
 
 
 class NuclrLoss(nn.Module):
-    """A contrastive loss for `SentenceTransformerTrainer` on pairs of texts.
+    """A contrastive loss for `SentenceTransformerTrainer` on pairs of texts, and hard negatives of the first text.
 
     With several processes, the objective gathers the batch by itself, and the gradients after DDP's averaging are those
     of one process with the whole batch. A batch of a single pair, such as the last one of an epoch, has no negatives
@@ -182,32 +186,33 @@ class NuclrLoss(nn.Module):
         """Compute the loss of one batch; if the model is in training mode, also update the state.
 
         Args:
-            sentence_features: The tokenized texts, one dict per column.
+            sentence_features: The tokenized texts, one dict per column: anchors, positives, hard negatives.
             labels: (b, 3) integers, [index, x_id, y_id] per pair. More columns are more ids.
 
         Returns:
             The loss, a scalar.
 
         Raises:
-            UserError: If the batch does not have two columns, or its labels are missing or wrong.
+            UserError: If the batch has less than two columns, or its labels are missing or wrong.
 
         """
-        x, y = (self.model(column)["sentence_embedding"] for column in _two_columns(sentence_features))
-        return self.loss_of(x, y, labels)
+        x, y, *negatives = (self.model(column)["sentence_embedding"] for column in _columns(sentence_features))
+        return self.loss_of(x, y, labels, negatives)
 
     def loss_of(
         self,
         x: Tensor,
         y: Tensor,
         labels: Tensor | None,
+        negatives: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Return the loss of the embeddings (b, d) of both sides."""
+        """Return the loss of the embeddings (b, d) of both sides and of each column of hard negatives."""
         objective = self.objective_of(x.shape[-1])
         learns = torch.is_grad_enabled() and _unwrap(self.model).training
         objective.train(learns)
         needs_index = learns and objective.needs_index
         index, ids = _index_and_ids(labels, needs_index)
-        if needs_index and self.warns_of_lost_state:
+        if learns and objective.keeps_tables and self.warns_of_lost_state:
             self.warns_of_lost_state = False  # one warning is enough
             warnings.warn(
                 f"this trainer does not save the state of {type(objective).__name__}, so a run that resumes from "
@@ -218,7 +223,8 @@ class NuclrLoss(nn.Module):
         y = unit_norm(y)
         if len(x) * distributed.world_size() == 1:
             return 0 * (x.sum() + y.sum())
-        return objective(x, y, index if learns else None, ids).loss
+        hard = unit_norm(torch.stack(list(negatives), dim=1)) if negatives else None
+        return objective(x, y, index if learns else None, *ids, negatives=hard).loss
 
     def add_widths(self, widths: Sequence[int], weights: Sequence[float]) -> None:
         """Make the objectives of a `MatryoshkaLoss`, one per width; `NuclrTrainer` calls this before training."""
@@ -237,7 +243,7 @@ class NuclrLoss(nn.Module):
         """
         if str(width) in self.narrower:
             return self.narrower[str(width)]  # type: ignore[return-value]
-        if self._width not in (None, width) and self.objective.needs_index:
+        if self._width not in (None, width) and self.objective.keeps_tables:
             raise UserError(
                 f"the loss gets embeddings of width {width} and of width {self._width}; around a NuclrLoss with state, "
                 "MatryoshkaLoss needs NuclrTrainer, or NuclrTrainerMixin in front of your trainer"
@@ -255,26 +261,27 @@ class NuclrLoss(nn.Module):
         return CITATION
 
 
-def _two_columns(sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+def _columns(sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     columns = list(sentence_features)
-    if len(columns) != 2:
+    if len(columns) < 2:
         raise UserError(
-            f"the data has {len(columns)} columns of texts, but the loss needs the two of a pair: "
-            "dataset.select_columns([...]) chooses two; negatives come from the other pairs"
+            f"the data has {len(columns)} column of texts, but the loss needs the two of a pair, and after them those "
+            "of hard negatives, if there are any"
         )
     return columns
 
 
-def _index_and_ids(labels: Tensor | None, needed: bool) -> tuple[Tensor | None, Tensor | None]:
+def _index_and_ids(labels: Tensor | None, needed: bool) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the index, and x_id and y_id; further ids are further columns of y_id."""
     if labels is None and not needed:
-        return None, None
+        return None, []
     if labels is None or labels.ndim != 2 or labels.shape[1] < 3 or labels.is_floating_point():
         form = "missing" if labels is None else f"{tuple(labels.shape)} of {labels.dtype}"
         raise UserError(
             f"labels: {form}; must be integers [index, x_id, y_id] per pair. Training data need the column "
             f"{LABEL!r} of {ADD_INDEX}; evaluation needs none of {', '.join(LABEL_COLUMNS)}"
         )
-    return labels[:, 0], labels[:, 1:]
+    return labels[:, 0], [labels[:, 1], labels[:, 2:]]
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
@@ -326,7 +333,7 @@ class CachedNuclrLoss(_CachedLoss, NuclrLoss):
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Compute the loss of one batch; see `NuclrLoss.forward`."""
         self._parameter_gradients = []
-        loss: Tensor = self.forward_cached(_two_columns(sentence_features), labels)  # type: ignore[operator]
+        loss: Tensor = self.forward_cached(_columns(sentence_features), labels)  # type: ignore[operator]
         if gradients := self._parameter_gradients:
             loss.register_hook(lambda scale: _accumulate(gradients, scale))
         return loss
@@ -339,11 +346,11 @@ class CachedNuclrLoss(_CachedLoss, NuclrLoss):
         with_backward: bool = False,
     ) -> Tensor:
         """Return the loss of the embeddings of all mini-batches; with_backward gives them their gradients."""
-        x, y = (torch.cat(side) for side in reps)
-        loss = self.loss_of(x, y, labels)
+        x, y, *negatives = (torch.cat(side) for side in reps)
+        loss = self.loss_of(x, y, labels, negatives)
         if not with_backward:
             return loss
-        parts = [*reps[0], *reps[1]]
+        parts = list(chain.from_iterable(reps))
         # The gradients of the objective's own parameters wait for the factor of the backward pass: the trainer
         # divides the loss by the number of accumulated batches.
         width = x.shape[-1]
@@ -359,7 +366,7 @@ class CachedNuclrLoss(_CachedLoss, NuclrLoss):
 
 def _accumulate(gradients: list[tuple[nn.Parameter, Tensor]], scale: Tensor) -> None:
     for parameter, gradient in gradients:
-        scaled = gradient * scale
+        scaled = (gradient * scale).to(parameter.dtype)
         parameter.grad = scaled if parameter.grad is None else parameter.grad + scaled
 
 
@@ -406,7 +413,7 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
             per_width = getattr(loss, "loss", None) is module and hasattr(loss, "matryoshka_dims")
             if per_width:
                 module.add_widths(loss.matryoshka_dims, loss.matryoshka_weights)
-            if not module.objective.needs_index:
+            if not module.objective.keeps_tables:
                 continue
             if part and not per_width:
                 raise UserError(

@@ -25,6 +25,7 @@ from nuclr import distributed
 from nuclr.errors import UserError, first_line, printable
 from nuclr.files import user_errors, write_atomically
 from nuclr.objectives import Objective
+from nuclr.objectives.state import PairTables
 
 STATE_FILE = "nuclr_objective.safetensors"
 """The name of the file in a checkpoint folder."""
@@ -139,10 +140,13 @@ def restore(
     misfits = sorted(saved["state"].keys() ^ objective.state_dict().keys())
     if misfits:
         raise UserError(f"{where}: {misfits[0]} does not fit; build {name} with the options that it was saved with")
-    pairs = getattr(objective, "num_samples", None)
-    rows = len(saved["state"].get("log_u_x", ()))
-    if rows not in (0, pairs):
-        raise UserError(f"{where}: holds {rows} pairs, but {name} has num_samples={pairs}; resume with the same data")
+    for buffer, table in saved["state"].items():
+        rows = objective.full_rows(buffer) if isinstance(objective, PairTables) else None
+        if rows is not None and len(table) != rows:
+            raise UserError(
+                f"{where}: {buffer} has {len(table)} rows, but {name} needs {rows}, because of "
+                f"num_samples={objective.num_samples} or state.num_{buffer[-1]}; resume with the same data"
+            )
     try:
         objective.load_state_dict(saved["state"])
     except (RuntimeError, ValueError) as error:

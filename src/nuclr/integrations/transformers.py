@@ -44,7 +44,7 @@ __all__ = ["NuclrTrainer", "NuclrTrainerMixin", "add_index", "embeddings"]
 COLUMNS = ("index", "x_id", "y_id")
 """The columns that go to the objective and not to the model."""
 
-Encode = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Tensor]]
+Encode = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, ...]]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Data
@@ -193,9 +193,9 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
         *args: Arguments of the Trainer.
         objective: An objective, or a name such as "nuclr" for one with default options and the size of `train_dataset`.
             Its learnt parameters, if any, are added to the optimizer.
-        encode: A function of (model, inputs) that returns the embeddings (x, y) of each pair, (b, d) or (b, m, d). By
-            default, `image_embeds` and `text_embeds` of the model. It must call the model itself, which is wrapped
-            under DDP, and not the model's methods.
+        encode: A function of (model, inputs) that returns the embeddings (x, y) of each pair, (b, d) or (b, m, d), or
+            (x, y, negatives) with hard negatives of x, (b, k, d). By default, `image_embeds` and `text_embeds` of the
+            model. It must call the model itself, which is wrapped under DDP, and not the model's methods.
         micro_batch: The number of pairs to encode at once, fewer than `per_device_train_batch_size`. The gradient is
             that of the whole batch, at the cost of a second forward pass; see
             `nuclr.objectives.backward_in_micro_batches`.
@@ -259,9 +259,8 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
 
     # -- loss ---------------------------------------------------------------------------------------------------------
 
-    def _features(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        x, y = (self._encode or embeddings)(model, inputs)
-        return unit_norm(x), unit_norm(y)
+    def _features(self, model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
+        return [unit_norm(side) for side in (self._encode or embeddings)(model, inputs)]
 
     def _loss(
         self,
@@ -269,6 +268,7 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
         training: bool,
         x: Tensor,
         y: Tensor,
+        negatives: Tensor | None = None,
     ) -> ObjectiveOutput:
         self.objective.train(training)
         if not training:
@@ -280,7 +280,7 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
             )
         if len(x) * distributed.world_size() == 1:  # no negatives
             return ObjectiveOutput(0 * (x.sum() + y.sum()), {})
-        out: ObjectiveOutput = self.objective(x, y, **columns)
+        out: ObjectiveOutput = self.objective(x, y, **columns, negatives=negatives)
         if training:
             self._latest = out.metrics
         return out
@@ -295,9 +295,9 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
         """Return the loss of a batch and, if asked for, the normalized features under "x" and "y"."""
         del num_items_in_batch  # a count of labels
         inputs, columns = self._split(inputs)
-        x, y = self._features(model, inputs)
-        loss = self._loss(columns, model.training and torch.is_grad_enabled(), x, y).loss
-        return (loss, {"x": x, "y": y}) if return_outputs else loss
+        features = self._features(model, inputs)
+        loss = self._loss(columns, model.training and torch.is_grad_enabled(), *features).loss
+        return (loss, {"x": features[0], "y": features[1]}) if return_outputs else loss
 
     def training_step(
         self,

@@ -123,7 +123,7 @@ class AuthorsNUCLR(NUCLR):
         velocity = step.rows.tables.get("zeta_velocity")
         for inner in range(self.zeta_steps):
             if inner > 0:
-                log_own = zeta / -step.temperature
+                log_own = step.exponents(zeta)
                 log_total = torch.logaddexp(step.log_u, log_own)
                 local = step.kernel.masses(self._for_counted(step, log_total, math.inf))
                 masses = distributed.all_gather(local, dim=1) * torch.exp(log_own - step.log_own)
@@ -157,7 +157,7 @@ class AuthorsNUCLR(NUCLR):
     ) -> Tensor:
         """Return n G_j, (2, B)."""
         if self.zeta_estimator == "reference":
-            sums = torch.exp(zeta / -step.temperature - log_total) + masses
+            sums = torch.exp(step.exponents(zeta) - log_total) + masses
         else:
             sums = self.column_sums(step, zeta, log_total, masses)
         share = 1.0 if self.zeta_estimator == "unbiased" else self.num_samples / step.batch.size

@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -62,6 +62,7 @@ class Range:
 
 POSITIVE = Range(low_open=True, high_open=True)
 SHARE = Range(high=1.0)
+MARGIN = Range(high_open=True)
 
 
 def check_choice(
@@ -136,6 +137,11 @@ class GatheredBatch:
         ids: (B, k), one or more ids per pair, or None if nothing is masked. Pairs that agree in a column are not
             negatives of each other.
         pairs: the pairs of the global batch that are this process's.
+        local_hard: (b * k, d), the hard negatives of this process, those of a pair next to each other; None: no pair
+            has any.
+        hard: (B * k, d), as `local_hard`.
+        items: (B,) per side, "x" and "y": the first id of each sample, if ids are given.
+        log_q: (B,), log of the probability of each y in the data, or None.
 
     """
 
@@ -147,6 +153,10 @@ class GatheredBatch:
     index: Tensor | None
     ids: Tensor | None
     pairs: slice
+    local_hard: Tensor | None = None
+    hard: Tensor | None = None
+    items: Mapping[str, Tensor] = field(default_factory=dict)
+    log_q: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -234,15 +244,16 @@ class Inputs:
 
     x: Tensor
     y: Tensor
-    columns: list[Tensor]
-    has_index: bool
+    columns: dict[str, Tensor]
+    negatives: Tensor | None
+    log_q: Tensor | None
 
 
 class Objective(nn.Module):
     """A contrastive loss on pairs of unit-norm features.
 
-    Call it as ``objective(x, y, index, x_id=..., y_id=...)``; see `forward`. bf16 and fp16 features are computed in
-    float32, float64 in float64, and autocast has no effect.
+    Call it as ``objective(x, y, index, x_id=..., y_id=..., negatives=...)``; see `forward`. bf16 and fp16 features are
+    computed in float32, float64 in float64, and autocast has no effect.
 
     Under torch.distributed the batch is that of all processes together. Gradients are scaled such that DDP's mean over
     the processes is the gradient of the global loss. Every process must pass the same number of pairs.
@@ -252,16 +263,27 @@ class Objective(nn.Module):
         normalize: whether to scale x and y to unit norm inside, with gradients. If False, features that do not have
             unit norm are refused.
 
+    Attributes:
+        false_negative_margin: drop a candidate j from the negatives of anchor i if s_ij > s_ii + this margin, since it
+            is probably a right answer as well; at least 0. None drops nothing. `build` sets it.
+        margin_strategy: "absolute", or "relative" for s_ij > s_ii + margin |s_ii|. `build` sets it.
+
     """
 
+    false_negative_margin: float | None = None
+    margin_strategy: str = "absolute"
     limits: Mapping[str, Range] = {"temperature": POSITIVE}
     """The plain attributes that a schedule may change, and their limits, which are checked at each call."""
     scheduled: Mapping[str, str] = {}
     """Attributes that change during a run of `nuclr train`: "weight" of new values, or "step size"."""
     table_sides: tuple[str, ...] = ()
     """Sides whose popularity is stored in a table, which `set_popularity` writes."""
+    takes_log_q: bool = False
+    """Whether there is a normalizer that `log_q` corrects."""
     needs_index: bool = False
     """Whether training needs the indices of the pairs."""
+    keeps_tables: bool = False
+    """Whether there is state per pair or per item."""
 
     def __init__(self, temperature: float, normalize: bool = False) -> None:
         super().__init__()
@@ -288,6 +310,8 @@ class Objective(nn.Module):
         index: Integers | None = None,
         x_id: Integers | None = None,
         y_id: Integers | None = None,
+        negatives: Array | None = None,
+        log_q: Array | None = None,
     ) -> ObjectiveOutput:
         """Compute the loss of one batch; in training mode, also update the state.
 
@@ -300,6 +324,11 @@ class Objective(nn.Module):
             x_id: ids of the samples behind x, integers: (b,), or (b, k) if a sample has several, such as its own and
                 that of its group. Pairs that agree in a column are not negatives of each other.
             y_id: as `x_id` for y.
+            negatives: (b, k, d) hard negatives of each x with unit norm, such as mined documents: further candidates of
+                all x of the batch, without state. See `hard_negatives` for how they count.
+            log_q: (b,) log of the probability of each y in the data, such as log(count / n). It corrects for items that
+                occur in many pairs: -log(n q) is added to the logits of candidates y ("logQ"). The other side is left
+                as it is.
 
         Returns:
             `loss` and `metrics`. The gradient of `loss` is the algorithm's; its value is the estimate of the
@@ -318,7 +347,7 @@ class Objective(nn.Module):
             0.2395
 
         """
-        inputs = self._checked_inputs(x, y, index, x_id, y_id)
+        inputs = self._checked_inputs(x, y, {"index": index, "x_id": x_id, "y_id": y_id}, negatives, log_q)
         device = inputs.x.device.type
         autocast = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext():
@@ -332,11 +361,18 @@ class Objective(nn.Module):
         """Raise a ValueError for settings that a schedule may have moved out of range."""
         for name, limit in self.limits.items():
             limit.check(name, getattr(self, name))
+        check_choice("margin_strategy", self.margin_strategy, ("absolute", "relative"))
+        if self.false_negative_margin is not None:
+            MARGIN.check("false_negative_margin", self.false_negative_margin)
 
-    def gather_features(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def margins(self, positives: Tensor) -> Tensor:
+        """Return by how much a negative may exceed each positive score, in the same shape."""
+        scale = positives.abs() if self.margin_strategy == "relative" else torch.ones_like(positives)
+        return (self.false_negative_margin or 0.0) * scale
+
+    def gather_features(self, features: Tensor) -> Tensor:
         """Return the features of all processes; autograd sends the gradients back to the processes they came from."""
-        both = distributed.all_gather_with_gradient(torch.cat([x, y], dim=1))
-        return both[:, : x.shape[1]], both[:, x.shape[1] :]
+        return distributed.all_gather_with_gradient(features)
 
     def end_epoch(self) -> None:
         """Do what the objective does once per epoch, after its last step: nothing unless a subclass says so.
@@ -410,11 +446,17 @@ class Objective(nn.Module):
         # a deferred check must not hold the graph of the step
         x = batch.x.detach()
         y = batch.y.detach()
-        error = functools.partial(_bad_features, x, y, batch.views)
+        named = {"x": (x, batch.views[0]), "y": (y, batch.views[1])}
+        checked = [x, y]
+        if batch.hard is not None:
+            checked.append(batch.hard.detach())
+            named["negatives"] = (checked[-1], len(batch.hard) // batch.size)
+            finite = checked[-1].sum().isfinite() & torch.as_tensor(finite)
+        error = functools.partial(_bad_features, named)
         self._deferred.check(finite, error)
         if self.normalize:
             return
-        rows = torch.stack((x[0], x[len(x) // 2], x[-1], y[0], y[len(y) // 2], y[-1]))
+        rows = torch.stack([side[row] for side in checked for row in (0, len(side) // 2, -1)])
         norms = torch.linalg.vector_norm(rows, dim=1)
         if x.device.type == "cpu":  # reading the values is faster than three small tensor operations
             values = norms.tolist()
@@ -438,6 +480,9 @@ class Objective(nn.Module):
                 value = math.nan if value.is_meta else value.item()
             if value is not None and not (is_dataclass(value) and value == parameter.default):
                 shown[name] = f"{value:.6g}" if isinstance(value, float) else repr(value)
+        if self.false_negative_margin is not None:
+            shown["false_negative_margin"] = f"{self.false_negative_margin:.6g}"
+            shown["margin_strategy"] = repr(self.margin_strategy)
         return shown
 
     def extra_repr(self) -> str:
@@ -449,61 +494,74 @@ class Objective(nn.Module):
         pairs = len(inputs.x)
         views = (_views(inputs.x), _views(inputs.y))
         dtype = torch.float64 if inputs.x.dtype == torch.float64 else torch.float32
-        x = inputs.x.to(dtype).flatten(0, -2)
-        y = inputs.y.to(dtype).flatten(0, -2)
+        local = [inputs.x, inputs.y] if inputs.negatives is None else [inputs.x, inputs.y, inputs.negatives]
+        local = [features.to(dtype).flatten(0, -2) for features in local]
         if self.normalize:
-            x = nn.functional.normalize(rescale_extreme_rows(x, small=False), dim=1)
-            y = nn.functional.normalize(rescale_extreme_rows(y, small=False), dim=1)
+            local = [nn.functional.normalize(rescale_extreme_rows(side, small=False), dim=1) for side in local]
+        if inputs.log_q is not None:
+            local.append(inputs.log_q.to(dtype)[:, None])
+        everywhere = local
         # the index and the ids of all processes are gathered in one message
-        gathered = torch.cat(inputs.columns, dim=1) if inputs.columns else None
+        gathered = torch.cat(list(inputs.columns.values()), dim=1) if inputs.columns else None
         start = 0
-        all_x = x
-        all_y = y
         if distributed.world_size() > 1:
             start = distributed.rank() * pairs
-            all_x, all_y = self.gather_features(x.reshape(pairs, -1), y.reshape(pairs, -1))
-            all_x = all_x.reshape(-1, x.shape[1])
-            all_y = all_y.reshape(-1, x.shape[1])
+            flat = [features.reshape(pairs, -1) for features in local]
+            joined = self.gather_features(torch.cat(flat, dim=1))
+            parts = torch.split(joined, [features.shape[1] for features in flat], dim=1)
+            everywhere = [part.reshape(-1, local[k].shape[1]).contiguous() for k, part in enumerate(parts)]
             gathered = None if gathered is None else distributed.all_gather(gathered)
         index = None
         ids = gathered
-        if gathered is not None and inputs.has_index:
+        if gathered is not None and "index" in inputs.columns:
             index = gathered[:, 0]
             ids = gathered[:, 1:] if len(inputs.columns) > 1 else None
+        items = {}
+        first = 0
+        for name, column in inputs.columns.items():
+            if gathered is not None and name != "index":
+                items[name[0]] = gathered[:, first]
+            first += column.shape[1]
         return GatheredBatch(
-            x,
-            y,
-            all_x,
-            all_y,
+            local[0],
+            local[1],
+            everywhere[0],
+            everywhere[1],
             views,
             index,
             ids,
             slice(start, start + pairs),
+            None if inputs.negatives is None else local[2],
+            None if inputs.negatives is None else everywhere[2],
+            items,
+            None if inputs.log_q is None else everywhere[-1][:, 0],
         )
 
     def _checked_inputs(
         self,
         x: Array,
         y: Array,
-        index: Integers | None,
-        x_id: Integers | None,
-        y_id: Integers | None,
+        columns: Mapping[str, Integers | None],
+        negatives: Array | None,
+        log_q: Array | None,
     ) -> Inputs:
         """Return the arguments as tensors. If one process refuses them, all processes raise."""
         if distributed.world_size() == 1:
-            return self._check_inputs(x, y, index, x_id, y_id)
-        header = [0] * 10
+            return self._check_inputs(x, y, columns, negatives, log_q)
+        header = [0] * 12
         problem = None
         try:
-            inputs = self._check_inputs(x, y, index, x_id, y_id)
+            inputs = self._check_inputs(x, y, columns, negatives, log_q)
             header = [
                 len(inputs.x),
                 inputs.x.shape[-1],
                 inputs.x.element_size(),
                 inputs.x[0].numel(),
                 inputs.y[0].numel(),
-                sum(column.shape[1] for column in inputs.columns),
-                *(int(value is not None) for value in (index, x_id, y_id)),
+                0 if inputs.negatives is None else inputs.negatives.shape[1],
+                int(log_q is not None),
+                sum(column.shape[1] for column in inputs.columns.values()),
+                *(int(value is not None) for value in columns.values()),
                 int(torch.is_grad_enabled() and (inputs.x.requires_grad or inputs.y.requires_grad)),
             ]
         except (TypeError, ValueError) as error:
@@ -515,8 +573,8 @@ class Objective(nn.Module):
             got = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (b, d, *_) in enumerate(headers))
             raise ValueError(
                 "every process must pass the same number of pairs and views, width, dtype, requires_grad, mode (train "
-                f"or eval) and arguments (index, x_id, y_id), but got {got} (0: it refused its input, see its error "
-                "message); drop the last incomplete batch"
+                f"or eval) and arguments (index, x_id, y_id, negatives, log_q), but got {got} (0: it refused its "
+                "input, see its error message); drop the last incomplete batch"
             )
         if not self._same_settings:
             self._compare_settings()
@@ -535,9 +593,9 @@ class Objective(nn.Module):
         self,
         x: Array,
         y: Array,
-        index: Integers | None,
-        x_id: Integers | None,
-        y_id: Integers | None,
+        columns: Mapping[str, Integers | None],
+        negatives: Array | None,
+        log_q: Array | None,
     ) -> Inputs:
         """Return the arguments of this process as tensors after checking types, shapes and settings."""
         x = as_tensor("x", x)
@@ -549,38 +607,64 @@ class Objective(nn.Module):
         if not (x.is_floating_point() and x.dtype == y.dtype):
             raise ValueError(f"x and y must have one floating-point dtype, but x is {x.dtype} and y is {y.dtype}")
         check_same_device("x", x, "y", y)
+        if negatives is not None:
+            negatives = as_tensor("negatives", negatives)
+            shape = tuple(negatives.shape)
+            if negatives.ndim != 3 or shape != (len(x), max(shape[1], 1), x.shape[-1]) or negatives.dtype != x.dtype:
+                raise ValueError(
+                    f"negatives must be (b, k, d) = ({len(x)}, k, {x.shape[-1]}) of {x.dtype}, with k hard negatives "
+                    f"per pair, but is {shape} of {negatives.dtype}"
+                )
+            check_same_device("x", x, "negatives", negatives)
         if len(x) * distributed.world_size() < 2:
             raise ValueError(f"the batch has {len(x)} pair, which leaves no negatives; at least 2 are needed")
-        columns = []
-        for name, value in (("index", index), ("x_id", x_id), ("y_id", y_id)):
+        if log_q is not None:
+            if not self.takes_log_q:
+                raise ValueError(
+                    f"log_q is given, but {type(self).__name__} has no normalizer to correct; leave it out"
+                )
+            log_q = to_device(as_tensor("log_q", log_q, lists=True), x.device)
+            if log_q.shape != (len(x),) or not log_q.is_floating_point():
+                raise ValueError(f"log_q must be ({len(x)},) floats, but is {tuple(log_q.shape)} of {log_q.dtype}")
+            message = "log_q must be finite: the log of each y's probability, such as log(count / n), with count > 0"
+            self._deferred.check(log_q.isfinite().all(), functools.partial(ValueError, message))
+        checked = {}
+        for name, value in columns.items():
             if value is not None:
                 column = as_tensor(name, value, lists=True)
                 several = name != "index" and column.ndim == 2 and column.shape[1] > 0
                 column = as_integers(name, column, len(x), *[None] * several)
-                columns.append(to_device(column, x.device).reshape(len(x), -1))
-        if self.needs_index and self.training and index is None:
+                checked[name] = to_device(column, x.device).reshape(len(x), -1)
+        if self.needs_index and self.training and "index" not in checked:
             raise ValueError("index is None, but training needs the indices of the pairs; only eval() takes index=None")
         self.check_settings()
-        return Inputs(x, y, columns, index is not None)
+        return Inputs(x, y, checked, negatives, log_q)
 
 
 def _views(features: Tensor) -> int:
     return features.shape[1] if features.ndim == 3 else 1
 
 
-def _bad_features(
-    x: Tensor,
-    y: Tensor,
-    views: tuple[int, int],
-) -> ValueError:
-    """Return an error that names the row whose norm is furthest from 1, or not finite."""
-    norms = torch.linalg.vector_norm(torch.cat([x, y]).double(), dim=1)
-    worst = int((norms - 1).abs().nan_to_num(nan=math.inf).argmax())
-    name, row = ("x", worst // views[0]) if worst < len(x) else ("y", (worst - len(x)) // views[1])
-    if not norms[worst].isfinite():
+def _bad_features(named: Mapping[str, tuple[Tensor, int]]) -> ValueError:
+    """Return an error that names the row whose norm is furthest from 1, or not finite.
+
+    Args:
+        named: name of the argument -> its features, and the number of rows per pair.
+
+    """
+    most = -1.0
+    for candidate, (features, views) in named.items():
+        norms = torch.linalg.vector_norm(features.double(), dim=1)
+        distance, position = (norms - 1).abs().nan_to_num(nan=math.inf).max(dim=0)
+        if distance.item() > most:
+            most = distance.item()
+            name = candidate
+            row = int(position) // views
+            norm = norms[position].item()
+    if not math.isfinite(norm):
         return ValueError(f"{name} must be finite, but row {row} of the global batch holds nan or inf")
     return ValueError(
-        f"{name} must have unit norm, but row {row} of the global batch has norm {norms[worst]:.4g}; "
+        f"{name} must have unit norm, but row {row} of the global batch has norm {norm:.4g}; "
         f"pass F.normalize({name}, dim=-1), or build the objective with normalize=True"
     )
 
@@ -596,10 +680,12 @@ class Scores:
 
     Attributes:
         batch: the global batch.
-        xy: (b, B), this process's x against all y.
+        xy: (b, B + B k), this process's x against all y and then, if there are any, against all hard negatives.
         yx: (b, B), this process's y against all x.
         positives: (b,), the column of each anchor's positive.
-        masked: (b, B) bool, pairs of samples that share an id and are not a positive; None if there are no ids.
+        masked_xy: bool, entries of `xy` that are neither positives nor negatives, because the pairs share an id
+            or the score exceeds that of the positive by `false_negative_margin`; None if nothing is masked.
+        masked_yx: as `masked_xy` for `yx`.
 
     """
 
@@ -607,7 +693,8 @@ class Scores:
     xy: Tensor
     yx: Tensor
     positives: Tensor
-    masked: Tensor | None
+    masked_xy: Tensor | None
+    masked_yx: Tensor | None
 
 
 class AutogradObjective(Objective):
@@ -659,10 +746,30 @@ class AutogradObjective(Objective):
         masked = None
         if batch.ids is not None:
             masked = batch.excluded().scatter_(1, positives[:, None], False)
-        x, y, metrics = self.losses(Scores(batch, xy, yx, positives, masked))
+        masked_yx = self._mask_false_negatives(yx, positives, masked)
+        if batch.hard is not None:
+            xy = torch.cat([xy, batch.local_x @ batch.hard.T], dim=1)
+            if masked is not None:  # the hard negatives of a pair are masked as its y is; an anchor keeps its own
+                masked = torch.cat([masked, masked.repeat_interleave(len(batch.hard) // batch.size, dim=1)], dim=1)
+        masked_xy = self._mask_false_negatives(xy, positives, masked)
+        x, y, metrics = self.losses(Scores(batch, xy, yx, positives, masked_xy, masked_yx))
         means = torch.stack([x.mean(), y.mean()])  # times 1/K, summed over K processes, is the global mean
         everywhere = distributed.sum_over_processes(means) / processes
         loss = means.sum()
         if processes > 1:
-            loss = loss + (everywhere.sum() - loss).detach()
+            loss = everywhere.sum() + (loss - loss.detach())
         return ObjectiveOutput(loss, {"objective_x": everywhere[0], "objective_y": everywhere[1]} | metrics)
+
+    def _mask_false_negatives(
+        self,
+        side: Tensor,
+        positives: Tensor,
+        masked: Tensor | None,
+    ) -> Tensor | None:
+        """Return `masked` and the candidates that `false_negative_margin` drops, for the scores of a side."""
+        if self.false_negative_margin is None:
+            return masked
+        scores = side.detach()
+        positive = scores.gather(1, positives[:, None])
+        dropped = scores - positive > self.margins(positive)
+        return dropped if masked is None else dropped.logical_or_(masked)

@@ -36,6 +36,8 @@ class CLIP(AutogradObjective):
 
     """
 
+    takes_log_q = True
+
     def __init__(
         self,
         temperature: float = 0.05,
@@ -64,16 +66,25 @@ class CLIP(AutogradObjective):
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return half of each anchor's cross-entropy; see `AutogradObjective`."""
         scale = self.scale(scores)
-        x = self._cross_entropy(scores.xy * scale, scores)
-        y = self._cross_entropy(scores.yx * scale, scores)
+        logits = scores.xy * scale
+        log_q = scores.batch.log_q
+        if log_q is not None:  # B q_j: a hard negative counts once, and so does an item, in the mean over batches
+            given = log_q + math.log(scores.batch.size)
+            logits = logits - nn.functional.pad(given, (0, logits.shape[1] - len(given)))
+        x = self._cross_entropy(logits, scores.positives, scores.masked_xy)
+        y = self._cross_entropy(scores.yx * scale, scores.positives, scores.masked_yx)
         metrics = {} if self.log_scale is None else {"scale": torch.as_tensor(scale).detach()}
         return x / 2, y / 2, metrics
 
     @staticmethod
-    def _cross_entropy(logits: Tensor, scores: Scores) -> Tensor:
-        if scores.masked is not None:
-            logits = logits.masked_fill(scores.masked, -math.inf)
-        return nn.functional.cross_entropy(logits, scores.positives, reduction="none")
+    def _cross_entropy(
+        logits: Tensor,
+        positives: Tensor,
+        masked: Tensor | None,
+    ) -> Tensor:
+        if masked is not None:
+            logits = logits.masked_fill(masked, -math.inf)
+        return nn.functional.cross_entropy(logits, positives, reduction="none")
 
 
 class CyCLIP(CLIP):
@@ -105,7 +116,7 @@ class CyCLIP(CLIP):
         """Return CLIP's losses, each with half of the anchor's consistency terms; see `AutogradObjective`."""
         x, y, metrics = super().losses(scores)
         batch = scores.batch
-        cross = (scores.xy - scores.yx).square().sum(dim=1)
+        cross = (scores.xy[:, : batch.size] - scores.yx).square().sum(dim=1)
         within = (batch.local_x @ batch.x.T - batch.local_y @ batch.y.T).square().sum(dim=1)
         consistency = self.cross * cross + self.within * within
         return x + consistency / 2, y + consistency / 2, metrics | {"consistency": consistency.detach().mean()}

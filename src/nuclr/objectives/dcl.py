@@ -46,11 +46,19 @@ class DCL(AutogradObjective):
 
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return half of each anchor's loss; see `AutogradObjective`."""
-        return self._side(scores.xy, scores) / 2, self._side(scores.yx, scores) / 2, {}
+        x = self._side(scores.xy, scores.positives, scores.masked_xy)
+        y = self._side(scores.yx, scores.positives, scores.masked_yx)
+        return x / 2, y / 2, {}
 
-    def _side(self, side: Tensor, scores: Scores) -> Tensor:
-        positive = side.gather(1, scores.positives[:, None])
-        excluded = scores.batch.excluded()
+    def _side(
+        self,
+        side: Tensor,
+        positives: Tensor,
+        masked: Tensor | None,
+    ) -> Tensor:
+        positive = side.gather(1, positives[:, None])
+        excluded = torch.zeros_like(side, dtype=torch.bool) if masked is None else masked.clone()
+        excluded.scatter_(1, positives[:, None], True)
         count = (~excluded).sum(dim=1).to(side.dtype)
         margins = ((side - positive) / self.temperature).masked_fill(excluded, -math.inf)
         log_sum = margins.logsumexp(dim=1)

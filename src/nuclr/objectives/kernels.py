@@ -17,12 +17,14 @@ gradient of sum_i sum_j w_ij (s_ij - S_i) / b for w_ij = a_i exp(e_ij), and what
 temperatures (`moments`) need.
 
 `make_kernel` returns an object with these passes. `SharedKernel` takes one exponential per score and three matrix
-products in total. `TiledKernel` is exact at every temperature and needs O(tile x B) memory.
+products in total. `TiledKernel` is exact at every temperature and needs O(tile x B) memory. It also drops likely false
+negatives, the entries with s(x_ik, y_jl) > S_i + margin_i. They
+differ between the sides, so these share no exponential.
 """
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -43,6 +45,7 @@ class KernelBatch(NamedTuple):
     tau: float | Tensor  # temperature of the anchors: one number, or (2, B)
     ids: Tensor | None  # (B, k): pairs that agree in a column are not negatives of each other; None: only i = j is not
     pairs: slice  # the pairs of this process
+    margins: Tensor | None = None  # (B,), entries with s(x_ik, y_jl) - S_i above it are not negatives of anchor i
 
     @property
     def size(self) -> int:
@@ -57,7 +60,8 @@ class KernelBatch(NamedTuple):
     def swapped(self) -> "KernelBatch":
         """Return the batch with its sides exchanged."""
         tau = self.tau if isinstance(self.tau, float) else self.tau.flip(0)
-        return KernelBatch(self.y, self.x, self.views[::-1], self.bias.flip(-2), tau, self.ids, self.pairs)
+        views = self.views[::-1]
+        return KernelBatch(self.y, self.x, views, self.bias.flip(-2), tau, self.ids, self.pairs, self.margins)
 
 
 class Sums(NamedTuple):
@@ -67,6 +71,7 @@ class Sums(NamedTuple):
     y: Tensor  # (b * m_y, d), gradient of this process's y
     masses: Tensor | None  # (2, b) or per view (M, 2, b), if requested
     moments: Tensor | None  # (2, b), if requested
+    hard: Tensor | None = None  # (b * k, d), gradient of this process's hard negatives
 
 
 class BatchKernel(Protocol):
@@ -159,9 +164,10 @@ def make_kernel(
 
     """
     small = len(batch.x) * len(batch.y) <= KEPT_ELEMENTS
+    one_kernel = isinstance(batch.tau, float) and batch.margins is None  # both sides have the same terms
     # On CPU, reading a value is free and exp is expensive; on an accelerator it is the reverse.
-    if bounded and small and batch.whole and isinstance(batch.tau, float) and batch.x.device.type == "cpu":
-        shared = SharedKernel.if_exact(batch, batch.tau, workspace)
+    if bounded and small and batch.whole and one_kernel and batch.x.device.type == "cpu":
+        shared = SharedKernel.if_exact(batch, cast(float, batch.tau), workspace)
         if shared is not None:
             return shared
     return TiledKernel(batch, workspace)
@@ -528,6 +534,9 @@ class _Block:
         self.row_positive, self.column_positive = spread(positives, m_x), spread(positives, m_y)
         self.row_tau, self.column_tau = spread(tau[0], m_x), spread(tau[1], m_y)
         self.row_bias, self.column_bias = of_views(batch.bias, 1, m_x), of_views(batch.bias, 0, m_y)  # as candidates
+        margins = batch.margins
+        self.row_margin = None if margins is None else spread(margins, m_x)
+        self.column_margin = None if margins is None else spread(margins, m_y)
         rows = slice(batch.pairs.start * m_x, batch.pairs.stop * m_x)
         self.start, self.count = rows.start, rows.stop - rows.start
         self.kept = self._scores(rows) if self.count * len(batch.y) <= KEPT_ELEMENTS else None
@@ -549,22 +558,37 @@ class _Block:
     def row_exponents(self, tile: _Tile) -> Tensor:
         """Return e^x with rows as anchors, in a buffer."""
         exponents = torch.sub(tile.scores, self.row_positive[tile.rows, None], out=self._like("rows", tile.scores))
+        dropped = self._dropped(exponents, None if self.row_margin is None else self.row_margin[tile.rows, None])
         exponents.div_(self.row_tau[tile.rows, None]).add_(self.column_bias)
-        return self._negatives_only(exponents, tile)
+        return self._negatives_only(exponents, tile, dropped)
 
     def column_exponents(self, tile: _Tile) -> Tensor:
         """Return e^y with columns as anchors, in a buffer."""
         exponents = torch.sub(tile.scores, self.column_positive, out=self._like("columns", tile.scores))
+        dropped = self._dropped(exponents, self.column_margin)
         exponents.div_(self.column_tau).add_(self.row_bias[tile.rows, None])
-        return self._negatives_only(exponents, tile)
+        return self._negatives_only(exponents, tile, dropped)
 
-    def _negatives_only(self, exponents: Tensor, tile: _Tile) -> Tensor:
+    def _dropped(self, differences: Tensor, margins: Tensor | None) -> Tensor | None:
+        """Return where s - S of the anchor exceeds the margin, in a buffer; None without a margin."""
+        if margins is None:
+            return None
+        flag = differences.new_empty(0, dtype=torch.bool)
+        rows, columns = differences.shape
+        return torch.gt(differences, margins, out=self.workspace.take("dropped", rows, columns, flag))
+
+    def _negatives_only(
+        self,
+        exponents: Tensor,
+        tile: _Tile,
+        dropped: Tensor | None,
+    ) -> Tensor:
         # the lowest finite number instead of -inf: its exponential is 0 as well, and 0 times it is 0, not nan
         lowest, views = torch.finfo(exponents.dtype).min, self.batch.views
         _positives(exponents, views, tile.pairs.start).fill_(lowest)
         if tile.excluded is not None:
             _mask(exponents, views, tile.excluded, lowest)
-        return exponents
+        return exponents if dropped is None else exponents.masked_fill_(dropped, lowest)
 
     def sums(
         self,

@@ -63,6 +63,7 @@ from torch import Tensor, nn
 from nuclr import distributed
 from nuclr.arrays import Array, as_floating
 from nuclr.objectives.base import Range, check_choice
+from nuclr.objectives.hard_negatives import HardNegativesKernel
 from nuclr.objectives.kernels import stack_views
 from nuclr.objectives.networks import PrototypeNetwork
 from nuclr.objectives.state import CANDIDATES, StatePlacement
@@ -249,6 +250,15 @@ class NUCLR(StatefulObjective):
             step.predicted_popularity = stacked.nan_to_num(nan=0.0)
         return self.zeta_init + step.temperature * stacked.detach()
 
+    def hard_bias(self, step: Step) -> Tensor | float:
+        """Return -zeta/tau of the hard negatives: of the initial zeta, or that which the network predicts."""
+        bias = self.zeta_init / -step.temperature
+        if self.popularity == "table" or step.batch.hard is None:
+            return bias
+        network = cast(PrototypeNetwork, self.popularity_networks["y"])
+        predicted: Tensor = network(step.batch.hard).to(step.batch.hard.dtype)
+        return bias - predicted
+
     def log_normalizer(self, step: Step) -> Tensor:
         """Return log(u_i + exp(-xi/tau)), with the pair's own zeta instead of xi if `use_xi` is False."""
         if not self.use_xi:
@@ -263,13 +273,16 @@ class NUCLR(StatefulObjective):
         """Return tau times the derivative of sum_i log d_i / B with respect to tau through zeta/tau and xi/tau."""
         # sum_i sum_j w_ij zeta_j/tau
         masses = step.kernel.masses(-log_weight)
-        negatives = -(distributed.all_gather(masses, dim=masses.ndim - 1) * step.bias)
+        negatives = -(distributed.all_gather(masses, dim=masses.ndim - 1) * (step.bias + step.given))
         # the positive's term, exp(-xi/tau) / d_i xi/tau, which vanishes for xi = inf
         own = self._xi(step) / step.temperature if self.use_xi else -(step.bias if step.own is None else step.own)
-        positive = torch.where(own.isposinf(), 0.0, torch.exp(-own - step.log_d) * own)
+        inverse = own if self.use_xi else own - step.given  # log_q does not depend on tau
+        positive = torch.where(own.isposinf(), 0.0, torch.exp(-own - step.log_d) * inverse)
         if step.own is not None:  # the mean over views
             negatives = negatives.nanmean(dim=0)
             positive = positive if self.use_xi else positive.flatten(0, 1).nanmean(dim=0)
+        if isinstance(step.kernel, HardNegativesKernel):
+            negatives = negatives.sum() - step.kernel.bias_moment(log_weight)
         return (negatives.sum() + self._for_counted(step, positive, 0.0).sum()) / step.batch.size
 
     def moves_zeta(self) -> bool:
@@ -320,7 +333,7 @@ class NUCLR(StatefulObjective):
     ) -> Tensor:
         """Return c_j, the estimated sum of the probabilities that all anchors give candidate j, shaped as zeta."""
         if step.own is None:
-            own = torch.exp(zeta / -step.temperature - log_total)
+            own = torch.exp(step.exponents(zeta) - log_total)
         else:
             own = torch.exp(step.own - log_total).nanmean(dim=0)
         # an anchor without negatives gives no mass, and its row is not stored

@@ -21,6 +21,8 @@ from nuclr.objectives.nuclr import NUCLR
 from nuclr.objectives.siglip import SigLIP
 from nuclr.objectives.sogclr import ISogCLR, SogCLR
 
+# options of all objectives that are plain attributes
+COMMON: dict[str, Any] = {"false_negative_margin": None, "margin_strategy": "absolute"}
 LR_FACTOR = "lr_factor"
 SAMPLES = "num_samples"
 
@@ -65,11 +67,14 @@ class Entry:
     @property
     def _defaults(self) -> dict[str, Any]:
         parameters = inspect.signature(self.cls).parameters
-        return {name: parameter.default for name, parameter in parameters.items() if name != SAMPLES}
+        return {name: parameter.default for name, parameter in parameters.items() if name != SAMPLES} | COMMON
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's arguments with their defaults, without `num_samples`; a record is a dict of its fields."""
+        """The constructor's arguments without `num_samples`, and those of `COMMON`, with their defaults.
+
+        A record is a dict of its fields.
+        """
         return {
             name: dict(vars(default)) if dataclasses.is_dataclass(default) else default
             for name, default in self._defaults.items()
@@ -78,7 +83,7 @@ class Entry:
     @property
     def kinds(self) -> dict[str, Any]:
         """The types of the options; a record is a dict with the types of its fields."""
-        hints = typing.get_type_hints(self.cls.__init__)
+        hints = typing.get_type_hints(Objective) | typing.get_type_hints(self.cls.__init__)
         return {
             name: typing.get_type_hints(type(default)) if dataclasses.is_dataclass(default) else hints.get(name, Any)
             for name, default in self._defaults.items()
@@ -187,7 +192,7 @@ def names() -> tuple[str, ...]:
 
 
 def options(name: str) -> dict[str, Any]:
-    """Return the options of an objective: its constructor's arguments without `num_samples`.
+    """Return the options of an objective: its constructor's arguments without `num_samples`, and common options.
 
     Args:
         name: a registered name.
@@ -213,7 +218,8 @@ def build(name: str, *, num_samples: int | None = None, **options: Any) -> Objec
         name: a registered name: "clip", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr", "nuclr-authors" or a
             plugin's.
         num_samples: the number of pairs of the data set. Objectives with state need it, the others ignore it.
-        **options: arguments of the constructor, such as `temperature`.
+        **options: arguments of the constructor, such as `temperature`, and `false_negative_margin` and
+            `margin_strategy`.
 
     Returns:
         The objective, in training mode.
@@ -235,12 +241,18 @@ def build(name: str, *, num_samples: int | None = None, **options: Any) -> Objec
         if moved := describe_moved(name, option, value):
             raise ValueError(moved)
         _check_option(name, option, record.options)
+    common = {option: options.pop(option) for option in COMMON if option in options}
     make: Callable[..., Objective] = record.cls
     if not record.needs_num_samples:
-        return make(**options)
-    if num_samples is None:
+        objective = make(**options)
+    elif num_samples is None:
         raise ValueError(f"{name} keeps state per pair and needs the number of pairs: build({name!r}, num_samples=...)")
-    return make(num_samples=num_samples, **options)
+    else:
+        objective = make(num_samples=num_samples, **options)
+    for option, value in common.items():
+        setattr(objective, option, value)
+    objective.check_settings()
+    return objective
 
 
 # Options of earlier versions, and where they are now.

@@ -52,16 +52,33 @@ class SigLIP(AutogradObjective):
         return self.bias.item()
 
     def losses(self, scores: Scores) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the loss of each x's row; both sides get half, because they share the sum over all i and j."""
+        """Return half of the loss of each anchor's row.
+
+        The sides share the sum over all i and j, unless `false_negative_margin` drops different entries on each. Hard
+        negatives are in the rows of x only, where they count in full.
+        """
         dtype = scores.xy.dtype
         if self.log_scale is None:
             scale = scores.xy.new_tensor(1 / self.temperature)
         else:
             scale = distributed.replicated(self.log_scale).to(dtype).exp()
-        logits = scores.xy * scale + distributed.replicated(self.bias).to(dtype)
-        signs = torch.full_like(logits, -1.0).scatter_(1, scores.positives[:, None], 1.0)
+        bias = distributed.replicated(self.bias).to(dtype)
+        pairs = scores.batch.size
+        x = self._rows(scores.xy * scale + bias, scores.positives, scores.masked_xy, pairs)
+        y = x
+        if self.false_negative_margin is not None or scores.batch.hard is not None:
+            y = self._rows(scores.yx * scale + bias, scores.positives, scores.masked_yx, pairs)
+        return x, y, {"scale": scale.detach(), "bias": self.bias.detach().clone()}
+
+    @staticmethod
+    def _rows(
+        logits: Tensor,
+        positives: Tensor,
+        masked: Tensor | None,
+        pairs: int,
+    ) -> Tensor:
+        signs = torch.full_like(logits, -1.0).scatter_(1, positives[:, None], 1.0)
         log_likelihoods = nn.functional.logsigmoid(signs * logits)
-        if scores.masked is not None:
-            log_likelihoods = log_likelihoods.masked_fill(scores.masked, 0.0)
-        rows = -log_likelihoods.sum(dim=1) / 2
-        return rows, rows, {"scale": scale.detach(), "bias": self.bias.detach().clone()}
+        if masked is not None:
+            log_likelihoods = log_likelihoods.masked_fill(masked, 0.0)
+        return -log_likelihoods.sum(dim=1) / 2 - log_likelihoods[:, pairs:].sum(dim=1) / 2

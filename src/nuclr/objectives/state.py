@@ -5,6 +5,14 @@ A table is a buffer per side with one number per pair, such as log_u_x and log_u
 them. With sharding, process r holds the rows [r R, (r + 1) R), R = ceil(n / K); every process contributes the rows that
 it holds, and one all-reduce gives all rows to all processes.
 
+Items. With `StatePlacement.num_x`, the tables of side x have one row per item x, which the first x_id names, and all
+pairs that contain the item share it; num_y is the same for y. If an item occurs several times in a batch, its new row
+is the mean over its pairs. They differ in the score of the positive, so log u of an item is that of its whole sum,
+log u_i + s_ii/tau_i in the notation of `stateful`, and the mean is that of its exponential. If every item occurs once,
+tables per item and per pair give the same results as long as the scores of positives are the same at each visit, and
+with gamma = 1 in any case. Otherwise they differ in what is kept from old visits: the whole sum, or the sum relative to
+the positive.
+
 A table may have one number per stored view, (n, m). Its rows of a batch are (M, 2, B), as `kernels` stacks views.
 """
 
@@ -39,6 +47,10 @@ class StatePlacement:
             the same order at every visit. 1: all views of a pair share one popularity, an approximation for random
             views, which have no number that stays.
         y_views: as `x_views` for y, such as 5 for the five captions of an image.
+        num_x: number of distinct x, if pairs share them: the tables of side x have one row per item, and `x_id` in [0,
+            num_x) is its row. None: one row per pair.
+        num_y: as `num_x` for y. With both, no index is needed. In eval mode, rows are read only if an index is given,
+            since the ids of other data name other items.
 
     """
 
@@ -46,8 +58,13 @@ class StatePlacement:
     sharding: bool = False
     x_views: int = 1
     y_views: int = 1
+    num_x: int | None = None
+    num_y: int | None = None
 
     def __post_init__(self) -> None:
+        for side, count in self.items.items():
+            if count is not None and count < 1:
+                raise ValueError(f"state.num_{side} must be the number of distinct {side}, but is {count}")
         if min(self.views) < 1:
             raise ValueError(f"state.x_views and state.y_views must be at least 1, but are {self.views}")
 
@@ -56,13 +73,21 @@ class StatePlacement:
         """m_x and m_y."""
         return self.x_views, self.y_views
 
+    @property
+    def items(self) -> dict[str, int | None]:
+        """num_x and num_y by side."""
+        return {"x": self.num_x, "y": self.num_y}
+
 
 class StateRows(NamedTuple):
     """The state of a batch before the step, and where it is stored."""
 
     tables: dict[str, Tensor]  # name -> (2, B) or per view (M, 2, B), in the dtype of the computation
-    stored: Tensor | None = None  # rows of the tables, on their device; None: without an index, nothing is stored
-    owned: Tensor | None = None  # the pairs of the global batch that these rows belong to; None: all B of them
+    # by side, rows of its tables, on their device; empty: without an index, nothing is stored
+    stored: Mapping[str, Tensor] = {}
+    # by side, the pairs of the global batch that these rows belong to; empty: all B of them
+    owned: Mapping[str, Tensor] = {}
+    numbers: Mapping[str, Tensor] = {}  # by side, (B,), the rows of the whole tables
 
 
 class PairTables(Objective):
@@ -100,9 +125,13 @@ class PairTables(Objective):
         self._owners: dict[str, tuple[str, str]] = {}  # table -> whose rows side x and side y use
         self._view_tables: set[str] = set()  # tables with a number per view on one side at least
         self._shards = distributed.world_size() if state.sharding else 1
-        count = math.ceil(num_samples / self._shards)
-        start = distributed.rank() * count if state.sharding else 0
-        self._stored = range(min(start, num_samples), min(start + count, num_samples))  # rows that this process holds
+        self.by_item = [side for side, count in state.items.items() if count is not None]
+        self._rows = {side: count or num_samples for side, count in state.items.items()}
+        self._stored = {}  # by side, the rows that this process holds
+        for side, rows in self._rows.items():
+            count = math.ceil(rows / self._shards)
+            start = distributed.rank() * count if state.sharding else 0
+            self._stored[side] = range(min(start, rows), min(start + count, rows))
         self._feature_device: torch.device | None = None
 
     def add_tables(
@@ -121,15 +150,17 @@ class PairTables(Objective):
             per_view: whether a side with m > 1 stored views has m numbers per row.
 
         """
-        self.needs_index = True
+        self.keeps_tables = True
         self.initial[name] = value
         self._owners[name] = owners
         if per_view and self.state.views != (1, 1):
             self._view_tables.add(name)
         for row in self.active:
+            self.needs_index = self.needs_index or owners[row] not in self.by_item
             views = self.state.views[ANCHORS.index(owners[row])] if per_view else 1
+            held = len(self._stored[owners[row]])
             rows = torch.full(
-                (len(self._stored), views) if views > 1 else (len(self._stored),),
+                (held, views) if views > 1 else (held,),
                 value,
                 dtype=torch.float32,
                 device=self.state.device,
@@ -144,44 +175,74 @@ class PairTables(Objective):
         """Return the buffer with the rows that side x (row 0) or side y (row 1) uses."""
         return cast(Tensor, self._buffers[f"{name}_{self._owners[name][row]}"])
 
+    def full_rows(self, buffer: str) -> int | None:
+        """Return the number of rows of a table over all processes; None if the buffer is not a table."""
+        table, _, side = buffer.rpartition("_")
+        return self._rows[side] if table in self.initial else None
+
     # -- rows of a batch -----------------------------------------------------------------------------------------------
 
     def read(self, batch: GatheredBatch) -> StateRows:
         """Return the batch's rows of all tables; without an index, initial values."""
         names = list(self.initial)
         self._feature_device = batch.x.device
-        if batch.index is None or not self.initial:
+        numbers = self._row_numbers(batch) if self.initial else None
+        if numbers is None:
             return StateRows({name: self._initial_rows(name, batch) for name in names})
-        self._check_index(batch.index)
         self._check_views(batch)
-        # On an accelerator, a bad index is reported at the next call; until then it must not crash the device.
-        stored = batch.index if batch.index.device.type == "cpu" else batch.index.clamp(0, self.num_samples - 1)
         device = self.table(names[0], self.active[0]).device  # all tables are on one device
-        owned = None
-        if self.state.sharding:
-            # for an index on an accelerator, this waits for the device
-            owned = self._find_owned(stored)
-            stored = stored[owned] - self._stored.start
-            owned = to_device(owned, device)
-        stored = to_device(stored, device)
+        stored: dict[str, Tensor] = {}
+        owned: dict[str, Tensor] = {}
+        for side, rows in numbers.items():
+            if side == "y" and rows is numbers["x"]:  # an index is that of both sides
+                stored["y"] = stored["x"]
+                owned |= {"y": owned["x"]} if owned else {}
+                continue
+            if self.state.sharding:
+                # for an index on an accelerator, this waits for the device
+                own = self._find_owned(rows, side)
+                rows = rows[own] - self._stored[side].start
+                owned[side] = to_device(own, device)
+            stored[side] = to_device(rows, device)
         loaded = []
         for name in names:
             for row in self.active:
-                rows = self.table(name, row).index_select(0, stored)
-                if owned is not None:
-                    rows = rows.new_zeros(batch.size, *rows.shape[1:]).index_copy_(0, owned, rows)
+                owner = self._owners[name][row]
+                rows = self.table(name, row).index_select(0, stored[owner])
+                if owned:
+                    rows = rows.new_zeros(batch.size, *rows.shape[1:]).index_copy_(0, owned[owner], rows)
                 loaded.append(rows)
         if self._view_tables:
-            return StateRows(self._split(loaded, names, batch, owned is not None), stored, owned)
+            return StateRows(self._split(loaded, names, batch, bool(owned)), stored, owned, numbers)
         tables = to_device(torch.stack(loaded), batch.x.device).view(len(names), len(self.active), batch.size)
-        if owned is not None:
+        if owned:
             tables = distributed.sum_over_processes(tables)
         if len(self.active) == 1:  # the side that is not in use has initial values
             known = tables
             initial = tables.new_tensor([self.initial[name] for name in names])
             tables = initial[:, None, None].repeat(1, 2, batch.size)
             tables[:, self.active] = known
-        return StateRows(dict(zip(names, tables.to(batch.x), strict=True)), stored, owned)
+        return StateRows(dict(zip(names, tables.to(batch.x), strict=True)), stored, owned, numbers)
+
+    def _row_numbers(self, batch: GatheredBatch) -> dict[str, Tensor] | None:
+        """Return the rows of the batch, (B,) per side with tables, after checking them; None if they are not known."""
+        if batch.index is None and not self.training:
+            return None
+        numbers: dict[str, Tensor] = {}
+        if self.needs_index and batch.index is not None:
+            self._check_index(batch.index)
+            numbers = dict.fromkeys(ANCHORS, self._clamped(batch.index, self.num_samples))
+        for side in self.by_item:
+            if side not in batch.items:
+                raise ValueError(f"{side}_id is None, but state.num_{side} makes it the row of the tables; pass it")
+            self._check_items(side, batch.items[side])
+            numbers[side] = self._clamped(batch.items[side], self._rows[side])
+        return numbers
+
+    @staticmethod
+    def _clamped(rows: Tensor, count: int) -> Tensor:
+        # On an accelerator, a bad row is reported at the next call; until then it must not crash the device.
+        return rows if rows.device.type == "cpu" else rows.clamp(0, count - 1)
 
     def _initial_rows(self, name: str, batch: GatheredBatch) -> Tensor:
         """Return the rows of a table that was never updated."""
@@ -218,14 +279,18 @@ class PairTables(Objective):
 
     def write(self, old: StateRows, tables: Mapping[str, Tensor]) -> None:
         """Write new rows where `old` was read; each process writes the rows that it holds."""
-        assert old.stored is not None
         for name, rows in tables.items():
             for row in self.active:
                 table = self.table(name, row)
-                new = rows[row] if rows.ndim == 2 else rows[: table[0].numel(), row].T.reshape(-1, *table.shape[1:])
-                if old.owned is not None:
-                    new = new[old.owned.to(new.device)]
-                table.index_copy_(0, old.stored, new.to(table))
+                owner = self._owners[name][row]
+                new = rows[row] if rows.ndim == 2 else rows[:, row]
+                if owner in self.by_item:
+                    new = mean_of_items(new, old.numbers[owner], logs=name == "log_u")
+                if new.ndim == 2:
+                    new = new[: table[0].numel()].T.reshape(-1, *table.shape[1:])
+                if owner in old.owned:
+                    new = new[old.owned[owner].to(new.device)]
+                table.index_copy_(0, old.stored[owner], new.to(table))
 
     def _check_views(self, batch: GatheredBatch) -> None:
         for side, stored, views in zip(ANCHORS, self.state.views, batch.views, strict=True):
@@ -235,14 +300,25 @@ class PairTables(Objective):
                     f"leave state.{side}_views out, so that the views of a sample share one popularity"
                 )
 
-    def _find_owned(self, index: Tensor) -> Tensor:
+    def _find_owned(self, index: Tensor, side: str) -> Tensor:
         """Return the positions of the indices whose rows this process holds."""
         if self._shards != distributed.world_size():
             raise ValueError(
                 f"state.sharding=True split the state over {self._shards} processes, but there are "
                 f"{distributed.world_size()}; build the objective after init_process_group"
             )
-        return ((index >= self._stored.start) & (index < self._stored.stop)).nonzero().flatten()
+        held = self._stored[side]
+        return ((index >= held.start) & (index < held.stop)).nonzero().flatten()
+
+    def _check_items(self, side: str, rows: Tensor) -> None:
+        def error() -> ValueError:
+            outside = rows[(rows < 0) | (rows >= self._rows[side])][:5].tolist()
+            return ValueError(
+                f"{side}_id must be in [0, {self._rows[side]}), because state.num_{side}={self._rows[side]} makes it "
+                f"the row of the tables, but holds {', '.join(map(str, outside))}"
+            )
+
+        self._deferred.check(((rows >= 0) & (rows < self._rows[side])).all(), error)
 
     def _check_index(self, index: Tensor) -> None:
         good: Tensor | bool
@@ -281,16 +357,17 @@ class PairTables(Objective):
         whole: dict[str, Tensor] = {}
         first = distributed.rank() == 0
         for name, local in self.state_dict().items():
-            if self._shards == 1 or name.rpartition("_")[0] not in self.initial:
+            rows = self.full_rows(name)
+            if self._shards == 1 or rows is None:
                 whole[name] = local
                 continue
             device = self._feature_device or local.device  # nccl gathers on the accelerator only
-            padded = local.new_zeros(math.ceil(self.num_samples / self._shards), *local.shape[1:], device=device)
+            padded = local.new_zeros(math.ceil(rows / self._shards), *local.shape[1:], device=device)
             padded[: len(local)] = local
             parts = [torch.empty_like(padded) for _ in range(self._shards)] if first else None
             dist.gather(padded, parts)
             if parts is not None:
-                whole[name] = torch.cat([part.cpu() for part in parts])[: self.num_samples]
+                whole[name] = torch.cat([part.cpu() for part in parts])[:rows]
         return whole if first else {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PairTables":
@@ -324,8 +401,36 @@ class PairTables(Objective):
             loaded = state_dict.get(prefix + name)
             if table is None or not isinstance(loaded, Tensor) or loaded.ndim != table.ndim:
                 continue
-            if self._shards > 1 and name.rpartition("_")[0] in self.initial and len(loaded) == self.num_samples:
-                loaded = state_dict[prefix + name] = loaded[self._stored.start : self._stored.stop]
+            rows = self.full_rows(name)
+            if self._shards > 1 and rows is not None and len(loaded) == rows:
+                held = self._stored[name.rpartition("_")[2]]
+                loaded = state_dict[prefix + name] = loaded[held.start : held.stop]
             if loaded.dtype in (torch.float32, torch.float64):
                 self._buffers[name] = table.to(loaded.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def mean_of_items(values: Tensor, items: Tensor, logs: bool) -> Tensor:
+    """Return, for each pair, the mean over all pairs of the batch with the same item; unknown values do not count.
+
+    Args:
+        values: (B,) or (m, B). nan is unknown; with `logs`, -inf is.
+        items: (B,), the items of the pairs.
+        logs: whether to return the log of the mean of the exponentials.
+
+    Example:
+        >>> mean_of_items(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([7, 5, 7]), logs=False)
+        tensor([2.5000, 2.0000, 2.5000])
+
+    """
+    place = items.unique(return_inverse=True)[1].to(values.device).expand_as(values)  # type: ignore[no-untyped-call]
+    known = ~(values.isneginf() if logs else values.isnan())
+    largest = torch.zeros_like(values)
+    if logs:
+        largest = torch.full_like(values, -math.inf).scatter_reduce(-1, place, values, "amax").gather(-1, place)
+        largest = largest.masked_fill(largest.isneginf(), 0.0)
+        values = (values - largest).exp()
+    sums = torch.zeros_like(values).scatter_add(-1, place, values.where(known, 0.0))
+    counts = torch.zeros_like(values).scatter_add(-1, place, known.to(values))
+    means = (sums / counts).gather(-1, place)
+    return means.log().add(largest).nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf) if logs else means

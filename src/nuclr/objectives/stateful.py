@@ -14,6 +14,16 @@ averaged over the pairs of views; see `kernels`. zeta_j belongs to the pair or t
 
 What all of them can do:
 
+Items. Pairs may share items (`StatePlacement.num_x`, see `state`), and `log_q` corrects for items that occur in many
+pairs: log(n q_j), with q_j the share of the pairs that have y_j, is added to zeta_j/tau wherever it stands, at any
+temperature. zeta is then the popularity beyond it. If every item occurs once, n q_j = 1.
+
+False negatives. With `false_negative_margin`, j is a negative of anchor i only if s_ij <= s_ii + margin, and all sums
+above omit the others, those over the anchors i of a candidate j as well. c_i still counts the others: the batch samples
+all n - 1 candidates, so (n-1)/c_i times the sum over the negatives that are left is the unbiased estimate of that sum
+over the data set. If all negatives of an anchor are dropped, that estimate is phi_i = 0: u_i becomes (1 - gamma) u_i
+(an unseen sample stays unseen), and the pair contributes nothing else and changes nothing else on this side.
+
 Temperatures. One `temperature` for all anchors. Or a learnt one, tau = exp(-log_scale), that minimizes the mean of
 tau (log d_i - log(n-1) + rho) (FastCLIP-v3, Wei et al. 2024). Or one per anchor: with w at the old tau_i,
 
@@ -48,6 +58,7 @@ from nuclr.objectives.base import (
     as_record,
     check_choice,
 )
+from nuclr.objectives.hard_negatives import HardNegativesKernel
 from nuclr.objectives.kernels import (
     BatchKernel,
     KernelBatch,
@@ -135,9 +146,12 @@ class Step:
     predicted_popularity: Tensor | None = None  # zeta/tau with gradient, if a network predicts it
     # -- anchors
     predicted_normalizer: Tensor | None = None  # (2, B), k with gradient, if a network predicts it
-    positive: Tensor | None = None  # (B,), S_i, if a network predicts the normalizer
+    positive: Tensor | None = None  # (B,), S_i, if the margin, a network or a table per item needs it
+    of_items: Tensor | float = 0.0  # (2, B), S_i/tau_i where a table has the log of an item's whole sum, else 0
+    given: Tensor | float = 0.0  # (2, B), log(n q_j) of the candidates, if log_q is given
     kernel: BatchKernel = field(init=False)
     negatives: float | Tensor = field(init=False)  # c_i: one number, or (B,)
+    counted: Tensor | None = None  # (B,) or (2, B) bool, anchors that have negatives; None: all have
     log_scale: float | Tensor = field(init=False)  # log((n-1)/c_i)
     log_phi: Tensor = field(init=False)  # (2, B)
     log_u: Tensor = field(init=False)  # (2, B), before and then after the update
@@ -152,9 +166,14 @@ class Step:
         """log(u_i + the positive's term), (2, B): log of the estimated partition function."""
         return torch.logaddexp(self.log_u, self.log_own)
 
+    def exponents(self, zeta: Tensor) -> Tensor:
+        """Return -zeta/tau - log(n q) of the candidates, shaped as zeta."""
+        bias = zeta / -self.temperature
+        return bias if self.batch.log_q is None else bias - self.given
+
     def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
         """Return `then`, or `otherwise` for anchors without negatives, which contribute nothing and change nothing."""
-        return then if isinstance(self.negatives, float) else torch.where(self.negatives > 0, then, otherwise)
+        return then if self.counted is None else torch.where(self.counted, then, otherwise)
 
 
 class StatefulObjective(PairTables):
@@ -176,6 +195,7 @@ class StatefulObjective(PairTables):
 
     """
 
+    takes_log_q = True
     limits: Mapping[str, Range] = {**PairTables.limits, "gamma": Range(high=1.0, low_open=True)}
     scheduled: Mapping[str, str] = {"gamma": "weight"}
     summarized: tuple[str, ...] = ("tau",)
@@ -258,7 +278,7 @@ class StatefulObjective(PairTables):
             if table is None:
                 continue
             held = rows[rows < len(table)].to(table.device)  # process 0 holds the first rows
-            ordered = table[held].flatten().sort().values
+            ordered = (table if name[-1] in self.by_item else table[held]).flatten().sort().values
             for percent in QUANTILES:
                 position = round(percent / 100 * (len(ordered) - 1))
                 quantiles[f"{name}_q{percent:02d}"] = float(ordered[position])
@@ -269,6 +289,10 @@ class StatefulObjective(PairTables):
     def read_zeta(self, step: Step) -> Tensor:
         """Return zeta of the candidates, (2, B), or (M, 2, B) after setting `step.per_view`."""
         return step.batch.x.new_zeros(2, step.batch.size)
+
+    def hard_bias(self, step: Step) -> Tensor | float:  # noqa: ARG002
+        """Return -zeta/tau of the hard negatives: one number, or (B * k,)."""
+        return 0.0
 
     def log_normalizer(self, step: Step) -> Tensor:
         """Return log d_i, (2, B)."""
@@ -294,16 +318,20 @@ class StatefulObjective(PairTables):
 
     def compute(self, batch: GatheredBatch) -> ObjectiveOutput:
         """Compute the closed form of the module's docstring on both sides; in training, update the state."""
+        if batch.hard is not None and 0 not in self.active:
+            raise ValueError("negatives are candidates of x, which sides='y' leaves out; use sides='both' or 'x'")
         if self.training and batch.x.dtype == torch.float64 != next(self.buffers()).dtype:
             self.double()
         learns = torch.is_grad_enabled()
-        needs_gradient = learns and (batch.local_x.requires_grad or batch.local_y.requires_grad)
+        features = [batch.local_x, batch.local_y]
+        if batch.local_hard is not None:
+            features.append(batch.local_hard)
+        needs_gradient = learns and any(side.requires_grad for side in features)
         with torch.no_grad():
             values, gradient, step = self._step(batch, needs_gradient, learns)
         if needs_gradient:
-            loss = cast(Tensor, _ClosedForm.apply(batch.local_x, batch.local_y, values, *gradient))  # type: ignore[no-untyped-call]
-        else:
-            loss = values.sum()
+            values = cast(Tensor, _ClosedForm.apply(values, *features, *gradient))  # type: ignore[no-untyped-call]
+        loss = values if needs_gradient else values.sum()
         for term in step.terms:
             loss = loss + term
         return ObjectiveOutput(loss, step.metrics)
@@ -321,7 +349,15 @@ class StatefulObjective(PairTables):
         tau = rows.tables["tau"] if self.temperatures.individual else temperature
         step = Step(batch, learns, rows, temperature, tau)
         step.zeta = self.read_zeta(step)
-        step.bias = step.zeta / -temperature
+        if batch.log_q is not None:
+            given = batch.log_q + math.log(self.num_samples)
+            step.given = torch.stack([given, torch.zeros_like(given)])
+        step.bias = step.exponents(step.zeta)
+        if self.false_negative_margin is not None or self.normalizer == "network" or self.by_item:
+            step.positive = positive_scores(batch.x, batch.y, batch.views)
+        if self.by_item and step.positive is not None:
+            scaled = (step.positive / tau).expand(2, batch.size)
+            step.of_items = scaled * scaled.new_tensor([side in self.by_item for side in ANCHORS])[:, None]
         step.log_own = step.bias if step.zeta.ndim == 2 else self._own_views(step)
         step.log_u = self._old_average(step)
 
@@ -336,20 +372,29 @@ class StatefulObjective(PairTables):
             tau,
             batch.ids,
             batch.pairs,
+            None if self.false_negative_margin is None else self.margins(cast(Tensor, step.positive)),
         )
-        kernel = step.kernel = make_kernel(kernel_batch, self._workspace, bounded=self._is_bounded(step))
+        kernel = make_kernel(kernel_batch, self._workspace, bounded=self._is_bounded(step))
         self.check_features(batch, kernel.finite)
         step.negatives = batch.negatives()
         if isinstance(step.negatives, float):
             step.log_scale = math.log((self.num_samples - 1) / step.negatives)
         else:  # finite for an anchor without negatives
             step.log_scale = math.log(self.num_samples - 1) - step.negatives.clamp_min(1).log()
+            step.counted = step.negatives > 0
+        if batch.hard is not None:
+            kernel = HardNegativesKernel(kernel, kernel_batch, batch.hard, self.hard_bias(step), step.log_scale)
+        step.kernel = kernel
         step.log_phi = distributed.all_gather(kernel.log_sums, dim=1) + step.log_scale
+        if batch.hard is not None:  # the sum over the data set cannot be estimated from the own ones
+            step.log_phi = step.unless_alone(step.log_phi, -math.inf)
         if step.predicted_normalizer is not None and self.training:
             self._fit_normalizer(step, step.predicted_normalizer)
         step.log_u = self._new_average(step)
         if self.normalizer == "table":
-            step.tables["log_u"] = step.log_u
+            step.tables["log_u"] = step.log_u + step.of_items if self.by_item else step.log_u
+        if self.false_negative_margin is not None:
+            step.counted = ~step.log_phi.isneginf()
 
         # -- the value
         step.log_d = self.log_normalizer(step)
@@ -364,7 +409,7 @@ class StatefulObjective(PairTables):
             log_weight = self._for_counted(step, step.log_scale - step.log_d, -math.inf)
             log_total = self._for_counted(step, step.log_total, math.inf) if moves_zeta else None
             sums = kernel.sums(log_weight, log_total, moments=moves_tau)
-            gradient = sums.x, sums.y
+            gradient = (sums.x, sums.y) if sums.hard is None else (sums.x, sums.y, sums.hard)
             if learns_tau:
                 self._learn_temperature(step, log_weight, sums.x)
             if sums.moments is not None:
@@ -426,12 +471,11 @@ class StatefulObjective(PairTables):
     def _old_average(self, step: Step) -> Tensor:
         """Return log u before the step, (2, B): -inf if it is not known."""
         if self.normalizer == "table":
-            return step.rows.tables["log_u"]
-        batch = step.batch
+            log_u = step.rows.tables["log_u"]
+            return log_u - step.of_items if self.by_item else log_u
         predicted = self.predict(self.normalizer_networks, ANCHORS, step)
         with torch.set_grad_enabled(predicted[self.active[0]].requires_grad):
             step.predicted_normalizer = torch.stack([outputs.mean(dim=1) for outputs in predicted])
-        step.positive = positive_scores(batch.x, batch.y, batch.views)
         return self._predicted_average(step)
 
     def _predicted_average(self, step: Step) -> Tensor:
@@ -554,10 +598,9 @@ class StatefulObjective(PairTables):
         step.tables |= {"tau": tau, "tau_momentum": momentum}
         step.metrics |= {f"tau_{ANCHORS[row]}": tau[row].mean() for row in self.active}
 
-    def gather_features(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def gather_features(self, features: Tensor) -> Tensor:
         """Return the features of all processes, without gradient: each process computes that of its own features."""
-        both = distributed.all_gather(torch.cat([x, y], dim=1))
-        return both[:, : x.shape[1]].contiguous(), both[:, x.shape[1] :].contiguous()
+        return distributed.all_gather(features)
 
 
 def running_log_mean(
@@ -626,34 +669,34 @@ class _ClosedForm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,
-        y: Tensor,
         values: Tensor,
-        grad_x: Tensor,
-        grad_y: Tensor,
+        *features_and_gradients: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(x, y, grad_x, grad_y)
+        ctx.save_for_backward(*features_and_gradients)
         return values.sum()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        x, y, *known = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        half = len(ctx.saved_tensors) // 2
+        features = ctx.saved_tensors[:half]
+        gradients = ctx.saved_tensors[half:]
+        constant = (None,) * half
         scale = grads[0]
         if torch.is_grad_enabled():  # create_graph=True: the derivative with respect to the scale is known
-            known = [_FirstDerivative.apply(gradient, x, y) for gradient in known]  # type: ignore[no-untyped-call]
+            gradients = [_FirstDerivative.apply(gradient, *features) for gradient in gradients]  # type: ignore[no-untyped-call]
         elif not scale.requires_grad and scale.device.type == "cpu":  # it can be read without a device sync
             # a batch of gradients under vmap has several values
             with contextlib.suppress(RuntimeError):
                 if scale.item() == 1:  # as in `loss.backward()`; autograd copies if it has to
-                    return known[0], known[1], None, None, None
-        return scale * known[0], scale * known[1], None, None, None
+                    return None, *gradients, *constant
+        return None, *(scale * gradient for gradient in gradients), *constant
 
 
 class _FirstDerivative(torch.autograd.Function):
     """A gradient that depends on the features in a way that is not known; without it, its derivative would be 0."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, gradient: Tensor, *features: Tensor) -> Tensor:  # noqa: ARG004
         return gradient.clone()
 
     @staticmethod

@@ -292,6 +292,9 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
     for key in ("x_views", "y_views"):
         if placement.get(key, 1) != 1:
             raise UserError(f"objective.state.{key} follows from data.{key[0]}.views in a run; leave it out")
+    for key in ("num_x", "num_y"):
+        if placement.get(key) is not None:
+            raise UserError(f"objective.state.{key}: a run has tables per pair; leave it out")
     settings.objective.build(num_samples=2)
     schedule = settings.schedule
     if schedule.frozen_epochs > schedule.epochs:
