@@ -194,10 +194,10 @@ def test_what_a_checkpoint_is_compared_with(model, tmp_path):
 
 
 def test_the_best_model_comes_with_its_state(model, tmp_path):
-    args = SAVE | {"eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": True, "learning_rate": 1e4}
-    best = train(model, tmp_path, args=args, evaluate=True)
-    # At this learning rate the model gets worse, so that the first checkpoint is the best one.
-    assert_equal(best, train(model, tmp_path / "short", args={"max_steps": 4, "learning_rate": 1e4}))
+    args = SAVE | {"eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": True, "learning_rate": 30.0}
+    # The loss falls by more than rounding. The first checkpoint is the best one if a larger loss is better.
+    best = train(model, tmp_path, args=args | {"greater_is_better": True}, evaluate=True)
+    assert_equal(best, train(model, tmp_path / "short", args={"max_steps": 4, "learning_rate": 30.0}))
 
 
 def test_one_state_file_per_loss(model, tmp_path):
