@@ -104,6 +104,16 @@ def test_a_solver_that_does_not_converge_is_reported_with_status_1(nuclr, pairs,
     assert not read_summary(tmp_path / "out")["sides"]["y"]["converged"]
 
 
+def test_an_estimate_from_a_sample_shows_its_error(nuclr, pairs, tmp_path, monkeypatch):
+    original = popularity_report.solve
+    sampled = {"method": "sample", "sample": 20}
+    monkeypatch.setattr(popularity_report, "solve", lambda **options: original(**(options | sampled)))
+    done = nuclr("popularity", pairs, "--temperature", 0.2, "--out", tmp_path / "out")
+    assert done.status == 0, "the job is done"
+    side = read_summary(tmp_path / "out")["sides"]["y"]
+    assert f"{side['error']:.2g}" in done.out and not side["converged"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

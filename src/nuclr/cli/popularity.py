@@ -101,7 +101,9 @@ def popularity(
         typer.echo(f"\n{report.kept:,} of {report.pairs:,} pairs kept: {report.keep}")
     typer.echo(f"\n{f'Report page: {out}/report.html; all' if has_page else 'All'} samples are in {out}/popularity.csv")
     for name, side in report.sides.items():
-        if not side.converged:
+        if side.error is not None:
+            typer.echo(f"Side {name} is estimated from a sample; the error of log popularity is about {side.error:.2g}")
+        elif not side.converged:
             typer.echo(
                 f"nuclr: side {name} did not converge: residual {side.residual:.2g}; raise --temperature", err=True
             )

@@ -63,6 +63,7 @@ class SidePopularity:
         iterations: passes of the solver.
         residual: of the solution.
         converged: whether the residual is below the tolerance.
+        error: of an estimate from a sample, for very many pairs: root mean square error of the log popularity.
         effective_number: (sum q)^2 / sum q^2: n if all are equally popular, 1 if one sample has all popularity.
         top_share: share of all popularity that the most popular 1 % of the samples has.
         agreement: rank correlation with N_10 of held-out anchors; None if it was not measured.
@@ -82,6 +83,7 @@ class SidePopularity:
     iterations: int
     residual: float
     converged: bool
+    error: float | None
     effective_number: float
     top_share: float
     agreement: float | None
@@ -163,8 +165,8 @@ class PopularityReport(ItemReport):
 
     @property
     def converged(self) -> bool:
-        """Whether the solver converged on all sides."""
-        return all(side.converged for side in self.sides.values())
+        """Whether the solver converged on all sides, except those that are estimated from a sample."""
+        return all(side.converged or side.error is not None for side in self.sides.values())
 
 
 def popularity_report(
@@ -398,6 +400,7 @@ def solve_sides(
             iterations=result.iterations,
             residual=result.residual,
             converged=result.converged,
+            error=result.error,
             effective_number=float(len(share) / (share @ popularity**2)),
             top_share=float(mass[: max(1, round(0.01 * len(mass)))].sum()),
             agreement=agreement if math.isfinite(agreement) else None,
