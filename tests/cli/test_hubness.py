@@ -19,7 +19,7 @@ from nuclr.errors import EXTRAS
 from nuclr.evaluation import cut_halves
 from nuclr.popularity import PopularityCorrection, hubness
 from nuclr.runs import config
-from nuclr.studies.items.hubness_report import split_queries
+from nuclr.studies.items.hubness_report import hubness_report, split_queries
 from nuclr.training.loop import train
 from tests.report import folders
 from tests.training import runs
@@ -247,6 +247,27 @@ def test_tuning_on_one_half_of_the_pairs(nuclr, pairs, one_set):
     assert content["corrected"]["recall"]["1"] == pytest.approx(corrected.recall(second))
 
 
+def test_tuning_without_a_bank_fits_on_the_answers_of_the_other_half(monkeypatch):
+    generator = np.random.default_rng(0)
+    y = generator.normal(size=(200, 16)).astype("float32")
+    y /= np.linalg.norm(y, axis=1, keepdims=True)
+    x = y + 0.2 * generator.normal(size=y.shape).astype("float32")
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    links = np.stack([np.arange(200)] * 2, axis=1)
+    seen = []
+    original = PopularityCorrection.fit
+
+    def fit(self, queries, gallery, answers=None, *rest, **options):
+        seen.append((queries[:], answers))
+        return original(self, queries, gallery, answers, *rest, **options)
+
+    monkeypatch.setattr(PopularityCorrection, "fit", fit)
+    hubness_report(x, y, links=links[:120], tune=True, k=5)
+    queries, answers = seen[0]
+    right = (queries[answers[:, 0]] * y[answers[:, 1]]).sum(1)
+    assert len(answers) > 30 and float(right.min()) > 0.5
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "parquet", "dataset"])
 def test_other_files_give_the_same_bias(nuclr, pairs, kind, monkeypatch):
     monkeypatch.chdir(pairs)
@@ -265,10 +286,7 @@ def test_other_files_give_the_same_bias(nuclr, pairs, kind, monkeypatch):
     names = [] if kind == "safetensors" else ["--names", f"g{suffix}:title"]
     done = nuclr("hubness", f"q{suffix}:embedding", f"g{suffix}:embedding", *names)
     assert done.status == 0, done.err
-    measured = PopularityCorrection().fit(data["x"][split_queries(as_rows("q", data["x"]))[0]], data["y"])
-    # the settings that were measured on half of the queries, and all queries
-    whole = PopularityCorrection(measured.temperature_, measured.strength_).fit(data["x"], data["y"])
-    expected = whole.bias(data["y"]).numpy()
+    expected = PopularityCorrection().fit(data["x"], data["y"]).bias(data["y"]).numpy()  # of all queries
     np.testing.assert_allclose(np.load("hubness/bias.npy"), expected, atol=1e-5)
     assert ("title 0" in done.out) == bool(names)
 

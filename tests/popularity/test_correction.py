@@ -94,6 +94,45 @@ def test_answers_do_not_count_as_crowding(monkeypatch):
     )
 
 
+def test_an_item_that_answers_all_queries_has_a_bias_that_the_index_can_hold():
+    x, y, _ = features(n=60)
+    fix = PopularityCorrection(0.05).fit(x, y, [0] * 60)
+    assert fix.bias(y).abs().max() < 2
+    expected = (x @ y.T - fix.bias(y)).argsort(dim=1)[:, -10:]
+    for metric in METRICS:
+        found = ranking(metric, fix.queries(x, metric), fix.gallery(y, metric)).argsort(dim=1)[:, -10:]
+        assert (found == expected).double().mean() > 0.99, metric
+    for options in ({"prior": 0}, {}):
+        with pytest.raises(ValueError, match=r"answers.*prior"):
+            PopularityCorrection(0.05, **options).fit(x, y, [0] * 60, transductive=not options)
+
+
+def test_answers_of_repeated_queries_in_a_transductive_fit():
+    x, y, _ = features(n=40)
+    once = PopularityCorrection(0.2).fit(x[:8], y, list(range(8)), transductive=True)
+    twice = PopularityCorrection(0.2).fit(x[:8].repeat(2, 1), y, [*range(8), *range(8)], transductive=True)
+    assert torch.allclose(twice.bias(y), once.bias(y), atol=1e-4)
+
+
+def test_a_fit_that_fails_changes_nothing(monkeypatch):
+    x, y, _ = features(n=40)
+    fix = PopularityCorrection().fit(x, y)
+    bias = fix.bias(y)
+    p_values = fix.suspicious(y).p_value
+    for wrong in ({"pairs": (x, y, [[0, 999]])}, {"demand": [0.0] * 40}):
+        with pytest.raises(ValueError, match=r"999|demand"):
+            fix.fit(x[:20], y, **wrong)
+        assert torch.equal(fix.bias(y), bias) and torch.equal(fix.suspicious(y).p_value, p_values)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(correction.Solver, "__call__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fix.fit(x[:20], y)
+    assert torch.equal(fix.bias(y), bias)
+
+
 def test_demand_and_boosts(monkeypatch):
     monkeypatch.setattr(correction, "TOLERANCE", 1e-10)
     x, y, _ = features(n=30)
@@ -135,8 +174,9 @@ def test_hubness_is_not_demand():
 
 def test_items_that_search_items():
     _, y, _ = features(n=200)
-    with pytest.raises(ValueError, match=r"queries.*items=True"):
-        PopularityCorrection(0.1).fit(y, y)
+    for size in (200, 20):
+        with pytest.raises(ValueError, match=r"queries.*items=True"):
+            PopularityCorrection(0.1, bank_size=size).fit(y[:150], y)
     itself = PopularityCorrection(0.1, prior=0).fit(y, y, items=True).bias(y)
     assert int(itself.argsort(descending=True).tolist().index(0)) < 100, "a copy of itself does not make an item a hub"
     assert float(itself[1::2].mean() - itself[2::2].mean()) == pytest.approx(0, abs=0.02)

@@ -15,6 +15,14 @@ from tests.popularity.reference import gauged, paired, popularity_of, pot_zeta, 
 SHAPES = [(60, 60), (40, 90), (90, 40)]
 
 
+def test_a_problem_without_a_solution_does_not_converge() -> None:
+    """All anchors equal one candidate, and an anchor does not choose a copy of itself."""
+    units = torch.eye(3)
+    with pytest.warns(ConvergenceWarning, match="may not choose"):
+        result = solve(units[[0, 0, 0]], units[:2], temperature=0.05, exclude_copies=True)
+    assert not result.converged
+
+
 @pytest.mark.parametrize(("n_x", "n_y"), SHAPES)
 @pytest.mark.parametrize(("tau", "error"), [(0.1, 1e-6), (0.01, 1e-4)])
 def test_agrees_with_pot(n_x: int, n_y: int, tau: float, error: float) -> None:

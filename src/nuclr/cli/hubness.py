@@ -83,13 +83,11 @@ def hubness(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            help="Of the correction. Default: that at which held-out queries of the bank find items most evenly."
-        ),
+        typer.Option(help="Of the correction. Default: two scales, 0.6 and 1.5 standard deviations of the scores."),
     ] = None,
     strength: Annotated[
         float | None,
-        typer.Option(help="Of the correction. Default: from the noise in the popularity, or 1 with --temperature."),
+        typer.Option(help="Of the correction. Default: 0.75, less if popularity is noise, or 1 with --temperature."),
     ] = None,
     tune: Annotated[
         bool,

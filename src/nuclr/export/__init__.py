@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from nuclr.errors import UserError, first_line
 __all__ = ["TARGETS", "export"]
 
 RECORD = ".nuclr-export.json"  # in each export: its files with their sizes and times
+REPLACED = ".replaced"
 # The module of a target, nuclr.export.<name>, has a function `write(trained, folder)`, which writes the model to an
 # empty folder and returns `Written`.
 TARGETS = {
@@ -70,7 +72,8 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     Args:
         out: the folder to create. It may exist if it is empty, or if all of its files are as an earlier block wrote
-            them, according to its `RECORD`. A process that is killed between the two renames leaves no `out`.
+            them, according to its `RECORD`. A process that is killed between the two renames leaves the earlier export
+            in a hidden folder next to `out`.
 
     Yields:
         The folder to write to. It has the same name as `out`.
@@ -80,31 +83,26 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     """
     out = out.resolve()  # a link stays one
-    temporary = out.with_name(f".{out.name}.tmp")
-    written = temporary / out.name
-    replaced = temporary / f"{out.name}.replaced"
+    temporary = None
     try:
         _refuse_other_content(out)
-        temporary.mkdir(parents=True, exist_ok=True)
-        with files.locked(temporary, ""):
-            try:
-                shutil.rmtree(written, ignore_errors=True)  # left by a process that was killed
-                written.mkdir()
-                yield written
-                files.write_json(written / RECORD, {"files": _stamps(written)})
-                _refuse_other_content(out)  # again, because exporting takes a while
-                if out.is_dir():
-                    out.rename(replaced)
-                try:
-                    written.rename(out)
-                except OSError:
-                    if replaced.is_dir():
-                        replaced.rename(out)
-                    raise
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
+        written = temporary / out.name
+        written.mkdir()
+        yield written
+        files.write_json(written / RECORD, {"files": _stamps(written)})
+        _refuse_other_content(out)  # again, because exporting takes a while
+        if out.is_dir():
+            out.rename(temporary / REPLACED)
+        written.rename(out)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out}: cannot be written ({first_line(error)})") from error
+    finally:
+        if temporary is not None:
+            if (temporary / REPLACED).is_dir() and not out.exists():  # failed or interrupted between the two renames
+                (temporary / REPLACED).rename(out)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:

@@ -185,7 +185,7 @@ def _objective(trained: Trained) -> str:
         ["optimizer", f"AdamW, learning rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}"],
         ["precision", f"{settings.precision}; the exported weights are float32"],
         ["seed", str(settings.seed)],
-        ["options", ", ".join(f"{key}={value}" for key, value in options.items())],
+        ["options", ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)],
     ]
     return _table(["what", "value"], [row for row in rows if row[1]])
 

@@ -81,7 +81,7 @@ from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.planted import CleanIndex, Suspicion
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.reliability import reliable_share
-from nuclr.popularity.solver import Solver
+from nuclr.popularity.solver import Solver, has_no_solution
 
 # Temperatures are in units of the scores' standard deviation, so that they suit any model.
 # The default: factors of temperatures, and the strength of each.
@@ -287,7 +287,8 @@ class PopularityCorrection:
                 the item of each as its answer.
             gallery: Features of the items that they choose from, (m, d), unit norm.
             answers: Known answers, such as clicks: the gallery's row per query, (n,), -1 for none, or links (k, 2) of
-                rows (query, item). A query does not count as crowding for its answers.
+                rows (query, item). A query does not count as crowding for its answers. They are known by their
+                scores, so fit again if the gallery is encoded again.
             demand: How often each item is wanted, (m,), up to a factor. At the solution, items are chosen in these
                 proportions. To rank by it, add `boost=fix.temperature_ * demand.log()` in `gallery` or `bias`.
             items: The items themselves are the queries, because items search items. Without it, queries that are mostly
@@ -315,7 +316,22 @@ class PopularityCorrection:
             True
 
         """
-        self._bank = None  # so that features of another width than those of an earlier fit are accepted
+        fitted = type(self)(**self.get_params())
+        fitted._fit(queries, gallery, answers, demand, items, pairs, exclude, transductive)
+        vars(self).update(vars(fitted))  # at once: a fit that fails or is interrupted changes nothing
+        return self
+
+    def _fit(
+        self,
+        queries: Features,
+        gallery: Features,
+        answers: Integers | None,
+        demand: Vector | None,
+        items: bool,
+        pairs: tuple[Features, Features, Integers] | None,
+        exclude: Integers | None,
+        transductive: bool,
+    ) -> None:
         asked = self._rows("queries", queries)
         found = self._rows("gallery", gallery, asked.shape[1])
         if len(found) < 2:
@@ -333,7 +349,7 @@ class PopularityCorrection:
         chosen = evenly_spaced(len(found), self.bank_size)
         candidates = found[chosen].to(bank)
         if not items and not transductive:
-            _refuse_items(checked_rows(bank), checked_rows(candidates))
+            _refuse_items(checked_rows(bank), found)
         wanted = None if demand is None else _positive("demand", demand, len(found))[chosen]
         if self.prior > 0 and not transductive:
             bank = torch.cat([bank, bank.new_zeros(1, bank.shape[1])])
@@ -352,15 +368,17 @@ class PopularityCorrection:
         if pairs is not None and None in (self.temperature, self.strength):
             self._tune(candidates, wanted, spread, *pairs, exclude)
         self._clean = CleanIndex.of(self._problem(candidates, self.temperature_))
-        return self
 
     def _default_strengths(self, spread: float, transductive: bool) -> dict[float, float]:
         """Return the strengths by temperature that are used without labels."""
         if self.temperature is not None:
             return {float(self.temperature): DEFAULT_STRENGTH if self.strength is None else float(self.strength)}
-        factors = TRANSDUCTIVE_SCALES if transductive else DEFAULT_SCALES
-        if self._answer_scores is not None and (~self._answer_scores.isnan().all(dim=1)).double().mean() > 0.5:
-            factors = ANSWERED_SCALES
+        answered = 0.0  # share of the queries
+        if self._answer_scores is not None:
+            answered = 1 - float(self._answer_scores.isnan().all(dim=1).double().mean())
+        factors = ANSWERED_SCALES if answered > 0.5 else DEFAULT_SCALES
+        if transductive:
+            factors = TRANSDUCTIVE_SCALES
         share = 1.0 if self.strength is None else self.strength / next(iter(factors.values()))
         return {factor * spread: share * strength for factor, strength in factors.items()}
 
@@ -369,8 +387,13 @@ class PopularityCorrection:
         problem = self._problem(candidates, temperature)
         if wanted is not None:
             problem = replace(problem, b=wanted.to(problem.b) * (len(wanted) / wanted.sum()))
-        log_z = Solver(tolerance=TOLERANCE, max_iterations=PASSES)(problem).log_z
-        return Scale(temperature, strength, log_z)
+        result = Solver(tolerance=TOLERANCE, max_iterations=PASSES)(problem)
+        if has_no_solution(problem, result.zeta):
+            raise ValueError(
+                "answers, or copies of queries, leave an item that no query may choose, so nothing says how popular it "
+                "is; use a larger prior, or leave these answers out"
+            )
+        return Scale(temperature, strength, result.log_z)
 
     def _use(self, scales: list[Scale]) -> None:
         self.scales_ = scales
@@ -586,7 +609,8 @@ class PopularityCorrection:
         """Return bounds on the bias of any unit vector.
 
         zeta(g) = level + tau log sum_b w_b exp(<q_b, g>/tau) with weights w of sum 1. It is at most level + max <q_b,
-        g> and, by Jensen's inequality, at least level + <sum_b w_b q_b, g>. A negative strength swaps the bounds.
+        g> and, by Jensen's inequality, at least level + <sum_b w_b q_b, g>, or the part of the prior count if all
+        queries leave g out. A negative strength swaps the bounds.
         """
         assert self._bank is not None and self._mass is not None
         lowest = 0.0
@@ -596,6 +620,8 @@ class PopularityCorrection:
             level = scale.temperature * float(log_weight.logsumexp(dim=0))
             mean = log_weight.softmax(dim=0) @ self._bank.double()
             low = level - (1 + NORM_TOLERANCE) * float(mean.norm())
+            if self.prior > 0:
+                low = min(low, scale.temperature * float(log_weight[~self._bank.any(dim=1)].logsumexp(dim=0)))
             high = level + LARGEST_SCORE
             margin = 1e-3 * (high - low)  # zeta itself is computed with rounding
             low, high = sorted([scale.strength * (low - margin), scale.strength * (high + margin)])
@@ -765,8 +791,10 @@ def _answer_scores(queries: Rows, gallery: Rows, rows: Tensor, answers: Integers
         if not len(answers):
             return torch.full((len(rows), 1), math.nan)
     links = as_links("answers", answers, len(queries), len(gallery), ("queries", "gallery")).cpu()
-    # a query that is asked again brings its answers to the row that stands for it
-    _, number = torch.unique(row_hashes(queries), return_inverse=True)
+    # a query that is asked again brings its answers to the row that stands for it, if not all rows are kept
+    number = torch.arange(len(queries))
+    if len(rows) < len(queries):
+        _, number = torch.unique(row_hashes(queries), return_inverse=True)
     place = torch.full((int(number.max()) + 1,), -1).scatter_(0, number[rows], torch.arange(len(rows)))
     links = torch.stack([place[number[links[:, 0]]], links[:, 1]], dim=1)
     links = torch.unique(links[links[:, 0] >= 0], dim=0)

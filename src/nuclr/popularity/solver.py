@@ -23,6 +23,7 @@ from nuclr.popularity.result import Result
 from nuclr.popularity.sample import Estimator
 
 PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before the solver gives up
+LARGEST_RANGE = 1000.0  # of zeta / tau, beyond the range of the scores, if pairs are excluded
 EXACT_SCORES = 2**32  # "auto" computes up to this many scores exactly: 65,536 x 65,536
 LEAST_SAMPLE = 16
 
@@ -177,6 +178,9 @@ class Solver:
                     raise
                 reason = "an interrupt"
         converged = best.residual + rounding_limit(problem, dtype) <= self.tolerance
+        if has_no_solution(problem, best.zeta):
+            converged = False
+            reason = "candidates that anchors may not choose, so that no zeta solves it,"
         if not converged:
             message = (
                 f"residual {best.residual:.2g} after {len(history)} passes; stopped by {reason} before reaching "
@@ -221,6 +225,12 @@ def as_start(init: Vector | None, problem: Problem) -> Tensor:
 def rounding_limit(problem: Problem, dtype: torch.dtype) -> float:
     """Return a bound on the rounding error of a residual: a few roundings of the largest exponent and of the sums."""
     return torch.finfo(dtype).eps * (4 * problem.scale / problem.temperature + 32)
+
+
+def has_no_solution(problem: Problem, zeta: Tensor) -> bool:
+    """Return whether anchors choose pairs that they may not choose (`problem.COPY_LOGIT`), so nothing solves it."""
+    excludes = problem.exclude_copies or problem.answer_scores is not None
+    return excludes and float(zeta.max() - zeta.min()) > LARGEST_RANGE * problem.temperature + 4 * problem.scale
 
 
 def representable(zeta: Tensor, dtype: torch.dtype) -> Tensor:

@@ -83,7 +83,7 @@ def test_unfinished_runs(copied_run):
         (copied_run / name).unlink()
     page, sections = fill_page("training", copied_run)
     assert list(sections) == ["summary", "repeat"]
-    assert any("no checkpoint" in note for note in page.notes)
+    assert any("checkpoint yet" in note for note in page.notes), page.notes
 
 
 def test_data_that_was_moved(vector_run, copied_run, tmp_path):

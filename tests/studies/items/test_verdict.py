@@ -68,7 +68,7 @@ def make_report(
         ((LEVEL, RISES), ["helps", "recall@5", "recall@1"], True),
         ((FALLS,), ["Do not use", "recall@1", "-9.0"], False),
         ((LEVEL, LEVEL, FALLS), ["Do not use", "recall@10"], False),
-        ((RISES, LEVEL, FALLS), ["Mixed", "recall@1", "recall@10"], True),
+        ((RISES, LEVEL, FALLS), ["Mixed", "recall@1", "recall@10"], False),
         ((UNSURE, LEVEL), ["No significant difference", "+1.0", "[-1.0, +3.0]"], True),
         ((LEVEL, UNSURE), ["No significant difference", "--tune"], False),
         ((), ["--links"], False),

@@ -319,6 +319,8 @@ def hubness_report(
     search = search.checked(normalize)
     known = _known_links(search, links)
     fitted, candidates, counted = _divide(search)
+    rows_fitted = np.setdiff1d(np.arange(len(search.queries)), counted)
+    among_fitted = _links_among(known, rows_fitted) if search.bank is None else known[:0]
     items = search.gallery
     tuning: dict[str, Any] = {}
     chosen_on = counted[:0]
@@ -331,11 +333,10 @@ def hubness_report(
     HubnessReport.check_folder(out, create=True)
     if out is not None:
         _refuse_other_result(search, out)
-    every = np.arange(len(search.queries))
-    among_fitted = _links_among(known, np.setdiff1d(every, counted)) if search.bank is None else known[:0]
     try:
         fix = PopularityCorrection(temperature, strength, normalize=normalize)
         fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
+        correction = _fit_on_all(search, fix, known)
     except ValueError as error:  # such as a log of one query
         raise UserError(f"{(search.bank or search.queries).name}: {error}") from None
     bias = fix.bias(items.rows)
@@ -344,7 +345,6 @@ def hubness_report(
     exclude = counted if search.one_set else None
     plain = hubness(tried, items.rows, k, exclude=exclude)
     corrected = hubness(tried, items.rows, k, bias=bias, exclude=exclude)
-    correction = _fit_on_all(search, fix, known)
     known = _links_among(known, counted)
     found = Comparison(search, counted, plain, corrected, bias, known)
     won, lost = found.changed()
@@ -462,7 +462,7 @@ def judge(report: HubnessReport) -> tuple[str, bool]:
         texts.append(f"recall@{depth} changes by {100 * change.difference:+.1f} points {interval}")
     shown = "; ".join(texts)
     if improved:
-        return f"{'Mixed' if fell else 'The correction helps'}: {shown}.", True
+        return f"{'Mixed' if fell else 'The correction helps'}: {shown}.", not fell
     if fell:
         return f"Do not use this correction: {shown}.", False
     if changes["1"].difference > 0:
