@@ -187,6 +187,22 @@ def test_log_q_of_clip_is_the_corrected_softmax() -> None:
     assert_close(float(out.metrics["objective_y"]), float(plain.metrics["objective_y"]), "side y")
 
 
+@pytest.mark.parametrize("name", ["clip", "cyclip"])
+@pytest.mark.parametrize("shift", [0.0, -9.0])
+def test_hard_negatives_count_as_candidates_of_the_mean_log_q(name, shift) -> None:
+    x, y, index = next(batches())
+    hard = normalize(y[:, None] + 0.3 * x[:, None].flip(0), dim=-1)
+    q = torch.arange(1, BATCH + 1, dtype=torch.float64)
+    out = make(name, temperature=0.1).double()(x, y, index, negatives=hard, log_q=q.log() + shift)
+    plain = make(name, temperature=0.1).double()(x, y, index, negatives=hard)
+    uniform = make(name, temperature=0.1).double()(x, y, index, negatives=hard, log_q=torch.zeros_like(q) + shift)
+    assert_close(float(uniform.loss), float(plain.loss), "uniform")
+    if name == "clip":
+        logits = torch.cat([x @ y.T / 0.1 - (q / q.mean()).log(), x @ hard[:, 0].T / 0.1], dim=1)
+        expected = cross_entropy(logits, torch.arange(BATCH))
+        assert_close(2 * float(out.metrics["objective_x"]), expected.item(), "side x")
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
