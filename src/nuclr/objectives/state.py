@@ -28,7 +28,7 @@ from torch import Tensor
 
 from nuclr import distributed
 from nuclr.arrays import to_device
-from nuclr.objectives.base import GatheredBatch, Objective
+from nuclr.objectives.base import GatheredBatch, Objective, count_equal
 from nuclr.objectives.kernels import stack_views
 
 ANCHORS = ("x", "y")  # side x has anchors x and candidates y
@@ -423,7 +423,7 @@ def mean_of_items(values: Tensor, items: Tensor, logs: bool) -> Tensor:
         tensor([2.5000, 2.0000, 2.5000])
 
     """
-    place = items.unique(return_inverse=True)[1].to(values.device).expand_as(values)  # type: ignore[no-untyped-call]
+    place = count_equal(items.contiguous())[0].to(values.device).expand_as(values)
     known = ~(values.isneginf() if logs else values.isnan())
     largest = torch.zeros_like(values)
     if logs:
