@@ -75,6 +75,11 @@ def check_choice(
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, but is {value!r}")
 
 
+def show_option(value: Any) -> str:
+    """Return the value of an option as `Objective.settings` shows it."""
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
 Record = TypeVar("Record")
 
 
@@ -479,9 +484,9 @@ class Objective(nn.Module):
             if isinstance(value, Tensor):
                 value = math.nan if value.is_meta else value.item()
             if value is not None and not (is_dataclass(value) and value == parameter.default):
-                shown[name] = f"{value:.6g}" if isinstance(value, float) else repr(value)
+                shown[name] = show_option(value)
         if self.false_negative_margin is not None:
-            shown["false_negative_margin"] = f"{self.false_negative_margin:.6g}"
+            shown["false_negative_margin"] = show_option(float(self.false_negative_margin))
             shown["margin_strategy"] = repr(self.margin_strategy)
         return shown
 
