@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from nuclr.integrations import load_state, save_state
+from nuclr.objectives import build
 from tests import reference
 from tests.objectives.comparison import (
     BATCH,
@@ -278,9 +279,10 @@ def test_the_corrected_normalizer_estimates_the_sum_over_items() -> None:
 
 def test_refusals(tmp_path) -> None:
     x, y, _ = next(batches())
-    for counts in ({"num_x": 0}, {"num_y": -1}):
-        with pytest.raises(ValueError, match=rf"state.{next(iter(counts))}.*{next(iter(counts.values()))}"):
-            make("nuclr", num_samples=SAMPLES, **counts)
+    wrong = [("num_x", 0), ("num_y", -1), ("num_x", 2.5), ("num_x", True), ("num_y", "6")]
+    for option, value in [*wrong, ("sharding", 2), ("y_views", 2.5)]:
+        with pytest.raises(ValueError, match=rf"state.*{option}.*{value}"):
+            build("nuclr", num_samples=SAMPLES, state={option: value})
     objective = make("nuclr", num_samples=SAMPLES, **ITEMS)
     good = [0, 1, 2, 3, 4, 0, 1]
     for x_id, y_id, word in (
