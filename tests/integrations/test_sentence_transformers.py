@@ -19,10 +19,13 @@ from sentence_transformers.sentence_transformer.losses import (
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers.trainer_utils import get_last_checkpoint
 
 from nuclr.errors import UserError
-from nuclr.integrations.sentence_transformers import NuclrLoss, NuclrTrainer, add_index
+from nuclr.integrations.sentence_transformers import CachedNuclrLoss, NuclrLoss, NuclrTrainer, add_index
 from nuclr.integrations.state import STATE_FILE
 from nuclr.objectives import build
 from tests.integrations.common import EXAMPLES, ROOT, assert_equal, launch, marked_lines, result_of
@@ -130,6 +133,21 @@ def test_cached_hard_negatives_equal_those_of_the_full_batch(options, model, tmp
     assert_equal(cached, plain, 1e-9)
     without = train(model, tmp_path / "c", double=True, options=options)
     assert any(not torch.equal(value, plain[name]) for name, value in without.items())
+
+
+@pytest.mark.parametrize("loss", ["NuclrLoss", "CachedNuclrLoss"])
+def test_a_last_batch_of_one_pair_with_hard_negatives_contributes_nothing(loss, model, tmp_path):
+    trainer = make_trainer(model, tmp_path, {"mined": True, "loss": loss, "args": {"num_train_epochs": 1}})
+    trainer.train_dataset = trainer.train_dataset.select(range(9))
+    trainer.train()
+    assert trainer.loss.objective.log_u_x.isfinite().sum() == 8
+
+
+def test_the_cached_loss_refuses_static_embeddings():
+    tokenizer = Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    static = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu")
+    with pytest.raises(UserError, match="StaticEmbedding"):
+        CachedNuclrLoss(static, num_samples=4)
 
 
 def test_hard_negatives_of_clip_are_those_of_multiple_negatives_ranking_loss(model, tmp_path):

@@ -87,6 +87,22 @@ def test_the_state_of_another_objective_is_refused(objective, message, tmp_path)
         load_state(build(name, **({"num_samples": PAIRS} | options)), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({}, {"false_negative_margin": 0.1}),
+        ({"false_negative_margin": 0.1}, {}),
+        ({"temperatures": {"rho": 7.0}}, {}),
+        ({}, {"temperatures": {"rho": 7.0}}),
+    ],
+)
+def test_an_option_that_was_or_is_at_its_default_gives_a_warning_too(before, now, tmp_path):
+    save_state(trained(**before), tmp_path)
+    with pytest.warns(UserWarning, match=next(iter(before | now))) as warned:
+        load_state(build("nuclr", num_samples=PAIRS, **now), tmp_path)
+    assert "margin_strategy" not in str(warned[0].message)
+
+
 def test_changed_options_give_a_warning(tmp_path):
     save_state(trained(temperature=0.05, gamma=0.8), tmp_path)
     with pytest.warns(UserWarning, match=r"temperature=0.05.*0.1.*gamma=0.8.*0.9") as warned:

@@ -231,10 +231,15 @@ def test_a_model_without_two_embeddings(tmp_path):
         run.train()
 
 
+@pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("micro_batch", [None, 4])
-def test_a_last_batch_of_one_pair_contributes_nothing(model, tmp_path, micro_batch):
-    data = identified(33)
-    run, result = train(model, tmp_path, train_dataset=data, micro_batch=micro_batch, args={"num_train_epochs": 1})
+def test_a_last_batch_of_one_pair_contributes_nothing(model, tmp_path, micro_batch, hard):
+    def encode(module, inputs):
+        x, y = embeddings(module, inputs)
+        return (x, y, y.flip(dims=[1])[:, None]) if hard else (x, y)
+
+    settings = {"train_dataset": identified(33), "micro_batch": micro_batch, "args": {"num_train_epochs": 1}}
+    run, result = train(model, tmp_path, encode=encode, **settings)
     assert run.objective.log_u_x.isfinite().sum() == 32
     assert all(value.isfinite().all() for name, value in result.items() if name.startswith("model."))
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nuclr.objectives import NUCLR, build
+from nuclr.objectives import NUCLR, build, stateful
+from nuclr.objectives.kernels import SharedKernel, make_kernel
 from tests.objectives.comparison import (
     BATCH,
     SAMPLES,
@@ -163,3 +164,19 @@ def test_without_zeta_and_xi_it_is_sogclr(estimator, mask) -> None:
 
 def test_the_constructor_has_at_most_16_arguments() -> None:
     assert len(inspect.signature(NUCLR).parameters) <= 16
+
+
+@pytest.mark.parametrize("name", ["sogclr", "nuclr"])
+def test_evaluation_without_an_index_takes_the_kernel_of_training(name, monkeypatch) -> None:
+    kernels = []
+
+    def record(*arguments, **options):
+        kernels.append(make_kernel(*arguments, **options))
+        return kernels[-1]
+
+    monkeypatch.setattr(stateful, "make_kernel", record)
+    objective = build(name, num_samples=SAMPLES)
+    x, y, index = next(batches())
+    objective(x.float(), y.float(), index)
+    objective.eval()(x.float(), y.float())
+    assert [type(kernel) for kernel in kernels] == [SharedKernel, SharedKernel]

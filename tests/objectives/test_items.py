@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from nuclr.integrations import load_state, save_state
+from nuclr.objectives import build
 from tests import reference
 from tests.objectives.comparison import (
     BATCH,
@@ -187,6 +188,22 @@ def test_log_q_of_clip_is_the_corrected_softmax() -> None:
     assert_close(float(out.metrics["objective_y"]), float(plain.metrics["objective_y"]), "side y")
 
 
+@pytest.mark.parametrize("name", ["clip", "cyclip"])
+@pytest.mark.parametrize("shift", [0.0, -9.0])
+def test_hard_negatives_count_as_candidates_of_the_mean_log_q(name, shift) -> None:
+    x, y, index = next(batches())
+    hard = normalize(y[:, None] + 0.3 * x[:, None].flip(0), dim=-1)
+    q = torch.arange(1, BATCH + 1, dtype=torch.float64)
+    out = make(name, temperature=0.1).double()(x, y, index, negatives=hard, log_q=q.log() + shift)
+    plain = make(name, temperature=0.1).double()(x, y, index, negatives=hard)
+    uniform = make(name, temperature=0.1).double()(x, y, index, negatives=hard, log_q=torch.zeros_like(q) + shift)
+    assert_close(float(uniform.loss), float(plain.loss), "uniform")
+    if name == "clip":
+        logits = torch.cat([x @ y.T / 0.1 - (q / q.mean()).log(), x @ hard[:, 0].T / 0.1], dim=1)
+        expected = cross_entropy(logits, torch.arange(BATCH))
+        assert_close(2 * float(out.metrics["objective_x"]), expected.item(), "side x")
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -262,9 +279,10 @@ def test_the_corrected_normalizer_estimates_the_sum_over_items() -> None:
 
 def test_refusals(tmp_path) -> None:
     x, y, _ = next(batches())
-    for counts in ({"num_x": 0}, {"num_y": -1}):
-        with pytest.raises(ValueError, match=rf"state.{next(iter(counts))}.*{next(iter(counts.values()))}"):
-            make("nuclr", num_samples=SAMPLES, **counts)
+    wrong = [("num_x", 0), ("num_y", -1), ("num_x", 2.5), ("num_x", True), ("num_y", "6")]
+    for option, value in [*wrong, ("sharding", 2), ("y_views", 2.5)]:
+        with pytest.raises(ValueError, match=rf"state.*{option}.*{value}"):
+            build("nuclr", num_samples=SAMPLES, state={option: value})
     objective = make("nuclr", num_samples=SAMPLES, **ITEMS)
     good = [0, 1, 2, 3, 4, 0, 1]
     for x_id, y_id, word in (

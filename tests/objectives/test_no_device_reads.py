@@ -27,7 +27,12 @@ OPTIONS = {
     "proximal": ("sogclr", {"average": {"gamma_rule": "proximal"}}),
     "clip learnt": ("clip", {"learn_temperature": True}),
 }
+MARGIN = {"false_negative_margin": 0.1}
+ITEMS = {"state": {"num_x": PAIRS, "num_y": PAIRS}}
 CASES = {name: (name, {}) for name in names()} | OPTIONS
+for name in ("clip", "sogclr", "isogclr", "nuclr"):
+    CASES |= {f"{name} margin": (name, MARGIN), f"{name} negatives": (name, {}), f"{name} log_q": (name, {})}
+    CASES |= {f"{name} items": (name, ITEMS)} if name != "clip" else {}
 
 
 class NoReads(TorchDispatchMode):
@@ -73,8 +78,15 @@ def test_a_training_step_reads_nothing_back(case: str, masked: bool, monkeypatch
     towers = Towers().to("meta")
     optimizer = torch.optim.AdamW([*towers.parameters(), *objective.parameters()])
     ids = torch.empty(B, dtype=torch.int64, device="meta")
+    arguments = {}
+    if "negatives" in case:
+        arguments["negatives"] = torch.empty(B, 2, WIDTH, device="meta")
+    if "log_q" in case:
+        arguments["log_q"] = torch.empty(B, device="meta")
+    masked = masked or "items" in case  # items need their ids
     x = torch.empty(B, 5, device="meta")
     batch = Batch(numbers=ids, x=x, y=torch.empty(B, 7, device="meta"), x_id=ids, y_id=ids)
+    call = partial(objective, **arguments)
     window = Window()
     finite = DeferredCheck()
     with NoReads():
@@ -82,7 +94,7 @@ def test_a_training_step_reads_nothing_back(case: str, masked: bool, monkeypatch
             towers,
             batch.x,
             batch.y,
-            lambda x, y: apply_objective(objective, x, y, batch, masked),
+            lambda x, y: apply_objective(call, x, y, batch, masked),
             B,
             0,
         )

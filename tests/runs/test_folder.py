@@ -1,10 +1,11 @@
 """A run folder is locked against a second run, and files of others are never overwritten."""
 
 import pytest
+import yaml
 
 from nuclr.errors import UserError
 from nuclr.runs.folder import RunFolder
-from nuclr.runs.settings import Settings
+from nuclr.runs.settings import Settings, change, to_dict
 
 
 def test_two_runs_cannot_use_one_folder(tmp_path):
@@ -43,3 +44,16 @@ def test_a_folder_with_other_files_is_refused_and_left_unchanged(tmp_path):
         RunFolder(tmp_path).open(Settings(), resume=False)
     assert (tmp_path / "thesis.txt").read_text() == "all of it"
     assert not (tmp_path / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(("missing", "other"), [("objective.margin_strategy", "relative"), ("data.mask", False)])
+def test_a_run_of_a_version_without_a_setting_resumes_with_its_default(tmp_path, missing, other):
+    section, _, key = missing.partition(".")
+    values = to_dict(Settings())
+    del values[section][key]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    folder = RunFolder(tmp_path)
+    assert folder.open(Settings(), resume=True) is True
+    folder.close()
+    with pytest.raises(UserError, match=missing):
+        folder.open(change(Settings(), missing, other), resume=True)

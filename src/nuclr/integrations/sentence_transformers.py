@@ -39,7 +39,7 @@ from nuclr.integrations.trainer import (
 from nuclr.objectives import Objective
 
 _Trainer: Any = require("sentence_transformers", purpose=__name__).SentenceTransformerTrainer
-_CachedLoss: Any = require("sentence_transformers.base.losses").CachedLossMixin
+_losses: Any = require("sentence_transformers.base.losses")
 
 __all__ = ["CachedNuclrLoss", "NuclrLoss", "NuclrTrainer", "NuclrTrainerMixin", "add_index"]
 
@@ -222,7 +222,7 @@ class NuclrLoss(nn.Module):
         x = unit_norm(x)
         y = unit_norm(y)
         if len(x) * distributed.world_size() == 1:
-            return 0 * (x.sum() + y.sum())
+            return 0 * (x.sum() + y.sum() + sum(side.sum() for side in negatives))
         hard = unit_norm(torch.stack(list(negatives), dim=1)) if negatives else None
         return objective(x, y, index if learns else None, *ids, negatives=hard).loss
 
@@ -293,7 +293,7 @@ def _unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-class CachedNuclrLoss(_CachedLoss, NuclrLoss):
+class CachedNuclrLoss(_losses.CachedLossMixin, NuclrLoss):
     """`NuclrLoss` with the memory of a small batch: texts are encoded `mini_batch_size` pairs at a time.
 
     The gradient is that of the full batch, and the objective runs once per batch. Texts are encoded twice, with the
@@ -308,6 +308,9 @@ class CachedNuclrLoss(_CachedLoss, NuclrLoss):
         mini_batch_num_tokens: If set, a mini-batch has as many texts as have this number of tokens together.
         **options: As in `NuclrLoss`.
 
+    Raises:
+        ValueError: As in `NuclrLoss`, or if the model has static embeddings.
+
     """
 
     def __init__(
@@ -320,6 +323,11 @@ class CachedNuclrLoss(_CachedLoss, NuclrLoss):
         mini_batch_num_tokens: int | None = None,
         **options: Any,
     ) -> None:
+        if _losses.has_static_embedding_input(model):
+            raise UserError(
+                "model: inputs of a StaticEmbedding cannot be cut into mini-batches; use NuclrLoss, which needs little "
+                "memory for such a model"
+            )
         super().__init__(
             model,
             objective,

@@ -10,6 +10,7 @@ pairs were numbered in another order.
 
 import contextlib
 import hashlib
+import inspect
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ from nuclr import distributed
 from nuclr.errors import UserError, first_line, printable
 from nuclr.files import user_errors, write_atomically
 from nuclr.objectives import Objective
+from nuclr.objectives.base import show_option
+from nuclr.objectives.registry import COMMON
 from nuclr.objectives.state import PairTables
 
 STATE_FILE = "nuclr_objective.safetensors"
@@ -152,9 +155,14 @@ def restore(
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{where}: {first_line(error)}") from None
     changed = []
-    for option, value in objective.settings().items():
-        if option not in PLACEMENT and saved["options"].get(option, value) != value:
-            changed.append(f"{option}={printable(str(saved['options'][option])[:100])} (now {value})")
+    current = objective.settings()
+    parameters = inspect.signature(type(objective)).parameters.items()
+    for option, default in ({option: parameter.default for option, parameter in parameters} | COMMON).items():
+        # an option that is not shown has its default
+        before = str(saved["options"].get(option, show_option(default)))
+        now = current.get(option, show_option(default))
+        if option not in PLACEMENT and before != now:
+            changed.append(f"{option}={printable(before[:100])} (now {now})")
     if resumes and changed and distributed.rank() == 0:
         # It is not refused, because a schedule may have changed options on purpose.
         warnings.warn(

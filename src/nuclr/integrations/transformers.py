@@ -279,7 +279,8 @@ class NuclrTrainerMixin(ObjectiveTrainerMixin):
                 "nuclr.integrations.transformers.add_index(train_dataset); set_transform() must keep it"
             )
         if len(x) * distributed.world_size() == 1:  # no negatives
-            return ObjectiveOutput(0 * (x.sum() + y.sum()), {})
+            hard = 0 if negatives is None else negatives.sum()
+            return ObjectiveOutput(0 * (x.sum() + y.sum() + hard), {})
         out: ObjectiveOutput = self.objective(x, y, **columns, negatives=negatives)
         if training:
             self._latest = out.metrics

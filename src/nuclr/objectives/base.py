@@ -75,6 +75,11 @@ def check_choice(
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, but is {value!r}")
 
 
+def show_option(value: Any) -> str:
+    """Return the value of an option as `Objective.settings` shows it."""
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
 Record = TypeVar("Record")
 
 
@@ -178,14 +183,14 @@ class GatheredBatch:
                 (~is_excluded(self.ids, pairs, Workspace())).sum(dim=1) for pairs in score_tiles(self.pairs, self.size)
             ]
             return distributed.all_gather(torch.cat(count)).to(self.x.dtype)
-        first, same = _count_equal(columns[0])
+        first, same = count_equal(columns[0])
         if len(columns) == 2:
-            other_first, other_same = _count_equal(columns[1])
-            same = same + other_same - _count_equal(first * self.size + other_first)[1]
+            other_first, other_same = count_equal(columns[1])
+            same = same + other_same - count_equal(first * self.size + other_first)[1]
         return (self.size - same).to(self.x.dtype)
 
 
-def _count_equal(values: Tensor) -> tuple[Tensor, Tensor]:
+def count_equal(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return, for each value, where the values equal to it start in sorted order and how many there are, (B,) each."""
     ordered = values.sort().values
     first = torch.searchsorted(ordered, values)
@@ -479,9 +484,9 @@ class Objective(nn.Module):
             if isinstance(value, Tensor):
                 value = math.nan if value.is_meta else value.item()
             if value is not None and not (is_dataclass(value) and value == parameter.default):
-                shown[name] = f"{value:.6g}" if isinstance(value, float) else repr(value)
+                shown[name] = show_option(value)
         if self.false_negative_margin is not None:
-            shown["false_negative_margin"] = f"{self.false_negative_margin:.6g}"
+            shown["false_negative_margin"] = show_option(float(self.false_negative_margin))
             shown["margin_strategy"] = repr(self.margin_strategy)
         return shown
 
@@ -511,6 +516,11 @@ class Objective(nn.Module):
             parts = torch.split(joined, [features.shape[1] for features in flat], dim=1)
             everywhere = [part.reshape(-1, local[k].shape[1]).contiguous() for k, part in enumerate(parts)]
             gathered = None if gathered is None else distributed.all_gather(gathered)
+        log_q = None
+        if inputs.log_q is not None:
+            log_q = everywhere[-1][:, 0]
+            message = "log_q must be finite: the log of each y's probability, such as log(count / n), with count > 0"
+            self._deferred.check(log_q.isfinite().all(), functools.partial(ValueError, message))
         index = None
         ids = gathered
         if gathered is not None and "index" in inputs.columns:
@@ -534,7 +544,7 @@ class Objective(nn.Module):
             None if inputs.negatives is None else local[2],
             None if inputs.negatives is None else everywhere[2],
             items,
-            None if inputs.log_q is None else everywhere[-1][:, 0],
+            log_q,
         )
 
     def _checked_inputs(
@@ -626,8 +636,6 @@ class Objective(nn.Module):
             log_q = to_device(as_tensor("log_q", log_q, lists=True), x.device)
             if log_q.shape != (len(x),) or not log_q.is_floating_point():
                 raise ValueError(f"log_q must be ({len(x)},) floats, but is {tuple(log_q.shape)} of {log_q.dtype}")
-            message = "log_q must be finite: the log of each y's probability, such as log(count / n), with count > 0"
-            self._deferred.check(log_q.isfinite().all(), functools.partial(ValueError, message))
         checked = {}
         for name, value in columns.items():
             if value is not None:

@@ -68,8 +68,8 @@ class CLIP(AutogradObjective):
         scale = self.scale(scores)
         logits = scores.xy * scale
         log_q = scores.batch.log_q
-        if log_q is not None:  # B q_j: a hard negative counts once, and so does an item, in the mean over batches
-            given = log_q + math.log(scores.batch.size)
+        if log_q is not None:  # q as shares of the batch, times B: with a uniform q, all candidates count once
+            given = log_q - log_q.logsumexp(0) + math.log(scores.batch.size)
             logits = logits - nn.functional.pad(given, (0, logits.shape[1] - len(given)))
         x = self._cross_entropy(logits, scores.positives, scores.masked_xy)
         y = self._cross_entropy(scores.yx * scale, scores.positives, scores.masked_yx)

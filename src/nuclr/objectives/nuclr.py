@@ -253,10 +253,11 @@ class NUCLR(StatefulObjective):
     def hard_bias(self, step: Step) -> Tensor | float:
         """Return -zeta/tau of the hard negatives: of the initial zeta, or that which the network predicts."""
         bias = self.zeta_init / -step.temperature
-        if self.popularity == "table" or step.batch.hard is None:
+        if self.popularity == "table":
             return bias
         network = cast(PrototypeNetwork, self.popularity_networks["y"])
-        predicted: Tensor = network(step.batch.hard).to(step.batch.hard.dtype)
+        hard = cast(Tensor, step.batch.hard)
+        predicted: Tensor = network(hard).to(hard.dtype)
         return bias - predicted
 
     def log_normalizer(self, step: Step) -> Tensor:

@@ -9,9 +9,9 @@ Items. With `StatePlacement.num_x`, the tables of side x have one row per item x
 pairs that contain the item share it; num_y is the same for y. If an item occurs several times in a batch, its new row
 is the mean over its pairs. They differ in the score of the positive, so log u of an item is that of its whole sum,
 log u_i + s_ii/tau_i in the notation of `stateful`, and the mean is that of its exponential. If every item occurs once,
-tables per item and per pair give the same results as long as the scores of positives are the same at each visit, and
-with gamma = 1 in any case. Otherwise they differ in what is kept from old visits: the whole sum, or the sum relative to
-the positive.
+tables per item and per pair give the same results as long as the scores of positives and the temperature are the same
+at each visit, and with gamma = 1 in any case. Otherwise they differ in what is kept from old visits: the whole sum, or
+the sum relative to the positive.
 
 A table may have one number per stored view, (n, m). Its rows of a batch are (M, 2, B), as `kernels` stacks views.
 """
@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from nuclr import distributed
 from nuclr.arrays import to_device
-from nuclr.objectives.base import GatheredBatch, Objective
+from nuclr.objectives.base import GatheredBatch, Objective, count_equal
 from nuclr.objectives.kernels import stack_views
 
 ANCHORS = ("x", "y")  # side x has anchors x and candidates y
@@ -63,10 +64,12 @@ class StatePlacement:
 
     def __post_init__(self) -> None:
         for side, count in self.items.items():
-            if count is not None and count < 1:
-                raise ValueError(f"state.num_{side} must be the number of distinct {side}, but is {count}")
-        if min(self.views) < 1:
-            raise ValueError(f"state.x_views and state.y_views must be at least 1, but are {self.views}")
+            if count is not None and not _is_count(count):
+                raise ValueError(f"state.num_{side} must be the whole number of distinct {side}, but is {count!r}")
+        if not all(map(_is_count, self.views)):
+            raise ValueError(f"state.x_views and state.y_views must be integers of at least 1, but are {self.views}")
+        if not isinstance(self.sharding, bool):
+            raise ValueError(f"state.sharding must be True or False, but is {self.sharding!r}")
 
     @property
     def views(self) -> tuple[int, int]:
@@ -77,6 +80,10 @@ class StatePlacement:
     def items(self) -> dict[str, int | None]:
         """num_x and num_y by side."""
         return {"x": self.num_x, "y": self.num_y}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 class StateRows(NamedTuple):
@@ -423,7 +430,7 @@ def mean_of_items(values: Tensor, items: Tensor, logs: bool) -> Tensor:
         tensor([2.5000, 2.0000, 2.5000])
 
     """
-    place = items.unique(return_inverse=True)[1].to(values.device).expand_as(values)  # type: ignore[no-untyped-call]
+    place = count_equal(items.contiguous())[0].to(values.device).expand_as(values)
     known = ~(values.isneginf() if logs else values.isnan())
     largest = torch.zeros_like(values)
     if logs:

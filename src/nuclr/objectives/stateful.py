@@ -504,7 +504,7 @@ class StatefulObjective(PairTables):
         """Return whether weights are at most a moderate multiple of 1 / the batch's own sum."""
         if not self.training:
             # a known average may be far below that of this batch
-            return step.rows.stored is None and self.normalizer == "table"
+            return not step.rows.stored and self.normalizer == "table"
         if self.average.gamma_rule == "constant":
             return self.gamma >= LEAST_GAMMA
         if step.log_u.device.type != "cpu":

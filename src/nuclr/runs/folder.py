@@ -21,7 +21,7 @@ import torch
 
 from nuclr import files
 from nuclr.errors import UserError
-from nuclr.runs.config import read, to_yaml
+from nuclr.runs.config import parse, read, to_yaml
 from nuclr.runs.launch import cpu_cores
 from nuclr.runs.settings import FREE_ON_RESUME, Settings, flatten, to_dict
 
@@ -169,7 +169,9 @@ class RunFolder:
         files.write_text(self.folder / CONFIG, to_yaml(settings))
 
     def _check_same(self, settings: Settings) -> None:
-        before = dict(flatten(read(self.folder / CONFIG)))
+        path = self.folder / CONFIG
+        # Settings that an earlier version did not have get their defaults.
+        before = dict(flatten(to_dict(parse(read(path), f"{path}: "))))
         now = dict(flatten(to_dict(settings)))
         for key in sorted(before.keys() | now.keys()):
             is_root = key.startswith("data.val.") and key.endswith(".root")
