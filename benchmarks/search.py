@@ -28,8 +28,7 @@ of a further split; they are chosen once per set and encoder. "Answers" knows th
 has any. Without a log all methods know them. "Whitened" features are multiplied by C^(-1/4), C the covariance of the
 gallery, after its mean is subtracted.
 
-Settings of the default were chosen on acl and debian after looking at tldr_pages; tldr, flickr8k and multi30k were not
-used for choosing.
+Settings of the default were chosen on acl and debian; docs/results.md says what else was seen.
 """
 
 import argparse
