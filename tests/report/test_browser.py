@@ -1,5 +1,8 @@
 """Pages in a real browser: they request nothing, nothing overflows, and the controls work."""
 
+import json
+
+import numpy as np
 import pytest
 
 from nuclr.report.charts import Series, line_chart
@@ -79,4 +82,34 @@ def test_legend_and_arrow_keys(chromium, page):
     assert readout.startswith("epoch ") and name not in readout
     chromium.run(f"{chart}.querySelector('button.key').click()")
     assert chromium.run(hidden) == 0
+    assert chromium.complaints() == []
+
+
+def test_the_search_box(chromium, nuclr, tmp_path):
+    rng = np.random.default_rng(1)
+    y = rng.normal(size=(60, 5)).astype("f4") + 0.5
+    np.savez(tmp_path / "e.npz", x=y + 0.3 * rng.normal(size=y.shape).astype("f4"), y=y)
+    (tmp_path / "names.txt").write_text("".join(f"{folders.HOSTILE if k == 0 else 'thing'} {k}\n" for k in range(60)))
+    names = ("--names", tmp_path / "names.txt", "--query-names", tmp_path / "names.txt", "--normalize", "--strength", 1)
+    done = nuclr("hubness", f"{tmp_path}/e.npz:x", f"{tmp_path}/e.npz:y", *names, "--out", tmp_path / "h")
+    assert done.status == 0, done.err
+    chromium.open(tmp_path / "h" / "report.html", 390)
+    listed = "[...document.querySelectorAll('.try-queries button')].map(b => b.firstChild.textContent)"
+    everything = chromium.run(listed)
+    assert len(everything) == json.loads((tmp_path / "h" / "hubness.json").read_text())["counted"]
+    word = everything[3].split()[-1]
+    chromium.run("document.querySelector('#try-filter').focus()")
+    chromium.call("Input.insertText", text=word)
+    assert chromium.run(listed) == [text for text in everything if word in text]
+    assert chromium.run("document.querySelectorAll('.try-lists li').length") == 20
+    gone = "document.querySelector('.try-plain li.gone button')"
+    while not chromium.run(f"{gone} !== null"):  # the arrow keys reach a query whose list changes
+        chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowDown", code="ArrowDown")
+    item = chromium.run(f"{gone}.firstChild.textContent")
+    chromium.run(f"{gone}.click()")
+    assert "no longer finds it" in chromium.run("document.querySelector('.try-queries li').textContent")
+    assert item in chromium.run("document.querySelector('.try-status').textContent")
+    chromium.run("document.querySelector('.try-all').click()")
+    assert chromium.run(listed) == everything
+    assert chromium.run("document.documentElement.scrollWidth") == 390
     assert chromium.complaints() == []

@@ -25,6 +25,7 @@ Blocks of one kind that follow one another are laid out together: charts and tab
 - `Chart`: what the functions of `charts` return.
 - `Gallery`: cards of items.
 - `Example`: a query with its answers. `Fold`: blocks that are shown after a click.
+- `SearchBox`: queries to choose from, and what each finds.
 
 All text is escaped: a `str` is never markup. Bold words or code within a text need
 `Markup("The mean is <b>{}</b>").format(value)`, which escapes the value. A bare `Markup` is a block, too.
@@ -179,7 +180,44 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = Text | Tile | Table | Chart | Gallery | Example | Fold | Markup
+@dataclass(frozen=True)
+class SearchBox:
+    """Queries to filter and pick, and what each finds before and after a correction. At most one per page.
+
+    Args:
+        queries: in the order of the list.
+        items: what they find.
+        counts: per item, how many queries find it, before and after.
+        plain: per query, positions in `items`, best first.
+        corrected: the same after the correction.
+        right: per query, the positions that are right answers.
+
+    """
+
+    queries: Sequence[Item]
+    items: Sequence[Item]
+    counts: Sequence[Sequence[int]]
+    plain: Sequence[Sequence[int]]
+    corrected: Sequence[Sequence[int]]
+    right: Sequence[Sequence[int]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the script of the page reads; pictures are listed by the position of their item."""
+        return {
+            "queries": [item.plain for item in self.queries],
+            "items": [item.plain for item in self.items],
+            "pictures": {
+                name: {at: item.picture for at, item in enumerate(items) if item.picture}
+                for name, items in (("queries", self.queries), ("items", self.items))
+            },
+            "counts": self.counts,
+            "plain": self.plain,
+            "corrected": self.corrected,
+            "right": self.right,
+        }
+
+
+Block = Text | Tile | Table | Chart | Gallery | Example | Fold | SearchBox | Markup
 
 
 LONGEST = 1000  # characters of a text that a page shows
@@ -327,6 +365,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # fewer bytes for most scripts
     environment.globals["render"] = render_blocks
     return environment
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nuclr.errors import UserError
-from nuclr.report.page import Example, Gallery, Options, Text, Tile
+from nuclr.report.page import Example, Gallery, Options, SearchBox, Text, Tile
 from nuclr.report.write import make_page
 from tests.report import folders
 
@@ -58,8 +58,30 @@ def test_the_page_of_hubness(nuclr, embedded):
     assert report["won_count"] + report["lost_count"] == len(examples) > 0
     for kind, text in zip(("won", "lost"), texts, strict=True):
         assert kind in text and text.endswith(f": {report[f'{kind}_count']}.")
+    (box,) = folders.of_kind(sections["try"], SearchBox)
+    assert len(box.queries) == len(box.plain) == len(box.corrected) == report["counted"]
+    assert all(len(found) == report["k"] for found in (*box.plain, *box.corrected))
+    assert sum(before for before, _ in box.counts) == report["k"] * report["counted"]
+    gained = [right[0] in after[:1] and right[0] not in before[:1] for right, before, after in _searches(box)]
+    assert sum(gained) == report["won_count"]
     right = [[answer.right for answer in example.answers] for example in examples]
     assert right == [[False, True]] * report["won_count"] + [[True, False]] * report["lost_count"]
+
+
+def _searches(box):
+    return zip(box.right, box.plain, box.corrected, strict=True)
+
+
+def test_the_search_box_is_as_large_as_a_page_can_hold(nuclr, embedded, monkeypatch):
+    monkeypatch.setattr("nuclr.studies.items.searches.TEXT", 60)
+    monkeypatch.setattr("nuclr.report.pages.hubness.PICTURES", 1500)
+    names = ("--normalize", "--names", embedded / "c.jsonl", "--images", embedded / "images", "--k", 2)
+    done = nuclr("hubness", f"{embedded}/e.npz:y", f"{embedded}/e.npz:x", *names, "--out", embedded / "h")
+    assert done.status == 0, done.err
+    _, sections = folders.fill_page("hubness", embedded / "h")
+    (box,) = folders.of_kind(sections["try"], SearchBox)
+    assert 0 < len(box.queries) < 20
+    assert 0 < sum(item.picture is not None for item in box.items) < len(box.items)
 
 
 def test_images_outside_of_the_folder_are_not_shown(nuclr, tmp_path):

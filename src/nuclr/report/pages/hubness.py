@@ -1,12 +1,13 @@
 """The page of `nuclr hubness`, and how pages show the items of a report."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from nuclr import files
 from nuclr.report import numbers
 from nuclr.report.charts import Chart, Series, line_chart
 from nuclr.report.page import (
@@ -19,6 +20,7 @@ from nuclr.report.page import (
     LeaveOut,
     Options,
     Page,
+    SearchBox,
     Section,
     Table,
     Text,
@@ -27,13 +29,15 @@ from nuclr.report.page import (
     shorten,
 )
 from nuclr.studies.items import rows
-from nuclr.studies.items.hubness_report import FoundItem, HubnessReport
+from nuclr.studies.items.hubness_report import SEARCHES, FoundItem, HubnessReport
 from nuclr.studies.items.rows import ItemReport, Origin
+from nuclr.studies.items.searches import Searches
 
 if TYPE_CHECKING:
     from nuclr.report.items import Items
 
 EXAMPLES = 12
+PICTURES = 2_400_000  # characters of all pictures in the search box
 UNNAMED = "The items have no names; --names FILE shows their texts, and --images FOLDER their pictures."
 
 R = TypeVar("R", bound=ItemReport)
@@ -77,8 +81,7 @@ class ItemView(Generic[R]):
             return replace(shown, label=item.name or shown.label)
         if origin.images is not None and item.name is not None:
             return self._show_picture(Path(origin.images), item.name)
-        label = item.name or f"{word} {item.row}"
-        return Item("text", label, text=shorten(label))
+        return named(item, word)
 
     def _open_run(self, path: str) -> "Items | None":
         if path not in self._runs:
@@ -118,7 +121,10 @@ HubnessView = ItemView[HubnessReport]
 
 def open_folder(path: Path, options: Options) -> HubnessView:
     """Read what `nuclr hubness` wrote."""
-    return ItemView(HubnessReport.read(path), options.pictures)
+    report = HubnessReport.read(path)
+    if (path / SEARCHES).is_file():
+        report = replace(report, searches=files.read_record(Searches, path / SEARCHES))
+    return ItemView(report, options.pictures)
 
 
 def make_page(view: HubnessView) -> Page:
@@ -132,6 +138,7 @@ def make_page(view: HubnessView) -> Page:
         verdict=report.advice[0],
         sections=[
             Section("summary", "Summary", summary),
+            Section("try", "Try it", try_searches, menu="Try"),
             Section("hubs", "Largest hubs", largest_hubs, menu="Hubs"),
             Section("suspicious", "Suspicious items", suspicious_items, menu="Suspicious"),
             Section("crowded", "What they crowd out", crowded_out, menu="Crowded out"),
@@ -178,6 +185,56 @@ def summary(view: HubnessView) -> Iterator[Block]:
     )
     yield Table("Before and after the correction", ["", "plain", "corrected", "by chance"], report.table())
     yield sorted_counts(report)
+
+
+def try_searches(view: HubnessView) -> Iterator[Block]:
+    """Let the reader pick queries, and compare what they find before and after the correction."""
+    report = view.report
+    searches = report.searches
+    if searches is None:
+        raise LeaveOut
+    yield Text(
+        f"Pick a query to compare its first {report.k} results. Click on a result to list the queries that find it, "
+        f"first those that no longer do. {numbers.count(len(searches.queries))} of the "
+        f"{numbers.count(report.counted)} queries are in this page, those with the largest hubs first."
+    )
+    origin = report.gallery if report.same else report.queries
+    most_found = sorted(range(len(searches.items)), key=lambda at: -searches.counts[at][0])
+    items = _show_some(view, report.gallery, searches.items, most_found, "item", PICTURES)
+    left = PICTURES - sum(len(item.picture or "") for item in items)
+    queries = _show_some(view, origin, searches.queries, range(len(searches.queries)), "query", left)
+    yield SearchBox(
+        queries,
+        items,
+        searches.counts,
+        searches.plain,
+        searches.corrected,
+        searches.right,
+    )
+
+
+def _show_some(
+    view: HubnessView,
+    origin: Origin,
+    items: Sequence[rows.Item],
+    order: Iterable[int],
+    word: str,
+    space: int,
+) -> list[Item]:
+    """Return all items, in `order` with their pictures while these fit into `space`; the others by name."""
+    shown = [named(item, word) for item in items]
+    for at in order:
+        if space < 0:
+            break
+        shown[at] = view.show(origin, items[at], word)
+        space -= len(shown[at].picture or "")
+    return shown
+
+
+def named(item: rows.Item, word: str) -> Item:
+    """Return an item that the page calls by its name."""
+    label = item.name or f"{word} {item.row}"
+    return Item("text", label, text=shorten(label))
 
 
 def sorted_counts(report: HubnessReport) -> Chart:

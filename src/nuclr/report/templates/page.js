@@ -62,4 +62,141 @@
       if (step) { read(at < 0 ? (step > 0 ? 0 : stops.length - 1) : at + step); event.preventDefault(); }
     });
   }
+
+  // The search box: a query on the left, what it finds on the right; a click on an item lists the queries that find it.
+  const make = (tag, text, name) => {
+    const element = document.createElement(tag);
+    if (text) element.textContent = text;
+    if (name) element.className = name;
+    return element;
+  };
+  const MOST = 50;
+  for (const box of all(".try")) {
+    const data = JSON.parse(one(".searches", box).textContent);
+    const filter = one("input", box), list = one(".try-queries", box), everything = one(".try-all", box);
+    let query = -1, item = -1;
+
+    const picture = (side, at) => {
+      const source = data.pictures[side][at];
+      if (!source) return null;
+      const image = make("img");
+      image.src = source;
+      image.alt = "";
+      return image;
+    };
+    const fill = (element, side, at) => {
+      const image = picture(side, at);
+      const text = make("span", data[side][at]);
+      text.dir = "auto";
+      element.append(...(image ? [image] : []), text);
+    };
+    const matching = () => {
+      const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const found = [];
+      data.queries.forEach((text, at) => {
+        if (item >= 0 && !data.plain[at].includes(item) && !data.corrected[at].includes(item)) return;
+        const lower = text.toLowerCase();
+        if (words.every((word) => lower.includes(word))) found.push(at);
+      });
+      return found;
+    };
+    const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "y" : "ies"}`;
+
+    const showList = () => {
+      const found = matching();
+      if (item >= 0) found.sort((a, b) => data.corrected[a].includes(item) - data.corrected[b].includes(item));
+      list.replaceChildren();
+      for (const at of found.slice(0, MOST)) {
+        const button = make("button");
+        button.type = "button";
+        button.dataset.query = at;
+        fill(button, "queries", at);
+        if (at === query) button.setAttribute("aria-current", "true");
+        if (item >= 0 && !data.corrected[at].includes(item)) button.append(make("em", "no longer finds it"));
+        if (item >= 0 && !data.plain[at].includes(item)) button.append(make("em", "finds it now"));
+        const row = make("li");
+        row.append(button);
+        list.append(row);
+      }
+      const rest = found.length > MOST ? `, the first ${MOST} are listed` : "";
+      let status = `${count(found.length, "quer")}${rest}`;
+      if (item >= 0) {
+        const left = found.filter((at) => !data.corrected[at].includes(item)).length;
+        status = `${count(found.length, "quer")} with “${data.items[item].slice(0, 80)}”${rest}: ${left} no longer find it`;
+      }
+      one(".try-status", box).textContent = status;
+      everything.hidden = item < 0;
+    };
+    const showResults = () => {
+      const asked = one(".try-asked", box);
+      asked.replaceChildren();
+      if (query < 0) return;
+      asked.append(make("p", "query", "tag"));
+      const text = make("p");
+      fill(text, "queries", query);
+      asked.append(text);
+      for (const [name, other, word] of [["plain", "corrected", "gone"], ["corrected", "plain", "new"]]) {
+        const results = one(`.try-${name}`, box);
+        results.replaceChildren();
+        for (const at of data[name][query]) {
+          const button = make("button");
+          button.type = "button";
+          button.dataset.item = at;
+          fill(button, "items", at);
+          const [before, after] = data.counts[at];
+          const facts = make("small");
+          if (data.right[query].includes(at)) facts.append(make("b", "✓ right ", "ok"));
+          const changed = !data[other][query].includes(at);
+          if (changed) facts.append(make("b", `${word} `, word));
+          facts.append(`found by ${before.toLocaleString("en")} → ${after.toLocaleString("en")}`);
+          button.append(facts);
+          button.title = "Show the queries that find this item";
+          const row = make("li", "", changed ? word : "");
+          if (at === item) row.classList.add("chosen");
+          row.append(button);
+          results.append(row);
+        }
+      }
+    };
+    const pick = (at) => {
+      query = at;
+      for (const button of all("button", list)) {
+        button.toggleAttribute("aria-current", Number(button.dataset.query) === at);
+        if (Number(button.dataset.query) === at) button.setAttribute("aria-current", "true");
+      }
+      showResults();
+    };
+    const about = (at) => {
+      item = at;
+      filter.value = "";
+      showList();
+      showResults();
+    };
+    filter.addEventListener("input", () => {
+      showList();
+      const first = matching()[0];
+      if (first !== undefined) pick(first);
+    });
+    list.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (button) pick(Number(button.dataset.query));
+    });
+    one(".try-results", box).addEventListener("click", (event) => {
+      const button = event.target.closest("button[data-item]");
+      if (button) about(Number(button.dataset.item));
+    });
+    everything.addEventListener("click", () => { about(-1); filter.focus(); });
+    // The arrow keys move between the box and the queries; a query is shown when it has the focus.
+    one(".try-side", box).addEventListener("keydown", (event) => {
+      const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+      if (!step) return;
+      const stops = [filter, ...all("button", list)];
+      const next = stops[stops.indexOf(document.activeElement) + step];
+      if (next) next.focus();
+      if (next && next !== filter) pick(Number(next.dataset.query));
+      event.preventDefault();
+    });
+    showList();
+    if (data.queries.length) pick(0);
+  }
 })();

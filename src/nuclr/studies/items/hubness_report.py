@@ -12,6 +12,7 @@ into searches for something else. Hubness alone cannot show whether results impr
 find: items ask for all parts of the gallery, and hubs crowd out the rest for both.
 """
 
+import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,7 +44,9 @@ from nuclr.studies.items.rows import (
     open_rows,
     read_links,
 )
+from nuclr.studies.items.searches import Searches
 
+SEARCHES = "searches.json"
 DEPTHS = (1, 5, 10)  # of recall
 HUBS = 30  # in the summary
 SUSPICIOUS = 12  # items that may be planted
@@ -195,11 +198,12 @@ class HubnessReport(ItemReport):
         correction: the fitted correction; None if the report was read from a file, as are the other arrays.
         bias: (n,), of all items.
         counts: (2, n), N_k of all items, plain and corrected.
+        searches: single queries with what they find, for the page.
 
     """
 
     KIND: ClassVar[str] = "hubness"
-    FILES: ClassVar[tuple[str, ...]] = ("bias.npy", "correction.safetensors")
+    FILES: ClassVar[tuple[str, ...]] = ("bias.npy", "correction.safetensors", SEARCHES)
 
     queries: Origin
     gallery: Origin
@@ -237,6 +241,11 @@ class HubnessReport(ItemReport):
     )
     counts: Tensor = field(
         default=NO_ARRAY,
+        repr=False,
+        compare=False,
+    )
+    searches: Searches | None = field(
+        default=None,
         repr=False,
         compare=False,
     )
@@ -386,6 +395,7 @@ def hubness_report(
         correction=correction,
         bias=correction.bias(items.rows),
         counts=torch.stack([plain.counts, corrected.counts]),
+        searches=Searches.of(search.queries, items, counted, tried, (plain, corrected), known),
     )
     if out is not None:
         _write(report, items, out)
@@ -418,6 +428,7 @@ def _write(
         table["name"] = items.ids
     with report.publish(folder, [table]) as new:
         np.save(new / "bias.npy", report.bias.numpy())
+        files.write_text(new / SEARCHES, json.dumps(files.to_record(report.searches), ensure_ascii=False))
         report.correction.save(new / "correction.safetensors")
 
 
@@ -446,8 +457,12 @@ def judge(report: HubnessReport) -> tuple[str, bool]:
     """
     changes = report.recall_change
     if not changes:
+        plain = report.plain
+        corrected = report.corrected
         return (
-            "Without known answers (--links), this shows how evenly items are found, not whether results improve.",
+            f"{plain.never_found:.0%} of the items are never found, and one item turns up for {plain.largest:,} of "
+            f"{report.counted:,} queries; after the correction {corrected.never_found:.0%} and {corrected.largest:,}. "
+            "Whether results improve cannot be seen without known answers (--links).",
             False,
         )
     if _is_at_chance(report):
