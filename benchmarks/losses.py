@@ -31,6 +31,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +152,13 @@ def make_data(
 
 
 def read_data(data: Path, name: str) -> TextData:
-    """Return a set with wordllama's tokenizer and table; `{set}_noise` has wrong partners, `{set}_copies` copies."""
+    """Return a set with wordllama's tokenizer and table."""
     from safetensors.numpy import load_file
 
     folder = package_folder("wordllama")
     (weights,) = load_file(next((folder / "weights").glob(f"*_{WORDLLAMA_WIDTH}.safetensors"))).values()
     tokenizer = Tokenizer.from_file(str(next((folder / "tokenizers").glob("*.json"))))
-    name, _, variant = name.partition("_")
-    read_as = f"{name}_{variant}" if variant == "repeated" else name
-    content = make_data(*read_pairs(data, read_as), tokenizer, torch.from_numpy(weights))
-    return spoil(content, variant) if variant in ("noise", "copies") else content
+    return make_data(*read_pairs(data, name), tokenizer, torch.from_numpy(weights))
 
 
 def spoil(data: TextData, variant: str) -> TextData:
@@ -526,6 +524,63 @@ def print_table(title: str, columns: dict[str, dict[str, Row | None]], baseline:
         print("| " + " | ".join([*cells, mean]) + " |", flush=True)
 
 
+class Tables:
+    """The tables of a part; each set is read once.
+
+    Args:
+        data: The folder of the data.
+        out: The folder of the runs.
+        trains: Whether to train what is missing.
+
+    """
+
+    def __init__(self, data: Path, out: Path, trains: bool) -> None:
+        self.folder = data
+        self.out = out
+        self.trains = trains
+        self._read = cache(partial(read_data, data))
+
+    def rows(
+        self, name: str, variant: str, batch: int, methods: dict[str, str], baseline: str
+    ) -> dict[str, Row | None]:
+        """Return the rows of a set.
+
+        Args:
+            name: The set.
+            variant: How its training pairs are spoiled, or "".
+            batch: B.
+            methods: Shown name -> method.
+            baseline: The method that the others are compared with.
+
+        """
+        data = self._read(name)
+        study = Losses(self.out / f"{name}.jsonl", batch, self.trains)
+        if variant:
+            data = spoil(data, variant)
+            name += f"_{variant}"
+        return {shown: try_row(study, f"{name}/{batch}", data, method, baseline) for shown, method in methods.items()}
+
+    def losses(self, part: str, sets: list[str], batch: int, methods: list[str], baseline: str) -> None:
+        """Print the table of losses."""
+        columns = {}
+        for name in sets:
+            data = self._read(name)
+            start = np.mean([[100 * hit.mean() for hit in evaluate(data, half, None)] for half in data.halves])
+            columns[f"{name} ({start:.1f} before)"] = self.rows(
+                name, "", batch, {method: method for method in methods}, baseline
+            )
+        print_table(f"{part}, B = {batch}", columns, baseline)
+
+    def curation(self, sets: list[str], batch: int) -> None:
+        """Print a table per kind of data, in which the rows say which pairs are dropped."""
+        for variant, rules in RULES.items():
+            methods = {rule: f"MNRL{SEPARATOR}{rule}" for rule in (KEEP_ALL, *rules)}
+            if not variant:
+                methods[KEEP_ALL] = "MNRL"
+            columns = {name: self.rows(name, variant, batch, methods, methods[rules[0]]) for name in sets}
+            print_table(f"{variant or 'as it is'}, B = {batch}, dropped", columns, rules[0])
+
+
 def try_row(study: Study, name: str, data: Data, method: str, baseline: str) -> Row | None:
     """Return a row, or None if runs are missing and may not be trained."""
     try:
@@ -549,31 +604,14 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="this trainer does not save the state")
     options.out.mkdir(parents=True, exist_ok=True)
-    contents: dict[str, TextData] = {}
+    tables = Tables(options.data, options.out, trains=not options.report)
+    sets = options.sets.split(",")
     for part, batch in itertools.product(options.parts.split(","), map(int, options.batches.split(","))):
-        columns: dict[str, dict[str, Row | None]] = {}
-        variants = ("", "_noise", "_copies") if part == "curation" else ("",)
-        for name, variant in itertools.product(options.sets.split(","), variants):
-            name += variant
-            study = Losses(options.out / f"{name.partition('_')[0]}.jsonl", batch, trains=not options.report)
-            if name not in contents:
-                contents[name] = read_data(options.data, name)
-            data = contents[name]
-            if part == "curation":
-                rows = {}
-                for rule in (KEEP_ALL, *RULES[variant.removeprefix("_")]):
-                    method = "MNRL" if rule == KEEP_ALL and not variant else f"MNRL{SEPARATOR}{rule}"
-                    rows[rule] = try_row(study, f"{name}/{batch}", data, method, f"MNRL{SEPARATOR}at random")
-                print_table(f"B = {batch}, dropped", {name: rows}, "at random")
-                continue
-            methods = options.methods.split(";") if options.methods else METHODS[part]
-            start = np.mean([[100 * hit.mean() for hit in evaluate(data, half, None)] for half in data.halves])
-            print(f"{name}: {start:.1f} before training", flush=True)
-            columns[name] = {
-                method: try_row(study, f"{name}/{batch}", data, method, options.against) for method in methods
-            }
-        if columns:
-            print_table(f"{part}, B = {batch}", columns, options.against)
+        if part == "curation":
+            tables.curation(sets, batch)
+        else:
+            methods = options.methods.split(";") if options.methods else list(METHODS[part])
+            tables.losses(part, sets, batch, methods, options.against)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def test_cached_loss_refuses_the_encoder(tokenizer, table):
 def test_margin_mask_drops_negatives_above_the_positive(losses, data):
     rows = torch.arange(TRAINED)
     model = torch.nn.Module()
-    x, y = (data.vocabulary.vectors(side[:, 0]).double() for side in (data.train.x, data.train.y))
+    x, y = (normalize(data.vocabulary.vectors(side[:, 0]).double(), dim=1) for side in (data.train.x, data.train.y))
     model.forward = lambda features: {"sentence_embedding": features["vectors"]}
     loss = losses.LOSSES["MNRL, margin mask"](losses.Parts(model, model, TRAINED, 0.1))
     columns = [{"vectors": x}, {"vectors": y}]
