@@ -293,7 +293,7 @@ MASKS = (
     *(f"{name}{mask}" for name in ("CLIP", "SogCLR", "NUCLR") for mask in (", no mask", ", margin", "")),
 )
 HARD = " + hard negatives"
-WITH_NEGATIVES = ("MNRL", "SogCLR", "NUCLR")
+WITH_NEGATIVES = ("MNRL", "MNRL, hardness", "SogCLR", "NUCLR")
 
 
 METHODS = {
