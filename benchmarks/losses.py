@@ -184,7 +184,7 @@ def spoiled_rows(pairs: int) -> Tensor:
 
 
 def mine_hard_negatives(data: TextData) -> Tensor:
-    """Return for each pair the number of the text that is nearest to x, is no right answer, and scores below y."""
+    """Return for each pair the number of the text that is nearest to x, is not a right answer, and scores below y."""
     x = data.vocabulary.vectors(data.train.x[:, 0])
     y = data.vocabulary.vectors(data.train.y[:, 0])
     scores = x @ y.T
