@@ -12,6 +12,7 @@ into searches for something else. Hubness alone cannot show whether results impr
 find: items ask for all parts of the gallery, and hubs crowd out the rest for both.
 """
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,9 @@ from nuclr.evaluation.ranks import rank_correlation
 from nuclr.popularity import Hubness, PopularityCorrection, chance_hubness, hubness
 from nuclr.popularity.bank import distinct_rows, row_hashes
 from nuclr.popularity.correction import BANK_SIZE, FEWEST_TO_CHECK, BankCheck
+from nuclr.popularity.hubs import QUERY_ROWS, nearest
+from nuclr.stacked import Stacked
+from nuclr.studies.items.row_maps import RowMap, row_maps
 from nuclr.studies.items.rows import (
     NO_ARRAY,
     Item,
@@ -342,64 +346,94 @@ def hubness_report(
     HubnessReport.check_folder(out, create=True)
     if out is not None:
         _refuse_other_result(search, out)
-    try:
-        fix = PopularityCorrection(temperature, strength, normalize=normalize)
-        fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
-        correction = _fit_on_all(search, fix, known)
-    except ValueError as error:  # such as a log of one query
-        raise UserError(f"{(search.bank or search.queries).name}: {error}") from None
-    bias = fix.bias(items.rows)
-    tried = search.asked(counted)
-    can_check = search.bank is not None and len(distinct_rows(tried)) >= FEWEST_TO_CHECK
-    exclude = counted if search.one_set else None
-    plain = hubness(tried, items.rows, k, exclude=exclude)
-    corrected = hubness(tried, items.rows, k, bias=bias, exclude=exclude)
-    known = _links_among(known, counted)
-    found = Comparison(search, counted, plain, corrected, bias, known)
-    won, lost = found.changed()
-    correlation = rank_correlation(bias, plain.counts)
-    distinct = len(distinct_rows(fitted))
-    report = HubnessReport(
-        queries=Origin.of(search.queries),
-        gallery=Origin.of(items, images),
-        bank=Bank(
-            name=None if search.bank is None else search.bank.name,
-            queries=len(fitted),
-            used=min(distinct, BANK_SIZE),
-            candidates=min(len(candidates), BANK_SIZE),
-            repeated=1 - distinct / len(fitted),
-            coverage=1.0 if search.one_set else coverage(fitted, candidates, k),
-            p_value=fix.check(tried).p_value if can_check else None,
-        ),
-        counted=len(counted),
-        same=search.one_set,
-        k=k,
-        width=int(items.rows.shape[1]),
-        temperature=fix.temperature_,
-        strength=fix.strength_,
-        tuned_on=len(chosen_on),
-        plain=_measure(plain, known),
-        corrected=_measure(corrected, known),
-        chance=_measure_chance(len(counted), len(items), k, known),
-        correlation=correlation if math.isfinite(correlation) else None,
-        links=str(links) if isinstance(links, str | Path) else None if links is None else "links",
-        labeled=len(np.unique(known[:, 0])),
-        recall_change=found.recall_change(tried),
-        suspicious=found.suspicious(correction.suspicious(items.rows).score),
-        hubs=found.hubs(),
-        found_again=found.found_again(),
-        won=[found.exchanged(query) for query in won[:EXCHANGED]],
-        lost=[found.exchanged(query) for query in lost[:EXCHANGED]],
-        won_count=len(won),
-        lost_count=len(lost),
-        correction=correction,
-        bias=correction.bias(items.rows),
-        counts=torch.stack([plain.counts, corrected.counts]),
-        searches=Searches.of(search.queries, items, counted, tried, (plain, corrected), known),
-    )
-    if out is not None:
-        _write(report, items, out)
+    sources = (search.queries, items, search.bank, search.candidates)
+    settings = [k, temperature, strength, normalize, tune, hashlib.sha256(known.tobytes()).hexdigest()]
+    with row_maps(out, sources, settings) as maps:
+        try:
+            fix = PopularityCorrection(temperature, strength, normalize=normalize)
+            fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
+            correction = _fit_on_all(search, fix, known)
+        except ValueError as error:  # such as a log of one query
+            raise UserError(f"{(search.bank or search.queries).name}: {error}") from None
+        bias = _map_bias(maps, "bias-measured", fix, items.rows)
+        tried = search.asked(counted)
+        can_check = search.bank is not None and len(distinct_rows(tried)) >= FEWEST_TO_CHECK
+        exclude = counted if search.one_set else None
+        plain = _map_hubness(maps, "found-plain", tried, items.rows, k, None, exclude)
+        corrected = _map_hubness(maps, "found-corrected", tried, items.rows, k, bias, exclude)
+        known = _links_among(known, counted)
+        found = Comparison(search, counted, plain, corrected, bias, known)
+        won, lost = found.changed()
+        correlation = rank_correlation(bias, plain.counts)
+        distinct = len(distinct_rows(fitted))
+        scores = maps("suspicion", items.rows, lambda part, _: correction.suspicious(part).score)
+        report = HubnessReport(
+            queries=Origin.of(search.queries),
+            gallery=Origin.of(items, images),
+            bank=Bank(
+                name=None if search.bank is None else search.bank.name,
+                queries=len(fitted),
+                used=min(distinct, BANK_SIZE),
+                candidates=min(len(candidates), BANK_SIZE),
+                repeated=1 - distinct / len(fitted),
+                coverage=1.0 if search.one_set else coverage(fitted, candidates, k),
+                p_value=fix.check(tried).p_value if can_check else None,
+            ),
+            counted=len(counted),
+            same=search.one_set,
+            k=k,
+            width=int(items.rows.shape[1]),
+            temperature=fix.temperature_,
+            strength=fix.strength_,
+            tuned_on=len(chosen_on),
+            plain=_measure(plain, known),
+            corrected=_measure(corrected, known),
+            chance=_measure_chance(len(counted), len(items), k, known),
+            correlation=correlation if math.isfinite(correlation) else None,
+            links=str(links) if isinstance(links, str | Path) else None if links is None else "links",
+            labeled=len(np.unique(known[:, 0])),
+            recall_change=found.recall_change(tried),
+            suspicious=found.suspicious(scores),
+            hubs=found.hubs(),
+            found_again=found.found_again(),
+            won=[found.exchanged(query) for query in won[:EXCHANGED]],
+            lost=[found.exchanged(query) for query in lost[:EXCHANGED]],
+            won_count=len(won),
+            lost_count=len(lost),
+            correction=correction,
+            bias=_map_bias(maps, "bias", correction, items.rows),
+            counts=torch.stack([plain.counts, corrected.counts]),
+            searches=Searches.of(search.queries, items, counted, tried, (plain, corrected), known),
+        )
+        if out is not None:
+            _write(report, items, out)
     return report
+
+
+def _map_bias(maps: RowMap, name: str, fix: PopularityCorrection, items: Rows) -> Tensor:
+    """Return the bias of all items, of mean zero."""
+    if not isinstance(items.stored, Stacked):
+        return fix.bias(items)
+    bias = maps(name, items, lambda part, _: fix.bias(part, center=False))
+    return bias - bias.mean(dtype=torch.float64)
+
+
+def _map_hubness(
+    maps: RowMap,
+    name: str,
+    queries: Rows,
+    items: Rows,
+    k: int,
+    bias: Tensor | None,
+    exclude: np.ndarray | None,
+) -> Hubness:
+    """Return `hubness`, a block of queries at a time."""
+
+    def find(part: Rows, rows: slice) -> Tensor:
+        return nearest(part, items, k, bias, None if exclude is None else exclude[rows])[1]
+
+    found = maps(name, queries, find, QUERY_ROWS)
+    return Hubness(found, torch.bincount(found.flatten(), minlength=len(items)))
 
 
 def _fit_on_all(search: "Search", fix: PopularityCorrection, known: np.ndarray) -> PopularityCorrection:
