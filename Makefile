@@ -4,15 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORE := .venv-core
+ENGINES := .venv-engines
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Tests run in so many processes, each with one thread.
 JOBS ?= 2
 # COVERAGE=1 make test: measure coverage as well; `make coverage` prints it.
 PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest -n $(JOBS)
-# Tests that need packages outside of .[dev] have targets of their own: recipes, integrations.
-DEV_ONLY := --ignore=tests/recipes --ignore=tests/integrations
+# Tests that need packages outside of .[dev] have targets of their own: recipes, integrations, engines.
+DEV_ONLY := --ignore=tests/recipes --ignore=tests/integrations --ignore=tests/engines
 
-.PHONY: demo environments test test-slow coverage core recipes integrations lint bench docs clean
+.PHONY: demo environments test test-slow coverage core recipes integrations engines lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/nuclr demo
@@ -62,6 +63,16 @@ integrations: $(VENV)/.integrations
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -rs tests/integrations -m "not open_clip"
 	PYTHONPATH=$(CURDIR)/$(VENV)/open_clip $(BIN)/python -m pytest -rs tests/integrations -m open_clip
 
+# The recipes for Ray and Spark in local mode, in an environment of their own; Spark needs Java. Not a part of .ci/run.
+engines: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m pytest -rs tests/engines
+
+$(ENGINES)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(ENGINES)
+	$(ENGINES)/bin/python $(PIP_INSTALL) torch==2.13.0
+	$(ENGINES)/bin/python $(PIP_INSTALL) -e '.[engines]' pytest pytest-timeout
+	touch $@
+
 $(CORE)/.torch: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(CORE)
 	$(CORE)/bin/python $(PIP_INSTALL) torch==2.13.0
@@ -90,4 +101,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) $(CORE) build site .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CORE) $(ENGINES) build site .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache
