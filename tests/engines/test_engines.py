@@ -49,7 +49,8 @@ def gallery(tmp_path_factory) -> Path:
 
 def start(name: str, gallery: Path, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, ROOT / "examples" / name, gallery / "fix.safetensors", gallery / "items", out]
-    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    patient = {"RAY_raylet_start_wait_time_s": "300"}  # on a busy machine
+    environment = os.environ | patient | {"PYSPARK_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         list(map(str, command)), env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

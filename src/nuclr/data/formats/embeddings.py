@@ -151,6 +151,7 @@ class EmbeddingFolder:
         UserError: if the folder has another form, or a file of a part is missing.
 
     Example:
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as name:
         ...     for side in ("img_emb", "text_emb"):
         ...         Path(name, side).mkdir()
