@@ -4,7 +4,7 @@
     python benchmarks/retrieval.py --map FOLDER --n 10000000 --width 64
 
 Peak memory is that of the process, minus its memory after creating the features. `--map` writes the features to shards
-of a million rows in FOLDER (float32, 2.5 GB) and applies a correction with a bank of 3,000 queries to them, as
+of a million rows in FOLDER (float32, 2.5 GB) and applies a correction with a bank of `--bank` queries to them, as
 `nuclr hubness` does, on one thread. Its rate is in processor time. It is compared with one product of 262,144 items and
 the bank's queries, and the peak memory is that of the whole process. What is in FOLDER is used again.
 """
@@ -25,7 +25,6 @@ from nuclr.popularity import PopularityCorrection
 from nuclr.studies.items.row_maps import row_maps
 from nuclr.studies.items.rows import check_rows
 
-BANK = 3000
 SHARD = 1_000_000
 PRODUCT = 2**18
 
@@ -35,11 +34,11 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def apply_to_shards(folder: Path, n: int, width: int) -> None:
+def apply_to_shards(folder: Path, n: int, width: int, bank: int) -> None:
     """Print the rate and the memory of a correction that is applied to n items in files."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    queries = normalize(torch.randn(BANK, width, generator=generator) + 0.3, dim=1)
+    queries = normalize(torch.randn(bank, width, generator=generator) + 0.3, dim=1)
     shards = folder / "items"
     shards.mkdir(parents=True, exist_ok=True)
     for start in range(0, n, SHARD):
@@ -55,13 +54,13 @@ def apply_to_shards(folder: Path, n: int, width: int) -> None:
     for part in block.split(4096):
         queries @ part.T
     product = (time.process_time() - begin) / len(block)
-    with row_maps(folder, [vectors], []) as maps:
+    with row_maps(folder, [vectors], [bank]) as maps:
         begin = time.process_time()
         bias = maps("bias", vectors.rows, lambda part, _: fix.bias(part, center=False))
         seconds = (time.process_time() - begin) / n
     print(
-        f"{len(bias):,} rows of width {width}, {len(fix.scales_)} scales: {1 / seconds:,.0f} rows per second and core, "
-        f"{seconds / product:.2f} times a product of the same size; peak {peak() / 2**20:,.0f} MiB"
+        f"{len(bias):,} rows of width {width}, bank of {bank:,}, {len(fix.scales_)} scales: "
+        f"{1 / seconds:,.0f} rows per second and core, {seconds / product:.2f} times a product of the same size; peak {peak() / 2**20:,.0f} MiB"
     )
 
 
@@ -71,10 +70,11 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=100_000)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "retrieval.json")
+    parser.add_argument("--bank", type=int, default=3000)
     parser.add_argument("--map", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     if options.map is not None:
-        apply_to_shards(options.map, options.n, options.width)
+        apply_to_shards(options.map, options.n, options.width, options.bank)
         return
     torch.manual_seed(0)
     x = normalize(torch.randn(options.n, options.width), dim=1)
