@@ -112,27 +112,6 @@ def settings_keys(kind: type, prefix: str = "") -> set[str]:
     return keys
 
 
-def test_the_table_of_settings_lists_every_setting_and_no_other():
-    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2]
-    documented, section = set(), ""
-    for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
-        for key in re.findall(r"`([^`]+)`", row):
-            documented.add(section + key if key.startswith(".") else key)
-            section = section if key.startswith(".") else key.rpartition(".")[0]
-    existing = {key for key in settings_keys(Settings) if not key.startswith("objective.options")}
-    objective = {
-        f"objective.{option}"
-        for name in nuclr.objectives.names()
-        for option in nuclr.objectives.entry(name).flat_options
-    }
-    assert not documented - existing - objective, "documented, but not a setting"
-
-    def of_either_side(keys: set[str]) -> set[str]:
-        return {re.sub(r"\.[xy]\.", ".side.", key) for key in keys}
-
-    assert not of_either_side(existing) - of_either_side(documented), "a setting that is not documented"
-
-
 @pytest.fixture
 def tools(monkeypatch):
     """A function that imports a module of docs/tools."""
