@@ -21,6 +21,8 @@ torch.manual_seed(0)
 past_queries, gallery, queries = (normalize(torch.randn(n, 8), dim=1).numpy() for n in (60, 40, 5))
 numpy.save("queries.npy", past_queries)
 numpy.save("gallery.npy", gallery)
+numpy.savetxt("items.txt", range(40), "item %d")
+numpy.savetxt("answers.txt", [(i, i % 40) for i in range(60)], "%d")
 
 
 class Index:
