@@ -68,10 +68,14 @@ def test_the_search_box_is_as_large_as_a_page_can_hold(nuclr, embedded, monkeypa
     monkeypatch.setattr("nuclr.studies.items.searches.TEXT", 60)
     monkeypatch.setattr("nuclr.report.pages.hubness.PICTURES", 700)
     names = ("--normalize", "--names", embedded / "c.jsonl", "--images", embedded / "images", "--k", 2)
-    done = nuclr("hubness", f"{embedded}/e.npz:y", f"{embedded}/e.npz:x", *names, "--out", embedded / "h")
+    data = np.load(embedded / "e.npz")
+    np.save(embedded / "q.npy", data["y"])
+    np.save(embedded / "g.npy", data["x"])
+    done = nuclr("hubness", embedded / "q.npy", embedded / "g.npy", *names, "--out", embedded / "h")
     assert done.status == 0, done.err
-    _, sections = folders.fill_page("hubness", embedded / "h")
+    page, sections = folders.fill_page("hubness", embedded / "h")
     (box,) = folders.of_kind(sections["try"], SearchBox)
+    assert not page.notes and not any(box.right), "no right answers are known"
     assert 0 < len(box.queries) < 20
     assert 0 < sum(item.picture is not None for item in box.items) < len(box.items)
 

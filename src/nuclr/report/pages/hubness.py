@@ -34,7 +34,7 @@ from nuclr.studies.items.searches import Searches
 if TYPE_CHECKING:
     from nuclr.report.items import Items
 
-PICTURES = 1_800_000  # characters of all pictures in the search box
+PICTURES = 2_300_000  # characters of all pictures in the search box
 UNNAMED = "The items have no names; --names FILE shows their texts, and --images FOLDER their pictures."
 
 R = TypeVar("R", bound=ItemReport)

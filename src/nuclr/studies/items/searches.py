@@ -15,7 +15,7 @@ from nuclr.studies.items.rows import Item
 # A page with all of these, and its pictures, stays below 5 MB.
 QUERIES = 2000
 RESULTS = 20_000  # of all queries
-TEXT = 2_000_000  # bytes of all names
+TEXT = 1_700_000  # bytes of all names
 LONGEST = 1001  # characters of a name; pages show 1000, and an ellipsis if there are more
 
 
