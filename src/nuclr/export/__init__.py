@@ -120,8 +120,8 @@ def _refuse_other_content(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: exists and is not a folder; name another one")
     written: dict[str, list[int]] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        written = dict(files.parse_json((out / RECORD).read_bytes())["files"])
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        written = dict(files.read_object(out / RECORD)["files"])
     for name, stamp in sorted(_stamps(out).items()):
         if written.get(name) != stamp:
             raise UserError(
