@@ -12,6 +12,7 @@ import torch
 import nuclr
 from nuclr import objectives
 from nuclr.errors import UserError
+from nuclr.files import to_record
 from nuclr.models import DualEncoder
 from nuclr.runs import checkpoint, config
 from nuclr.runs.folder import read_results
@@ -25,7 +26,7 @@ def test_files_of_a_run(tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     expected = {"config.yaml", "metrics.jsonl", "timing.jsonl", "results.json", "checkpoints", "model"}
     assert expected <= names
-    assert json.loads((tmp_path / "run" / "results.json").read_text()) == results.to_json()
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == to_record(results)
     assert results.steps == 28 and results.left_over_per_epoch == 120 - 7 * 16
     assert results.val["mean_R@1"] > 3 * results.val["mean_chance@1"]
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
@@ -148,5 +149,5 @@ def test_nuclr_train_takes_settings_and_returns_what_results_json_holds(tmp_path
     settings.pop("out", None)
     trained = nuclr.train(settings)
     assert trained.folder == Path("runs/mine") and nuclr.train(settings).folder == Path("runs/mine-2")
-    assert trained.to_json() == json.loads((tmp_path / "runs/mine/results.json").read_text())
+    assert to_record(trained) == json.loads((tmp_path / "runs/mine/results.json").read_text())
     assert read_results(trained.folder) == trained

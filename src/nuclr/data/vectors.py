@@ -21,6 +21,7 @@ from nuclr.arrays import Features, Norms, Rows, as_rows, free_memory
 from nuclr.errors import UserError, printable, require
 from nuclr.files import npz_sizes, open_regular, read_npz
 from nuclr.remote import is_url, local_copy, show_urls
+from nuclr.stacked import Stacked, stored_npy
 
 SIDES = ("x", "y")
 LINKS = "y_to_x"  # an array of an embedding file that is not one of vectors
@@ -227,10 +228,7 @@ def _read_npy(
 ) -> Vectors:
     if column is not None:
         raise UserError(f"{path}:{column}: the file holds one array; name it without :{column}")
-    try:
-        return Vectors(np.lib.format.open_memmap(path, "r"), str(path))
-    except Exception as error:  # numpy raises many types for damaged files
-        raise UserError(f"{path}: cannot be read as .npy with numbers ({error})") from None
+    return Vectors(Stacked([stored_npy(path)]), str(path))
 
 
 def _read_arrays(
@@ -250,6 +248,7 @@ def _read_arrays(
         name = _choose(path, column, preferred, list(tensors))
         arrays = {key: tensors[key].numpy() for key in (name, LINKS) if key in tensors}
     rows = arrays[name]
+    require_vectors(f"{path}:{name}", rows)
     key = np.arange(len(rows)) if name == "x" else None
     if name == "y" and LINKS in arrays:
         key = arrays[LINKS]

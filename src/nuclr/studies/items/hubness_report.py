@@ -354,8 +354,7 @@ def _write(
 
 def _refuse_other_result(search: Search, folder: Path) -> None:
     """Refuse a folder that holds the result of other vectors."""
-    summary = folder / "hubness.json"
-    earlier = files.parse_json(summary.read_bytes()) if summary.is_file() else {}
+    earlier = files.read_object(folder / "hubness.json")
     for key in ("queries", "gallery", "bank"):
         vectors = getattr(search, key)
         if not isinstance(earlier.get(key), dict):  # nothing was written, or not all of it
