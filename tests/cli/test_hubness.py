@@ -215,7 +215,10 @@ def test_a_file_larger_than_the_memory_of_this_machine(nuclr, tmp_path, name):
         file.truncate(8 + len(header) + 4 * D * rows)
     done = nuclr("hubness", path, path, "--out", tmp_path / "out")
     assert done.status == 2 and len(done.err.strip().splitlines()) <= 2
-    assert f"{path}: needs " in done.err and "numpy.save" in done.err
+    if name == "huge.safetensors":
+        assert f"{path}: needs " in done.err and "numpy.save" in done.err
+    else:  # tables are copied a few rows at a time, if they are tables
+        assert f"{path}: cannot be read as a table" in done.err.replace("/data.arrow", "")
 
 
 @pytest.mark.parametrize("one_set", [False, True])

@@ -19,6 +19,7 @@ Examples:
     nuclr hubness dev.npz:x dev.npz:y --bank train.npz                  columns x and y of the bank
     nuclr hubness dev.npz:y dev.npz:y --bank train.npz --names dev.jsonl
     nuclr hubness log.parquet:embedding index.parquet:embedding --names index.parquet:title
+    nuclr hubness queries/ gallery/                                     folders of .npy or Parquet files
     nuclr hubness dev.npz --bank train.npz --tune                       half of the pairs choose the settings
     nuclr hubness RUN                                                   held-out pairs of a run: x searches y
     nuclr hubness RUN:y RUN:x                                           captions search images
@@ -30,8 +31,9 @@ def hubness(
     queries: Annotated[
         str,
         typer.Argument(
-            help="Vectors of queries: .npy, .npz, .safetensors, Parquet, .faiss, a dataset on disk or a run; "
-            "FILE:COLUMN names an array, column or side (of pairs, x by default). Files may be URLs."
+            help="Vectors of queries: .npy, .npz, .safetensors, Parquet, folders of .npy or Parquet files, .faiss, a "
+            "dataset on disk or a run; FILE:COLUMN names an array, column or side (of pairs, x by default). Files may "
+            "be URLs."
         ),
     ],
     gallery: Annotated[

@@ -30,6 +30,9 @@ MEASURED = 8192  # candidates on which the error is averaged
 TILE = 2**21  # scores per tile: fit into a CPU cache
 
 
+RowMap = Callable[[str, Rows, Callable[[Rows, slice], Tensor]], Tensor]
+
+
 @dataclass(frozen=True)
 class Estimator:
     """Estimate the solution of a problem whose features are Rows.
@@ -38,12 +41,14 @@ class Estimator:
         solver: Solves the small problem, from zeta = init.
         size: Number of anchors and of candidates in the sample.
         seed: Of the random numbers.
+        row_map: Maps a function of consecutive rows over all rows. None: calls it once.
 
     """
 
     solver: Callable[[Problem, Tensor | None], Result]
     size: int
     seed: int = 0
+    row_map: RowMap | None = None
 
     def __call__(self, problem: Problem, init: Tensor | None = None) -> Result:
         """Return the estimate; its `converged` is False, and `residual` is that of the candidates that were checked."""
@@ -68,9 +73,9 @@ class Estimator:
         solved = self.solver(part, None if init is None else init[candidates.index])
         small_zeta = solved.zeta.to(b)
         shift = part.a.log() - solved.log_z
-        log_q, noise_c = _extended(p.y, x, tau, shift, anchors.noise / anchors.weight)
+        log_q, noise_c = self._extended("zeta", p.y, x, tau, shift, anchors.noise / anchors.weight)
         shift = b.log() - small_zeta / tau
-        log_z, noise_z = _extended(p.x, y, tau, shift, candidates.noise / candidates.weight)
+        log_z, noise_z = self._extended("log-z", p.x, y, tau, shift, candidates.noise / candidates.weight)
         zeta = tau * log_q
         exact_c = _exact(p.y[checked_y], p.x, tau, p.a.log() - log_z) - log_q[checked_y]
         exact_z = _exact(p.x[checked_x], p.y, tau, p.b.log() - log_q) - log_z[checked_x]
@@ -109,6 +114,25 @@ class Estimator:
             method="sample",
             error=error,
         )
+
+    def _extended(
+        self,
+        name: str,
+        many: Rows,
+        few: Tensor,
+        temperature: float,
+        log_weight: Tensor,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return `log_sums` of all rows, which the processes share."""
+
+        def sums(rows: Rows, _: slice | None = None) -> Tensor:
+            return torch.stack(log_sums(rows, few, temperature, log_weight, noise), dim=1)
+
+        rows = many.part(own_rows(len(many)))
+        own = sums(rows) if self.row_map is None else self.row_map(name, rows, sums)
+        log_sum, relative = (gather_rows(column, len(many)) for column in own.T)
+        return log_sum, relative
 
 
 def log_sums(
@@ -160,19 +184,6 @@ def log_sums(
     height = max(1, TILE // max(1, len(few)))
     in_order(sum_rows, range(0, len(many), height), few.device, store)
     return out[:, 0], out[:, 1] if noise is not None else torch.zeros_like(out[:, 0])
-
-
-def _extended(
-    many: Rows,
-    few: Tensor,
-    temperature: float,
-    log_weight: Tensor,
-    noise: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return `log_sums` of all rows, which the processes share."""
-    sums = log_sums(many.part(own_rows(len(many))), few, temperature, log_weight, noise)
-    log_sum, relative = (gather_rows(own, len(many)) for own in sums)
-    return log_sum, relative
 
 
 def _exact(

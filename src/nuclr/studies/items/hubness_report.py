@@ -4,6 +4,7 @@
 `verdict` explains the numbers, and `Searches` holds single queries for the page.
 """
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -15,15 +16,18 @@ import torch
 from torch import Tensor
 
 from nuclr import files
-from nuclr.arrays import Integers
+from nuclr.arrays import Integers, Rows
 from nuclr.data.vectors import Vectors
 from nuclr.errors import UserError
 from nuclr.evaluation.intervals import Interval
 from nuclr.evaluation.ranks import rank_correlation
-from nuclr.popularity import PopularityCorrection, hubness
+from nuclr.popularity import Hubness, PopularityCorrection
 from nuclr.popularity.bank import distinct_rows
 from nuclr.popularity.correction import BANK_SIZE, FEWEST_TO_CHECK
+from nuclr.popularity.hubs import QUERY_ROWS, nearest
+from nuclr.stacked import Stacked
 from nuclr.studies.items.measures import Measures, coverage, recall_change
+from nuclr.studies.items.row_maps import RowMap, row_maps
 from nuclr.studies.items.rows import NO_ARRAY, Item, ItemReport, Origin, Source
 from nuclr.studies.items.search import Search, links_among, tuning_halves
 from nuclr.studies.items.searches import Searches
@@ -248,78 +252,107 @@ def hubness_report(
     HubnessReport.check_folder(out, create=True)
     if out is not None:
         _refuse_other_result(search, out)
-    try:
-        fix = PopularityCorrection(temperature, strength, normalize=normalize)
-        fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
-        correction = _fit_on_all(search, fix, known)
-    except ValueError as error:  # such as a log of one query
-        raise UserError(f"{(search.bank or search.queries).name}: {error}") from None
-    bias = fix.bias(items.rows)
-    tried = search.asked(counted)
-    can_check = search.bank is not None and len(distinct_rows(tried)) >= FEWEST_TO_CHECK
-    exclude = counted if search.one_set else None
-    plain = hubness(tried, items.rows, k, exclude=exclude)
-    corrected = hubness(tried, items.rows, k, bias=bias, exclude=exclude)
-    known = links_among(known, counted)
-    change = corrected.hits(known).int() - plain.hits(known).int() if len(known) else torch.zeros(0)
-    suspicion = correction.suspicious(items.rows).score
+    sources = (search.queries, items, search.bank, search.candidates)
+    settings = [k, temperature, strength, normalize, tune, hashlib.sha256(known.tobytes()).hexdigest()]
+    with row_maps(out, sources, settings) as maps:
+        try:
+            fix = PopularityCorrection(temperature, strength, normalize=normalize)
+            fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
+            correction = _fit_on_all(search, fix, known)
+        except ValueError as error:  # such as a log of one query
+            raise UserError(f"{(search.bank or search.queries).name}: {error}") from None
+        bias = _map_bias(maps, "bias-measured", fix, items.rows)
+        tried = search.asked(counted)
+        can_check = search.bank is not None and len(distinct_rows(tried)) >= FEWEST_TO_CHECK
+        exclude = counted if search.one_set else None
+        plain = _map_hubness(maps, "found-plain", tried, items.rows, k, None, exclude)
+        corrected = _map_hubness(maps, "found-corrected", tried, items.rows, k, bias, exclude)
+        known = links_among(known, counted)
+        change = corrected.hits(known).int() - plain.hits(known).int() if len(known) else torch.zeros(0)
+        suspicion = maps("suspicion", items.rows, lambda part, _: correction.suspicious(part).score)
 
-    def highest(values: Tensor, count: int, above: float = 0) -> list[FoundItem]:
-        """Return the items with the highest values, the highest first; equal ones in their order."""
-        rows = values.argsort(descending=True, stable=True)[:count]
-        return [
-            FoundItem.of(
-                items,
-                row,
-                plain=int(plain.counts[row]),
-                corrected=int(corrected.counts[row]),
-                bias=float(bias[row]),
-                suspicion=float(suspicion[row]),
-            )
-            for row in rows[values[rows] > above].tolist()
-        ]
+        def highest(values: Tensor, count: int, above: float = 0) -> list[FoundItem]:
+            """Return the items with the highest values, the highest first; equal ones in their order."""
+            rows = values.argsort(descending=True, stable=True)[:count]
+            return [
+                FoundItem.of(
+                    items,
+                    row,
+                    plain=int(plain.counts[row]),
+                    corrected=int(corrected.counts[row]),
+                    bias=float(bias[row]),
+                    suspicion=float(suspicion[row]),
+                )
+                for row in rows[values[rows] > above].tolist()
+            ]
 
-    correlation = rank_correlation(bias, plain.counts)
-    distinct = len(distinct_rows(fitted))
-    report = HubnessReport(
-        queries=Origin.of(search.queries),
-        gallery=Origin.of(items, images),
-        bank=Bank(
-            name=None if search.bank is None else search.bank.name,
-            queries=len(fitted),
-            used=min(distinct, BANK_SIZE),
-            candidates=min(len(candidates), BANK_SIZE),
-            repeated=1 - distinct / len(fitted),
-            coverage=1.0 if search.one_set else coverage(fitted, candidates, k),
-            p_value=fix.check(tried).p_value if can_check else None,
-        ),
-        counted=len(counted),
-        same=search.one_set,
-        k=k,
-        width=int(items.rows.shape[1]),
-        temperature=fix.temperature_,
-        strength=fix.strength_,
-        tuned_on=len(chosen_on),
-        plain=Measures.of(plain, known),
-        corrected=Measures.of(corrected, known),
-        chance=Measures.of_chance(len(counted), len(items), k, known),
-        correlation=correlation if math.isfinite(correlation) else None,
-        links=str(links) if isinstance(links, str | Path) else None if links is None else "links",
-        labeled=len(np.unique(known[:, 0])),
-        recall_change=recall_change(plain, corrected, known, tried),
-        suspicious=highest(suspicion, SUSPICIOUS, above=1),
-        hubs=highest(plain.counts, HUBS),
-        found_again=highest(torch.where(plain.counts == 0, corrected.counts, 0), HUBS),
-        won_count=int((change > 0).sum()),
-        lost_count=int((change < 0).sum()),
-        correction=correction,
-        bias=correction.bias(items.rows),
-        counts=torch.stack([plain.counts, corrected.counts]),
-        searches=Searches.of(search.queries, items, counted, tried, (plain, corrected), known),
-    )
-    if out is not None:
-        _write(report, items, out)
+        correlation = rank_correlation(bias, plain.counts)
+        distinct = len(distinct_rows(fitted))
+        report = HubnessReport(
+            queries=Origin.of(search.queries),
+            gallery=Origin.of(items, images),
+            bank=Bank(
+                name=None if search.bank is None else search.bank.name,
+                queries=len(fitted),
+                used=min(distinct, BANK_SIZE),
+                candidates=min(len(candidates), BANK_SIZE),
+                repeated=1 - distinct / len(fitted),
+                coverage=1.0 if search.one_set else coverage(fitted, candidates, k),
+                p_value=fix.check(tried).p_value if can_check else None,
+            ),
+            counted=len(counted),
+            same=search.one_set,
+            k=k,
+            width=int(items.rows.shape[1]),
+            temperature=fix.temperature_,
+            strength=fix.strength_,
+            tuned_on=len(chosen_on),
+            plain=Measures.of(plain, known),
+            corrected=Measures.of(corrected, known),
+            chance=Measures.of_chance(len(counted), len(items), k, known),
+            correlation=correlation if math.isfinite(correlation) else None,
+            links=str(links) if isinstance(links, str | Path) else None if links is None else "links",
+            labeled=len(np.unique(known[:, 0])),
+            recall_change=recall_change(plain, corrected, known, tried),
+            suspicious=highest(suspicion, SUSPICIOUS, above=1),
+            hubs=highest(plain.counts, HUBS),
+            found_again=highest(torch.where(plain.counts == 0, corrected.counts, 0), HUBS),
+            won_count=int((change > 0).sum()),
+            lost_count=int((change < 0).sum()),
+            correction=correction,
+            bias=_map_bias(maps, "bias", correction, items.rows),
+            counts=torch.stack([plain.counts, corrected.counts]),
+            searches=Searches.of(search.queries, items, counted, tried, (plain, corrected), known),
+        )
+        if out is not None:
+            _write(report, items, out)
     return report
+
+
+def _map_bias(maps: RowMap, name: str, fix: PopularityCorrection, items: Rows) -> Tensor:
+    """Return the bias of all items, of mean zero."""
+    if not isinstance(items.stored, Stacked):
+        return fix.bias(items)
+    bias = maps(name, items, lambda part, _: fix.bias(part, center=False))
+    return bias - bias.mean(dtype=torch.float64)
+
+
+def _map_hubness(
+    maps: RowMap,
+    name: str,
+    queries: Rows,
+    items: Rows,
+    k: int,
+    bias: Tensor | None,
+    exclude: np.ndarray | None,
+) -> Hubness:
+    """Return `hubness`, a block of queries at a time."""
+
+    def find(part: Rows, rows: slice) -> Tensor:
+        return nearest(part, items, k, bias, None if exclude is None else exclude[rows])[1]
+
+    found = maps(name, queries, find, QUERY_ROWS)
+    return Hubness(found, torch.bincount(found.flatten(), minlength=len(items)))
 
 
 def _fit_on_all(search: Search, fix: PopularityCorrection, known: np.ndarray) -> PopularityCorrection:
