@@ -29,7 +29,8 @@ class Matryoshka(nn.Module):
         >>> import torch
         >>> from nuclr.objectives import SogCLR
         >>> objective = Matryoshka(SogCLR(num_samples=10), [2, 4])
-        >>> out = objective(torch.eye(4), torch.eye(4), index=range(4))
+        >>> x = torch.full((3, 4), 0.5)
+        >>> out = objective(x, x, index=range(3))
         >>> list(objective.gather_state_dict())
         ['log_u_x', 'log_u_y', 'narrower.2.log_u_x', 'narrower.2.log_u_y']
 
