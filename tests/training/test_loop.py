@@ -107,6 +107,7 @@ IN_PROCESSES = {
     "views of texts": (runs.grouped_text_settings, {}, 1e-3, 15),
     "crops and captions": (runs.captioned_settings, {}, 1e-4, 15),
     "micro-batches": (runs.vector_settings, {"schedule.epochs": 2, "data.micro_batch": 3}, 1e-4, 20),
+    "widths": (runs.vector_settings, {"schedule.epochs": 2, "model.matryoshka": "[4,2]"}, 1e-4, 20),
 }
 
 
@@ -121,8 +122,9 @@ def test_two_processes_give_the_results_of_one(tmp_path, make, changes, lr, quer
 
 
 @pytest.mark.slow
-def test_sharded_state_on_two_processes_is_the_replicated_state(tmp_path):
-    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 2})
+@pytest.mark.parametrize("widths", ["[]", "[4]"])
+def test_sharded_state_on_two_processes_is_the_replicated_state(tmp_path, widths):
+    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 2, "model.matryoshka": widths})
     for sharded in ("false", "true"):
         changes = [f"objective.state.sharding={sharded}", f"out={tmp_path / sharded}"]
         runs.run_in_processes([tmp_path / "empty.yaml", *settings, *changes], 2)
