@@ -213,8 +213,10 @@ def main() -> None:
             print(f"  {name} {temperature} {lr}: {time.perf_counter() - start:.0f} s")
         for ranking, (recall, setting, test) in best.items():
             label = f"{name} {ranking and f'({ranking})'}"
-            print(f"{label:36} recall@20 {interval(test[:, 0])}  NDCG@20 {interval(test[:, 1])}  "
-                  f"valid {100 * recall:.1f}, {setting}")
+            print(
+                f"{label:36} recall@20 {interval(test[:, 0])}  NDCG@20 {interval(test[:, 1])}  "
+                f"valid {100 * recall:.1f}, {setting}"
+            )
 
 
 if __name__ == "__main__":
