@@ -103,10 +103,10 @@ LOSSES: dict[str, tuple[str | None, dict[str, Any], bool]] = {
     "bpr": (None, {}, False),
     "softmax": ("clip", {}, False),
     "softmax+logq": ("clip", {}, True),
-    "sogclr": ("sogclr", {}, False),
-    "sogclr+logq": ("sogclr", {}, True),
-    "nuclr": ("nuclr", {}, False),
-    "nuclr+logq": ("nuclr", {}, True),
+    "sogclr": ("sogclr", {"sides": "x"}, False),
+    "sogclr+logq": ("sogclr", {"sides": "x"}, True),
+    "nuclr": ("nuclr", {"sides": "x"}, False),
+    "nuclr+logq": ("nuclr", {"sides": "x"}, True),
 }
 
 
