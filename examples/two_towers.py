@@ -17,23 +17,25 @@ in docs/recommenders.md.
 
 import argparse
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, softplus
 
-from nuclr.objectives import build
+from nuclr.objectives import Objective, build
 
 WIDTH = 64
 BATCH = 1024
 CUTOFF = 20
-VALID_USERS = 5000  # about as many choose the settings
+VALID_USERS = 5000  # that choose the settings; more take longer
+OBJECTIVES = ("softmax", "sogclr", "nuclr")
+LOSSES = ("bpr", *(name + logq for name in OBJECTIVES for logq in ("", "+logq")))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -98,39 +100,29 @@ class Towers(nn.Module):
         return normalize(table(rows), dim=1) if self.unit_norm else table(rows)
 
 
-# name: the objective (None is BPR), its options, whether it gets log_q
-LOSSES: dict[str, tuple[str | None, dict[str, Any], bool]] = {
-    "bpr": (None, {}, False),
-    "softmax": ("clip", {}, False),
-    "softmax+logq": ("clip", {}, True),
-    "sogclr": ("sogclr", {"sides": "x"}, False),
-    "sogclr+logq": ("sogclr", {"sides": "x"}, True),
-    "nuclr": ("nuclr", {"sides": "x"}, False),
-    "nuclr+logq": ("nuclr", {"sides": "x"}, True),
-}
+def make_objective(name: str, data: Interactions, temperature: float) -> Objective:
+    """Return one of OBJECTIVES: the softmax over the batch, or an objective with a row of state per user and item."""
+    if name == "softmax":
+        return build("clip", temperature=temperature)
+    items = {"num_x": data.users, "num_y": data.items}
+    return build(name, num_samples=len(data.train), temperature=temperature, sides="x", state=items)
 
 
 def train(
-    name: str,
+    loss_name: str,
     data: Interactions,
     temperature: float,
     lr: float,
     epochs: int,
-    **changes: Any,
 ) -> Iterator[tuple[Towers, dict[str, Tensor]]]:
     """Train with one loss. After each epoch, yield the towers and the biases of items to rank with, by name."""
     torch.manual_seed(0)
-    kind, options, corrected = LOSSES[name]
-    towers = Towers(data, unit_norm=kind is not None)
+    name, _, corrected = loss_name.partition("+")
+    objective = None if name == "bpr" else make_objective(name, data, temperature)
+    towers = Towers(data, unit_norm=objective is not None)
     optimizer = torch.optim.SparseAdam(towers.parameters(), lr=lr)
     log_count = data.count.log()
-    log_q = log_count - np.log(len(data.train))  # the share of the pairs that have the item
-    objective = None
-    if kind == "clip":
-        objective = build(kind, temperature=temperature)
-    elif kind is not None:
-        options = options | {"num_samples": len(data.train), "state": {"num_x": data.users, "num_y": data.items}}
-        objective = build(kind, temperature=temperature, **(options | changes))
+    log_q = log_count - math.log(len(data.train))  # q is the share of the pairs that have the item
     for _ in range(epochs):
         for pairs in torch.randperm(len(data.train)).split(BATCH)[:-1]:
             user, item = data.train[pairs].T
@@ -140,7 +132,7 @@ def train(
                 other = towers.encode(towers.item, torch.randint(data.items, (BATCH,)))
                 loss = softplus((x * (other - y)).sum(1)).mean() + 5e-5 * (x**2 + y**2 + other**2).sum() / BATCH
             else:
-                # Pairs that share the user or the item are not negatives of each other.
+                # The ids are the rows of the tables. Pairs that share one are not negatives of each other.
                 given = log_q[item] if corrected else None
                 loss = objective(x, y, x_id=user, y_id=item, log_q=given).loss
             optimizer.zero_grad()
@@ -214,13 +206,15 @@ class Best:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with train.txt, valid.txt and test.txt")
-    parser.add_argument("--loss", nargs="+", choices=LOSSES, default=list(LOSSES))
+    parser.add_argument("--loss", nargs="+", choices=LOSSES, default=LOSSES)
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.2])
     parser.add_argument("--lr", type=float, nargs="+", default=[0.01])
     parser.add_argument("--epochs", type=int, default=6)
     args = parser.parse_args()
     if args.data is None:
         data = generate_pairs()
+    elif not (args.data / "train.txt").is_file():
+        parser.error(f"--data: {args.data} has no train.txt; --help says where to get such a folder")
     else:
         data = Interactions(*(read_pairs(args.data / f"{split}.txt") for split in ("train", "valid", "test")))
     print(f"{data.users} users, {data.items} items, {len(data.train)} pairs to train on", flush=True)
