@@ -101,6 +101,8 @@ def test_lora_in_the_trainer_of_transformers(clip, tmp_path):
     assert_equal(*results, tolerance=1e-6, state=1)
     trainer.save_model(str(tmp_path / "adapter"))
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+    merged = adapted.merge_and_unload()
+    assert merged.logit_scale.exp().item() == pytest.approx(1 / made.objective.current_temperature)
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
