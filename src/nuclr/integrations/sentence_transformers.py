@@ -146,6 +146,9 @@ class NuclrLoss(nn.Module):
     In evaluation the loss of a batch is computed without the table of running averages, because the pairs of another
     data set have no rows in it. The evaluation data needs no label column; if it has one, only its ids are used.
 
+    With `gradient_accumulation_steps`, the gradient is the mean over the accumulated batches. Each of them has its own
+    negatives only, and updates the state of its own pairs, so a pair is still updated once per visit.
+
     Inside of `MatryoshkaLoss` there is one objective per width, because the running averages and popularities of short
     embeddings are not those of long ones. Each of them takes one step when the loss of its width is computed.
 
