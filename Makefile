@@ -41,9 +41,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/popularity.py
 
-# Links, headings and the navigation are checked (`strict` in mkdocs.yml), and that no page requests another server.
+# Links and headings are checked, and that no page requests another server.
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python docs/tools/build.py
 	@echo "The site is in site/index.html"
 
 # Without extras, in an environment of its own: objectives, popularity and metrics work, and the rest explains itself.
@@ -101,4 +101,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) $(CORE) $(ENGINES) build site .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CORE) $(ENGINES) build site .pages .cache .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

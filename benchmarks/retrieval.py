@@ -60,7 +60,8 @@ def apply_to_shards(folder: Path, n: int, width: int, bank: int) -> None:
         seconds = (time.process_time() - begin) / n
     print(
         f"{len(bias):,} rows of width {width}, bank of {bank:,}, {len(fix.scales_)} scales: "
-        f"{1 / seconds:,.0f} rows per second and core, {seconds / product:.2f} times a product of the same size; peak {peak() / 2**20:,.0f} MiB"
+        f"{1 / seconds:,.0f} rows per second and core, {seconds / product:.2f} times a product of the same size; "
+        f"peak {peak() / 2**20:,.0f} MiB"
     )
 
 

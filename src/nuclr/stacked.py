@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ class StoredMatrix:
         offset: of the first number, in bytes.
         shape: (rows, width).
         dtype: floating-point, in native byte order.
+        order: "C" if it is stored row by row, "F" if column by column, as numpy.memmap calls it.
 
     """
 
@@ -49,6 +50,7 @@ class StoredMatrix:
     offset: int
     shape: tuple[int, int]
     dtype: np.dtype[Any]
+    order: Literal["C", "F"] = "C"
 
     def map(self) -> np.ndarray:
         """Return the matrix, memory-mapped."""
@@ -59,6 +61,7 @@ class StoredMatrix:
                 "r",
                 self.offset,
                 self.shape,
+                self.order,
             )
         except (OSError, ValueError) as error:  # the file has been removed or has become shorter
             raise UserError(f"{self.source}: cannot be read any more ({first_line(error)})") from None
@@ -71,7 +74,7 @@ def stored_npy(path: Path) -> StoredMatrix:
         path: the file.
 
     Raises:
-        UserError: if the file cannot be read, or does not hold floating-point numbers (rows, width) row by row.
+        UserError: if the file cannot be read, or does not hold floating-point numbers (rows, width).
 
     """
     with array_errors(path), open_regular(path) as file:
@@ -154,14 +157,13 @@ def _locate(
     """Read the header of an array whose `size` bytes, header included, start at a position of the file."""
     shape, column_major, dtype = read_npy_header(array, size)
     if len(shape) != 2 or dtype.kind != "f" or dtype.itemsize > 8 or not dtype.isnative or shape[1] < 1:
-        raise ValueError(f"{dtype} of shape {shape}; needs floating-point numbers (rows, width)")
-    if column_major and min(shape) > 1:
-        raise ValueError("stored column by column; save it with numpy.ascontiguousarray")
+        raise UserError(f"{path}: {dtype} of shape {shape}; needs floating-point numbers (rows, width)")
     return StoredMatrix(
         path,
         start + array.tell(),
         (shape[0], shape[1]),
         dtype,
+        "F" if column_major else "C",
     )
 
 

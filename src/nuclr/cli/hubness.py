@@ -189,10 +189,10 @@ def _print_hubs(report: "HubnessReport") -> None:
     typer.echo(f"\nLargest hubs: N_{report.k} plain -> corrected")
     for hub in report.hubs[:SHOWN]:
         typer.echo(f"{hub.plain:>7,} -> {hub.corrected:<5,} {_name(hub, 'item')}")
-        for example in hub.crowds_out[:1]:
-            note = " (right)" if example.right else " (but the hub was right)" if example.was_right else ""
-            instead = f"{_name(example.instead, 'item')}{note}"
-            typer.echo(f"{'':16} in {_name(example.query, 'query')} it is replaced by {instead}")
+        example = report.searches and report.searches.replacement(hub.row)
+        if example:
+            query, instead = example
+            typer.echo(f"{'':16} in {_name(query, 'query')} it is replaced by {_name(instead, 'item')}")
     typer.echo("")
 
 

@@ -229,10 +229,7 @@ def _read_npy(
 ) -> Vectors:
     if column is not None:
         raise UserError(f"{path}:{column}: the file holds one array; name it without :{column}")
-    try:
-        return Vectors(np.lib.format.open_memmap(path, "r"), str(path))
-    except Exception as error:  # numpy raises many types for damaged files
-        raise UserError(f"{path}: cannot be read as .npy with numbers ({error})") from None
+    return Vectors(Stacked([stored_npy(path)]), str(path))
 
 
 def _read_arrays(
@@ -252,6 +249,7 @@ def _read_arrays(
         name = _choose(path, column, preferred, list(tensors))
         arrays = {key: tensors[key].numpy() for key in (name, LINKS) if key in tensors}
     rows = arrays[name]
+    require_vectors(f"{path}:{name}", rows)
     key = np.arange(len(rows)) if name == "x" else None
     if name == "y" and LINKS in arrays:
         key = arrays[LINKS]

@@ -23,6 +23,7 @@ from nuclr.popularity.kernel import LOG2_E, gather_rows, own_rows
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.result import Result
 from nuclr.popularity.sampling import draw_sample
+from nuclr.popularity.threads import in_order
 
 CHECKED = 512  # rows and columns computed exactly
 MEASURED = 8192  # candidates on which the error is averaged
@@ -169,21 +170,19 @@ def log_sums(
         dtype=torch.float64,
         device=few.device,
     )
-    height = max(1, TILE // max(1, len(few)))
-    buffer = few.new_empty(min(height, len(many)), len(few))
-    for start in range(0, len(many), height):
+
+    def sum_rows(start: int) -> tuple[slice, Tensor, Tensor]:
         rows = slice(start, min(start + height, len(many)))
-        block = torch.addmm(
-            shift,
-            many[rows],
-            few.T,
-            alpha=1 / temperature,
-            out=buffer[: rows.stop - start],
-        )
+        block = torch.addmm(shift, many[rows], few.T, alpha=1 / temperature)
         top = block.amax(dim=1)
         sums = block.sub_(top[:, None]).mul_(LOG2_E).exp2_() @ factors
-        out[rows, 0] = top.to(out) + sums[:, 0].to(out).log()
-        out[rows, 1] = (sums[:, -1] / sums[:, 0]).to(out)
+        return rows, top.to(out) + sums[:, 0].to(out).log(), sums[:, -1] / sums[:, 0]
+
+    def store(part: tuple[slice, Tensor, Tensor]) -> None:
+        rows, out[rows, 0], out[rows, 1] = part
+
+    height = max(1, TILE // max(1, len(few)))
+    in_order(sum_rows, range(0, len(many), height), few.device, store)
     return out[:, 0], out[:, 1] if noise is not None else torch.zeros_like(out[:, 0])
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nuclr import distributed
 from nuclr.arrays import Array, Features, Norms, Vector, as_positive, as_rows, as_vector
+from nuclr.popularity import threads
 from nuclr.popularity.kernel import Kernel, State, gather_rows
 from nuclr.popularity.methods import METHODS, Sparse, check_method
 from nuclr.popularity.problem import Problem, make_problem
@@ -168,7 +169,7 @@ class Solver:
         zeta = as_start(init, problem)
         history: list[float] = []
         reason = "rounding errors"
-        with progress_line(self.progress) as show:
+        with threads.one_per_operation(), progress_line(self.progress) as show:
             try:
                 for residual, best, dtype in self._passes(problem, zeta):  # noqa: B007
                     history.append(residual)

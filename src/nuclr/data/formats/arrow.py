@@ -44,7 +44,7 @@ from nuclr.data.modalities.base import boundary
 from nuclr.data.modalities.text import MAX_CHARACTERS, check_text, clean, decode_text, digest
 from nuclr.data.side import SIDES, SideName
 from nuclr.errors import BadSample, UserError, first_line, require
-from nuclr.files import file_stamp, find_cache_folder, parse_json, refuse_expansion, write_atomically
+from nuclr.files import file_stamp, find_cache_folder, parse_json, read_bytes, refuse_expansion, write_atomically
 from nuclr.stacked import StoredMatrix, stored_copy
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them
@@ -577,7 +577,7 @@ def _find_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
         path = path / str(split)
     if is_hf(path):
         with _readable(path):
-            state = parse_json((path / "state.json").read_bytes())
+            state = parse_json(read_bytes(path / "state.json"))
             files = [_data_file(path, entry["filename"]) for entry in state["_data_files"]]
             if state.get("_indices_files"):
                 raise UserError(f"{path}: holds a selection of rows; call dataset.flatten_indices() and save it again")

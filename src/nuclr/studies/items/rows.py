@@ -128,13 +128,13 @@ class ItemReport:
     def check_folder(cls, folder: Path | None, create: bool) -> None:
         """Refuse a folder that holds something else, and create it if it does not exist."""
         if folder is not None:
-            check = files.prepare_folder if create else files.refuse_other_folder
             summary = f"{cls.KIND}.json"
-            check(
+            files.check_folder(
                 folder,
                 f"nuclr {cls.KIND}",
                 summary,
                 (summary, f"{cls.KIND}.csv", *cls.FILES),
+                create,
             )
 
     @classmethod
