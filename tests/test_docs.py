@@ -23,7 +23,7 @@ from tests import tutorials
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nuclr"
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "llms.txt", *DOCS.rglob("*.md")])
 GENERATED = {DOCS / "configuration.md", DOCS / "commands.md"}  # by docs/tools/build.py
 
 

@@ -51,6 +51,7 @@ def write_card(
         "Run this in the folder that holds this one, or replace the path. Features have unit norm, so their inner "
         "product is the cosine similarity.",
         *written.notes,
+        _widths(trained),
         "## Encoders",
         _encoders(trained),
         "## Preprocessing",
@@ -82,6 +83,18 @@ def _summary(trained: Trained) -> str:
     width = f" of {trained.model.width} dimensions" if trained.model.width else ""
     shared = ", with one encoder for both" if trained.model.shared else ""
     return f"A dual encoder that maps {items} to unit-norm features{width} in one space{shared}, trained with nuclr."
+
+
+def _widths(trained: Trained) -> str:
+    """Return how features are shortened; empty if the run did not train for it."""
+    widths = trained.run.settings.model.matryoshka
+    if len(widths) < 2:
+        return ""
+    first = f"features[:, :{widths[0]}]"
+    return (
+        f"Matryoshka: features can be shortened to their first {', '.join(map(str, widths[:-1]))} coordinates (all: "
+        f"{widths[-1]}). Scale them to unit norm again: `{first} / numpy.linalg.norm({first}, axis=1, keepdims=True)`."
+    )
 
 
 def _encoders(trained: Trained) -> str:

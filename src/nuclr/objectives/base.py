@@ -145,6 +145,7 @@ class GatheredBatch:
         local_hard: (b * k, d), the hard negatives of this process, those of a pair next to each other; None: no pair
             has any.
         hard: (B * k, d), as `local_hard`.
+        hard_ids: (B, k), ids of the hard negatives, in the numbering of the first id of y, or None.
         items: (B,) per side, "x" and "y": the first id of each sample, if ids are given.
         log_q: (B,), log of the probability of each y in the data, or None.
 
@@ -162,6 +163,7 @@ class GatheredBatch:
     hard: Tensor | None = None
     items: Mapping[str, Tensor] = field(default_factory=dict)
     log_q: Tensor | None = None
+    hard_ids: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -172,6 +174,26 @@ class GatheredBatch:
         """Return (b, B) bool: True if i = j or an id is shared, so that the candidate is not a negative."""
         ids = torch.arange(self.size, device=self.x.device)[:, None] if self.ids is None else self.ids
         return is_excluded(ids, self.pairs, Workspace())
+
+    def excluded_hard(self, pairs: slice, owners: slice) -> Tensor | None:
+        """Return which hard negatives are not candidates of an anchor: those of a pair that shares an id, and its y.
+
+        Args:
+            pairs: whose x are the anchors.
+            owners: the pairs whose hard negatives these are. An anchor keeps its own, unless they are its y.
+
+        Returns:
+            (pairs, owners, k) bool, or (pairs, owners, 1) if all k are equal; None if there are no ids.
+
+        """
+        if self.ids is None:
+            return None
+        numbers = torch.arange(self.size, device=self.x.device)
+        excluded = is_excluded(self.ids, pairs, Workspace())[:, owners]
+        excluded = excluded.logical_and_(numbers[pairs, None] != numbers[owners])[:, :, None]
+        if self.hard_ids is None:
+            return excluded
+        return excluded | (self.items["y"][pairs, None, None] == self.hard_ids[owners])
 
     def negatives(self) -> float | Tensor:
         """Return c_i, the number of negatives per anchor: one number, or (B,) if pairs are masked."""
@@ -317,6 +339,7 @@ class Objective(nn.Module):
         y_id: Integers | None = None,
         negatives: Array | None = None,
         log_q: Array | None = None,
+        negative_id: Integers | None = None,
     ) -> ObjectiveOutput:
         """Compute the loss of one batch; in training mode, also update the state.
 
@@ -334,6 +357,8 @@ class Objective(nn.Module):
             log_q: (b,) log of the probability of each y in the data, such as log(count / n). It corrects for items that
                 occur in many pairs: -log(n q) is added to the logits of candidates y ("logQ"). The other side is left
                 as it is.
+            negative_id: (b, k) ids of the hard negatives, in the numbering of the first id of y: a hard negative is not
+                one of the x to which it is the right answer. Without ids, that is not known.
 
         Returns:
             `loss` and `metrics`. The gradient of `loss` is the algorithm's; its value is the estimate of the
@@ -352,7 +377,8 @@ class Objective(nn.Module):
             0.2395
 
         """
-        inputs = self._checked_inputs(x, y, {"index": index, "x_id": x_id, "y_id": y_id}, negatives, log_q)
+        columns = {"index": index, "x_id": x_id, "y_id": y_id, "negative_id": negative_id}
+        inputs = self._checked_inputs(x, y, columns, negatives, log_q)
         device = inputs.x.device.type
         autocast = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext():
@@ -366,7 +392,8 @@ class Objective(nn.Module):
         """Raise a ValueError for settings that a schedule may have moved out of range."""
         for name, limit in self.limits.items():
             limit.check(name, getattr(self, name))
-        check_choice("margin_strategy", self.margin_strategy, ("absolute", "relative"))
+        if self.margin_strategy != "absolute":
+            check_choice("margin_strategy", self.margin_strategy, ("absolute", "relative"))
         if self.false_negative_margin is not None:
             MARGIN.check("false_negative_margin", self.false_negative_margin)
 
@@ -506,8 +533,7 @@ class Objective(nn.Module):
         if inputs.log_q is not None:
             local.append(inputs.log_q.to(dtype)[:, None])
         everywhere = local
-        # the index and the ids of all processes are gathered in one message
-        gathered = torch.cat(list(inputs.columns.values()), dim=1) if inputs.columns else None
+        columns = inputs.columns
         start = 0
         if distributed.world_size() > 1:
             start = distributed.rank() * pairs
@@ -515,36 +541,30 @@ class Objective(nn.Module):
             joined = self.gather_features(torch.cat(flat, dim=1))
             parts = torch.split(joined, [features.shape[1] for features in flat], dim=1)
             everywhere = [part.reshape(-1, local[k].shape[1]).contiguous() for k, part in enumerate(parts)]
-            gathered = None if gathered is None else distributed.all_gather(gathered)
+            if columns:  # the index and the ids of all processes are gathered in one message
+                joined = distributed.all_gather(torch.cat(list(columns.values()), dim=1))
+                parts = torch.split(joined, [column.shape[1] for column in columns.values()], dim=1)
+                columns = dict(zip(columns, parts, strict=True))
         log_q = None
         if inputs.log_q is not None:
             log_q = everywhere[-1][:, 0]
             message = "log_q must be finite: the log of each y's probability, such as log(count / n), with count > 0"
             self._deferred.check(log_q.isfinite().all(), functools.partial(ValueError, message))
-        index = None
-        ids = gathered
-        if gathered is not None and "index" in inputs.columns:
-            index = gathered[:, 0]
-            ids = gathered[:, 1:] if len(inputs.columns) > 1 else None
-        items = {}
-        first = 0
-        for name, column in inputs.columns.items():
-            if gathered is not None and name != "index":
-                items[name[0]] = gathered[:, first]
-            first += column.shape[1]
+        ids = [columns[name] for name in ("x_id", "y_id") if name in columns]
         return GatheredBatch(
             local[0],
             local[1],
             everywhere[0],
             everywhere[1],
             views,
-            index,
-            ids,
+            columns["index"][:, 0] if "index" in columns else None,
+            torch.cat(ids, dim=1) if ids else None,
             slice(start, start + pairs),
             None if inputs.negatives is None else local[2],
             None if inputs.negatives is None else everywhere[2],
-            items,
+            {side: columns[f"{side}_id"][:, 0] for side in "xy" if f"{side}_id" in columns} if ids else {},
             log_q,
+            columns.get("negative_id"),
         )
 
     def _checked_inputs(
@@ -558,7 +578,7 @@ class Objective(nn.Module):
         """Return the arguments as tensors. If one process refuses them, all processes raise."""
         if distributed.world_size() == 1:
             return self._check_inputs(x, y, columns, negatives, log_q)
-        header = [0] * 12
+        header = [0] * 13
         problem = None
         try:
             inputs = self._check_inputs(x, y, columns, negatives, log_q)
@@ -583,7 +603,7 @@ class Objective(nn.Module):
             got = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (b, d, *_) in enumerate(headers))
             raise ValueError(
                 "every process must pass the same number of pairs and views, width, dtype, requires_grad, mode (train "
-                f"or eval) and arguments (index, x_id, y_id, negatives, log_q), but got {got} (0: it refused its "
+                f"or eval) and arguments (index, x_id, y_id, negatives, log_q, negative_id), but got {got} (0: it refused its "
                 "input, see its error message); drop the last incomplete batch"
             )
         if not self._same_settings:
@@ -645,6 +665,13 @@ class Objective(nn.Module):
                 checked[name] = to_device(column, x.device).reshape(len(x), -1)
         if self.needs_index and self.training and "index" not in checked:
             raise ValueError("index is None, but training needs the indices of the pairs; only eval() takes index=None")
+        if "negative_id" in checked:
+            shape = tuple(checked["negative_id"].shape)
+            if negatives is None or "y_id" not in checked or shape != tuple(negatives.shape[:2]):
+                raise ValueError(
+                    f"negative_id is {shape}, but must be (b, k) ids in the numbering of y_id, one for each of the "
+                    "negatives; it needs negatives and y_id"
+                )
         self.check_settings()
         return Inputs(x, y, checked, negatives, log_q)
 
@@ -757,8 +784,10 @@ class AutogradObjective(Objective):
         masked_yx = self._mask_false_negatives(yx, positives, masked)
         if batch.hard is not None:
             xy = torch.cat([xy, batch.local_x @ batch.hard.T], dim=1)
-            if masked is not None:  # the hard negatives of a pair are masked as its y is; an anchor keeps its own
-                masked = torch.cat([masked, masked.repeat_interleave(len(batch.hard) // batch.size, dim=1)], dim=1)
+            excluded = batch.excluded_hard(batch.pairs, slice(0, batch.size))
+            if masked is not None and excluded is not None:
+                each = excluded.expand(-1, -1, len(batch.hard) // batch.size)
+                masked = torch.cat([masked, each.flatten(1)], dim=1)
         masked_xy = self._mask_false_negatives(xy, positives, masked)
         x, y, metrics = self.losses(Scores(batch, xy, yx, positives, masked_xy, masked_yx))
         means = torch.stack([x.mean(), y.mean()])  # times 1/K, summed over K processes, is the global mean

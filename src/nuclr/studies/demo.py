@@ -221,7 +221,9 @@ class Demo(Study):
         results: Results = {}
         for row in self.plan.rows:
             measured = [self.path(run) / MEASURED for run in self.finals(row)[VAL]]
-            searches = [files.from_record(dict[str, Search], files.parse_json(path.read_bytes())) for path in measured]
+            searches = [
+                files.from_record(dict[str, Search], files.parse_json(files.read_bytes(path))) for path in measured
+            ]
             results[row.name] = searches
         files.write_json(self.out / SUMMARY, files.to_record(results))
         return results

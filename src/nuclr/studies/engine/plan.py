@@ -274,7 +274,7 @@ class Study:
 
         """
         results = [f"{self.plan.name}.{suffix}" for suffix in ("json", "md", "tex")]
-        files.prepare_folder(
+        files.check_folder(
             self.out,
             self.plan.command,
             PLAN,
@@ -374,7 +374,7 @@ def write_plan(path: Path, plan: Plan) -> None:
     stored: dict[str, dict[str, str]] = {}
     if path.is_file():
         try:
-            content = files.parse_json(path.read_bytes())["entries"]
+            content = files.parse_json(files.read_bytes(path))["entries"]
             stored = TypeAdapter(dict[str, dict[str, str]]).validate_python(content)
         except (OSError, ValueError, LookupError, TypeError):
             raise UserError(f"{path}: of an earlier version, or damaged; name another folder with --out") from None
