@@ -92,7 +92,7 @@ def test_truncated_features_are_those_of_the_run(runs, exported):
     recall = retrieval_metrics(*short, held_out.links, sides=held_out.sides)["mean_R@5"]
     assert run.results.val["width=4/mean_R@5"] == pytest.approx(recall)
     card = (exported("short_texts") / "README.md").read_text()
-    assert "truncate_dim=4" in card and "normalize_embeddings=True" in card and "first 4 coordinates (all: 8)" in card
+    assert all(part in card for part in ("truncate_dim=4", "normalize_embeddings=True", "first 4 coordinates (all: 8)"))
     assert "truncate_dim" not in (exported("shared_texts") / "README.md").read_text()
 
 

@@ -226,8 +226,8 @@ def scores(metrics: Mapping[str, float]) -> dict[str, float]:
         {'coco': 0.3, 'flickr30k': 0.4}
 
     """
-    whole = [prefix for prefix in set_prefixes(metrics) if WIDTH not in prefix]
-    by_set = {prefix.rstrip("/"): metrics[f"{prefix}{SCORE}"] for prefix in whole}
+    prefixes = set_prefixes(name for name in metrics if WIDTH not in name)
+    by_set = {prefix.rstrip("/"): metrics[f"{prefix}{SCORE}"] for prefix in prefixes}
     for key in ("zero_shot_acc1", "knn_acc1"):
         if key in metrics and not by_set:
             by_set[""] = metrics[key]

@@ -5,7 +5,7 @@ orders (see `ranks`, which also gives the result of each query). Values are frac
 the sides: `question_to_answer_R@1`; for images and texts they are open_clip's.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -150,7 +150,7 @@ def metrics_of_widths(
     metrics: Callable[[Tensor, Tensor], dict[str, float]],
     x: Tensor,
     y: Tensor,
-    widths: Iterable[int],
+    widths: Sequence[int],
 ) -> dict[str, float]:
     """Return the metrics of shorter features: their first coordinates, scaled to unit norm.
 
@@ -158,7 +158,7 @@ def metrics_of_widths(
         metrics: From the features of both sides to their metrics.
         x: Features of side x, (n_x, d).
         y: Features of side y, (n_y, d).
-        widths: Numbers of coordinates; those that are not below d are left out.
+        widths: Numbers of coordinates in ascending order; the last one, which is all of them, is left out.
 
     Returns:
         The metrics, with names such as `width=64/mean_R@1`.
@@ -170,8 +170,7 @@ def metrics_of_widths(
 
     """
     found: dict[str, float] = {}
-    for width in widths:
-        if width < x.shape[1]:
-            measured = metrics(shorten(x, width), shorten(y, width))
-            found |= {f"{WIDTH}{width}/{name}": value for name, value in measured.items()}
+    for width in widths[:-1]:
+        measured = metrics(shorten(x, width), shorten(y, width))
+        found |= {f"{WIDTH}{width}/{name}": value for name, value in measured.items()}
     return found

@@ -90,10 +90,10 @@ def _widths(trained: Trained) -> str:
     widths = trained.run.settings.model.matryoshka
     if len(widths) < 2:
         return ""
-    first = f"features[:, :{widths[0]}]"
     return (
         f"Matryoshka: features can be shortened to their first {', '.join(map(str, widths[:-1]))} coordinates (all: "
-        f"{widths[-1]}). Scale them to unit norm again: `{first} / numpy.linalg.norm({first}, axis=1, keepdims=True)`."
+        f"{widths[-1]}), scaled to unit norm again. In sentence-transformers, this is `truncate_dim={widths[0]}` of "
+        "`SentenceTransformer`, with `normalize_embeddings=True` in `encode`, which does not scale by itself."
     )
 
 
@@ -208,13 +208,13 @@ def _metrics(trained: Trained) -> list[str]:
     if not numbers:
         return ["The run has no held-out pairs, so it was not evaluated."]
     protocol = trained.results.protocol
-    weights = "the best checkpoint" if trained.run.best else "the last weights"
     lines = [
         _table(
             ["metric on the held-out pairs", "value"],
             [[f"`{_plain(key)}`", f"{value:.4g}"] for key, value in numbers.items()],
         ),
-        f"Measured with {weights}." + (f" Protocol: {protocol}." if protocol else ""),
+        f"Measured with {'the best checkpoint' if trained.run.best else 'the last weights'}."
+        + (f" Protocol: {protocol}." if protocol else ""),
     ]
     if not trained.run.settings.evaluate.head:
         lines.append("The run evaluates its towers without heads (`evaluate.head=false`); the export has the heads.")

@@ -223,12 +223,6 @@ def _describe(
     texts = '["a red circle", "two green squares"]'
     imports = "from sentence_transformers import SentenceTransformer"
     notes = [f"Divide scores by the temperature of the run, {trained.temperature:.6g}, before a softmax."]
-    widths = trained.run.settings.model.matryoshka
-    if len(widths) > 1:
-        notes.append(
-            f"Shorter features: `SentenceTransformer({json.dumps(name)}, truncate_dim={widths[0]})`, with "
-            "`normalize_embeddings=True` in `encode`, which does not scale truncated features to unit norm by itself."
-        )
     task = "sentence-similarity"
     if "image" in routes:
         task = "feature-extraction"

@@ -290,10 +290,9 @@ def _index_and_ids(labels: Tensor | None, needed: bool, negatives: int) -> tuple
             f"labels: {form}; must be integers [index, x_id, y_id] per pair. Training data need the column "
             f"{LABEL!r} of {ADD_INDEX}; evaluation needs none of {', '.join(LABEL_COLUMNS)}"
         )
-    if not 0 < negatives <= labels.shape[1] - 3:
-        return labels[:, 0], {"x_id": labels[:, 1], "y_id": labels[:, 2:]}
-    y_id = torch.cat([labels[:, 2:3], labels[:, 3 + negatives :]], dim=1)
-    return labels[:, 0], {"x_id": labels[:, 1], "y_id": y_id, "negative_id": labels[:, 3 : 3 + negatives]}
+    own = slice(3, 3 + negatives if negatives <= labels.shape[1] - 3 else 3)
+    ids = {"x_id": labels[:, 1], "y_id": torch.cat([labels[:, 2:3], labels[:, own.stop :]], dim=1)}
+    return labels[:, 0], ids | ({"negative_id": labels[:, own]} if own.stop > 3 else {})
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

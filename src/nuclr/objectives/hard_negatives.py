@@ -121,10 +121,8 @@ class HardNegativesKernel:
             for tile, weights in self._weights(self.everyone, pairs, log_weight):
                 hard_gradient.addmm_(weights.T, self._rows_of_x(tile), alpha=1 / b)
         pull = torch.exp(log_weight[0, pairs] + self.log_hard)[:, None] / b
-        x = mean_of_views(self.batch.x, m_x)[pairs]
-        y = mean_of_views(self.batch.y, m_y)[pairs]
-        result.x.sub_((pull * y / m_x).repeat_interleave(m_x, dim=0))
-        result.y.sub_((pull * x / m_y).repeat_interleave(m_y, dim=0))
+        result.x.sub_((pull * mean_of_views(self.batch.y, m_y)[pairs] / m_x).repeat_interleave(m_x, dim=0))
+        result.y.sub_((pull * mean_of_views(self.batch.x, m_x)[pairs] / m_y).repeat_interleave(m_y, dim=0))
         return result._replace(hard=hard_gradient)
 
     def masses(self, log_total: Tensor) -> Tensor:

@@ -323,14 +323,13 @@ def matryoshka_widths(settings: s.Settings, model: DualEncoder) -> list[int]:
 
     """
     widths = settings.model.matryoshka
-    if not widths:
-        return []
-    if model.width is None or widths[-1] > model.width:
+    width = model.width or 0
+    if widths and widths[-1] > width:
         raise UserError(
-            f"model.matryoshka is {widths}, but the width of the features is {model.width or 'not known'}; leave out "
+            f"model.matryoshka is {widths}, but the width of the features is {width or 'not known'}; leave out "
             "what is wider, or set model.width and a head"
         )
-    return sorted({*widths, model.width})
+    return sorted({*widths, width}) if widths else []
 
 
 def check_tower_widths(model: DualEncoder) -> None:

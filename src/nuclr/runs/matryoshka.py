@@ -50,8 +50,9 @@ class Matryoshka(nn.Module):
                 setattr(objective, name, getattr(self.full, name))
             output = objective(short_x, short_y, *columns, **ids)
             losses[f"width={width}/loss"] = output.loss
-        metrics = {name: loss.detach() for name, loss in losses.items()}
-        return ObjectiveOutput(cast(Tensor, sum(losses.values())), output.metrics | metrics)
+        return ObjectiveOutput(
+            cast(Tensor, sum(losses.values())), output.metrics | {name: loss.detach() for name, loss in losses.items()}
+        )
 
     def end_epoch(self) -> None:
         """Do what each objective does once per epoch."""
@@ -62,8 +63,8 @@ class Matryoshka(nn.Module):
         """Return the whole state on process 0; that of the full width has the names that it has without the others."""
         state = self.full.gather_state_dict()
         for width, objective in self.narrower.items():
-            own = cast(Objective, objective).gather_state_dict()
-            state |= {f"{NARROWER}{width}.{name}": tensor for name, tensor in own.items()}
+            for name, tensor in cast(Objective, objective).gather_state_dict().items():
+                state[f"{NARROWER}{width}.{name}"] = tensor
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *options: Any, **more: Any) -> Any:

@@ -1,6 +1,6 @@
 """Build what a run trains with: pairs, validation, model, objective, optimizer, inputs."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -64,8 +64,7 @@ class Parts:
         stored = self.groups.stored() if self.groups else {}
         views = {f"{side}_views": pairs_of_views.shape[1] for side, pairs_of_views in stored.items()}
         self.full = settings.objective.build(count, views).to(device)
-        widths = self.validation.widths
-        self.objective = Matryoshka(self.full, widths) if widths else self.full
+        self.objective = Matryoshka(self.full, self.validation.widths) if self.validation.widths else self.full
         self.loader = components.make_loader(
             settings.data,
             pairs,
@@ -98,8 +97,7 @@ class Parts:
     def encode(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Return the features of both sides, in the precision of the run."""
         with autocast(self._device, self._settings.precision):
-            features: tuple[Tensor, Tensor] = self.encoders(x, y)
-        return features
+            return cast(tuple[Tensor, Tensor], self.encoders(x, y))
 
 
 def build_parts(

@@ -123,7 +123,6 @@ def _train(
     validation = parts.validation
     model = parts.model
     objective = parts.objective
-    full = parts.full
     optimizer = parts.optimizer
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clipped = clipped_parameters(optimizer)
@@ -253,7 +252,7 @@ def _train(
     with contextlib.closing(progress), loggers or contextlib.nullcontext():
         while position.epoch < epochs:
             epoch = position.epoch
-            if position.step == 0 and refresh_due(settings, full, epoch):
+            if position.step == 0 and refresh_due(settings, parts.full, epoch):
                 encoding = Encoding(settings.evaluate.batch_size, device, settings.precision)
                 refresh_popularity(
                     objective,
@@ -278,7 +277,7 @@ def _train(
                     set_schedules(
                         settings,
                         optimizer,
-                        full,
+                        parts.full,
                         position,
                         steps,
                     )
@@ -317,7 +316,7 @@ def _train(
                     progress.step(position.total)
                     if position.total % log_every == 0:
                         values = window.means()
-                        log(logging.metrics_line(position, steps, optimizer, full, values))
+                        log(logging.metrics_line(position, steps, optimizer, parts.full, values))
                         if first:
                             run.log(folder.TIMING, logging.timing_line(position, clock, batch_size * log_every))
                         progress.report(epoch, values["loss"], clock)
@@ -337,7 +336,7 @@ def _train(
 
             # -- held-out pairs
             rows = source.numbers if parts.groups is None else np.unique(parts.groups.row[source.numbers])
-            summary = full.summarize(torch.from_numpy(rows)) if first else {}
+            summary = parts.full.summarize(torch.from_numpy(rows)) if first else {}
             values = {f"state/{name}": value for name, value in summary.items()}
             if evaluation_due(settings, epoch):
                 last = validation(model, device, settings.precision)
@@ -358,7 +357,7 @@ def _train(
         folder=run.folder,
         name=settings.name,
         objective=settings.objective.name,
-        temperature=full.current_temperature,
+        temperature=parts.full.current_temperature,
         steps=position.total,
         epochs=epochs,
         batch_size=batch_size,
@@ -382,7 +381,7 @@ def _train(
 
     def finish() -> None:
         if model.joint is not None:
-            model.joint = model.joint.with_temperature(full.current_temperature, full.current_bias)
+            model.joint = model.joint.with_temperature(parts.full.current_temperature, parts.full.current_bias)
         model.save_pretrained(run.folder / folder.MODEL)
         run.finish(results)
 

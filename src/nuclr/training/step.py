@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -72,13 +72,7 @@ def apply_objective(
         x_id = batch.x_id if batch.group is None else torch.stack([batch.x_id, batch.group], dim=1)
         ids = {"x_id": x_id, "y_id": batch.y_id}
     x, y = (f if len(f) == len(batch) else f.unflatten(0, (len(batch), -1)) for f in (x, y))
-    output: ObjectiveOutput = objective(
-        x,
-        y,
-        state_index(batch),
-        **ids,
-    )
-    return output
+    return cast(ObjectiveOutput, objective(x, y, state_index(batch), **ids))
 
 
 def refuse_not_finite(

@@ -161,8 +161,8 @@ def summary(run: TrainingRun) -> Iterator[Block]:
         for prefix in set_prefixes(run.log.evaluation):
             cells = [metric.text(run.log.evaluation[f"{prefix}mean_{metric.key}"]) for metric in recalls]
             rows.append([prefix.rstrip("/").replace("/", ", ") or "all coordinates", *cells])
-        labels = [metric.label for metric in recalls]
-        yield Table("Shorter features, mean of both directions", ["", *labels], rows)
+        columns = ["", *(metric.label for metric in recalls)]
+        yield Table("Shorter features, mean of both directions", columns, rows)
     yield Table("The run", [], facts(run))
     if results:
         yield Text(f"Protocol: {results.protocol.removesuffix('; fractions, not percent')}.", "small")
