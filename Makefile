@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest -n $(JOBS)
 # Tests that need packages outside of .[dev] have targets of their own: recipes, integrations, engines.
 DEV_ONLY := --ignore=tests/recipes --ignore=tests/integrations --ignore=tests/engines
 
-.PHONY: demo environments test test-slow coverage core recipes integrations engines lint bench docs clean
+.PHONY: demo environments test test-slow coverage core recipes integrations engines lint bench docs notebooks clean
 
 demo: $(STAMP)
 	$(BIN)/nuclr demo
@@ -45,6 +45,14 @@ bench: $(STAMP)
 docs: $(VENV)/.docs
 	$(BIN)/python docs/tools/build.py
 	@echo "The site is in site/index.html"
+
+# The tutorials as notebooks, run as their readers run them; each writes its files next to itself.
+notebooks: docs
+	$(BIN)/python $(PIP_INSTALL) nbclient ipykernel
+	for page in site/tutorials/*.ipynb; do \
+	  folder=build/notebooks/$$(basename $$page .ipynb) && rm -rf $$folder && mkdir -p $$folder && cp $$page $$folder && \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter execute $$folder/*.ipynb || exit 1; \
+	done
 
 # Without extras, in an environment of its own: objectives, popularity and metrics work, and the rest explains itself.
 core: $(CORE)/.torch

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import doctest
 import importlib
+import json
 import re
 import sys
 import tomllib
@@ -17,6 +18,7 @@ import nuclr
 from nuclr.cli.app import app
 from nuclr.errors import EXTRAS, UserError
 from nuclr.runs.settings import Settings
+from tests import tutorials
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nuclr"
@@ -159,6 +161,18 @@ def test_requests_to_other_servers_are_found(tools, tmp_path, request_of_page):
     page.write_text(request_of_page)
     [request] = requests_of(tmp_path)
     assert re.fullmatch(r"page\.html: (https:)?//cdn\.org/a\..*", request)
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "tutorials").glob("*.md")), ids=lambda path: path.stem)
+def test_the_notebook_of_a_tutorial_has_its_code_as_cells(tools, path):
+    cells = json.loads(tools("build").notebook(path.read_text(encoding="utf-8")))["cells"]
+    code = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    blocks = [block for block in tutorials.blocks(path) if block.language != "text"]
+    assert len(code) == len(blocks)
+    for source, block in zip(code, blocks, strict=True):
+        assert source.endswith(block.code)
+        first = f"%%writefile {block.title}" if block.title else {"sh": "%%bash"}.get(block.language)
+        assert first is None or source.startswith(first)
 
 
 PUBLIC = ("objectives", "popularity", "evaluation", "data", "models", "integrations", "export", "report")

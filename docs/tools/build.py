@@ -1,11 +1,12 @@
 """Build the documentation into site/: `make docs`.
 
 The pages are copied to .pages/, together with those that are not files of docs/, so that nothing is written twice:
-README, CONTRIBUTING and CHANGELOG are shown as they are, and the references of settings and commands are generated from
-the program.
+README, CONTRIBUTING and CHANGELOG are shown as they are, the references of settings and commands are generated from the
+program, and every tutorial is a notebook as well.
 """
 
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -22,6 +23,11 @@ WITHOUT_SIDEBAR = "---\nhide: [navigation]\n---\n"
 
 IMAGE = re.compile(r"!\[([^\]]*)\]\((?:\.\./)*images/([\w-]+\.svg)\)")
 PARAGRAPH = re.compile(rf"^(?:{IMAGE.pattern}\s*)+$", re.MULTILINE)
+
+# A fenced block of a tutorial, and its cell in a notebook; a block with a title is a file.
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?[^\n]*\n(.*?)^```\n', re.DOTALL | re.MULTILINE)
+CELLS = {"python": "", "sh": "%%bash\n"}
+NOTEBOOK = {"metadata": {"language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 4}
 
 # Links that a reader may follow (<a href>) are not requests. <link rel="canonical"> and the like are not either.
 ADDRESS = r"[\"']?((?:https?:)?//[^\s\"'>)]+)"
@@ -43,6 +49,10 @@ def write_pages() -> None:
         (PAGES / page).write_text(WITHOUT_SIDEBAR + text if page == "index.md" else text, encoding="utf-8")
     (PAGES / "configuration.md").write_text(settings_reference.page(), encoding="utf-8")
     (PAGES / "commands.md").write_text(command_reference.page(), encoding="utf-8")
+    for path in (PAGES / "tutorials").glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        path.with_suffix(".ipynb").write_text(notebook(text), encoding="utf-8")
+        path.write_text(f"{text}\n[This page as a notebook]({path.stem}.ipynb)\n", encoding="utf-8")
     for path in PAGES.rglob("*.md"):
         path.write_text(PARAGRAPH.sub(drawings, path.read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -58,6 +68,21 @@ def drawings(paragraph: re.Match[str]) -> str:
         return (ROOT / "docs" / "images" / image[2]).read_text(encoding="utf-8").replace("<svg", label, 1)
 
     return f'<div class="drawings">{IMAGE.sub(drawing, paragraph[0])}</div>\n'
+
+
+def notebook(page: str) -> str:
+    """Return a tutorial as a Jupyter notebook without outputs; what the page shows as output stays text."""
+    page = re.sub(r"\.md([#)])", r".html\1", page.removeprefix(WITHOUT_SIDEBAR))
+    text, *parts = BLOCK.split(page)
+    cells = [{"cell_type": "markdown", "source": text}]
+    for language, title, code, text in zip(*(parts[i::4] for i in range(4)), strict=True):
+        if title or language in CELLS:
+            first = f"%%writefile {title}\n" if title else CELLS[language]
+            cells.append({"cell_type": "code", "source": first + code, "execution_count": None, "outputs": []})
+        else:
+            cells.append({"cell_type": "markdown", "source": f"```{language}\n{code}```"})
+        cells.append({"cell_type": "markdown", "source": text})
+    return json.dumps({"cells": [{"metadata": {}, **cell} for cell in cells], **NOTEBOOK}, indent=1)
 
 
 def requests_of(site: Path) -> list[str]:

@@ -67,7 +67,9 @@ def _searches(box):
 def test_the_search_box_is_as_large_as_a_page_can_hold(nuclr, embedded, monkeypatch):
     monkeypatch.setattr("nuclr.studies.items.searches.TEXT", 60)
     monkeypatch.setattr("nuclr.report.pages.hubness.PICTURES", 700)
-    names = ("--normalize", "--names", embedded / "c.jsonl", "--images", embedded / "images", "--k", 2)
+    files = [json.loads(line)["image"] for line in (embedded / "c.jsonl").read_text().splitlines()]
+    (embedded / "files.txt").write_text("".join(f"{name}\n" for name in files))
+    names = ("--normalize", "--names", embedded / "files.txt", "--images", embedded / "images", "--k", 2)
     data = np.load(embedded / "e.npz")
     np.save(embedded / "q.npy", data["y"])
     np.save(embedded / "g.npy", data["x"])

@@ -12,6 +12,7 @@ may differ.
 
 import contextlib
 import dataclasses
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -330,7 +331,8 @@ class Study:
                 self.failed[job.name] = error
                 self.say(f"{job.name} failed: {error}")
             left = len(jobs) - ended
-            seconds = (time.monotonic() - begin) / ended * left
+            # Runs go in rounds of `size`; before the end of the first one, those next to it are nearly done as well.
+            seconds = (time.monotonic() - begin) / math.ceil(ended / size) * math.ceil(left / size)
             self.say(f"{ended} runs done, {left} left, about {duration(seconds)}; finished {job.name}")
             done()
 

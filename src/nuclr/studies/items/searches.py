@@ -66,7 +66,7 @@ class Searches:
         chosen = distinct_rows(asked).numpy()
         size = max(1, min(QUERIES, RESULTS // plain.shape[1]))
         while True:
-            chosen = chosen[evenly_spaced(len(chosen), size)]
+            chosen = chosen[evenly_spaced(len(chosen), size).numpy()]
             rows = np.unique([plain[chosen], corrected[chosen]])
             shown = [Item.of(queries, int(counted[query])) for query in chosen]
             items = [Item.of(gallery, row) for row in rows.tolist()]
