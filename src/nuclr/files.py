@@ -59,7 +59,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError:
         raise not_utf8(path) from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
 def read_lines(path: Path) -> list[str]:
@@ -155,14 +155,20 @@ def open_regular(path: Path) -> BinaryIO:
     return file
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: float = math.inf) -> bytes:
     """Return the content of an untrusted file, which must be a regular one.
 
+    Args:
+        path: the file.
+        most: its largest size in bytes.
+
     Raises:
-        OSError: if it cannot be read, or is not a regular file.
+        OSError: if it cannot be read, is not a regular file, or is larger.
 
     """
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"more than {most / 2**20:,.0f} MiB", str(path))
         return file.read()
 
 

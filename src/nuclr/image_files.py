@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from nuclr.errors import BadSample
-from nuclr.files import open_regular
+from nuclr.errors import BadSample, first_line
+from nuclr.files import read_bytes
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 MAX_BYTES = 256 * 2**20  # of one file
@@ -45,14 +45,11 @@ def read_file(path: Path, inside: Path | None = None) -> bytes:
             path = Path(os.path.realpath(path))
             if not path.is_relative_to(inside):
                 raise BadSample("outside data.root; data.allow_outside=true allows this")
-        with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size > MAX_BYTES:
-                raise BadSample(f"file too large; at most {MAX_BYTES // 2**20} MiB are allowed")
-            data = file.read(MAX_BYTES)
+        data = read_bytes(path, MAX_BYTES)
     except FileNotFoundError:
         raise BadSample("missing file") from None
     except (OSError, ValueError) as error:
-        raise BadSample(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise BadSample(f"cannot be read ({first_line(error)})") from None
     if not data:
         raise BadSample("empty file")
     return data
