@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
     from nuclr.report.items import Items
 
 PICTURES = 2_300_000  # characters of all pictures in the search box
+CARDS = {
+    "hubs": "The items that most queries find, before and after the correction.",
+    "suspicious": "Items that attract unusually many queries: of a topic, or a little of all. The median of all items "
+    "has the score 0, and 1 % are above 1. Every gallery has such items, so a high score is a reason to read the item, "
+    "and no proof that somebody planted it.",
+    "found_again": "Items that no query found before the correction, those that are found most often after it first.",
+}
 UNNAMED = "The items have no names; --names FILE shows their texts, and --images FOLDER their pictures."
 
 R = TypeVar("R", bound=ItemReport)
@@ -136,9 +144,9 @@ def make_page(view: HubnessView) -> Page:
         sections=[
             Section("summary", "Summary", summary),
             Section("try", "Try it", try_searches, menu="Try"),
-            Section("hubs", "Largest hubs", largest_hubs, menu="Hubs"),
-            Section("suspicious", "Suspicious items", suspicious_items, menu="Suspicious"),
-            Section("found", "Found again", found_again),
+            Section("hubs", "Largest hubs", partial(show_items, "hubs"), menu="Hubs"),
+            Section("suspicious", "Suspicious items", partial(show_items, "suspicious"), menu="Suspicious"),
+            Section("found", "Found again", partial(show_items, "found_again")),
             Section("repeat", "How it was measured", how_measured, menu="Command"),
         ],
         notes=view.notes,
@@ -225,8 +233,10 @@ def _add_pictures(
     for at in order:
         if space <= 0:
             break
-        shown[at] = thumbnail(view.show(origin, items[at]))
-        space -= len(shown[at].picture or "")
+        item = thumbnail(view.show(origin, items[at]))
+        if item.picture is not None:
+            shown[at] = item
+            space -= len(item.picture)
     return space
 
 
@@ -254,42 +264,21 @@ def sorted_counts(report: HubnessReport) -> Chart:
     )
 
 
-def _cards(view: HubnessView, items: Sequence[FoundItem]) -> Gallery:
-    largest = max([1, *(max(item.plain, item.corrected) for item in items)])
+def show_items(name: str, view: HubnessView) -> Iterator[Block]:
+    """Show the items in a list of the report, such as its hubs."""
+    items: list[FoundItem] = getattr(view.report, name)
+    if not items:
+        raise LeaveOut
+    yield Text(CARDS[name])
+    largest = max(max(item.plain, item.corrected, 1) for item in items)
     cards = []
     for item in items:
         facts = {f"N_{view.report.k}": f"{numbers.count(item.plain)} → {numbers.count(item.corrected)}"}
-        if item.suspicion is not None:
+        if name == "suspicious":
             facts["score"] = numbers.number(item.suspicion)
         shown = view.show(view.report.gallery, item)
         cards.append(Card(shown, facts=facts, bars=(item.plain / largest, item.corrected / largest)))
-    return Gallery(cards)
-
-
-def suspicious_items(view: HubnessView) -> Iterator[Block]:
-    """Show the items that attract queries in the way of planted documents."""
-    if not view.report.suspicious:
-        raise LeaveOut
-    yield Text(
-        "Items that attract unusually many queries: of a topic, or a little of all. The median of all items has the "
-        "score 0, and 1 % are above 1. Every gallery has such items, so a high score is a reason to read the item, and "
-        "no proof that somebody planted it."
-    )
-    yield _cards(view, view.report.suspicious)
-
-
-def largest_hubs(view: HubnessView) -> Iterator[Block]:
-    """Show the items that most queries find."""
-    yield Text(f"The items that most queries have among their first {view.report.k}, before and after the correction.")
-    yield _cards(view, view.report.hubs)
-
-
-def found_again(view: HubnessView) -> Iterator[Block]:
-    """Show items that nobody found before the correction."""
-    if not view.report.found_again:
-        raise LeaveOut
-    yield Text("Items that no query found before the correction, those that are found most often after it first.")
-    yield _cards(view, view.report.found_again)
+    yield Gallery(cards)
 
 
 def how_measured(view: HubnessView) -> Iterator[Block]:
