@@ -59,7 +59,7 @@ def add_index(dataset: Any, *, group: str | None = None) -> Any:
     Row i gets [i, x_id, y_id]. Rows with equal texts in the first column have the same x_id, and those with equal texts
     in the second column the same y_id. Pairs that share an id are not negatives of each other. Columns that do not hold
     texts, such as images, get a different id in every row. After y_id come the ids of the hard negatives, in the
-    numbering of the second column: one that is the right answer to another text of the batch is no negative of it.
+    numbering of the second column: one that is the right answer to another text of the batch is not a negative of it.
 
     The rows must be in the same order at every start, because the state of row i belongs to pair i: add the index
     before shuffling. Split or concatenate data sets first, so that the numbers go from 0 to ``len(train_dataset)``.
