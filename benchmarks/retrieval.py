@@ -56,7 +56,7 @@ def apply_to_shards(folder: Path, n: int, width: int, bank: int) -> None:
     product = (time.process_time() - begin) / len(block)
     with row_maps(folder, [vectors], [bank]) as maps:
         begin = time.process_time()
-        bias = maps("bias", vectors.rows, lambda part, _: fix.bias(part, center=False))
+        bias = fix.bias(vectors.rows, row_map=maps)
         seconds = (time.process_time() - begin) / n
     print(
         f"{len(bias):,} rows of width {width}, bank of {bank:,}, {len(fix.scales_)} scales: "

@@ -19,17 +19,18 @@ from nuclr.popularity import PopularityCorrection
 BATCH = 8192  # rows at a time: 25 MB at a width of 768
 
 
-def add_bias(batch: dict[str, np.ndarray], fix: PopularityCorrection, column: str) -> dict[str, np.ndarray]:
+def add_bias(batch: dict[str, np.ndarray], stored: ray.ObjectRef, column: str) -> dict[str, np.ndarray]:
     torch.set_num_threads(1)  # Ray starts a worker per core
+    fix: PopularityCorrection = ray.get(stored)  # from the shared memory of the machine
     # With center=True, each batch would have a constant of its own.
     return batch | {"bias": fix.bias(np.stack(batch[column]), center=False).numpy()}
 
 
 def main() -> None:
     path, gallery, out, column = [*sys.argv[1:], "embedding"][:4]
-    fix = ray.put(PopularityCorrection.load(path))  # workers need not see the file
+    stored = ray.put(PopularityCorrection.load(path))  # workers need not see the file
     data = ray.data.read_parquet(gallery)
-    data.map_batches(add_bias, batch_size=BATCH, fn_args=(fix, column)).write_parquet(out)
+    data.map_batches(add_bias, batch_size=BATCH, fn_args=(stored, column)).write_parquet(out)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.planted import CleanIndex, Suspicion
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.reliability import reliable_share
+from nuclr.popularity.sample import RowMap
 from nuclr.popularity.solver import Solver, has_no_solution
 
 # Temperatures are in units of the scores' standard deviation, so that they suit any model.
@@ -515,7 +516,14 @@ class PopularityCorrection:
 
     # -- using it ------------------------------------------------------------------------------------------------------
 
-    def bias(self, gallery: Features, *, center: bool = True, boost: Vector | None = None) -> Tensor:
+    def bias(
+        self,
+        gallery: Features,
+        *,
+        center: bool = True,
+        boost: Vector | None = None,
+        row_map: RowMap | None = None,
+    ) -> Tensor:
         """Return the bias to subtract from the scores of each item.
 
         Args:
@@ -523,6 +531,8 @@ class PopularityCorrection:
             boost: Any static score per item to add to its scores, (n,): sales, recency, trust, demand.
             center: Subtract the mean, which does not change any ranking. With False, the biases of two calls have the
                 same constant, so that items of both can be ranked together.
+            row_map: How to map a function of consecutive rows over all rows, called with a name, the rows and the
+                function; it may keep results of blocks in files. None: the function is called once.
 
         Returns:
             (n,), of mean zero unless `center` is False.
@@ -531,12 +541,17 @@ class PopularityCorrection:
             ValueError: If the correction is not fitted, or features have a wrong type, shape or norm.
 
         """
-        bias = self._bias(self._rows("gallery", gallery), boost)
+        bias = self._bias(self._rows("gallery", gallery), boost, row_map)
         return bias.sub_(bias.mean() if center else 0).to(self._dtype)
 
-    def _bias(self, gallery: Rows, boost: Vector | None = None) -> Tensor:
+    def _bias(self, gallery: Rows, boost: Vector | None = None, row_map: RowMap | None = None) -> Tensor:
         """Return the bias minus the boost in float64, with the constant of the fit."""
-        bias = torch.stack([scale.strength * self._zeta(gallery, scale) for scale in self._fitted()]).sum(dim=0)
+        scales = self._fitted()
+
+        def sums(rows: Rows, _: slice | None = None) -> Tensor:
+            return torch.stack([scale.strength * self._zeta(rows, scale) for scale in scales]).sum(dim=0)
+
+        bias = sums(gallery) if row_map is None else row_map("bias", gallery, sums)
         return bias if boost is None else bias - as_vector("boost", boost, len(gallery)).to(bias)
 
     def _fitted(self) -> list[Scale]:

@@ -25,7 +25,6 @@ from nuclr.popularity import Hubness, PopularityCorrection
 from nuclr.popularity.bank import distinct_rows
 from nuclr.popularity.correction import BANK_SIZE, FEWEST_TO_CHECK
 from nuclr.popularity.hubs import QUERY_ROWS, nearest
-from nuclr.stacked import Stacked
 from nuclr.studies.items.measures import Measures, coverage, recall_change
 from nuclr.studies.items.row_maps import RowMap, row_maps
 from nuclr.studies.items.rows import NO_ARRAY, Item, ItemReport, Origin, Source
@@ -261,7 +260,7 @@ def hubness_report(
             correction = _fit_on_all(search, fix, known)
         except ValueError as error:  # such as a log of one query
             raise UserError(f"{(search.bank or search.queries).name}: {error}") from None
-        bias = _map_bias(maps, "bias-measured", fix, items.rows)
+        bias = fix.bias(items.rows, row_map=lambda name, *rest: maps(f"{name}-measured", *rest))
         tried = search.asked(counted)
         can_check = search.bank is not None and len(distinct_rows(tried)) >= FEWEST_TO_CHECK
         exclude = counted if search.one_set else None
@@ -320,21 +319,13 @@ def hubness_report(
             won_count=int((change > 0).sum()),
             lost_count=int((change < 0).sum()),
             correction=correction,
-            bias=_map_bias(maps, "bias", correction, items.rows),
+            bias=bias if correction is fix else correction.bias(items.rows, row_map=maps),
             counts=torch.stack([plain.counts, corrected.counts]),
             searches=Searches.of(search.queries, items, counted, tried, (plain, corrected), known),
         )
         if out is not None:
             _write(report, items, out)
     return report
-
-
-def _map_bias(maps: RowMap, name: str, fix: PopularityCorrection, items: Rows) -> Tensor:
-    """Return the bias of all items, of mean zero."""
-    if not isinstance(items.stored, Stacked):
-        return fix.bias(items)
-    bias = maps(name, items, lambda part, _: fix.bias(part, center=False))
-    return bias - bias.mean(dtype=torch.float64)
 
 
 def _map_hubness(

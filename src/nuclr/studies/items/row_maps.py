@@ -102,7 +102,7 @@ def _map_blocks(
             with files.write_atomically(path) as file:
                 np.save(file, compute(rows.part(tile), tile).cpu().numpy())
             computed += tile.stop - tile.start
-        if sys.stderr.isatty() or tile.stop == len(rows):
+        if len(paths) > 1 and (sys.stderr.isatty() or tile.stop == len(rows)):
             rates = (computed / (time.monotonic() - begin), computed / max(time.process_time() - cpu, 1e-9))
             line = f"{name}: {tile.stop:,} of {len(rows):,} rows, {computed:,} computed now: {rates[0]:,.0f} per second"
             end = "\n" if tile.stop == len(rows) else "\r"
