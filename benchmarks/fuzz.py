@@ -477,13 +477,18 @@ def checkpoint_seeds(folder: Path) -> list[Files]:
     return [{name: data for name, data in files.items() if name != "run/results.json" and "/model/" not in name}]
 
 
-def state_seeds(folder: Path) -> list[Files]:
-    """Return the state of an objective that a trainer of another library saves with its checkpoint."""
-    from nuclr.integrations.state import save_state
+def state_seeds(_: Path) -> list[Files]:
+    """Return the content of a file that `save_state` writes, which `read_state` puts together with a right checksum."""
+    import torch
+
+    from nuclr.integrations.state import snapshot
     from nuclr.objectives import NUCLR
 
-    save_state(NUCLR(num_samples=6), folder)
-    return [files_in(folder)]
+    file = io.BytesIO()
+    header = snapshot(NUCLR(num_samples=6))
+    state = header.pop("state")
+    torch.save({"objective": state, "model": state, "header": header | {"pairs": {}}}, file)
+    return [{"state.pt": file.getvalue()}]
 
 
 def export_seeds(folder: Path) -> list[Files]:
@@ -493,7 +498,7 @@ def export_seeds(folder: Path) -> list[Files]:
     folder.mkdir(parents=True)
     with new_folder(folder / "out") as new:
         (new / "README.md").write_text("a model")
-    return [files_in(folder)]
+    return [files_in(folder), {"out/.nuclr-export.json": b'{"files": {}}'}]
 
 
 def trained(folder: Path, changes: list[str]) -> Files:
@@ -691,10 +696,21 @@ def read_checkpoint(folder: Path, _: int) -> None:
 
 
 def read_state(folder: Path, _: int) -> None:
-    from nuclr.integrations.state import load_state
+    import torch
+    from safetensors.torch import save
+
+    from nuclr.errors import UserError
+    from nuclr.integrations import state
     from nuclr.objectives import NUCLR
 
-    load_state(NUCLR(num_samples=6), folder, resumes=False)
+    try:
+        content = torch.load(folder / "state.pt", weights_only=True)
+        header = content["header"] | {"sha256": state._digest(content["objective"])}
+        data = save(content["objective"], {state.FORMAT: json.dumps(header)})
+    except Exception:
+        raise UserError("not what save_state can write") from None
+    (folder / state.STATE_FILE).write_bytes(data)
+    state.load_state(NUCLR(num_samples=6), folder, resumes=False)
 
 
 def read_export(folder: Path, _: int) -> None:
@@ -744,7 +760,7 @@ READERS = {
     "model": Reader(model_seeds, read_model, ("*.json", "*.json", "*")),
     "run": Reader(run_seeds, read_run, ("run/*.json*", "run/*.yaml", "run/*", "run/*/*")),
     "checkpoint": Reader(checkpoint_seeds, read_checkpoint, ("*.pt", "*.pt", "*.pt", "run/*.json*", "run/*.yaml")),
-    "state": Reader(state_seeds, read_state, ("*.safetensors",)),
+    "state": Reader(state_seeds, read_state, ("*.pt",)),
     "export": Reader(export_seeds, read_export, ("out/*",)),
     "remote": Reader(remote_seeds, read_remote, tuple(f"*{suffix}" for suffix in REMOTE)),
 }
