@@ -25,6 +25,7 @@ Kind = Literal["retrieval", "search", "zero_shot", "labels"]
 KS = (1, 5, 10)  # lengths of result lists
 CONVENTIONS = ("open_clip", "clip_benchmark", "paper")
 SCORE = "mean_R@1"  # the best checkpoint is chosen by it
+WIDTH = "width="  # in names of metrics of shorter features, such as "coco/width=64/mean_R@1"
 
 
 @dataclass(frozen=True)
@@ -218,12 +219,15 @@ def score(metrics: Mapping[str, float]) -> float | None:
 def scores(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return `score` on each set of held-out pairs, by the name of the set; a single set has the name "".
 
+    Those of shorter features (`width=64/mean_R@1`) are left out.
+
     Example:
         >>> scores({"coco/mean_R@1": 0.3, "flickr30k/mean_R@1": 0.4, "zero_shot_acc1": 0.5})
         {'coco': 0.3, 'flickr30k': 0.4}
 
     """
-    by_set = {prefix.rstrip("/"): metrics[f"{prefix}{SCORE}"] for prefix in set_prefixes(metrics)}
+    prefixes = set_prefixes(name for name in metrics if WIDTH not in name)
+    by_set = {prefix.rstrip("/"): metrics[f"{prefix}{SCORE}"] for prefix in prefixes}
     for key in ("zero_shot_acc1", "knn_acc1"):
         if key in metrics and not by_set:
             by_set[""] = metrics[key]
@@ -248,7 +252,7 @@ def metrics_by_convention(metrics: Mapping[str, float]) -> dict[str, dict[str, f
     named: dict[str, dict[str, float]] = {convention: {} for convention in CONVENTIONS}
     for name, value in metrics.items():
         found = find_metric(name)
-        if found is None:
+        if found is None or WIDTH in name:
             continue
         metric, direction = found
         gallery = direction.rpartition("_to_")[2]

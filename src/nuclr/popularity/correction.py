@@ -44,7 +44,6 @@ it is that of the inverted softmax (Smith et al. 2017), in which queries with ma
 import inspect
 import json
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -73,7 +72,7 @@ from nuclr.arrays import (
     free_memory,
 )
 from nuclr.errors import UserError, first_line
-from nuclr.files import open_regular, parse_json, write_atomically
+from nuclr.files import parse_json, read_bytes, write_atomically
 from nuclr.popularity.bank import distinct_rows, query_weights, row_hashes, same_kind, score_std
 from nuclr.popularity.coordinates import LARGEST_SCORE, Metric, check_metric, item_coordinates, query_coordinates
 from nuclr.popularity.hubs import nearest, reciprocal_ranks
@@ -703,14 +702,9 @@ class PopularityCorrection:
             PopularityCorrection(temperature=0.5, strength=1, queries=3, dimensions=3)
 
         """
-        if not Path(path).is_file():
-            raise UserError(f"{path}: no such file")
         try:
-            with open_regular(Path(path)) as file:
-                if os.fstat(file.fileno()).st_size > free_memory(torch.device("cpu")) / 2:
-                    raise ValueError("it is larger than half of the free memory")
-                content = file.read()  # once: another process may replace the file
-            settings, tensors = _parse(content)
+            # Once, because another process may replace the file.
+            settings, tensors = _parse(read_bytes(Path(path), free_memory(torch.device("cpu")) / 2))
             fix = cls(**settings["arguments"])
             fix._bank = as_features("queries", tensors["queries"], "any")
             check_norms("queries", fix._bank[fix._bank.any(dim=1)], "unit")

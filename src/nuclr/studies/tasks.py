@@ -235,6 +235,11 @@ class Subject:
         ]
         return sizes[0] if sizes else 32
 
+    @property
+    def widths(self) -> Sequence[int]:
+        """Numbers of coordinates that the features of the heads may be shortened to."""
+        return () if self.run is None or not self.encoding.head else self.run.settings.model.matryoshka
+
     def check(self, name: str, needs: Sequence[Need]) -> None:
         """Refuse a test set that the model does not take; two needs are two sides that are compared."""
         for need in needs:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nuclr.data.side import SideName
-from nuclr.evaluation.metrics import Metric, find_metric, metrics_of
+from nuclr.evaluation.metrics import WIDTH, Metric, find_metric, metrics_of, set_prefixes
 from nuclr.files import is_run, parse_json, read_text
 from nuclr.report import numbers
 from nuclr.report.charts import Chart, Series, line_chart
@@ -115,12 +115,14 @@ class Measure:
 def measures(log: RunLog) -> list[Measure]:
     """Return all metrics of the last evaluation that the registry of metrics knows.
 
-    Directions are left out for views: both sides are the same items, so each item finds itself.
+    Those of shorter features are left out. So are directions for views: both sides are the same items, so each item
+    finds itself.
     """
     known = []
     for key in log.evaluation:
         metric, direction = find_metric(key) or (None, "")
-        if metric is not None and not (direction and log.run.settings.data.contrasts_views):
+        left_out = WIDTH in key or (direction and log.run.settings.data.contrasts_views)
+        if metric is not None and not left_out:
             known.append(Measure(key, key.rpartition("/")[0], direction, metric))
     return known
 
@@ -153,6 +155,14 @@ def summary(run: TrainingRun) -> Iterator[Block]:
     if rows:
         title = f"{'Labeled images' if run.views else 'Held-out pairs'}, after the last evaluation"
         yield Table(title, ["", "chance", *(log.method for log in run.logs)], rows, frozenset(best))
+    if len(run.run.settings.model.matryoshka) > 1 and rows:
+        recalls = [metric for metric in metrics_of("retrieval") if metric.both]
+        rows = []
+        for prefix in set_prefixes(run.log.evaluation):
+            cells = [metric.text(run.log.evaluation[f"{prefix}mean_{metric.key}"]) for metric in recalls]
+            rows.append([prefix.rstrip("/").replace("/", ", ") or "all coordinates", *cells])
+        columns = ["", *(metric.label for metric in recalls)]
+        yield Table("Shorter features, mean of both directions", columns, rows)
     yield Table("The run", [], facts(run))
     if results:
         yield Text(f"Protocol: {results.protocol.removesuffix('; fractions, not percent')}.", "small")
