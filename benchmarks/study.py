@@ -37,7 +37,7 @@ from torch.nn.functional import normalize
 
 from nuclr.objectives import NUCLR, Objective, build
 from nuclr.popularity import solve
-from search_texts import read_lines, read_search, static_vectors
+from search_texts import Texts, read_lines, read_search, static_vectors
 
 SETS = ("flickr8k", "multi30k", "tldr", "tldr_masked", "debian", "tldr_repeated")
 METHODS = ("clip", "sogclr", "nuclr", "nuclr exact", "nuclr steps", "nuclr taus", "nuclr-authors")
@@ -116,20 +116,27 @@ def read_multi30k(data: Path) -> Pairs:
     )
 
 
+def sample_links(texts: Texts, held_out: int, repeated: bool) -> np.ndarray:
+    """Return a random sample of the links of a set, PAIRS for training and then the held-out ones, (links, 2).
+
+    With `repeated`, half of the training pairs have a query that occurs several times in the whole set.
+    """
+    order = np.random.default_rng(0).permutation(len(texts.links))
+    sample = order[: PAIRS + held_out]
+    if repeated:
+        others = np.setdiff1d(order, sample[PAIRS:], assume_unique=True)
+        count = Counter(texts.queries)
+        several = np.array([count[texts.queries[query]] > 1 for query in texts.links[others, 0]])
+        sample = np.concatenate([others[several][: PAIRS // 2], others[~several][: PAIRS // 2], sample[PAIRS:]])
+    return texts.links[sample]
+
+
 def read_search_pairs(data: Path, vectors: Path, name: str) -> Pairs:
     """Return a random sample of the queries and documents of a set, for training and then held-out."""
     name, _, variant = name.partition("_")
     texts = read_search(data / "search" / name)
     arrays = np.load(vectors / f"{name}_static.npz")
-    order = np.random.default_rng(0).permutation(len(texts.links))
-    sample = order[: PAIRS + HELD_OUT]
-    if variant == "repeated":
-        held_out = sample[PAIRS:]
-        others = np.setdiff1d(order, held_out, assume_unique=True)
-        count = Counter(texts.queries)
-        repeated = np.array([count[texts.queries[query]] > 1 for query in texts.links[others, 0]])
-        sample = np.concatenate([others[repeated][: PAIRS // 2], others[~repeated][: PAIRS // 2], held_out])
-    query, document = texts.links[sample].T
+    query, document = sample_links(texts, HELD_OUT, variant == "repeated").T
     return Pairs(
         torch.from_numpy(arrays["q"][query])[:, None],
         torch.from_numpy(arrays["d"][document])[:, None],
@@ -148,10 +155,14 @@ def read_data(data: Path, vectors: Path, name: str) -> Data:
         pairs = read_search_pairs(data, vectors, name)
     x = normalize(pairs.x - pairs.x[:PAIRS].mean(dim=(0, 1)), dim=-1)
     y = normalize(pairs.y - pairs.y[:PAIRS].mean(dim=(0, 1)), dim=-1)
-    pairs = Pairs(x, y, pairs.x_id, pairs.y_id)
-    held_out = PAIRS + torch.randperm(len(x) - PAIRS, generator=torch.Generator().manual_seed(0))
+    return Data(*split(Pairs(x, y, pairs.x_id, pairs.y_id)), name.endswith("_masked"))
+
+
+def split(pairs: Pairs, count: int = PAIRS) -> tuple[Pairs, tuple[Pairs, Pairs]]:
+    """Return the first pairs, for training, and two random halves of the others."""
+    held_out = count + torch.randperm(len(pairs.x) - count, generator=torch.Generator().manual_seed(0))
     first, second = held_out.chunk(2)
-    return Data(pairs.rows(slice(PAIRS)), (pairs.rows(first), pairs.rows(second)), name.endswith("_masked"))
+    return pairs.rows(slice(count)), (pairs.rows(first), pairs.rows(second))
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------
@@ -274,7 +285,13 @@ def unique(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Study:
-    """Runs with their results, kept in a file: per half and direction, one bit per query."""
+    """Runs with their results, kept in a file: per half and direction, one bit per query.
+
+    A study of other methods replaces `seeds`, `epochs`, `settings_of` and `hits_of`.
+    """
+
+    seeds: tuple[int, ...] = SEEDS
+    epochs = EPOCHS
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -284,21 +301,31 @@ class Study:
                 result = json.loads(line)
                 self.results[json.dumps(result["key"])] = result
 
+    def settings_of(self, name: str, method: str) -> list[dict]:
+        """Return the settings of a method."""
+        return settings_of(name, method)
+
+    def hits_of(self, data: Data, method: str, setting: dict, seed: int) -> list[list[np.ndarray]]:
+        """Train, and return the hits per half and direction."""
+        heads = train(data, method, setting, seed)
+        return [first_hits(half, heads) for half in data.halves]
+
+    def key(self, name: str, method: str, setting: dict, seed: int) -> str:
+        """Return what identifies a run in the file."""
+        return json.dumps([name, method, setting, seed, self.epochs])
+
     def run(self, name: str, data: Data, method: str, setting: dict, seed: int) -> dict:
         """Return the result of a run, trained unless it is in the file."""
-        key = [name, method, setting, seed, EPOCHS]
-        known = json.dumps(key)
+        known = self.key(name, method, setting, seed)
         if known not in self.results:
             start = time.process_time()
-            heads = train(data, method, setting, seed)
             hits = []
             recalls = []
-            for half in data.halves:
-                directions = first_hits(half, heads)
+            for directions in self.hits_of(data, method, setting, seed):
                 hits.append([pack(hit) for hit in directions])
                 recalls.append([round(100 * float(hit.mean()), 3) for hit in directions])
             seconds = round(time.process_time() - start, 2)
-            self.results[known] = {"key": key, "recall": recalls, "hits": hits, "seconds": seconds}
+            self.results[known] = {"key": json.loads(known), "recall": recalls, "hits": hits, "seconds": seconds}
             with self.file.open("a") as lines:
                 lines.write(json.dumps(self.results[known]) + "\n")
             print(f"{name:12}{method:14}{setting} seed {seed}: {recalls}, {seconds} s", flush=True)
@@ -306,7 +333,7 @@ class Study:
 
     def choose(self, name: str, data: Data, method: str) -> list[dict]:
         """Return the best setting on each half with the seed for tuning."""
-        settings = settings_of(name, method)
+        settings = self.settings_of(name, method)
         runs = [self.run(name, data, method, setting, TUNING_SEED) for setting in settings]
         recall = np.array([run["recall"] for run in runs]).mean(axis=2)  # (settings, halves)
         return [settings[best] for best in recall.argmax(axis=0)]
@@ -316,7 +343,7 @@ class Study:
         chosen = self.choose(name, data, method)
         hits = []
         for half, setting in enumerate(reversed(chosen)):
-            runs = [self.run(name, data, method, setting, seed) for seed in SEEDS]
+            runs = [self.run(name, data, method, setting, seed) for seed in self.seeds]
             sizes = (data.halves[half].x_id.numel(), data.halves[half].y_id.numel())
             directions = []
             for direction, size in enumerate(sizes):
@@ -347,10 +374,13 @@ def cluster_sums(half: Pairs, hits: list[np.ndarray]) -> tuple[np.ndarray, np.nd
     return np.array(sums), np.array(sizes)
 
 
-def interval(data: Data, hits: list[list[np.ndarray]], others: list[list[np.ndarray]]) -> tuple[float, float, float]:
-    """Return the difference of recall@1 in points and its 95 % interval."""
+def resampled_difference(
+    data: Data, hits: list[list[np.ndarray]], others: list[list[np.ndarray]]
+) -> tuple[float, np.ndarray]:
+    """Return the difference of recall@1 in points, and that of every resample, (RESAMPLES,)."""
     generator = np.random.default_rng(0)
-    seeds = generator.integers(len(SEEDS), size=(RESAMPLES, len(SEEDS)))
+    count = len(hits[0][0])
+    seeds = generator.integers(count, size=(RESAMPLES, count))
     point = 0.0
     resampled = np.zeros(RESAMPLES)
     for half, mine, theirs in zip(data.halves, hits, others, strict=True):
@@ -362,8 +392,14 @@ def interval(data: Data, hits: list[list[np.ndarray]], others: list[list[np.ndar
             point += difference.mean(axis=0).sum() / size.sum() / 4
             per_seed = draws @ difference.T / (draws @ size)[:, None]  # (resamples, seeds)
             resampled += np.take_along_axis(per_seed, seeds, axis=1).mean(axis=1) / 4
+    return 100 * point, 100 * resampled
+
+
+def interval(data: Data, hits: list[list[np.ndarray]], others: list[list[np.ndarray]]) -> tuple[float, float, float]:
+    """Return the difference of recall@1 in points and its 95 % interval."""
+    point, resampled = resampled_difference(data, hits, others)
     low, high = np.quantile(resampled, (0.025, 0.975))
-    return 100 * point, 100 * float(low), 100 * float(high)
+    return point, float(low), float(high)
 
 
 def show(study: Study, name: str, data: Data, methods: list[str]) -> None:
