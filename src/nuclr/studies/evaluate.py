@@ -29,7 +29,7 @@ from nuclr.evaluation import (
     summarize_ranks,
     zero_shot_metrics,
 )
-from nuclr.evaluation.metrics import Kind, find_metric, measure
+from nuclr.evaluation.metrics import Kind, measure, named_metrics
 from nuclr.evaluation.probe import TEMPERATURE, labeled_halves
 from nuclr.evaluation.retrieval import direction_names
 from nuclr.popularity.correction import BANK_SIZE, STRENGTHS, TEMPERATURE_FACTORS
@@ -129,21 +129,14 @@ class SetResult:
 
     def lines(self) -> Iterator[str]:
         """Yield the table: a row per metric, with a column per ranking and one for chance."""
-        rows = []
-        for name in self.plain:
-            metric, direction = find_metric(name) or (None, "")
-            if metric is None:  # such as a chance level
-                continue
-            chance = self.plain.get(name.removesuffix(metric.key) + metric.chance_key)
-            values = [*(metrics.get(name) for metrics in self.rankings.values()), chance]
-            label = metric.label.replace("k-", f"{self.facts.get('k', 'k')}-")
-            cells = ["" if value is None else metric.text(value, 2) for value in values]
-            label += f", {direction.replace('_', ' ')}" if direction else ""
-            shorter = name.rpartition("/")[0]
-            rows.append([f"{label} ({shorter})" if shorter else label, *cells])
+        rows = [["", *(COLUMNS[column] for column in self.rankings), "chance"]]
+        for one in named_metrics(self.plain):
+            values = [*(metrics.get(one.name) for metrics in self.rankings.values()), one.chance(self.plain)]
+            label = one.label.replace("k-", f"{self.facts.get('k', 'k')}-")
+            rows.append([label, *("" if value is None else one.metric.text(value, 2) for value in values)])
         width = max(28, 2 + max(len(row[0]) for row in rows))
         yield self.title
-        for label, *cells in (["", *(COLUMNS[column] for column in self.rankings), "chance"], *rows):
+        for label, *cells in rows:
             yield f"  {label:{width}}" + "".join(f"{cell:>14}" for cell in cells)
         for bank, gains in self.gains.items():
             for direction, gain in gains.items():

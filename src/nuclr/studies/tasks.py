@@ -161,9 +161,8 @@ def open_labels(
     """
     standard = parse_standard(text, CLASSIFICATION, "--classification" if kind == "zero_shot" else "--classes")
     if standard is not None:
-        opened = open_standard_classes(*standard, data.allow_outside)
-        source = Source(opened.images, opened.numbers, {})
-        return add_prompts(Task(standard[0], str(opened.path), kind, source), prompts)
+        images, numbers, path = open_standard_classes(*standard, data.allow_outside)
+        return add_prompts(Task(standard[0], str(path), kind, Source(images, numbers, {})), prompts)
     builtin = text.partition(":")[0] in ("builtin", BUILTIN_CLASSES)
     classes = BuiltinLabeled(size=size) if builtin else open_labeled(text, data.allow_outside)
     return labeled_task(text, text, classes, data, kind, prompts)

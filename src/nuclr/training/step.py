@@ -40,11 +40,6 @@ def seed_step(
         torch.manual_seed(number)
 
 
-def state_index(batch: Batch) -> Tensor:
-    """Return the rows of the objective's state that belong to a batch."""
-    return batch.numbers if batch.row is None else batch.row
-
-
 def apply_objective(
     objective: nn.Module,
     x: Tensor,
@@ -72,7 +67,8 @@ def apply_objective(
         x_id = batch.x_id if batch.group is None else torch.stack([batch.x_id, batch.group], dim=1)
         ids = {"x_id": x_id, "y_id": batch.y_id}
     x, y = (f if len(f) == len(batch) else f.unflatten(0, (len(batch), -1)) for f in (x, y))
-    return cast(ObjectiveOutput, objective(x, y, state_index(batch), **ids))
+    rows = batch.numbers if batch.row is None else batch.row  # of the objective's state
+    return cast(ObjectiveOutput, objective(x, y, rows, **ids))
 
 
 def refuse_not_finite(
