@@ -4,15 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORE := .venv-core
+ENGINES := .venv-engines
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Tests run in so many processes, each with one thread.
 JOBS ?= 2
 # COVERAGE=1 make test: measure coverage as well; `make coverage` prints it.
 PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest -n $(JOBS)
-# Tests that need packages outside of .[dev] have targets of their own: recipes, integrations.
-DEV_ONLY := --ignore=tests/recipes --ignore=tests/integrations
+# Tests that need packages outside of .[dev] have targets of their own: recipes, integrations, engines.
+DEV_ONLY := --ignore=tests/recipes --ignore=tests/integrations --ignore=tests/engines
 
-.PHONY: demo environments test test-slow coverage core recipes integrations lint bench docs clean
+.PHONY: demo environments test test-slow coverage core recipes integrations engines lint bench docs notebooks clean
 
 demo: $(STAMP)
 	$(BIN)/nuclr demo
@@ -40,10 +41,18 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/popularity.py
 
-# Links, headings and the navigation are checked (`strict` in mkdocs.yml), and that no page requests another server.
+# Links and headings are checked, and that no page requests another server.
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python docs/tools/build.py
 	@echo "The site is in site/index.html"
+
+# The tutorials as notebooks, run as their readers run them; each writes its files next to itself.
+notebooks: docs
+	$(BIN)/python $(PIP_INSTALL) nbclient ipykernel
+	for page in site/tutorials/*.ipynb; do \
+	  folder=build/notebooks/$$(basename $$page .ipynb) && rm -rf $$folder && mkdir -p $$folder && cp $$page $$folder && \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter execute $$folder/*.ipynb || exit 1; \
+	done
 
 # Without extras, in an environment of its own: objectives, popularity and metrics work, and the rest explains itself.
 core: $(CORE)/.torch
@@ -61,6 +70,16 @@ recipes: $(VENV)/.indexes
 integrations: $(VENV)/.integrations
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -rs tests/integrations -m "not open_clip"
 	PYTHONPATH=$(CURDIR)/$(VENV)/open_clip $(BIN)/python -m pytest -rs tests/integrations -m open_clip
+
+# The recipes for Ray and Spark in local mode, in an environment of their own; Spark needs Java. Not a part of .ci/run.
+engines: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m pytest -rs tests/engines
+
+$(ENGINES)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(ENGINES)
+	$(ENGINES)/bin/python $(PIP_INSTALL) torch==2.13.0
+	$(ENGINES)/bin/python $(PIP_INSTALL) -e '.[engines]' pytest pytest-timeout
+	touch $@
 
 $(CORE)/.torch: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(CORE)
@@ -90,4 +109,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) $(CORE) build site .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CORE) $(ENGINES) build site .pages .cache .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

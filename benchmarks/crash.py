@@ -15,13 +15,14 @@ model of what must be there:
 - traceback: a command printed one.
 
 Prints a table and, for each failure, its step; step K depends only on `--seed`, but moments depend on the machine.
-Exits with 1 if there was a failure. `--compare` adds `nuclr compare`, which takes about ten seconds
-per step. Needs Linux.
+Exits with 1 if there was a failure. `--compare` adds `nuclr compare`, which takes about ten seconds per step.
+`nuclr export` is among the commands if onnx is installed. Needs Linux.
 """
 
 import argparse
 import contextlib
 import csv
+import importlib.util
 import json
 import os
 import random
@@ -43,7 +44,7 @@ import torch
 
 FAULTS = ("none", "SIGKILL", "SIGINT", "SIGTERM", "full disk", "two at once", "two, one killed")
 STATUS = {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143}
-LONGEST = 120  # seconds of one command
+LONGEST = 600  # seconds of one command, on a machine that does much else
 NOTES = "mine\n"
 EPOCHS = 6
 
@@ -69,7 +70,8 @@ class Command:
         arguments: called with a random generator; what follows `nuclr NAME`.
         state: called with the folder; None if there is no result, else something that depends on the settings. Raises
             if the files do not belong together.
-        is_folder: whether it writes a folder, in which the user has a file of his own.
+        is_folder: whether it writes a folder.
+        has_notes: whether the user has a file of his own in it.
 
     """
 
@@ -77,6 +79,7 @@ class Command:
     arguments: Callable[[random.Random, Path], list[str]]
     state: Callable[[Path], Any]
     is_folder: bool = True
+    has_notes: bool = True
     seconds: float = 1.0  # of an undisturbed run, measured
 
 
@@ -224,6 +227,18 @@ def compare_state(folder: Path) -> Any:
     return content["blocks"]
 
 
+def export_state(folder: Path) -> Any:
+    """Return the names of the files of an export; all must be as `nuclr export` has recorded them."""
+    if not folder.is_dir():
+        return None
+    files = {path.relative_to(folder).as_posix(): path.stat() for path in folder.rglob("*") if path.is_file()}
+    record = json.loads((folder / ".nuclr-export.json").read_text())["files"]
+    del files[".nuclr-export.json"]
+    assert record == {name: [stat.st_size, stat.st_mtime_ns] for name, stat in files.items()}, "record and files differ"
+    assert "x/model.onnx" in files and "README.md" in files, "half an export"
+    return sorted(files)
+
+
 def to_run(name: str, out: str, *options: str) -> Callable[[random.Random, Path], list[str]]:
     """Return the arguments of a command that reads the finished run."""
     return lambda _, root: [str(root / name), *(["--out", str(root / out)] if out else []), *options]
@@ -233,9 +248,10 @@ COMMANDS = {
     "hubness": Command("hubness", hubness_arguments, hubness_state),
     "popularity": Command("popularity", popularity_arguments, popularity_state),
     "toy": Command("toy", toy_arguments, toy_state),
-    "train": Command("run", lambda _, root: train_settings(root, "run"), train_state),
-    "embed": Command("features.npz", to_run("reference", "features.npz"), embed_state, is_folder=False),
-    "evaluate": Command("metrics.json", to_run("reference", "metrics.json"), evaluate_state, is_folder=False),
+    "train": Command("run", lambda _, root: train_settings(root, "run"), train_state, has_notes=False),
+    "embed": Command("features.npz", to_run("reference", "features.npz"), embed_state, False, False),
+    "evaluate": Command("metrics.json", to_run("reference", "metrics.json"), evaluate_state, False, False),
+    "export": Command("exported", to_run("reference", "exported", "--to", "onnx"), export_state, has_notes=False),
     "report": Command("hubness", to_run("hubness", ""), hubness_state),
     "compare": Command("compare", compare_arguments, compare_state),
 }
@@ -338,7 +354,7 @@ class Crash:
             status, err = self.run(name, command.arguments(random.Random(0), self.root))
             assert status == 0, f"{name}: {err}"
             command.seconds = time.monotonic() - begin
-            if command.is_folder:
+            if command.has_notes:
                 (self.root / command.folder / "notes.txt").write_text(NOTES)
         if "train" in self.names:
             shutil.rmtree(self.root / "run")
@@ -401,7 +417,7 @@ class Crash:
         except Exception as error:
             self.fail("mixed", f"{where}: {type(error).__name__}: {error}")
             return "damaged"
-        if command.is_folder and name != "train" and (folder / "notes.txt").read_text() != NOTES:
+        if command.has_notes and (folder / "notes.txt").read_text() != NOTES:
             self.fail("lost", f"{where}: notes.txt")
         if name == "train" and state is not None and state != self.reference:
             self.fail("different", where)
@@ -424,7 +440,7 @@ class Crash:
             self.fail("locked out", f"{where}: {err[-400:]}")
         elif self.state(name, f"{where}, repeated") is None:
             self.fail("lost", f"{where}: no result after success")
-        litter = [path.name for path in (folder if command.is_folder else folder.parent).glob(".*tmp")]
+        litter = [path.name for path in (*folder.glob(".*tmp"), *folder.parent.glob(f".{folder.name}.*"))]
         if litter and command.is_folder:
             self.fail("litter", f"{where}: {', '.join(litter)}")
 
@@ -436,8 +452,8 @@ class Crash:
             command = COMMANDS[name]
             if kind in ("mixed", "locked out") and command.is_folder and f" {name}" in text.partition(":")[0]:
                 shutil.rmtree(self.root / command.folder, ignore_errors=True)
-                (self.root / command.folder).mkdir()
-                if name != "train":
+                if command.has_notes:
+                    (self.root / command.folder).mkdir()
                     (self.root / command.folder / "notes.txt").write_text(NOTES)
 
 
@@ -461,7 +477,9 @@ def main() -> int:
     parser.add_argument("--commands", default="")
     parser.add_argument("--compare", action="store_true")
     arguments = parser.parse_args()
-    names = [name for name in COMMANDS if name != "compare" or arguments.compare]
+    has_onnx = importlib.util.find_spec("onnxscript") is not None
+    is_chosen = {"compare": arguments.compare, "export": has_onnx}
+    names = [name for name in COMMANDS if is_chosen.get(name, True)]
     names = arguments.commands.split(",") if arguments.commands else names
     torch.set_num_threads(1)
     import_everything()

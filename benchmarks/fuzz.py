@@ -218,6 +218,11 @@ def text_tar_seeds(_: Path) -> list[Files]:
     return [{"00000.tar": tar(members[0])}, {"00000.tar": tar(members[1], tarfile.GNU_FORMAT)}]
 
 
+def remote_seeds(folder: Path) -> list[Files]:
+    texts = [seeds(folder)[0] for seeds in (text_tar_seeds, text_csv_seeds, text_parquet_seeds)]
+    return [*npz_seeds(folder), *texts]
+
+
 def beir_seeds(_: Path) -> list[Files]:
     answers = [answer for several in ANSWERS for answer in several]
     queries = [{"_id": f"q{number}", "text": question} for number, question in enumerate(QUESTIONS)]
@@ -441,11 +446,20 @@ def run_seeds(folder: Path) -> list[Files]:
         x = rng.normal(size=(count, 5)).astype("f4")
         (folder / name).write_bytes(npz({"x": x, "y": x[:, :3] + rng.normal(size=(count, 3)).astype("f4")}))
     vectors = trained(folder, ["data.train=train.npz", "data.val=val.npz", "objective.zeta_lr=0.01"])
-    (folder / "square.npz").write_bytes(npz({"x": x, "y": x + rng.normal(size=x.shape).astype("f4")}))
-    arguments = ["popularity", str(folder / "square.npz"), "--out", str(folder / "run")]
-    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        app([*arguments, "--temperature", "0.1"], standalone_mode=False)
-    popularity = emptied(folder)
+    square = folder / "square.npz"
+    square.write_bytes(npz({"x": x, "y": x + rng.normal(size=x.shape).astype("f4")}))
+    options = ["data.batch_size=8", "model.width=4", "schedule.epochs=1", "threads=1", "methods=clip", "seeds=1"]
+    commands = [
+        ["popularity", str(square), "--temperature", "0.1"],
+        ["hubness", f"{square}:x", f"{square}:y", "--normalize"],
+        ["toy", "--seeds", "2", "--max-n", "100"],
+        ["compare", f"data.train={square}", f"data.val={square}", *options, "--temperatures", "0.1", "--workers", "1"],
+    ]
+    results = []
+    for command in commands:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            app([*command, "--out", str(folder / "run")], standalone_mode=False)
+        results.append(emptied(folder, keep="*.npz"))
     entries = [{"question": f"what is {k}?", "answer": [f"it is {k}", f"{k} it is"]} for k in range(24)]
     for name in ("train.jsonl", "val.jsonl"):
         (folder / name).write_bytes(lines(entries))
@@ -454,7 +468,37 @@ def run_seeds(folder: Path) -> list[Files]:
     for number in range(16):
         (folder / "images" / f"{number}.png").write_bytes(picture(number, "PNG"))
     views = trained(folder, ["data.train=images", "model.x.image_size=16"])
-    return [vectors, vectors, popularity, texts, views]
+    return [vectors, vectors, vectors, *results, texts, views]
+
+
+def checkpoint_seeds(folder: Path) -> list[Files]:
+    """Return the folder of a run that was stopped at its last step."""
+    files = run_seeds(folder)[0]
+    return [{name: data for name, data in files.items() if name != "run/results.json" and "/model/" not in name}]
+
+
+def state_seeds(_: Path) -> list[Files]:
+    """Return the content of a file that `save_state` writes, which `read_state` puts together with a right checksum."""
+    import torch
+
+    from nuclr.integrations.state import snapshot
+    from nuclr.objectives import NUCLR
+
+    file = io.BytesIO()
+    header = snapshot(NUCLR(num_samples=6))
+    state = header.pop("state")
+    torch.save({"objective": state, "model": state, "header": header | {"pairs": {}}}, file)
+    return [{"state.pt": file.getvalue()}]
+
+
+def export_seeds(folder: Path) -> list[Files]:
+    """Return the folder of an earlier export, which the next one replaces."""
+    from nuclr.export import new_folder
+
+    folder.mkdir(parents=True)
+    with new_folder(folder / "out") as new:
+        (new / "README.md").write_text("a model")
+    return [files_in(folder), {"out/.nuclr-export.json": b'{"files": {}}'}]
 
 
 def trained(folder: Path, changes: list[str]) -> Files:
@@ -486,13 +530,13 @@ def files_in(folder: Path) -> Files:
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
-def read_pairs(path: Path, split: str | None = None, **options: Any) -> None:
+def read_pairs(path: Path | str, split: str | None = None, **options: Any) -> None:
     """Check all samples and load the good ones, as a run does."""
     from nuclr.data import ImageOptions, Loader, all_batches, check_samples, open_pairs, usable, write_bad_samples
 
     pairs = open_pairs(path, split=split, **options)
     bad = check_samples(pairs, max_bad_share=1.0, workers=1)
-    write_bad_samples(path.parent / "bad.jsonl", pairs, bad)
+    write_bad_samples(Path(str(path).removeprefix("file://")).parent / "bad.jsonl", pairs, bad)
     numbers = usable(pairs, bad)
     if len(numbers):
         sizes = {side: ImageOptions(8) for side in ("x", "y") if pairs.sides[side].modality.name == "image"}
@@ -566,6 +610,11 @@ def read_arrays(folder: Path, _: int) -> None:
     read_pairs(next(folder.glob("pairs.*")))
 
 
+def read_remote(folder: Path, _: int) -> None:
+    """Read a file, or a tar and its index, by a URL."""
+    read_pairs(f"file://{next(path for path in sorted(folder.iterdir()) if path.suffix in REMOTE)}")
+
+
 def read_hubness(folder: Path, _: int) -> None:
     """Measure the hubness of the items among themselves, as `nuclr hubness` does, without its page."""
     from nuclr.studies.items.hubness_report import hubness_report
@@ -627,10 +676,51 @@ def read_model(folder: Path, _: int) -> None:
 
 
 def read_run(folder: Path, case: int) -> None:
-    """Write the page of the run; one case in eight encodes samples with the model."""
+    """Write the page of the run; one case in eight encodes samples with the model, and one opens it for an export."""
+    from nuclr.export.trained import open_trained
     from nuclr.report import Options, write_report
 
-    write_report(folder / "run", folder / "page.html", Options(model=case % 8 == 0))
+    if case % 8 == 1 and (folder / "run" / "config.yaml").is_file():
+        open_trained(folder / "run", "onnx", best=case % 16 == 1)
+    else:
+        write_report(folder / "run", folder / "page.html", Options(model=case % 8 == 0))
+
+
+def read_checkpoint(folder: Path, _: int) -> None:
+    """Resume the run in a copy, whose files may change."""
+    from nuclr.runs import config
+    from nuclr.training.loop import train
+
+    shutil.copytree(folder / "run", folder / "copy")
+    train(config.load(folder / "copy" / "config.yaml"), folder / "copy", resume=True)
+
+
+def read_state(folder: Path, _: int) -> None:
+    import torch
+    from safetensors.torch import save
+
+    from nuclr.errors import UserError
+    from nuclr.integrations import state
+    from nuclr.objectives import NUCLR
+
+    try:
+        content = torch.load(folder / "state.pt", weights_only=True)
+        header = content["header"] | {"sha256": state._digest(content["objective"])}
+        data = save(content["objective"], {state.FORMAT: json.dumps(header)})
+    except Exception:
+        raise UserError("not what save_state can write") from None
+    (folder / state.STATE_FILE).write_bytes(data)
+    state.load_state(NUCLR(num_samples=6), folder, resumes=False)
+
+
+def read_export(folder: Path, _: int) -> None:
+    from nuclr.export import new_folder
+
+    with new_folder(folder / "out") as new:
+        (new / "README.md").write_text("another model")
+
+
+REMOTE = (".npz", ".tar", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -669,6 +759,10 @@ READERS = {
     "classes": Reader(class_seeds, read_classes, ("*.json", "*.npz")),
     "model": Reader(model_seeds, read_model, ("*.json", "*.json", "*")),
     "run": Reader(run_seeds, read_run, ("run/*.json*", "run/*.yaml", "run/*", "run/*/*")),
+    "checkpoint": Reader(checkpoint_seeds, read_checkpoint, ("*.pt", "*.pt", "*.pt", "run/*.json*", "run/*.yaml")),
+    "state": Reader(state_seeds, read_state, ("*.pt",)),
+    "export": Reader(export_seeds, read_export, ("out/*",)),
+    "remote": Reader(remote_seeds, read_remote, tuple(f"*{suffix}" for suffix in REMOTE)),
 }
 
 
@@ -862,7 +956,7 @@ def fuzz(reader: str, cases: range, seed: int, patience: float, store: Path, fol
     pickled = folder / "seeds.json"
 
     def build() -> None:
-        content = READERS[reader].seeds(folder / "files" if reader == "run" else seeds_folder)
+        content = READERS[reader].seeds(folder / "files" if reader in ("run", "checkpoint") else seeds_folder)
         pickled.write_text(json.dumps([{name: data.hex() for name, data in files.items()} for files in content]))
 
     # In a child, because a process in which torch or Arrow has started threads cannot be forked safely.

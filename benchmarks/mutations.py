@@ -302,6 +302,28 @@ def change_safetensors(rng: random.Random, data: bytes) -> bytes:
     return struct.pack("<Q", len(header) + rng.choice([0] * 9 + [1, -1, 2**40])) + header + data[8 + length :]
 
 
+def change_checkpoint(rng: random.Random, data: bytes) -> bytes:
+    """Replace a value or a tensor of a file of torch.save."""
+    import torch
+
+    content = torch.load(io.BytesIO(data), weights_only=True)
+    if rng.random() < 0.5:
+        content = change_tree(rng, content)
+    else:
+        tensors = content[rng.choice(["model", "objective"])]
+        name = rng.choice(list(tensors))
+        tensor = tensors[name]
+        tensors[name] = rng.choice([
+            torch.full(tensor.shape, rng.choice([float("nan"), float("inf"), 1e30, -1e30, 0.0])),
+            tensor.to(rng.choice([torch.float64, torch.float16, torch.complex64, torch.int8, torch.bool])),
+            tensor[None], tensor.flatten()[:1], torch.zeros(0), torch.zeros(()), torch.zeros(1).expand(2**50),
+            torch.eye(3).to_sparse(), torch.zeros(tensor.shape, device="meta"),
+        ])  # fmt: skip
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
 def change_tar(rng: random.Random, data: bytes) -> bytes:
     """Change a member, or a field of its header with the checksum kept right."""
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
@@ -535,6 +557,7 @@ STRUCTURED: dict[str, list[Mutation]] = {
     ".txt": [change_lines],
     ".npz": [change_zip],
     ".npy": [change_npy],
+    ".pt": [change_checkpoint, change_zip],
     ".safetensors": [change_safetensors],
     ".tar": [change_tar],
     ".parquet": [change_parquet],

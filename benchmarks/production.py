@@ -42,7 +42,8 @@ from torch import Tensor
 
 from nuclr.arrays import as_rows
 from nuclr.popularity import PopularityCorrection, solve
-from nuclr.studies.items.hubness_report import SMALL_COVERAGE, coverage
+from nuclr.studies.items.measures import coverage
+from nuclr.studies.items.verdict import SMALL_COVERAGE
 from search import CLUSTERS, Vectors, k_means, load
 from search_texts import read_texts
 

@@ -4,20 +4,40 @@
     sh examples/text_pairs.sh
     nuclr export run --to sentence-transformers --out run-st
     python examples/use_mteb.py run-st run
+    python examples/use_mteb.py run-st run fix.safetensors
 
 Side x holds the queries and side y the documents. Tasks of MTEB itself work in the same way:
 `mteb.evaluate(model, mteb.get_tasks(tasks=["NFCorpus"]))`; they are downloaded.
+
+The file is a correction that `PopularityCorrection.save` wrote. Documents are then ranked by score minus popularity.
 """
 
 import sys
+from typing import Any
 
 import mteb
 from datasets import Dataset
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
+from nuclr.popularity import PopularityCorrection
 from nuclr.runs.run import Run
+
+
+class Corrected(SentenceTransformer):
+    """A model whose cosines rank documents by score minus popularity: the vectors get two more coordinates."""
+
+    fix: PopularityCorrection
+
+    def encode_query(self, *args: Any, **options: Any) -> Tensor:
+        """Return the vectors of queries."""
+        return self.fix.queries(super().encode_query(*args, **options), metric="cosine")
+
+    def encode_document(self, *args: Any, **options: Any) -> Tensor:
+        """Return the vectors of documents, which hold their popularity."""
+        return self.fix.gallery(super().encode_document(*args, **options), metric="cosine")
 
 
 class HeldOutPairs(AbsTaskRetrieval):
@@ -54,7 +74,11 @@ class HeldOutPairs(AbsTaskRetrieval):
 
 
 def main() -> None:
-    model, run = SentenceTransformer(sys.argv[1]), Run.open_finished(sys.argv[2])
+    folder, run = sys.argv[1], Run.open_finished(sys.argv[2])
+    model = SentenceTransformer(folder)
+    if len(sys.argv) > 3:
+        model = Corrected(folder)
+        model.fix = PopularityCorrection.load(sys.argv[3])
     result = mteb.evaluate(model, HeldOutPairs(run), cache=None, show_progress_bar=False)
     (scores,) = result.task_results[0].scores["test"]
     for name in ("recall_at_1", "recall_at_10", "ndcg_at_10", "mrr_at_10"):

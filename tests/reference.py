@@ -481,6 +481,7 @@ def step(
     h: dict[str, np.ndarray] | None = None,
     k: dict[str, np.ndarray] | None = None,
     hard: np.ndarray | None = None,
+    hard_id: Sequence[Sequence[int]] | None = None,
 ) -> Step:
     """Take one step of sogclr, isogclr or nuclr: the model's gradient, and in training the new state.
 
@@ -500,6 +501,7 @@ def step(
         h: side -> (B, m), the outputs of the popularity network of the candidates of this side, one per view.
         k: side -> (B, m), the outputs of the normalizer network of the anchors of this side, without the offset.
         hard: (B, k, d), the hard negatives of each x; h["hard"] has the outputs of the popularity network for them.
+        hard_id: (B, k), their ids; one with the (first) id of an anchor's y is not a negative of this anchor.
 
     """
     state = {name: table.copy() for name, table in state.items()}
@@ -509,7 +511,8 @@ def step(
     kept = kept_pairs(len(x), x_id, y_id)
     for a, c in options.both_sides:
         own_hard = hard if a == "x" else None
-        _side(options, a, c, features, index, state, kept, training, h, k, result, own_hard)
+        answers = None if hard_id is None else ([np.atleast_1d(own)[0] for own in y_id], hard_id)
+        _side(options, a, c, features, index, state, kept, training, h, k, result, own_hard, answers)
     result.grad_x, result.grad_y = result.grad_x.reshape(x.shape), result.grad_y.reshape(y.shape)
     result.state = state
     return result
@@ -525,7 +528,7 @@ class HardTerm:
     log_term: float  # log( (1 if i owns it, else (n-1)/c_i) / K exp((s - S_i)/tau_i - zeta/tau) )
 
 
-def hard_terms(options, anchors, hard, positive, tau_i, zeta, seen) -> list[list[HardTerm]]:
+def hard_terms(options, anchors, hard, positive, tau_i, zeta, seen, answers) -> list[list[HardTerm]]:
     """Return the terms of each anchor: its own hard negatives and those of the pairs that are its negatives."""
     n, tau, terms = options.num_samples, options.temperature, []
     for i in range(len(anchors)):
@@ -534,6 +537,8 @@ def hard_terms(options, anchors, hard, positive, tau_i, zeta, seen) -> list[list
             for owner in [i, *seen[i]] if seen[i] else []:
                 for t, candidate in enumerate(hard[owner]):
                     score = sum(p * q for p, q in zip(view.tolist(), candidate.tolist(), strict=True))
+                    if answers is not None and answers[1][owner][t] == answers[0][i]:
+                        continue
                     margin = options.false_negative_margin
                     if margin is not None and score > threshold(positive[i], margin, options.margin_strategy):
                         continue
@@ -563,7 +568,7 @@ def hard_gradients(terms, log_d, tau_i, anchors, candidates, hard, tau) -> tuple
     return grad_a, grad_c, grad_h, pull, derivative
 
 
-def _side(options, a, c, features, index, state, kept, training, h, k, result, hard) -> None:
+def _side(options, a, c, features, index, state, kept, training, h, k, result, hard, answers) -> None:
     n, batch, tau = options.num_samples, len(kept), options.temperature
     s = scores(features[a], features[c])
     positive = positive_scores(s)
@@ -590,7 +595,7 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result, h
         zeta_h = np.full(hard.shape[:2], 0.0 if options.popularity == "none" else options.zeta_init)
         if options.popularity == "network":
             zeta_h = zeta_h + tau * h["hard"]
-        extra = hard_terms(options, features[a], hard, positive, tau_i, zeta_h.tolist(), seen)
+        extra = hard_terms(options, features[a], hard, positive, tau_i, zeta_h.tolist(), seen, answers)
     if options.false_negative_margin is not None:
         others = [bool(terms) for terms in extra]
         s, kept = without_false_negatives(s, kept, options.false_negative_margin, options.margin_strategy, others)
@@ -759,10 +764,18 @@ def left_of(side: list[list[Tensor]], i: int, negatives: list[int], margin: floa
 
 
 def hard_of(x: Tensor, hard: Tensor | None, s, i: int, kept: list[int], margin: float | None, strategy: str) -> list:
-    """Return the scores of x_i and the hard negatives, its own and those of the pairs `kept`, without dropped ones."""
+    """Return the scores of x_i and the hard negatives, its own and those of the pairs `kept`, without dropped ones.
+
+    `hard` may be a tuple of them, the ids of y and those of the hard negatives, which drop a copy of y_i.
+    """
     if hard is None:
         return []
-    found = [(x[i] * candidate).sum() for owner in [i, *kept] for candidate in hard[owner]]
+    hard, y_id, hard_id = hard if isinstance(hard, tuple) else (hard, None, None)
+    found = []
+    for owner in [i, *kept]:
+        for t, candidate in enumerate(hard[owner]):
+            if y_id is None or hard_id[owner][t] != y_id[i]:
+                found.append((x[i] * candidate).sum())
     if margin is None:
         return found
     return [score for score in found if score.item() <= threshold(s[i][i].item(), margin, strategy)]

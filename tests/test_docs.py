@@ -4,11 +4,11 @@ import ast
 import dataclasses
 import doctest
 import importlib
+import json
 import re
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import typer
@@ -18,12 +18,13 @@ import nuclr
 from nuclr.cli.app import app
 from nuclr.errors import EXTRAS, UserError
 from nuclr.runs.settings import Settings
+from tests import tutorials
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nuclr"
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
-GENERATED = {DOCS / "configuration.md", DOCS / "commands.md"}  # by docs/hooks/pages.py
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "llms.txt", *DOCS.rglob("*.md")])
+GENERATED = {DOCS / "configuration.md", DOCS / "commands.md"}  # by docs/tools/build.py
 
 
 def module_name(path: Path) -> str:
@@ -81,10 +82,16 @@ def test_linked_files_exist(path):
     assert not missing
 
 
-def test_every_page_is_in_the_navigation():
-    # BaseLoader: plain strings are enough, and mkdocs' own tags are not needed.
-    nav = yaml.dump(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)["nav"])
-    assert {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} <= set(re.findall(r"\S+\.md", nav))
+def pages_in(nav) -> set[str]:
+    if isinstance(nav, str):
+        return {nav}
+    return set().union(*(pages_in(item) for item in (nav.values() if isinstance(nav, dict) else nav)))
+
+
+def test_the_navigation_has_every_page_and_no_other():
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    generated = {"index.md", "contributing.md", "changelog.md", *(path.name for path in GENERATED)}
+    assert pages_in(nav) == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} | generated
 
 
 def test_one_version_three_packages_of_the_core_and_extras_that_are_known():
@@ -107,40 +114,19 @@ def settings_keys(kind: type, prefix: str = "") -> set[str]:
     return keys
 
 
-def test_the_table_of_settings_lists_every_setting_and_no_other():
-    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2]
-    documented, section = set(), ""
-    for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
-        for key in re.findall(r"`([^`]+)`", row):
-            documented.add(section + key if key.startswith(".") else key)
-            section = section if key.startswith(".") else key.rpartition(".")[0]
-    existing = {key for key in settings_keys(Settings) if not key.startswith("objective.options")}
-    objective = {
-        f"objective.{option}"
-        for name in nuclr.objectives.names()
-        for option in nuclr.objectives.entry(name).flat_options
-    }
-    assert not documented - existing - objective, "documented, but not a setting"
-
-    def of_either_side(keys: set[str]) -> set[str]:
-        return {re.sub(r"\.[xy]\.", ".side.", key) for key in keys}
-
-    assert not of_either_side(existing) - of_either_side(documented), "a setting that is not documented"
-
-
 @pytest.fixture
-def hooks(monkeypatch):
-    """A function that imports a module of docs/hooks."""
-    monkeypatch.syspath_prepend(DOCS / "hooks")
+def tools(monkeypatch):
+    """A function that imports a module of docs/tools."""
+    monkeypatch.syspath_prepend(DOCS / "tools")
     before = set(sys.modules)
     yield importlib.import_module
-    for path in (DOCS / "hooks").glob("*.py"):
+    for path in (DOCS / "tools").glob("*.py"):
         if path.stem not in before:
             sys.modules.pop(path.stem, None)
 
 
-def test_the_page_of_settings_has_every_setting_and_option_with_a_description(hooks):
-    page = hooks("settings_reference").page()
+def test_the_page_of_settings_has_every_setting_and_option_with_a_description(tools):
+    page = tools("settings_reference").page()
     rows = [re.split(r"(?<!\\) \| ", row.strip("| \n")) for row in re.findall(r"^\| `.*\n", page, re.MULTILINE)]
     assert all(len(row) == 4 and row[3].endswith((".", '"')) for row in rows), rows
     keys = {key for row in rows for key in re.findall(r"`([^`]+)`", row[0]) if ".NAME." not in key}
@@ -150,8 +136,8 @@ def test_the_page_of_settings_has_every_setting_and_option_with_a_description(ho
     assert not [row for row in rows if row[3].startswith("as in ")], "a description refers to another class"
 
 
-def test_the_page_of_commands_has_every_command_and_option(hooks):
-    page = hooks("command_reference").page()
+def test_the_page_of_commands_has_every_command_and_option(tools):
+    page = tools("command_reference").page()
     for name, command in typer.main.get_command(app).commands.items():
         section = page.partition(f"\n## nuclr {name}\n")[2].partition("\n## ")[0]
         shown = set(re.findall(r"(?<![\w-])--[a-z-]+", section))
@@ -167,15 +153,26 @@ def test_the_page_of_commands_has_every_command_and_option(hooks):
         "<style>@font-face { src: url('https://cdn.org/a.woff2') }</style>",
     ],
 )
-def test_a_site_that_requests_other_servers_is_refused(hooks, tmp_path, request_of_page):
-    exceptions = pytest.importorskip("mkdocs.exceptions")
-    check, config = hooks("offline").on_post_build, SimpleNamespace(site_dir=str(tmp_path))
+def test_requests_to_other_servers_are_found(tools, tmp_path, request_of_page):
+    requests_of = tools("build").requests_of
     page = tmp_path / "page.html"
     page.write_text('<a href="https://a.org">a</a><link rel="canonical" href="https://a.org"><script src="a.js">')
-    check(config)
+    assert not requests_of(tmp_path)
     page.write_text(request_of_page)
-    with pytest.raises(exceptions.PluginError, match=r"page\.html: (https:)?//cdn\.org/a\."):
-        check(config)
+    [request] = requests_of(tmp_path)
+    assert re.fullmatch(r"page\.html: (https:)?//cdn\.org/a\..*", request)
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "tutorials").glob("*.md")), ids=lambda path: path.stem)
+def test_the_notebook_of_a_tutorial_has_its_code_as_cells(tools, path):
+    cells = json.loads(tools("build").notebook(path.read_text(encoding="utf-8")))["cells"]
+    code = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    blocks = [block for block in tutorials.blocks(path) if block.language != "text"]
+    assert len(code) == len(blocks)
+    for source, block in zip(code, blocks, strict=True):
+        assert source.endswith(block.code)
+        first = f"%%writefile {block.title}" if block.title else {"sh": "%%bash"}.get(block.language)
+        assert first is None or source.startswith(first)
 
 
 PUBLIC = ("objectives", "popularity", "evaluation", "data", "models", "integrations", "export", "report")

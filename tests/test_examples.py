@@ -18,6 +18,20 @@ def test_own_loop() -> None:
     assert float(done.stdout.split("recall@1 ")[1].split("%")[0]) > 50
 
 
+def test_two_towers(tmp_path) -> None:
+    command = [sys.executable, EXAMPLES / "two_towers.py", "--epochs", "4", "--loss", "softmax", "sogclr+logq", "nuclr"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    recall = {
+        line.split(" recall@20 ")[0].strip(): float(line.split("recall@20 ")[1].split()[0])
+        for line in done.stdout.splitlines()[1:]
+    }
+    assert recall["softmax, put back"] > recall["softmax"] + 20
+    assert recall["nuclr, put back"] > recall["nuclr"] + 20
+    assert recall["sogclr+logq"] > recall["softmax"] + 20
+    done = subprocess.run([*command, "--data", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and str(tmp_path) in done.stderr and "train.txt" in done.stderr
+
+
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     """A folder to work in, with the command `nuclr` on the search path."""

@@ -140,7 +140,7 @@ def test_damaged_arrays_are_refused_before_memory_is_taken(tmp_path, header):
 
 
 def prepare(folder):
-    files.prepare_folder(folder, "nuclr test", "summary.json", NAMES)
+    files.check_folder(folder, "nuclr test", "summary.json", NAMES)
 
 
 def test_a_folder_is_created_and_files_of_an_earlier_run_may_be_replaced(tmp_path):
@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_refused(tmp_path, monkeypatc
 
 
 def publish(folder, number):
-    files.refuse_other_folder(folder, "nuclr test", "summary.json", NAMES)
+    files.check_folder(folder, "nuclr test", "summary.json", NAMES, create=False)
     with files.publish_folder(folder, "summary.json", "nuclr test") as new:
         (new / "sub").mkdir()
         for name in ("table.csv", "sub/array.npy", "a.bin"):

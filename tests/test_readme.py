@@ -13,11 +13,16 @@ README = Path(__file__).parents[1] / "README.md"
 TRAINER, EXPORT = "nuclr.integrations", "nuclr export"
 SET_UP = '''
 import csv
+import numpy
 import torch
 from torch.nn.functional import normalize
 
 torch.manual_seed(0)
 past_queries, gallery, queries = (normalize(torch.randn(n, 8), dim=1).numpy() for n in (60, 40, 5))
+numpy.save("queries.npy", past_queries)
+numpy.save("gallery.npy", gallery)
+numpy.savetxt("items.txt", range(40), "item %d")
+numpy.savetxt("answers.txt", [(i, i % 40) for i in range(60)], "%d")
 
 
 class Index:
@@ -47,7 +52,7 @@ SMALL = "data.batch_size=8 schedule.epochs=1 threads=1 data.workers=1"
 @pytest.mark.slow
 def test_the_code_of_the_readme_runs(tmp_path):
     kept = [block for block in tutorials.blocks(README) if TRAINER not in block.code]
-    assert [block.language for block in kept] == ["python", "sh", "python"]
+    assert [block.language for block in kept] == ["python", "sh", "sh", "python"]
     page = tmp_path / "page.md"
     lines = "".join(f"```{block.language}\n{block.code}```\n" for block in kept).splitlines(keepends=True)
     code = "".join(line for line in lines if not line.startswith(EXPORT))

@@ -1,5 +1,7 @@
 """Stacked: the rows of several files behave like those of one array in memory."""
 
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -67,9 +69,11 @@ def test_no_file_stays_open(parts):
 @pytest.mark.parametrize("dtype", ["int64", "complex64", ">f4", "f4"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_only_rows_of_numbers_that_can_be_mapped_are_accepted(tmp_path, shape, dtype, order):
-    np.save(tmp_path / "a.npy", np.ones(shape, dtype, order))
-    if (shape, dtype, order) == ((2, 3), "f4", "C"):
-        assert stored_npy(tmp_path / "a.npy").shape == shape
+    matrix = np.arange(6 if 0 not in shape else 0).astype(dtype).reshape(shape)
+    np.save(tmp_path / "a.npy", np.asarray(matrix, order=order))
+    if (shape, dtype) == ((2, 3), "f4"):
+        stacked = Stacked([stored_npy(tmp_path / "a.npy")])
+        assert np.array_equal(stacked, matrix) and np.array_equal(stacked[[1, 0]], matrix[[1, 0]])
     else:
         with pytest.raises(UserError, match=r"a\.npy"):
             stored_npy(tmp_path / "a.npy")
@@ -99,3 +103,15 @@ def test_parts_of_other_widths_and_a_file_that_disappears_are_refused(tmp_path):
     (tmp_path / "2.npy").unlink()
     with pytest.raises(UserError, match=r"2\.npy"):
         Stacked([two])[[0]]
+
+
+def test_a_file_that_is_truncated_while_it_is_in_use_is_an_error(tmp_path):
+    path = tmp_path / "big.npy"
+    np.save(path, np.ones((20_000, 4), "float32"))
+    script = (
+        "import os, sys; from nuclr.data.vectors import open_vectors; rows = open_vectors(sys.argv[1]).rows; "
+        "os.truncate(sys.argv[1], 200); rows[19_999:].__array__().sum()"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1  # numpy.memmap alone would be killed by SIGBUS
+    assert f"UserError: {path}: cannot be read any more" in done.stderr

@@ -1,14 +1,13 @@
 // Pages that are opened from the disk may not start workers, and the search of the theme is one. Run its script in a hidden frame
-// instead, and pass the messages on. (The theme would load such a script from a network, unless one of this name exists.)
+// instead, and pass copies of the messages on. (The theme would load such a script from a network, unless one of this name exists.)
 if (location.protocol === "file:") {
-  window.Worker = class extends EventTarget {
+  window.Worker = class {
     constructor(url) {
-      super();
       const frame = document.createElement("iframe");
       frame.hidden = true;
       document.body.append(frame);
       this.inside = frame.contentWindow;
-      this.inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", { data }));
+      this.inside.postMessage = data => this.onmessage({ data: structuredClone(data) });
       const script = this.inside.document.createElement("script");
       script.src = url;
       this.ready = new Promise(resolve => script.addEventListener("load", resolve));
@@ -16,7 +15,8 @@ if (location.protocol === "file:") {
     }
 
     postMessage(data) {
-      this.ready.then(() => this.inside.dispatchEvent(new MessageEvent("message", { data })));
+      const message = structuredClone(data);
+      this.ready.then(() => this.inside.onmessage({ data: message }));
     }
 
     terminate() {

@@ -649,3 +649,14 @@ def free_memory(device: torch.device) -> float:
         return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError, IndexError, StopIteration):
         return math.inf
+
+
+def shorten(features: Tensor, width: int) -> Tensor:
+    """Return the first `width` coordinates of features (..., d), scaled to unit norm.
+
+    Example:
+        >>> shorten(torch.tensor([[0.3, 0.4, 0.5]]), 2)
+        tensor([[0.6000, 0.8000]])
+
+    """
+    return torch.nn.functional.normalize(features[..., :width], dim=-1)

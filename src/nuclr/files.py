@@ -35,7 +35,6 @@ _MOST_COMPRESSION = 100
 _RUN = "config.yaml"  # of every training run
 _PAGE = "report.html"  # of every command
 LOCK = ".lock"
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-](inf|\d*\.?\d+(e[+-]?\d+)?)", re.IGNORECASE)
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
@@ -60,7 +59,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError:
         raise not_utf8(path) from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
 def read_lines(path: Path) -> list[str]:
@@ -129,6 +128,19 @@ def parse_json(text: str | bytes) -> Any:
         raise json.JSONDecodeError(problem, "", 0) from None
 
 
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON document.
+
+    Raises:
+        UserError: if the file cannot be read, or is not JSON.
+
+    """
+    try:
+        return parse_json(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open an untrusted file for reading. A pipe would wait forever and a device has no end, so both are refused.
 
@@ -141,6 +153,32 @@ def open_regular(path: Path) -> BinaryIO:
         file.close()
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return file
+
+
+def read_bytes(path: Path, most: float = math.inf) -> bytes:
+    """Return the content of an untrusted file, which must be a regular one.
+
+    Args:
+        path: the file.
+        most: its largest size in bytes.
+
+    Raises:
+        OSError: if it cannot be read, is not a regular file, or is larger.
+
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"more than {most / 2**20:,.0f} MiB", str(path))
+        return file.read()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in an untrusted JSON file; an empty one if the file is missing, damaged or holds no object."""
+    with contextlib.suppress(OSError, ValueError):
+        content = parse_json(read_bytes(path))
+        if isinstance(content, dict):
+            return content
+    return {}
 
 
 def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
@@ -318,7 +356,7 @@ def csv_cell(text: str) -> str:
         ("'=1+1", '-0.5', 'a cat')
 
     """
-    is_formula = text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+    is_formula = text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _NUMBER.fullmatch(text)
     return f"'{text}" if is_formula else text
 
 
@@ -352,7 +390,7 @@ def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
     """
     target = Path(os.path.realpath(path))
-    temporary = _temporary_name(target)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
             if target.is_file():
@@ -371,10 +409,6 @@ def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)  # after the rename it does not exist
     if sync:
         _sync_folder(target.parent)
-
-
-def _temporary_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -467,7 +501,7 @@ def read_record(kind: type[T], path: Path, **more: Any) -> T:
 
     """
     try:
-        record: T = from_record(kind, parse_json(path.read_bytes()) | more)
+        record: T = from_record(kind, parse_json(read_bytes(path)) | more)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"{path}: damaged, or of another version; run its command again ({first_line(error)})"
@@ -540,13 +574,14 @@ def command_line() -> str:
     return shlex.join(["nuclr" if program == "__main__.py" else program, *sys.argv[1:]])
 
 
-def prepare_folder(
+def check_folder(
     folder: Path,
     command: str,
     summary: str,
     names: Sequence[str],
+    create: bool = True,
 ) -> None:
-    """Create `folder` and check that it can be written and that the files to write in it are not somebody else's.
+    """Check that the files to write in a folder are not somebody else's, and that it can be written.
 
     An earlier run of the same command is recognized by the key "written_by" in its `summary`; its files may be
     replaced. The page of another command, and the folder of a training run, are refused.
@@ -556,46 +591,24 @@ def prepare_folder(
         command: the command that writes, such as "nuclr toy".
         summary: name of the JSON file that the command writes last.
         names: the files that will be written.
+        create: create the folder, and check that it can be written; False for a command that may write nothing.
 
     Raises:
         UserError: the folder cannot be written, or it belongs to another command.
 
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written ({error.strerror}); name another folder") from None
-    refuse_other_folder(folder, command, summary, names)
-
-
-def refuse_other_folder(
-    folder: Path,
-    command: str,
-    summary: str,
-    names: Sequence[str],
-) -> None:
-    """Refuse the folder of a training run or of another command, without creating anything. See `prepare_folder`.
-
-    Raises:
-        UserError: one of the files, the page or the folder belongs to another command.
-
-    """
     if is_run(folder):
         other = folder / command.rpartition(" ")[2]
         raise UserError(f"--out {folder}: the folder of a training run; name another folder, such as {other}")
     present = [name for name in (*names, _PAGE) if (folder / name).exists()]
-    if present and not _written_by(folder / summary, command):
+    if present and read_object(folder / summary).get("written_by") != command:
         raise UserError(f"--out {folder}: {present[0]} exists and was not written by `{command}`; name another folder")
-
-
-def _written_by(summary: Path, command: str) -> bool:
-    try:
-        content = parse_json(summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("written_by") == command
 
 
 @contextlib.contextmanager
@@ -614,7 +627,7 @@ def publish_folder(
     Args:
         folder: the folder of the result. It is created, and may hold other files.
         summary: the name of a JSON file of the result.
-        command: the command that writes, see `prepare_folder`.
+        command: the command that writes, see `check_folder`.
         has_page: whether the folder may have the page of the earlier result, which is removed.
 
     Yields:
@@ -625,7 +638,7 @@ def publish_folder(
 
     """
     temporary = folder / f".{summary}.tmp"
-    try:
+    with user_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, summary):
             temporary.mkdir()
@@ -646,8 +659,6 @@ def publish_folder(
                 _sync_folder(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from error
 
 
 @contextlib.contextmanager

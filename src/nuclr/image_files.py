@@ -6,7 +6,6 @@ number of pixels before they are decoded.
 """
 
 import os
-import stat
 import struct
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from nuclr.errors import BadSample
+from nuclr.errors import BadSample, first_line
+from nuclr.files import read_bytes
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 MAX_BYTES = 256 * 2**20  # of one file
@@ -31,8 +31,6 @@ _ROWS = 256
 def read_file(path: Path, inside: Path | None = None) -> bytes:
     """Return the content of a regular file of at most `MAX_BYTES` bytes.
 
-    The file is opened without blocking, so a named pipe cannot stop the program.
-
     Args:
         path: the file.
         inside: the folder that the file must be in after all symbolic links are followed, itself without links. None
@@ -47,17 +45,11 @@ def read_file(path: Path, inside: Path | None = None) -> bytes:
             path = Path(os.path.realpath(path))
             if not path.is_relative_to(inside):
                 raise BadSample("outside data.root; data.allow_outside=true allows this")
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise BadSample("not a regular file")
-            if status.st_size > MAX_BYTES:
-                raise BadSample(f"file too large; at most {MAX_BYTES // 2**20} MiB are allowed")
-            data = file.read(MAX_BYTES)
+        data = read_bytes(path, MAX_BYTES)
     except FileNotFoundError:
         raise BadSample("missing file") from None
     except (OSError, ValueError) as error:
-        raise BadSample(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise BadSample(f"cannot be read ({first_line(error)})") from None
     if not data:
         raise BadSample("empty file")
     return data

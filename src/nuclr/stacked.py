@@ -9,18 +9,28 @@ rows are copied, so the process holds neither file descriptors nor pages of the 
 """
 
 import copy
+import hashlib
+import itertools
+import json
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from nuclr.errors import UserError, first_line
-from nuclr.files import array_errors, open_regular, read_npy_header
+from nuclr.files import (
+    array_errors,
+    file_stamp,
+    find_cache_folder,
+    open_regular,
+    read_npy_header,
+    write_atomically,
+)
 
 
 @dataclass(frozen=True)
@@ -28,17 +38,19 @@ class StoredMatrix:
     """A matrix in a file.
 
     Attributes:
-        source: the file, or an open temporary file.
+        source: the file.
         offset: of the first number, in bytes.
         shape: (rows, width).
         dtype: floating-point, in native byte order.
+        order: "C" if it is stored row by row, "F" if column by column, as numpy.memmap calls it.
 
     """
 
-    source: Path | IO[bytes]
+    source: Path
     offset: int
     shape: tuple[int, int]
     dtype: np.dtype[Any]
+    order: Literal["C", "F"] = "C"
 
     def map(self) -> np.ndarray:
         """Return the matrix, memory-mapped."""
@@ -49,6 +61,7 @@ class StoredMatrix:
                 "r",
                 self.offset,
                 self.shape,
+                self.order,
             )
         except (OSError, ValueError) as error:  # the file has been removed or has become shorter
             raise UserError(f"{self.source}: cannot be read any more ({first_line(error)})") from None
@@ -61,7 +74,7 @@ def stored_npy(path: Path) -> StoredMatrix:
         path: the file.
 
     Raises:
-        UserError: if the file cannot be read, or does not hold floating-point numbers (rows, width) row by row.
+        UserError: if the file cannot be read, or does not hold floating-point numbers (rows, width).
 
     """
     with array_errors(path), open_regular(path) as file:
@@ -95,6 +108,46 @@ def stored_npz(path: Path, name: str) -> StoredMatrix | None:
             )
 
 
+def stored_copy(path: Path, name: str, read: Callable[[], Iterator[np.ndarray]]) -> StoredMatrix | None:
+    """Return where a copy of a matrix lies that cannot be mapped in its own file. It is written once.
+
+    Args:
+        path: the file.
+        name: the array or column in it.
+        read: yields the rows in order, in matrices; all are stored in the precision of the first one.
+
+    Returns:
+        The copy in the cache folder; None if there are no rows.
+
+    Raises:
+        UserError: if the rows differ in width, or there is no folder for the copy.
+
+    """
+    folder = find_cache_folder(path.parent)
+    if folder is None:
+        raise UserError(f"{path}: a copy of {name!r} cannot be written; set NUCLR_CACHE to a folder for it")
+    key = json.dumps([str(path.absolute()), file_stamp(path), name])
+    target = folder / f"{path.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy"
+    if not target.is_file():
+        matrices = read()
+        first = next(matrices, None)
+        if first is None:
+            return None
+        rows = 0
+        header = {"descr": first.dtype.str, "fortran_order": False, "shape": first.shape}
+        with write_atomically(target, sync=False) as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for matrix in itertools.chain([first], matrices):
+                if matrix.shape[1] != first.shape[1]:
+                    widths = f"{first.shape[1]} and {matrix.shape[1]}"
+                    raise UserError(f"{path}: rows of {name!r} have {widths} numbers; needs one width for all rows")
+                file.write(np.ascontiguousarray(matrix, first.dtype).data)
+                rows += len(matrix)
+            file.seek(0)  # a header has the same length for any number of rows
+            np.lib.format.write_array_header_1_0(file, header | {"shape": (rows, first.shape[1])})
+    return stored_npy(target)
+
+
 def _locate(
     path: Path,
     array: IO[bytes],
@@ -104,14 +157,13 @@ def _locate(
     """Read the header of an array whose `size` bytes, header included, start at a position of the file."""
     shape, column_major, dtype = read_npy_header(array, size)
     if len(shape) != 2 or dtype.kind != "f" or dtype.itemsize > 8 or not dtype.isnative or shape[1] < 1:
-        raise ValueError(f"{dtype} of shape {shape}; needs floating-point numbers (rows, width)")
-    if column_major and min(shape) > 1:
-        raise ValueError("stored column by column; save it with numpy.ascontiguousarray")
+        raise UserError(f"{path}: {dtype} of shape {shape}; needs floating-point numbers (rows, width)")
     return StoredMatrix(
         path,
         start + array.tell(),
         (shape[0], shape[1]),
         dtype,
+        "F" if column_major else "C",
     )
 
 
@@ -143,9 +195,10 @@ class Stacked:
     ndim = 2
 
     def __init__(self, parts: Sequence[StoredMatrix]) -> None:
-        widths = sorted({part.shape[1] for part in parts})
+        widths = {part.shape[1]: part.source for part in parts}
         if len(widths) != 1:
-            raise ValueError(f"widths of the parts: {widths}; needs matrices of one width")
+            named = ", ".join(map(str, widths.values()))
+            raise ValueError(f"widths of the parts: {sorted(widths)} ({named}); needs matrices of one width")
         self.parts = list(parts)
         self.dtype = np.result_type(*(part.dtype for part in parts))
         self._starts = np.cumsum([0, *(part.shape[0] for part in parts)])

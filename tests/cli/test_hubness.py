@@ -19,7 +19,8 @@ from nuclr.errors import EXTRAS
 from nuclr.evaluation import cut_halves
 from nuclr.popularity import PopularityCorrection, hubness
 from nuclr.runs import config
-from nuclr.studies.items.hubness_report import hubness_report, split_queries
+from nuclr.studies.items.hubness_report import hubness_report
+from nuclr.studies.items.search import split_queries
 from nuclr.training.loop import train
 from tests.report import folders
 from tests.training import runs
@@ -111,8 +112,10 @@ def test_pairs_with_a_bank(nuclr, pairs):
     assert content["plain"]["recall"]["1"] == pytest.approx(plain.recall(links))
     assert content["corrected"]["recall"]["10"] == pytest.approx(corrected.recall(links, 10))
     assert content["hubs"][0]["row"] == 0 and content["hubs"][0]["corrected"] < content["hubs"][0]["plain"]
+    query, instead = re.search(r"\[0\]\n +in query (\d+) it is replaced by .* \[(\d+)\]", done.out).groups()
+    before, after = plain.found[int(query)], corrected.found[int(query)]
+    assert 0 in before and 0 not in after and int(instead) in after and int(instead) not in before
     assert content["suspicious"][0]["row"] == 0 and content["suspicious"][0]["suspicion"] > 1
-    assert content["hubs"][0]["crowds_out"]
     page = (out / "report.html").read_text()
     assert folders.HOSTILE not in page
     before, after = plain.hits(links, 1).bool(), corrected.hits(links, 1).bool()
@@ -212,7 +215,10 @@ def test_a_file_larger_than_the_memory_of_this_machine(nuclr, tmp_path, name):
         file.truncate(8 + len(header) + 4 * D * rows)
     done = nuclr("hubness", path, path, "--out", tmp_path / "out")
     assert done.status == 2 and len(done.err.strip().splitlines()) <= 2
-    assert f"{path}: needs " in done.err and "numpy.save" in done.err
+    if name == "huge.safetensors":
+        assert f"{path}: needs " in done.err and "numpy.save" in done.err
+    else:  # tables are copied a few rows at a time, if they are tables
+        assert f"{path}: cannot be read as a table" in done.err.replace("/data.arrow", "")
 
 
 @pytest.mark.parametrize("one_set", [False, True])

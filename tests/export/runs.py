@@ -147,6 +147,10 @@ class Runs:
     def _shared_texts(self, folder: Path) -> list[str]:
         return training_runs.text_settings(folder, 1, **{"schedule.epochs": 1})
 
+    def _short_texts(self, folder: Path) -> list[str]:
+        """Features that can be shortened."""
+        return training_runs.text_settings(folder, 1, **{"schedule.epochs": 1, "model.matryoshka": "[4]"})
+
     def _vectors(self, folder: Path) -> list[str]:
         return training_runs.vector_settings(folder, **{"schedule.epochs": 1})
 

@@ -1,6 +1,7 @@
 """`nuclr export`: targets, output folders, and what is refused."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -133,4 +134,26 @@ def test_an_interrupt_between_the_renames_restores_the_earlier_export(tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         write(out, a="2")
     assert (out / "inner" / "a").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("moment", ["writing", "first rename", "second rename"])
+def test_a_later_export_clears_up_after_a_killed_one(tmp_path, moment):
+    out = tmp_path / "out"
+    write(out, a="1")
+    if os.fork() == 0:
+        rename = Path.rename
+        moments = iter(["first rename", "second rename"])
+        Path.rename = lambda *paths: (rename(*paths), next(moments) == moment and os._exit(9))
+        with new_folder(out) as folder:
+            (folder / "inner").mkdir()
+            (folder / "inner" / "a").write_text("2")
+            if moment == "writing":
+                os._exit(9)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 9
+    with pytest.raises(ZeroDivisionError), new_folder(out):  # one that fails changes nothing
+        raise ZeroDivisionError
+    assert (out / "inner" / "a").read_text() == ("2" if moment == "second rename" else "1")
+    write(out, a="3")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

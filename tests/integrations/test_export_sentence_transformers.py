@@ -3,6 +3,9 @@
 import pytest
 from PIL import Image, ImageOps
 
+from nuclr.arrays import shorten
+from nuclr.evaluation import retrieval_metrics
+from nuclr.runs.run import Run
 from tests.export.runs import images, largest_difference, oblong_images, run_card, texts
 
 pytest.importorskip("sentence_transformers")
@@ -71,6 +74,26 @@ def test_one_text_encoder_for_both_sides(runs, exported):
     model, loaded = runs.model("shared_texts"), load(exported("shared_texts"))
     assert largest_difference(loaded.encode(texts()), model.encode_x(texts())) < 1e-6
     assert largest_difference(loaded.encode_query(texts()), model.encode_x(texts())) < 1e-6
+
+
+def test_truncated_features_are_those_of_the_run(runs, exported):
+    from sentence_transformers import SentenceTransformer
+
+    run = Run.open(runs("short_texts"))
+    expected = shorten(run.model.encode_x(texts()), 4)
+    loaded = SentenceTransformer(str(exported("short_texts")), truncate_dim=4, device="cpu")
+    features = loaded.encode(texts(), normalize_embeddings=True)
+    assert largest_difference(features, expected) < 1e-6
+    scores = loaded.similarity(loaded.encode(texts()), loaded.encode(texts()))
+    assert largest_difference(scores, expected @ expected.T) < 1e-6, "cosine similarity needs no unit norm"
+    assert loaded.get_embedding_dimension() == 4
+    held_out = run.features(run.val)
+    short = shorten(held_out.x, 4), shorten(held_out.y, 4)
+    recall = retrieval_metrics(*short, held_out.links, sides=held_out.sides)["mean_R@5"]
+    assert run.results.val["width=4/mean_R@5"] == pytest.approx(recall)
+    card = (exported("short_texts") / "README.md").read_text()
+    assert all(part in card for part in ("truncate_dim=4", "normalize_embeddings=True", "first 4 coordinates (all: 8)"))
+    assert "truncate_dim" not in (exported("shared_texts") / "README.md").read_text()
 
 
 def test_a_side_that_cannot_be_written_is_named(nuclr, runs, tmp_path):

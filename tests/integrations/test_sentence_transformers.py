@@ -22,6 +22,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch.nn.functional import cross_entropy
 from transformers.trainer_utils import get_last_checkpoint
 
 from nuclr.errors import UserError
@@ -305,6 +306,22 @@ def test_pairs_with_equal_texts_are_not_negatives(model):
     assert loss(columns, torch.tensor([[3, 3, 3], [7, 7, 7]])).item() > 0
 
 
+def test_a_hard_negative_that_answers_another_text_is_no_negative_of_it(model):
+    encoder = SentenceTransformer(model, device="cpu").eval()
+    loss = NuclrLoss(encoder, "clip", temperature=0.1)
+    texts = {"anchor": ["a", "b"], "positive": ["yes", "no"], "negative_1": ["no", "maybe"]}
+    data = add_index(Dataset.from_dict(texts))
+    columns = [encoder.preprocess(texts[name]) for name in texts]
+    value = loss(columns, torch.tensor(data["label"][:])).item()
+    x, y, hard = (encoder.encode(texts[name], convert_to_tensor=True, normalize_embeddings=True) for name in texts)
+    logits = torch.cat([x @ y.T, x @ hard.T], dim=1) / 0.1
+    logits[1, 2] = -torch.inf  # "no" is the answer to b
+    own = torch.arange(2)
+    expected = (cross_entropy(logits, own) + cross_entropy(y @ x.T / 0.1, own)) / 2
+    assert value == pytest.approx(expected.item(), abs=1e-5)
+    assert loss(columns, torch.tensor([[0, 0, 0], [1, 1, 1]])).item() > value + 1e-3, "without ids"
+
+
 def test_a_batch_of_one_pair_contributes_nothing(model, tmp_path):
     args = {"per_device_train_batch_size": 47, "num_train_epochs": 1, "lr_scheduler_type": "linear"}
     result = train(model, tmp_path, args=args)
@@ -324,6 +341,14 @@ def test_add_index_numbers_pairs_and_finds_equal_texts():
     assert len(x_id.unique()) == len(y_id.unique()) == PAIRS - 1
     parts = add_index(DatasetDict({"a": pairs().select(range(8)), "b": pairs().select(range(3, 5))}))
     assert parts["b"]["label"][:] == [[8, 3, 3], [9, 4, 4]]
+    mined = {"anchor": ["a", "b", "c"], "positive": ["p", "q", "p"], "negative_1": ["q", "r", "q"], "set": [5, 5, 6]}
+    assert add_index(Dataset.from_dict(mined), group="set")["label"][:] == [
+        [0, 0, 0, 1, 0],
+        [1, 1, 1, 2, 0],
+        [2, 2, 0, 1, 1],
+    ]
+    numbers = mined | {"positive": [1.0, 2.0, 1.0]}
+    assert [row[3] for row in add_index(Dataset.from_dict(numbers), group="set")["label"][:]] == [-1] * 3, "not known"
 
 
 # -- wrong input -------------------------------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
 """The state file in a trainer's checkpoint folder: a round trip, and a clear line for whatever is wrong with it."""
 
+import json
 import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 from nuclr.errors import UserError
-from nuclr.integrations import STATE_FILE, load_state, save_state
+from nuclr.integrations import STATE_FILE, load_state, save_state, state
 from nuclr.objectives import Objective, build
 from tests import forks
 
@@ -70,6 +72,23 @@ def test_a_bad_file_is_refused_and_named(damage, tmp_path):
         load_state(fresh, tmp_path)
     assert "\n" not in str(raised.value)
     assert fresh.log_u_x.isneginf().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensors"),
+    [({"options": []}, {}), ({"pairs": 3}, {}), ({}, {"log_u_x": torch.tensor(0.0)}), ({}, {"log_u_x": torch.ones(1)})],
+    ids=str,
+)
+def test_a_forged_file_with_a_right_checksum_is_refused(changes, tensors, tmp_path):
+    path = tmp_path / STATE_FILE
+    save_state(trained(), tmp_path)
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()[state.FORMAT])
+    content = load_file(path) | tensors
+    text = json.dumps(header | {"sha256": state._digest(content)} | changes)
+    save_file(content, path, {state.FORMAT: text})
+    with pytest.raises(UserError, match=f"{STATE_FILE}: "):
+        load_state(build("nuclr", num_samples=PAIRS), tmp_path)
 
 
 @pytest.mark.parametrize(

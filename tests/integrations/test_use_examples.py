@@ -5,6 +5,7 @@ import runpy
 import sys
 
 import pytest
+import torch
 
 from tests.export.runs import images, largest_difference, texts
 from tests.integrations.common import EXAMPLES, launch
@@ -83,3 +84,32 @@ def test_mteb(runs, example, name):
     measured = read_results(runs(name)).val
     assert float(scores["recall_at_1"]) == pytest.approx(measured["question_to_answer_R@1"], abs=1e-4)
     assert float(scores["recall_at_10"]) == pytest.approx(measured["question_to_answer_R@10"], abs=1e-4)
+
+
+def test_mteb_with_a_corrected_score(runs, example, tmp_path):
+    """The scores of MTEB are those of the bias, subtracted by hand."""
+    pytest.importorskip("mteb")
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from nuclr.popularity import PopularityCorrection
+    from nuclr.runs.run import Run
+
+    demo = runs.export("questions", "sentence-transformers")
+    held_out = Run.open_finished(runs("questions")).val
+    asked, answers = ([held_out.pairs.item(side, int(n)) for n in held_out.numbers] for side in "xy")
+    documents = list(dict.fromkeys(answers))
+    model = sentence_transformers.SentenceTransformer(str(demo), device="cpu")
+    queries, gallery = model.encode_query(list(dict.fromkeys(asked))), model.encode_document(documents)
+    fix = PopularityCorrection(strength=1.0).fit(queries, gallery)
+    fix.save(tmp_path / "fix.safetensors")
+    arguments = ("use_mteb.py", demo, runs("questions"))
+    plain = dict(line.split() for line in example(*arguments))
+    corrected = dict(line.split() for line in example(*arguments, tmp_path / "fix.safetensors"))
+
+    right = {question: documents.index(answer) for question, answer in zip(asked, answers, strict=True)}
+    assert len(right) == len(asked)  # each question has one answer
+    scores = torch.as_tensor(queries @ gallery.T)
+    for measured, bias in ((plain, 0), (corrected, fix.bias(gallery))):
+        best = (scores - bias).argmax(dim=1)
+        recall = (best == torch.tensor(list(right.values()))).float().mean().item()
+        assert float(measured["recall_at_1"]) == pytest.approx(recall, abs=1e-4)
+    assert plain != corrected

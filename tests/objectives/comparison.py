@@ -152,7 +152,14 @@ class Stateful:
         return popularity, normalizer
 
     def expected(
-        self, x: Tensor, y: Tensor, index: Tensor | None, mask, training: bool = True, hard: Tensor | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor | None,
+        mask,
+        training: bool = True,
+        hard: Tensor | None = None,
+        hard_id: list[list[int]] | None = None,
     ) -> reference.Step:
         by_side = {"x": x, "y": y}
         popularity, normalizer = self.networks()
@@ -166,7 +173,7 @@ class Stateful:
             tau = math.exp(-self.objective.log_scale.item())
             settings = settings.replace(temperature=min(max(tau, 0.001), 1.0))
         x_id, y_id = mask
-        ids = {"x_id": x_id, "y_id": y_id, "hard": None if hard is None else hard.numpy()}
+        ids = {"x_id": x_id, "y_id": y_id, "hard": None if hard is None else hard.numpy(), "hard_id": hard_id}
         return reference.step(settings, x.numpy(), y.numpy(), index, self.state, **ids, training=training, h=h, k=k)
 
     def expected_parameter_gradients(self, step: reference.Step, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -191,15 +198,23 @@ class Stateful:
         return gradients
 
     def check(
-        self, x: Tensor, y: Tensor, index: Tensor | None, mask=(None, None), hard: Tensor | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor | None,
+        mask=(None, None),
+        hard: Tensor | None = None,
+        hard_id: list[list[int]] | None = None,
     ) -> reference.Step:
         """Take one step with both, compare them, and move the parameters; return the step of the reference."""
-        step = self.expected(x, y, index, mask, hard=hard)
+        step = self.expected(x, y, index, mask, hard=hard, hard_id=hard_id)
         for gradient in step.grad_k.values():  # as a network sees it, it is clipped below; compare only above that
             assert gradient.min() * BATCH * gradient.shape[1] > -0.9 * math.exp(4.0), "choose a larger temperature"
         parameter_gradients = self.expected_parameter_gradients(step, x, y)
         negatives = None if hard is None else hard.clone().requires_grad_()
-        assert_same_step(*call(self.objective, x, y, index, mask, negatives=negatives), step, self.settings.sides)
+        more = {} if hard_id is None else {"negative_id": hard_id}
+        outcome = call(self.objective, x, y, index, mask, negatives=negatives, **more)
+        assert_same_step(*outcome, step, self.settings.sides)
         if negatives is not None:
             assert_close(negatives.grad, step.grad_hard, "gradient of the hard negatives")
         assert_same_state(self.objective, step.state, "after the step")

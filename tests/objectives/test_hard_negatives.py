@@ -84,15 +84,36 @@ def test_stateful_against_loops(name, options, views, mask) -> None:
     )
 
 
+# Pairs 3 and 4 have the same y. Hard negatives are the y of another pair, of their own, of two pairs, or of none.
+Y_ID = [0, 1, 2, 3, 3, 5, 6]
+NEGATIVE_ID = [[1, 9], [8, 0], [2, 7], [9, 9], [6, 5], [3, 8], [6, 6]]
+
+
+@pytest.mark.parametrize("x_id", [None, [0, 0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize(("name", "options", "views"), STATEFUL, ids=str)
+def test_a_hard_negative_with_the_id_of_the_positive_is_no_negative_of_this_anchor(name, options, views, x_id) -> None:
+    pair = Stateful(name, **options)
+    for x, y, index, hard in with_hard(2, views):
+        pair.check(x, y, index, (x_id, Y_ID), hard, NEGATIVE_ID)
+
+
+@pytest.mark.parametrize("hard_id", [None, NEGATIVE_ID], ids=["no ids of negatives", "ids of negatives"])
 @masked_in_few_ways
 @pytest.mark.parametrize(("name", "options"), STATELESS, ids=str)
-def test_stateless_against_loops(name, options, mask) -> None:
+def test_stateless_against_loops(name, options, mask, hard_id) -> None:
+    more = {}
+    if hard_id is not None:
+        mask = (mask[0], Y_ID)
+        more = {"negative_id": hard_id}
     objective = make(name, num_samples=SAMPLES, **options).double()
-    for (k, views), _ in itertools.product(((1, (None, None)), (3, (2, None))), range(2)):
+    counts = (1, 3) if hard_id is None else (2, 2)
+    for (k, views), _ in itertools.product(zip(counts, ((None, None), (2, None)), strict=True), range(2)):
         x, y, index, hard = next(with_hard(k, views))
         leaves = [side.clone().requires_grad_() for side in (x, y, hard)]
         parameters = {key: p.detach().clone().requires_grad_() for key, p in objective.named_parameters()}
         arguments = {"x_id": mask[0], "y_id": mask[1], "hard": leaves[2]}
+        if hard_id is not None:
+            arguments["hard"] = leaves[2], Y_ID, hard_id
         arguments |= {key: value for key, value in options.items() if key not in ("learn_temperature", *parameters)}
         form = name
         if "log_scale" in parameters:
@@ -102,7 +123,7 @@ def test_stateless_against_loops(name, options, mask) -> None:
         value = torch.stack([getattr(reference, form)(one, leaves[1], **arguments) for one in views_of_x]).mean()
         value.backward()
         negatives = hard.clone().requires_grad_()
-        out, grad_x, grad_y = call(objective, x, y, index, mask, negatives=negatives)
+        out, grad_x, grad_y = call(objective, x, y, index, mask, negatives=negatives, **more)
         assert_close(out.loss.item(), value.item(), "value")
         gradients = (grad_x, grad_y, negatives.grad, *(p.grad for p in objective.parameters()))
         for actual, leaf in zip(gradients, [*leaves, *parameters.values()], strict=True):
@@ -119,8 +140,12 @@ def test_clip_is_the_cross_entropy_over_positives_and_all_hard_negatives() -> No
     assert_close(2 * float(out.metrics["objective_x"]), expected.item(), "MultipleNegativesRankingLoss")
 
 
-def test_the_normalizer_is_unbiased_for_all_hard_negatives_of_the_data_set() -> None:
-    """The mean of phi_i over all batches of three that contain pair i is the sum over n - 1 pairs and n k negatives."""
+@pytest.mark.parametrize("negative_id", [None, [[3, 0], [1, 2], [0, 0], [9, 0], [2, 9], [0, 1], [5, 6]]])
+def test_the_normalizer_is_unbiased_for_all_hard_negatives_of_the_data_set(negative_id) -> None:
+    """The mean of phi_i over all batches of three that contain pair i is the sum over n - 1 pairs and n k negatives.
+
+    With ids, those that are y_i, here number 0, are not in the sum.
+    """
     n, k, tau = 7, 2, 0.5
     generator = torch.Generator().manual_seed(0)
     x, y = (normalize(torch.randn(n, DIM, dtype=torch.float64, generator=generator), dim=1) for _ in range(2))
@@ -129,9 +154,13 @@ def test_the_normalizer_is_unbiased_for_all_hard_negatives_of_the_data_set() -> 
     for others in itertools.combinations(range(1, n), 2):
         index = torch.tensor([0, *others])
         objective = make("sogclr", num_samples=n, temperature=tau, gamma=1.0).double()
-        objective(x[index], y[index], index, negatives=hard[index])
+        ids = {}
+        if negative_id is not None:
+            ids = {"y_id": index, "negative_id": torch.tensor(negative_id)[index]}
+        objective(x[index], y[index], index, negatives=hard[index], **ids)
         estimates.append(objective.log_u_x[0].exp())
-    candidates = torch.cat([y[1:], hard.flatten(0, 1)])
+    counted = torch.tensor([[True] * k] * n if negative_id is None else negative_id).flatten() != 0
+    candidates = torch.cat([y[1:], hard.flatten(0, 1)[counted]])
     expected = torch.exp((candidates @ x[0] - x[0] @ y[0]) / tau).sum()
     assert_close(torch.stack(estimates).mean(), expected, "phi")
 
@@ -182,6 +211,24 @@ def test_refusals(name) -> None:
     ):
         with pytest.raises(ValueError, match=word):
             objective(x, y, index, negatives=negatives)
+
+
+@pytest.mark.parametrize(
+    ("hard_id", "y_id", "word"),
+    [
+        (NEGATIVE_ID, None, "y_id"),
+        ([own[:1] for own in NEGATIVE_ID], Y_ID, "negative_id.*7, 1"),
+        (NEGATIVE_ID[1:], Y_ID, "negative_id.*6"),
+        ([[0.5, 1.0]] * BATCH, Y_ID, "negative_id"),
+    ],
+)
+def test_ids_of_negatives_that_do_not_fit_are_refused(hard_id, y_id, word) -> None:
+    x, y, index, hard = next(with_hard(2))
+    objective = make("nuclr", num_samples=SAMPLES)
+    with pytest.raises((ValueError, TypeError), match=word):
+        objective(x, y, index, y_id=y_id, negatives=hard, negative_id=hard_id)
+    with pytest.raises(ValueError, match=r"negative_id.*negatives"):
+        objective(x, y, index, y_id=Y_ID, negative_id=NEGATIVE_ID)
 
 
 def test_a_side_without_x_as_anchors_has_no_use_for_them() -> None:

@@ -169,6 +169,8 @@ def train(name: str, options: dict, views: tuple[int | None, int | None], varian
         index = None if variant == "no index" else mine
         more = {} if data_hard is None else {"hard": data_hard[mine]}
         more |= {"log_q": log_q[mine]} if corrects else {}
+        if ids and negatives is not None:
+            more["negative_id"] = (mine[:, None] + torch.arange(1, negatives + 1)) % 23  # some are those of a y
         loss = run(data_x[mine], data_y[mine], index, *(id_[mine] for id_ in ids), **more)
         optimizer.zero_grad()
         loss.backward()

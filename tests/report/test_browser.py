@@ -94,22 +94,43 @@ def test_the_search_box(chromium, nuclr, tmp_path):
     done = nuclr("hubness", f"{tmp_path}/e.npz:x", f"{tmp_path}/e.npz:y", *names, "--out", tmp_path / "h")
     assert done.status == 0, done.err
     chromium.open(tmp_path / "h" / "report.html", 390)
-    listed = "[...document.querySelectorAll('.try-queries button')].map(b => b.firstChild.textContent)"
-    everything = chromium.run(listed)
-    assert len(everything) == json.loads((tmp_path / "h" / "hubness.json").read_text())["counted"]
-    word = everything[3].split()[-1]
+    listed = "[...document.querySelectorAll('.try-{} button span')].map(s => s.textContent)"
+    queries, items = (chromium.run(listed.format(side)) for side in ("queries", "items"))
+    report = json.loads((tmp_path / "h" / "hubness.json").read_text())
+    assert len(queries) == report["counted"]
+    assert any(folders.HOSTILE in text for text in queries + items)
+    assert items[0] == report["hubs"][0]["name"], "the largest hub is the first item"
+
+    # A word that is typed filters queries and items.
+    word = queries[3].split()[-1]
     chromium.run("document.querySelector('#try-filter').focus()")
     chromium.call("Input.insertText", text=word)
-    assert chromium.run(listed) == [text for text in everything if word in text]
+    assert chromium.run(listed.format("queries")) == [text for text in queries if word in text]
+    assert chromium.run(listed.format("items")) == [text for text in items if word in text]
+    assert chromium.run("document.querySelector('.try-asked').textContent").endswith(queries[3])
     assert chromium.run("document.querySelectorAll('.try-lists li').length") == 20
+    chromium.run("document.querySelector('#try-filter').select()")
+    chromium.call("Input.insertText", text=" ")
+
+    # The arrow keys reach a query whose list changes; a click on the item that is gone shows whom it crowds out.
     gone = "document.querySelector('.try-plain li.gone button')"
-    while not chromium.run(f"{gone} !== null"):  # the arrow keys reach a query whose list changes
+    while not chromium.run(f"{gone} !== null"):
         chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowDown", code="ArrowDown")
-    item = chromium.run(f"{gone}.firstChild.textContent")
+    new = chromium.run("document.querySelector('.try-corrected li.new span').textContent")
+    query = chromium.run("document.querySelector('.try-queries [aria-current] span').textContent")
+    item = chromium.run(f"{gone}.querySelector('span').textContent")
     chromium.run(f"{gone}.click()")
-    assert "no longer finds it" in chromium.run("document.querySelector('.try-queries li').textContent")
+    rows = chromium.run("[...document.querySelectorAll('.try-queries button')].map(b => b.textContent)")
+    assert f"{query}instead: {new}" in rows
     assert item in chromium.run("document.querySelector('.try-status').textContent")
-    chromium.run("document.querySelector('.try-all').click()")
-    assert chromium.run(listed) == everything
+    chromium.run("document.activeElement.click()")  # "Show all queries"
+    assert chromium.run(listed.format("queries")) == queries
+
+    # The queries that won the right first result, and those that lost it.
+    for kind in ("won", "lost"):
+        chromium.run(
+            f"(s => {{ s.value = '{kind}'; s.dispatchEvent(new Event('change')) }})(document.querySelector('select'))"
+        )
+        assert len(chromium.run(listed.format("queries"))) == report[f"{kind}_count"]
     assert chromium.run("document.documentElement.scrollWidth") == 390
     assert chromium.complaints() == []

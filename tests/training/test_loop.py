@@ -12,6 +12,7 @@ import torch
 import nuclr
 from nuclr import objectives
 from nuclr.errors import UserError
+from nuclr.files import to_record
 from nuclr.models import DualEncoder
 from nuclr.runs import checkpoint, config
 from nuclr.runs.folder import read_results
@@ -25,7 +26,7 @@ def test_files_of_a_run(tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     expected = {"config.yaml", "metrics.jsonl", "timing.jsonl", "results.json", "checkpoints", "model"}
     assert expected <= names
-    assert json.loads((tmp_path / "run" / "results.json").read_text()) == results.to_json()
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == to_record(results)
     assert results.steps == 28 and results.left_over_per_epoch == 120 - 7 * 16
     assert results.val["mean_R@1"] > 3 * results.val["mean_chance@1"]
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
@@ -106,6 +107,7 @@ IN_PROCESSES = {
     "views of texts": (runs.grouped_text_settings, {}, 1e-3, 15),
     "crops and captions": (runs.captioned_settings, {}, 1e-4, 15),
     "micro-batches": (runs.vector_settings, {"schedule.epochs": 2, "data.micro_batch": 3}, 1e-4, 20),
+    "widths": (runs.vector_settings, {"schedule.epochs": 2, "model.matryoshka": "[4,2]"}, 1e-4, 20),
 }
 
 
@@ -120,8 +122,9 @@ def test_two_processes_give_the_results_of_one(tmp_path, make, changes, lr, quer
 
 
 @pytest.mark.slow
-def test_sharded_state_on_two_processes_is_the_replicated_state(tmp_path):
-    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 2})
+@pytest.mark.parametrize("widths", ["[]", "[4]"])
+def test_sharded_state_on_two_processes_is_the_replicated_state(tmp_path, widths):
+    settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 2, "model.matryoshka": widths})
     for sharded in ("false", "true"):
         changes = [f"objective.state.sharding={sharded}", f"out={tmp_path / sharded}"]
         runs.run_in_processes([tmp_path / "empty.yaml", *settings, *changes], 2)
@@ -148,5 +151,5 @@ def test_nuclr_train_takes_settings_and_returns_what_results_json_holds(tmp_path
     settings.pop("out", None)
     trained = nuclr.train(settings)
     assert trained.folder == Path("runs/mine") and nuclr.train(settings).folder == Path("runs/mine-2")
-    assert trained.to_json() == json.loads((tmp_path / "runs/mine/results.json").read_text())
+    assert to_record(trained) == json.loads((tmp_path / "runs/mine/results.json").read_text())
     assert read_results(trained.folder) == trained

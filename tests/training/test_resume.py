@@ -14,7 +14,6 @@ import torch
 from nuclr import files
 from nuclr.errors import UserError
 from nuclr.runs import checkpoint, config
-from nuclr.runs.folder import RunFolder
 from nuclr.training.loop import train
 from tests import forks
 from tests.training import runs
@@ -37,6 +36,9 @@ KINDS = {
     "the published code": (runs.vector_settings, {"objective.name": "nuclr-authors"}),
     "networks": (runs.vector_settings, NETWORKS),
     "state on the host": (runs.vector_settings, HOST),
+    "widths": (runs.vector_settings, REFRESH | {"model.matryoshka": "[2,4]"}),
+    "widths, networks": (runs.vector_settings, NETWORKS | {"model.matryoshka": "[4]"}),
+    "widths, learnt temperature": (runs.grouped_vector_settings, LEARNT | {"model.matryoshka": "[4]"}),
     "augmentation": (runs.picture_settings, REFRESH),
     "texts": (runs.text_settings, REFRESH | {"model.x.encoder": "tiny_text"}),
     "views of vectors": (runs.grouped_vector_settings, {}),
@@ -55,10 +57,10 @@ def test_a_run_of_any_kind_can_be_resumed(tmp_path, monkeypatch, make, changes):
 @pytest.mark.parametrize("left", ["nothing", "half a config", "a config"])
 def test_a_run_killed_before_the_first_step_can_be_resumed(tmp_path, monkeypatch, left):
     settings = runs.load(tmp_path, **{"schedule.epochs": 1})
-    write_text, take_lock = files.write_text, RunFolder._take_lock
+    write_text, take_lock = files.write_text, files.take_lock
 
-    def die_after_locking(folder):
-        take_lock(folder)
+    def die_after_locking(*arguments):
+        take_lock(*arguments)
         raise runs.KilledError
 
     def die_while_writing(path, text):
@@ -71,7 +73,7 @@ def test_a_run_killed_before_the_first_step_can_be_resumed(tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         if left == "nothing":
-            patch.setattr(RunFolder, "_take_lock", die_after_locking)
+            patch.setattr(files, "take_lock", die_after_locking)
         else:
             patch.setattr(files, "write_text", die_while_writing if left == "half a config" else die_after_writing)
         with pytest.raises(runs.KilledError):

@@ -32,10 +32,11 @@ def demo(
     if files.is_run(out) and not resume:
         raise UserError(f"{out} already holds a run; name another folder with out=..., or add --resume to continue it")
     begin = time.monotonic()
-    typer.echo(study.opening(settings))
+    cores = launch.cpu_cores()
+    typer.echo(study.opening(settings, cores))
     with resumable(f"continue with nuclr demo out={out} --resume"):
         runs = study.Demo(settings, out, say)
-        runs.run(launch.cpu_cores())
+        runs.run(cores)
     typer.echo(study.results_text(runs.results()))
     page = settings.report and write_final_report(out, announce=False)
     typer.echo(study.closing(out, page, time.monotonic() - begin))

@@ -19,6 +19,7 @@ Examples:
     nuclr hubness dev.npz:x dev.npz:y --bank train.npz                  columns x and y of the bank
     nuclr hubness dev.npz:y dev.npz:y --bank train.npz --names dev.jsonl
     nuclr hubness log.parquet:embedding index.parquet:embedding --names index.parquet:title
+    nuclr hubness queries/ gallery/                                     folders of .npy or Parquet files
     nuclr hubness dev.npz --bank train.npz --tune                       half of the pairs choose the settings
     nuclr hubness RUN                                                   held-out pairs of a run: x searches y
     nuclr hubness RUN:y RUN:x                                           captions search images
@@ -30,8 +31,9 @@ def hubness(
     queries: Annotated[
         str,
         typer.Argument(
-            help="Vectors of queries: .npy, .npz, .safetensors, Parquet, .faiss, a dataset on disk or a run; "
-            "FILE:COLUMN names an array, column or side (of pairs, x by default). Files may be URLs."
+            help="Vectors of queries: .npy, .npz, .safetensors, Parquet, folders of .npy or Parquet files, .faiss, a "
+            "dataset on disk or a run; FILE:COLUMN names an array, column or side (of pairs, x by default). Files may "
+            "be URLs."
         ),
     ],
     gallery: Annotated[
@@ -187,10 +189,10 @@ def _print_hubs(report: "HubnessReport") -> None:
     typer.echo(f"\nLargest hubs: N_{report.k} plain -> corrected")
     for hub in report.hubs[:SHOWN]:
         typer.echo(f"{hub.plain:>7,} -> {hub.corrected:<5,} {_name(hub, 'item')}")
-        for example in hub.crowds_out[:1]:
-            note = " (right)" if example.right else " (but the hub was right)" if example.was_right else ""
-            instead = f"{_name(example.instead, 'item')}{note}"
-            typer.echo(f"{'':16} in {_name(example.query, 'query')} it is replaced by {instead}")
+        example = report.searches and report.searches.replacement(hub.row)
+        if example:
+            query, instead = example
+            typer.echo(f"{'':16} in {_name(query, 'query')} it is replaced by {_name(instead, 'item')}")
     typer.echo("")
 
 

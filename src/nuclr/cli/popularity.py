@@ -20,6 +20,7 @@ Examples:
     nuclr popularity pairs.npz --temperature 0.05 --names train.jsonl
     nuclr popularity laion/ --temperature 0.05                      a folder of clip-retrieval
     nuclr popularity metadata:l14_img --temperature 0.05            of DataComp, with several models
+    nuclr popularity images/ texts/ --temperature 0.05              folders of .npy or Parquet files
     nuclr popularity RUN                                            at the run's temperature
     nuclr popularity RUN --keep kept.txt --max-quantile 0.95        then nuclr train ... data.keep=kept.txt
 """
@@ -32,9 +33,13 @@ def popularity(
             metavar="FILE|FOLDER|RUN",
             help="Embeddings (.npz or .safetensors with x, y and optionally y_to_x; rows are scaled to unit norm), "
             "their URL, a folder of embeddings of clip-retrieval or DataComp (FOLDER:ARRAY names that of x), or a "
-            "trained run.",
+            "trained run. With Y, the vectors of the x: also .npy, Parquet (FILE:COLUMN) and folders of them.",
         ),
     ],
+    y: Annotated[
+        str | None,
+        typer.Argument(help="Vectors of the y, if the first argument holds only the x: row j of both is pair j."),
+    ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(help="Temperature tau; a lower one distinguishes neighbors more sharply. Default: the run's."),
@@ -85,6 +90,7 @@ def popularity(
         out = Path(file) / "popularity" if is_run(file) else Path("popularity")
     report = popularity_report(
         file,
+        y,
         temperature=temperature,
         names=names,
         x_names=x_names,

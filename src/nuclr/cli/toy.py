@@ -55,7 +55,7 @@ def toy(
     from nuclr import files
     from nuclr.studies.toy import study as toy_study
 
-    files.prepare_folder(
+    files.check_folder(
         out,
         toy_study.COMMAND,
         toy_study.SUMMARY,

@@ -34,13 +34,12 @@ import torch
 from nuclr.arrays import as_features, as_integers
 from nuclr.data.formats.choose import Request
 from nuclr.data.formats.columns import Column, Heading, ListedPairs, Row, make_column
-from nuclr.data.formats.lines import read_json
 from nuclr.data.modalities import get_modality
 from nuclr.data.modalities.base import shorten
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.pairs import Labeled, Side, SideName, ViewPairs, fill_templates
 from nuclr.errors import UserError
-from nuclr.files import npz_sizes, read_npz, read_text
+from nuclr.files import npz_sizes, read_json, read_npz, read_text
 
 TEMPLATES = ("a photo of a {}.",)
 MOST_BYTES = 32 * 2**20  # of a prompt file

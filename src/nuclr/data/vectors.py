@@ -4,8 +4,9 @@
 | --- | --- |
 | `.npy` | one array, which is memory-mapped, so it may be larger than memory |
 | `.npz`, `.safetensors` | named arrays; x, y and y_to_x of an embedding file are pairs |
-| `.parquet`, a dataset on disk | columns of lists of numbers |
+| `.parquet`, a folder of them, a dataset on disk | columns of lists of numbers, copied once to mapped `.npy` files |
 | `.faiss`, `.index` | the vectors that an index of faiss holds, with the ids of its items |
+| a folder of `.npy` files | one array in parts, in the order of their names, which are memory-mapped |
 | a folder of clip-retrieval or DataComp | arrays in parts, which are memory-mapped |
 """
 
@@ -21,6 +22,7 @@ from nuclr.arrays import Features, Norms, Rows, as_rows, free_memory
 from nuclr.errors import UserError, printable, require
 from nuclr.files import npz_sizes, open_regular, read_npz
 from nuclr.remote import is_url, local_copy, show_urls
+from nuclr.stacked import Stacked, StoredMatrix, stored_npy
 
 SIDES = ("x", "y")
 LINKS = "y_to_x"  # an array of an embedding file that is not one of vectors
@@ -227,10 +229,7 @@ def _read_npy(
 ) -> Vectors:
     if column is not None:
         raise UserError(f"{path}:{column}: the file holds one array; name it without :{column}")
-    try:
-        return Vectors(np.lib.format.open_memmap(path, "r"), str(path))
-    except Exception as error:  # numpy raises many types for damaged files
-        raise UserError(f"{path}: cannot be read as .npy with numbers ({error})") from None
+    return Vectors(Stacked([stored_npy(path)]), str(path))
 
 
 def _read_arrays(
@@ -250,6 +249,7 @@ def _read_arrays(
         name = _choose(path, column, preferred, list(tensors))
         arrays = {key: tensors[key].numpy() for key in (name, LINKS) if key in tensors}
     rows = arrays[name]
+    require_vectors(f"{path}:{name}", rows)
     key = np.arange(len(rows)) if name == "x" else None
     if name == "y" and LINKS in arrays:
         key = arrays[LINKS]
@@ -318,8 +318,10 @@ def _read_folder(
             folder.labels(column),
             links,
         )
+    if column is None and (shards := sorted(path.glob("*.npy"))):
+        return Vectors(_stack(path, [stored_npy(shard) for shard in shards]), str(path))
     if not any(file.suffix in (".parquet", ".arrow") for file in path.rglob("*")):
-        raise UserError(f"{path}: not a folder of embeddings, a dataset on disk or a run")
+        raise UserError(f"{path}: not a folder of embeddings, of .npy or Parquet files, a dataset on disk or a run")
     return _read_table(path, column, preferred)
 
 
@@ -328,11 +330,16 @@ def _read_table(
     column: str | None,
     _: str,
 ) -> Vectors:
-    from nuclr.data.formats.arrow import read_vectors
+    from nuclr.data.formats.arrow import stored_vectors
 
-    tables = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (".parquet", ".arrow")]
-    _refuse_larger_than_memory(path, sum(file.stat().st_size for file in tables))
-    return Vectors(read_vectors(path, column), str(path), column)
+    return Vectors(_stack(path, stored_vectors(path, column)), str(path), column)
+
+
+def _stack(path: Path, parts: Sequence[StoredMatrix]) -> Stacked:
+    try:
+        return Stacked(parts)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _refuse_larger_than_memory(path: Path, size: int) -> None:

@@ -20,7 +20,7 @@ from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
 from nuclr.evaluation.metrics import METRICS, Metric, metrics_by_convention, register_metric
 from nuclr.evaluation.probe import knn_accuracy, knn_metrics, linear_probe_accuracy
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores, rank_correlation
-from nuclr.evaluation.retrieval import retrieval_metrics, retrieval_ranks, summarize_ranks
+from nuclr.evaluation.retrieval import metrics_of_widths, retrieval_metrics, retrieval_ranks, summarize_ranks
 from nuclr.evaluation.zero_shot import class_features, zero_shot_metrics
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "knn_metrics",
     "linear_probe_accuracy",
     "metrics_by_convention",
+    "metrics_of_widths",
     "popularity_agreement",
     "query_ranks",
     "query_ranks_from_scores",

@@ -25,6 +25,7 @@ Kind = Literal["retrieval", "search", "zero_shot", "labels"]
 KS = (1, 5, 10)  # lengths of result lists
 CONVENTIONS = ("open_clip", "clip_benchmark", "paper")
 SCORE = "mean_R@1"  # the best checkpoint is chosen by it
+WIDTH = "width="  # in names of metrics of shorter features, such as "coco/width=64/mean_R@1"
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,42 @@ def find_metric(name: str) -> tuple[Metric, str] | None:
     return None
 
 
+@dataclass(frozen=True)
+class NamedMetric:
+    """A metric under its name in results.
+
+    Attributes:
+        name: Such as `coco/image_to_text_R@1`.
+        metric: Its row in the registry.
+        direction: Such as "image_to_text" or "mean"; empty if the metric has none.
+
+    """
+
+    name: str
+    metric: Metric
+    direction: str
+
+    @property
+    def set(self) -> str:
+        """The name of the held-out pairs, or the width of shorter features; empty if there is only one."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def label(self) -> str:
+        """What tables and pages call it, such as "recall@1, image to text (coco)"."""
+        direction = f", {self.direction.replace('_to_', ' to ')}" if self.direction else ""
+        return self.metric.label + direction + (f" ({self.set})" if self.set else "")
+
+    def chance(self, metrics: Mapping[str, float]) -> float | None:
+        """Return its chance level; None if it is not known."""
+        return metrics.get(self.name.removesuffix(self.metric.key) + self.metric.chance_key)
+
+
+def named_metrics(names: Iterable[str]) -> list[NamedMetric]:
+    """Return the metrics among names in results, without chance levels."""
+    return [NamedMetric(name, *known) for name in names if (known := find_metric(name))]
+
+
 def is_near_chance(value: float, chance: float) -> bool:
     """Return whether a fraction of hits is hardly above what random results reach.
 
@@ -218,12 +255,15 @@ def score(metrics: Mapping[str, float]) -> float | None:
 def scores(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return `score` on each set of held-out pairs, by the name of the set; a single set has the name "".
 
+    Those of shorter features (`width=64/mean_R@1`) are left out.
+
     Example:
         >>> scores({"coco/mean_R@1": 0.3, "flickr30k/mean_R@1": 0.4, "zero_shot_acc1": 0.5})
         {'coco': 0.3, 'flickr30k': 0.4}
 
     """
-    by_set = {prefix.rstrip("/"): metrics[f"{prefix}{SCORE}"] for prefix in set_prefixes(metrics)}
+    prefixes = set_prefixes(name for name in metrics if WIDTH not in name)
+    by_set = {prefix.rstrip("/"): metrics[f"{prefix}{SCORE}"] for prefix in prefixes}
     for key in ("zero_shot_acc1", "knn_acc1"):
         if key in metrics and not by_set:
             by_set[""] = metrics[key]
@@ -246,15 +286,15 @@ def metrics_by_convention(metrics: Mapping[str, float]) -> dict[str, dict[str, f
 
     """
     named: dict[str, dict[str, float]] = {convention: {} for convention in CONVENTIONS}
-    for name, value in metrics.items():
-        found = find_metric(name)
-        if found is None:
+    for one in named_metrics(metrics):
+        if WIDTH in one.name:
             continue
-        metric, direction = found
+        value = metrics[one.name]
+        direction = one.direction
         gallery = direction.rpartition("_to_")[2]
         # The paper reports the mean of both directions, the other two report each direction.
-        is_mean_of_images = direction == "mean" and f"image_to_text_{metric.key}" in metrics
-        for convention, alias in metric.aliases.items():
+        is_mean_of_images = direction == "mean" and f"image_to_text_{one.metric.key}" in metrics
+        for convention, alias in one.metric.aliases.items():
             if convention == "paper" and (not direction or is_mean_of_images):
                 named["paper"][alias] = 100 * value
             elif convention != "paper" and direction in ("image_to_text", "text_to_image", ""):

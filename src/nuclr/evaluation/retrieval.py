@@ -5,8 +5,12 @@ orders (see `ranks`, which also gives the result of each query). Values are frac
 the sides: `question_to_answer_R@1`; for images and texts they are open_clip's.
 """
 
-from nuclr.arrays import Features, Integers, Vector, as_links, as_rows
-from nuclr.evaluation.metrics import measure, metrics_of
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from nuclr.arrays import Features, Integers, Vector, as_links, as_rows, shorten
+from nuclr.evaluation.metrics import WIDTH, measure, metrics_of
 from nuclr.evaluation.ranks import Ranks, query_ranks
 
 SIDES = ("image", "text")
@@ -140,3 +144,33 @@ def summarize_ranks(
         for key in filter(None, keys):
             summary[f"mean_{key}"] = (summary[f"{first}_{key}"] + summary[f"{second}_{key}"]) / 2
     return summary
+
+
+def metrics_of_widths(
+    metrics: Callable[[Tensor, Tensor], dict[str, float]],
+    x: Tensor,
+    y: Tensor,
+    widths: Sequence[int],
+) -> dict[str, float]:
+    """Return the metrics of shorter features: their first coordinates, scaled to unit norm.
+
+    Args:
+        metrics: From the features of both sides to their metrics.
+        x: Features of side x, (n_x, d).
+        y: Features of side y, (n_y, d).
+        widths: Numbers of coordinates in ascending order; the last one, which is all of them, is left out.
+
+    Returns:
+        The metrics, with names such as `width=64/mean_R@1`.
+
+    Example:
+        >>> import torch
+        >>> metrics_of_widths(lambda x, y: {"equal": float((x == y).all())}, torch.eye(2), torch.ones(2, 2), [1, 2])
+        {'width=1/equal': 0.0}
+
+    """
+    found: dict[str, float] = {}
+    for width in widths[:-1]:
+        measured = metrics(shorten(x, width), shorten(y, width))
+        found |= {f"{WIDTH}{width}/{name}": value for name, value in measured.items()}
+    return found

@@ -212,15 +212,6 @@ CLASSIFICATION = {
 }
 
 
-@dataclass(frozen=True)
-class StandardClasses:
-    """A classification set: its images with templates, the numbers of the test images, and where they are."""
-
-    images: Labeled
-    numbers: np.ndarray
-    path: Path
-
-
 def parse_standard(
     text: str,
     known: Mapping[str, RetrievalSet | ClassificationSet],
@@ -301,8 +292,8 @@ def open_standard_classes(
     name: str,
     folder: Path,
     allow_outside: bool = False,
-) -> StandardClasses:
-    """Open a classification set.
+) -> tuple[Labeled, np.ndarray, Path]:
+    """Open a classification set, and return its images with templates, the numbers of the test images, and its folder.
 
     Args:
         name: a key of `CLASSIFICATION`.
@@ -341,7 +332,7 @@ def open_standard_classes(
             f"{path}: has {len(images.classes)} classes and {len(numbers):,} test images; "
             f"{known.title} has {known.classes} and {known.images:,}"
         )
-    return StandardClasses(images, numbers, path)
+    return images, numbers, path
 
 
 def _open_folders(

@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from nuclr.errors import UserError, first_line
 __all__ = ["TARGETS", "export"]
 
 RECORD = ".nuclr-export.json"  # in each export: its files with their sizes and times
-REPLACED = ".replaced"
 # The module of a target, nuclr.export.<name>, has a function `write(trained, folder)`, which writes the model to an
 # empty folder and returns `Written`.
 TARGETS = {
@@ -72,8 +70,8 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     Args:
         out: the folder to create. It may exist if it is empty, or if all of its files are as an earlier block wrote
-            them, according to its `RECORD`. A process that is killed between the two renames leaves the earlier export
-            in a hidden folder next to `out`.
+            them, according to its `RECORD`. If a process is killed between the two renames, the next one puts the
+            earlier export back.
 
     Yields:
         The folder to write to. It has the same name as `out`.
@@ -83,26 +81,34 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     """
     out = out.resolve()  # a link stays one
-    temporary = None
+    earlier = out.with_name(f".{out.name}.nuclr-earlier")
+    written = out.with_name(f".{out.name}.tmp") / out.name
     try:
-        _refuse_other_content(out)
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
-        written = temporary / out.name
-        written.mkdir()
-        yield written
-        files.write_json(written / RECORD, {"files": _stamps(written)})
-        _refuse_other_content(out)  # again, because exporting takes a while
-        if out.is_dir():
-            out.rename(temporary / REPLACED)
-        written.rename(out)
+        with files.locked(out.parent, out.name):
+            _settle(earlier, out)
+            _refuse_other_content(out)
+            written.mkdir(parents=True)
+            try:
+                yield written
+                files.write_json(written / RECORD, {"files": _stamps(written)})
+                _refuse_other_content(out)  # again, because exporting takes a while
+                if out.is_dir():
+                    out.rename(earlier)
+                written.rename(out)
+            finally:
+                _settle(earlier, out)
+                shutil.rmtree(written.parent, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out}: cannot be written ({first_line(error)})") from error
-    finally:
-        if temporary is not None:
-            if (temporary / REPLACED).is_dir() and not out.exists():  # failed or interrupted between the two renames
-                (temporary / REPLACED).rename(out)
-            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _settle(earlier: Path, out: Path) -> None:
+    """Put the earlier export back if there is no new one, and remove it otherwise."""
+    if out.exists():
+        shutil.rmtree(earlier, ignore_errors=True)
+    elif earlier.is_dir():
+        earlier.rename(out)
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:
@@ -120,8 +126,8 @@ def _refuse_other_content(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: exists and is not a folder; name another one")
     written: dict[str, list[int]] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        written = dict(files.parse_json((out / RECORD).read_bytes())["files"])
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        written = dict(files.read_object(out / RECORD)["files"])
     for name, stamp in sorted(_stamps(out).items()):
         if written.get(name) != stamp:
             raise UserError(

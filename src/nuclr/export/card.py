@@ -51,6 +51,7 @@ def write_card(
         "Run this in the folder that holds this one, or replace the path. Features have unit norm, so their inner "
         "product is the cosine similarity.",
         *written.notes,
+        _widths(trained),
         "## Encoders",
         _encoders(trained),
         "## Preprocessing",
@@ -82,6 +83,18 @@ def _summary(trained: Trained) -> str:
     width = f" of {trained.model.width} dimensions" if trained.model.width else ""
     shared = ", with one encoder for both" if trained.model.shared else ""
     return f"A dual encoder that maps {items} to unit-norm features{width} in one space{shared}, trained with nuclr."
+
+
+def _widths(trained: Trained) -> str:
+    """Return how features are shortened; empty if the run did not train for it."""
+    widths = trained.run.settings.model.matryoshka
+    if len(widths) < 2:
+        return ""
+    return (
+        f"Matryoshka: features can be shortened to their first {', '.join(map(str, widths[:-1]))} coordinates (all: "
+        f"{widths[-1]}), scaled to unit norm again. In sentence-transformers, this is `truncate_dim={widths[0]}` of "
+        "`SentenceTransformer`, with `normalize_embeddings=True` in `encode`, which does not scale by itself."
+    )
 
 
 def _encoders(trained: Trained) -> str:
@@ -195,13 +208,13 @@ def _metrics(trained: Trained) -> list[str]:
     if not numbers:
         return ["The run has no held-out pairs, so it was not evaluated."]
     protocol = trained.results.protocol
-    weights = "the best checkpoint" if trained.run.best else "the last weights"
     lines = [
         _table(
             ["metric on the held-out pairs", "value"],
             [[f"`{_plain(key)}`", f"{value:.4g}"] for key, value in numbers.items()],
         ),
-        f"Measured with {weights}." + (f" Protocol: {protocol}." if protocol else ""),
+        f"Measured with {'the best checkpoint' if trained.run.best else 'the last weights'}."
+        + (f" Protocol: {protocol}." if protocol else ""),
     ]
     if not trained.run.settings.evaluate.head:
         lines.append("The run evaluates its towers without heads (`evaluate.head=false`); the export has the heads.")

@@ -58,7 +58,8 @@ def add_index(dataset: Any, *, group: str | None = None) -> Any:
 
     Row i gets [i, x_id, y_id]. Rows with equal texts in the first column have the same x_id, and those with equal texts
     in the second column the same y_id. Pairs that share an id are not negatives of each other. Columns that do not hold
-    texts, such as images, get a different id in every row.
+    texts, such as images, get a different id in every row. After y_id come the ids of the hard negatives, in the
+    numbering of the second column: one that is the right answer to another text of the batch is not a negative of it.
 
     The rows must be in the same order at every start, because the state of row i belongs to pair i: add the index
     before shuffling. Split or concatenate data sets first, so that the numbers go from 0 to ``len(train_dataset)``.
@@ -119,8 +120,12 @@ def _label(
         raise UserError(f"group={group!r} is not a column of the data set; it has {', '.join(columns)}")
     index = range(begin, begin + len(dataset))
     label: list[Iterable[int]] = [index]
-    for ids, column in zip(known, columns[:2], strict=False):
-        label.append([ids[text] for text in dataset[column][:]] if holds_text(dataset, column) else index)
+    for k, column in enumerate(columns):
+        side = min(k, 1)  # hard negatives have the ids of equal texts in the second column
+        if holds_text(dataset, column) and holds_text(dataset, columns[side]):
+            label.append([known[side][text] for text in dataset[column][:]])
+        else:
+            label.append(index if k < 2 else [-1] * len(dataset))
     if group is not None:
         label.append([known[2][value] for value in dataset[group][:]])
     return dataset.select_columns(columns).add_column(LABEL, [list(row) for row in zip(*label, strict=True)])
@@ -140,6 +145,9 @@ class NuclrLoss(nn.Module):
 
     In evaluation the loss of a batch is computed without the table of running averages, because the pairs of another
     data set have no rows in it. The evaluation data needs no label column; if it has one, only its ids are used.
+
+    With `gradient_accumulation_steps`, the gradient is the mean over the accumulated batches. Each of them has its own
+    negatives only, and updates the state of its own pairs, so a pair is still updated once per visit.
 
     Inside of `MatryoshkaLoss` there is one objective per width, because the running averages and popularities of short
     embeddings are not those of long ones. Each of them takes one step when the loss of its width is computed.
@@ -187,7 +195,8 @@ class NuclrLoss(nn.Module):
 
         Args:
             sentence_features: The tokenized texts, one dict per column: anchors, positives, hard negatives.
-            labels: (b, 3) integers, [index, x_id, y_id] per pair. More columns are more ids.
+            labels: (b, 3) integers, [index, x_id, y_id] per pair. More columns are the ids of the hard negatives, if
+                there are enough columns for all of them, and then more ids of the pair.
 
         Returns:
             The loss, a scalar.
@@ -211,7 +220,7 @@ class NuclrLoss(nn.Module):
         learns = torch.is_grad_enabled() and _unwrap(self.model).training
         objective.train(learns)
         needs_index = learns and objective.needs_index
-        index, ids = _index_and_ids(labels, needs_index)
+        index, ids = _index_and_ids(labels, needs_index, len(negatives))
         if learns and objective.keeps_tables and self.warns_of_lost_state:
             self.warns_of_lost_state = False  # one warning is enough
             warnings.warn(
@@ -224,7 +233,7 @@ class NuclrLoss(nn.Module):
         if len(x) * distributed.world_size() == 1:
             return 0 * (x.sum() + y.sum() + sum(side.sum() for side in negatives))
         hard = unit_norm(torch.stack(list(negatives), dim=1)) if negatives else None
-        return objective(x, y, index if learns else None, *ids, negatives=hard).loss
+        return objective(x, y, index if learns else None, **ids, negatives=hard).loss
 
     def add_widths(self, widths: Sequence[int], weights: Sequence[float]) -> None:
         """Make the objectives of a `MatryoshkaLoss`, one per width; `NuclrTrainer` calls this before training."""
@@ -271,17 +280,19 @@ def _columns(sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, T
     return columns
 
 
-def _index_and_ids(labels: Tensor | None, needed: bool) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the index, and x_id and y_id; further ids are further columns of y_id."""
+def _index_and_ids(labels: Tensor | None, needed: bool, negatives: int) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Return the index, and x_id, y_id and negative_id; further ids are further columns of y_id."""
     if labels is None and not needed:
-        return None, []
+        return None, {}
     if labels is None or labels.ndim != 2 or labels.shape[1] < 3 or labels.is_floating_point():
         form = "missing" if labels is None else f"{tuple(labels.shape)} of {labels.dtype}"
         raise UserError(
             f"labels: {form}; must be integers [index, x_id, y_id] per pair. Training data need the column "
             f"{LABEL!r} of {ADD_INDEX}; evaluation needs none of {', '.join(LABEL_COLUMNS)}"
         )
-    return labels[:, 0], [labels[:, 1], labels[:, 2:]]
+    own = slice(3, 3 + negatives if negatives <= labels.shape[1] - 3 else 3)
+    ids = {"x_id": labels[:, 1], "y_id": torch.cat([labels[:, 2:3], labels[:, own.stop :]], dim=1)}
+    return labels[:, 0], ids | ({"negative_id": labels[:, own]} if own.stop > 3 else {})
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

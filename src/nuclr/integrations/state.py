@@ -24,7 +24,7 @@ from torch import Tensor
 
 from nuclr import distributed
 from nuclr.errors import UserError, first_line, printable
-from nuclr.files import user_errors, write_atomically
+from nuclr.files import parse_json, user_errors, write_atomically
 from nuclr.objectives import Objective
 from nuclr.objectives.base import show_option
 from nuclr.objectives.registry import COMMON
@@ -145,9 +145,10 @@ def restore(
         raise UserError(f"{where}: {misfits[0]} does not fit; build {name} with the options that it was saved with")
     for buffer, table in saved["state"].items():
         rows = objective.full_rows(buffer) if isinstance(objective, PairTables) else None
-        if rows is not None and len(table) != rows:
+        stored_rows = len(table) if table.ndim else 0
+        if rows is not None and stored_rows != rows:
             raise UserError(
-                f"{where}: {buffer} has {len(table)} rows, but {name} needs {rows}, because of "
+                f"{where}: {buffer} has {stored_rows} rows, but {name} needs {rows}, because of "
                 f"num_samples={objective.num_samples} or state.num_{buffer[-1]}; resume with the same data"
             )
     try:
@@ -178,13 +179,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such file; training cannot resume from a checkpoint that was saved without it")
     try:
         with safe_open(path, framework="pt") as file:
-            saved: dict[str, Any] = json.loads((file.metadata() or {})[FORMAT])
+            saved: dict[str, Any] = parse_json((file.metadata() or {})[FORMAT])
             saved["state"] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        intact = _digest(saved["state"]) == saved["sha256"] and saved.keys() >= {"objective", "options", "pairs"}
+        intact = _digest(saved["state"]) == saved["sha256"] and "objective" in saved
+        intact = intact and isinstance(saved["options"], dict) and isinstance(saved["pairs"], dict)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a complete state of an objective ({error}); use another checkpoint") from None
     if not intact:
-        raise UserError(f"{path}: damaged, the checksum does not match; use another checkpoint")
+        raise UserError(f"{path}: damaged, its checksum or its header is wrong; use another checkpoint")
     return saved
 
 

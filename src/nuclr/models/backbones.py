@@ -6,7 +6,6 @@ never run (`trust_remote_code`): a folder that needs it is refused.
 """
 
 import inspect
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from nuclr import files
 from nuclr.errors import UserError, first_line
-from nuclr.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -84,10 +83,7 @@ def no_model_in(folder: Path) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raise UserError if it cannot be read."""
-    try:
-        content = parse_json(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
+    content = files.read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a JSON {type(content).__name__}; needs a JSON object")
     return content

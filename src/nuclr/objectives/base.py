@@ -145,6 +145,7 @@ class GatheredBatch:
         local_hard: (b * k, d), the hard negatives of this process, those of a pair next to each other; None: no pair
             has any.
         hard: (B * k, d), as `local_hard`.
+        hard_ids: (B, k), ids of the hard negatives, in the numbering of the first id of y, or None.
         items: (B,) per side, "x" and "y": the first id of each sample, if ids are given.
         log_q: (B,), log of the probability of each y in the data, or None.
 
@@ -162,16 +163,47 @@ class GatheredBatch:
     hard: Tensor | None = None
     items: Mapping[str, Tensor] = field(default_factory=dict)
     log_q: Tensor | None = None
+    hard_ids: Tensor | None = None
 
     @property
     def size(self) -> int:
         """B, the number of pairs of all processes."""
         return len(self.x) // self.views[0]
 
-    def excluded(self) -> Tensor:
-        """Return (b, B) bool: True if i = j or an id is shared, so that the candidate is not a negative."""
-        ids = torch.arange(self.size, device=self.x.device)[:, None] if self.ids is None else self.ids
-        return is_excluded(ids, self.pairs, Workspace())
+    def excluded(self, pairs: slice, others: slice) -> Tensor | None:
+        """Return which of the other pairs are not negatives because they share an id; None if there are no ids.
+
+        Args:
+            pairs: the pairs of the anchors.
+            others: the pairs of the candidates. The anchor's own pair is not excluded.
+
+        Returns:
+            (pairs, others) bool.
+
+        """
+        if self.ids is None:
+            return None
+        numbers = torch.arange(self.size, device=self.x.device)
+        shared = is_excluded(self.ids, pairs, Workspace())[:, others]
+        return shared.logical_and_(numbers[pairs, None] != numbers[others])
+
+    def excluded_hard(self, pairs: slice, others: slice) -> Tensor | None:
+        """Return which hard negatives of the other pairs are not candidates of an anchor; None if there are no ids.
+
+        They are those of pairs that share an id, and those that are the anchor's y.
+
+        Args:
+            pairs: the pairs of the anchors.
+            others: the pairs whose hard negatives these are.
+
+        Returns:
+            (pairs, others, k) bool, or (pairs, others, 1) if it is the same for all k.
+
+        """
+        excluded = self.excluded(pairs, others)
+        if excluded is None or self.hard_ids is None:
+            return None if excluded is None else excluded[:, :, None]
+        return excluded[:, :, None] | (self.items["y"][pairs, None, None] == self.hard_ids[others])
 
     def negatives(self) -> float | Tensor:
         """Return c_i, the number of negatives per anchor: one number, or (B,) if pairs are masked."""
@@ -243,17 +275,6 @@ class DeferredCheck:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The arguments of an objective as tensors; `columns` are those of index, x_id and y_id that are given."""
-
-    x: Tensor
-    y: Tensor
-    columns: dict[str, Tensor]
-    negatives: Tensor | None
-    log_q: Tensor | None
-
-
 class Objective(nn.Module):
     """A contrastive loss on pairs of unit-norm features.
 
@@ -317,6 +338,7 @@ class Objective(nn.Module):
         y_id: Integers | None = None,
         negatives: Array | None = None,
         log_q: Array | None = None,
+        negative_id: Integers | None = None,
     ) -> ObjectiveOutput:
         """Compute the loss of one batch; in training mode, also update the state.
 
@@ -334,6 +356,8 @@ class Objective(nn.Module):
             log_q: (b,) log of the probability of each y in the data, such as log(count / n). It corrects for items that
                 occur in many pairs: -log(n q) is added to the logits of candidates y ("logQ"). The other side is left
                 as it is.
+            negative_id: (b, k) ids of the hard negatives, in the numbering of the first id of y: a hard negative is not
+                one of the x to which it is the right answer. Without ids, that is not known.
 
         Returns:
             `loss` and `metrics`. The gradient of `loss` is the algorithm's; its value is the estimate of the
@@ -352,11 +376,12 @@ class Objective(nn.Module):
             0.2395
 
         """
-        inputs = self._checked_inputs(x, y, {"index": index, "x_id": x_id, "y_id": y_id}, negatives, log_q)
-        device = inputs.x.device.type
+        columns = {"index": index, "x_id": x_id, "y_id": y_id, "negative_id": negative_id}
+        inputs, ids = self._checked_inputs(x, y, columns, negatives, log_q)
+        device = inputs["x"].device.type
         autocast = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext():
-            return self.compute(self._gather(inputs))
+            return self.compute(self._gather(inputs, ids))
 
     def compute(self, batch: GatheredBatch) -> ObjectiveOutput:
         """Compute the loss and metrics of a checked and gathered batch; subclasses implement this."""
@@ -449,21 +474,17 @@ class Objective(nn.Module):
 
         """
         # a deferred check must not hold the graph of the step
-        x = batch.x.detach()
-        y = batch.y.detach()
-        named = {"x": (x, batch.views[0]), "y": (y, batch.views[1])}
-        checked = [x, y]
+        checked = {"x": batch.x.detach(), "y": batch.y.detach()}
         if batch.hard is not None:
-            checked.append(batch.hard.detach())
-            named["negatives"] = (checked[-1], len(batch.hard) // batch.size)
-            finite = checked[-1].sum().isfinite() & torch.as_tensor(finite)
-        error = functools.partial(_bad_features, named)
+            checked["negatives"] = batch.hard.detach()
+            finite = checked["negatives"].sum().isfinite() & torch.as_tensor(finite)
+        error = functools.partial(_bad_features, checked, batch.size)
         self._deferred.check(finite, error)
         if self.normalize:
             return
-        rows = torch.stack([side[row] for side in checked for row in (0, len(side) // 2, -1)])
+        rows = torch.stack([side[row] for side in checked.values() for row in (0, len(side) // 2, -1)])
         norms = torch.linalg.vector_norm(rows, dim=1)
-        if x.device.type == "cpu":  # reading the values is faster than three small tensor operations
+        if batch.x.device.type == "cpu":  # reading the values is faster than three small tensor operations
             values = norms.tolist()
             self._deferred.check(min(values) >= 1 - NORM_TOLERANCE and max(values) <= 1 + NORM_TOLERANCE, error)
         else:
@@ -494,57 +515,42 @@ class Objective(nn.Module):
         """Return the settings in one line."""
         return ", ".join(f"{name}={value}" for name, value in self.settings().items())
 
-    def _gather(self, inputs: Inputs) -> GatheredBatch:
+    def _gather(self, inputs: Mapping[str, Tensor], ids: Mapping[str, Tensor]) -> GatheredBatch:
         self._deferred.raise_pending()
-        pairs = len(inputs.x)
-        views = (_views(inputs.x), _views(inputs.y))
-        dtype = torch.float64 if inputs.x.dtype == torch.float64 else torch.float32
-        local = [inputs.x, inputs.y] if inputs.negatives is None else [inputs.x, inputs.y, inputs.negatives]
-        local = [features.to(dtype).flatten(0, -2) for features in local]
+        pairs = len(inputs["x"])
+        dtype = torch.float64 if inputs["x"].dtype == torch.float64 else torch.float32
+        local = {name: features.to(dtype).flatten(0, -2) for name, features in inputs.items()}
         if self.normalize:
-            local = [nn.functional.normalize(rescale_extreme_rows(side, small=False), dim=1) for side in local]
-        if inputs.log_q is not None:
-            local.append(inputs.log_q.to(dtype)[:, None])
+            for name in local.keys() - {"log_q"}:
+                local[name] = nn.functional.normalize(rescale_extreme_rows(local[name], small=False), dim=1)
         everywhere = local
-        # the index and the ids of all processes are gathered in one message
-        gathered = torch.cat(list(inputs.columns.values()), dim=1) if inputs.columns else None
         start = 0
         if distributed.world_size() > 1:
             start = distributed.rank() * pairs
-            flat = [features.reshape(pairs, -1) for features in local]
-            joined = self.gather_features(torch.cat(flat, dim=1))
-            parts = torch.split(joined, [features.shape[1] for features in flat], dim=1)
-            everywhere = [part.reshape(-1, local[k].shape[1]).contiguous() for k, part in enumerate(parts)]
-            gathered = None if gathered is None else distributed.all_gather(gathered)
-        log_q = None
-        if inputs.log_q is not None:
-            log_q = everywhere[-1][:, 0]
+            parts = _gather_as_one(
+                {name: features.reshape(pairs, -1) for name, features in local.items()},
+                self.gather_features,
+            )
+            everywhere = {name: part.reshape(-1, local[name].shape[1]).contiguous() for name, part in parts.items()}
+            ids = _gather_as_one(ids, distributed.all_gather)
+        if "log_q" in inputs:
             message = "log_q must be finite: the log of each y's probability, such as log(count / n), with count > 0"
-            self._deferred.check(log_q.isfinite().all(), functools.partial(ValueError, message))
-        index = None
-        ids = gathered
-        if gathered is not None and "index" in inputs.columns:
-            index = gathered[:, 0]
-            ids = gathered[:, 1:] if len(inputs.columns) > 1 else None
-        items = {}
-        first = 0
-        for name, column in inputs.columns.items():
-            if gathered is not None and name != "index":
-                items[name[0]] = gathered[:, first]
-            first += column.shape[1]
+            self._deferred.check(everywhere["log_q"].isfinite().all(), functools.partial(ValueError, message))
+        given = [ids[name] for name in ("x_id", "y_id") if name in ids]
         return GatheredBatch(
-            local[0],
-            local[1],
-            everywhere[0],
-            everywhere[1],
-            views,
-            index,
-            ids,
+            local["x"],
+            local["y"],
+            everywhere["x"],
+            everywhere["y"],
+            (_views(inputs["x"]), _views(inputs["y"])),
+            ids["index"][:, 0] if "index" in ids else None,
+            torch.cat(given, dim=1) if given else None,
             slice(start, start + pairs),
-            None if inputs.negatives is None else local[2],
-            None if inputs.negatives is None else everywhere[2],
-            items,
-            log_q,
+            local.get("negatives"),
+            everywhere.get("negatives"),
+            {name[0]: ids[name][:, 0] for name in ("x_id", "y_id") if name in ids},
+            everywhere["log_q"][:, 0] if "log_q" in inputs else None,
+            ids.get("negative_id"),
         )
 
     def _checked_inputs(
@@ -554,25 +560,26 @@ class Objective(nn.Module):
         columns: Mapping[str, Integers | None],
         negatives: Array | None,
         log_q: Array | None,
-    ) -> Inputs:
-        """Return the arguments as tensors. If one process refuses them, all processes raise."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the arguments as `_check_inputs` does. If one process refuses them, all processes raise."""
         if distributed.world_size() == 1:
             return self._check_inputs(x, y, columns, negatives, log_q)
-        header = [0] * 12
+        header = [0] * 13
         problem = None
         try:
-            inputs = self._check_inputs(x, y, columns, negatives, log_q)
+            inputs, ids = self._check_inputs(x, y, columns, negatives, log_q)
+            x, y = inputs["x"], inputs["y"]
             header = [
-                len(inputs.x),
-                inputs.x.shape[-1],
-                inputs.x.element_size(),
-                inputs.x[0].numel(),
-                inputs.y[0].numel(),
-                0 if inputs.negatives is None else inputs.negatives.shape[1],
+                len(x),
+                x.shape[-1],
+                x.element_size(),
+                x[0].numel(),
+                y[0].numel(),
+                inputs["negatives"].shape[1] if "negatives" in inputs else 0,
                 int(log_q is not None),
-                sum(column.shape[1] for column in inputs.columns.values()),
+                sum(column.shape[1] for column in ids.values()),
                 *(int(value is not None) for value in columns.values()),
-                int(torch.is_grad_enabled() and (inputs.x.requires_grad or inputs.y.requires_grad)),
+                int(torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)),
             ]
         except (TypeError, ValueError) as error:
             problem = error
@@ -583,12 +590,12 @@ class Objective(nn.Module):
             got = "; ".join(f"process {rank}: {b} pairs of width {d}" for rank, (b, d, *_) in enumerate(headers))
             raise ValueError(
                 "every process must pass the same number of pairs and views, width, dtype, requires_grad, mode (train "
-                f"or eval) and arguments (index, x_id, y_id, negatives, log_q), but got {got} (0: it refused its "
-                "input, see its error message); drop the last incomplete batch"
+                f"or eval) and arguments (index, x_id, y_id, negatives, log_q, negative_id), but got {got} (0: it "
+                "refused its input, see its error message); drop the last incomplete batch"
             )
         if not self._same_settings:
             self._compare_settings()
-        return inputs
+        return inputs, ids
 
     def _compare_settings(self) -> None:
         """Raise an error, on all processes, if they have different settings; numbers of devices may differ."""
@@ -606,8 +613,13 @@ class Objective(nn.Module):
         columns: Mapping[str, Integers | None],
         negatives: Array | None,
         log_q: Array | None,
-    ) -> Inputs:
-        """Return the arguments of this process as tensors after checking types, shapes and settings."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the arguments of this process as tensors, without those that are None, after checking them.
+
+        Returns:
+            x, y, negatives and log_q, (b, 1); and the index and the ids, (b, k) each.
+
+        """
         x = as_tensor("x", x)
         y = as_tensor("y", y)
         right_shapes = x.ndim in (2, 3) and y.ndim in (2, 3) and len(x) == len(y) and x.shape[-1] == y.shape[-1]
@@ -636,38 +648,59 @@ class Objective(nn.Module):
             log_q = to_device(as_tensor("log_q", log_q, lists=True), x.device)
             if log_q.shape != (len(x),) or not log_q.is_floating_point():
                 raise ValueError(f"log_q must be ({len(x)},) floats, but is {tuple(log_q.shape)} of {log_q.dtype}")
-        checked = {}
+        ids = {}
         for name, value in columns.items():
             if value is not None:
                 column = as_tensor(name, value, lists=True)
                 several = name != "index" and column.ndim == 2 and column.shape[1] > 0
                 column = as_integers(name, column, len(x), *[None] * several)
-                checked[name] = to_device(column, x.device).reshape(len(x), -1)
-        if self.needs_index and self.training and "index" not in checked:
+                ids[name] = to_device(column, x.device).reshape(len(x), -1)
+        if self.needs_index and self.training and "index" not in ids:
             raise ValueError("index is None, but training needs the indices of the pairs; only eval() takes index=None")
+        if "negative_id" in ids:
+            shape = tuple(ids["negative_id"].shape)
+            if negatives is None or "y_id" not in ids or shape != tuple(negatives.shape[:2]):
+                raise ValueError(
+                    f"negative_id is {shape}, but must be (b, k) ids in the numbering of y_id, one for each of the "
+                    "negatives; it needs negatives and y_id"
+                )
         self.check_settings()
-        return Inputs(x, y, checked, negatives, log_q)
+        inputs = {"x": x, "y": y, "negatives": negatives, "log_q": None if log_q is None else log_q[:, None]}
+        return {name: values for name, values in inputs.items() if values is not None}, ids
+
+
+def _gather_as_one(
+    tensors: Mapping[str, Tensor],
+    gather: Callable[[Tensor], Tensor],
+) -> dict[str, Tensor]:
+    """Return tensors (b, ...) of all processes, which are sent as one message."""
+    if not tensors:
+        return {}
+    joined = gather(torch.cat(list(tensors.values()), dim=1))
+    parts = torch.split(joined, [part.shape[1] for part in tensors.values()], dim=1)
+    return dict(zip(tensors, parts, strict=True))
 
 
 def _views(features: Tensor) -> int:
     return features.shape[1] if features.ndim == 3 else 1
 
 
-def _bad_features(named: Mapping[str, tuple[Tensor, int]]) -> ValueError:
+def _bad_features(named: Mapping[str, Tensor], pairs: int) -> ValueError:
     """Return an error that names the row whose norm is furthest from 1, or not finite.
 
     Args:
-        named: name of the argument -> its features, and the number of rows per pair.
+        named: name of the argument -> its features, one or more rows per pair.
+        pairs: number of pairs.
 
     """
     most = -1.0
-    for candidate, (features, views) in named.items():
+    for candidate, features in named.items():
         norms = torch.linalg.vector_norm(features.double(), dim=1)
         distance, position = (norms - 1).abs().nan_to_num(nan=math.inf).max(dim=0)
         if distance.item() > most:
             most = distance.item()
             name = candidate
-            row = int(position) // views
+            row = int(position) * pairs // len(features)
             norm = norms[position].item()
     if not math.isfinite(norm):
         return ValueError(f"{name} must be finite, but row {row} of the global batch holds nan or inf")
@@ -751,14 +784,15 @@ class AutogradObjective(Objective):
         xy = batch.local_x @ batch.y.T
         yx = xy.T if processes == 1 else batch.local_y @ batch.x.T
         positives = torch.arange(batch.pairs.start, batch.pairs.stop, device=xy.device)
-        masked = None
-        if batch.ids is not None:
-            masked = batch.excluded().scatter_(1, positives[:, None], False)
+        everyone = slice(0, batch.size)
+        masked = batch.excluded(batch.pairs, everyone)
         masked_yx = self._mask_false_negatives(yx, positives, masked)
         if batch.hard is not None:
             xy = torch.cat([xy, batch.local_x @ batch.hard.T], dim=1)
-            if masked is not None:  # the hard negatives of a pair are masked as its y is; an anchor keeps its own
-                masked = torch.cat([masked, masked.repeat_interleave(len(batch.hard) // batch.size, dim=1)], dim=1)
+            if masked is not None:
+                excluded = cast(Tensor, batch.excluded_hard(batch.pairs, everyone))
+                excluded = excluded.expand(-1, -1, len(batch.hard) // batch.size)
+                masked = torch.cat([masked, excluded.flatten(1)], dim=1)
         masked_xy = self._mask_false_negatives(xy, positives, masked)
         x, y, metrics = self.losses(Scores(batch, xy, yx, positives, masked_xy, masked_yx))
         means = torch.stack([x.mean(), y.mean()])  # times 1/K, summed over K processes, is the global mean

@@ -25,15 +25,17 @@ sums of the y_j, whose mean is then below 1. `nuclr` with "unbiased" steps keeps
 differences between candidates matter; with "paper", all zeta drift down together.
 
 Masks: the hard negatives of pair l are masked for anchor i when y_l is (the pairs share an id); an anchor always keeps
-its own. `false_negative_margin` applies to each of them. An anchor whose pairs are all masked contributes nothing to
-the stateful objectives, since the sum over the other pairs cannot be estimated.
+its own. With `negative_id`, a hard negative with the id of y_i is not in the population of anchor i, whoever brings it:
+what was mined for one query may be the answer to another. Without these ids, an answer counts as its own negative.
+`false_negative_margin` applies to each of them. An anchor whose pairs are all masked contributes nothing to the
+stateful objectives, since the sum over the other pairs cannot be estimated.
 
 Relations: without hard negatives, all formulas are those of `stateful`. With zeta = 0, if y_i itself is the one hard
 negative of each pair, phi_i becomes 2 phi_i + 1.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -43,10 +45,8 @@ from nuclr.objectives.kernels import (
     BatchKernel,
     KernelBatch,
     Sums,
-    Workspace,
     _log_pool,
     _log_sum_exp_,
-    is_excluded,
     mean_of_views,
     pool,
     positive_scores,
@@ -66,6 +66,7 @@ class HardNegativesKernel:
         hard: (B * k, d), the hard negatives of all pairs.
         bias: -zeta_h/tau: one number, or (B * k,).
         log_scale: log((n-1)/c_i): one number, or (B,).
+        excluded: from anchors and the pairs that own the hard negatives to the mask, `GatheredBatch.excluded_hard`.
 
     """
 
@@ -76,9 +77,11 @@ class HardNegativesKernel:
         hard: Tensor,
         bias: float | Tensor,
         log_scale: float | Tensor,
+        excluded: Callable[[slice, slice], Tensor | None],
     ) -> None:
         self.kernel = kernel
         self.finite = kernel.finite
+        self.excluded = excluded
         self.batch = batch
         self.hard = hard
         self.bias = torch.as_tensor(bias, dtype=hard.dtype, device=hard.device).expand(len(hard))
@@ -118,10 +121,8 @@ class HardNegativesKernel:
             for tile, weights in self._weights(self.everyone, pairs, log_weight):
                 hard_gradient.addmm_(weights.T, self._rows_of_x(tile), alpha=1 / b)
         pull = torch.exp(log_weight[0, pairs] + self.log_hard)[:, None] / b
-        x = mean_of_views(self.batch.x, m_x)[pairs]
-        y = mean_of_views(self.batch.y, m_y)[pairs]
-        result.x.sub_((pull * y / m_x).repeat_interleave(m_x, dim=0))
-        result.y.sub_((pull * x / m_y).repeat_interleave(m_y, dim=0))
+        result.x.sub_((pull * mean_of_views(self.batch.y, m_y)[pairs] / m_x).repeat_interleave(m_x, dim=0))
+        result.y.sub_((pull * mean_of_views(self.batch.x, m_x)[pairs] / m_y).repeat_interleave(m_y, dim=0))
         return result._replace(hard=hard_gradient)
 
     def masses(self, log_total: Tensor) -> Tensor:
@@ -157,9 +158,9 @@ class HardNegativesKernel:
             by_pair = exponents.view(tile.stop - tile.start, m_x, owners.stop - owners.start, self.per_pair)
             own = numbers[tile, None] == numbers[owners]
             by_pair.sub_((own * self.log_scale[tile, None])[:, None, :, None])
-            if self.batch.ids is not None:
-                excluded = is_excluded(self.batch.ids, tile, Workspace())[:, owners] & ~own
-                by_pair.masked_fill_(excluded[:, None, :, None], lowest)
+            excluded = self.excluded(tile, owners)
+            if excluded is not None:
+                by_pair.masked_fill_(excluded[:, None], lowest)
             if self.batch.margins is not None:
                 limits = spread(self.batch.margins[tile] / self.tau[tile], m_x)
                 exponents.masked_fill_(scaled > limits[:, None], lowest)

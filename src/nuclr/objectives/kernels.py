@@ -283,10 +283,7 @@ def _mask(
     value: float,
 ) -> None:
     """Write `value` to the entries of excluded pairs, (pairs, B) bool."""
-    if views == (1, 1):
-        matrix.masked_fill_(excluded, value)
-    else:
-        _by_pair(matrix, views).masked_fill_(excluded[:, None, :, None], value)
+    _by_pair(matrix, views).masked_fill_(excluded[:, None, :, None], value)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -383,7 +383,14 @@ class StatefulObjective(PairTables):
             step.log_scale = math.log(self.num_samples - 1) - step.negatives.clamp_min(1).log()
             step.counted = step.negatives > 0
         if batch.hard is not None:
-            kernel = HardNegativesKernel(kernel, kernel_batch, batch.hard, self.hard_bias(step), step.log_scale)
+            kernel = HardNegativesKernel(
+                kernel,
+                kernel_batch,
+                batch.hard,
+                self.hard_bias(step),
+                step.log_scale,
+                batch.excluded_hard,
+            )
         step.kernel = kernel
         step.log_phi = distributed.all_gather(kernel.log_sums, dim=1) + step.log_scale
         if batch.hard is not None:  # the sum over the data set cannot be estimated from the own ones

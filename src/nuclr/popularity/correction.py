@@ -44,7 +44,6 @@ it is that of the inverted softmax (Smith et al. 2017), in which queries with ma
 import inspect
 import json
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -73,7 +72,7 @@ from nuclr.arrays import (
     free_memory,
 )
 from nuclr.errors import UserError, first_line
-from nuclr.files import open_regular, parse_json, write_atomically
+from nuclr.files import parse_json, read_bytes, write_atomically
 from nuclr.popularity.bank import distinct_rows, query_weights, row_hashes, same_kind, score_std
 from nuclr.popularity.coordinates import LARGEST_SCORE, Metric, check_metric, item_coordinates, query_coordinates
 from nuclr.popularity.hubs import nearest, reciprocal_ranks
@@ -81,6 +80,7 @@ from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.planted import CleanIndex, Suspicion
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.reliability import reliable_share
+from nuclr.popularity.sample import RowMap
 from nuclr.popularity.solver import Solver, has_no_solution
 
 # Temperatures are in units of the scores' standard deviation, so that they suit any model.
@@ -516,7 +516,14 @@ class PopularityCorrection:
 
     # -- using it ------------------------------------------------------------------------------------------------------
 
-    def bias(self, gallery: Features, *, center: bool = True, boost: Vector | None = None) -> Tensor:
+    def bias(
+        self,
+        gallery: Features,
+        *,
+        center: bool = True,
+        boost: Vector | None = None,
+        row_map: RowMap | None = None,
+    ) -> Tensor:
         """Return the bias to subtract from the scores of each item.
 
         Args:
@@ -524,6 +531,8 @@ class PopularityCorrection:
             boost: Any static score per item to add to its scores, (n,): sales, recency, trust, demand.
             center: Subtract the mean, which does not change any ranking. With False, the biases of two calls have the
                 same constant, so that items of both can be ranked together.
+            row_map: How to map a function of consecutive rows over all rows, called with a name, the rows and the
+                function; it may keep results of blocks in files. None: the function is called once.
 
         Returns:
             (n,), of mean zero unless `center` is False.
@@ -532,12 +541,17 @@ class PopularityCorrection:
             ValueError: If the correction is not fitted, or features have a wrong type, shape or norm.
 
         """
-        bias = self._bias(self._rows("gallery", gallery), boost)
+        bias = self._bias(self._rows("gallery", gallery), boost, row_map)
         return bias.sub_(bias.mean() if center else 0).to(self._dtype)
 
-    def _bias(self, gallery: Rows, boost: Vector | None = None) -> Tensor:
+    def _bias(self, gallery: Rows, boost: Vector | None = None, row_map: RowMap | None = None) -> Tensor:
         """Return the bias minus the boost in float64, with the constant of the fit."""
-        bias = torch.stack([scale.strength * self._zeta(gallery, scale) for scale in self._fitted()]).sum(dim=0)
+        scales = self._fitted()
+
+        def sums(rows: Rows, _: slice | None = None) -> Tensor:
+            return torch.stack([scale.strength * self._zeta(rows, scale) for scale in scales]).sum(dim=0)
+
+        bias = sums(gallery) if row_map is None else row_map("bias", gallery, sums)
         return bias if boost is None else bias - as_vector("boost", boost, len(gallery)).to(bias)
 
     def _fitted(self) -> list[Scale]:
@@ -703,14 +717,9 @@ class PopularityCorrection:
             PopularityCorrection(temperature=0.5, strength=1, queries=3, dimensions=3)
 
         """
-        if not Path(path).is_file():
-            raise UserError(f"{path}: no such file")
         try:
-            with open_regular(Path(path)) as file:
-                if os.fstat(file.fileno()).st_size > free_memory(torch.device("cpu")) / 2:
-                    raise ValueError("it is larger than half of the free memory")
-                content = file.read()  # once: another process may replace the file
-            settings, tensors = _parse(content)
+            # Once, because another process may replace the file.
+            settings, tensors = _parse(read_bytes(Path(path), free_memory(torch.device("cpu")) / 2))
             fix = cls(**settings["arguments"])
             fix._bank = as_features("queries", tensors["queries"], "any")
             check_norms("queries", fix._bank[fix._bank.any(dim=1)], "unit")

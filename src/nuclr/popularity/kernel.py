@@ -3,20 +3,22 @@
 The scores are processed in tiles of rows, and each tile in blocks of columns. A block is exponentiated relative to the
 largest entry of each row and summed along its rows. Once all blocks of a tile are done, Z of its rows is known, and the
 blocks are summed along their columns. Sums within a block and over the blocks of a row use the precision of the scores;
-sums over tiles use float64. Under torch.distributed each process handles its own rows, and one all-reduce adds the
-results.
+sums over tiles use float64. Tiles are processed by several threads (`threads`). Under torch.distributed each process
+handles its own rows, and one all-reduce adds the results.
 """
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
 from nuclr import distributed
 from nuclr.arrays import free_memory
-from nuclr.popularity.near import Collector, Near
+from nuclr.popularity import threads
+from nuclr.popularity.near import Entries, Limits, Near
 from nuclr.popularity.problem import Problem
 
 # Rows and columns that fit into a CPU cache, or fill a GPU
@@ -92,38 +94,30 @@ class Kernel:
         self.collects = collects
         self.near: Near | None = None
         self.problem = problem.part(own_rows(n_x))
-        self.tiles, self.blocks = tiling(self.problem, memory)
+        device = problem.b.device
+        workers = threads.count(device)
+        self.tiles, self.blocks = tiling(self.problem, memory / workers)
         share = -(-n_x // distributed.world_size())  # equal on all processes, so that all take the same decision
         needed = share * n_y * problem.dtype.itemsize
         block = [max((s.stop - s.start for s in slices), default=0) for slices in (self.tiles, self.blocks)]
-        device = problem.b.device
+        tile = [len(self.blocks), *block]
         storage = None
         if needed <= memory:
             fits = needed <= free_memory(device)
             if fits:
-                storage = _allocate(
-                    len(self.tiles),
-                    len(self.blocks),
-                    *block,
-                    dtype=problem.dtype,
-                    device=device,
-                )
+                storage = _allocate(len(self.tiles), *tile, dtype=problem.dtype, device=device)
             if not all(answer for (answer,) in distributed.exchange([int(storage is not None)])):
                 storage = None
-        self.keep = storage is not None
-        if storage is None:
-            storage = torch.empty(
-                1,
-                len(self.blocks),
-                *block,
-                dtype=problem.dtype,
-                device=device,
-            )
         self.storage = storage
-        self.squares = self.storage.new_empty(block)
-        self.top = self.storage.new_empty(len(self.problem.a))
+        self.keep = storage is not None
+        # Each thread takes a space to work in: for a block, and for a tile unless all are kept.
+        self.spaces: SimpleQueue[tuple[Tensor, Tensor]] = SimpleQueue()
+        for _ in range(workers):
+            squares = torch.empty(block, dtype=problem.dtype, device=device)
+            self.spaces.put((squares, squares.new_empty(0 if self.keep else tile)))
+        self.top = squares.new_empty(len(self.problem.a))
         self.mass = self.problem.a.to(problem.dtype)
-        self.scale = self.storage.new_empty(len(self.blocks), len(self.top))
+        self.scale = squares.new_empty(len(self.blocks), len(self.top))
         self.reference = torch.zeros_like(problem.b)
         self.age = -1
         self.curvature = torch.ones_like(problem.b)
@@ -145,31 +139,53 @@ class Kernel:
         v = drift.exp()
         bv = (p.b * v).to(p.dtype)
         shift = (zeta / -p.temperature).to(p.dtype)
-        sums = zeta.new_zeros(1 + renew, len(zeta))
         z = torch.empty_like(self.top)
-        collector = Collector(p, self.memory) if collects else None
-        for number, rows in enumerate(self.tiles):
-            tile = [
-                space[: rows.stop - rows.start, : columns.stop - columns.start]
-                for space, columns in zip(self.storage[number if self.keep else 0], self.blocks, strict=True)
-            ]
-            if fresh:
-                self._fill(tile, rows, shift)
-            parts = list(zip(tile, self.blocks, self.scale[:, rows], strict=True))
-            z[rows] = sum(scale * (block @ bv[columns]) for block, columns, scale in parts)
-            weight = self.mass[rows] / z[rows]
-            for block, columns, scale in parts:
-                sums[0, columns] += block.T @ (weight * scale)
-                if renew:
-                    squares = torch.mul(block, block, out=self.squares[: len(block), : block.shape[1]])
-                    sums[1, columns] += squares.T @ (weight * scale.square() / z[rows])
-                if collector:
-                    entries = torch.mul(block, v[columns].to(block), out=self.squares[: len(block), : block.shape[1]])
-                    collector.add(rows, columns, entries, scale / z[rows])
+        limits = Limits.of(p, self.memory)
+
+        def sum_part(numbers: range) -> tuple[Tensor, list[Entries]]:
+            """Sum the columns of some tiles, and set their rows of z."""
+            squares, space = self.spaces.get()
+            sums = zeta.new_zeros(1 + renew, len(zeta))
+            entries = []
+            for number in numbers:
+                rows = self.tiles[number]
+                whole = space if self.storage is None else self.storage[number]
+                tile = [
+                    block[: rows.stop - rows.start, : columns.stop - columns.start]
+                    for block, columns in zip(whole, self.blocks, strict=True)
+                ]
+                if fresh:
+                    self._fill(tile, rows, shift)
+                parts = list(zip(tile, self.blocks, self.scale[:, rows], strict=True))
+                z[rows] = sum(scale * (block @ bv[columns]) for block, columns, scale in parts)
+                weight = self.mass[rows] / z[rows]
+                for block, columns, scale in parts:
+                    sums[0, columns] += block.T @ (weight * scale)
+                    product = squares[: len(block), : block.shape[1]]
+                    if renew:
+                        torch.mul(block, block, out=product)
+                        sums[1, columns] += product.T @ (weight * scale.square() / z[rows])
+                    if collects:
+                        torch.mul(block, v[columns].to(block), out=product)
+                        entries.append(limits.large_entries(rows, columns, product, scale / z[rows]))
+            self.spaces.put((squares, space))
+            return sums, entries
+
+        total = zeta.new_zeros(1 + renew, len(zeta))
+        none = torch.empty(0, dtype=torch.int32, device=zeta.device)
+        entries = [(none, none, self.top[:0])]
+        step = max(1, threads.PART // (len(self.problem.b) * max(1, self.tiles[0].stop if self.tiles else 1)))
+        numbers = [range(s.start, s.stop) for s in _slices(len(self.tiles), step)]
+
+        def add(part: tuple[Tensor, list[Entries]]) -> None:
+            total.add_(part[0])
+            entries.extend(part[1])
+
+        threads.in_order(sum_part, numbers, zeta.device, add)
         log_z = self.top.to(zeta) + z.to(zeta).log()
-        if collector:
-            self.near = collector.finish(zeta, log_z)
-        return self._state(zeta, v, sums, log_z)
+        if collects:
+            self.near = Near.of(entries, limits.shape, zeta, log_z)
+        return self._state(zeta, v, total, log_z)
 
     def _fill(
         self,
@@ -253,12 +269,17 @@ def log_column_sums(
     log_z: Tensor,
 ) -> Tensor:
     """Return log c, (n_y,), computed in logs: slower than a pass, but safe at any distance from the solution."""
-    log_c = torch.full_like(zeta, -math.inf)
     shift = (zeta / -problem.temperature).to(problem.dtype)
     tiles, blocks = tiling(problem)
-    for rows in tiles:
-        weight = (problem.a[rows].log() - log_z[rows])[:, None].to(shift)
-        for columns in blocks:
+
+    def of_columns(columns: slice) -> Tensor:
+        total = torch.full_like(zeta[columns], -math.inf)
+        for rows in tiles:
+            weight = (problem.a[rows].log() - log_z[rows])[:, None].to(shift)
             logits = problem.logits(rows, columns, shift) + weight
-            log_c[columns] = torch.logaddexp(log_c[columns], logits.logsumexp(dim=0).to(log_c))
-    return log_c
+            total = torch.logaddexp(total, logits.logsumexp(dim=0).to(total))
+        return total
+
+    log_c: list[Tensor] = []
+    threads.in_order(of_columns, blocks, zeta.device, log_c.append)
+    return torch.cat(log_c)

@@ -23,10 +23,14 @@ from nuclr.popularity.kernel import LOG2_E, gather_rows, own_rows
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.result import Result
 from nuclr.popularity.sampling import draw_sample
+from nuclr.popularity.threads import in_order
 
 CHECKED = 512  # rows and columns computed exactly
 MEASURED = 8192  # candidates on which the error is averaged
 TILE = 2**21  # scores per tile: fit into a CPU cache
+
+
+RowMap = Callable[[str, Rows, Callable[[Rows, slice], Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,14 @@ class Estimator:
         solver: Solves the small problem, from zeta = init.
         size: Number of anchors and of candidates in the sample.
         seed: Of the random numbers.
+        row_map: Maps a function of consecutive rows over all rows. None: calls it once.
 
     """
 
     solver: Callable[[Problem, Tensor | None], Result]
     size: int
     seed: int = 0
+    row_map: RowMap | None = None
 
     def __call__(self, problem: Problem, init: Tensor | None = None) -> Result:
         """Return the estimate; its `converged` is False, and `residual` is that of the candidates that were checked."""
@@ -67,9 +73,9 @@ class Estimator:
         solved = self.solver(part, None if init is None else init[candidates.index])
         small_zeta = solved.zeta.to(b)
         shift = part.a.log() - solved.log_z
-        log_q, noise_c = _extended(p.y, x, tau, shift, anchors.noise / anchors.weight)
+        log_q, noise_c = self._extended("zeta", p.y, x, tau, shift, anchors.noise / anchors.weight)
         shift = b.log() - small_zeta / tau
-        log_z, noise_z = _extended(p.x, y, tau, shift, candidates.noise / candidates.weight)
+        log_z, noise_z = self._extended("log-z", p.x, y, tau, shift, candidates.noise / candidates.weight)
         zeta = tau * log_q
         exact_c = _exact(p.y[checked_y], p.x, tau, p.a.log() - log_z) - log_q[checked_y]
         exact_z = _exact(p.x[checked_x], p.y, tau, p.b.log() - log_q) - log_z[checked_x]
@@ -109,6 +115,25 @@ class Estimator:
             error=error,
         )
 
+    def _extended(
+        self,
+        name: str,
+        many: Rows,
+        few: Tensor,
+        temperature: float,
+        log_weight: Tensor,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return `log_sums` of all rows, which the processes share."""
+
+        def sums(rows: Rows, _: slice | None = None) -> Tensor:
+            return torch.stack(log_sums(rows, few, temperature, log_weight, noise), dim=1)
+
+        rows = many.part(own_rows(len(many)))
+        own = sums(rows) if self.row_map is None else self.row_map(name, rows, sums)
+        log_sum, relative = (gather_rows(column, len(many)) for column in own.T)
+        return log_sum, relative
+
 
 def log_sums(
     many: Rows | Tensor,
@@ -145,35 +170,20 @@ def log_sums(
         dtype=torch.float64,
         device=few.device,
     )
-    height = max(1, TILE // max(1, len(few)))
-    buffer = few.new_empty(min(height, len(many)), len(few))
-    for start in range(0, len(many), height):
+
+    def sum_rows(start: int) -> tuple[slice, Tensor, Tensor]:
         rows = slice(start, min(start + height, len(many)))
-        block = torch.addmm(
-            shift,
-            many[rows],
-            few.T,
-            alpha=1 / temperature,
-            out=buffer[: rows.stop - start],
-        )
+        block = torch.addmm(shift, many[rows], few.T, alpha=1 / temperature)
         top = block.amax(dim=1)
         sums = block.sub_(top[:, None]).mul_(LOG2_E).exp2_() @ factors
-        out[rows, 0] = top.to(out) + sums[:, 0].to(out).log()
-        out[rows, 1] = (sums[:, -1] / sums[:, 0]).to(out)
+        return rows, top.to(out) + sums[:, 0].to(out).log(), sums[:, -1] / sums[:, 0]
+
+    def store(part: tuple[slice, Tensor, Tensor]) -> None:
+        rows, out[rows, 0], out[rows, 1] = part
+
+    height = max(1, TILE // max(1, len(few)))
+    in_order(sum_rows, range(0, len(many), height), few.device, store)
     return out[:, 0], out[:, 1] if noise is not None else torch.zeros_like(out[:, 0])
-
-
-def _extended(
-    many: Rows,
-    few: Tensor,
-    temperature: float,
-    log_weight: Tensor,
-    noise: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return `log_sums` of all rows, which the processes share."""
-    sums = log_sums(many.part(own_rows(len(many))), few, temperature, log_weight, noise)
-    log_sum, relative = (gather_rows(own, len(many)) for own in sums)
-    return log_sum, relative
 
 
 def _exact(

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from nuclr import distributed
 from nuclr.arrays import Array, Features, Norms, Vector, as_positive, as_rows, as_vector
+from nuclr.popularity import threads
 from nuclr.popularity.kernel import Kernel, State, gather_rows
 from nuclr.popularity.methods import METHODS, Sparse, check_method
 from nuclr.popularity.problem import Problem, make_problem
 from nuclr.popularity.result import Result
-from nuclr.popularity.sample import Estimator
+from nuclr.popularity.sample import Estimator, RowMap
 
 PATIENCE = 50  # passes without a new best residual, near the limit of the arithmetic, before the solver gives up
 LARGEST_RANGE = 1000.0  # of zeta / tau, beyond the range of the scores, if pairs are excluded
@@ -49,6 +50,7 @@ def solve(
     exclude_copies: bool = False,
     memory: int = 2**30,
     sample: int = 16_384,
+    row_map: RowMap | None = None,
 ) -> Result:
     """Solve for the popularity of candidates y among anchors x: every candidate is chosen equally often at zeta.
 
@@ -78,6 +80,8 @@ def solve(
         memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
             much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
         sample: Number of anchors and of candidates in the small problem that method="sample" solves.
+        row_map: How method="sample" maps a function of consecutive rows over all rows, called with the name of the map,
+            the rows and the function; it may keep results of blocks in files. None: the function is called once.
 
     Returns:
         The result. If it did not converge, `converged` is False and a ConvergenceWarning is issued; an interrupt
@@ -127,7 +131,7 @@ def solve(
         return solver(problem, init)
     if sample < LEAST_SAMPLE:
         raise ValueError(f"sample={sample}; give at least {LEAST_SAMPLE}")
-    result = Estimator(solver, sample)(problem, as_start(init, problem))
+    result = Estimator(solver, sample, row_map=row_map)(problem, as_start(init, problem))
     if method == "auto":
         message = (
             f"{len(problem.a)} x {len(problem.b)} scores: zeta is estimated from a sample, and the error of zeta / tau "
@@ -165,7 +169,7 @@ class Solver:
         zeta = as_start(init, problem)
         history: list[float] = []
         reason = "rounding errors"
-        with progress_line(self.progress) as show:
+        with threads.one_per_operation(), progress_line(self.progress) as show:
             try:
                 for residual, best, dtype in self._passes(problem, zeta):  # noqa: B007
                     history.append(residual)

@@ -6,6 +6,8 @@ of the others by r_i t_j / T, with r and t their row and column sums and T their
 the problem at this state, and one evaluation takes as many operations as there are large entries.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from nuclr import distributed
 from nuclr.popularity.kernel import State
 from nuclr.popularity.near import Near
 from nuclr.popularity.problem import Problem
+from nuclr.popularity.threads import PART, in_order
 
 
 class Model:
@@ -62,4 +65,26 @@ class Model:
 
 def _product(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return matrix @ vector in float64; the product is computed in the precision of the matrix."""
-    return torch.mm(matrix, vector.to(matrix.dtype)[:, None]).squeeze(1).to(vector)
+    factor = vector.to(matrix.dtype)[:, None]
+    products: list[Tensor] = []
+    in_order(lambda part: torch.mm(part, factor), _parts(matrix), matrix.device, products.append)
+    return torch.cat(products).squeeze(1).to(vector)
+
+
+def _parts(matrix: Tensor) -> list[Tensor]:
+    """Return consecutive rows of a CSR matrix, several times if it has many entries."""
+    steps = min(-(-matrix.values().numel() // PART), len(matrix))
+    if steps <= 1 or matrix.device.type != "cpu":
+        return [matrix]
+    start = matrix.crow_indices()
+    edges = [len(matrix) * step // steps for step in range(steps + 1)]
+    return [
+        torch.sparse_csr_tensor(
+            start[first : last + 1] - start[first],
+            matrix.col_indices()[start[first] : start[last]],
+            matrix.values()[start[first] : start[last]],
+            (last - first, matrix.shape[1]),
+            check_invariants=False,
+        )
+        for first, last in pairwise(edges)
+    ]

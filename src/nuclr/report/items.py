@@ -1,6 +1,7 @@
 """Items of a side as a page shows them: a picture, a text, or numbers as a small curve."""
 
 import base64
+from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
@@ -15,6 +16,7 @@ from nuclr.report import numbers
 from nuclr.report.page import Item, shorten
 
 SIDE = 144  # pixels of a picture; shown at up to 150
+THUMBNAIL = 72  # pixels of a picture in a list of many items
 SMALL = 64  # pixels up to which a picture is stored in higher quality
 MOST_POINTS = 96  # of a curve; longer vectors are shown by the means of equal parts
 WIDTH = 96  # of a curve, in SVG units
@@ -43,6 +45,15 @@ def show_item(
     norm = numbers.number(float(np.linalg.norm(vector)))
     detail = f"{numbers.count(len(vector))} numbers, norm {norm}"
     return Item("numbers", label, curve=draw_curve(vector, f"{label}: {detail}"))
+
+
+def thumbnail(item: Item) -> Item:
+    """Return the item with a picture for a list of many items, if it has a picture."""
+    if item.picture is None:
+        return item
+    image = Image.open(BytesIO(base64.b64decode(item.picture.partition(",")[2])))
+    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+    return replace(item, picture=data_uri(image))
 
 
 def data_uri(image: Image.Image) -> str:

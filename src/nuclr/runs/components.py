@@ -315,6 +315,23 @@ def _encoder_side(
     )
 
 
+def matryoshka_widths(settings: s.Settings, model: DualEncoder) -> list[int]:
+    """Return the widths that `model.matryoshka` asks for and the full one, in ascending order; by default none.
+
+    Raises:
+        UserError: if the features are not as wide, or their width is not known.
+
+    """
+    widths = settings.model.matryoshka
+    width = model.width or 0
+    if widths and widths[-1] > width:
+        raise UserError(
+            f"model.matryoshka is {widths}, but the width of the features is {width or 'not known'}; leave out "
+            "what is wider, or set model.width and a head"
+        )
+    return sorted({*widths, width}) if widths else []
+
+
 def check_tower_widths(model: DualEncoder) -> None:
     """Refuse `evaluate.head=false` if the towers have different numbers of features, which cannot be compared."""
     x, y = (getattr(side.head, "in_width", model.width) for side in (model.x, model.y))
@@ -351,6 +368,7 @@ def resolve(
         "plugins": tuple(str(Path(p).resolve()) if p.endswith(".py") else p for p in settings.plugins),
         "objective": dataclasses.replace(settings.objective, options=settings.objective.arguments()),
         "model.width": model.width,
+        "model.matryoshka": matryoshka_widths(settings, model),
     }
     sets = {name: dataclasses.replace(own, split=val_split(data, name)) for name, own in data.val.items()}
     changes["data.val"] = sets

@@ -302,6 +302,10 @@ def check(settings: Settings, overridden: Sequence[str] = ()) -> None:
             f"schedule.zeta_frozen_epochs is {schedule.frozen_epochs}, more than schedule.epochs, which is "
             f"{schedule.epochs}; add schedule.zeta_frozen_epochs=0"
         )
+    if settings.model.matryoshka and not settings.evaluate.head:
+        raise UserError(
+            "model.matryoshka shortens the features of the heads, but evaluate.head is false; leave one out"
+        )
     if settings.data.contrasts_views and settings.data.val:
         raise UserError("data.val is not used with data.contrast=views; leave it out, and set data.classes to evaluate")
     if settings.data.contrasts_views and not settings.augment.enabled:

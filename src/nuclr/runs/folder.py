@@ -87,10 +87,6 @@ class TrainedRun:
     protocol: str
     timing: dict[str, float]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of results.json."""
-        return dict(files.to_record(self))
-
 
 def read_results(folder: Path) -> TrainedRun | None:
     """Return the content of results.json; None if the run is not finished."""
@@ -140,7 +136,7 @@ class RunFolder:
         """Lock the folder and check that it is new, or holds the run to resume; return whether it is the latter."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            self._lock = files.take_lock(self.folder, "run")
             exists = files.is_run(self.folder)
             if not exists:  # first of all, so that a run killed right after this is recognized as one
                 self._write_config(settings)
@@ -156,9 +152,6 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"out={self.folder}: cannot be written ({error.strerror}); name another folder") from None
         return exists
-
-    def _take_lock(self) -> None:
-        self._lock = files.take_lock(self.folder, "run")
 
     def _write_config(self, settings: Settings) -> None:
         for path in self.folder.iterdir():
@@ -183,9 +176,8 @@ class RunFolder:
 
     def start_logs(self, metrics_bytes: int) -> None:
         """Open the logs; metrics.jsonl is truncated to the length stored in the checkpoint, if it is longer."""
-        with (self.folder / METRICS).open("ab") as file:
-            file.truncate(min(metrics_bytes, file.tell()))
         self._files = {name: (self.folder / name).open("ab") for name in (METRICS, TIMING)}
+        self._files[METRICS].truncate(min(metrics_bytes, self._files[METRICS].tell()))
 
     def log(self, name: str, values: dict[str, Any]) -> None:
         """Append a line to a log."""
@@ -193,15 +185,14 @@ class RunFolder:
         self._files[name].flush()
 
     def metrics_bytes(self) -> int:
-        """Flush metrics.jsonl to disk and return its length."""
-        file = self._files[METRICS]
-        file.flush()
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
+        """Flush metrics.jsonl, whose lines are written at once, to disk and return its length."""
+        file = self._files[METRICS].fileno()
+        os.fsync(file)
+        return os.fstat(file).st_size
 
     def finish(self, results: TrainedRun) -> None:
         """Write results.json, which marks the run as finished."""
-        files.write_text(self.folder / RESULTS, json.dumps(results.to_json(), indent=1) + "\n")
+        files.write_text(self.folder / RESULTS, json.dumps(files.to_record(results), indent=1) + "\n")
 
     def close(self) -> None:
         """Close the logs and release the lock."""

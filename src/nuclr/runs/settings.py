@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nuclr import objectives
 from nuclr.errors import UserError
+from nuclr.runs.matryoshka import NARROWER
 
 CONFIG = pydantic.ConfigDict(
     extra="forbid",
@@ -55,6 +56,12 @@ def _read_number(value: Any) -> Any:
 def split_names(value: Any) -> Any:
     """Return comma-separated names as a list; other values as they are."""
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+def _sort_widths(value: list[int]) -> list[int]:
+    if len(set(value)) < len(value):
+        raise ValueError("each width may occur once")
+    return sorted(value)
 
 
 Int = Annotated[int, BeforeValidator(_read_number)]
@@ -291,6 +298,8 @@ class Model:
         pretrained: A complete dual encoder instead: CLIP, SigLIP, or the `model/` folder of a run.
         width: Dimensions of the common space. By default the encoder's.
         standardize: Center and scale input vectors by the mean and deviation of the training set.
+        matryoshka: Widths at which features are trained and evaluated, such as `[64, 128, 256]`: the first coordinates,
+            with unit norm. All of them, `width`, are always included. By default only these.
 
     """
 
@@ -300,6 +309,9 @@ class Model:
     pretrained: str | None = None
     width: Int | None = Field(default=None, ge=1, le=2**20)
     standardize: bool = True
+    matryoshka: Annotated[list[Annotated[Int, Field(ge=1)]], AfterValidator(_sort_widths)] = dataclasses.field(
+        default_factory=list
+    )
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -363,7 +375,8 @@ class Objective:
             raise UserError(f"objective.{str(error).splitlines()[0]}") from None
 
     def restore(self, state: Mapping[str, Tensor]) -> objectives.Objective:
-        """Return the objective with the state of a checkpoint, whatever its number of rows and views."""
+        """Return the objective, of the full width, with the state of a checkpoint, whatever its rows and views."""
+        state = {name: table for name, table in state.items() if not name.startswith(NARROWER)}
         tables = {name: table for name, table in state.items() if "." not in name and table.ndim}
         views = {f"{name[-1]}_views": table.shape[1] for name, table in tables.items() if table.ndim == 2}
         rows = next((len(table) for table in tables.values()), 2)

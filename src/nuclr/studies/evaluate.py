@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from nuclr.evaluation import (
     choose_correction,
     cross_validated_ranks,
     metrics_by_convention,
+    metrics_of_widths,
     ranking_metrics,
+    retrieval_metrics,
     retrieval_ranks,
     summarize_ranks,
     zero_shot_metrics,
 )
-from nuclr.evaluation.metrics import Kind, find_metric, measure
+from nuclr.evaluation.metrics import Kind, measure, named_metrics
 from nuclr.evaluation.probe import TEMPERATURE, labeled_halves
 from nuclr.evaluation.retrieval import direction_names
 from nuclr.popularity.correction import BANK_SIZE, STRENGTHS, TEMPERATURE_FACTORS
@@ -126,19 +129,14 @@ class SetResult:
 
     def lines(self) -> Iterator[str]:
         """Yield the table: a row per metric, with a column per ranking and one for chance."""
-        rows = []
-        for name in self.plain:
-            metric, direction = find_metric(name) or (None, "")
-            if metric is None:  # such as a chance level
-                continue
-            chance = self.plain.get(name.removesuffix(metric.key) + metric.chance_key)
-            values = [*(metrics[name] for metrics in self.rankings.values()), chance]
-            label = metric.label.replace("k-", f"{self.facts.get('k', 'k')}-")
-            cells = ["" if value is None else metric.text(value, 2) for value in values]
-            rows.append([f"{label}, {direction.replace('_', ' ')}" if direction else label, *cells])
+        rows = [["", *(COLUMNS[column] for column in self.rankings), "chance"]]
+        for one in named_metrics(self.plain):
+            values = [*(metrics.get(one.name) for metrics in self.rankings.values()), one.chance(self.plain)]
+            label = one.label.replace("k-", f"{self.facts.get('k', 'k')}-")
+            rows.append([label, *("" if value is None else one.metric.text(value, 2) for value in values)])
         width = max(28, 2 + max(len(row[0]) for row in rows))
         yield self.title
-        for label, *cells in (["", *(COLUMNS[column] for column in self.rankings), "chance"], *rows):
+        for label, *cells in rows:
             yield f"  {label:{width}}" + "".join(f"{cell:>14}" for cell in cells)
         for bank, gains in self.gains.items():
             for direction, gain in gains.items():
@@ -459,6 +457,8 @@ def _retrieval(
     features = subject.pair_features(task.source, duplicates)
     pairs = task.source.pairs
     plain = retrieval_ranks(features.x, features.y, features.links)
+    measure = partial(retrieval_metrics, links=features.links, sides=features.sides)
+    short = metrics_of_widths(measure, features.x, features.y, subject.widths)
     # If the correction is chosen on these pairs, each half of the x is ranked with the choice of the other half.
     crossed = any(corrector.val == pairs.fingerprint for corrector in correctors)
     corrected: dict[str, Metrics] = {}
@@ -488,7 +488,7 @@ def _retrieval(
     return SetResult(
         "retrieval",
         f"{task.name}: {len(features.x):,} {x.many}, {len(features.y):,} {y.many}",
-        summarize_ranks(*plain, sides=features.sides),
+        summarize_ranks(*plain, sides=features.sides) | short,
         {
             "path": task.path,
             "split": task.split,
@@ -550,10 +550,10 @@ def _beir(
     queries = encode_items(subject.model.x, texts[0], subject.encoding)
     documents = encode_items(subject.model.y, texts[1], subject.encoding)
 
-    def rank(bias: Tensor | None = None) -> Metrics:
+    def rank(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Metrics:
         return ranking_metrics(
-            queries,
-            documents,
+            x,
+            y,
             task.qrels,
             task.document_ids,
             bias,
@@ -565,7 +565,8 @@ def _beir(
         # A corpus may be much larger than what popularity can be solved with.
         some = documents[evenly_spaced(len(documents), BANK_SIZE)]
         bank = corrector.bank_of(str(task.path), queries[evenly_spaced(len(queries), BANK_SIZE)], some)
-        corrected[corrector.bank] = rank(corrector.correction.biases(bank, queries, documents)[1])
+        bias = corrector.correction.biases(bank, queries, documents)[1]
+        corrected[corrector.bank] = rank(queries, documents, bias)
     held_out = None if subject.run is None or subject.run.val is None else subject.run.val.pairs
     chosen_here = (
         bool(correctors)
@@ -576,7 +577,7 @@ def _beir(
     return SetResult(
         "beir",
         f"{task.path}, {task.split}: {len(queries):,} queries, {len(documents):,} documents",
-        rank(),
+        rank(queries, documents) | metrics_of_widths(rank, queries, documents, subject.widths),
         {
             "path": str(task.path),
             "split": task.split,

@@ -161,9 +161,8 @@ def open_labels(
     """
     standard = parse_standard(text, CLASSIFICATION, "--classification" if kind == "zero_shot" else "--classes")
     if standard is not None:
-        opened = open_standard_classes(*standard, data.allow_outside)
-        source = Source(opened.images, opened.numbers, {})
-        return add_prompts(Task(standard[0], str(opened.path), kind, source), prompts)
+        images, numbers, path = open_standard_classes(*standard, data.allow_outside)
+        return add_prompts(Task(standard[0], str(path), kind, Source(images, numbers, {})), prompts)
     builtin = text.partition(":")[0] in ("builtin", BUILTIN_CLASSES)
     classes = BuiltinLabeled(size=size) if builtin else open_labeled(text, data.allow_outside)
     return labeled_task(text, text, classes, data, kind, prompts)
@@ -234,6 +233,11 @@ class Subject:
             encoder.inputs.size for encoder in (self.model.x, self.model.y) if isinstance(encoder.inputs, ImageFormat)
         ]
         return sizes[0] if sizes else 32
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Numbers of coordinates that the features of the heads may be shortened to."""
+        return () if self.run is None or not self.encoding.head else self.run.settings.model.matryoshka
 
     def check(self, name: str, needs: Sequence[Need]) -> None:
         """Refuse a test set that the model does not take; two needs are two sides that are compared."""

@@ -1,6 +1,6 @@
 """Build what a run trains with: pairs, validation, model, objective, optimizer, inputs."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from nuclr.models import DualEncoder
 from nuclr.runs import components
 from nuclr.runs.components import Loaders
 from nuclr.runs.features import autocast
+from nuclr.runs.matryoshka import Matryoshka
 from nuclr.runs.settings import Optimizer, Settings
 from nuclr.training.batch_inputs import TrainingInputs
 from nuclr.training.schedules import LR_FACTOR
@@ -35,7 +36,8 @@ class Parts:
             since it gathers features itself.
         groups: the groups of pairs that views come from, which have a row of the objective's state each; None if every
             pair has one.
-        objective: the objective.
+        objective: the objective, or the sum of one per width.
+        full: the objective of the full width.
         optimizer: of the model and of the objective's parameters.
         loader: of the training pairs.
         inputs: makes the encoders' inputs.
@@ -61,7 +63,8 @@ class Parts:
         count = self.groups.count if self.groups else len(pairs)
         stored = self.groups.stored() if self.groups else {}
         views = {f"{side}_views": pairs_of_views.shape[1] for side, pairs_of_views in stored.items()}
-        self.objective = settings.objective.build(count, views).to(device)
+        self.full = settings.objective.build(count, views).to(device)
+        self.objective = Matryoshka(self.full, self.validation.widths) if self.validation.widths else self.full
         self.loader = components.make_loader(
             settings.data,
             pairs,
@@ -94,8 +97,7 @@ class Parts:
     def encode(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Return the features of both sides, in the precision of the run."""
         with autocast(self._device, self._settings.precision):
-            features: tuple[Tensor, Tensor] = self.encoders(x, y)
-        return features
+            return cast(tuple[Tensor, Tensor], self.encoders(x, y))
 
 
 def build_parts(
@@ -142,6 +144,7 @@ def build_parts(
         classes,
         class_loader,
         settings.evaluate,
+        components.matryoshka_widths(settings, model),
     )
     return source, validation, model
 

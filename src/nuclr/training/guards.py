@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nuclr import distributed, files
 from nuclr.data.selection import Source
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
-from nuclr.objectives import Objective
 from nuclr.runs import folder
 from nuclr.runs.checkpoint import Checkpoint, check_state, check_tensor
 
@@ -49,7 +48,7 @@ def not_finite(
 def check_fits(
     saved: Checkpoint,
     model: DualEncoder,
-    objective: Objective,
+    objective: nn.Module,
     optimizer: torch.optim.Optimizer,
     data: dict[str, dict[str, str]],
     epochs: int,

@@ -211,7 +211,8 @@ def banner(
     }
     rows |= {
         "model": f"{parameters:,} parameters, {trained:,} trained; common space of width {parts.model.width}"
-        f"{'; one encoder for both sides' if parts.model.shared else ''}",
+        f"{'; one encoder for both sides' if parts.model.shared else ''}"
+        f"{f'; Matryoshka {settings.model.matryoshka}' if settings.model.matryoshka else ''}",
         "objective": f"{objective.label}: {_list(options)}",
         "plan": f"{settings.schedule.epochs} epochs of {steps:,} steps, batch size {data.batch_size}, "
         f"learning rate {settings.optimizer.lr:g}, {settings.precision}",

@@ -252,7 +252,7 @@ def _train(
     with contextlib.closing(progress), loggers or contextlib.nullcontext():
         while position.epoch < epochs:
             epoch = position.epoch
-            if position.step == 0 and refresh_due(settings, objective, epoch):
+            if position.step == 0 and refresh_due(settings, parts.full, epoch):
                 encoding = Encoding(settings.evaluate.batch_size, device, settings.precision)
                 refresh_popularity(
                     objective,
@@ -277,7 +277,7 @@ def _train(
                     set_schedules(
                         settings,
                         optimizer,
-                        objective,
+                        parts.full,
                         position,
                         steps,
                     )
@@ -316,7 +316,7 @@ def _train(
                     progress.step(position.total)
                     if position.total % log_every == 0:
                         values = window.means()
-                        log(logging.metrics_line(position, steps, optimizer, objective, values))
+                        log(logging.metrics_line(position, steps, optimizer, parts.full, values))
                         if first:
                             run.log(folder.TIMING, logging.timing_line(position, clock, batch_size * log_every))
                         progress.report(epoch, values["loss"], clock)
@@ -336,7 +336,7 @@ def _train(
 
             # -- held-out pairs
             rows = source.numbers if parts.groups is None else np.unique(parts.groups.row[source.numbers])
-            summary = objective.summarize(torch.from_numpy(rows)) if first else {}
+            summary = parts.full.summarize(torch.from_numpy(rows)) if first else {}
             values = {f"state/{name}": value for name, value in summary.items()}
             if evaluation_due(settings, epoch):
                 last = validation(model, device, settings.precision)
@@ -357,7 +357,7 @@ def _train(
         folder=run.folder,
         name=settings.name,
         objective=settings.objective.name,
-        temperature=objective.current_temperature,
+        temperature=parts.full.current_temperature,
         steps=position.total,
         epochs=epochs,
         batch_size=batch_size,
@@ -381,7 +381,7 @@ def _train(
 
     def finish() -> None:
         if model.joint is not None:
-            model.joint = model.joint.with_temperature(objective.current_temperature, objective.current_bias)
+            model.joint = model.joint.with_temperature(parts.full.current_temperature, parts.full.current_bias)
         model.save_pretrained(run.folder / folder.MODEL)
         run.finish(results)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,10 +15,11 @@ from nuclr.data import Batch, Loader, ViewGroups
 from nuclr.data.selection import Source
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
-from nuclr.objectives import Objective, ObjectiveOutput, backward_in_micro_batches
+from nuclr.objectives import ObjectiveOutput, backward_in_micro_batches
 from nuclr.objectives.micro_batches import InputsError
 from nuclr.popularity import solve
 from nuclr.runs.features import Encoding, encode_pairs
+from nuclr.runs.matryoshka import per_width
 from nuclr.training.guards import not_finite
 
 REFRESH_TOLERANCE = 1e-3  # of the residual when popularity is solved for during training
@@ -39,13 +40,8 @@ def seed_step(
         torch.manual_seed(number)
 
 
-def state_index(batch: Batch) -> Tensor:
-    """Return the rows of the objective's state that belong to a batch."""
-    return batch.numbers if batch.row is None else batch.row
-
-
 def apply_objective(
-    objective: Objective,
+    objective: nn.Module,
     x: Tensor,
     y: Tensor,
     batch: Batch,
@@ -54,7 +50,7 @@ def apply_objective(
     """Return the objective's output for a batch.
 
     Args:
-        objective: the objective.
+        objective: the objective, or one per width.
         x: features of side x, (b, d), or (b * m, d) with the m views of a pair next to each other.
         y: the same for side y.
         batch: the pairs.
@@ -71,13 +67,8 @@ def apply_objective(
         x_id = batch.x_id if batch.group is None else torch.stack([batch.x_id, batch.group], dim=1)
         ids = {"x_id": x_id, "y_id": batch.y_id}
     x, y = (f if len(f) == len(batch) else f.unflatten(0, (len(batch), -1)) for f in (x, y))
-    output: ObjectiveOutput = objective(
-        x,
-        y,
-        state_index(batch),
-        **ids,
-    )
-    return output
+    rows = batch.numbers if batch.row is None else batch.row  # of the objective's state
+    return cast(ObjectiveOutput, objective(x, y, rows, **ids))
 
 
 def refuse_not_finite(
@@ -101,7 +92,7 @@ def clip_gradient(parameters: list[nn.Parameter], largest: float) -> Tensor:
 
 
 def collapsed_loss(
-    objective: Objective,
+    objective: nn.Module,
     b: int,
     width: int | None,
     device: torch.device,
@@ -121,7 +112,7 @@ def collapsed_loss(
 
 
 def refresh_popularity(
-    objective: Objective,
+    objective: nn.Module,
     model: DualEncoder,
     source: Source,
     loader: Loader,
@@ -131,7 +122,7 @@ def refresh_popularity(
     """Set the objective's popularity to the exact solution on the current features: the paper's problem in training.
 
     Args:
-        objective: an objective with `table_sides`.
+        objective: an objective with `table_sides`, or one per width.
         model: the dual encoder.
         source: the training pairs.
         loader: of these pairs.
@@ -147,27 +138,28 @@ def refresh_popularity(
         encoding,
     )
     rows = source.numbers if groups is None else groups.row[source.numbers]
-    sides = {"x": features.x, "y": features.y}
     item_of_pair = dict(zip("xy", features.pair_rows.unbind(1), strict=True))
-    weights = {side: torch.bincount(item_of_pair[side], minlength=len(sides[side])).float() for side in sides}
-    for side in objective.table_sides:
-        anchors = "y" if side == "x" else "x"
-        result = solve(
-            sides[anchors],
-            sides[side],
-            temperature=objective.current_temperature,
-            tolerance=REFRESH_TOLERANCE,
-            x_weight=weights[anchors],
-            y_weight=weights[side],
-        )
-        zeta = result.zeta[item_of_pair[side]]
-        if groups is not None and objective.get_buffer(f"zeta_{side}").ndim == 2:
-            pairs_of_views = groups.stored()["y" if side == "y" else "x"].reshape(-1)
-            rows_of_views = np.flatnonzero(pairs_of_views >= 0)
-            places = np.searchsorted(source.numbers, pairs_of_views[rows_of_views])
-            objective.set_popularity(side, torch.from_numpy(rows_of_views), zeta[torch.from_numpy(places)])
-        else:
-            objective.set_popularity(side, torch.from_numpy(rows), zeta)
+    for own, x, y in per_width(objective, features.x, features.y):
+        sides = {"x": x, "y": y}
+        weights = {side: torch.bincount(item_of_pair[side], minlength=len(sides[side])).float() for side in sides}
+        for side in own.table_sides:
+            anchors = "y" if side == "x" else "x"
+            result = solve(
+                sides[anchors],
+                sides[side],
+                temperature=own.current_temperature,
+                tolerance=REFRESH_TOLERANCE,
+                x_weight=weights[anchors],
+                y_weight=weights[side],
+            )
+            zeta = result.zeta[item_of_pair[side]]
+            if groups is not None and own.get_buffer(f"zeta_{side}").ndim == 2:
+                pairs_of_views = groups.stored()["y" if side == "y" else "x"].reshape(-1)
+                rows_of_views = np.flatnonzero(pairs_of_views >= 0)
+                places = np.searchsorted(source.numbers, pairs_of_views[rows_of_views])
+                own.set_popularity(side, torch.from_numpy(rows_of_views), zeta[torch.from_numpy(places)])
+            else:
+                own.set_popularity(side, torch.from_numpy(rows), zeta)
 
 
 # -- the encoders' forward and backward pass ---------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Metrics on held-out pairs: retrieval in both directions, and zero-shot classification if there are classes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,13 @@ import torch
 
 from nuclr.data import Loader
 from nuclr.data.selection import Source
-from nuclr.evaluation import class_features, knn_metrics, retrieval_metrics, zero_shot_metrics
+from nuclr.evaluation import (
+    class_features,
+    knn_metrics,
+    metrics_of_widths,
+    retrieval_metrics,
+    zero_shot_metrics,
+)
 from nuclr.models import DualEncoder
 from nuclr.runs.features import Encoding, encode_items, encode_pairs, encode_side
 from nuclr.runs.settings import Evaluate
@@ -31,6 +39,7 @@ class Validation:
         classes: labeled images.
         class_loader: their loader.
         settings: of the evaluation.
+        widths: numbers of coordinates at which retrieval is measured as well.
 
     """
 
@@ -40,6 +49,7 @@ class Validation:
     classes: Any
     class_loader: Loader | None
     settings: Evaluate
+    widths: Sequence[int] = ()
 
     def __call__(
         self,
@@ -63,12 +73,9 @@ class Validation:
                 source.numbers,
                 encoding,
             )
-            values = retrieval_metrics(
-                features.x,
-                features.y,
-                features.links,
-                sides=features.sides,
-            )
+            measure = partial(retrieval_metrics, links=features.links, sides=features.sides)
+            values = measure(features.x, features.y)
+            values |= metrics_of_widths(measure, features.x, features.y, self.widths)
             metrics |= {f"{self.prefixes[key]}{name}": value for name, value in values.items()}
         if self.classes is not None and self.class_loader is not None:
             encoder = model.x if model.x.modality == "image" else model.y

@@ -11,6 +11,7 @@ import pytest
 from nuclr import data
 from nuclr.data import check_samples, open_pairs
 from nuclr.data.pairs import BadSample
+from nuclr.data.vectors import open_vectors
 from nuclr.errors import UserError
 from tests.data import make
 
@@ -32,6 +33,41 @@ def test_the_copy_of_a_parquet_file_is_cached_until_the_file_changes(tmp_path):
     write(path, image=[make.picture(1), make.picture(2)], caption=["two", "three"])
     os.utime(path, ns=(5, 5))
     assert [open_pairs(path).item("y", number) for number in (0, 1)] == ["two", "three"]
+
+
+def test_vectors_in_parquet_are_copied_once_and_mapped(tmp_path, monkeypatch):
+    rows = np.arange(3000, dtype="float32").reshape(1500, 2)
+    paths = [write(tmp_path / f"{number}.parquet", v=list(rows[number::2])) for number in (0, 1)]
+    opened = open_vectors(tmp_path)
+    np.testing.assert_array_equal(np.asarray(opened.rows), np.concatenate([rows[::2], rows[1::2]]))
+    stamps = {copy: copy.stat().st_mtime_ns for copy in (tmp_path / ".nuclr").glob("*.npy")}
+    assert len(stamps) == 2 and opened.rows.dtype == np.float32
+    write(paths[1], v=list(-rows[:3]))
+    np.testing.assert_array_equal(np.asarray(open_vectors(tmp_path).rows)[750:], -rows[:3])
+    assert {copy: copy.stat().st_mtime_ns for copy in stamps} == stamps, "the copy of the other file is used again"
+    monkeypatch.setattr("nuclr.stacked.find_cache_folder", lambda folder: None)
+    with pytest.raises(UserError, match=r"0\.parquet.*NUCLR_CACHE"):
+        open_vectors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([[1.0, 2.0]] * 1200 + [[1.0]], r"\[1, 2\] numbers|2 and 1 numbers"),
+        ([[1.0, 2.0], None], r"\[0, 2\] numbers"),
+    ],
+)
+def test_vectors_of_several_widths_are_refused(tmp_path, rows, named):
+    with pytest.raises(UserError, match=rf"p\.parquet: rows of 'v' have ({named})"):
+        open_vectors(write(tmp_path / "p.parquet", v=rows))
+    assert not list((tmp_path / ".nuclr").glob("*.npy"))
+
+
+def test_integers_with_missing_numbers_are_nan(tmp_path):
+    rows = [[1, 2]] * 1000 + [[3, None]]
+    opened = open_vectors(write(tmp_path / "p.parquet", v=rows))
+    assert opened.rows.dtype == np.float32
+    np.testing.assert_array_equal(np.asarray(opened.rows)[-2:], [[1, 2], [3, np.nan]])
 
 
 def test_a_split_of_a_folder_of_parquet_files_is_read(tmp_path):
@@ -138,6 +174,7 @@ import sys
 from pathlib import Path
 from nuclr.data import open_pairs
 from nuclr.data.pairs import BadSample
+from nuclr.data.vectors import open_vectors
 from nuclr.errors import UserError
 try:
     pairs = open_pairs(Path(sys.argv[1]))

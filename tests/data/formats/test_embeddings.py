@@ -70,6 +70,7 @@ def broken_rows() -> np.ndarray:
         ({"x": features(1), "y": features(3), "y_to_x": np.zeros(3, int)}, "pairs.npz:x: 1 row"),
         ({"x": features(5), "y": broken_rows()}, r"pairs.npz:y\[3, 1\]=nan"),
         ({"x": features(3), "y": features(4)}, "x has 3 rows and y 4; add y_to_x"),
+        ({"x": np.float32(1), "y": features(4)}, r"pairs\.npz:x"),
         ({"x": features(3), "y": features(4), "y_to_x": np.zeros(4)}, "y_to_x is float64"),
         ({"x": features(3), "y": features(4), "y_to_x": np.zeros(3, int)}, r"y_to_x is int64 of shape \(3,\)"),
         ({"x": features(3), "y": features(4), "y_to_x": np.array([0, 1, 3, 2])}, r"y_to_x\[2\] is 3"),

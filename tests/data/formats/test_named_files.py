@@ -116,12 +116,12 @@ def test_files_that_are_not_regular_too_large_or_have_long_names_are_bad_samples
     path = make.write_lines(tmp_path / "l.jsonl", *({"image": name, "caption": "c"} for name in names))
     bad = check_samples(open_pairs(path, allow_outside=True), max_bad_share=1)
     assert bad == {
-        1: "not a regular file",
-        2: "file too large; at most 256 MiB are allowed",
+        1: "cannot be read (not a regular file)",
+        2: "cannot be read (more than 256 MiB)",
         3: "cannot be read (Is a directory)",
         4: "cannot be read (File name too long)",
         5: "cannot be read (File name too long)",
-        6: "not a regular file",
+        6: "cannot be read (not a regular file)",
         7: "cannot be read (embedded null byte)",
         8: "cannot be read (Too many levels of symbolic links)",
     }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nuclr.errors import UserError
-from nuclr.report.page import Example, Gallery, Options, SearchBox, Text, Tile
+from nuclr.report.page import Example, Gallery, Options, SearchBox, Tile
 from nuclr.report.write import make_page
 from tests.report import folders
 
@@ -52,20 +52,12 @@ def test_the_page_of_hubness(nuclr, embedded):
     (hubs,) = folders.of_kind(sections["hubs"], Gallery)
     assert len(hubs.cards) == 30 and all(card.item.picture for card in hubs.cards)
     assert max(max(card.bars) for card in hubs.cards) == 1
-    assert {"crowded", "repeat"} <= sections.keys()
-    texts = [block.text for block in folders.of_kind(sections["changed"], Text)]
-    examples = folders.of_kind(sections["changed"], Example)
-    assert report["won_count"] + report["lost_count"] == len(examples) > 0
-    for kind, text in zip(("won", "lost"), texts, strict=True):
-        assert kind in text and text.endswith(f": {report[f'{kind}_count']}.")
     (box,) = folders.of_kind(sections["try"], SearchBox)
     assert len(box.queries) == len(box.plain) == len(box.corrected) == report["counted"]
     assert all(len(found) == report["k"] for found in (*box.plain, *box.corrected))
     assert sum(before for before, _ in box.counts) == report["k"] * report["counted"]
-    gained = [right[0] in after[:1] and right[0] not in before[:1] for right, before, after in _searches(box)]
-    assert sum(gained) == report["won_count"]
-    right = [[answer.right for answer in example.answers] for example in examples]
-    assert right == [[False, True]] * report["won_count"] + [[True, False]] * report["lost_count"]
+    change = [(after[0] in right) - (before[0] in right) for right, before, after in _searches(box)]
+    assert (change.count(1), change.count(-1)) == (report["won_count"], report["lost_count"]) != (0, 0)
 
 
 def _searches(box):
@@ -74,12 +66,18 @@ def _searches(box):
 
 def test_the_search_box_is_as_large_as_a_page_can_hold(nuclr, embedded, monkeypatch):
     monkeypatch.setattr("nuclr.studies.items.searches.TEXT", 60)
-    monkeypatch.setattr("nuclr.report.pages.hubness.PICTURES", 1500)
-    names = ("--normalize", "--names", embedded / "c.jsonl", "--images", embedded / "images", "--k", 2)
-    done = nuclr("hubness", f"{embedded}/e.npz:y", f"{embedded}/e.npz:x", *names, "--out", embedded / "h")
+    monkeypatch.setattr("nuclr.report.pages.hubness.PICTURES", 700)
+    files = [json.loads(line)["image"] for line in (embedded / "c.jsonl").read_text().splitlines()]
+    (embedded / "files.txt").write_text("".join(f"{name}\n" for name in files))
+    names = ("--normalize", "--names", embedded / "files.txt", "--images", embedded / "images", "--k", 2)
+    data = np.load(embedded / "e.npz")
+    np.save(embedded / "q.npy", data["y"])
+    np.save(embedded / "g.npy", data["x"])
+    done = nuclr("hubness", embedded / "q.npy", embedded / "g.npy", *names, "--out", embedded / "h")
     assert done.status == 0, done.err
-    _, sections = folders.fill_page("hubness", embedded / "h")
+    page, sections = folders.fill_page("hubness", embedded / "h")
     (box,) = folders.of_kind(sections["try"], SearchBox)
+    assert not page.notes and not any(box.right), "no right answers are known"
     assert 0 < len(box.queries) < 20
     assert 0 < sum(item.picture is not None for item in box.items) < len(box.items)
 

@@ -20,7 +20,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ from nuclr.data.modalities.base import boundary
 from nuclr.data.modalities.text import MAX_CHARACTERS, check_text, clean, decode_text, digest
 from nuclr.data.side import SIDES, SideName
 from nuclr.errors import BadSample, UserError, first_line, require
-from nuclr.files import file_stamp, find_cache_folder, parse_json, refuse_expansion, write_atomically
+from nuclr.files import file_stamp, find_cache_folder, parse_json, read_bytes, refuse_expansion, write_atomically
+from nuclr.stacked import StoredMatrix, stored_copy
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them
 _BLOCK = 2**14  # rows that are converted to Python objects at a time
@@ -481,26 +482,44 @@ def _fields(kind: Any) -> list[str]:
     return [field.name for field in kind] if str(kind).startswith("struct") else []
 
 
-def read_vectors(path: Path, name: str | None) -> np.ndarray:
-    """Read the vectors of a column of a Parquet file or folder, or of a dataset on disk.
+def stored_vectors(path: Path, name: str | None) -> list[StoredMatrix]:
+    """Return where the vectors of a column lie, one matrix per file of a Parquet file or folder or a dataset on disk.
+
+    A column of lists cannot be mapped as a matrix. Each file is therefore copied once, as `.npy` in the cache folder.
 
     Args:
         path: the file or folder.
         name: the column. None: the only one that holds lists of numbers.
 
     Returns:
-        (rows, width), in the column's precision; integers become float32.
+        The copies, in the column's precision; integers become float32. Files without rows are left out.
 
     Raises:
-        UserError: if the file cannot be read, there is no such column, or its rows differ in length.
+        UserError: if a file cannot be read, there is no such column, or its rows differ in length.
 
     """
-    rows = list(_cells(_one_column(path, name, "vectors")))
-    widths = {0 if row is None else len(row) for row in rows}
-    if len(widths) != 1 or 0 in widths:
-        raise UserError(f"{path}: rows of column {name!r} have {sorted(widths)} numbers; needs one width for all rows")
-    stacked = np.stack(rows)
-    return stacked if stacked.dtype.kind == "f" else stacked.astype(np.float32)
+    _, files = _find_files(path, None)
+    column = _column_name(path, files, name, "vectors")
+    copies = [stored_copy(file, column, partial(_matrices, file, column)) for file in files]
+    return [copy for copy in copies if copy is not None]
+
+
+def _matrices(file: Path, name: str) -> Iterator[np.ndarray]:
+    """Yield the vectors of a column of a file, some rows at a time. Missing numbers are NaN."""
+    pyarrow = require("pyarrow")
+    with _readable(file):
+        if file.suffix == ".parquet":
+            source = open_parquet_file(file)
+            batches = _parquet_batches(file, source, pyarrow.schema([source.schema_arrow.field(name)]))
+        else:
+            batches = _read_stream(file).select([name]).to_batches()
+        for batch in filter(len, batches):
+            rows = list(_cells(validate_column(file, pyarrow.Table.from_batches([batch]), name)))
+            widths = {0 if row is None else len(row) for row in rows}
+            if len(widths) != 1 or 0 in widths:
+                raise UserError(f"{file}: rows of {name!r} have {sorted(widths)} numbers; needs one width for all rows")
+            stacked = np.stack(rows)
+            yield stacked if stacked.dtype.kind == "f" else stacked.astype(np.float32)
 
 
 def read_texts(path: Path, name: str) -> list[str]:
@@ -510,24 +529,27 @@ def read_texts(path: Path, name: str) -> list[str]:
         UserError: if the file cannot be read, or there is no such column of texts.
 
     """
-    return [cell if isinstance(cell, str) else "" for cell in _cells(_one_column(path, name, "texts"))]
+    _, files = _find_files(path, None)
+    name = _column_name(path, files, name, "texts")
+    column = validate_column(path, _read_files(files, [name]), name)
+    return [cell if isinstance(cell, str) else "" for cell in _cells(column)]
 
 
-def _one_column(
+def _column_name(
     path: Path,
+    files: Sequence[Path],
     name: str | None,
     kind: str,
-) -> Any:
-    """Return a validated column of a Parquet file, a folder of them, or a dataset on disk."""
-    _, files = _find_files(path, None)
+) -> str:
+    """Return the column of a kind that is named, or the only one."""
     with _readable(path):
         names = [field.name for field in _read_schema(files[0]) if _kind(field.type) == kind]
     if name is None and len(names) == 1:
         name = names[0]
-    if name not in names:
+    if name is None or name not in names:
         found = ", ".join(names) or "none"
         raise UserError(f"{path}: no column {name!r} that holds {kind}; name one as {path}:COLUMN; found: {found}")
-    return validate_column(path, _read_files(files, [str(name)]), str(name))
+    return name
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -555,7 +577,7 @@ def _find_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
         path = path / str(split)
     if is_hf(path):
         with _readable(path):
-            state = parse_json((path / "state.json").read_bytes())
+            state = parse_json(read_bytes(path / "state.json"))
             files = [_data_file(path, entry["filename"]) for entry in state["_data_files"]]
             if state.get("_indices_files"):
                 raise UserError(f"{path}: holds a selection of rows; call dataset.flatten_indices() and save it again")

@@ -158,10 +158,6 @@ class TextColumn(Column):
     def _read(self, row: int) -> Any:
         return self._texts[row]
 
-    def items(self, numbers: np.ndarray) -> list[str]:
-        """Return several texts."""
-        return list(map(self._texts.__getitem__, self._stored[numbers].tolist()))
-
     def _keys(self) -> np.ndarray:
         return np.asarray(self._texts.keys())
 
@@ -261,10 +257,6 @@ class CellColumn(TextColumn):
         if not len(cell):
             raise BadSample(f"no {self.heading.what}")
         return read_item(self.heading.modality, cell, self.folder)
-
-    def items(self, numbers: np.ndarray) -> list[Any]:
-        """Return several items."""
-        return [self._read(row) for row in self._stored[numbers].tolist()]
 
     def name(self, number: int) -> str | None:
         """Return the name, as written in the list."""

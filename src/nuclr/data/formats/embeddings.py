@@ -9,16 +9,15 @@ the row of x that each row of y belongs to: pair j is (x[y_to_x[j]], y[j]). With
 | DataComp | `STEM.npz` with `b32_img`, `b32_txt`, `l14_img`, `l14_txt` | `STEM.parquet` with `uid`, `url`, `text` |
 
 Row j of all parts of a folder, in the order of their numbers or names, is pair j: an image and its text. Its embeddings
-are not read when it is opened (`nuclr.stacked`). Arrays that are compressed cannot be mapped and are unpacked once,
-shard by shard, into a temporary file on the disk of the folder. Vectors may have any norm.
+are not read when it is opened (`nuclr.stacked`). Arrays that are compressed cannot be mapped and are copied once, part
+by part, to the cache folder. Vectors may have any norm.
 """
 
 import hashlib
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +27,8 @@ from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import SIDES, Pairs, Side, SideName
 from nuclr.data.vectors import checked_rows, open_sides, pair_rows, require_vectors
 from nuclr.errors import UserError
-from nuclr.files import find_cache_folder, npz_sizes, read_npz
-from nuclr.stacked import Stacked, StoredMatrix, stored_npy, stored_npz
+from nuclr.files import npz_sizes, read_npz
+from nuclr.stacked import Stacked, stored_copy, stored_npy, stored_npz
 
 _CAPTIONS = ("caption", "text")
 _NAMES = ("image_path", "path", "url")
@@ -152,6 +151,7 @@ class EmbeddingFolder:
         UserError: if the folder has another form, or a file of a part is missing.
 
     Example:
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as name:
         ...     for side in ("img_emb", "text_emb"):
         ...         Path(name, side).mkdir()
@@ -217,13 +217,13 @@ class EmbeddingFolder:
 
         """
         files = self.arrays[key]
-        if files[0].suffix == ".npy":
-            matrices: list[StoredMatrix] = [stored_npy(file) for file in files]
-        else:
-            stored = [stored_npz(file, key) for file in files]
-            compressed = [file for file, matrix in zip(files, stored, strict=True) if matrix is None]
-            unpacked = iter(_unpack(compressed, key, self.path))
-            matrices = [matrix or next(unpacked) for matrix in stored]
+        stored = (
+            stored_npy(file)
+            if file.suffix == ".npy"
+            else stored_npz(file, key) or stored_copy(file, key, partial(_unpack, file, key))
+            for file in files
+        )
+        matrices = [matrix for matrix in stored if matrix is not None]
         width = matrices[0].shape[1]
         counted = self.tables or next(iter(self.arrays.values()))
         for file, matrix, other in zip(files, matrices, counted, strict=True):
@@ -268,22 +268,7 @@ def _align(path: Path, files: Mapping[str, Mapping[Any, Path]]) -> dict[str, lis
     return aligned
 
 
-def _unpack(
-    paths: Sequence[Path],
-    key: str,
-    folder: Path,
-) -> list[StoredMatrix]:
-    """Copy a compressed array of each file into one temporary file, which has no name and ends with the process."""
-    if not paths:
-        return []
-    target = find_cache_folder(folder)
-    file: IO[bytes] = tempfile.TemporaryFile(dir=target)  # noqa: SIM115 (open as long as its rows are read)
-    matrices = []
-    for path in paths:
-        array = read_npz(path, (key,))[key]
-        require_vectors(f"{path}: {key}", array)
-        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-        matrices.append(StoredMatrix(file, file.seek(0, os.SEEK_CUR), (len(array), array.shape[1]), array.dtype))
-        file.write(array.data)
-    file.flush()
-    return matrices
+def _unpack(path: Path, key: str) -> Iterator[np.ndarray]:
+    array = read_npz(path, (key,))[key]
+    require_vectors(f"{path}: {key}", array)
+    yield array

@@ -15,11 +15,11 @@ from typing import Any
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, Request, choose_columns, find_column
 from nuclr.data.formats.columns import ListedPairs, Row, open_listed
-from nuclr.data.formats.lines import json_lines, read_json
+from nuclr.data.formats.lines import json_lines
 from nuclr.data.modalities.base import shorten
 from nuclr.data.pairs import BadSample, SideName
 from nuclr.errors import UserError
-from nuclr.files import read_text
+from nuclr.files import read_json, read_text
 
 _PROBED = 100  # entries whose keys are the columns
 _BETWEEN = (" ", ",", "\n", "\t", "\r")  # between two entries of a list

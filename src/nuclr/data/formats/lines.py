@@ -1,4 +1,4 @@
-"""Text files of untrusted content, line by line, compressed or not; JSON documents and lines."""
+"""Text files of untrusted content, line by line, compressed or not, and lines of JSON."""
 
 import contextlib
 import gzip
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from nuclr.data.pairs import BadSample
-from nuclr.errors import UserError
-from nuclr.files import not_utf8, parse_json, read_text, refuse_expansion
+from nuclr.errors import UserError, first_line
+from nuclr.files import not_utf8, parse_json, refuse_expansion
 
 LONGEST_LINE = 2**26  # characters
 
@@ -33,8 +33,7 @@ def open_text(path: Path) -> Iterator[Iterator[str]]:
     except UnicodeDecodeError:
         raise not_utf8(path) from None
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: cannot be read ({reason})") from None
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
 def _lines(
@@ -85,16 +84,3 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             if error.doc:
                 raise UserError(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
             yield number, BadSample(f"line {number}: {error.msg}")  # nested too deep, or a number that is too long
-
-
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON document.
-
-    Raises:
-        UserError: if the file cannot be read, or is not JSON.
-
-    """
-    try:
-        return parse_json(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None

@@ -43,7 +43,7 @@ from nuclr.data.modalities.text import check_text, digest, number_distinct
 from nuclr.data.modalities.vector import check_vector, is_list_of_numbers
 from nuclr.data.pairs import SIDES, BadSample, Pairs, Side, SideName
 from nuclr.errors import UserError
-from nuclr.files import file_stamp, find_cache_folder, parse_json, parse_npy, write_atomically
+from nuclr.files import file_stamp, find_cache_folder, parse_json, parse_npy, read_object, write_atomically
 from nuclr.image_files import MAX_BYTES
 from nuclr.remote import file_name, is_url, list_folder, local_copies
 
@@ -489,8 +489,8 @@ def _pad(tars: Sequence[Path], scans: Sequence[TarScan]) -> None:
 def _count_by_img2dataset(tar: Path) -> int | None:
     """Return the number of samples in img2dataset's statistics file, or None without a plausible one."""
     try:
-        count = int(parse_json(tar.with_name(f"{tar.stem}_stats.json").read_bytes())["successes"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        count = int(read_object(tar.with_name(f"{tar.stem}_stats.json"))["successes"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
     return count if count <= _MOST_SAMPLES else None
 
@@ -500,7 +500,7 @@ def _load(path: Path | None, tars: int) -> tuple[np.ndarray, dict[str, Any]] | N
     if path is None:
         return None
     try:
-        meta = parse_json(path.read_bytes())
+        meta = read_object(path)
         rows = np.memmap(path.with_suffix(".rows"), ROW, "r")
         counts = np.array(meta["counts"], np.int64)
         bad = {int(number): str(reason) for number, reason in meta["bad"].items()}

@@ -214,7 +214,8 @@ class Augment:
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
         """Apply the drawn choices to the images."""
         flip = to_device(draw.flip, images.device)[:, None, None, None]
-        images = to_float(torch.where(flip, images.flip(-1), images))
+        images = torch.where(flip, images.flip(-1), images)
+        images = images.float() / 255 if images.dtype == torch.uint8 else images
         # The choices are drawn on the CPU, so that selecting rows needs no device sync.
         moved = (draw.theta != torch.eye(2, 3)).flatten(1).any(dim=1).nonzero().flatten()
         if len(moved):
@@ -235,11 +236,6 @@ class Augment:
                     rows = to_device(rows, images.device)
                     images[rows] = _color(name, images[rows], self.magnitude / 10)
         return images
-
-
-def to_float(images: Tensor) -> Tensor:
-    """Convert uint8 images to floats in [0, 1]; return float images unchanged."""
-    return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 def _grid(

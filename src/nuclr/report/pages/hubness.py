@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,10 +12,8 @@ from nuclr import files
 from nuclr.report import numbers
 from nuclr.report.charts import Chart, Series, line_chart
 from nuclr.report.page import (
-    Answer,
     Block,
     Card,
-    Example,
     Gallery,
     Item,
     LeaveOut,
@@ -36,8 +35,14 @@ from nuclr.studies.items.searches import Searches
 if TYPE_CHECKING:
     from nuclr.report.items import Items
 
-EXAMPLES = 12
-PICTURES = 2_400_000  # characters of all pictures in the search box
+PICTURES = 2_300_000  # characters of all pictures in the search box
+CARDS = {
+    "hubs": "The items that most queries find, before and after the correction.",
+    "suspicious": "Items that attract unusually many queries: of a topic, or a little of all. The median of all items "
+    "has the score 0, and 1 % are above 1. Every gallery has such items, so a high score is a reason to read the item, "
+    "and no proof that somebody planted it.",
+    "found_again": "Items that no query found before the correction, those that are found most often after it first.",
+}
 UNNAMED = "The items have no names; --names FILE shows their texts, and --images FOLDER their pictures."
 
 R = TypeVar("R", bound=ItemReport)
@@ -139,11 +144,9 @@ def make_page(view: HubnessView) -> Page:
         sections=[
             Section("summary", "Summary", summary),
             Section("try", "Try it", try_searches, menu="Try"),
-            Section("hubs", "Largest hubs", largest_hubs, menu="Hubs"),
-            Section("suspicious", "Suspicious items", suspicious_items, menu="Suspicious"),
-            Section("crowded", "What they crowd out", crowded_out, menu="Crowded out"),
-            Section("changed", "Won and lost", won_and_lost),
-            Section("found", "Found again", found_again),
+            Section("hubs", "Largest hubs", partial(show_items, "hubs"), menu="Hubs"),
+            Section("suspicious", "Suspicious items", partial(show_items, "suspicious"), menu="Suspicious"),
+            Section("found", "Found again", partial(show_items, "found_again")),
             Section("repeat", "How it was measured", how_measured, menu="Command"),
         ],
         notes=view.notes,
@@ -194,15 +197,18 @@ def try_searches(view: HubnessView) -> Iterator[Block]:
     if searches is None:
         raise LeaveOut
     yield Text(
-        f"Pick a query to compare its first {report.k} results. Click on a result to list the queries that find it, "
-        f"first those that no longer do. {numbers.count(len(searches.queries))} of the "
-        f"{numbers.count(report.counted)} queries are in this page, those with the largest hubs first."
+        f"Type a word, or pick a query, to compare its first {report.k} results with those after the correction. Click "
+        "on an item to see whom it crowds out: the queries that no longer find it, and what they find instead. "
+        f"{numbers.count(len(searches.queries))} of the {numbers.count(report.counted)} queries are in this page, "
+        "those that lose the largest hubs first."
     )
-    origin = report.gallery if report.same else report.queries
-    most_found = sorted(range(len(searches.items)), key=lambda at: -searches.counts[at][0])
-    items = _show_some(view, report.gallery, searches.items, most_found, "item", PICTURES)
-    left = PICTURES - sum(len(item.picture or "") for item in items)
-    queries = _show_some(view, origin, searches.queries, range(len(searches.queries)), "query", left)
+    items = [named(item, "item") for item in searches.items]
+    queries = [named(query, "query") for query in searches.queries]
+    if view.pictures and (report.gallery.run or report.gallery.images):
+        most_found = sorted(range(len(items)), key=lambda at: -searches.counts[at][0])
+        space = _add_pictures(view, report.gallery, searches.items, items, most_found, PICTURES)
+        origin = report.gallery if report.same else report.queries
+        _add_pictures(view, origin, searches.queries, queries, range(len(queries)), space)
     yield SearchBox(
         queries,
         items,
@@ -213,22 +219,25 @@ def try_searches(view: HubnessView) -> Iterator[Block]:
     )
 
 
-def _show_some(
+def _add_pictures(
     view: HubnessView,
     origin: Origin,
     items: Sequence[rows.Item],
+    shown: list[Item],
     order: Iterable[int],
-    word: str,
     space: int,
-) -> list[Item]:
-    """Return all items, in `order` with their pictures while these fit into `space`; the others by name."""
-    shown = [named(item, word) for item in items]
+) -> int:
+    """Replace items by their small pictures, in `order` while these fit into `space`; return what is left of it."""
+    from nuclr.report.items import thumbnail
+
     for at in order:
-        if space < 0:
+        if space <= 0:
             break
-        shown[at] = view.show(origin, items[at], word)
-        space -= len(shown[at].picture or "")
-    return shown
+        item = thumbnail(view.show(origin, items[at]))
+        if item.picture is not None:
+            shown[at] = item
+            space -= len(item.picture)
+    return space
 
 
 def named(item: rows.Item, word: str) -> Item:
@@ -255,73 +264,21 @@ def sorted_counts(report: HubnessReport) -> Chart:
     )
 
 
-def _cards(view: HubnessView, items: Sequence[FoundItem]) -> Gallery:
-    largest = max([1, *(max(item.plain, item.corrected) for item in items)])
+def show_items(name: str, view: HubnessView) -> Iterator[Block]:
+    """Show the items in a list of the report, such as its hubs."""
+    items: list[FoundItem] = getattr(view.report, name)
+    if not items:
+        raise LeaveOut
+    yield Text(CARDS[name])
+    largest = max(max(item.plain, item.corrected, 1) for item in items)
     cards = []
     for item in items:
         facts = {f"N_{view.report.k}": f"{numbers.count(item.plain)} → {numbers.count(item.corrected)}"}
-        if item.suspicion is not None:
+        if name == "suspicious":
             facts["score"] = numbers.number(item.suspicion)
         shown = view.show(view.report.gallery, item)
         cards.append(Card(shown, facts=facts, bars=(item.plain / largest, item.corrected / largest)))
-    return Gallery(cards)
-
-
-def suspicious_items(view: HubnessView) -> Iterator[Block]:
-    """Show the items that attract queries in the way of planted documents."""
-    if not view.report.suspicious:
-        raise LeaveOut
-    yield Text(
-        "Items that attract unusually many queries: of a topic, or a little of all. The median of all items has the "
-        "score 0, and 1 % are above 1. Every gallery has such items, so a high score is a reason to read the item, and "
-        "no proof that somebody planted it."
-    )
-    yield _cards(view, view.report.suspicious)
-
-
-def largest_hubs(view: HubnessView) -> Iterator[Block]:
-    """Show the items that most queries find."""
-    yield Text(f"The items that most queries have among their first {view.report.k}, before and after the correction.")
-    yield _cards(view, view.report.hubs)
-
-
-def crowded_out(view: HubnessView) -> Iterator[Block]:
-    """Show queries that find something else once the hub is gone, whether that is right or not."""
-    report = view.report
-    examples = [(hub, example) for hub in report.hubs for example in hub.crowds_out[:1]]
-    if not examples:
-        raise LeaveOut("The correction removes no hub from a list.")
-    yield Text("Queries that found a hub, and what they find in its place after the correction.")
-    for hub, example in examples[:EXAMPLES]:
-        before = Answer(view.show(report.gallery, hub), f"hub, rank {example.rank}", right=example.was_right)
-        after = Answer(view.show(report.gallery, example.instead), "instead", right=example.right)
-        origin = report.gallery if report.same else report.queries
-        yield Example(view.show(origin, example.query, "query"), [before, after])
-
-
-def won_and_lost(view: HubnessView) -> Iterator[Block]:
-    """Show queries that win and that lose the right first result, as many of either, with the counts of all."""
-    report = view.report
-    if not report.won_count + report.lost_count:
-        raise LeaveOut
-    origin = report.gallery if report.same else report.queries
-    for title, count, examples, right_after in (
-        ("won", report.won_count, report.won, True),
-        ("lost", report.lost_count, report.lost, False),
-    ):
-        yield Text(f"Queries that {title} the right first result by the correction: {numbers.count(count)}.")
-        for example in examples:
-            before = Answer(view.show(report.gallery, example.before), "plain", right=not right_after)
-            after = Answer(view.show(report.gallery, example.after), "corrected", right=right_after)
-            yield Example(view.show(origin, example.query, "query"), [before, after])
-
-
-def found_again(view: HubnessView) -> Iterator[Block]:
-    """Show items that nobody found before the correction."""
-    if not view.report.found_again:
-        raise LeaveOut
-    yield Text("Items that no query found before the correction, those that are found most often after it first.")
-    yield _cards(view, view.report.found_again)
+    yield Gallery(cards)
 
 
 def how_measured(view: HubnessView) -> Iterator[Block]:

@@ -2,12 +2,11 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nuclr.data.side import SideName
-from nuclr.evaluation.metrics import Metric, find_metric, metrics_of
+from nuclr.evaluation.metrics import WIDTH, NamedMetric, metrics_of, named_metrics, set_prefixes
 from nuclr.files import is_run, parse_json, read_text
 from nuclr.report import numbers
 from nuclr.report.charts import Chart, Series, line_chart
@@ -84,45 +83,15 @@ def describe_run(log: RunLog) -> str:
     return f"{log.method} on {pairs} of {data.train}; encoders {encoders}; {length}."
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A metric of the last evaluation.
-
-    Attributes:
-        key: its name in results.
-        set: the name of the held-out pairs; empty if there is one set.
-        direction: such as "image_to_text" or "mean"; empty if the metric has none.
-        metric: its row in the registry.
-
-    """
-
-    key: str
-    set: str
-    direction: str
-    metric: Metric
-
-    @property
-    def label(self) -> str:
-        """What the page calls it."""
-        direction = f", {self.direction.replace('_to_', ' to ')}" if self.direction else ""
-        return self.metric.label + direction + (f" ({self.set})" if self.set else "")
-
-    def chance(self, log: RunLog) -> float | None:
-        """Return its chance level."""
-        return log.evaluation.get(self.key.removesuffix(self.metric.key) + self.metric.chance_key)
-
-
-def measures(log: RunLog) -> list[Measure]:
+def measures(log: RunLog) -> list[NamedMetric]:
     """Return all metrics of the last evaluation that the registry of metrics knows.
 
-    Directions are left out for views: both sides are the same items, so each item finds itself.
+    Those of shorter features are left out. So are directions for views: both sides are the same items, so each item
+    finds itself.
     """
-    known = []
-    for key in log.evaluation:
-        metric, direction = find_metric(key) or (None, "")
-        if metric is not None and not (direction and log.run.settings.data.contrasts_views):
-            known.append(Measure(key, key.rpartition("/")[0], direction, metric))
-    return known
+    views = log.run.settings.data.contrasts_views
+    known = named_metrics(log.evaluation)
+    return [one for one in known if WIDTH not in one.name and not (views and one.direction)]
 
 
 def summary(run: TrainingRun) -> Iterator[Block]:
@@ -133,9 +102,9 @@ def summary(run: TrainingRun) -> Iterator[Block]:
     for measure in measures(run.log):
         if measure.direction == "mean":
             continue
-        values = [log.evaluation.get(measure.key) for log in run.logs]
+        values = [log.evaluation.get(measure.name) for log in run.logs]
         cells = [numbers.MISSING if value is None else measure.metric.text(value) for value in values]
-        chance = numbers.percent(measure.chance(run.log), 2)
+        chance = numbers.percent(measure.chance(run.log.evaluation), 2)
         rows.append([measure.label, chance, *cells])
         known = [value for value in values if value is not None]
         if len(set(known)) > 1:
@@ -153,6 +122,14 @@ def summary(run: TrainingRun) -> Iterator[Block]:
     if rows:
         title = f"{'Labeled images' if run.views else 'Held-out pairs'}, after the last evaluation"
         yield Table(title, ["", "chance", *(log.method for log in run.logs)], rows, frozenset(best))
+    if len(run.run.settings.model.matryoshka) > 1 and rows:
+        recalls = [metric for metric in metrics_of("retrieval") if metric.both]
+        rows = []
+        for prefix in set_prefixes(run.log.evaluation):
+            cells = [metric.text(run.log.evaluation[f"{prefix}mean_{metric.key}"]) for metric in recalls]
+            rows.append([prefix.rstrip("/").replace("/", ", ") or "all coordinates", *cells])
+        columns = ["", *(metric.label for metric in recalls)]
+        yield Table("Shorter features, mean of both directions", columns, rows)
     yield Table("The run", [], facts(run))
     if results:
         yield Text(f"Protocol: {results.protocol.removesuffix('; fractions, not percent')}.", "small")
@@ -206,7 +183,7 @@ def _charts(run: TrainingRun) -> Iterator[Chart]:
     log = run.log
     note = "Methods have different objectives: compare the shapes, not the heights." if run.baseline else ""
     yield from _chart("Objective, estimated", _of_all_runs(run, "train/loss"), note=note)
-    groups: dict[tuple[str, str], list[Measure]] = {}
+    groups: dict[tuple[str, str], list[NamedMetric]] = {}
     for measure in measures(log):
         groups.setdefault((measure.set, measure.metric.key), []).append(measure)
     for group in groups.values():
@@ -214,11 +191,11 @@ def _charts(run: TrainingRun) -> Iterator[Chart]:
         shown = [measure for measure in group if measure.direction in ("mean", "")] or group
         metric = shown[0].metric
         where = f" on {shown[0].set or 'held-out pairs'}" if metric.kind == "retrieval" else ""
-        chance = shown[0].chance(log)
+        chance = shown[0].chance(log.evaluation)
         series = []
         for k, measure in enumerate(shown):
             direction = f", {measure.direction.replace('_to_', ' to ')}" if len(shown) > 1 else ""
-            series += _of_all_runs(run, f"val/{measure.key}", direction, dashed=k > 0)
+            series += _of_all_runs(run, f"val/{measure.name}", direction, dashed=k > 0)
         yield from _chart(
             _upper(metric.label) + where,
             series,

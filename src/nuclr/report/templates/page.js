@@ -63,7 +63,8 @@
     });
   }
 
-  // The search box: a query on the left, what it finds on the right; a click on an item lists the queries that find it.
+  // The search box: queries and items on the left, what a query finds on the right. A click on an item lists the queries
+  // that find it, first those that no longer do, with what they find instead.
   const make = (tag, text, name) => {
     const element = document.createElement(tag);
     if (text) element.textContent = text;
@@ -73,130 +74,113 @@
   const MOST = 50;
   for (const box of all(".try")) {
     const data = JSON.parse(one(".searches", box).textContent);
-    const filter = one("input", box), list = one(".try-queries", box), everything = one(".try-all", box);
+    const filter = one("input", box), kind = one("select", box), everything = one(".try-all", box);
+    const lists = { queries: one(".try-queries", box), items: one(".try-items", box) };
+    const byCount = data.items.map((_, at) => at).sort((a, b) => data.counts[b][0] - data.counts[a][0]);
     let query = -1, item = -1;
 
-    const picture = (side, at) => {
-      const source = data.pictures[side][at];
-      if (!source) return null;
-      const image = make("img");
-      image.src = source;
-      image.alt = "";
-      return image;
-    };
-    const fill = (element, side, at) => {
-      const image = picture(side, at);
-      const text = make("span", data[side][at]);
+    const count = (number) => `${number.toLocaleString("en")} ${number === 1 ? "query" : "queries"}`;
+    const button = (side, at, className) => {
+      const element = make("button"), row = make("li", "", className), text = make("span", data[side][at]);
+      element.type = "button";
+      element.dataset[side] = at;
+      if (data.pictures[side][at]) {
+        const image = make("img");
+        image.src = data.pictures[side][at];
+        image.alt = "";
+        element.append(image);
+      }
       text.dir = "auto";
-      element.append(...(image ? [image] : []), text);
+      element.append(text);
+      row.append(element);
+      return [row, element];
     };
-    const matching = () => {
-      const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-      const found = [];
-      data.queries.forEach((text, at) => {
-        if (item >= 0 && !data.plain[at].includes(item) && !data.corrected[at].includes(item)) return;
-        const lower = text.toLowerCase();
-        if (words.every((word) => lower.includes(word))) found.push(at);
-      });
-      return found;
+    const itemButton = (at, words, className) => {
+      const [row, element] = button("items", at, className), facts = make("small");
+      const [before, after] = data.counts[at];
+      for (const [text, name] of words) facts.append(make("b", `${text} `, name));
+      facts.append(`found by ${before.toLocaleString("en")} → ${count(after)}`);
+      element.append(facts);
+      if (at === item) element.setAttribute("aria-current", "true");
+      return row;
     };
-    const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "y" : "ies"}`;
+    const first = (list, at) => data.right[at].includes(data[list][at][0]);
+    const wanted = (at) => {
+      if (item >= 0 && !data.plain[at].includes(item) && !data.corrected[at].includes(item)) return false;
+      return !kind?.value || (first("plain", at) !== first("corrected", at) && first("plain", at) === (kind.value === "lost"));
+    };
 
-    const showList = () => {
-      const found = matching();
-      if (item >= 0) found.sort((a, b) => data.corrected[a].includes(item) - data.corrected[b].includes(item));
-      list.replaceChildren();
-      for (const at of found.slice(0, MOST)) {
-        const button = make("button");
-        button.type = "button";
-        button.dataset.query = at;
-        fill(button, "queries", at);
-        if (at === query) button.setAttribute("aria-current", "true");
-        if (item >= 0 && !data.corrected[at].includes(item)) button.append(make("em", "no longer finds it"));
-        if (item >= 0 && !data.plain[at].includes(item)) button.append(make("em", "finds it now"));
-        const row = make("li");
-        row.append(button);
-        list.append(row);
-      }
-      const rest = found.length > MOST ? `, the first ${MOST} are listed` : "";
-      let status = `${count(found.length, "quer")}${rest}`;
+    const showLists = () => {
+      const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const matches = (text) => words.every((word) => text.toLowerCase().includes(word));
+      const found = data.queries.map((_, at) => at).filter((at) => wanted(at) && matches(data.queries[at]));
+      const stays = (at) => data.corrected[at].includes(item);
+      if (item >= 0) found.sort((a, b) => stays(a) - stays(b));
+      lists.queries.replaceChildren(...found.slice(0, MOST).map((at) => {
+        const [row, element] = button("queries", at);
+        if (item >= 0 && !stays(at)) {
+          const instead = data.corrected[at].find((other) => !data.plain[at].includes(other));
+          element.append(make("em", `instead: ${data.items[instead]}`));
+        } else if (item >= 0 && !data.plain[at].includes(item)) element.append(make("em", "finds it now"));
+        return row;
+      }));
+      const items = byCount.filter((at) => matches(data.items[at])).slice(0, MOST);
+      lists.items.replaceChildren(...items.map((at) => itemButton(at, [])));
+      let status = count(found.length);
       if (item >= 0) {
-        const left = found.filter((at) => !data.corrected[at].includes(item)).length;
-        status = `${count(found.length, "quer")} with “${data.items[item].slice(0, 80)}”${rest}: ${left} no longer find it`;
+        const gone = found.filter((at) => !stays(at)).length;
+        status += ` with “${data.items[item].slice(0, 80)}”: ${gone.toLocaleString("en")} no longer find it`;
       }
-      one(".try-status", box).textContent = status;
+      one(".try-status", box).textContent = status + (found.length > MOST ? `; the first ${MOST} are listed` : "");
       everything.hidden = item < 0;
-    };
-    const showResults = () => {
-      const asked = one(".try-asked", box);
-      asked.replaceChildren();
-      if (query < 0) return;
-      asked.append(make("p", "query", "tag"));
-      const text = make("p");
-      fill(text, "queries", query);
-      asked.append(text);
-      for (const [name, other, word] of [["plain", "corrected", "gone"], ["corrected", "plain", "new"]]) {
-        const results = one(`.try-${name}`, box);
-        results.replaceChildren();
-        for (const at of data[name][query]) {
-          const button = make("button");
-          button.type = "button";
-          button.dataset.item = at;
-          fill(button, "items", at);
-          const [before, after] = data.counts[at];
-          const facts = make("small");
-          if (data.right[query].includes(at)) facts.append(make("b", "✓ right ", "ok"));
-          const changed = !data[other][query].includes(at);
-          if (changed) facts.append(make("b", `${word} `, word));
-          facts.append(`found by ${before.toLocaleString("en")} → ${after.toLocaleString("en")}`);
-          button.append(facts);
-          button.title = "Show the queries that find this item";
-          const row = make("li", "", changed ? word : "");
-          if (at === item) row.classList.add("chosen");
-          row.append(button);
-          results.append(row);
-        }
-      }
+      return found;
     };
     const pick = (at) => {
       query = at;
-      for (const button of all("button", list)) {
-        button.toggleAttribute("aria-current", Number(button.dataset.query) === at);
-        if (Number(button.dataset.query) === at) button.setAttribute("aria-current", "true");
+      for (const element of all("button", lists.queries)) {
+        if (Number(element.dataset.queries) === at) element.setAttribute("aria-current", "true");
+        else element.removeAttribute("aria-current");
       }
-      showResults();
+      const asked = make("p", data.queries[at]);
+      asked.dir = "auto";
+      one(".try-asked", box).replaceChildren(make("p", "query", "tag"), asked);
+      for (const [name, other, word] of [["plain", "corrected", "gone"], ["corrected", "plain", "new"]]) {
+        one(`.try-${name}`, box).replaceChildren(...data[name][at].map((found) => {
+          const changed = !data[other][at].includes(found);
+          const right = data.right[at].includes(found);
+          return itemButton(found, [...(right ? [["✓ right", "ok"]] : []), ...(changed ? [[word, word]] : [])], changed ? word : "");
+        }));
+      }
+    };
+    const update = () => {
+      const found = showLists();
+      if (found.length) pick(found.includes(query) && item >= 0 ? query : found[0]);
     };
     const about = (at) => {
       item = at;
       filter.value = "";
-      showList();
-      showResults();
+      if (kind) kind.value = "";
+      update();
+      (at < 0 ? filter : everything).focus();
     };
-    filter.addEventListener("input", () => {
-      showList();
-      const first = matching()[0];
-      if (first !== undefined) pick(first);
+    filter.addEventListener("input", update);
+    kind?.addEventListener("change", update);
+    everything.addEventListener("click", () => about(-1));
+    box.addEventListener("click", (event) => {
+      const { queries, items } = event.target.closest("li button")?.dataset ?? {};
+      if (queries) pick(Number(queries));
+      if (items) about(Number(items));
     });
-    list.addEventListener("click", (event) => {
-      const button = event.target.closest("button");
-      if (button) pick(Number(button.dataset.query));
-    });
-    one(".try-results", box).addEventListener("click", (event) => {
-      const button = event.target.closest("button[data-item]");
-      if (button) about(Number(button.dataset.item));
-    });
-    everything.addEventListener("click", () => { about(-1); filter.focus(); });
-    // The arrow keys move between the box and the queries; a query is shown when it has the focus.
+    // The arrow keys move between the box, the queries and the items; a query is shown when it has the focus.
     one(".try-side", box).addEventListener("keydown", (event) => {
       const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-      if (!step) return;
-      const stops = [filter, ...all("button", list)];
+      if (!step || event.target === kind) return;
+      const stops = [filter, ...all("li button", one(".try-side", box))];
       const next = stops[stops.indexOf(document.activeElement) + step];
-      if (next) next.focus();
-      if (next && next !== filter) pick(Number(next.dataset.query));
+      next?.focus();
+      if (next?.dataset.queries) pick(Number(next.dataset.queries));
       event.preventDefault();
     });
-    showList();
-    if (data.queries.length) pick(0);
+    update();
   }
 })();

@@ -12,6 +12,7 @@ may differ.
 
 import contextlib
 import dataclasses
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -274,7 +275,7 @@ class Study:
 
         """
         results = [f"{self.plan.name}.{suffix}" for suffix in ("json", "md", "tex")]
-        files.prepare_folder(
+        files.check_folder(
             self.out,
             self.plan.command,
             PLAN,
@@ -330,7 +331,8 @@ class Study:
                 self.failed[job.name] = error
                 self.say(f"{job.name} failed: {error}")
             left = len(jobs) - ended
-            seconds = (time.monotonic() - begin) / ended * left
+            # Runs go in rounds of `size`; before the end of the first one, those next to it are nearly done as well.
+            seconds = (time.monotonic() - begin) / math.ceil(ended / size) * math.ceil(left / size)
             self.say(f"{ended} runs done, {left} left, about {duration(seconds)}; finished {job.name}")
             done()
 
@@ -374,7 +376,7 @@ def write_plan(path: Path, plan: Plan) -> None:
     stored: dict[str, dict[str, str]] = {}
     if path.is_file():
         try:
-            content = files.parse_json(path.read_bytes())["entries"]
+            content = files.parse_json(files.read_bytes(path))["entries"]
             stored = TypeAdapter(dict[str, dict[str, str]]).validate_python(content)
         except (OSError, ValueError, LookupError, TypeError):
             raise UserError(f"{path}: of an earlier version, or damaged; name another folder with --out") from None

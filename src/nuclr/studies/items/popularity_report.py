@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from nuclr import files
-from nuclr.data.vectors import SIDES, Vectors, open_sides, pair_rows, split_argument
+from nuclr.data.vectors import SIDES, Vectors, open_sides, open_vectors, pair_rows, split_argument
 from nuclr.errors import UserError
 from nuclr.evaluation.corrected import popularity_agreement
 from nuclr.popularity import ConvergenceWarning, solve
 from nuclr.popularity.false_negatives import false_negatives
+from nuclr.studies.items.row_maps import RowMap, row_maps
 from nuclr.studies.items.rows import (
     ARRAYS,
     NO_ARRAY,
@@ -109,7 +110,7 @@ class SidePopularity:
     @property
     def words(self) -> str:
         """What several samples are called: "captions", or their array if it is not known."""
-        return self.origin.words or str(self.origin.side)
+        return self.origin.words or self.origin.side or self.origin.name
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class PopularityReport(ItemReport):
 
 def popularity_report(
     source: str | Path,
+    y: str | Path | None = None,
     *,
     temperature: float | None = None,
     names: str | Path | None = None,
@@ -187,6 +189,7 @@ def popularity_report(
     Args:
         source: an embedding file with x, y and optionally y_to_x, a folder of clip-retrieval or DataComp (of one with
             several models FOLDER:ARRAY, the array of x), or a run, whose training pairs are encoded.
+        y: vectors of the y, if `source` holds only those of the x: row j of both is pair j.
         temperature: of the popularity problem; a lower one distinguishes neighbors more sharply. None: the run's.
         names: a file with the names of the y (`rows.name_rows`); a list of pairs names both sides.
         x_names: a file with the names of the x.
@@ -207,14 +210,16 @@ def popularity_report(
     if keep is not None:
         _check_keep(keep, band, out)
     PopularityReport.check_folder(out, create=False)  # before pairs are encoded, which takes long
-    pairs = _name(_open(str(source), temperature), names, x_names)
+    pairs = _name(_open(str(source), y, temperature), names, x_names)
     PopularityReport.check_folder(out, create=True)
-    sides = solve_sides(
-        pairs,
-        top=top,
-        images=images,
-        progress=progress,
-    )
+    with row_maps(out, list(pairs.sides.values()), [pairs.temperature]) as maps:
+        sides = solve_sides(
+            pairs,
+            top=top,
+            images=images,
+            progress=progress,
+            maps=maps,
+        )
     popularity = sides["y"].popularity
     kept = None
     if keep is not None:
@@ -222,7 +227,7 @@ def popularity_report(
         kept = _numbers(pairs.sides["y"])[(popularity >= low) & (popularity <= high)]
         write_list(keep, kept, len(popularity))
     report = PopularityReport(
-        file=str(source),
+        file=str(source) if y is None else f"{source}, {y}",
         temperature=pairs.temperature,
         pairs=len(pairs.rows["y"]),
         views=pairs.views,
@@ -267,9 +272,9 @@ class EmbeddedPairs:
         return self.rows[OTHER[side]][first]
 
 
-def _open(source: str, temperature: float | None) -> EmbeddedPairs:
+def _open(source: str, y_source: str | Path | None, temperature: float | None) -> EmbeddedPairs:
     """Open pairs, or encode those of a run, and check all rows."""
-    if files.is_run(source):
+    if files.is_run(source) and y_source is None:
         from nuclr.runs.run import Run
 
         run = Run.open_finished(source)
@@ -283,7 +288,7 @@ def _open(source: str, temperature: float | None) -> EmbeddedPairs:
         )
     if temperature is None:
         raise UserError(f"--temperature is missing; {source} is not a run folder that could provide it")
-    x, y = open_sides(source)
+    x, y = open_sides(source) if y_source is None else (open_vectors(source, "x"), open_vectors(y_source, "y"))
     if x.rows.shape[1] != y.rows.shape[1]:
         raise UserError(
             f"{source}: x has width {x.rows.shape[1]} and y has width {y.rows.shape[1]}; embed both with one model, or "
@@ -355,6 +360,7 @@ def solve_sides(
     progress: bool = False,
     tolerance: float = 1e-4,
     max_iterations: int = 10_000,
+    maps: RowMap | None = None,
 ) -> dict[str, SidePopularity]:
     """Solve the popularity of each side among the other; of views, which are the same items, only that of the y.
 
@@ -365,6 +371,7 @@ def solve_sides(
         progress: print the solver's progress to stderr.
         tolerance: residual at which the solver stops.
         max_iterations: largest number of its passes.
+        maps: maps functions over the rows of large sets (`row_maps`).
 
     """
     sides = {}
@@ -383,6 +390,7 @@ def solve_sides(
                 progress=progress,
                 tolerance=tolerance,
                 max_iterations=max_iterations,
+                row_map=maps and (lambda name, *rest, side=side: maps(f"{side}-{name}", *rest)),
             )
         share = weights[side] / weights[side].sum()
         zeta = result.zeta.double().numpy()

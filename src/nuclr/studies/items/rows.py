@@ -14,7 +14,7 @@ import torch
 
 import nuclr
 from nuclr import files
-from nuclr.arrays import Features, as_links, evenly_spaced, join_keys
+from nuclr.arrays import BLOCK, Features, as_links, evenly_spaced, join_keys
 from nuclr.data.vectors import SIDES, Vectors, checked_rows, open_vectors, pair_rows, split_argument
 from nuclr.errors import UserError
 from nuclr.popularity.correction import BANK_SIZE
@@ -128,13 +128,13 @@ class ItemReport:
     def check_folder(cls, folder: Path | None, create: bool) -> None:
         """Refuse a folder that holds something else, and create it if it does not exist."""
         if folder is not None:
-            check = files.prepare_folder if create else files.refuse_other_folder
             summary = f"{cls.KIND}.json"
-            check(
+            files.check_folder(
                 folder,
                 f"nuclr {cls.KIND}",
                 summary,
                 (summary, f"{cls.KIND}.csv", *cls.FILES),
+                create,
             )
 
     @classmethod
@@ -171,7 +171,10 @@ def write_table(path: Path, parts: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.writer(text)
         writer.writerow(parts[0])
         for columns in parts:
-            writer.writerows(zip(*map(_cells, columns.values()), strict=True))
+            length = len(next(iter(columns.values())))
+            for start in range(0, length, BLOCK):  # because all cells of millions of rows would not fit into memory
+                block = [values[start : start + BLOCK] for values in columns.values()]
+                writer.writerows(zip(*map(_cells, block), strict=True))
         text.flush()
         text.detach()  # otherwise it would close the file before it is renamed
 

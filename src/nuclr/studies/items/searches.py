@@ -1,7 +1,8 @@
 """Single searches of a report, plain and corrected: what the page of `nuclr hubness` lets its reader try."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,8 +12,11 @@ from nuclr.popularity import Hubness
 from nuclr.popularity.bank import distinct_rows
 from nuclr.studies.items.rows import Item
 
+# A page with all of these, and its pictures, stays below 5 MB.
 QUERIES = 2000
-TEXT = 1_000_000  # characters of all names, so that the page stays below 5 MB in every script
+RESULTS = 20_000  # of all queries
+TEXT = 1_700_000  # bytes of all names
+LONGEST = 1001  # characters of a name; pages show 1000, and an ellipsis if there are more
 
 
 @dataclass(frozen=True)
@@ -58,33 +62,47 @@ class Searches:
 
         """
         plain, corrected = (result.found.numpy() for result in results)
-        counts = [result.counts.tolist() for result in results]
-        distinct = distinct_rows(asked).numpy()
-        chosen = distinct[evenly_spaced(len(distinct), QUERIES)]
+        counts = np.stack([result.counts.numpy() for result in results], axis=1)
+        chosen = distinct_rows(asked).numpy()
+        size = max(1, min(QUERIES, RESULTS // plain.shape[1]))
         while True:
-            rows = np.unique(np.stack([plain[chosen], corrected[chosen]]))
-            if len(chosen) < 2 or _length(queries, counted[chosen]) + _length(gallery, rows) <= TEXT:
+            chosen = chosen[evenly_spaced(len(chosen), size).numpy()]
+            rows = np.unique([plain[chosen], corrected[chosen]])
+            shown = [Item.of(queries, int(counted[query])) for query in chosen]
+            items = [Item.of(gallery, row) for row in rows.tolist()]
+            if size == 1 or _bytes(item.name for item in [*shown, *items]) <= TEXT:
                 break
-            chosen = chosen[::2]
-        removed = [max((counts[0][row] for row in _without(plain[q], corrected[q])), default=0) for q in chosen]
-        chosen = chosen[np.argsort(removed, kind="stable")[::-1]]
-        answers: dict[int, list[int]] = {}
+            size = size * 4 // 5
+        removed = [max(counts[np.setdiff1d(plain[query], corrected[query]), 0], default=0) for query in chosen]
+        order = np.argsort(removed, kind="stable")[::-1]
+        chosen = chosen[order]
+        right: dict[int, list[int]] = {}
         for query, item in links[np.isin(links[:, 1], rows)].tolist():
-            answers.setdefault(query, []).append(int(np.searchsorted(rows, item)))
+            right.setdefault(query, []).append(int(np.searchsorted(rows, item)))
         return cls(
-            queries=[Item.of(queries, int(counted[query])) for query in chosen],
-            items=[Item.of(gallery, row) for row in rows.tolist()],
-            counts=[(counts[0][row], counts[1][row]) for row in rows],
+            queries=[_shorten(shown[at]) for at in order],
+            items=[_shorten(item) for item in items],
+            counts=[(before, after) for before, after in counts[rows].tolist()],
             plain=np.searchsorted(rows, plain[chosen]).tolist(),
             corrected=np.searchsorted(rows, corrected[chosen]).tolist(),
-            right=[answers.get(query, []) for query in chosen.tolist()],
+            right=[right.get(query, []) for query in chosen.tolist()],
         )
 
+    def replacement(self, row: int) -> tuple[Item, Item] | None:
+        """Return a query that no longer finds an item, and the first item that it finds instead."""
+        rows = [item.row for item in self.items]
+        for query, before, after in zip(self.queries, self.plain, self.corrected, strict=True):
+            new = [at for at in after if at not in before]
+            if new and row in {rows[at] for at in set(before).difference(after)}:
+                return query, self.items[new[0]]
+        return None
 
-def _length(vectors: Vectors, rows: np.ndarray) -> int:
-    """Return the number of characters in the names of rows."""
-    return 0 if vectors.ids is None else sum(len(vectors.ids[row]) for row in rows.tolist())
+
+def _shorten(item: Item) -> Item:
+    return item if item.name is None else replace(item, name=item.name[:LONGEST])
 
 
-def _without(items: Sequence[int], others: Sequence[int]) -> set[int]:
-    return set(items) - set(others)
+def _bytes(names: Iterable[str | None]) -> int:
+    """Return the length of names as JSON in a page, where each of <>&' is six bytes long."""
+    text = json.dumps([name and name[:LONGEST] for name in names], ensure_ascii=False)
+    return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&'"))

@@ -90,7 +90,7 @@ def _name(kind: Any) -> str:
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" for value in typing.get_args(kind))
     numbers = {bool: "`true` or `false`", int: "integer", float: "number"}
-    others = {str: "text", tuple: "list", Mapping: "sections"}
+    others = {str: "text", tuple: "list", list: "list", Mapping: "sections"}
     return (numbers | others)[origin or kind]
 
 

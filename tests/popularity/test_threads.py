@@ -1,0 +1,66 @@
+"""Parts of a computation in threads: the same numbers whatever the number of threads, which a program gets back."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from nuclr.popularity import kernel as kernel_module
+from nuclr.popularity import solve, threads
+from tests.popularity.reference import paired
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("memory", [0, 2**29])
+def test_a_solution_does_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
+    monkeypatch.setattr(threads, "PART", 1000)
+    monkeypatch.setattr(kernel_module, "CPU_BLOCK", (16, 64))
+    monkeypatch.setattr(kernel_module, "LEAST_HEIGHT", 16)
+    x, y = paired(150, 210)
+    two = solve(x, y, temperature=0.05, tolerance=1e-3, memory=memory)
+    torch.set_num_threads(1)
+    one = solve(x, y, temperature=0.05, tolerance=1e-3, memory=memory)
+    assert one.history == two.history
+    assert torch.equal(one.zeta, two.zeta)
+    assert torch.equal(one.extend(y[:64]), two.extend(y[:64]))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_parts_run_in_threads_of_their_own_and_are_used_in_order() -> None:
+    seen = []
+    used: list[int] = []
+
+    def square(number: int) -> int:
+        seen.append(torch.get_num_threads())
+        return number**2
+
+    threads.in_order(square, range(20), CPU, used.append)
+    assert used == [number**2 for number in range(20)]
+    assert seen == [1] * 20
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_after_an_error_torch_has_its_threads_again(error: type[BaseException]) -> None:
+    def fail(number: int) -> int:
+        if number == 3:
+            raise error
+        return number
+
+    with threads.one_per_operation(), pytest.raises(error):
+        threads.in_order(fail, range(10), CPU, id)
+    assert torch.get_num_threads() == 2
+    assert threads.count(CPU) == 2
+    torch.set_num_threads(1)
+    assert threads.count(CPU) == 1
