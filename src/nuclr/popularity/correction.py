@@ -44,6 +44,7 @@ it is that of the inverted softmax (Smith et al. 2017), in which queries with ma
 import inspect
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -443,7 +444,7 @@ class PopularityCorrection:
         best, best_scale = default, None
         for temperature in sorted(temperatures):
             solved = self._solve(candidates, wanted, temperature, 1.0)
-            zeta = self._zeta(found, solved)
+            zeta = self._sum([solved], found)
             for strength in sorted(strengths):
                 ranks = reciprocal(strength * zeta)
                 if ranks.mean() > best.mean():
@@ -549,7 +550,7 @@ class PopularityCorrection:
         scales = self._fitted()
 
         def sums(rows: Rows, _: slice | None = None) -> Tensor:
-            return torch.stack([scale.strength * self._zeta(rows, scale) for scale in scales]).sum(dim=0)
+            return self._sum(scales, rows)
 
         bias = sums(gallery) if row_map is None else row_map("bias", gallery, sums)
         return bias if boost is None else bias - as_vector("boost", boost, len(gallery)).to(bias)
@@ -572,14 +573,18 @@ class PopularityCorrection:
             raise ValueError(f"{name} has no rows")
         return rows
 
-    def _zeta(self, gallery: Rows, scale: Scale) -> Tensor:
-        """Return zeta of each item in float64, with the constant of the fit."""
+    def _sum(self, scales: Sequence[Scale], gallery: Rows) -> Tensor:
+        """Return the sum of strength times zeta of each item in float64, with the constant of the fit."""
         assert self._bank is not None
-        zeta = []
+        first = scales[0].temperature
+        log_z = torch.stack([scale.log_z for scale in scales])
+        factors = [first / scale.temperature for scale in scales]
+        weights = log_z.new_tensor([scale.strength * scale.temperature for scale in scales])
+        total = []
         for _, features in gallery.blocks():
-            problem = self._problem(features.to(self._bank), scale.temperature)
-            zeta.append(scale.temperature * log_column_sums(problem, torch.zeros_like(problem.b), scale.log_z))
-        return torch.cat(zeta)
+            problem = self._problem(features.to(self._bank), first)
+            total.append(weights @ log_column_sums(problem, torch.zeros_like(problem.b), log_z, factors))
+        return torch.cat(total)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -8,6 +8,7 @@ handles its own rows, and one all-reduce adds the results.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from queue import SimpleQueue
@@ -218,7 +219,7 @@ class Kernel:
         c = total[: len(v)] * v
         log_c = c.log()
         if not bool(log_c.amin() > self.SMALLEST_LOG_C):  # c underflows: use logs
-            log_c = distributed.all_gather(log_column_sums(p, zeta, log_z)[None]).logsumexp(dim=0)
+            log_c = distributed.all_gather(log_column_sums(p, zeta, log_z[None])).logsumexp(dim=0)
         if len(sums) == 2:
             self.curvature = (1 - p.b * v.square() * total[len(v) : -1] / c).nan_to_num(nan=1.0)
         objective = (p.temperature * total[-1] + p.b @ zeta) / len(zeta)
@@ -267,19 +268,35 @@ def log_column_sums(
     problem: Problem,
     zeta: Tensor,
     log_z: Tensor,
+    factors: Sequence[float] = (1.0,),
 ) -> Tensor:
-    """Return log c, (n_y,), computed in logs: slower than a pass, but safe at any distance from the solution."""
+    """Compute log c in logs: slower than a pass, but safe at any distance from the solution.
+
+    Args:
+        problem: The problem.
+        zeta: (n_y,).
+        log_z: (n_x,) for each factor, (k, n_x).
+        factors: What logits are multiplied by: at zeta = 0, a factor of 1/2 is twice the problem's temperature.
+
+    Returns:
+        (k, n_y).
+
+    """
     shift = (zeta / -problem.temperature).to(problem.dtype)
+    log_weight = (problem.a.log() - log_z).to(shift)[:, :, None]
     tiles, blocks = tiling(problem)
 
     def of_columns(columns: slice) -> Tensor:
-        total = torch.full_like(zeta[columns], -math.inf)
+        total = torch.full_like(zeta[columns].expand(len(factors), -1), -math.inf)
         for rows in tiles:
-            weight = (problem.a[rows].log() - log_z[rows])[:, None].to(shift)
-            logits = problem.logits(rows, columns, shift) + weight
-            total = torch.logaddexp(total, logits.logsumexp(dim=0).to(total))
+            logits = problem.logits(rows, columns, shift)
+            for sums, weight, factor in zip(total, log_weight[:, rows], factors, strict=True):
+                terms = torch.add(weight, logits, alpha=factor)
+                top = terms.amax(dim=0).clamp_min_(torch.finfo(terms.dtype).min)  # finite without any mass
+                log_sum = terms.sub_(top).mul_(LOG2_E).exp2_().sum(dim=0).log_().add_(top)
+                torch.logaddexp(sums, log_sum.to(sums), out=sums)
         return total
 
     log_c: list[Tensor] = []
     threads.in_order(of_columns, blocks, zeta.device, log_c.append)
-    return torch.cat(log_c)
+    return torch.cat(log_c, dim=1)

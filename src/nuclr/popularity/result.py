@@ -103,5 +103,5 @@ class Result:
                 b=b,
                 scores=new,
             )
-        log_q = log_column_sums(extended.to(self.zeta.dtype), torch.zeros_like(b), self.log_z)
+        log_q = log_column_sums(extended.to(self.zeta.dtype), torch.zeros_like(b), self.log_z[None])[0]
         return (self.temperature * log_q).to(self.zeta)
