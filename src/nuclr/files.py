@@ -411,6 +411,21 @@ def write_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         _sync_folder(target.parent)
 
 
+def write_npy(path: Path, array: np.ndarray) -> None:
+    """Write an array as `.npy`, atomically (see `write_atomically`).
+
+    numpy.save writes past Python's file object, and does not notice if the disk is full at the last few bytes.
+
+    Raises:
+        UserError: if the file cannot be written.
+
+    """
+    content = io.BytesIO()
+    np.save(content, array)
+    with user_errors(path), write_atomically(path) as file:
+        file.write(content.getbuffer())
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` as UTF-8, atomically (see `write_atomically`).
 

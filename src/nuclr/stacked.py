@@ -134,14 +134,15 @@ def stored_copy(path: Path, name: str, read: Callable[[], Iterator[np.ndarray]])
         if first is None:
             return None
         rows = 0
-        header = {"descr": first.dtype.str, "fortran_order": False, "shape": first.shape}
+        dtype = first.dtype.newbyteorder("=")
+        header = {"descr": dtype.str, "fortran_order": False, "shape": first.shape}
         with write_atomically(target, sync=False) as file:
             np.lib.format.write_array_header_1_0(file, header)
             for matrix in itertools.chain([first], matrices):
                 if matrix.shape[1] != first.shape[1]:
                     widths = f"{first.shape[1]} and {matrix.shape[1]}"
                     raise UserError(f"{path}: rows of {name!r} have {widths} numbers; needs one width for all rows")
-                file.write(np.ascontiguousarray(matrix, first.dtype).data)
+                file.write(np.ascontiguousarray(matrix, dtype).data)
                 rows += len(matrix)
             file.seek(0)  # a header has the same length for any number of rows
             np.lib.format.write_array_header_1_0(file, header | {"shape": (rows, first.shape[1])})

@@ -7,6 +7,8 @@ import torch
 
 from nuclr.popularity import kernel as kernel_module
 from nuclr.popularity import solve, threads
+from nuclr.popularity.kernel import Kernel
+from nuclr.popularity.problem import Problem, make_problem
 from tests.popularity.reference import paired
 
 CPU = torch.device("cpu")
@@ -64,3 +66,39 @@ def test_after_an_error_torch_has_its_threads_again(error: type[BaseException]) 
     assert threads.count(CPU) == 2
     torch.set_num_threads(1)
     assert threads.count(CPU) == 1
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PART", 1000)
+    monkeypatch.setattr(kernel_module, "CPU_BLOCK", (16, 64))
+
+
+@pytest.mark.usefixtures("two_threads", "small_tiles")
+def test_threads_compute_in_the_inference_mode_of_their_caller() -> None:
+    x, y = paired(150, 210)
+    expected = solve(x, y, temperature=0.05, tolerance=1e-3)
+    with torch.inference_mode():
+        result = solve(x, y, temperature=0.05, tolerance=1e-3)
+    assert torch.equal(result.zeta, expected.zeta)
+
+
+@pytest.mark.usefixtures("two_threads", "small_tiles")
+def test_an_error_in_each_tile_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Problem, "logits", fail)
+    with pytest.raises(MemoryError):
+        solve(*paired(150, 210), temperature=0.05)
+
+
+def test_the_tiles_of_all_threads_fit_into_the_memory() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(16)
+    memory = 2**17
+    kernel = Kernel(make_problem(*paired(300, 500), temperature=0.05), memory)
+    torch.set_num_threads(before)
+    tiles = [kernel.spaces.get()[1] for _ in range(kernel.spaces.qsize())]
+    assert len(tiles) > 1
+    assert sum(tile.nbytes for tile in tiles) <= memory

@@ -96,7 +96,9 @@ class Kernel:
         self.near: Near | None = None
         self.problem = problem.part(own_rows(n_x))
         device = problem.b.device
-        workers = threads.count(device)
+        # Each thread has a tile, so a small memory is enough for few of them.
+        least = LEAST_HEIGHT * n_y * problem.dtype.itemsize
+        workers = max(1, min(threads.count(device), memory // least))
         self.tiles, self.blocks = tiling(self.problem, memory / workers)
         share = -(-n_x // distributed.world_size())  # equal on all processes, so that all take the same decision
         needed = share * n_y * problem.dtype.itemsize
@@ -145,7 +147,13 @@ class Kernel:
 
         def sum_part(numbers: range) -> tuple[Tensor, list[Entries]]:
             """Sum the columns of some tiles, and set their rows of z."""
-            squares, space = self.spaces.get()
+            spaces = self.spaces.get()
+            try:
+                return sum_tiles(numbers, *spaces)
+            finally:  # otherwise other threads would wait for the space after an error
+                self.spaces.put(spaces)
+
+        def sum_tiles(numbers: range, squares: Tensor, space: Tensor) -> tuple[Tensor, list[Entries]]:
             sums = zeta.new_zeros(1 + renew, len(zeta))
             entries = []
             for number in numbers:
@@ -169,7 +177,6 @@ class Kernel:
                     if collects:
                         torch.mul(block, v[columns].to(block), out=product)
                         entries.append(limits.large_entries(rows, columns, product, scale / z[rows]))
-            self.spaces.put((squares, space))
             return sums, entries
 
         total = zeta.new_zeros(1 + renew, len(zeta))

@@ -49,6 +49,12 @@ def in_order(function: Callable[[T], R], parts: Sequence[T], device: torch.devic
         for part in parts:
             use(function(part))
         return
+    inference = torch.is_inference_mode_enabled()  # which a new thread would not know
+
+    def compute(part: T) -> R:
+        with torch.inference_mode(inference):
+            return function(part)
+
     with one_per_operation(), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for result in pool.map(function, parts):
+        for result in pool.map(compute, parts):
             use(result)

@@ -175,6 +175,11 @@ def test_datacomp(tmp_path, compressed, monkeypatch):
         folder.sides("h14_img")
 
 
+def test_compressed_arrays_of_another_byte_order_are_read(tmp_path):
+    folder = EmbeddingFolder(make_datacomp(tmp_path / "dc", X.astype(">f4"), Y, compressed=True))
+    np.testing.assert_array_equal(np.asarray(folder.features("l14_img")), X)
+
+
 def test_shards_of_datacomp_in_folders(tmp_path):
     make_datacomp(tmp_path / "dc" / "a", X, Y)
     make_datacomp(tmp_path / "dc" / "b", Y, X)

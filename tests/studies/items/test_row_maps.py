@@ -1,18 +1,24 @@
 """Reports on vectors in shards: the results of one file, after a kill as well, and in little memory."""
 
+import contextlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from nuclr.arrays import Rows, as_rows
+from nuclr.data.vectors import Vectors, open_vectors
 from nuclr.popularity import PopularityCorrection
 from nuclr.studies.items import popularity_report
-from tests.data.embedding_folders import make_features, slices
+from nuclr.studies.items.row_maps import row_maps
+from tests.data.embedding_folders import make_datacomp, make_features, slices
 
 SIZES = (250, 1, 149)
 X, Y = make_features(rows=sum(SIZES), width=8)
@@ -148,6 +154,61 @@ def test_results_of_other_settings_or_files_are_not_used(tmp_path, change):
     assert done.returncode == 0, done.stderr
     assert "bias-measured: 400 of 400 rows, 400 computed now" in done.stderr
     assert not list((tmp_path / "out").glob(".unfinished*"))
+
+
+def count_maps(out: Path, argument: str, fails: bool = False) -> int:
+    """Map the rows of one argument, with an error in the end if `fails`; return how many were computed."""
+    vectors = checked(open_vectors(argument))
+    computed = []
+
+    def compute(rows: Rows, _: slice) -> torch.Tensor:
+        computed.append(len(rows))
+        return rows[:][:, 0]
+
+    with contextlib.suppress(KeyboardInterrupt), row_maps(out, [vectors], []) as maps:
+        assert torch.equal(maps("first", vectors.rows, compute), vectors.rows[:][:, 0])
+        if fails:
+            raise KeyboardInterrupt
+    return sum(computed)
+
+
+def checked(vectors: Vectors) -> Vectors:
+    return replace(vectors, rows=as_rows("rows", vectors.rows, "any"))
+
+
+def test_results_of_another_array_in_the_same_file_are_not_used(tmp_path):
+    folder = make_datacomp(tmp_path / "metadata", X[:30], Y[:30], sizes=(30,), models=("b32", "l14"))
+    for name in ("b32_img", "b32_txt", "l14_txt"):
+        assert count_maps(tmp_path, f"{folder}:{name}", fails=True) == 30
+    assert count_maps(tmp_path, f"{folder}:b32_txt") == 0
+
+
+def test_a_command_that_ends_leaves_the_results_of_a_running_one(tmp_path):
+    write(tmp_path / "x", X, "npy")
+    write(tmp_path / "y", Y, "npy")
+    vectors = checked(open_vectors(tmp_path / "x"))
+    with row_maps(tmp_path, [vectors], []) as maps:
+        assert count_maps(tmp_path, f"{tmp_path / 'y'}") == len(Y)
+        assert len(maps("late", vectors.rows, lambda rows, _: rows[:])) == len(X)
+    assert not list(tmp_path.glob(".unfinished*"))
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path):
+    """A limit on the size of files stands for the disk."""
+    write(tmp_path / "x", X, "npy")
+    code = """if True:
+        import resource, signal, sys
+        from nuclr.cli import app
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        sys.argv = ["nuclr", *sys.argv[1:]]
+        app.main()
+    """
+    command = ["hubness", tmp_path / "x", tmp_path / "x", "--normalize", "--out", tmp_path / "out"]
+    done = subprocess.run([sys.executable, "-c", code, *map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "bias-measured-0.npy: cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -371,7 +371,7 @@ def _write(
     if items.ids is not None:
         table["name"] = items.ids
     with report.publish(folder, [table]) as new:
-        np.save(new / "bias.npy", report.bias.numpy())
+        files.write_npy(new / "bias.npy", report.bias.numpy())
         files.write_text(new / SEARCHES, json.dumps(files.to_record(report.searches), ensure_ascii=False))
         report.correction.save(new / "correction.safetensors")
 

@@ -24,6 +24,7 @@ import nuclr
 from nuclr import files
 from nuclr.arrays import Rows
 from nuclr.data.vectors import Vectors
+from nuclr.errors import UserError
 from nuclr.stacked import Stacked
 
 FOLDER = ".unfinished"
@@ -62,14 +63,15 @@ def row_maps(
     folder.mkdir(exist_ok=True)
     with files.take_lock(folder, "command", "--out "):
         yield partial(_map_blocks, folder)
-        for path in out.glob(f"{FOLDER}-*"):  # also of other inputs or settings
+    for path in out.glob(f"{FOLDER}-*"):  # also of other inputs or settings
+        with contextlib.suppress(UserError), files.take_lock(path, "command"):  # unless one is using it
             shutil.rmtree(path)
 
 
 def _stamp(rows: Tensor | Stacked) -> Any:
-    """Return what changes if vectors do: size and time of files, or a hash."""
+    """Return what changes if vectors do: place in their files, size and time of these, or a hash."""
     if isinstance(rows, Stacked):
-        return [[str(part.source), *files.file_stamp(part.source)] for part in rows.parts]
+        return [[str(part.source), part.offset, *files.file_stamp(part.source)] for part in rows.parts]
     return hashlib.sha256(rows.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
@@ -99,8 +101,7 @@ def _map_blocks(
     paths = [folder / f"{name}-{tile.start}.npy" for tile in rows.tiles(height)]
     for path, tile in zip(paths, rows.tiles(height), strict=True):
         if not path.is_file():
-            with files.write_atomically(path) as file:
-                np.save(file, compute(rows.part(tile), tile).cpu().numpy())
+            files.write_npy(path, compute(rows.part(tile), tile).cpu().numpy())
             computed += tile.stop - tile.start
         if len(paths) > 1 and (sys.stderr.isatty() or tile.stop == len(rows)):
             rates = (computed / (time.monotonic() - begin), computed / max(time.process_time() - cpu, 1e-9))
