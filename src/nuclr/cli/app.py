@@ -9,7 +9,6 @@ import typer
 from nuclr import __version__
 from nuclr.cli import compare, demo, embed, evaluate, export, hubness, popularity, report, table, toy, train
 from nuclr.cli.arguments import SETTINGS_CONTEXT
-from nuclr.cli.train import Stopped
 from nuclr.errors import UserError, first_line, printable
 
 app = typer.Typer(
@@ -48,7 +47,7 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("nuclr: interrupted", err=True)
         sys.exit(130)
-    except Stopped as stopped:
+    except train.Stopped as stopped:
         typer.echo(printable(f"nuclr: {stopped}"), err=True)
         sys.exit(stopped.status)
     except (MemoryError, RuntimeError) as error:

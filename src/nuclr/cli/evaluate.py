@@ -1,8 +1,7 @@
 """`nuclr evaluate`: a trained model on test sets."""
 
-import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,13 +19,6 @@ Examples:
     nuclr evaluate RUN --classes cifar10_test --no-head                 nearest neighbors and a linear probe
 """
 _CORRECTION = "Popularity-corrected ranking"
-
-
-class Duplicates(enum.StrEnum):
-    """How items of side y that occur more than once are treated."""
-
-    MERGE = "merge"
-    MISS = "miss"
 
 
 def evaluate(
@@ -85,9 +77,9 @@ def evaluate(
         ),
     ] = None,
     duplicates: Annotated[
-        Duplicates | None,
+        Literal["merge", "miss"] | None,
         typer.Option(
-            help="Items of side y that occur more than once: merge them, or keep each and count copies as miss or hit. "
+            help="Items of side y that occur more than once: merge them, or keep each and count copies as misses. "
             "Default: miss for mscoco and flickr30k, as in published results; merge otherwise, as in training."
         ),
     ] = None,
@@ -129,7 +121,7 @@ def evaluate(
             classes=classes or (),
             prompts=prompts,
             correct=correct or (),
-            duplicates=None if duplicates is None else duplicates.value,
+            duplicates=duplicates,
             root=root,
             split=split,
             allow_outside=allow_outside,

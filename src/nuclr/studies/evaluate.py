@@ -41,10 +41,11 @@ from nuclr.studies.tasks import (
     TEXTS,
     Subject,
     Task,
-    labeled_task,
+    add_prompts,
     open_labels,
     open_retrieval,
     open_subject,
+    without_bad,
 )
 
 COMMAND = "nuclr evaluate"
@@ -391,7 +392,8 @@ def own_sets(subject: Subject, prompts: Path | None = None) -> list[TestSet]:
         tasks.append(Task(name, path, "retrieval", source, val_split(data, name)))
     if data.classes is not None:
         kind: Kind = "zero_shot" if subject.model.takes("text") else "labels"
-        tasks.append(labeled_task(OWN_CLASSES, data.classes, run.classes, data, kind, prompts))
+        own = Task(OWN_CLASSES, data.classes, kind, without_bad(run.classes, data))
+        tasks.append(add_prompts(own, prompts))
     return list(tasks)
 
 

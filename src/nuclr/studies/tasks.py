@@ -131,12 +131,12 @@ def open_retrieval(
         text,
         text,
         "retrieval",
-        _usable(pairs, data),
+        without_bad(pairs, data),
         split,
     )
 
 
-def _usable(pairs: Pairs, data: Data) -> Source:
+def without_bad(pairs: Pairs, data: Data) -> Source:
     """Return pairs without bad samples."""
     bad = check_samples(pairs, max_bad_share=data.max_bad_share)
     return Source(pairs, usable(pairs, bad), bad)
@@ -165,19 +165,7 @@ def open_labels(
         return add_prompts(Task(standard[0], str(path), kind, Source(images, numbers, {})), prompts)
     builtin = text.partition(":")[0] in ("builtin", BUILTIN_CLASSES)
     classes = BuiltinLabeled(size=size) if builtin else open_labeled(text, data.allow_outside)
-    return labeled_task(text, text, classes, data, kind, prompts)
-
-
-def labeled_task(
-    name: str,
-    path: str,
-    classes: Labeled,
-    data: Data,
-    kind: Kind,
-    prompts: Path | None = None,
-) -> Task:
-    """Return a test set of labeled items without bad samples; the arguments are those of `open_labels`."""
-    return add_prompts(Task(name, path, kind, _usable(classes, data)), prompts)
+    return add_prompts(Task(text, text, kind, without_bad(classes, data)), prompts)
 
 
 def add_prompts(task: Task, prompts: Path | None) -> Task:

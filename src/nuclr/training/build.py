@@ -14,7 +14,6 @@ from nuclr.data.selection import Source, check_compatible
 from nuclr.errors import UserError
 from nuclr.models import DualEncoder
 from nuclr.runs import components
-from nuclr.runs.components import Loaders
 from nuclr.runs.features import autocast
 from nuclr.runs.matryoshka import Matryoshka
 from nuclr.runs.settings import Optimizer, Settings
@@ -53,7 +52,7 @@ class Parts:
         self,
         settings: Settings,
         device: torch.device,
-        loaders: Loaders | None = None,
+        loaders: components.Loaders | None = None,
     ) -> None:
         self._settings = settings
         self._device = device
@@ -103,7 +102,7 @@ class Parts:
 def build_parts(
     settings: Settings,
     device: torch.device,
-    loaders: Loaders | None = None,
+    loaders: components.Loaders | None = None,
 ) -> tuple[Source, Validation, DualEncoder]:
     """Return the training pairs, the validation and the model of a run, checked against each other."""
     data = settings.data

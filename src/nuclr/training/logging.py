@@ -16,7 +16,6 @@ from torch import Tensor
 from nuclr import distributed, objectives
 from nuclr.errors import UserError, install_command, printable
 from nuclr.evaluation.metrics import set_prefixes
-from nuclr.objectives import Objective
 from nuclr.runs.settings import Log, Settings, flatten, to_dict
 from nuclr.training.build import Parts
 from nuclr.training.schedules import Position
@@ -81,7 +80,7 @@ def metrics_line(
     position: Position,
     steps: int,
     optimizer: torch.optim.Optimizer,
-    objective: Objective,
+    objective: objectives.Objective,
     means: dict[str, float],
 ) -> dict[str, Any]:
     """Return a line of metrics.jsonl: means since the line before, and the scheduled values."""

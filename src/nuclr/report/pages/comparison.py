@@ -10,9 +10,8 @@ from nuclr import objectives
 from nuclr.report import numbers
 from nuclr.report.charts import Chart, Color, Row, Series, line_chart, row_chart
 from nuclr.report.page import Block, Fold, Options, Page, Section, Table, Text
-from nuclr.studies.engine import tables
 from nuclr.studies.engine.results import Comparison, Difference, ResultRow
-from nuclr.studies.engine.tables import TextTable, read_results
+from nuclr.studies.engine.tables import TextTable, chosen_table, read_results, text_tables
 
 FILES = ("compare.json", "ablations.json", "batch_sizes.json", "table.json")
 GREY = 8
@@ -63,10 +62,10 @@ def make_page(studies: Studies) -> Page:
 
 def show_study(study: Comparison, _: Studies) -> Iterator[Block]:
     """Show the tables and charts of one study."""
-    yield from (_table(table, study.title) for table in tables.text_tables(study))
+    yield from (_table(table, study.title) for table in text_tables(study))
     yield from _size_charts(study) if study.kind == "batch_sizes" else _training_charts(study)
     yield from _spread_charts(study) if study.kind == "table" else _difference_charts(study)
-    chosen = tables.chosen_table(study)
+    chosen = chosen_table(study)
     if chosen.rows:
         yield Fold(chosen.title, [_table(chosen, "")])
 

@@ -36,7 +36,6 @@ from nuclr.evaluation.test_sets import CLASSIFICATION
 from nuclr.evaluation.zero_shot import classify
 from nuclr.remote import is_url
 from nuclr.runs import components, config, folder
-from nuclr.runs.components import below
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.jobs import serve
 from nuclr.runs.launch import pick_device
@@ -233,7 +232,7 @@ def kind_of(path: str, data: Data) -> Kind:
     """Return the kind of test set that is at a path, as in `MeasuredSet`."""
     labeled = path.partition(":")[0] in (*CLASSIFICATION, BUILTIN_CLASSES)
     if not labeled and (not is_url(path) or path.endswith(".npz")):
-        place = below(data.root, path)
+        place = components.below(data.root, path)
         labeled = has_labels(place) if place.is_file() else place.is_dir() and is_class_folder(place)
     if not labeled:
         return "retrieval"
@@ -251,7 +250,7 @@ def open_task(
     if kind == "retrieval":
         return open_retrieval(path, data)
     if path.partition(":")[0] not in (*CLASSIFICATION, "builtin", BUILTIN_CLASSES):
-        path = str(below(data.root, path))
+        path = str(components.below(data.root, path))
     return open_labels(path, data, kind, prompts, size)
 
 
