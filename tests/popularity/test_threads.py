@@ -1,5 +1,6 @@
 """Parts of a computation in threads: the same numbers whatever the number of threads, which a program gets back."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -66,6 +67,29 @@ def test_after_an_error_torch_has_its_threads_again(error: type[BaseException]) 
     assert threads.count(CPU) == 2
     torch.set_num_threads(1)
     assert threads.count(CPU) == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_after_calls_from_two_threads_torch_has_its_threads_again() -> None:
+    entered = threading.Event()
+    left = threading.Event()
+    seen = []
+
+    def enter() -> None:
+        with threads.one_per_operation():
+            entered.set()
+            left.wait(60)
+
+    with threads.one_per_operation():
+        other = threading.Thread(target=enter)
+        other.start()
+        entered.wait(60)
+    left.set()
+    other.join()
+    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert seen == [torch.get_num_threads()] == [2]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ R = TypeVar("R")
 PART = 2**20  # entries of a matrix for which it pays to ask another thread
 
 _available: ContextVar[int] = ContextVar("available")
+_before: list[int] = []  # torch's number of threads outside of the blocks that run now, in any thread
 
 
 def count(device: torch.device) -> int:
@@ -32,13 +33,15 @@ def one_per_operation() -> Iterator[None]:
     if _available.get(None) is not None:
         yield
         return
-    before = torch.get_num_threads()
+    before = next(iter(_before), None) or torch.get_num_threads()  # torch's number is 1 while another thread is here
+    _before.append(before)
     token = _available.set(before)
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        _before.remove(before)
         _available.reset(token)
 
 
