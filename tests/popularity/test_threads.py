@@ -117,6 +117,13 @@ def test_an_error_in_each_tile_ends_the_pass(monkeypatch: pytest.MonkeyPatch) ->
         solve(*paired(150, 210), temperature=0.05)
 
 
+def test_few_rows_with_many_columns_are_shared_by_the_threads() -> None:
+    parts, _ = kernel_module.tiling(make_problem(*paired(100, 2**17), temperature=0.05))
+    assert len(parts) > 4
+    one, _ = kernel_module.tiling(make_problem(*paired(100, 500), temperature=0.05))
+    assert len(one) == 1
+
+
 def test_the_tiles_of_all_threads_fit_into_the_memory() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(16)
