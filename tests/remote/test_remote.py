@@ -126,8 +126,22 @@ def test_messages_name_the_url(web):
     assert str(error.value) == f"{web.url('/a.bin')}: not a tar"
 
 
-def test_two_processes_that_start_at_once_download_a_file_once(web):
-    code = "import sys; from nuclr.remote import local_copies; local_copies(sys.argv[1:])"
+NFS = """
+import fcntl, os, stat
+original = fcntl.flock
+
+def flock(file, operation):
+    if stat.S_ISDIR(os.fstat(file if isinstance(file, int) else file.fileno()).st_mode):
+        raise OSError(9, "Bad file descriptor")  # NFS locks only files that are open for writing
+    original(file, operation)
+
+fcntl.flock = flock
+"""
+
+
+@pytest.mark.parametrize("before", ["", NFS], ids=["local disk", "NFS"])
+def test_two_processes_that_start_at_once_download_a_file_once(web, before):
+    code = f"{before}\nimport sys; from nuclr.remote import local_copies; local_copies(sys.argv[1:])"
     line = [sys.executable, "-c", code, web.url("/a.bin"), web.url("/b.bin")]
     processes = [subprocess.Popen(line) for _ in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
