@@ -11,6 +11,7 @@ overwritten. The cache has no limit: delete the folder `remote` in `NUCLR_CACHE`
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from nuclr.errors import UserError, first_line, printable, require
-from nuclr.files import locked, user_cache
+from nuclr.files import user_cache
 
 WAITS: tuple[float, ...] = (1, 2, 4, 8)  # seconds before the second, third, ... attempt
 TRANSFERS = 4  # at the same time
@@ -161,7 +162,7 @@ def local_copy(url: str) -> Path:
     key = sha256(f"{url}\n{size}\n{version}".encode()).hexdigest()[:32]
     folder = user_cache().absolute() / "remote" / key
     copy = folder / file_name(url)
-    partial = folder / f".{copy.name}.tmp"  # removed by `locked` if its process is killed
+    partial = folder / "partial"
 
     def download() -> None:
         system.get_file(path, str(partial))
@@ -171,7 +172,9 @@ def local_copy(url: str) -> Path:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, copy.name):  # of several processes, one downloads and the others wait
+        # Of several processes, one downloads and the others wait. NFS cannot lock the folder itself (`files.locked`).
+        with (folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not copy.exists() or size not in (None, copy.stat().st_size):
                 _announce(url, size or 0, folder)
                 _with_retries(url, download)

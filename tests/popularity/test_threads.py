@@ -1,5 +1,6 @@
 """Parts of a computation in threads: the same numbers whatever the number of threads, which a program gets back."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -68,6 +69,29 @@ def test_after_an_error_torch_has_its_threads_again(error: type[BaseException]) 
     assert threads.count(CPU) == 1
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_after_calls_from_two_threads_torch_has_its_threads_again() -> None:
+    entered = threading.Event()
+    left = threading.Event()
+    seen = []
+
+    def enter() -> None:
+        with threads.one_per_operation():
+            entered.set()
+            left.wait(60)
+
+    with threads.one_per_operation():
+        other = threading.Thread(target=enter)
+        other.start()
+        entered.wait(60)
+    left.set()
+    other.join()
+    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert seen == [torch.get_num_threads()] == [2]
+
+
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "PART", 1000)
@@ -91,6 +115,13 @@ def test_an_error_in_each_tile_ends_the_pass(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Problem, "logits", fail)
     with pytest.raises(MemoryError):
         solve(*paired(150, 210), temperature=0.05)
+
+
+def test_few_rows_with_many_columns_are_shared_by_the_threads() -> None:
+    parts, _ = kernel_module.tiling(make_problem(*paired(100, 2**17), temperature=0.05))
+    assert len(parts) > 4
+    one, _ = kernel_module.tiling(make_problem(*paired(100, 500), temperature=0.05))
+    assert len(one) == 1
 
 
 def test_the_tiles_of_all_threads_fit_into_the_memory() -> None:

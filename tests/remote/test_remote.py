@@ -1,5 +1,9 @@
 """Local copies of files at URLs: names, versions, retries, several processes, and what cannot be read."""
 
+import errno
+import fcntl
+import os
+import stat
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -132,3 +136,18 @@ def test_two_processes_that_start_at_once_download_a_file_once(web):
     processes = [subprocess.Popen(line) for _ in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
     assert sorted(web.gets()) == ["/a.bin", "/b.bin"]
+
+
+def test_a_file_system_that_cannot_lock_folders(web, monkeypatch):
+    """NFS locks only files that are open for writing."""
+    flock = fcntl.flock
+
+    def flock_of_nfs(file, operation):
+        number = file if isinstance(file, int) else file.fileno()
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+    [copy] = set(local_copies([web.url("/a.bin")] * 4))
+    assert copy.read_bytes() == b"abc" * 1000 and web.gets() == ["/a.bin"]

@@ -26,6 +26,7 @@ from nuclr.popularity.problem import Problem
 CPU_BLOCK = (256, 8192)
 GPU_BLOCK = (4096, 32768)
 LEAST_HEIGHT = 16
+TILES = 16  # of few rows with many columns, to have parts for all threads
 LOG2_E = math.log2(math.e)
 
 
@@ -248,7 +249,8 @@ def tiling(problem: Problem, memory: float = math.inf) -> tuple[list[slice], lis
     """Return slices of the rows (as high as fits into memory) and of the columns (multiples of 64 wide)."""
     height, width = CPU_BLOCK if problem.b.device.type == "cpu" else GPU_BLOCK
     fitting = memory / (len(problem.b) * problem.dtype.itemsize)
-    tiles = _slices(len(problem.a), int(min(height, max(LEAST_HEIGHT, fitting))))
+    shared = max(len(problem.a) / TILES, threads.PART / len(problem.b))
+    tiles = _slices(len(problem.a), int(min(height, max(LEAST_HEIGHT, min(shared, fitting)))))
     count = -(-len(problem.b) // width)
     return tiles, _slices(len(problem.b), 64 * -(-len(problem.b) // (64 * count)))
 

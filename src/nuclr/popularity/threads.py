@@ -17,8 +17,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 PART = 2**20  # entries of a matrix for which it pays to ask another thread
+WAITING = 1024  # parts that are handed to the threads at a time; each takes more than a kilobyte until it is done
 
 _available: ContextVar[int] = ContextVar("available")
+_before: list[int] = []  # torch's number of threads outside of the blocks that run now, in any thread
 
 
 def count(device: torch.device) -> int:
@@ -32,13 +34,15 @@ def one_per_operation() -> Iterator[None]:
     if _available.get(None) is not None:
         yield
         return
-    before = torch.get_num_threads()
+    before = next(iter(_before), None) or torch.get_num_threads()  # torch's number is 1 while another thread is here
+    _before.append(before)
     token = _available.set(before)
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        _before.remove(before)
         _available.reset(token)
 
 
@@ -56,5 +60,6 @@ def in_order(function: Callable[[T], R], parts: Sequence[T], device: torch.devic
             return function(part)
 
     with one_per_operation(), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for result in pool.map(compute, parts):
-            use(result)
+        for start in range(0, len(parts), WAITING):
+            for result in pool.map(compute, parts[start : start + WAITING]):
+                use(result)
