@@ -64,10 +64,9 @@ def train(
         if dry_run:
             estimate = trial.dry_run(settings)
             if launch.is_first():
-                typer.echo(trial.describe(estimate))
-                warning = trial.bottleneck_warning(estimate.data, estimate.step_rate)
-                for text in [*estimate.overlaps, *([warning] if warning else [])]:
-                    typer.echo(printable(f"nuclr: {text}"), err=True)
+                typer.echo(estimate.text)
+                for warning in estimate.warnings:
+                    typer.echo(printable(f"nuclr: {warning}"), err=True)
             return
         trained = loop.train(settings, resume=resume)
         if launch.is_first():
