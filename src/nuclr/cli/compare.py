@@ -1,7 +1,5 @@
 """`nuclr compare`: train several methods on the same data with the same budget, tune them alike, and compare them."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +7,7 @@ import typer
 
 from nuclr.cli.arguments import split_config
 from nuclr.cli.report import write_final_report
-from nuclr.cli.train import Stopped
+from nuclr.cli.train import training_errors
 from nuclr.errors import printable
 
 if TYPE_CHECKING:
@@ -22,6 +20,7 @@ Examples:
     nuclr compare CONFIG methods=clip,sogclr,nuclr seeds=5 --halves --out runs/c   any config with any KEY=VALUE
     nuclr compare CONFIG methods=sogclr,nuclr seeds=5 --tune gamma=0.3,0.8         tune gamma for both
 """
+RESUME = "run the same command again to resume"
 COMPARED = ("methods", "seeds")  # arguments NAME=VALUE that are not settings
 _TUNING = "Tuning"
 _STUDIES = "Other studies, with the tuned settings"
@@ -120,7 +119,7 @@ def compare(
         typer.echo("\n".join([plan.describe(), *study.protocol(plan)]))
         typer.echo("The time of one run: nuclr train with the same CONFIG and settings, and --dry-run")
         return
-    with resumable():
+    with training_errors(RESUME):
         comparison = study.run_comparison(plan, out, workers, say)
     show_results(comparison, out)
 
@@ -136,17 +135,6 @@ def _pop(overrides: list[str], key: str) -> str | None:
 def say(text: str) -> None:
     """Print a line about the progress of a study."""
     typer.echo(printable(f"nuclr: {text}"), err=True)
-
-
-@contextlib.contextmanager
-def resumable(how: str = "run the same command again to resume") -> Iterator[None]:
-    """Turn a signal that stops a study into `Stopped`, whose message says how to resume."""
-    from nuclr.runs.launch import Interrupted
-
-    try:
-        yield
-    except Interrupted as stop:
-        raise Stopped(f"{stop}; {how}", stop.status) from None
 
 
 def show_results(comparison: "Comparison", out: Path) -> None:

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from nuclr.cli.arguments import split_config
-from nuclr.cli.compare import resumable, say
+from nuclr.cli.compare import say
 from nuclr.cli.report import write_final_report
+from nuclr.cli.train import training_errors
 from nuclr.errors import UserError
 
 
@@ -34,7 +35,7 @@ def demo(
     begin = time.monotonic()
     cores = launch.cpu_cores()
     typer.echo(study.opening(settings, cores))
-    with resumable(f"continue with nuclr demo out={out} --resume"):
+    with training_errors(f"continue with nuclr demo out={out} --resume"):
         runs = study.Demo(settings, out, say)
         runs.run(cores)
     typer.echo(study.results_text(runs.results()))

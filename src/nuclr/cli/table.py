@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nuclr.cli.compare import resumable, say, show_results
+from nuclr.cli.compare import RESUME, say, show_results
 from nuclr.cli.train import training_errors
 from nuclr.errors import UserError, printable
 
@@ -113,6 +113,6 @@ def table(
             typer.echo(shlex.join([*launcher, *base, "--job", name]))
         typer.echo(shlex.join([*base, "--collect"]))
         return
-    with resumable():
+    with training_errors(RESUME):
         comparison = study.train(workers, collect)
     show_results(comparison, target)

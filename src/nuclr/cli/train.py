@@ -64,10 +64,9 @@ def train(
         if dry_run:
             estimate = trial.dry_run(settings)
             if launch.is_first():
-                typer.echo(trial.describe(estimate))
-                warning = trial.bottleneck_warning(estimate.data, estimate.step_rate)
-                for text in [*estimate.overlaps, *([warning] if warning else [])]:
-                    typer.echo(printable(f"nuclr: {text}"), err=True)
+                typer.echo(estimate.text)
+                for warning in estimate.warnings:
+                    typer.echo(printable(f"nuclr: {warning}"), err=True)
             return
         trained = loop.train(settings, resume=resume)
         if launch.is_first():
@@ -121,15 +120,15 @@ class Stopped(Exception):  # noqa: N818 (not an error in the program)
 
 
 @contextlib.contextmanager
-def training_errors() -> Iterator[None]:
-    """Turn an interrupted or failed run into `Stopped`."""
+def training_errors(how: str = "resume with --resume") -> Iterator[None]:
+    """Turn an interrupted or failed run, or study, into `Stopped`, whose message says how to resume."""
     from nuclr.runs import launch
     from nuclr.training import guards
 
     try:
         yield
     except launch.Interrupted as stop:
-        raise Stopped(f"{stop}; resume with --resume", stop.status) from None
+        raise Stopped(f"{stop}; {how}", stop.status) from None
     except (guards.TrainingFailed, launch.LostProcess) as failed:
         raise Stopped(str(failed), 1) from None
     except launch.ElsewhereError:

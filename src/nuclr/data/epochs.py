@@ -275,15 +275,12 @@ class _GroupedItems:
     ) -> None:
         self.views = views
         self.n = len(row)
-        sorted_pairs = usable[np.lexsort((ids[usable], row[usable]))]
-        rows = row[sorted_pairs]
-        own = ids[sorted_pairs]
-        is_first = np.ones(len(sorted_pairs), bool)
-        is_first[1:] = (rows[1:] != rows[:-1]) | (own[1:] != own[:-1])
-        self.pair = sorted_pairs[is_first]
-        self.group = rows[is_first]
+        key = row[usable] * (ids.max() + 1) + ids[usable]  # ascending by group, and by item within a group
+        _, first, item = np.unique(key, return_index=True, return_inverse=True)
+        self.pair = usable[first]
+        self.group = row[self.pair]
         self.of_pair = np.full(self.n, -1, np.int64)
-        self.of_pair[sorted_pairs] = np.cumsum(is_first) - 1
+        self.of_pair[usable] = item
         self.size = np.bincount(self.group, minlength=count)
         self.start = np.cumsum(self.size) - self.size
         self.most = int(self.size.max(initial=0))

@@ -359,8 +359,7 @@ def hubness_change(
         True
 
     """
-    fix = PopularityCorrection().fit(*bank, items=True)
-    bias = fix.bias(gallery)
+    bias = PopularityCorrection().fit(*bank, items=True).bias(gallery)
     queries = as_rows("queries", queries)
     gallery = as_rows("gallery", gallery)
     plain = hubness(queries, gallery, min(k, len(gallery)))

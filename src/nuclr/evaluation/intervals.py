@@ -189,18 +189,7 @@ def change_interval(
         return_counts=True,
     )
     count = {"all": kinds[:, 2]}
-    plain = Fold(
-        "queries",
-        {"all": kinds[None, :, 0]},
-        count,
-        copies,
-    )
-    changed = Fold(
-        "queries",
-        {"all": kinds[None, :, 1]},
-        count,
-        copies,
-    )
+    plain, changed = (Fold("queries", {"all": kinds[None, :, column]}, count, copies) for column in (0, 1))
     return Bootstrap().difference([changed], [plain])
 
 

@@ -9,7 +9,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,46 +71,22 @@ class DataRate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of a run. Rates and memory are those of one process.
+    """The cost of a run.
 
     Attributes:
         pairs: number of training pairs.
         bad_samples: number of samples that cannot be used.
-        left_over: visits per epoch that do not fill a batch.
         steps: steps of the whole run.
-        parameters: of the model.
-        loss: of the batch that was tried.
-        model_bytes: size of the weights.
-        optimizer_bytes: size of the gradients and of AdamW's two moments.
-        state_bytes: size of the objective's state.
-        peak_bytes: largest memory of this process so far.
-        checkpoint_bytes: size of a checkpoint on disk.
-        data: the cost of reading in the first epoch; images that stay in memory have none in later ones.
-        device: type of the device.
-        step_rate: samples per second of steps whose batches have been read already.
-        seconds_step: of a step whose batch has been read already.
-        seconds: of the whole run without evaluation.
-        overlaps: sentences about held-out pairs that are training pairs.
+        text: the memory and the time, for a person. Rates and memory are those of one process.
+        warnings: sentences about a slow data path and about held-out pairs that are training pairs.
 
     """
 
     pairs: int
     bad_samples: int
-    left_over: int
     steps: int
-    parameters: int
-    loss: float
-    model_bytes: int
-    optimizer_bytes: int
-    state_bytes: int
-    peak_bytes: int
-    checkpoint_bytes: int
-    data: DataRate
-    device: str
-    step_rate: float
-    seconds_step: float
-    seconds: float
-    overlaps: list[str]
+    text: str
+    warnings: list[str]
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -130,7 +106,7 @@ def _try_steps(settings: Settings, device: torch.device) -> Estimate:
     parts.model.train()  # as in training: dropout takes memory and time
     order = parts.order(0)
     batch_size = settings.data.batch_size
-    steps = steps_per_epoch(order, batch_size)
+    steps = steps_per_epoch(order, batch_size) * settings.schedule.epochs
     data = _measure_data(settings, parts, order)
     seconds_step, loss = _measure_step(
         settings,
@@ -139,34 +115,39 @@ def _try_steps(settings: Settings, device: torch.device) -> Estimate:
         device,
     )
 
-    reading = batch_size / distributed.world_size() / data.per_second
+    per_process = batch_size / distributed.world_size()
+    step_rate = per_process / seconds_step
+    seconds_reading = per_process / data.per_second
     # Threads read while a device computes; encoders on the CPU need the same cores as the threads.
     in_turn = data.workers == 0 or device.type == "cpu"
-    expected = seconds_step + reading if in_turn else max(seconds_step, reading)
+    seconds = steps * (seconds_step + seconds_reading if in_turn else max(seconds_step, seconds_reading))
+    reading = "in the main thread; there is nothing to decode"
+    if data.workers:
+        needed = data.cores_for(step_rate)
+        reading = (
+            f"with data.workers={data.workers}, {_number(data.per_core)} per core; "
+            f"{needed} cores and data.workers={needed} read as fast as the step"
+        )
+    pairs = len(parts.source.pairs)
+    bad = len(parts.source.bad)
     parameters = list(parts.model.parameters())
     weights = _bytes(parameters)
     trained = _bytes([parameter for parameter in parameters if parameter.requires_grad])
     state = _bytes(parts.objective.buffers())
-    overlaps = [describe_overlap(parts.source, held_out, key) for key, held_out in parts.validation.sources.items()]
-    return Estimate(
-        pairs=len(parts.source.pairs),
-        bad_samples=len(parts.source.bad),
-        left_over=len(order) - steps * batch_size,
-        steps=steps * settings.schedule.epochs,
-        parameters=sum(parameter.numel() for parameter in parameters),
-        loss=loss,
-        model_bytes=weights,
-        optimizer_bytes=3 * trained,
-        state_bytes=state,
-        peak_bytes=_peak(device),
-        checkpoint_bytes=weights + 2 * trained + state,
-        data=data,
-        device=device.type,
-        step_rate=batch_size / distributed.world_size() / seconds_step,
-        seconds_step=seconds_step,
-        seconds=steps * settings.schedule.epochs * expected,
-        overlaps=[overlap for overlap in overlaps if overlap],
+    text = (
+        f"{pairs:,} pairs ({bad} bad), {sum(parameter.numel() for parameter in parameters):,} parameters, "
+        f"{steps:,} steps; {len(order) % batch_size} samples left over per epoch\n"
+        f"memory: model {weights / MB:,.0f} MB, gradients and AdamW {3 * trained / MB:,.0f} MB, "
+        f"objective state {state / MB:,.1f} MB, peak so far {_peak(device) / MB:,.0f} MB; "
+        f"a checkpoint takes {(weights + 2 * trained + state) / MB:,.0f} MB on disk\n"
+        f"time: about {seconds_step:.3f} s per step, {seconds / 60:,.1f} min in total without evaluation, if all "
+        f"epochs take as long as the first; loss of the batch {loss:.4f}\n"
+        f"training step: {_number(step_rate)} samples/s on {device.type}\n"
+        f"data path: {_number(data.per_second)} samples/s {reading}"
     )
+    warnings = [describe_overlap(parts.source, held_out, key) for key, held_out in parts.validation.sources.items()]
+    warnings.append(bottleneck_warning(data, step_rate))
+    return Estimate(pairs, bad, steps, text, [warning for warning in warnings if warning])
 
 
 def _measure_data(
@@ -180,17 +161,7 @@ def _measure_data(
     count = math.ceil(max(SAMPLES, SAMPLES_PER_WORKER * workers) * distributed.world_size() / batch_size)
     first = order[: min(count, steps_per_epoch(order, batch_size)) * batch_size]
     distributed.exchange([0])  # all processes begin together, since they share the cores in training as well
-    return measure(parts.inputs.load(parts.loader, first, batch_size, epoch=0, step=0), workers)
-
-
-def measure(batches: Iterable[Sized], workers: int) -> DataRate:
-    """Read batches and return the cost.
-
-    Args:
-        batches: an iterator that reads samples; all of its batches are read.
-        workers: number of threads that read them.
-
-    """
+    batches = parts.inputs.load(parts.loader, first, batch_size, epoch=0, step=0)
     begin = time.perf_counter()
     cpu_begin = time.process_time()
     samples = sum(len(batch) for batch in batches)
@@ -255,30 +226,6 @@ def _peak(device: torch.device) -> int:
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
-
-
-def describe(estimate: Estimate) -> str:
-    """Return the estimate as text for a person."""
-    e = estimate
-    reading = "in the main thread; there is nothing to decode"
-    if e.data.workers:
-        needed = e.data.cores_for(e.step_rate)
-        reading = (
-            f"with data.workers={e.data.workers}, {_number(e.data.per_core)} per core; "
-            f"{needed} cores and data.workers={needed} read as fast as the step"
-        )
-    return (
-        f"{e.pairs:,} pairs ({e.bad_samples} bad), {e.parameters:,} parameters, {e.steps:,} steps; "
-        f"{e.left_over} samples left over per epoch\n"
-        f"memory: model {e.model_bytes / MB:,.0f} MB, gradients and AdamW {e.optimizer_bytes / MB:,.0f} MB, "
-        f"objective state {e.state_bytes / MB:,.1f} MB, peak so far {e.peak_bytes / MB:,.0f} MB; "
-        f"a checkpoint takes {e.checkpoint_bytes / MB:,.0f} MB on disk\n"
-        f"time: about {e.seconds_step:.3f} s per step, {e.seconds / 60:,.1f} min in total without evaluation, if all "
-        f"epochs take as long as the first; "
-        f"loss of the batch {e.loss:.4f}\n"
-        f"training step: {_number(e.step_rate)} samples/s on {e.device}\n"
-        f"data path: {_number(e.data.per_second)} samples/s {reading}"
-    )
 
 
 def bottleneck_warning(data: DataRate, step_rate: float) -> str | None:

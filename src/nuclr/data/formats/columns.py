@@ -488,14 +488,16 @@ def open_listed(
     keys: Mapping[SideName, str | None],
     rows: Iterator[Row],
     known: Mapping[SideName, str] | None = None,
+    place: str = "line",
 ) -> ListedPairs:
     """Recognize the modalities of two columns from their first rows, and return their pairs.
 
     Args:
         request: what is asked for.
         keys: the columns of x and y, if they have names.
-        rows: as for `ListedPairs`; their places are lines.
+        rows: as for `ListedPairs`.
         known: the modalities, if the format knows them.
+        place: as for `ListedPairs`.
 
     """
     first = list(islice(rows, PROBED))
@@ -505,7 +507,7 @@ def open_listed(
         cells["y"] += split_cell(row.y)
     headings = head_columns(request, keys, cells, known or {})
     columns = {side: make_column(heading) for side, heading in headings.items()}
-    return ListedPairs(request, columns, chain(first, rows))
+    return ListedPairs(request, columns, chain(first, rows), place)
 
 
 def head_columns(

@@ -6,7 +6,6 @@
   `{"images": [{"filename", "filepath", "split", "sentences": [{"raw": ...}]}]}`.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -19,12 +18,11 @@ from nuclr.data.formats.lines import json_lines
 from nuclr.data.modalities.base import shorten
 from nuclr.data.pairs import BadSample, SideName
 from nuclr.errors import UserError
-from nuclr.files import read_json, read_text
+from nuclr.files import read_json
 
 _PROBED = 100  # entries whose keys are the columns
-_BETWEEN = (" ", ",", "\n", "\t", "\r")  # between two entries of a list
 
-Entry = tuple[int, Any]  # the line, and its content or BadSample
+Entry = tuple[int, Any]  # the line or number, and its content or BadSample
 
 
 def open_json_list(request: Request) -> ListedPairs:
@@ -49,6 +47,7 @@ def open_json_list(request: Request) -> ListedPairs:
             keys,
             _rows(request, entries, keys),
             known,
+            _place(request.path),
         )
     columns = dict.fromkeys(key for content in contents for key in content)
     if request.split is not None:
@@ -56,7 +55,7 @@ def open_json_list(request: Request) -> ListedPairs:
     if not columns:
         raise UserError(f"{request.path}: holds no pairs")
     keys.update(choose_columns(list(columns), request))
-    pairs = open_listed(request, keys, _rows(request, entries, keys))
+    pairs = open_listed(request, keys, _rows(request, entries, keys), place=_place(request.path))
     is_named = any(side.key is not None for side in request.sides.values())
     if not is_named and pairs.modalities == ("image", "text"):
         # An entry may have "captions" where another one has "caption".
@@ -72,7 +71,9 @@ def _of_split(request: Request, entries: Iterator[Entry]) -> Iterator[Entry]:
     for line, entry in entries:
         if not isinstance(entry, dict | BadSample):
             example = '{"question": ..., "answer": ...}'
-            raise UserError(f"{request.path}, line {line}: {shorten(entry)} is not an entry such as {example}")
+            raise UserError(
+                f"{request.path}, {_place(request.path)} {line}: {shorten(entry)} is not an entry such as {example}"
+            )
         if splits is not None and isinstance(entry, dict) and entry.get("split") not in splits:
             others.add(str(entry.get("split")))
             continue
@@ -95,15 +96,11 @@ def _rows(
         for usual in (IMAGE_COLUMNS, CAPTION_COLUMNS):
             if request.sides[side].key is None and (key or "").lower() in usual:
                 names[side] += usual
-    x_key = keys["x"]
-    y_key = keys["y"]
     for line, entry in entries:
         if isinstance(entry, BadSample):
             yield Row(None, None, line, entry.reason)
         elif request.sides["y"].key is None and _is_karpathy(entry):
             yield _karpathy_row(request, line, entry)
-        elif x_key in entry and y_key in entry:
-            yield Row(entry[x_key], entry[y_key], line)
         else:
             columns = list(entry)
             x = find_column(columns, names["x"])
@@ -131,16 +128,12 @@ def _karpathy_row(
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    """Return the line (or the number in "images") and the content of the entries.
-
-    They are read one at a time, so that millions of entries are never in memory as Python objects.
-    """
+    """Return the line of the entries, or the number in a `.json` file, and their content."""
     if path.suffix.lower() != ".json":
         return json_lines(path)
-    text = read_text(path)
-    if text.lstrip().startswith("["):
-        return _array(path, text)
     content = read_json(path)
+    if isinstance(content, list):
+        return enumerate(content, start=1)
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list) or not all(map(_is_karpathy, images)):
         raise UserError(
@@ -150,24 +143,6 @@ def _entries(path: Path) -> Iterator[Entry]:
     return enumerate(images)
 
 
-def _array(path: Path, text: str) -> Iterator[Entry]:
-    """Yield the line and the content of the entries of a JSON list."""
-    decoder = json.JSONDecoder()
-    line = 1
-    counted = 0  # characters whose lines are counted
-    position = text.index("[") + 1
-    try:
-        while True:
-            while text.startswith(_BETWEEN, position):
-                position += 1
-            if text.startswith("]", position):
-                return
-            line += text.count("\n", counted, position)
-            counted = position
-            entry, position = decoder.raw_decode(text, position)
-            yield line, entry
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
-    except (RecursionError, ValueError):
-        reason = "brackets nested too deep, or a number with thousands of digits"
-        raise UserError(f"{path}, line {line}: not JSON ({reason})") from None
+def _place(path: Path) -> str:
+    """Return what the numbers of `_entries` count."""
+    return "row" if path.suffix.lower() == ".json" else "line"
