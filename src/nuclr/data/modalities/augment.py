@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample
+from torch.nn.functional import grid_sample
 
 from nuclr.arrays import to_device
 
@@ -220,7 +220,7 @@ class Augment:
         moved = (draw.theta != torch.eye(2, 3)).flatten(1).any(dim=1).nonzero().flatten()
         if len(moved):
             rows, theta = to_device(moved, images.device), to_device(draw.theta[moved], images.device)
-            grid = affine_grid(theta, [len(rows), *images.shape[1:]], align_corners=False)
+            grid = _grid(theta, *images.shape[2:])
             above_fill = images[rows] - self.fill  # grid_sample takes zeros from outside an image
             images[rows] = self.fill + grid_sample(
                 above_fill,
@@ -236,6 +236,17 @@ class Augment:
                     rows = to_device(rows, images.device)
                     images[rows] = _color(name, images[rows], self.magnitude / 10)
         return images
+
+
+def _grid(
+    theta: Tensor,
+    height: int,
+    width: int,
+) -> Tensor:
+    """Return the input position of each output pixel, (b, height, width, 2): a faster `affine_grid`."""
+    across, down = ((torch.arange(n, device=theta.device) + 0.5) * (2 / n) - 1 for n in (width, height))
+    along_x, along_y, shift = theta[:, None, None, :, 0], theta[:, None, None, :, 1], theta[:, None, None, :, 2]
+    return across[:, None] * along_x + (down[:, None, None] * along_y + shift)
 
 
 def _affine(b: int, rows: list[list[Any]]) -> np.ndarray:
