@@ -488,16 +488,14 @@ def open_listed(
     keys: Mapping[SideName, str | None],
     rows: Iterator[Row],
     known: Mapping[SideName, str] | None = None,
-    place: str = "line",
 ) -> ListedPairs:
     """Recognize the modalities of two columns from their first rows, and return their pairs.
 
     Args:
         request: what is asked for.
         keys: the columns of x and y, if they have names.
-        rows: as for `ListedPairs`.
+        rows: as for `ListedPairs`; their places are lines.
         known: the modalities, if the format knows them.
-        place: as for `ListedPairs`.
 
     """
     first = list(islice(rows, PROBED))
@@ -507,7 +505,7 @@ def open_listed(
         cells["y"] += split_cell(row.y)
     headings = head_columns(request, keys, cells, known or {})
     columns = {side: make_column(heading) for side, heading in headings.items()}
-    return ListedPairs(request, columns, chain(first, rows), place)
+    return ListedPairs(request, columns, chain(first, rows))
 
 
 def head_columns(

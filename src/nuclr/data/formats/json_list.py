@@ -6,6 +6,7 @@
   `{"images": [{"filename", "filepath", "split", "sentences": [{"raw": ...}]}]}`.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -18,11 +19,12 @@ from nuclr.data.formats.lines import json_lines
 from nuclr.data.modalities.base import shorten
 from nuclr.data.pairs import BadSample, SideName
 from nuclr.errors import UserError
-from nuclr.files import read_json
+from nuclr.files import read_json, read_text
 
 _PROBED = 100  # entries whose keys are the columns
+_BETWEEN = (" ", ",", "\n", "\t", "\r")  # between two entries of a list
 
-Entry = tuple[int, Any]  # the line or number, and its content or BadSample
+Entry = tuple[int, Any]  # the line, and its content or BadSample
 
 
 def open_json_list(request: Request) -> ListedPairs:
@@ -47,7 +49,6 @@ def open_json_list(request: Request) -> ListedPairs:
             keys,
             _rows(request, entries, keys),
             known,
-            _place(request.path),
         )
     columns = dict.fromkeys(key for content in contents for key in content)
     if request.split is not None:
@@ -55,7 +56,7 @@ def open_json_list(request: Request) -> ListedPairs:
     if not columns:
         raise UserError(f"{request.path}: holds no pairs")
     keys.update(choose_columns(list(columns), request))
-    pairs = open_listed(request, keys, _rows(request, entries, keys), place=_place(request.path))
+    pairs = open_listed(request, keys, _rows(request, entries, keys))
     is_named = any(side.key is not None for side in request.sides.values())
     if not is_named and pairs.modalities == ("image", "text"):
         # An entry may have "captions" where another one has "caption".
@@ -71,9 +72,7 @@ def _of_split(request: Request, entries: Iterator[Entry]) -> Iterator[Entry]:
     for line, entry in entries:
         if not isinstance(entry, dict | BadSample):
             example = '{"question": ..., "answer": ...}'
-            raise UserError(
-                f"{request.path}, {_place(request.path)} {line}: {shorten(entry)} is not an entry such as {example}"
-            )
+            raise UserError(f"{request.path}, line {line}: {shorten(entry)} is not an entry such as {example}")
         if splits is not None and isinstance(entry, dict) and entry.get("split") not in splits:
             others.add(str(entry.get("split")))
             continue
@@ -128,12 +127,16 @@ def _karpathy_row(
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    """Return the line of the entries, or the number in a `.json` file, and their content."""
+    """Return the line (or the number in "images") and the content of the entries.
+
+    They are read one at a time, so that millions of entries are never in memory as Python objects.
+    """
     if path.suffix.lower() != ".json":
         return json_lines(path)
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        return _array(path, text)
     content = read_json(path)
-    if isinstance(content, list):
-        return enumerate(content, start=1)
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list) or not all(map(_is_karpathy, images)):
         raise UserError(
@@ -143,6 +146,24 @@ def _entries(path: Path) -> Iterator[Entry]:
     return enumerate(images)
 
 
-def _place(path: Path) -> str:
-    """Return what the numbers of `_entries` count."""
-    return "row" if path.suffix.lower() == ".json" else "line"
+def _array(path: Path, text: str) -> Iterator[Entry]:
+    """Yield the line and the content of the entries of a JSON list."""
+    decoder = json.JSONDecoder()
+    line = 1
+    counted = 0  # characters whose lines are counted
+    position = text.index("[") + 1
+    try:
+        while True:
+            while text.startswith(_BETWEEN, position):
+                position += 1
+            if text.startswith("]", position):
+                return
+            line += text.count("\n", counted, position)
+            counted = position
+            entry, position = decoder.raw_decode(text, position)
+            yield line, entry
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from None
+    except (RecursionError, ValueError):
+        reason = "brackets nested too deep, or a number with thousands of digits"
+        raise UserError(f"{path}, line {line}: not JSON ({reason})") from None
