@@ -1,8 +1,8 @@
 """Pairs in Arrow tables: Parquet files, Hugging Face datasets on disk as `save_to_disk` writes them, or in memory.
 
 A column holds texts or names of files, lists of texts, vectors as lists of numbers, encoded images (bytes), or Hugging
-Face's `{"bytes": ..., "path": ...}`. Texts, names, lists and vectors are handled as in a JSON list. Bytes stay in the
-table, which is memory-mapped if it is a dataset on disk. Rows with the same bytes are one image.
+Face's `{"bytes": ..., "path": ...}`. Names, lists and vectors are handled as in a JSON list. Texts and bytes stay in
+the table, which is memory-mapped if it is a dataset on disk. Rows with the same bytes are one image.
 
 Files are untrusted. An offset in a memory-mapped file may point outside of it, and following it would end the process
 with a segmentation fault. Both columns are therefore validated completely when they are opened, before anything else
@@ -16,6 +16,7 @@ folder, which can be memory-mapped. Datasets on disk are Arrow streams already; 
 import contextlib
 import hashlib
 import json
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -31,6 +32,7 @@ from nuclr.data.formats.columns import (
     Heading,
     ListedPairs,
     Row,
+    TextColumn,
     head_columns,
     make_column,
     read_item,
@@ -38,8 +40,8 @@ from nuclr.data.formats.columns import (
 )
 from nuclr.data.modalities import Folder, get_modality
 from nuclr.data.modalities.base import boundary
-from nuclr.data.modalities.text import MAX_CHARACTERS, decode_text, digest
-from nuclr.data.side import SideName
+from nuclr.data.modalities.text import MAX_CHARACTERS, check_text, clean, decode_text, digest
+from nuclr.data.side import SIDES, SideName
 from nuclr.errors import BadSample, UserError, first_line, require
 from nuclr.files import file_stamp, find_cache_folder, parse_json, read_bytes, refuse_expansion, write_atomically
 from nuclr.stacked import StoredMatrix, stored_copy
@@ -102,39 +104,79 @@ def _open_table(
     files: Sequence[Path],
 ) -> ListedPairs:
     contents: dict[SideName, Any] = {}
+    kinds: dict[SideName, str | None] = {}
     known: dict[SideName, str] = {}
     first: dict[SideName, list[Any]] = {"x": [], "y": []}
     for side, key in keys.items():
-        kind = _kind(table.schema.field(key).type)
+        kinds[side] = _kind(table.schema.field(key).type)
         chosen = request.sides[side].modality
         in_memory = chosen is not None and get_modality(chosen).in_memory
-        if kind is None or (kind == "bytes" and in_memory):
+        if kinds[side] is None or (kinds[side] == "bytes" and in_memory):
             needs = f"data.{side}.modality={chosen}" if in_memory else "texts, lists of texts or numbers, or bytes"
             raise UserError(f"{request.path}: column {key!r} holds {table.schema.field(key).type}; needs {needs}")
         contents[side] = validate_column(request.path, table, key)
-        if kind == "bytes":
+        if kinds[side] == "bytes":
             known[side] = chosen or "image"
         else:
             for value in _cells(contents[side].slice(0, PROBED)):
                 first[side] += split_cell(value)
+    headings = head_columns(request, keys, first, known)
+    in_table = {
+        side for side in SIDES if side in known or (kinds[side], headings[side].modality.name) == ("texts", "text")
+    }
+    complete = in_table == set(SIDES)
     root = request.root or request.path.parent
     folder = Folder(root, boundary(root, request.allow_outside))
     columns: dict[SideName, Column] = {}
     cells: dict[SideName, Iterable[Any]] = {}
-    for side, heading in head_columns(request, keys, first, known).items():
+    for side, heading in headings.items():
+        # The cells of a column that stays in the table are the numbers of rows.
+        cells[side] = range(table.num_rows) if side in in_table else _cells(contents[side])
         if side in known:
-            columns[side] = BytesColumn(heading, contents[side], files, folder)
-            cells[side] = range(table.num_rows)
+            columns[side] = BytesColumn(
+                heading,
+                contents[side],
+                files,
+                folder,
+            )
+        elif side in in_table:
+            columns[side] = TableTextColumn(heading, contents[side])
         else:
             columns[side] = make_column(heading)
-            cells[side] = _cells(contents[side])
-    return ListedPairs(request, columns, map(Row, cells["x"], cells["y"], range(table.num_rows)), "row")
+        if complete:
+            for row in range(table.num_rows):
+                columns[side].append(row)
+    rows = () if complete else map(Row, cells["x"], cells["y"], range(table.num_rows))
+    return ListedPairs(request, columns, rows, "row")
 
 
-class StoredTexts(Sequence[str]):
+class TableTexts(Sequence[str]):
+    """The texts of a column of a table, each read when it is needed. Missing texts are empty.
+
+    Args:
+        content: the column, after its validation.
+
+    """
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Return a text, or the texts of a slice."""
+        chosen = range(len(self))[rows]
+        return self.take(chosen) if isinstance(rows, slice) else self.take([chosen])[0]
+
+    def take(self, rows: Iterable[int]) -> list[str]:
+        """Return the texts of some rows, which must exist."""
+        cells = (self.content[row].as_py() or b"" for row in rows)
+        return [cell.decode(errors="replace")[:MAX_CHARACTERS] for cell in cells]
+
+
+class StoredTexts(TableTexts):
     """A column of texts in several Parquet files, which is copied to memory-mapped files when it is first needed.
-
-    Missing texts are empty.
 
     Args:
         tables: the files.
@@ -162,18 +204,58 @@ class StoredTexts(Sequence[str]):
         table = _read_files(self._tables, [self._column], mapped=True)
         return validate_column(self._tables[0].parent, table, self._column)
 
-    def __len__(self) -> int:
-        return len(self.content)
 
-    def __getitem__(self, rows: Any) -> Any:
-        """Return a text, or the texts of a slice."""
-        chosen = range(len(self))[rows]
-        return self.take(chosen) if isinstance(rows, slice) else self.take([chosen])[0]
+class TableTextColumn(TextColumn):
+    """Texts that stay in a table, with single spaces and without line breaks. A cell is the number of a row.
 
-    def take(self, rows: Iterable[int]) -> list[str]:
-        """Return the texts of some rows, which must exist."""
-        cells = (self.content[row].as_py() or b"" for row in rows)
-        return [cell.decode(errors="replace")[:MAX_CHARACTERS] for cell in cells]
+    Args:
+        heading: what the column is called, and what it holds.
+        content: the column of the table, after its validation.
+
+    """
+
+    def __init__(self, heading: Heading, content: Any) -> None:
+        super().__init__(heading)
+        self._texts = TableTexts(content)
+        self._hashes = np.empty(len(content), np.uint64)
+        self._changed = bytearray(len(content))  # 1 for texts that differ from those in the table
+        self._problems: dict[int, str] = {}
+        hashed = hashlib.sha256()  # of what `Texts` would store, so that all formats have the same fingerprint
+        starts = array("q", [0])
+        row = 0
+        for begin in range(0, len(content), _BLOCK):
+            block = []
+            for cell in _cells(content.slice(begin, _BLOCK)):
+                text, problem = check_text(cell, heading.what)
+                if problem is not None:
+                    self._problems[row] = problem
+                self._changed[row] = text != cell
+                encoded = text.encode()
+                block.append(encoded)
+                starts.append(starts[-1] + len(encoded))
+                self._hashes[row] = digest(encoded)
+                row += 1
+            hashed.update(b"".join(block))
+        hashed.update(starts)
+        self._hash = hashed.hexdigest()
+
+    def _store(self, cell: Any) -> tuple[int, str | None]:
+        return cell, self._problems.get(cell)
+
+    def items(self, numbers: np.ndarray) -> list[str]:
+        """Return several texts."""
+        rows = self._stored[numbers].tolist()
+        texts: list[str] = self._texts.take(rows)
+        return [clean(text) if self._changed[row] else text for row, text in zip(rows, texts, strict=True)]
+
+    def _read(self, row: int) -> str:
+        return clean(self._texts.take([row])[0])
+
+    def _keys(self) -> np.ndarray:
+        return self._hashes
+
+    def _fingerprint(self, more: bytes) -> str:
+        return hashlib.sha256(self._hash.encode() + more).hexdigest() if more else self._hash
 
 
 class BytesColumn(Column):

@@ -148,7 +148,7 @@ class TextColumn(Column):
 
     def __init__(self, heading: Heading) -> None:
         super().__init__(heading)
-        self._texts = Texts()
+        self._texts: Any = Texts()
 
     def _store(self, cell: Any) -> tuple[int, str | None]:
         text, problem = check_text(cell, self.heading.what)
@@ -159,12 +159,15 @@ class TextColumn(Column):
         return self._texts[row]
 
     def _keys(self) -> np.ndarray:
-        return self._texts.keys()
+        return np.asarray(self._texts.keys())
 
     def fingerprint(self) -> bytes:
         """Return a hash of all texts, and of the pairs that share them."""
         shared = len(self._rows) > len(self._texts)
-        return self._texts.fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"").encode()
+        return self._fingerprint(self._stored.astype(np.int64).tobytes() if shared else b"").encode()
+
+    def _fingerprint(self, more: bytes) -> str:
+        return str(self._texts.fingerprint(more))
 
 
 class VectorColumn(Column):
