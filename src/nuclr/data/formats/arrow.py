@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -151,7 +152,7 @@ def _open_table(
 
 
 class TableTexts(Sequence[str]):
-    """The texts of a column of a table, each read when it is needed. Missing texts are empty.
+    """The texts of a column of a table, read from its buffers. Missing texts are empty.
 
     Args:
         content: the column, after its validation.
@@ -160,6 +161,32 @@ class TableTexts(Sequence[str]):
 
     def __init__(self, content: Any) -> None:
         self.content = content
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_chunks"}  # views of buffers
+
+    @cached_property
+    def _chunks(self) -> tuple[list[int], list[Any], list[Any]]:
+        """First row, offsets and bytes of each chunk."""
+        firsts: list[int] = []
+        offsets = []
+        contents = []
+        row = 0
+        for chunk in self.content.chunks:
+            if len(chunk):
+                width = 8 if str(chunk.type).startswith("large") else 4
+                _, starts, data = chunk.buffers()
+                view = np.frombuffer(
+                    starts,
+                    f"<i{width}",
+                    len(chunk) + 1,
+                    chunk.offset * width,
+                )
+                firsts.append(row)
+                offsets.append(view.data)
+                contents.append(memoryview(data or b""))
+            row += len(chunk)
+        return firsts, offsets, contents
 
     def __len__(self) -> int:
         return len(self.content)
@@ -171,8 +198,15 @@ class TableTexts(Sequence[str]):
 
     def take(self, rows: Iterable[int]) -> list[str]:
         """Return the texts of some rows, which must exist."""
-        cells = (self.content[row].as_py() or b"" for row in rows)
-        return [cell.decode(errors="replace")[:MAX_CHARACTERS] for cell in cells]
+        firsts, offsets, contents = self._chunks
+        texts = []
+        for row in rows:
+            chunk = bisect_right(firsts, row) - 1
+            starts = offsets[chunk]
+            at = row - firsts[chunk]
+            text = str(contents[chunk][starts[at] : starts[at + 1]], "utf-8", "replace")
+            texts.append(text[:MAX_CHARACTERS])
+        return texts
 
 
 class StoredTexts(TableTexts):

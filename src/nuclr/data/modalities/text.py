@@ -144,9 +144,15 @@ def number_distinct(keys: np.ndarray) -> np.ndarray:
         array([0, 1, 0, 2])
 
     """
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))  # of each distinct entry by its first appearance
-    return rank[inverse]
+    order = np.argsort(keys, kind="stable")
+    begins = np.ones(len(keys), bool)  # in sorted order, True at the start of each run of equal keys
+    np.not_equal(keys[order[1:]], keys[order[:-1]], out=begins[1:])
+    first = order[begins]
+    number_of_run = np.empty(len(first), np.uint32)
+    number_of_run[np.argsort(first)] = np.arange(len(first), dtype=np.uint32)
+    numbers = np.empty(len(keys), np.int64)
+    numbers[order] = number_of_run[np.cumsum(begins, dtype=np.uint32) - 1]
+    return numbers
 
 
 def clean(text: str) -> str:
