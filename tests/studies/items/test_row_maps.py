@@ -87,6 +87,26 @@ def test_the_maps_of_an_estimate_are_named(nuclr, shards, monkeypatch, side):
         assert f"{side}-{name}: 400 of 400 rows" in done.err
 
 
+def test_an_estimate_of_other_links_is_not_used(nuclr, tmp_path, monkeypatch):
+    """The first command ends with an error after the y are solved."""
+    original = popularity_report.solve
+    sampled = {"method": "sample", "sample": 100}
+    monkeypatch.setattr(popularity_report, "solve", lambda **options: original(**(options | sampled)))
+    write(tmp_path / "x", X, "npy")
+    command = ("popularity", tmp_path / "x", tmp_path / "y.npz:y", "--temperature", 0.2, "--out", tmp_path / "out")
+    y = np.concatenate([Y, Y[:9]])
+    rows = np.arange(len(X))
+    np.savez(tmp_path / "y.npz", y=y, y_to_x=np.concatenate([rows, rows[:9]]))
+    with monkeypatch.context() as patch:
+        patch.setattr(popularity_report, "popularity_agreement", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            nuclr(*command)
+    np.savez(tmp_path / "y.npz", y=y, y_to_x=np.concatenate([rows, rows[-9:]]))
+    done = nuclr(*command)
+    assert done.status == 0, done.err
+    assert done.err.count("y-zeta: 409 of 409 rows, 409 computed now") == 2, "by both commands"
+
+
 def test_folders_of_unequal_lengths_or_widths_are_refused(nuclr, tmp_path):
     write(tmp_path / "x", X, "npy")
     (tmp_path / "y").mkdir()

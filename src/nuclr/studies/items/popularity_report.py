@@ -4,6 +4,7 @@ Popularity is solved for both sides: of the y with the x as anchors, and of the 
 the same weight, so an x weighs as much as it has pairs. Rows are scaled to unit norm.
 """
 
+import hashlib
 import math
 import warnings
 from collections import Counter
@@ -212,7 +213,8 @@ def popularity_report(
     PopularityReport.check_folder(out, create=False)  # before pairs are encoded, which takes long
     pairs = _name(_open(str(source), y, temperature), names, x_names)
     PopularityReport.check_folder(out, create=True)
-    with row_maps(out, list(pairs.sides.values()), [pairs.temperature]) as maps:
+    settings = [pairs.temperature, hashlib.sha256(pairs.links.tobytes()).hexdigest()]
+    with row_maps(out, list(pairs.sides.values()), settings) as maps:
         sides = solve_sides(
             pairs,
             top=top,
