@@ -1,7 +1,6 @@
 """What a run reports: metrics.jsonl and timing.jsonl, TensorBoard and W&B, the start banner, the progress."""
 
 import dataclasses
-import importlib
 import shutil
 import sys
 import time
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed, objectives
-from nuclr.errors import UserError, install_command, printable
+from nuclr.errors import printable, require
 from nuclr.evaluation.metrics import set_prefixes
 from nuclr.runs.settings import Log, Settings, flatten, to_dict
 from nuclr.training.build import Parts
@@ -108,14 +107,9 @@ def timing_line(
 
 def check_installed(log: Log) -> None:
     """Refuse, before a run begins, loggers that cannot be imported."""
-    modules = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
-    for package, module in modules.items():
-        try:
-            if getattr(log, package):
-                importlib.import_module(module)
-        except ImportError as error:
-            fix = f"{install_command('logging')}; or set log.{package}=false"
-            raise UserError(f"log.{package}: {error}; {fix}") from None
+    for package in ("tensorboard", "wandb"):
+        if getattr(log, package):
+            require(package, "logging", f"log.{package}")
 
 
 class Loggers:

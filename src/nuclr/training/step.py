@@ -154,7 +154,7 @@ def refresh_popularity(
             )
             zeta = result.zeta[item_of_pair[side]]
             if groups is not None and own.get_buffer(f"zeta_{side}").ndim == 2:
-                pairs_of_views = groups.stored()[side].reshape(-1)
+                pairs_of_views = groups.stored()["y" if side == "y" else "x"].reshape(-1)
                 rows_of_views = np.flatnonzero(pairs_of_views >= 0)
                 places = np.searchsorted(source.numbers, pairs_of_views[rows_of_views])
                 own.set_popularity(side, torch.from_numpy(rows_of_views), zeta[torch.from_numpy(places)])
