@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from nuclr.data import Labeled, SideChoice, check_samples, open_pairs
-from nuclr.data.formats.cifar import open_cifar
+from nuclr.data.formats.cifar import VERSIONS, open_cifar
 from nuclr.data.labeled import LabeledImages, class_folders, open_class_folder
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.pairs import Pairs
@@ -75,7 +75,6 @@ class ClassificationSet:
         wordnet: Whether the class folders are named by WordNet IDs (n01440764), which need class names.
         listed: File that lists the test images as CLASS/IMAGE, with or without suffix, relative to the parent of the
             class folders. None: all images are the test.
-        archives: Whether the set may also be one of the unpacked archives in `nuclr.data.formats.cifar`.
 
     """
 
@@ -87,7 +86,6 @@ class ClassificationSet:
     layout: str
     wordnet: bool = False
     listed: str | None = None
-    archives: bool = False
 
 
 RETRIEVAL = {
@@ -160,7 +158,6 @@ CLASSIFICATION = {
         images=10_000,
         templates=_OBJECTS,
         layout="the unpacked binary archive (cifar-10-batches-bin/), or the test images as test/airplane/*.png, ...",
-        archives=True,
     ),
     "cifar100": ClassificationSet(
         title="CIFAR-100",
@@ -169,7 +166,6 @@ CLASSIFICATION = {
         images=10_000,
         templates=_OBJECTS,
         layout="the unpacked binary archive (cifar-100-binary/), or the test images as test/apple/*.png, ...",
-        archives=True,
     ),
     "imagenet1k": ClassificationSet(
         title="ImageNet-1k",
@@ -307,7 +303,7 @@ def open_standard_classes(
     known = CLASSIFICATION[name]
     places = [folder / below for below in known.folders]
     class_folder = next((place for place in places if len(class_folders(place)) == known.classes), None)
-    archive = open_cifar(name, folder) if class_folder is None and known.archives else None
+    archive = open_cifar(name, folder) if class_folder is None and name in VERSIONS else None
     images: Labeled
     if class_folder is not None:
         images = _open_folders(
