@@ -12,7 +12,6 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, ResNetConfig, ResNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -72,8 +71,8 @@ class Edges(PreTrainedModel):
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
         """Return the cells as `last_hidden_state` (b, 3 + directions, cells, cells) and, flat, as `pooler_output`."""
         brightness = pixel_values.mean(1, keepdim=True)
-        edges = GAIN * functional.relu(functional.conv2d(brightness, self.filters, padding=1) - NOISE)
-        cells = functional.adaptive_avg_pool2d(torch.cat([pixel_values, edges], 1), self.config.cells)
+        edges = GAIN * nn.functional.relu(nn.functional.conv2d(brightness, self.filters, padding=1) - NOISE)
+        cells = nn.functional.adaptive_avg_pool2d(torch.cat([pixel_values, edges], 1), self.config.cells)
         return BaseModelOutputWithPooling(last_hidden_state=cells, pooler_output=cells.flatten(1))  # type: ignore[arg-type]
 
 

@@ -308,31 +308,23 @@ class Subject:
             features.append(encode_side(encoder, loader, side, chosen, self.encoding))
         return Bank(features[0], features[1])
 
-    def item_features(
-        self,
-        items: Any,
-        task: Task,
-        need: Need,
-    ) -> Tensor:
-        """Return the features of items, by the side that takes them."""
-        return encode_items(getattr(self.model, self.side(task.path, need)), items, self.encoding)
-
     def labeled_features(self, task: Task) -> tuple[Tensor, Tensor]:
         """Return the features x (n, d) and the labels (n,) of labeled images or vectors."""
         classes = task.classes
         numbers = task.source.numbers
         labels = torch.from_numpy(classes.labels[numbers])
-        if isinstance(classes, LabeledVectors):
-            return self.item_features(list(classes.x[numbers]), task, task.needs[0]), labels
-        loader = make_class_loader(dataclasses.replace(self.data, memory=0), classes, self.model)
         encoder = getattr(self.model, self.side(task.path, task.needs[0]))
+        if isinstance(classes, LabeledVectors):
+            return encode_items(encoder, list(classes.x[numbers]), self.encoding), labels
+        loader = make_class_loader(dataclasses.replace(self.data, memory=0), classes, self.model)
         return encode_side(encoder, loader, "x", numbers, self.encoding), labels
 
     def class_features(self, task: Task) -> Tensor:
         """Return the features of the classes (c, d): the means of those of their prompts."""
         groups: Any = task.texts.prompts if task.texts is not None else getattr(task.classes, "prompt_vectors", None)
         prompts = [prompt for group in groups for prompt in group]
-        features = self.item_features(prompts, task, task.needs[1])
+        encoder = getattr(self.model, self.side(task.path, task.needs[1]))
+        features = encode_items(encoder, prompts, self.encoding)
         return class_features(list(features.split([len(group) for group in groups])))
 
 

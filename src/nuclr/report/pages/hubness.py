@@ -29,7 +29,6 @@ from nuclr.report.page import (
 )
 from nuclr.studies.items import rows
 from nuclr.studies.items.hubness_report import SEARCHES, FoundItem, HubnessReport
-from nuclr.studies.items.rows import ItemReport, Origin
 from nuclr.studies.items.searches import Searches
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ CARDS = {
 }
 UNNAMED = "The items have no names; --names FILE shows their texts, and --images FOLDER their pictures."
 
-R = TypeVar("R", bound=ItemReport)
+R = TypeVar("R", bound=rows.ItemReport)
 
 
 class ItemView(Generic[R]):
@@ -74,7 +73,7 @@ class ItemView(Generic[R]):
 
     def show(
         self,
-        origin: Origin,
+        origin: rows.Origin,
         item: rows.Item,
         word: str = "item",
     ) -> Item:
@@ -221,7 +220,7 @@ def try_searches(view: HubnessView) -> Iterator[Block]:
 
 def _add_pictures(
     view: HubnessView,
-    origin: Origin,
+    origin: rows.Origin,
     items: Sequence[rows.Item],
     shown: list[Item],
     order: Iterable[int],
