@@ -2,6 +2,7 @@
 
     python benchmarks/sparse.py [--sizes 10000 30000] [--kinds cca ridge NAME=FILE.npz] [--temperatures 0.03 0.2sd 1sd]
                                 [--methods sparse rough anderson sample warm] [--other SRC] [--problems 200]
+                                [--busy 2]
 
 Kinds: `cca` and `ridge` are captions of Flickr8k and the image of each, under heads of canonical correlation analysis
 (256 dimensions) or of ridge regression from images to captions (384 dimensions; each image is repeated with noise of
@@ -17,6 +18,9 @@ Each solve runs in a process of its own with one thread; `cpu` is its processor 
 features, `MiB` its peak memory above them. `true` is the root mean square error of zeta / tau against a solution with a
 residual of 1e-4, and `residual` is max |c - 1| of the returned zeta, computed here in float64 sums. `reported` is the
 error of an estimate or the residual of an exact method. Results are kept in --out; what is there is not computed again.
+
+`--busy N` solves a problem with all threads, alone and next to N processes that never wait, and prints seconds and
+processor time.
 
 `--problems N` checks the promise of `converged` instead: on N random parts of these features with random temperatures,
 tolerances and shapes, the exact residual is at most the tolerance whenever `converged` is True.
@@ -192,6 +196,27 @@ def check_promise(count: int, kinds: list[str], data: Path) -> None:
     )
 
 
+def next_to_busy(count: int, data: Path) -> None:
+    """Print what one problem takes on a quiet machine and next to busy processes, with and without a kept matrix."""
+    x, y = features("ridge", 8000, data)
+    for number in (0, count):
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+        try:
+            for memory in (2**30, 2**26):
+                cpu = time.process_time()
+                begin = time.perf_counter()
+                solve(x, y, temperature=0.03, memory=memory)
+                wall = time.perf_counter() - begin
+                print(
+                    f"{number} busy processes, memory {memory >> 20} MiB: {wall:.1f} s, "
+                    f"processor time {time.process_time() - cpu:.1f} s"
+                )
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
@@ -202,11 +227,14 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["sparse", "rough", "anderson", "sample", "warm"])
     parser.add_argument("--other", metavar="SRC")
     parser.add_argument("--problems", type=int)
+    parser.add_argument("--busy", type=int)
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         kind, size, name, method, folder = arguments.one
         print(json.dumps(one_solve(kind, int(size), name, method, arguments.data, Path(folder))))
+    elif arguments.busy:
+        next_to_busy(arguments.busy, arguments.data)
     elif arguments.problems:
         check_promise(arguments.problems, arguments.kinds, arguments.data)
     else:
