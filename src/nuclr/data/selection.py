@@ -11,7 +11,6 @@ one line for each. The other samples keep their numbers and their order.
 import contextlib
 import hashlib
 import json
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ import numpy as np
 from nuclr import distributed
 from nuclr.data.pairs import SIDES, Pairs, SideName
 from nuclr.errors import BadSample, UserError
-from nuclr.files import find_cache_folder, read_npy, write_atomically, write_text
+from nuclr.files import find_cache_folder, read_lines, read_npy, write_atomically, write_text
 
 MOST_COMPARED = 500_000  # longer lists of training and held-out pairs are not searched for common items
 SHARED = 0.01  # if a larger share of the held-out items is also in the training set, a warning says so
@@ -145,12 +144,14 @@ def read_keep(path: str | Path, n: int) -> np.ndarray:
     """
     path = Path(path)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy warns about an empty file
-            numbers = read_npy(path) if path.suffix == ".npy" else np.loadtxt(path, np.int64, ndmin=1)
+        if path.suffix == ".npy":
+            numbers = read_npy(path)
+        else:  # numpy.loadtxt may end the process on bytes that are no numbers
+            lines = [line.partition("#")[0].strip() for line in read_lines(path)]
+            numbers = np.array([int(line) for line in lines if line], np.int64)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
             raise ValueError(f"holds {numbers.dtype} of shape {numbers.shape}")
-    except (OSError, ValueError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise UserError(f"data.keep={path}: {str(error)[:200]}; needs whole numbers, one per line") from None
     outside = numbers[(numbers < 0) | (numbers >= n)]
     if len(outside):

@@ -89,6 +89,7 @@ def test_the_maps_of_an_estimate_are_named(nuclr, shards, monkeypatch, side):
 
 def test_an_estimate_of_other_links_is_not_used(nuclr, tmp_path, monkeypatch):
     """The first command ends with an error after the y are solved."""
+    monkeypatch.setattr("nuclr.arrays.BLOCK", BLOCK)
     original = popularity_report.solve
     sampled = {"method": "sample", "sample": 100}
     monkeypatch.setattr(popularity_report, "solve", lambda **options: original(**(options | sampled)))
