@@ -146,7 +146,7 @@ def read_keep(path: str | Path, n: int) -> np.ndarray:
     try:
         if path.suffix == ".npy":
             numbers = read_npy(path)
-        else:  # numpy.loadtxt may end the process on bytes that are no numbers
+        else:  # numpy.loadtxt may end the process on damaged text
             lines = [line.partition("#")[0].strip() for line in read_lines(path)]
             numbers = np.array([int(line) for line in lines if line], np.int64)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
