@@ -32,6 +32,7 @@ from nuclr.errors import UserError, first_line
 # Content of more than _LARGE bytes in memory is refused if it is over _MOST_COMPRESSION times its size in the file.
 _LARGE = 2**28
 _MOST_COMPRESSION = 100
+_WIDEST = 2**20  # columns of an array without rows
 _RUN = "config.yaml"  # of every training run
 _PAGE = "report.html"  # of every command
 LOCK = ".lock"
@@ -334,8 +335,8 @@ def read_npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, 
     shape, column_major, dtype = read_header(file)
     if dtype.kind not in "biufc":
         raise ValueError(f"holds {dtype}, not numbers")
-    # With a width of 0, any number of rows would fit into no bytes.
-    is_possible = min(shape, default=0) >= 0 and max(shape, default=0) <= size
+    # With a width of 0, any number of rows would fit into no bytes; without rows, a width may be larger than the file.
+    is_possible = min(shape, default=0) >= 0 and max(shape, default=0) <= max(size, _WIDEST * (0 in shape[:1]))
     if not is_possible or math.prod(shape) * dtype.itemsize > size - file.tell():
         raise ValueError(f"truncated: shape {shape} of {dtype} does not fit into {size} bytes")
     return shape, column_major, dtype

@@ -430,3 +430,19 @@ def test_the_extra_search_is_enough_for_files_of_vectors(mistakes, tmp_path):
     code += "from nuclr.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=mistakes, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "report.html" in done.stdout, done.stderr
+
+
+def test_answers_of_queries_that_are_not_counted_are_no_verdict(nuclr, tmp_path):
+    """Half of the queries fits the correction; an answer of one of these says nothing about results."""
+    rows = torch.nn.functional.normalize(torch.randn(2, 40, 8, generator=torch.Generator().manual_seed(0)), dim=2)
+    np.save(tmp_path / "x.npy", rows[0].numpy())
+    np.save(tmp_path / "y.npy", rows[1].numpy())
+    links = tmp_path / "links.tsv"
+    verdicts = []
+    for row in range(6):
+        links.write_text(f"{row}\t{row}\n")
+        done = nuclr("hubness", tmp_path / "x.npy", tmp_path / "y.npy", "--links", links, "--out", tmp_path / str(row))
+        assert done.status == 0, done.err
+        verdicts.append(f"{links} has no answer of a query that is counted" in done.out)
+        assert "as clicks" in done.out
+    assert True in verdicts and False in verdicts

@@ -173,7 +173,10 @@ def _print_correction(report: "HubnessReport") -> None:
     )
     if bank.name is None:
         most = f" (at most {report.correction.bank_size:,} different ones)"
-        typer.echo(f"What is written is fitted on all {report.queries.rows:,} queries{most}, with the same settings.")
+        clicks = "" if report.links is None else " Right answers take part in both fits, as clicks."
+        typer.echo(
+            f"What is written is fitted on all {report.queries.rows:,} queries{most}, with the same settings.{clicks}"
+        )
     if report.correlation is not None:
         typer.echo(
             f"Its rank correlation with N_{report.k} of the queries counted here, which it has not seen: "

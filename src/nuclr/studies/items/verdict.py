@@ -28,10 +28,13 @@ def judge(report: "HubnessReport") -> tuple[str, bool]:
     if not changes:
         plain = report.plain
         corrected = report.corrected
+        unknown = "Whether results improve cannot be seen without known answers (--links)."
+        if report.links is not None:
+            unknown = f"{report.links} has no answer of a query that is counted; give answers of a few hundred queries."
         return (
             f"{plain.never_found:.0%} of the items are never found, and one item turns up for {plain.largest:,} of "
             f"{report.counted:,} queries; after the correction {corrected.never_found:.0%} and {corrected.largest:,}. "
-            "Whether results improve cannot be seen without known answers (--links).",
+            + unknown,
             False,
         )
     if _is_at_chance(report):
