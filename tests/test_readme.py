@@ -22,6 +22,7 @@ past_queries, gallery, queries = (normalize(torch.randn(n, 8), dim=1).numpy() fo
 numpy.save("queries.npy", past_queries)
 numpy.save("gallery.npy", gallery)
 numpy.savetxt("items.txt", range(40), "item %d")
+numpy.savetxt("queries.txt", range(60), "query %d")
 numpy.savetxt("answers.txt", [(i, i % 40) for i in range(60)], "%d")
 
 
