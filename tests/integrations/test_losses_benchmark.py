@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-FOLDER = str(Path(__file__).parent.parent / "benchmarks")
+pytest.importorskip("sentence_transformers")
+
+FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 SETTING = {"temperature": 0.1, "rate": 0.01}
 TRAINED = 48
 
@@ -16,8 +18,6 @@ TRAINED = 48
 @pytest.fixture(scope="module")
 def losses():
     """Return the module of the benchmark."""
-    pytest.importorskip("sentence_transformers")
-    pytest.importorskip("scipy")
     sys.path.insert(0, FOLDER)
     try:
         import losses
