@@ -1,7 +1,7 @@
 """The popularity solver's methods on several kinds of features: processor time, true error, reported error.
 
     python benchmarks/sparse.py [--sizes 10000 30000] [--kinds cca ridge NAME=FILE.npz] [--temperatures 0.03 0.2sd 1sd]
-                                [--methods sparse rough anderson sample warm] [--other SRC] [--problems 200]
+                                [--methods rough anderson sample warm] [--other SRC] [--problems 200]
                                 [--busy 2]
 
 Kinds: `cca` and `ridge` are captions of Flickr8k and the image of each, under heads of canonical correlation analysis
@@ -9,15 +9,16 @@ Kinds: `cca` and `ridge` are captions of Flickr8k and the image of each, under h
 norm 0.3). NAME=FILE reads the arrays q and d (unit norm) of a file. Sizes above that of the data repeat rows with noise
 of 0.02 per coordinate. A temperature ending in `sd` is in standard deviations of the scores.
 
-Methods: those of `solve`, which stop at a residual of 1e-3 if they are exact; `rough`, which is "sparse" to a residual
-of 0.3; and `warm`, the estimate from a sample of 4,096, then "anderson" from there. Above 100,000 rows only the
-estimate is computed, from a sample of 16,384, and its residual is that of 512 candidates. `--other` runs method
-"sparse" of another version of nuclr, whose `src` folder it names, as `other`.
+Methods: "sparse", and others of `solve`, which stop at a residual of 1e-3 if they are exact; `rough`, which is "sparse"
+to a residual of 0.3; and `warm`, the estimate from a sample of 4,096, then "anderson" from there. Above 100,000 rows
+only the estimate is computed, from a sample of 16,384, and its residual is that of 512 candidates. `--other` runs
+method "sparse" of another version of nuclr, whose `src` folder it names, as `other`.
 
-Each solve runs in a process of its own with one thread; `cpu` is its processor time without computing the
-features, `MiB` its peak memory above them. `true` is the root mean square error of zeta / tau against a solution with a
-residual of 1e-4, and `residual` is max |c - 1| of the returned zeta, computed here in float64 sums. `reported` is the
-error of an estimate or the residual of an exact method. Results are kept in --out; what is there is not computed again.
+Each solve runs in a process of its own with one thread; `cpu` is its processor time without computing the features,
+`MiB` its peak memory above them. `true` is the root mean square error of zeta / tau against a solution with a residual
+of 1e-4 ("sparse", continued), and `residual` is max |c - 1| of the returned zeta, computed here in float64 sums.
+`reported` is the error of an estimate or the residual of an exact method. Results are kept in --out; what is there is
+not computed again.
 
 `--busy N` solves a problem with all threads, alone and next to N processes that never wait, and prints seconds and
 processor time.
@@ -64,17 +65,22 @@ def features(kind: str, size: int, data: Path) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     if "=" in kind:
         with np.load(kind.partition("=")[2]) as arrays:
-            x, y = (torch.from_numpy(arrays[name].astype(np.float32)) for name in "qd")
-        x, y = (t[torch.randperm(len(t), generator=generator)[:size]] for t in (x, y))
-        return normalize(x, dim=1), normalize(y, dim=1)
-    raw_x, raw_y, y_to_x, _ = load(data)
-    x, y = (correlated_heads if kind == "cca" else ridge_heads)(raw_x, raw_y, y_to_x)
-    order = torch.randperm(len(y), generator=generator)
-    rows = order[torch.arange(size) % len(y)]
-    x, y = x[y_to_x[rows]], y[rows]
+            x, y = (normalize(torch.from_numpy(arrays[name].astype(np.float32)), dim=1) for name in "qd")
+        rows_x, rows_y = (torch.randperm(len(t), generator=generator)[torch.arange(size) % len(t)] for t in (x, y))
+        distinct = min(len(x), len(y))
+    else:
+        raw_x, raw_y, y_to_x, name = load(data)
+        if "random" in name:
+            raise SystemExit(f"--data {data}: no train.npz")
+        x, y = (correlated_heads if kind == "cca" else ridge_heads)(raw_x, raw_y, y_to_x)
+        distinct = len(y)
+        rows_y = torch.randperm(distinct, generator=generator)[torch.arange(size) % distinct]
+        rows_x = y_to_x[rows_y]
+    x = x[rows_x]
+    y = y[rows_y]
     if kind == "ridge":
         x = normalize(x + 0.3 * normalize(torch.randn(x.shape, generator=generator), dim=1), dim=1)
-    if size > len(order):  # make all rows different
+    if size > distinct:  # make all rows different
         x, y = (normalize(t + NOISE * torch.randn(t.shape, generator=generator), dim=1) for t in (x, y))
     return x, y
 
@@ -98,6 +104,8 @@ def one_solve(kind: str, size: int, name: str, method: str, data: Path, folder: 
     x, y = features(kind, size, data)
     temperature = temperature_of(name, x, y)
     options = {"temperature": temperature, "tolerance": TOLERANCES.get(method, TOLERANCE)}
+    if method == "reference":
+        options["init"] = torch.from_numpy(np.load(folder / "sparse.npy"))
     sample = LARGE_SAMPLE if size > LARGE else SAMPLE
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
@@ -137,14 +145,14 @@ def compare(arguments: argparse.Namespace) -> None:
         f"{'features':>12} {'n':>7} {'':>6} {'tau':>6} {'method':>9} {'cpu, s':>8} {'passes':>6} {'MiB':>6} "
         f"{'residual':>9} {'reported':>9} {'true':>8} {'converged':>9}"
     )
-    methods = ["reference", *arguments.methods, *(["other"] if arguments.other else [])]
+    methods = dict.fromkeys(["sparse", "reference", *arguments.methods, *(["other"] if arguments.other else [])])
     for size in arguments.sizes:
         for kind in arguments.kinds:
             for name in arguments.temperatures:
                 folder = arguments.out.parent / "zeta" / f"{kind.partition('=')[0]}-{size}-{name}"
                 folder.mkdir(parents=True, exist_ok=True)
-                for method in methods if size <= LARGE else ["sample"]:
-                    key = f"{folder.name}-{method}"
+                keys = {method: f"{folder.name}-{method}" for method in (methods if size <= LARGE else ["sample"])}
+                for method, key in keys.items():
                     if key not in done:
                         command = [sys.executable, __file__, "--data", str(arguments.data)]
                         command += ["--one", kind, str(size), name, method, str(folder)]
@@ -152,13 +160,14 @@ def compare(arguments: argparse.Namespace) -> None:
                         output = subprocess.run(
                             command, check=True, stdout=subprocess.PIPE, text=True, env=environment
                         ).stdout
-                        row = json.loads(output)
-                        if size <= LARGE:
-                            zeta, best = (np.load(folder / f"{m}.npy") for m in (method, "reference"))
-                            row["true"] = float((zeta - best).std()) / row["tau"]
-                        done[key] = row
+                        done[key] = json.loads(output)
                         arguments.out.write_text(json.dumps(done, indent=1))
+                for method, key in keys.items():
+                    if "reference" in keys:
+                        zeta, best = (np.load(folder / f"{m}.npy") for m in (method, "reference"))
+                        done[key]["true"] = float((zeta - best).std()) / done[key]["tau"]
                     show(name, done[key])
+                arguments.out.write_text(json.dumps(done, indent=1))
 
 
 def check_promise(count: int, kinds: list[str], data: Path) -> None:
@@ -224,7 +233,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[10_000, 30_000])
     parser.add_argument("--kinds", nargs="+", default=["cca", "ridge"])
     parser.add_argument("--temperatures", nargs="+", default=["0.03", "0.2sd", "1sd"])
-    parser.add_argument("--methods", nargs="+", default=["sparse", "rough", "anderson", "sample", "warm"])
+    parser.add_argument("--methods", nargs="+", default=["rough", "anderson", "sample", "warm"])
     parser.add_argument("--other", metavar="SRC")
     parser.add_argument("--problems", type=int)
     parser.add_argument("--busy", type=int)

@@ -214,12 +214,12 @@ def test_an_interrupt_returns_the_best_zeta_so_far(monkeypatch: pytest.MonkeyPat
     calls = 0
     once = Kernel.__call__
 
-    def interrupted(self, zeta):
+    def interrupted(self, zeta, collects=False):
         nonlocal calls
         calls += 1
         if calls == 5:
             raise KeyboardInterrupt
-        return once(self, zeta)
+        return once(self, zeta, collects)
 
     monkeypatch.setattr(Kernel, "__call__", interrupted)
     x, y = paired(50, 50)

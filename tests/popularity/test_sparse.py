@@ -17,7 +17,7 @@ TAU = 0.05
 @pytest.fixture(params=[0, 2**29], ids=["tiles", "kept"])
 def kernel(request: pytest.FixtureRequest) -> Kernel:
     weights = {"x_weight": torch.arange(1, 61), "y_weight": torch.arange(80)}
-    return Kernel(make_problem(*paired(60, 80), temperature=TAU, **weights), request.param, collects=True)
+    return Kernel(make_problem(*paired(60, 80), temperature=TAU, **weights), request.param)
 
 
 def test_large_entries_are_collected(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_large_entries_are_collected(kernel: Kernel, monkeypatch: pytest.MonkeyP
     p = kernel.problem
     first = kernel(torch.zeros(80, dtype=torch.float64))
     assert first.near is None
-    state = kernel(first.zeta + 2 * TAU * torch.linspace(-1, 1, 80, dtype=torch.float64))
+    state = kernel(first.zeta + 2 * TAU * torch.linspace(-1, 1, 80, dtype=torch.float64), collects=True)
     entries = torch.exp((p.x @ p.y.T - state.zeta) / TAU - state.log_z[:, None])
     limit = 0.02 / max(1.0, float(p.a.mean()))
     expected = torch.where(entries > limit, entries, 0)
@@ -37,9 +37,8 @@ def test_large_entries_are_collected(kernel: Kernel, monkeypatch: pytest.MonkeyP
 def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near, "LARGE", 1e-6)
     monkeypatch.setattr(near, "LEAST_PER_ROW", 3)
-    kernel = Kernel(make_problem(*paired(60, 80), temperature=TAU), 0, collects=True)
-    for _ in range(2):
-        state = kernel(torch.zeros(80, dtype=torch.float64))
+    kernel = Kernel(make_problem(*paired(60, 80), temperature=TAU), 0)
+    state = kernel(torch.zeros(80, dtype=torch.float64), collects=True)
     entries = torch.exp((kernel.problem.x @ kernel.problem.y.T) / TAU - state.log_z[:, None])
     kept = state.near.by_row.to_dense()
     assert int((kept > 0).sum()) == 3 * 60
@@ -48,17 +47,16 @@ def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_model_is_the_problem_at_its_state(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near, "LARGE", 0.02)
-    for scale in (0.0, 0.3, 0.5):  # with a kept matrix the entries are those of the pass before
-        state = kernel(scale * TAU * torch.linspace(-1, 1, 80, dtype=torch.float64))
+    for scale in (0.0, 0.3, 0.5):  # the entries are those of the pass before
+        state = kernel(scale * TAU * torch.linspace(-1, 1, 80, dtype=torch.float64), collects=scale == 0.3)
     model = Model(kernel.problem, state, state.near)
     here = model(state.zeta)
     torch.testing.assert_close(here.log_z, state.log_z, atol=1e-9, rtol=0)
     torch.testing.assert_close(here.log_c, state.log_c, atol=1e-9, rtol=0)
     # With all entries it is the problem everywhere.
     monkeypatch.setattr(near, "LARGE", 0.0)
-    everything = Kernel(kernel.problem, 2**29, collects=True)
-    for _ in range(2):
-        state = everything(state.zeta)
+    everything = Kernel(kernel.problem, 2**29)
+    state = everything(state.zeta, collects=True)
     away = state.zeta + TAU * torch.linspace(1, -1, 80, dtype=torch.float64)
     expected = everything(away)
     found = Model(kernel.problem, state, state.near)(away)

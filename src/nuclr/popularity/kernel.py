@@ -10,7 +10,7 @@ handles its own rows, and one all-reduce adds the results.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from queue import SimpleQueue
 
 import torch
@@ -31,6 +31,28 @@ LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
+class _Pass:
+    """What the parts of a pass have in common.
+
+    Attributes:
+        shift: -zeta / tau, if the matrix is to be computed; otherwise it is kept from an earlier pass.
+        v: Factor of each column of the matrix.
+        bv: v, times the marginal.
+        z: Set by the parts: the partition functions, relative to the largest entry of each row.
+        sums: Zeros of the shape of the column sums: of the entries, and of their squares if the curvature is renewed.
+        limits: Which entries to collect.
+
+    """
+
+    shift: Tensor | None
+    v: Tensor
+    bv: Tensor
+    z: Tensor
+    sums: Tensor
+    limits: Limits | None
+
+
+@dataclass(frozen=True)
 class State:
     """Result of a pass at zeta.
 
@@ -42,7 +64,7 @@ class State:
             1 - b_j sum_i a_i A_ij^2 / c_j with A_ij = exp((s_ij - zeta_j)/tau) / Z_i. It is near 0 if the
             anchors that choose candidate j choose almost nothing else.
         objective: The value to be minimized.
-        near: Large entries of A, if the kernel collects them.
+        near: Large entries of A, if a pass has collected them.
 
     """
 
@@ -70,13 +92,11 @@ class Kernel:
     If the matrix does not fit, zeta is its own reference, and one tile is held at a time.
 
     The curvature needs a product with the squared entries. It is updated while zeta still moves by more than one
-    temperature; with a kept matrix, only at every third pass. Large entries are collected in the same passes,
-    except the first.
+    temperature; with a kept matrix, only at every third pass.
 
     Args:
         problem: The problem.
         memory: Bytes that the matrix may take. If less is free, the matrix is not kept either.
-        collects: Whether to collect large entries of the matrix.
 
     """
 
@@ -84,16 +104,10 @@ class Kernel:
     SMALLEST_LOG_C = -60.0
     RENEWAL = 3
 
-    def __init__(
-        self,
-        problem: Problem,
-        memory: int,
-        collects: bool = False,
-    ) -> None:
+    def __init__(self, problem: Problem, memory: int) -> None:
         n_x = len(problem.a)
         n_y = len(problem.b)
         self.memory = memory
-        self.collects = collects
         self.near: Near | None = None
         self.problem = problem.part(own_rows(n_x))
         device = problem.b.device
@@ -127,8 +141,8 @@ class Kernel:
         self.curvature = torch.ones_like(problem.b)
         self.curved_at = torch.full_like(problem.b, math.inf)
 
-    def __call__(self, zeta: Tensor) -> State:
-        """Pass over the scores once and return the state at zeta."""
+    def __call__(self, zeta: Tensor, collects: bool = False) -> State:
+        """Pass over the scores once and return the state at zeta, with large entries if the pass collects them."""
         p = self.problem
         drift = (self.reference - zeta) / p.temperature
         fresh = self.age < 0 or not self.keep or float(drift.amax() - drift.amin()) > self.DRIFT
@@ -136,27 +150,40 @@ class Kernel:
         if fresh:
             self.reference = zeta
             drift = torch.zeros_like(zeta)
-        moved = float((zeta - self.curved_at).abs().amax())
-        renew = self.age % self.RENEWAL == 0 and moved > p.temperature
-        collects = self.collects and math.isfinite(moved) and (renew or self.near is None)
-        self.curved_at = zeta if renew else self.curved_at
+        renews = self.age % self.RENEWAL == 0 and float((zeta - self.curved_at).abs().amax()) > p.temperature
+        self.curved_at = zeta if renews else self.curved_at
         v = drift.exp()
-        bv = (p.b * v).to(p.dtype)
-        shift = (zeta / -p.temperature).to(p.dtype)
-        z = torch.empty_like(self.top)
-        limits = Limits.of(p, self.memory)
+        limits = Limits.of(p, self.memory) if collects else None
+        one = _Pass(
+            shift=(zeta / -p.temperature).to(p.dtype) if fresh else None,
+            v=v.to(p.dtype),
+            bv=(p.b * v).to(p.dtype),
+            z=torch.empty_like(self.top),
+            sums=zeta.new_zeros(1 + renews, len(zeta)),
+            limits=limits,
+        )
+        total = torch.zeros_like(one.sums)
+        none = torch.empty(0, dtype=torch.int32, device=zeta.device)
+        entries = [(none, none, self.top[:0])]
 
-        def sum_part(numbers: range) -> tuple[Tensor, list[Entries]]:
-            """Sum the columns of some tiles, and set their rows of z."""
-            spaces = self.spaces.get()
-            try:
-                return sum_tiles(numbers, *spaces)
-            finally:  # otherwise other threads would wait for the space after an error
-                self.spaces.put(spaces)
+        def add(part: tuple[Tensor, list[Entries]]) -> None:
+            total.add_(part[0])
+            entries.extend(part[1])
 
-        def sum_tiles(numbers: range, squares: Tensor, space: Tensor) -> tuple[Tensor, list[Entries]]:
-            sums = zeta.new_zeros(1 + renew, len(zeta))
-            entries = []
+        step = max(1, threads.PART // (len(p.b) * max(1, self.tiles[0].stop if self.tiles else 1)))
+        numbers = [range(s.start, s.stop) for s in _slices(len(self.tiles), step)]
+        threads.in_order(partial(self._sum_tiles, one), numbers, zeta.device, add)
+        log_z = self.top.to(zeta) + one.z.to(zeta).log()
+        if limits:
+            self.near = Near.of(entries, limits.shape, zeta, log_z)
+        return self._state(zeta, v, total, log_z)
+
+    def _sum_tiles(self, one: "_Pass", numbers: range) -> tuple[Tensor, list[Entries]]:
+        """Sum the columns of some tiles, set their rows of z, and return the sums and their large entries."""
+        sums = torch.zeros_like(one.sums)
+        entries = []
+        squares, space = self.spaces.get()
+        try:
             for number in numbers:
                 rows = self.tiles[number]
                 whole = space if self.storage is None else self.storage[number]
@@ -164,37 +191,23 @@ class Kernel:
                     block[: rows.stop - rows.start, : columns.stop - columns.start]
                     for block, columns in zip(whole, self.blocks, strict=True)
                 ]
-                if fresh:
-                    self._fill(tile, rows, shift)
+                if one.shift is not None:
+                    self._fill(tile, rows, one.shift)
                 parts = list(zip(tile, self.blocks, self.scale[:, rows], strict=True))
-                z[rows] = sum(scale * (block @ bv[columns]) for block, columns, scale in parts)
-                weight = self.mass[rows] / z[rows]
+                one.z[rows] = sum(scale * (block @ one.bv[columns]) for block, columns, scale in parts)
+                weight = self.mass[rows] / one.z[rows]
                 for block, columns, scale in parts:
                     sums[0, columns] += block.T @ (weight * scale)
                     product = squares[: len(block), : block.shape[1]]
-                    if renew:
+                    if len(sums) == 2:
                         torch.mul(block, block, out=product)
-                        sums[1, columns] += product.T @ (weight * scale.square() / z[rows])
-                    if collects:
-                        torch.mul(block, v[columns].to(block), out=product)
-                        entries.append(limits.large_entries(rows, columns, product, scale / z[rows]))
-            return sums, entries
-
-        total = zeta.new_zeros(1 + renew, len(zeta))
-        none = torch.empty(0, dtype=torch.int32, device=zeta.device)
-        entries = [(none, none, self.top[:0])]
-        step = max(1, threads.PART // (len(self.problem.b) * max(1, self.tiles[0].stop if self.tiles else 1)))
-        numbers = [range(s.start, s.stop) for s in _slices(len(self.tiles), step)]
-
-        def add(part: tuple[Tensor, list[Entries]]) -> None:
-            total.add_(part[0])
-            entries.extend(part[1])
-
-        threads.in_order(sum_part, numbers, zeta.device, add)
-        log_z = self.top.to(zeta) + z.to(zeta).log()
-        if collects:
-            self.near = Near.of(entries, limits.shape, zeta, log_z)
-        return self._state(zeta, v, total, log_z)
+                        sums[1, columns] += product.T @ (weight * scale.square() / one.z[rows])
+                    if one.limits:
+                        torch.mul(block, one.v[columns], out=product)
+                        entries.append(one.limits.large_entries(rows, columns, product, scale / one.z[rows]))
+        finally:  # otherwise other threads would wait for the space after an error
+            self.spaces.put((squares, space))
+        return sums, entries
 
     def _fill(
         self,

@@ -13,8 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nuclr.popularity.kernel import State
-from nuclr.popularity.problem import Problem
+from nuclr.popularity.kernel import Kernel, State
 from nuclr.popularity.sparse import Model
 
 
@@ -121,20 +120,29 @@ class Sparse:
     """Anderson acceleration of steps to the solution of a sparse model of the problem (`sparse`).
 
     If a point does not improve on the last one, the history is cleared. If there was none, one Sinkhorn step is taken.
+    Passes over a kept matrix cost less than a model, so the first of them use Anderson acceleration without one.
     """
 
     MEMORY = 10
     REDUCTION = 0.1
     MOST_EVALUATIONS = 30
     SMALLEST_LOG_C = -20.0
+    FIRST = 6  # passes over a kept matrix without a model
+    REACH = 3.0  # temperatures by which zeta moves before large entries are collected again
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.problem = kernel.problem
         self.past: list[tuple[Tensor, Tensor]] = []
-        self.fall_back = True
+        self.first = Anderson(self.problem.temperature)
+        self.rest = self.FIRST if kernel.keep else 0
+        self.fall_back = self.rest == 0
 
     def propose(self, state: State) -> Tensor:
         """Return the extrapolated point, or one Sinkhorn step at the start and after rejections."""
+        if self.rest > 0:
+            self.rest -= 1
+            return self.first.propose(state)
         if self.fall_back or state.near is None or float(state.log_c.amin()) < self.SMALLEST_LOG_C:
             return state.zeta + self.problem.temperature * state.log_c
         step = self._solve_model(state) - state.zeta
@@ -147,10 +155,18 @@ class Sparse:
 
     def accepts(self, state: State, proposal: State) -> bool:
         """Accept Sinkhorn steps always, other steps if they improve."""
+        if proposal.near is None:
+            return self.first.accepts(state, proposal)
         good = self.fall_back or improves(state, proposal)
         self.fall_back = not good and len(self.past) <= 1
         self.past = self.past if good else []
         return good
+
+    def collects(self, zeta: Tensor) -> bool:
+        """Return whether the pass at zeta should collect large entries."""
+        near = self.kernel.near
+        reach = self.REACH * self.problem.temperature
+        return self.rest == 0 and (near is None or float((zeta - near.zeta).abs().amax()) > reach)
 
     def _solve_model(self, state: State) -> Tensor:
         assert state.near is not None
@@ -167,12 +183,12 @@ class Sparse:
         return best.zeta
 
 
-METHODS: dict[str, Callable[[Problem], Method]] = {
+METHODS: dict[str, Callable[[Kernel], Method]] = {
     "auto": Sparse,
     "sparse": Sparse,
-    "anderson": lambda problem: Anderson(problem.temperature),
-    "sinkhorn": lambda problem: Sinkhorn(problem.temperature),
-    "gradient": lambda problem: Gradient(problem.temperature),
+    "anderson": lambda kernel: Anderson(kernel.problem.temperature),
+    "sinkhorn": lambda kernel: Sinkhorn(kernel.problem.temperature),
+    "gradient": lambda kernel: Gradient(kernel.problem.temperature),
 }
 
 

@@ -201,13 +201,14 @@ class Solver:
         for dtype in dict.fromkeys((problem.dtype, torch.float64)):
             limit = rounding_limit(problem, dtype)
             target = max(self.tolerance - limit, limit)
-            kernel = Kernel(problem.to(dtype), self.memory, collects=METHODS[self.method] is Sparse)
-            method = METHODS[self.method](kernel.problem)
+            kernel = Kernel(problem.to(dtype), self.memory)
+            method = METHODS[self.method](kernel)
             state = best = kernel(representable(zeta, dtype))
             yield state.residual, best, dtype
             stale = 0
             while best.residual > target and stale < PATIENCE:
-                proposal = kernel(representable(method.propose(state), dtype))
+                zeta = representable(method.propose(state), dtype)
+                proposal = kernel(zeta, collects=isinstance(method, Sparse) and method.collects(zeta))
                 state = proposal if method.accepts(state, proposal) else state
                 if proposal.residual < best.residual:
                     best = proposal
@@ -218,7 +219,7 @@ class Solver:
             if best.residual + limit <= self.tolerance:
                 return
             zeta = best.zeta
-            del kernel  # free its memory before the next kernel allocates
+            del kernel, method  # free their memory before the next kernel allocates
 
 
 def as_start(init: Vector | None, problem: Problem) -> Tensor:
