@@ -16,6 +16,7 @@ from nuclr.arrays import (
     as_vector,
     can_pin,
     evenly_spaced,
+    free_memory,
     rescale_extreme_rows,
     to_device,
 )
@@ -124,3 +125,18 @@ def test_copies_to_devices():
     assert to_device(tensor, torch.device("cpu")) is tensor
     moved = to_device(tensor, torch.device("meta"))
     assert (moved.device.type, moved.dtype, moved.shape) == ("meta", torch.uint8, (2, 3))
+
+
+def test_free_memory_is_that_of_the_container(tmp_path, monkeypatch):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr("nuclr.arrays.CONTAINER", tmp_path)
+    free = free_memory(cpu)
+    for name, content in {
+        "max": "9000",
+        "current": "7000",
+        "stat": "anon 4\nactive_file 20\ninactive_file 300",
+    }.items():
+        (tmp_path / f"memory.{name}").write_text(content)
+    assert free > free_memory(cpu) == 2320
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(cpu) > 2320

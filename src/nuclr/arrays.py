@@ -8,6 +8,7 @@ then read in blocks.
 The last part copies tensors from host memory to an accelerator without making the host wait for the device.
 """
 
+import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ Norms = Literal["unit", "normalize", "any"]
 
 NORM_TOLERANCE = 1e-2  # bfloat16 rounding passes, a forgotten normalization does not
 NORMALIZE = "pass normalize=True"  # what a message about other norms suggests
+CONTAINER = Path("/sys/fs/cgroup")  # where Linux tells a container its limits
 BLOCK = 2**16  # rows read at a time: 96 MiB for 384 columns of float32
 
 
@@ -644,11 +646,17 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def free_memory(device: torch.device) -> float:
     """Return the bytes of memory that are free for new tensors; infinity if the system does not say."""
     # On CPU, reserving memory that does not exist succeeds, and writing to it ends the process.
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if device.type == "cpu" else []
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return math.inf
+    free = math.inf
+    if device.type != "cpu":
+        return free
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = min(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    with contextlib.suppress(OSError, ValueError, KeyError):  # without a limit, memory.max holds the word "max"
+        limit, used = (int((CONTAINER / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        use = dict(line.split() for line in (CONTAINER / "memory.stat").read_text(encoding="ascii").splitlines())
+        free = min(free, limit - used + int(use["active_file"]) + int(use["inactive_file"]))  # cached files give way
+    return free
 
 
 def shorten(features: Tensor, width: int) -> Tensor:

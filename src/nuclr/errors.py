@@ -5,7 +5,7 @@ import re
 from types import ModuleType
 
 EXTRAS = {
-    "PIL": "train",
+    "PIL": "search",
     "accelerate": "trainer",
     "aiohttp": "remote",
     "datasets": "hf",
@@ -14,6 +14,7 @@ EXTRAS = {
     "geomloss": "bench",
     "jinja2": "search",
     "kornia": "train",
+    "lance": "lance",
     "lightning": "lightning",
     "onnx": "onnx",
     "onnxruntime": "onnx",

@@ -106,7 +106,7 @@ def test_a_matrix_for_which_there_is_no_memory_is_computed_in_tiles(monkeypatch:
     expected = Kernel(problem, 2**29)
     assert expected.keep
     with monkeypatch.context() as patch:
-        patch.setattr("nuclr.popularity.kernel.free_memory", lambda device: 700 * 700 * 4 - 1)
+        patch.setattr("nuclr.popularity.kernel.free_memory", lambda device: 2 * 700 * 700 * 4 - 1)
         assert not Kernel(problem, 2**29).keep
     empty = torch.empty
 

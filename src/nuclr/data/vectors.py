@@ -4,7 +4,7 @@
 | --- | --- |
 | `.npy` | one array, which is memory-mapped, so it may be larger than memory |
 | `.npz`, `.safetensors` | named arrays; x, y and y_to_x of an embedding file are pairs |
-| `.parquet`, a folder of them, a dataset on disk | columns of lists of numbers, copied once to mapped `.npy` files |
+| `.parquet`, a folder of them, a dataset on disk, one of Lance | columns of lists, copied once to mapped `.npy` files |
 | `.faiss`, `.index` | the vectors that an index of faiss holds, with the ids of its items |
 | a folder of `.npy` files | one array in parts, in the order of their names, which are memory-mapped |
 | a folder of clip-retrieval or DataComp | arrays in parts, which are memory-mapped |
@@ -166,6 +166,8 @@ def open_sides(
     """
     source, column = split_argument(argument)
     keys: tuple[str, ...] = SIDES
+    if Path(source).suffix in (".npy", *INDEXES):
+        raise UserError(f"{source}: one array, and pairs have two sides; name a file or folder for each")
     if Path(source).is_dir():
         from nuclr.data.formats.embeddings import EmbeddingFolder, is_embedding_folder
 
@@ -318,9 +320,11 @@ def _read_folder(
             folder.labels(column),
             links,
         )
-    if column is None and (shards := sorted(path.glob("*.npy"))):
+    if shards := sorted(path.glob("*.npy")):
+        if column is not None:
+            raise UserError(f"{path}:{column}: the folder holds one array in parts, which has no columns")
         return Vectors(_stack(path, [stored_npy(shard) for shard in shards]), str(path))
-    if not any(file.suffix in (".parquet", ".arrow") for file in path.rglob("*")):
+    if not any(file.suffix in (".parquet", ".arrow", ".lance") for file in path.rglob("*")):
         raise UserError(f"{path}: not a folder of embeddings, of .npy or Parquet files, a dataset on disk or a run")
     return _read_table(path, column, preferred)
 

@@ -96,7 +96,7 @@ class Kernel:
 
     Args:
         problem: The problem.
-        memory: Bytes that the matrix may take. If less is free, the matrix is not kept either.
+        memory: Bytes that the matrix may take. If it needs more than half of what is free, it is not kept either.
 
     """
 
@@ -121,7 +121,7 @@ class Kernel:
         tile = [len(self.blocks), *block]
         storage = None
         if needed <= memory:
-            fits = needed <= free_memory(device)
+            fits = 2 * needed <= free_memory(device)
             if fits:
                 storage = _allocate(len(self.tiles), *tile, dtype=problem.dtype, device=device)
             if not all(answer for (answer,) in distributed.exchange([int(storage is not None)])):

@@ -48,7 +48,7 @@ def solve(
     x_weight: Vector | None = None,
     y_weight: Vector | None = None,
     exclude_copies: bool = False,
-    memory: int = 2**30,
+    memory: int = 2**32,
     sample: int = 16_384,
     row_map: RowMap | None = None,
 ) -> Result:
@@ -77,8 +77,9 @@ def solve(
         y_weight: Marginal of the candidates up to a factor, (n_y,).
         exclude_copies: An anchor does not choose candidates that equal it (cosine above 1 - 1e-5), as if an item
             searched for others of its kind. Needs features and an exact method.
-        memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, it is kept, which makes a pass
-            much cheaper. Otherwise it is computed tile by tile in every pass, and this limits the size of a tile.
+        memory: Bytes to spend on the matrix of probabilities. If the whole matrix fits, and takes at most half of the
+            memory that is free, it is kept, which makes a pass much cheaper. Otherwise it is computed tile by tile in
+            every pass, and this limits the size of a tile.
         sample: Number of anchors and of candidates in the small problem that method="sample" solves.
         row_map: How method="sample" maps a function of consecutive rows over all rows, called with the name of the map,
             the rows and the function; it may keep results of blocks in files. None: the function is called once.
@@ -156,7 +157,7 @@ class Solver:
     tolerance: float = 1e-4
     max_iterations: int = 10_000
     progress: bool = False
-    memory: int = 2**30
+    memory: int = 2**32
 
     def __post_init__(self) -> None:
         check_method(self.method)

@@ -483,7 +483,7 @@ def _fields(kind: Any) -> list[str]:
 
 
 def stored_vectors(path: Path, name: str | None) -> list[StoredMatrix]:
-    """Return where the vectors of a column lie, one matrix per file of a Parquet file or folder or a dataset on disk.
+    """Return where the vectors of a column lie, one matrix per file of Parquet, of a dataset on disk or of Lance.
 
     A column of lists cannot be mapped as a matrix. Each file is therefore copied once, as `.npy` in the cache folder.
 
@@ -500,7 +500,9 @@ def stored_vectors(path: Path, name: str | None) -> list[StoredMatrix]:
     """
     _, files = _find_files(path, None)
     column = _column_name(path, files, name, "vectors")
-    copies = [stored_copy(file, column, partial(_matrices, file, column)) for file in files]
+    # A Lance dataset is a folder, whose time of change says nothing; its version does.
+    keys = [f"{column}, version {_open_lance(file).version}" if is_lance(file) else column for file in files]
+    copies = [stored_copy(file, key, partial(_matrices, file, column)) for file, key in zip(files, keys, strict=True)]
     return [copy for copy in copies if copy is not None]
 
 
@@ -511,6 +513,8 @@ def _matrices(file: Path, name: str) -> Iterator[np.ndarray]:
         if file.suffix == ".parquet":
             source = open_parquet_file(file)
             batches = _parquet_batches(file, source, pyarrow.schema([source.schema_arrow.field(name)]))
+        elif is_lance(file):
+            batches = _open_lance(file).to_batches(columns=[name], batch_size=1000)
         else:
             batches = _read_stream(file).select([name]).to_batches()
         for batch in filter(len, batches):
@@ -568,7 +572,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _find_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
     """Return a path, or the folder of its split, and its files: of Parquet, or of a dataset on disk."""
-    if path.is_file():
+    if path.is_file() or is_lance(path):
         return path, [path]
     if (path / "dataset_dict.json").is_file():
         splits = sorted(folder.name for folder in path.iterdir() if (folder / "state.json").is_file())
@@ -602,6 +606,17 @@ def is_hf(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
+def is_lance(path: Path) -> bool:
+    """Return whether the folder is a Lance dataset, such as a table of LanceDB."""
+    return (path / "_versions").is_dir()
+
+
+def _open_lance(path: Path) -> Any:
+    lance = require("lance", purpose=str(path))
+    with _readable(path):
+        return lance.dataset(str(path))
+
+
 def open_parquet_file(path: Path) -> Any:
     """Open a Parquet file and read its footer.
 
@@ -622,6 +637,8 @@ def text_columns(file: Path) -> list[str]:
 def _read_schema(file: Path) -> Any:
     if file.suffix == ".parquet":
         return open_parquet_file(file).schema_arrow
+    if is_lance(file):
+        return _open_lance(file).schema
     with require("pyarrow.ipc", purpose=str(file)).open_stream(str(file)) as reader:
         return reader.schema
 
@@ -635,8 +652,13 @@ def _read_files(
     tables = []
     for file in files:
         with _readable(file):
-            is_parquet = file.suffix == ".parquet"
-            tables.append(_read_parquet(file, names, mapped) if is_parquet else _read_stream(file).select(names))
+            if file.suffix == ".parquet":
+                table = _read_parquet(file, names, mapped)
+            elif is_lance(file):
+                table = _open_lance(file).to_table(columns=list(names))
+            else:
+                table = _read_stream(file).select(names)
+            tables.append(table)
     with _readable(files[0].parent):
         return require("pyarrow").concat_tables(tables)
 
