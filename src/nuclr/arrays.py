@@ -27,7 +27,7 @@ Norms = Literal["unit", "normalize", "any"]
 
 NORM_TOLERANCE = 1e-2  # bfloat16 rounding passes, a forgotten normalization does not
 NORMALIZE = "pass normalize=True"  # what a message about other norms suggests
-CONTAINER = Path("/sys/fs/cgroup")  # where Linux tells a container its limits
+CONTAINER = Path("/sys/fs/cgroup")  # Linux shows the memory limits of a container here
 BLOCK = 2**16  # rows read at a time: 96 MiB for 384 columns of float32
 
 
