@@ -186,6 +186,23 @@ def test_items_that_search_items():
     assert (named - plain)[50:60].abs().max() < 0.02, "a query that equals an item does not make it popular"
 
 
+def test_swapped_arguments_are_noticed_when_items_are_corrected():
+    x, y, _ = features(n=200)
+    swapped = PopularityCorrection().fit(y, x)
+    for apply in (swapped.bias, swapped.gallery, swapped.transform):
+        with pytest.raises(ValueError, match=r"gallery.*fit\(queries, gallery\)"):
+            apply(y[20:80])
+    assert len(swapped.bias(y[:5])) == 5, "a few items may well equal queries"
+    assert len(PopularityCorrection().fit(y, y, items=True).bias(y)) == 200
+
+
+def test_a_correction_that_changes_nothing_says_so():
+    generator = torch.Generator().manual_seed(2)
+    x, y = (normalize(torch.randn(n, 4, generator=generator), dim=1) for n in (12, 200))
+    with pytest.warns(UserWarning, match=r"changes nothing.*answers="):
+        assert PopularityCorrection().fit(x, y).bias(y).abs().max() == 0
+
+
 def test_defaults_are_in_units_of_the_scores():
     x, y, links = features(n=200)
     fix = PopularityCorrection().fit(x, y)
@@ -216,7 +233,7 @@ def test_the_check_of_a_bank():
     y = normalize(torch.randn(100, 16, generator=generator), dim=1)
     fix = PopularityCorrection().fit(x[:300], y)
     same = fix.check(x[300:350])
-    assert same.fits and same.p_value > 0.01
+    assert same.fits and same.p_value > 0.01 and "fits=True" in repr(same)
     other = fix.check(normalize(x[350:] + 0.2, dim=1))
     assert not other.fits and "differ" in other.message
     with pytest.raises(ValueError, match="queries has 3 different rows"):

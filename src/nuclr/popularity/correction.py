@@ -44,6 +44,7 @@ it is that of the inverted softmax (Smith et al. 2017), in which queries with ma
 import inspect
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,6 +106,13 @@ FORMAT = "nuclr.PopularityCorrection"
 LEAST_TEMPERATURE = 1e-6  # scores are float32, and differ by less than this
 LARGEST_STRENGTH = 1e6
 LARGEST_BIAS = 1e9  # of a file
+MOST_ITEMS = 0.5  # share of queries that may be items too, and the reverse
+SAMPLED_ITEMS = 1000
+FEWEST_ITEMS = 10  # in which copies of queries mean that the arguments of `fit` were swapped
+NOTHING_TO_CORRECT = (
+    "the correction changes nothing, because what these queries say about popularity is noise; give more queries, or "
+    "answers= if the item of each query is known, such as the items of their titles"
+)
 HINT = "use PopularityCorrection(normalize=True)"  # in messages about features of other norms
 
 
@@ -124,7 +132,7 @@ class Scale:
     log_z: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BankCheck:
     """Whether queries are like the bank of a correction.
 
@@ -134,6 +142,10 @@ class BankCheck:
     """
 
     p_value: float
+
+    def __repr__(self) -> str:
+        """Return the verdict and the p-value in one line."""
+        return f"BankCheck(fits={self.fits}, p_value={self.p_value:.2g})"
 
     @property
     def fits(self) -> bool:
@@ -217,6 +229,7 @@ class PopularityCorrection:
         self.scales_: list[Scale] = []
         self._answer_scores: Tensor | None = None  # (n, k), nan where there is no answer
         self._clean: CleanIndex | None = None  # the gallery, for `suspicious`
+        self._query_hashes: Tensor | None = None  # of queries that are not items; unknown after `load`
 
     def __repr__(self) -> str:
         """Return one line with the settings and the size of the bank."""
@@ -350,7 +363,8 @@ class PopularityCorrection:
         chosen = evenly_spaced(len(found), self.bank_size)
         candidates = found[chosen].to(bank)
         if not items and not transductive:
-            _refuse_items(checked_rows(bank), found)
+            self._query_hashes = row_hashes(checked_rows(bank))
+            _refuse_items(self._query_hashes, found)
         wanted = None if demand is None else _positive("demand", demand, len(found))[chosen]
         if self.prior > 0 and not transductive:
             bank = torch.cat([bank, bank.new_zeros(1, bank.shape[1])])
@@ -364,6 +378,8 @@ class PopularityCorrection:
         scales = [self._solve(candidates, wanted, *setting) for setting in defaults.items()]
         if self.temperature is None and self.strength is None and not transductive:
             share = reliable_share(self._problem(candidates, scales[0].temperature), scales[0].log_z)
+            if share == 0 and not items:
+                warnings.warn(NOTHING_TO_CORRECT, stacklevel=3)
             scales = [replace(scale, strength=share * scale.strength) for scale in scales]
         self._use(scales)
         if pairs is not None and None in (self.temperature, self.strength):
@@ -548,6 +564,13 @@ class PopularityCorrection:
     def _bias(self, gallery: Rows, boost: Vector | None = None, row_map: RowMap | None = None) -> Tensor:
         """Return the bias minus the boost in float64, with the constant of the fit."""
         scales = self._fitted()
+        if self._query_hashes is not None and len(gallery) >= FEWEST_ITEMS:
+            some = checked_rows(gallery[evenly_spaced(len(gallery), SAMPLED_ITEMS)])
+            if _share_of(row_hashes(some), self._query_hashes) > MOST_ITEMS:
+                raise ValueError(
+                    "gallery: most rows are queries of the fit; give items, or fit(queries, gallery) again if its "
+                    "arguments were swapped"
+                )
 
         def sums(rows: Rows, _: slice | None = None) -> Tensor:
             return self._sum(scales, rows)
@@ -787,10 +810,15 @@ def _check_temperature(temperature: float) -> None:
         raise ValueError(f"temperature={temperature!r}; give a number from 1e-6 to 1e6")
 
 
-def _refuse_items(queries: Rows, gallery: Rows) -> None:
+def _share_of(hashes: Tensor, others: Tensor) -> float:
+    """Return the share of rows that are among other rows."""
+    return float(torch.isin(hashes, others).double().mean())
+
+
+def _refuse_items(query_hashes: Tensor, gallery: Rows) -> None:
     """Raise a ValueError if most queries are rows of the gallery."""
-    same = torch.isin(row_hashes(queries), row_hashes(gallery)).double().mean()
-    if same > 0.5:
+    same = _share_of(query_hashes, row_hashes(gallery))
+    if same > MOST_ITEMS:
         raise ValueError(
             f"queries: {same:.0%} of them are rows of the gallery; give queries of the kind that people ask, or "
             "items=True if items search items"
