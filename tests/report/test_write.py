@@ -16,7 +16,7 @@ from nuclr.report import Section, Text, register_section
 
 
 def losses(run):
-    return [Text(f"loss {loss}") for loss in run.log.curve("train/loss")[1]]
+    return [Text(f"loss {loss}") for loss in run.curve("train/loss")[1]]
 
 
 register_section("training", Section("losses", "All losses", losses, menu="Losses"), before="repeat")

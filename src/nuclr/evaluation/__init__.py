@@ -2,7 +2,7 @@
 
 Modules: `ranks` (rank of each query's best partner), `retrieval` (both directions), `graded_retrieval` (nDCG, MRR,
 recall and MAP with graded relevance and trec_eval's ties), `zero_shot`, `probe` (k-nearest neighbors, linear probe),
-`corrected` (choosing a popularity correction on validation pairs, and what it changes),
+`corrected` (choosing a popularity correction on validation pairs),
 `metrics` (the registry), `intervals` (bootstrap, halves), `test_sets` (standard sets).
 """
 
@@ -12,7 +12,6 @@ from nuclr.evaluation.corrected import (
     bank_rows,
     choose_correction,
     cross_validated_ranks,
-    hubness_change,
     popularity_agreement,
 )
 from nuclr.evaluation.graded_retrieval import DocumentRanks, document_ranks, ranking_metrics
@@ -38,7 +37,6 @@ __all__ = [
     "cross_validated_ranks",
     "cut_halves",
     "document_ranks",
-    "hubness_change",
     "knn_accuracy",
     "knn_metrics",
     "linear_probe_accuracy",
