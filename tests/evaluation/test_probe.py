@@ -98,7 +98,8 @@ def test_linear_probe_separates_what_a_line_separates_and_is_deterministic():
     (x, labels), (other, other_labels) = labeled(0, 200), labeled(1, 100)
     accuracy = linear_probe_accuracy(x, labels, other, other_labels)
     assert 0.4 < accuracy < 0.9
-    assert accuracy == linear_probe_accuracy(x, labels, other, other_labels, choose_regularization(x, labels))
+    chosen = choose_regularization(torch.from_numpy(x), torch.from_numpy(labels))
+    assert accuracy == linear_probe_accuracy(x, labels, other, other_labels, chosen)
     shifted = linear_probe_accuracy(1e3 * x + 7, labels, 1e3 * other + 7, other_labels)
     assert shifted == accuracy, "scale and mean do not matter"
 
@@ -109,8 +110,8 @@ def test_the_regularization_is_chosen_on_samples_that_are_not_fitted():
     labels = np.arange(100) % 2
     noise = rng.normal(size=(100, 200))
     noise[:, 0] += 4 * labels
-    assert choose_regularization(noise, labels) >= 0.1
-    assert choose_regularization(np.eye(3), [0, 1, 2]) == 1e-3, "nothing to choose on"
+    assert choose_regularization(torch.from_numpy(noise), torch.from_numpy(labels)) >= 0.1
+    assert choose_regularization(torch.eye(3), torch.arange(3)) == 1e-3, "nothing to choose on"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from nuclr.evaluation.corrected import (
 )
 from nuclr.evaluation.graded_retrieval import DocumentRanks, document_ranks, ranking_metrics
 from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
-from nuclr.evaluation.metrics import METRICS, Metric, metrics_by_convention, register_metric
+from nuclr.evaluation.metrics import METRICS, Metric, register_metric
 from nuclr.evaluation.probe import knn_accuracy, knn_metrics, linear_probe_accuracy
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores, rank_correlation
 from nuclr.evaluation.retrieval import metrics_of_widths, retrieval_metrics, retrieval_ranks, summarize_ranks
@@ -40,7 +40,6 @@ __all__ = [
     "knn_accuracy",
     "knn_metrics",
     "linear_probe_accuracy",
-    "metrics_by_convention",
     "metrics_of_widths",
     "popularity_agreement",
     "query_ranks",

@@ -21,7 +21,6 @@ from nuclr.evaluation import (
     change_interval,
     choose_correction,
     cross_validated_ranks,
-    metrics_by_convention,
     metrics_of_widths,
     ranking_metrics,
     retrieval_metrics,
@@ -67,7 +66,7 @@ PROTOCOL = {
     "ties": "equal scores count with their expectation over random orders",
     "rank": "expected rank of the best partner, from 1; mean and median over the queries",
     "prompts": "features of all templates normalized, averaged, normalized",
-    "numbers": "fractions, except those named as in the paper: percent",
+    "numbers": "fractions",
 }
 BEIR_PROTOCOL = (
     "as trec_eval: scores in float32, equal scores in descending order of document identifiers; the whole corpus is "
@@ -116,14 +115,12 @@ class SetResult:
         return {PLAIN: self.plain, **self.corrected}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics, under all their names, with the facts."""
+        """Return the metrics with the facts."""
         content = self.facts | {
             "title": self.title,
             "plain": self.plain,
             "corrected": self.corrected,
         }
-        if self.kind in ("retrieval", "classification"):
-            content["names"] = {name: metrics_by_convention(metrics) for name, metrics in self.rankings.items()}
         if self.gains:
             content["gains"] = files.to_record(self.gains)
         return content

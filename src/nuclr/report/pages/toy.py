@@ -12,6 +12,7 @@ from nuclr.report.charts import Chart, Series, line_chart, scatter
 from nuclr.report.page import Block, Options, Page, Section, Table, Text, Tile
 from nuclr.studies.toy.spaces import TEMPERATURES, draw, generator, popularities
 from nuclr.studies.toy.study import SUMMARY, ToyStudy
+from nuclr.training.logging import duration
 
 METHODS = {  # name, color, dashed
     "gcl": ("GCL: uniform q", 2, False),
@@ -42,7 +43,6 @@ def make_page(study: ToyStudy) -> Page:
         sections=[
             Section("summary", "Summary", summary),
             Section("error", "Generalization error", error, menu="Error"),
-            Section("constant", "The constant of GCL", constant, menu="Constant"),
             Section("learning", "Learning the model", learning, menu="Learning"),
             Section("popularity", "Estimated popularity", popularity, menu="Popularity"),
             Section("repeat", "How to repeat this study", repeat, menu="Repeat"),
@@ -84,34 +84,11 @@ def error(study: ToyStudy) -> Iterator[Block]:
         rows.append([name, *(_slope(study, "risk", tau, method) for tau in TEMPERATURES)])
     columns = ["", *(f"τ = {tau:g}" for tau in TEMPERATURES)]
     yield Table("Fitted slopes of the error against n on logarithmic axes, with 95 % intervals", columns, rows)
-
-
-def constant(study: ToyStudy) -> Iterator[Block]:
-    """Show what the best constant changes for GCL, and the losses of models other than the true one."""
     yield Text(
         "A contrastive loss is defined up to a constant, which training never sees. If GCL’s q = n is replaced by "
         "q = k n, with one k that is computed once from the true distributions, its error vanishes as that of exact "
-        "likelihood does. So the level at which GCL’s error stays here is a constant: it "
-        "shows that GCL’s value does not estimate the risk, but not that GCL learns a worse model."
-    )
-    yield Text(
-        "The error term does not vanish for any constant, because the true popularity is not uniform. It shows in "
-        "other models: the constant that fits depends on the model. With infinitely many pairs, the losses of the "
-        "models s = α x·y have their minima at different α."
-    )
-    for entry in study.along_alpha:
-        yield line_chart(
-            f"Losses of the models s = α x·y, τ = {entry.tau:g}",
-            [Series(name, entry.alpha, entry.losses[key], METHODS[key][1]) for key, name in LEARNED.items()],
-            "α",
-            zero=True,
-            note="Each loss minus its own minimum.",
-        )
-    rows = [[f"τ = {e.tau:g}", *(f"{e.minimum[key]:.2f}" for key in LEARNED)] for e in study.along_alpha]
-    yield Table("α at the minimum of each loss; the true model has α = 1", ["", *LEARNED.values()], rows)
-    yield Text(
-        "A uniform popularity is not wrong by a constant only: it moves the minimum, so GCL is not consistent for this "
-        "model. NUCLR’s minimum is the true model."
+        "likelihood does. So the level at which GCL’s error stays here is a constant: it shows that GCL’s value does "
+        "not estimate the risk, but not that GCL learns a worse model. Whether it does is the next section."
     )
 
 
@@ -176,7 +153,7 @@ def repeat(study: ToyStudy) -> Iterator[Block]:
     """Show the command of the study and its duration."""
     command = f"nuclr toy --out toy --seeds {study.seeds} --max-n {study.sizes[-1]} --seed {study.seed}"
     yield Text(command, "code")
-    yield Text(f"It took {numbers.duration(study.seconds)} with nuclr {study.version}.", "small")
+    yield Text(f"It took {duration(study.seconds)} with nuclr {study.version}.", "small")
 
 
 def _curves(

@@ -15,6 +15,7 @@ from nuclr.report.pages.training_samples import popularity, retrieval_examples
 from nuclr.report.training_run import TrainingRun
 from nuclr.runs import folder
 from nuclr.runs.run import Run
+from nuclr.training.logging import duration
 
 SIDE_COLORS: dict[SideName, int] = {"y": 1, "x": 3}
 
@@ -106,7 +107,7 @@ def summary(run: TrainingRun) -> Iterator[Block]:
         # results.json has the time since the last resume, timing.jsonl that of all epochs without evaluations.
         seconds = max(results.timing["seconds"], sum(line["seconds"] for line in run.timing))
         speed = f"{numbers.count(results.timing['samples_per_second'])} pairs per second"
-        yield Tile("Training time", numbers.duration(seconds), speed)
+        yield Tile("Training time", duration(seconds), speed)
     if rows:
         title = f"{'Labeled images' if run.views else 'Held-out pairs'}, after the last evaluation"
         yield Table(title, ["", "chance", run.method], rows)
