@@ -78,7 +78,6 @@ CALLS = {
     "zero_shot_metrics": lambda x, y: evaluation.zero_shot_metrics(x, y[:3], LABELS)["zero_shot_acc1"],
     "knn_accuracy": lambda x, y: evaluation.knn_accuracy(x, LABELS, y, LABELS, k=2),
     "knn_metrics": lambda x, _: evaluation.knn_metrics(x, LABELS)["knn_acc1"],
-    "linear_probe_accuracy": lambda x, y: evaluation.linear_probe_accuracy(x, LABELS, y, LABELS, 0.1),
     "class_features": lambda x, y: evaluation.class_features([x, y]),
     "rank_correlation": lambda x, y: evaluation.rank_correlation(x[:, 0], y[:, 0]),
 }

@@ -67,7 +67,7 @@ def test_every_set_is_evaluated_from_its_archive(evaluate, tmp_path):
         for part in ("--classification", f"{name}:{writer(tmp_path / writer.__name__)}")
     ]
     content = evaluate(*retrieval, *classification, "--classes", classification[1])
-    assert content["probe"]["cifar10"]["classes"] == 3
+    assert content["neighbors"]["cifar10"]["classes"] == 3
     for name, size in (("mscoco", 3), ("flickr30k", 2)):
         karpathy, albef = content["retrieval"][name], content["retrieval"][f"{name} (2)"]
         assert karpathy["sizes"] == albef["sizes"] == [size, 5 * size]

@@ -42,10 +42,12 @@ def toy() -> study.ToyStudy:
     methods = {
         "risk": ("mle", "gcl", "gcl_constant", "true_q", "nuclr", "nuclr_area"),
         "learning": ("mle", "gcl", "nuclr"),
+        "views": [f"{form}_{m}" for form in ("per_view", "shared") for m in study.VIEWS],
     }
     quantities = {
         "risk": ("error", "error_term", "rank_correlation"),
         "learning": ("excess_risk", "zero_one", "bound", "w_11", "w_22"),
+        "views": ("error",),
     }
     records = []
     for part, tau, n in itertools.product(methods, (0.2, 1.0), (100, 200)):

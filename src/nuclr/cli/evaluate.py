@@ -16,7 +16,7 @@ Examples:
     nuclr evaluate RUN --retrieval dev.jsonl --correct bank=train       plain and popularity-corrected ranking
     nuclr evaluate RUN --retrieval flickr30k:DATA --classification cifar100:DATA --out metrics.json
     nuclr evaluate RUN --beir scifact                                   nDCG@10, MRR@10, recall@100, MAP
-    nuclr evaluate RUN --classes cifar10_test --no-head                 nearest neighbors and a linear probe
+    nuclr evaluate RUN --classes cifar10_test --no-head                 nearest neighbors
 """
 _CORRECTION = "Popularity-corrected ranking"
 
@@ -53,7 +53,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="k-nearest neighbors and a linear probe: a folder with one folder of images per class, .npz with "
+            help="k-nearest neighbors: a folder with one folder of images per class, .npz with "
             "x and labels, or a NAME:FOLDER of --classification; can be given several times.",
         ),
     ] = None,
@@ -100,7 +100,7 @@ def evaluate(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch. Default: the run's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
 ) -> None:
-    """Evaluate retrieval, search with graded relevance, and classification (zero-shot, neighbors, linear probe).
+    """Evaluate retrieval, search with graded relevance, and classification (zero-shot, nearest neighbors).
 
     Items are prepared as in the run's training. Nothing is downloaded: for a standard test set, the command says which
     files to put where. The JSON file also describes the protocol.

@@ -1,7 +1,7 @@
 """Evaluation: pure functions from features or scores to metrics. Ties count with their expectation over random orders.
 
 Modules: `ranks` (rank of each query's best partner), `retrieval` (both directions), `graded_retrieval` (nDCG, MRR,
-recall and MAP with graded relevance and trec_eval's ties), `zero_shot`, `probe` (k-nearest neighbors, linear probe),
+recall and MAP with graded relevance and trec_eval's ties), `zero_shot`, `neighbors` (k-nearest neighbors),
 `corrected` (choosing a popularity correction on validation pairs),
 `metrics` (the registry), `intervals` (bootstrap, halves), `test_sets` (standard sets).
 """
@@ -17,7 +17,7 @@ from nuclr.evaluation.corrected import (
 from nuclr.evaluation.graded_retrieval import DocumentRanks, document_ranks, ranking_metrics
 from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
 from nuclr.evaluation.metrics import METRICS, Metric, register_metric
-from nuclr.evaluation.probe import knn_accuracy, knn_metrics, linear_probe_accuracy
+from nuclr.evaluation.neighbors import knn_accuracy, knn_metrics
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores, rank_correlation
 from nuclr.evaluation.retrieval import metrics_of_widths, retrieval_metrics, retrieval_ranks, summarize_ranks
 from nuclr.evaluation.zero_shot import class_features, zero_shot_metrics
@@ -39,7 +39,6 @@ __all__ = [
     "document_ranks",
     "knn_accuracy",
     "knn_metrics",
-    "linear_probe_accuracy",
     "metrics_of_widths",
     "popularity_agreement",
     "query_ranks",

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -285,9 +286,8 @@ def bank_rows(ids: Integers, size: int) -> Tensor:
         [2, 3, 5]
 
     """
-    number = as_integers("ids", ids, None)
-    order = torch.argsort(number, stable=True)
-    first = order[torch.cat([number.new_ones(1, dtype=torch.bool), number[order].diff() != 0])] if len(order) else order
+    distinct = np.unique(as_integers("ids", ids, None).cpu().numpy(), return_index=True)
+    first = torch.from_numpy(distinct[1])
     return first[evenly_spaced(len(first), size)]
 
 

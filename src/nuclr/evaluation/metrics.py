@@ -342,7 +342,6 @@ _ROWS = (
         chance_key="knn_chance",
     ),
     Metric("knn_vote_acc1", "k-nearest neighbors, equal votes", "labels", lambda halves: halves.neighbor_hits(None)),
-    Metric("linear_probe_acc1", "linear probe", "labels", lambda halves: halves.probe_hits()),
 )
 for _row in _ROWS:
     register_metric(_row)

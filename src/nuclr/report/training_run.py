@@ -11,8 +11,8 @@ from nuclr.data.pairs import Pairs
 from nuclr.data.selection import Source
 from nuclr.data.side import SideName, SideWords, name_sides
 from nuclr.evaluation.metrics import val_metrics
+from nuclr.objectives.registry import Entry
 from nuclr.report import numbers
-from nuclr.report.charts import Color
 from nuclr.report.items import Items
 from nuclr.report.page import Item, LeaveOut, Options
 from nuclr.runs.features import PairFeatures
@@ -66,14 +66,9 @@ class TrainingRun:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def method(self) -> str:
-        """The objective's label."""
-        return objectives.entry(self.run.settings.objective.name).label
-
-    @property
-    def color(self) -> Color:
-        """The objective's color in charts."""
-        return objectives.entry(self.run.settings.objective.name).color
+    def objective(self) -> Entry:
+        """The objective's row of the registry."""
+        return objectives.entry(self.run.settings.objective.name)
 
     @property
     def step(self) -> int:

@@ -29,7 +29,7 @@ from nuclr.evaluation import (
     zero_shot_metrics,
 )
 from nuclr.evaluation.metrics import Kind, measure, named_metrics
-from nuclr.evaluation.probe import TEMPERATURE, labeled_halves
+from nuclr.evaluation.neighbors import TEMPERATURE, labeled_halves
 from nuclr.evaluation.retrieval import direction_names
 from nuclr.popularity.correction import BANK_SIZE, STRENGTHS, TEMPERATURE_FACTORS
 from nuclr.remote import is_url
@@ -48,7 +48,7 @@ from nuclr.studies.tasks import (
 )
 
 COMMAND = "nuclr evaluate"
-KINDS = ("retrieval", "classification", "beir", "probe")
+KINDS = ("retrieval", "classification", "beir", "neighbors")
 OWN_CLASSES = "classes"  # name of the set of a run's own labeled images
 PLAIN = "plain"
 COLUMNS = {
@@ -72,10 +72,10 @@ BEIR_PROTOCOL = (
     "as trec_eval: scores in float32, equal scores in descending order of document identifiers; the whole corpus is "
     "ranked; a document with the identifier of the query is left out; means over the judged queries"
 )
-PROBE_PROTOCOL = (
+NEIGHBORS_PROTOCOL = (
     "within each class the first, third, ... item is in the labeled half and the second, fourth, ... is classified; "
     "neighbors by cosine similarity, weighted by exp(similarity / temperature) (knn_acc1) or one vote each "
-    "(knn_vote_acc1); linear probe: L2-regularized logistic regression on the labeled half"
+    "(knn_vote_acc1)"
 )
 Metrics = dict[str, float]
 TestSet = Task | BeirSet
@@ -91,7 +91,7 @@ class SetResult:
     """Metrics of one test set.
 
     Attributes:
-        kind: "retrieval", "classification", "beir" or "probe".
+        kind: "retrieval", "classification", "beir" or "neighbors".
         title: Line above the table: name and sizes.
         plain: Metrics of the plain ranking, by name.
         facts: What was measured, and how: path, sizes, classes, prompts, ...
@@ -309,7 +309,7 @@ def evaluate(
         classification: Labeled images, vectors with prompts, or NAME:FOLDER with a standard set, for zero-shot
             classification.
         beir: BEIR folders.
-        classes: Labeled images or vectors, for nearest neighbors and a linear probe.
+        classes: Labeled images or vectors, for nearest neighbors.
         prompts: A prompt file for `classification`, see `nuclr.data.labeled`.
         correct: Banks to correct the ranking with: "bank=train" (training pairs), "bank=queries" (the test pairs
             themselves: transductive).
@@ -368,7 +368,7 @@ def evaluate(
 def own_sets(subject: Subject, prompts: Path | None = None) -> list[TestSet]:
     """Return the held-out pairs and the classes of a run, exactly as training read them.
 
-    Classes are for zero-shot classification if a side takes texts, and for neighbors and a linear probe otherwise.
+    Classes are for zero-shot classification if a side takes texts, and for nearest neighbors otherwise.
 
     Args:
         subject: the run.
@@ -439,7 +439,7 @@ def evaluate_subject(
                 duplicates or task.duplicates,
             )
         else:
-            result = _classification(subject, task) if task.kind == "zero_shot" else _probe(subject, task)
+            result = _classification(subject, task) if task.kind == "zero_shot" else _neighbors(subject, task)
         results = sets[result.kind]
         copies = sum(known == name or known.startswith(f"{name} (") for known in results)
         results[f"{name} ({copies + 1})" if copies else name] = result
@@ -594,12 +594,12 @@ def _beir(
     )
 
 
-def _probe(subject: Subject, task: Task) -> SetResult:
+def _neighbors(subject: Subject, task: Task) -> SetResult:
     halves = labeled_halves(*subject.labeled_features(task))
     labeled = len(halves.known)
     classified = len(halves.asked)
     return SetResult(
-        "probe",
+        "neighbors",
         f"{task.name}: {labeled:,} labeled, {classified:,} to classify, {halves.classes} classes",
         measure("labels", halves),
         {
@@ -608,9 +608,8 @@ def _probe(subject: Subject, task: Task) -> SetResult:
             "labeled": labeled,
             "classified": classified,
             "bad_samples": len(task.source.bad),
-            "protocol": PROBE_PROTOCOL,
+            "protocol": NEIGHBORS_PROTOCOL,
             "k": halves.k,
             "temperature": TEMPERATURE,
-            "regularization": halves.regularization,
         },
     )

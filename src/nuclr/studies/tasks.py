@@ -61,7 +61,7 @@ class Task:
     Attributes:
         name: name in tables.
         path: where it is.
-        kind: "retrieval", "zero_shot" (prompts classify the items), or "labels" (neighbors and a linear probe do).
+        kind: "retrieval", "zero_shot" (prompts classify the items), or "labels" (nearest neighbors do).
         source: the pairs or labeled items, the numbers of those in use, and the bad ones with reasons.
         split: the split, if the pairs have several.
         duplicates: treatment of repeated y, a key of DUPLICATES.

@@ -76,6 +76,7 @@ def test_zero_one_loss_is_below_its_bound():
 
 def test_gcl_learns_another_model():
     values = learning.measure_learning(400, 0.2, spaces.generator(0))
-    for entry in ("w_11", "w_22"):
-        assert abs(values["mle"][entry] - 1) < 0.15 and abs(values["nuclr"][entry] - 1) < 0.25
     assert values["gcl"]["w_22"] < 0.5
+    for method in ("mle", "nuclr"):
+        assert 0.7 < values[method]["w_22"] < 1.5
+        assert values[method]["excess_risk"] < values["gcl"]["excess_risk"] / 3

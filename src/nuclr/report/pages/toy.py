@@ -11,7 +11,7 @@ from nuclr.report import numbers
 from nuclr.report.charts import Chart, Series, line_chart, scatter
 from nuclr.report.page import Block, Options, Page, Section, Table, Text, Tile
 from nuclr.studies.toy.spaces import TEMPERATURES, draw, generator, popularities
-from nuclr.studies.toy.study import SUMMARY, ToyStudy
+from nuclr.studies.toy.study import SUMMARY, VIEWS, Record, ToyStudy
 from nuclr.training.logging import duration
 
 METHODS = {  # name, color, dashed
@@ -45,6 +45,7 @@ def make_page(study: ToyStudy) -> Page:
             Section("error", "Generalization error", error, menu="Error"),
             Section("learning", "Learning the model", learning, menu="Learning"),
             Section("popularity", "Estimated popularity", popularity, menu="Popularity"),
+            Section("views", "Several views", views, menu="Views"),
             Section("repeat", "How to repeat this study", repeat, menu="Repeat"),
         ],
     )
@@ -109,8 +110,7 @@ def learning(study: ToyStudy) -> Iterator[Block]:
         for method, name in LEARNED.items():
             last = study.select("learning", tau, method)[-1]
             cells = [f"{last.mean['w_11']:.2f}, {last.mean['w_22']:.2f}"]
-            for key in ("excess_risk", "zero_one", "bound"):
-                cells.append(f"{numbers.number(last.mean[key], 2)} ± {numbers.number(last.half_width(key), 1)}")
+            cells += [_mean(last, key) for key in ("excess_risk", "zero_one", "bound")]
             rows.append([f"τ = {tau:g}, {name}", *cells])
     columns = [f"n = {numbers.count(last.n)}", "diagonal of W", "excess risk", "excess zero-one loss", "its bound"]
     yield Table("The largest sample of learning, mean with 95 % intervals", columns, rows)
@@ -147,6 +147,21 @@ def popularity(study: ToyStudy) -> Iterator[Block]:
             "estimated q(y)/n",
             note=f"Rank correlation {numbers.score(rank_correlation(log_q, sample.log_q_true))}.",
         )
+
+
+def views(study: ToyStudy) -> Iterator[Block]:
+    """Show the error of Z against the number of views, with a popularity per view and with a shared one."""
+    yield Text(
+        "The paper’s Remark 2 draws m samples y of each x, each with its own popularity. The table has the standard "
+        "deviation over the anchors of log Ẑ(xᵢ) − log Z(xᵢ), also for one popularity that the m samples share."
+    )
+    rows = []
+    for tau in TEMPERATURES:
+        for m in VIEWS:
+            records = [study.select("views", tau, f"{form}_{m}")[-1] for form in ("per_view", "shared")]
+            rows.append([f"τ = {tau:g}, m = {m}", *(_mean(record, "error") for record in records)])
+    columns = [f"n = {numbers.count(records[0].n)}", "one per view", "one per pair"]
+    yield Table("Error of the estimated Z, mean with 95 % intervals", columns, rows)
 
 
 def repeat(study: ToyStudy) -> Iterator[Block]:
@@ -199,6 +214,11 @@ def _curves(
         log_y=True,
         x_ticks=ticks,
     )
+
+
+def _mean(record: Record, quantity: str) -> str:
+    """Write a mean over samples with its 95 % interval."""
+    return f"{numbers.number(record.mean[quantity], 2)} ± {numbers.number(record.half_width(quantity), 1)}"
 
 
 def _slope(

@@ -77,7 +77,7 @@ def describe_run(run: TrainingRun) -> str:
     pairs = f"{numbers.count(run.run.results.pairs)} {things}" if run.run.results else things
     encoders = model.pretrained or f"{model.x.encoder or 'default'} and {model.y.encoder or 'default'}"
     length = f"{run.run.settings.schedule.epochs} epochs in batches of {data.batch_size}"
-    return f"{run.method} on {pairs} of {data.train}; encoders {encoders}; {length}."
+    return f"{run.objective.label} on {pairs} of {data.train}; encoders {encoders}; {length}."
 
 
 def measures(run: TrainingRun) -> list[NamedMetric]:
@@ -110,7 +110,7 @@ def summary(run: TrainingRun) -> Iterator[Block]:
         yield Tile("Training time", duration(seconds), speed)
     if rows:
         title = f"{'Labeled images' if run.views else 'Held-out pairs'}, after the last evaluation"
-        yield Table(title, ["", "chance", run.method], rows)
+        yield Table(title, ["", "chance", run.objective.label], rows)
     if len(run.run.settings.model.matryoshka) > 1 and rows:
         recalls = [metric for metric in metrics_of("retrieval") if metric.both]
         rows = []
@@ -130,7 +130,7 @@ def facts(run: TrainingRun) -> list[list[str]]:
     results = run.run.results
     data = settings.data
     rows = {
-        "Method": run.method,
+        "Method": run.objective.label,
         "Training data": str(data.train),
         "Labeled images" if run.views else "Held-out data": str(data.classes) if run.views else data.describe_val(),
         "Batch size": numbers.count(data.batch_size),
@@ -169,7 +169,9 @@ def curves(run: TrainingRun) -> Iterator[Block]:
 
 
 def _charts(run: TrainingRun) -> Iterator[Chart]:
-    yield from _chart("Objective, estimated", [Series(run.method, *run.curve("train/loss"), run.color)])
+    yield from _chart(
+        "Objective, estimated", [Series(run.objective.label, *run.curve("train/loss"), run.objective.color)]
+    )
     groups: dict[tuple[str, str], list[NamedMetric]] = {}
     for measure in measures(run):
         groups.setdefault((measure.set, measure.metric.key), []).append(measure)
@@ -183,7 +185,7 @@ def _charts(run: TrainingRun) -> Iterator[Chart]:
         for k, measure in enumerate(shown):
             direction = f", {measure.direction.replace('_to_', ' to ')}" if len(shown) > 1 else ""
             curve = run.curve(f"val/{measure.name}")
-            series.append(Series(run.method + direction, *curve, run.color, dashed=k > 0))
+            series.append(Series(run.objective.label + direction, *curve, run.objective.color, dashed=k > 0))
         yield from _chart(
             _upper(metric.label) + where,
             series,
@@ -195,7 +197,9 @@ def _charts(run: TrainingRun) -> Iterator[Chart]:
         bands = []
         for side, words in run.words.items():
             label = f"view {side}" if run.views else words.many
-            bands.append(_quantiles(run, f"state/{state}_{side}", label, SIDE_COLORS[side]))
+            name = f"state/{state}_{side}"
+            band = (run.curve(f"{name}_q05")[1], run.curve(f"{name}_q95")[1])
+            bands.append(Series(label, *run.curve(f"{name}_q50"), SIDE_COLORS[side], band=band))
         yield from _chart(f"{title}: median, 5 to 95 %", bands)
     epochs, scale = run.curve("train/scale")
     yield from _chart("Temperature, learned", [Series("temperature", epochs, [1 / value for value in scale], 6)])
@@ -211,17 +215,6 @@ def _chart(
 ) -> Iterator[Chart]:
     if any(len(s.x) > 1 for s in series):
         yield line_chart(title, series, "epoch", **options)
-
-
-def _quantiles(
-    run: TrainingRun,
-    name: str,
-    label: str,
-    color: int,
-) -> Series:
-    epochs, median = run.curve(f"{name}_q50")
-    band = (run.curve(f"{name}_q05")[1], run.curve(f"{name}_q95")[1])
-    return Series(label, epochs, median, color, band=band)
 
 
 def _upper(text: str) -> str:

@@ -30,7 +30,7 @@ from nuclr.data.labeled import has_labels, is_class_folder
 from nuclr.errors import UserError
 from nuclr.evaluation import Bank, Correction, choose_correction, cut_halves
 from nuclr.evaluation.metrics import Kind, metrics_of
-from nuclr.evaluation.probe import labeled_halves
+from nuclr.evaluation.neighbors import labeled_halves
 from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.evaluation.test_sets import CLASSIFICATION
 from nuclr.evaluation.zero_shot import classify
@@ -168,7 +168,7 @@ class MeasuredSet:
     Attributes:
         name: Name in tables.
         key: Name in outcomes.npz; another set of the same name, or another protocol, has another key.
-        kind: Kind of its metrics: "retrieval", "zero_shot", or "labels" (neighbors and a linear probe) if the model
+        kind: Kind of its metrics: "retrieval", "zero_shot", or "labels" (nearest neighbors) if the model
             takes no texts.
         path: Path of a test set: pairs or an embedding file (retrieval); labeled images or `.npz` with x, labels,
             prompts (classes).

@@ -1,21 +1,12 @@
-"""k-nearest-neighbor and linear-probe accuracy against loops in float64 and against scipy's optimizer."""
+"""k-nearest-neighbor accuracy against loops in float64."""
 
 import math
 
 import numpy as np
 import pytest
-import torch
-from scipy.optimize import minimize
 
-from nuclr.evaluation import probe
-from nuclr.evaluation.probe import (
-    choose_regularization,
-    fit_logistic_regression,
-    knn_accuracy,
-    knn_metrics,
-    linear_probe_accuracy,
-    split_halves,
-)
+from nuclr.evaluation import neighbors
+from nuclr.evaluation.neighbors import knn_accuracy, knn_metrics, split_halves
 
 
 def labeled(seed, n, classes=4, width=6, spread=1.5):
@@ -44,7 +35,7 @@ def test_knn_accuracy_equals_loops(k, temperature, monkeypatch):
     (gallery, labels), (queries, query_labels) = labeled(0, 50), labeled(1, 40)
     expected = knn_by_loops(gallery, labels, queries, query_labels, k, temperature)
     assert knn_accuracy(gallery, labels, queries, query_labels, k, temperature) == pytest.approx(expected, abs=1e-12)
-    monkeypatch.setattr(probe, "TILE", 1)
+    monkeypatch.setattr(neighbors, "TILE", 1)
     assert knn_accuracy(gallery, labels, queries, query_labels, k, temperature) == pytest.approx(expected, abs=1e-12)
 
 
@@ -68,59 +59,12 @@ def test_halves_alternate_within_each_class():
     assert knn_metrics(x[:6], [0, 0, 0, 1, 1, 1])["knn_chance"] == 0.5, "fewer than k neighbors exist"
 
 
-@pytest.mark.parametrize("regularization", [1e-3, 1e-2, 1.0])
-def test_logistic_regression_equals_scipy(regularization):
-    """The same convex problem, written as loops over samples and solved by scipy."""
-    x, labels = labeled(0, 40, classes=3, width=4)
-
-    def loss(parameters):
-        weight, intercept = parameters[:12].reshape(4, 3), parameters[12:]
-        value, gradient_w, gradient_b = 0.0, np.zeros((4, 3)), np.zeros(3)
-        for row, label in zip(x, labels, strict=True):
-            logits = row @ weight + intercept
-            p = np.exp(logits - logits.max())
-            p /= p.sum()
-            value -= np.log(p[label]) / len(x)
-            residual = (p - np.eye(3)[label]) / len(x)
-            gradient_w += np.outer(row, residual)
-            gradient_b += residual
-        value += regularization / 2 * (weight**2).sum()
-        return value, np.concatenate([(gradient_w + regularization * weight).ravel(), gradient_b])
-
-    best = minimize(loss, np.zeros(15), jac=True, method="BFGS", options={"gtol": 1e-9})
-    weight, intercept = fit_logistic_regression(torch.from_numpy(x), torch.from_numpy(labels), regularization)
-    assert weight.numpy() == pytest.approx(best.x[:12].reshape(4, 3), abs=1e-5)
-    assert intercept.numpy() == pytest.approx(best.x[12:], abs=1e-5)
-
-
-def test_linear_probe_separates_what_a_line_separates_and_is_deterministic():
-    assert linear_probe_accuracy(*labeled(0, 200, spread=0.1), *labeled(1, 100, spread=0.1)) == 1
-    (x, labels), (other, other_labels) = labeled(0, 200), labeled(1, 100)
-    accuracy = linear_probe_accuracy(x, labels, other, other_labels)
-    assert 0.4 < accuracy < 0.9
-    chosen = choose_regularization(torch.from_numpy(x), torch.from_numpy(labels))
-    assert accuracy == linear_probe_accuracy(x, labels, other, other_labels, chosen)
-    shifted = linear_probe_accuracy(1e3 * x + 7, labels, 1e3 * other + 7, other_labels)
-    assert shifted == accuracy, "scale and mean do not matter"
-
-
-def test_the_regularization_is_chosen_on_samples_that_are_not_fitted():
-    """Many random coordinates: without a penalty the probe fits noise, so a strong penalty is chosen."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(100) % 2
-    noise = rng.normal(size=(100, 200))
-    noise[:, 0] += 4 * labels
-    assert choose_regularization(torch.from_numpy(noise), torch.from_numpy(labels)) >= 0.1
-    assert choose_regularization(torch.eye(3), torch.arange(3)) == 1e-3, "nothing to choose on"
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda x, y: knn_accuracy(x, y, x, y, k=0), "k=0"),
         (lambda x, y: knn_accuracy(x, y, x, y, k=2, temperature=0.0), "temperature"),
         (lambda x, y: knn_accuracy(x, y, x[:0], y[:0], k=2), "queries"),
-        (lambda x, y: linear_probe_accuracy(x, y, x, y, regularization=0), "regularization=0"),
         (lambda x, y: split_halves([0, 1, 2]), "labels"),
     ],
 )
