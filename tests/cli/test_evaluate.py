@@ -240,7 +240,6 @@ def test_labeled_images_of_a_run_on_views(evaluate, views):
         x = model.encode_x(files, head=head)
         halves = x[first], labels[first], x[second], labels[second]
         assert task["plain"]["knn_acc1"] == pytest.approx(knn_accuracy(*halves, k=7))
-        assert task["plain"]["knn_vote_acc1"] == pytest.approx(knn_accuracy(*halves, k=7, temperature=None))
 
 
 def test_labeled_vectors(evaluate, refused, vectors, texts, tmp_path):

@@ -341,7 +341,6 @@ _ROWS = (
         chance=lambda halves: halves.chance(),
         chance_key="knn_chance",
     ),
-    Metric("knn_vote_acc1", "k-nearest neighbors, equal votes", "labels", lambda halves: halves.neighbor_hits(None)),
 )
 for _row in _ROWS:
     register_metric(_row)

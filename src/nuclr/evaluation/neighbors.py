@@ -4,7 +4,6 @@ It needs labels only for the evaluation, so it suits models without a text side,
 an image. A test set that has no labeled gallery is divided into halves (`split_halves`): the gallery and the queries.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +50,7 @@ def knn_accuracy(
     queries: Features,
     query_labels: Integers,
     k: int = K,
-    temperature: float | None = TEMPERATURE,
+    temperature: float = TEMPERATURE,
 ) -> float:
     """Classify each query by a vote of its k nearest neighbors in cosine similarity and return the accuracy.
 
@@ -64,7 +63,7 @@ def knn_accuracy(
         queries: Features to classify, (m, d).
         query_labels: Their classes, (m,) integers.
         k: Number of neighbors, at most n.
-        temperature: Of the weights; None: each neighbor has one vote.
+        temperature: Of the weights.
 
     Returns:
         The share of queries whose class gets most votes. Classes with equal votes count with their expectation over
@@ -122,7 +121,7 @@ class LabeledHalves:
         return torch.full((len(self.asked),), 1 / self.classes, dtype=torch.float64)
 
     @torch.no_grad()
-    def neighbor_hits(self, temperature: float | None = TEMPERATURE, k: int | None = None) -> Tensor:
+    def neighbor_hits(self, temperature: float = TEMPERATURE, k: int | None = None) -> Tensor:
         """Return the probability that k neighbors (None: `self.k`) choose the right class, (m,) float64.
 
         Classes with equal votes are in random order.
@@ -130,14 +129,13 @@ class LabeledHalves:
         k = self.k if k is None else k
         if not 1 <= k <= len(self.known):
             raise ValueError(f"k={k}; allowed: 1 to {len(self.known)}, the rows of gallery")
-        # At an infinite temperature all votes are equal.
-        divisor = math.inf if temperature is None else as_positive("temperature", temperature)
+        temperature = as_positive("temperature", temperature)
         known = unit_rows(self.known)
         hits = []
         size = max(1, TILE // max(len(known), self.classes))
         for rows, own in zip(unit_rows(self.asked).split(size), self.asked_labels.split(size), strict=True):
             similarity, neighbor = (rows @ known.T).double().topk(k, dim=1)
-            weight = ((similarity - similarity[:, :1]) / divisor).exp()  # a difference, so that nothing overflows
+            weight = ((similarity - similarity[:, :1]) / temperature).exp()  # a difference, so that nothing overflows
             votes = weight.new_zeros(len(rows), self.classes).scatter_add(1, self.labels[neighbor], weight)
             best = votes == votes.max(dim=1, keepdim=True).values
             right = best.gather(1, own.clamp(min=0)[:, None]).squeeze(1) & (own >= 0)

@@ -74,8 +74,7 @@ BEIR_PROTOCOL = (
 )
 NEIGHBORS_PROTOCOL = (
     "within each class the first, third, ... item is in the labeled half and the second, fourth, ... is classified; "
-    "neighbors by cosine similarity, weighted by exp(similarity / temperature) (knn_acc1) or one vote each "
-    "(knn_vote_acc1)"
+    "neighbors by cosine similarity, weighted by exp(similarity / temperature)"
 )
 Metrics = dict[str, float]
 TestSet = Task | BeirSet

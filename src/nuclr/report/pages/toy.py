@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from markupsafe import Markup
-
 from nuclr import files
 from nuclr.evaluation import rank_correlation
 from nuclr.report import numbers
@@ -70,12 +68,9 @@ def summary(study: ToyStudy) -> Iterator[Block]:
 def error(study: ToyStudy) -> Iterator[Block]:
     """Show the generalization error against the number of pairs, and all slopes."""
     yield Text(
-        Markup(
-            "InfoNCE and SogCLR assume a uniform popularity. With it, the error of the empirical risk does not vanish "
-            "however many pairs there are. With the popularity that the solver estimates, the error falls as with the "
-            "exact partition function. A straight line of slope −0.5 is n<sup>−1/2</sup>. Bands are 95 % intervals of "
-            "the mean."
-        )
+        "InfoNCE and SogCLR assume a uniform popularity. With it, the error of the empirical risk does not vanish "
+        "however many pairs there are. With the popularity that the solver estimates, the error falls as with the "
+        "exact partition function. A straight line of slope −0.5 is 1/√n. Bands are 95 % intervals of the mean."
     )
     names = {method: name for method, (name, _, _) in METHODS.items()}
     for tau in TEMPERATURES:
