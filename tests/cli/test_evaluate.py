@@ -124,10 +124,6 @@ def test_the_runs_own_held_out_pairs_give_the_metrics_of_training(evaluate, vect
     assert train_bank["chosen_on"] == "data.val: val.npz" and train_bank["temperature"] > 0
     assert task["correction_crossed"] and set(task["corrected"]["train"]) == set(task["plain"])
     assert [len(chosen) for chosen in task["corrections_of_halves"].values()] == [2, 2]
-    for column, values in (("plain", task["plain"]), ("train", task["corrected"]["train"])):
-        named = task["names"][column]
-        assert named["paper"]["r1"] == pytest.approx(100 * values["mean_R@1"])
-        assert named["clip_benchmark"]["image_retrieval_recall@5"] == named["open_clip"]["text_to_image_R@5"]
     for direction, gain in task["gains"]["train"].items():
         change = task["corrected"]["train"][f"{direction}_R@1"] - task["plain"][f"{direction}_R@1"]
         assert gain["difference"] == pytest.approx(change)
@@ -156,7 +152,7 @@ def test_several_test_sets_of_vectors(evaluate, vectors, tmp_path):
     assert content["corrections"] == {}
     labeled = content["classification"][str(classes)]
     assert (labeled["images"], labeled["classes"], labeled["templates"]) == (10, 3, None)
-    assert labeled["plain"]["zero_shot_acc1"] == labeled["names"]["plain"]["open_clip"]["zeroshot-val-top1"]
+    assert 0 <= labeled["plain"]["zero_shot_acc1"] <= labeled["plain"]["zero_shot_acc5"] <= 1
     assert "zero-shot accuracy" in printed
 
 
@@ -192,7 +188,6 @@ def test_the_held_out_pairs_of_a_run_on_texts(evaluate, texts):
     assert task["plain"] == pytest.approx(run_folder.read_results(texts).val)
     assert task["sides"] == ["question", "answer"] and task["sizes"] == [30, 30]
     assert task["plain"]["question_to_answer_chance@1"] == pytest.approx(2 / 30), "both answers of a row are right"
-    assert task["names"]["plain"] == {"open_clip": {}, "clip_benchmark": {}, "paper": {}}
 
 
 def test_a_beir_folder(evaluate, texts, tmp_path):
@@ -245,7 +240,6 @@ def test_labeled_images_of_a_run_on_views(evaluate, views):
         x = model.encode_x(files, head=head)
         halves = x[first], labels[first], x[second], labels[second]
         assert task["plain"]["knn_acc1"] == pytest.approx(knn_accuracy(*halves, k=7))
-        assert task["plain"]["knn_vote_acc1"] == pytest.approx(knn_accuracy(*halves, k=7, temperature=None))
         assert task["plain"]["linear_probe_acc1"] == pytest.approx(linear_probe_accuracy(*halves))
 
 

@@ -18,7 +18,6 @@ from tests.training import runs
 
 X, Y = make_features(rows=60, width=8)
 SIZES = (25, 5, 30)
-BAND = ("--max-quantile", 0.8)
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def test_an_interrupted_report_can_be_repeated(nuclr, pairs, monkeypatch):
 def test_popularity_of_an_embedding_file(nuclr, pairs, tmp_path):
     out = tmp_path / "popularity"
     arguments = ("popularity", pairs, "--temperature", 0.1, "--out", out, "--names", tmp_path / "captions.jsonl")
-    arguments += ("--keep", tmp_path / "kept.txt", "--max-quantile", 0.9, "--top", 3)
+    arguments += ("--top", 3)
     done = nuclr(*arguments)
     assert done.status == 0, done.err
     table = read_table(out)
@@ -87,8 +86,6 @@ def test_popularity_of_an_embedding_file(nuclr, pairs, tmp_path):
     assert side["most_popular"][0]["name"] == next(row["name"] for row in table["y"] if row["rank"] == "1")
     assert side["least_popular"][0]["name"] == next(row["name"] for row in table["y"] if row["rank"] == "60")
     assert side["most_popular"][0]["name"] in done.out and side["most_popular"][0]["pair"]["name"].endswith(".jpg")
-    kept = np.loadtxt(tmp_path / "kept.txt", dtype=int)
-    assert kept.tolist() == (popularity_of_y <= np.quantile(popularity_of_y, 0.9)).nonzero()[0].tolist()
     page = (out / "report.html").read_text()
     assert side["least_popular"][2]["name"] in page and "<svg" in page
     assert nuclr(*arguments).status == 0, "files of an earlier run of the command may be replaced"
@@ -122,11 +119,6 @@ def test_an_estimate_from_a_sample_shows_its_error(nuclr, pairs, tmp_path, monke
         (["pairs.npz", "--temperature", "nan"], "--temperature is nan"),
         (["pairs.npz", "--names", "short.txt"], "short.txt: 1 names"),
         (["pairs.npz", "--images", "none"], "--images none"),
-        (["pairs.npz", "--max-quantile", "0.5"], "--keep"),
-        (["pairs.npz", "--keep", "k.txt"], "--max-quantile"),
-        (["pairs.npz", "--keep", "short.txt", "--max-quantile", "0.5"], "--keep short.txt"),
-        (["pairs.npz", "--keep", "no/k.txt", "--max-quantile", "0.5"], "--keep no/k.txt"),
-        (["pairs.npz", "--keep", "k.txt", "--min-quantile", "2"], "quantile band 2.0 to 1.0"),
         (["bare:b32_img"], "'b32_img'"),
         (["wide"], "x has width 8 and y has width 5"),
         (["broken"], "broken:text_emb[40, 3]=inf"),
@@ -165,7 +157,6 @@ def test_wrong_targets_are_refused_before_encoding_and_left_unchanged(nuclr, pai
         (f"--out {tmp_path / 'mine'}", pairs, "--temperature", 0.1, "--out", tmp_path / "mine"),
         (str(trained / "popularity"), pairs, "--temperature", 0.1, "--out", trained),
         (str(trained / "popularity"), trained, "--out", trained),
-        ("nowhere/keep.txt", trained, "--out", tmp_path / "out", "--keep", tmp_path / "nowhere/keep.txt", *BAND),
     ):
         refused = nuclr("popularity", *arguments)
         assert refused.status == 2 and named in refused.err
@@ -174,16 +165,14 @@ def test_wrong_targets_are_refused_before_encoding_and_left_unchanged(nuclr, pai
 
 
 def test_popularity_of_a_run(nuclr, trained, tmp_path):
-    out, keep = tmp_path / "popularity", tmp_path / "popularity" / "keep.txt"  # the command creates the folder
-    done = nuclr("popularity", trained, "--out", out, "--keep", keep, "--max-quantile", 0.8)
+    out = tmp_path / "popularity"
+    done = nuclr("popularity", trained, "--out", out)
     assert done.status == 0, done.err
     assert read_summary(out)["temperature"] == 0.03, "the temperature of the run"
     pairs = open_pairs("builtin:n=60")
     assert [row["name"] for row in read_table(out)["y"]] == [pairs.item("y", i) for i in range(60)]
     page = (out / "report.html").read_text()
     assert "data:image/jpeg" in page and "captions" in page
-    again = config.load(trained / "config.yaml", [f"data.keep={keep}"])
-    assert 0 < train(again, tmp_path / "again").samples_per_epoch < 60
 
 
 def test_a_run_on_some_pairs_reports_their_numbers_in_the_data(nuclr, tmp_path):
@@ -191,10 +180,8 @@ def test_a_run_on_some_pairs_reports_their_numbers_in_the_data(nuclr, tmp_path):
     (tmp_path / "some.txt").write_text("\n".join(map(str, kept)))
     settings = runs.vector_settings(tmp_path, **{"schedule.epochs": 1, "data.keep": "some.txt"})
     train(config.load(tmp_path / "empty.yaml", settings), tmp_path / "run")
-    done = nuclr("popularity", tmp_path / "run", "--keep", tmp_path / "k.txt", "--min-quantile", 0.5)
+    done = nuclr("popularity", tmp_path / "run")
     assert done.status == 0, done.err
-    numbers = np.loadtxt(tmp_path / "k.txt", dtype=int).tolist()
-    assert len(numbers) == 30 and set(numbers) <= set(kept)
     table = read_table(tmp_path / "run" / "popularity")["y"]
     assert [int(row["number"]) for row in table] == kept
     assert [int(row["x"]) for row in table] == kept, "the number of a pair with this x"
@@ -230,9 +217,8 @@ def test_a_folder_gives_what_one_file_gives(nuclr, tmp_path, kind):
     else:
         folder = make_datacomp(tmp_path / "data", X, Y, SIZES, compressed="compressed" in kind)
     out = tmp_path / "out"
-    done = nuclr("popularity", folder, "--temperature", 0.1, "--out", out, "--keep", tmp_path / "kept.txt", *BAND)
+    done = nuclr("popularity", folder, "--temperature", 0.1, "--out", out)
     assert done.status == 0, done.err
-    assert "48 of 60 pairs kept" in done.out
     table, plain = read_table(out), read_table(tmp_path / "plain")
     for side in ("x", "y"):
         zeta, expected = ([float(row["zeta"]) for row in one[side]] for one in (table, plain))

@@ -11,7 +11,7 @@ def test_the_study_is_written_and_printed(nuclr, tmp_path):
     done = nuclr("toy", "--out", tmp_path / "toy", "--seeds", 2, "--max-n", 100)
     assert done.status == 0, done.err
     assert read_record(ToyStudy, tmp_path / "toy" / SUMMARY).sizes == [100]
-    assert "tau = 0.2" in done.out and str(tmp_path / "toy") in done.out
+    assert str(tmp_path / "toy") in done.out and "Several views" in (tmp_path / "toy" / "report.html").read_text()
 
 
 def test_a_file_named_out_is_refused_and_left_unchanged(nuclr, tmp_path):

@@ -21,7 +21,6 @@ from nuclr.data import (
 )
 from nuclr.data.selection import Source, describe_overlap
 from nuclr.errors import UserError
-from nuclr.studies.items.popularity_report import write_list
 from tests.data import make
 
 
@@ -117,8 +116,8 @@ def test_two_processes_find_the_same_bad_samples(tmp_path):
             assert_bad({int(number): reason for number, reason in result.items()})
 
 
-def test_the_list_written_by_nuclr_popularity_is_read(tmp_path):
-    write_list(tmp_path / "keep.txt", np.array([7, 2, 5]), 10)
+def test_a_list_with_comments_is_read(tmp_path):
+    (tmp_path / "keep.txt").write_text("# 3 of 10\n7\n2  # this one, too\n5\n")
     kept = read_keep(tmp_path / "keep.txt", 10)
     assert kept.tolist() == [2, 5, 7]
     pairs = open_pairs("builtin:n=10")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from nuclr.arrays import as_rows
 from nuclr.evaluation import popularity_agreement
 from nuclr.popularity import PopularityCorrection, hubness, solve
 from nuclr.popularity.false_negatives import false_negatives
@@ -42,7 +43,8 @@ def test_correction_hubness_and_false_negatives(features):
     assert torch.equal(fixes[1].gallery(stacked["y"]), fixes[0].gallery(arrays["y"]))
     counts = [hubness(given["x"][1::2], given["y"], normalize=True, bias=bias).counts for given in features]
     assert torch.equal(*counts)
-    agreement = [popularity_agreement(given["x"], given["y"], 0.1, normalize=True) for given in features]
+    rows = [[as_rows(name, given[name], "normalize") for name in ("x", "y")] for given in features]
+    agreement = [popularity_agreement(x, y, 0.1) for x, y in rows]
     assert agreement[0] == agreement[1] != 0
     links = np.stack([np.arange(sum(SIZES))] * 2, axis=1)
     weight = np.random.default_rng(1).uniform(size=sum(SIZES))

@@ -10,7 +10,7 @@ from PIL import Image
 
 from nuclr.report.page import Block, Options, Page, render_sections
 from nuclr.report.write import find_kind, open_page
-from nuclr.studies.toy import learning, study
+from nuclr.studies.toy import study
 
 HOSTILE = "<script>alert(1)</script>"
 QUOTED = 'it\'s "7" <b>.png'
@@ -42,19 +42,19 @@ def toy() -> study.ToyStudy:
     methods = {
         "risk": ("mle", "gcl", "gcl_constant", "true_q", "nuclr", "nuclr_area"),
         "learning": ("mle", "gcl", "nuclr"),
+        "views": [f"{form}_{m}" for form in ("per_view", "shared") for m in study.VIEWS],
     }
     quantities = {
         "risk": ("error", "error_term", "rank_correlation"),
         "learning": ("excess_risk", "zero_one", "bound", "w_11", "w_22"),
+        "views": ("error",),
     }
     records = []
     for part, tau, n in itertools.product(methods, (0.2, 1.0), (100, 200)):
         mean = dict.fromkeys(quantities[part], 1 / n)
         std = dict.fromkeys(quantities[part], 0.1 / n)
         records += [study.Record(part, tau, n, method, 2, mean, std) for method in methods[part]]
-    losses = {name: [0.1, 0.0, 0.1] for name in ("mle", "gcl", "nuclr")}
-    along = [learning.AlongAlpha(tau, [0.5, 1.0, 1.5], losses, dict.fromkeys(losses, 1.0)) for tau in (0.2, 1.0)]
-    return study.ToyStudy(2, 0, records, along)
+    return study.ToyStudy(2, 0, records)
 
 
 def write_json(path: Path, content: dict) -> Path:

@@ -16,8 +16,6 @@ from nuclr.report import numbers
         (numbers.number(4210), "4,210"),
         (numbers.times(1.3), "1.30\u00d7"),
         (numbers.times(0.00477), "0.0048\u00d7"),
-        (numbers.duration(102), "1\u202fmin 42\u202fs"),
-        (numbers.duration(11_100), "3\u202fh 05\u202fmin"),
     ],
 )
 def test_numbers(shown, text):

@@ -1,76 +1,10 @@
-"""Which page a folder gets, sections of users, and refusals."""
-
-import shutil
+"""Which page a folder gets, and refusals."""
 
 import pytest
 
 from nuclr.errors import UserError
-from nuclr.report import register_section, unregister_section
-from nuclr.report.page import Options, Section, Text
-from nuclr.report.write import make_page, write_report
-from tests.report import folders
+from nuclr.report.write import write_report
 from tests.training import runs
-
-PLUGIN = """
-from nuclr.report import Section, Text, register_section
-
-
-def losses(run):
-    return [Text(f"loss {loss}") for loss in run.log.curve("train/loss")[1]]
-
-
-register_section("training", Section("losses", "All losses", losses, menu="Losses"), before="repeat")
-"""
-
-
-def test_a_plugin_adds_a_section(nuclr, vector_run, tmp_path):
-    run = shutil.copytree(vector_run, tmp_path / "run")
-    (tmp_path / "losses.py").write_text(PLUGIN)
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("plugins: []", f"plugins: [{tmp_path / 'losses.py'}]"))
-    try:
-        status, _, errors = nuclr("report", run, "--no-model")
-        assert status == 0, errors
-        page = (run / "report.html").read_text()
-        assert '<li><a href="#losses">Losses</a></li>' in page
-        assert page.index('<section id="curves"') < page.index('<section id="losses"') < page.index('id="repeat"')
-        assert page.count("<p>loss ") > 3
-        assert nuclr("report", run, "--no-model")[0] == 0, "the plugin may be loaded again"
-    finally:
-        unregister_section("training", "losses")
-
-
-@pytest.fixture
-def toy_sections(tmp_path):
-    """Register sections of the page of a toy study during the test."""
-    folders.write_toy(tmp_path)
-    keys = []
-
-    def register(section, **options):
-        register_section("toy", section, **options)
-        keys.append(section.key)
-
-    yield register
-    for key in dict.fromkeys(keys):
-        unregister_section("toy", key)
-    assert "<p>seed 0</p>" not in make_page(tmp_path, Options())
-
-
-def test_sections_of_one_row(tmp_path, toy_sections):
-    section = Section("seed", "Seed", lambda study: [Text(f"seed {study.seed}")])
-    for _ in range(2):
-        toy_sections(section, before="nowhere")
-    toy_sections(Section("error", "Other error", lambda _: [Text("other")]))
-    page = make_page(tmp_path, Options())
-    assert page.count("<p>seed 0</p>") == 1 and '<li><a href="#seed">Seed</a></li>' in page
-    assert page.index('id="repeat"') < page.index('id="seed"')
-    assert "Other error is left out" in page and "<p>other</p>" not in page
-    with pytest.raises(ValueError, match="'seed'"):
-        register_section("toy", Section("seed", "Other", lambda _: []))
-    with pytest.raises(ValueError, match="'trainings'"):
-        register_section("trainings", section)
-    with pytest.raises(KeyError, match="'new'"):
-        unregister_section("toy", "new")
 
 
 def test_refusals(nuclr, vector_run, tmp_path):

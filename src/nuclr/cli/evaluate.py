@@ -135,4 +135,4 @@ def evaluate(
         typer.echo(printable(result.table()))
         if out is not None:
             files.write_json(out, result.to_json())
-            typer.echo(f"\nMetrics, names and protocol are in {out}")
+            typer.echo(f"\nMetrics and protocol are in {out}")

@@ -22,7 +22,6 @@ Examples:
     nuclr popularity metadata:l14_img --temperature 0.05            of DataComp, with several models
     nuclr popularity images/ texts/ --temperature 0.05              folders of .npy or Parquet files
     nuclr popularity RUN                                            at the run's temperature
-    nuclr popularity RUN --keep kept.txt --max-quantile 0.95        then nuclr train ... data.keep=kept.txt
 """
 
 
@@ -63,12 +62,6 @@ def popularity(
         Path | None,
         typer.Option(help="Folder of pictures that names are the file names of, for the page."),
     ] = None,
-    keep: Annotated[
-        Path | None,
-        typer.Option(help="File for the numbers of the pairs whose y lies in the band, for data.keep."),
-    ] = None,
-    min_quantile: Annotated[float, typer.Option(help="Band: 0.05 drops the least popular 5 %.")] = 0.0,
-    max_quantile: Annotated[float, typer.Option(help="Band: 0.95 drops the most popular 5 %.")] = 1.0,
     top: Annotated[int, typer.Option(min=1, help="How many of the most and least popular to show.")] = 10,
 ) -> None:
     """Report which samples of an embedding file or folder, or of a run's training pairs, are popular or rare.
@@ -82,8 +75,6 @@ def popularity(
 
     if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
         raise UserError(f"--temperature is {temperature:g}; it needs a number above 0, such as 0.05")
-    if (keep is None) != (min_quantile == 0 and max_quantile == 1):
-        raise UserError("--keep FILE and a band belong together; the band is --min-quantile or --max-quantile")
     if images is not None and not images.is_dir():
         raise UserError(f"--images {images}: no such folder")
     if out is None:
@@ -95,16 +86,12 @@ def popularity(
         names=names,
         x_names=x_names,
         images=images,
-        keep=keep,
-        band=(min_quantile, max_quantile),
         top=top,
         progress=sys.stderr.isatty(),
         out=out,
     )
     has_page = write_final_report(out, announce=False)
     _print(report)
-    if report.keep is not None:
-        typer.echo(f"\n{report.kept:,} of {report.pairs:,} pairs kept: {report.keep}")
     typer.echo(f"\n{f'Report page: {out}/report.html; all' if has_page else 'All'} samples are in {out}/popularity.csv")
     for name, side in report.sides.items():
         if side.error is not None:

@@ -2,8 +2,7 @@
 
 Modules: `ranks` (rank of each query's best partner), `retrieval` (both directions), `graded_retrieval` (nDCG, MRR,
 recall and MAP with graded relevance and trec_eval's ties), `zero_shot`, `probe` (k-nearest neighbors, linear probe),
-`corrected` (choosing a popularity correction on validation pairs, and what it changes),
-`metrics` (the registry), `intervals` (bootstrap, halves), `test_sets` (standard sets).
+`corrected` (choosing a popularity correction on validation pairs), `metrics` (the registry), `intervals` (bootstrap, halves), `test_sets` (standard sets).
 """
 
 from nuclr.evaluation.corrected import (
@@ -12,12 +11,11 @@ from nuclr.evaluation.corrected import (
     bank_rows,
     choose_correction,
     cross_validated_ranks,
-    hubness_change,
     popularity_agreement,
 )
 from nuclr.evaluation.graded_retrieval import DocumentRanks, document_ranks, ranking_metrics
 from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
-from nuclr.evaluation.metrics import METRICS, Metric, metrics_by_convention, register_metric
+from nuclr.evaluation.metrics import METRICS, Metric, register_metric
 from nuclr.evaluation.probe import knn_accuracy, knn_metrics, linear_probe_accuracy
 from nuclr.evaluation.ranks import Ranks, query_ranks, query_ranks_from_scores, rank_correlation
 from nuclr.evaluation.retrieval import metrics_of_widths, retrieval_metrics, retrieval_ranks, summarize_ranks
@@ -38,11 +36,9 @@ __all__ = [
     "cross_validated_ranks",
     "cut_halves",
     "document_ranks",
-    "hubness_change",
     "knn_accuracy",
     "knn_metrics",
     "linear_probe_accuracy",
-    "metrics_by_convention",
     "metrics_of_widths",
     "popularity_agreement",
     "query_ranks",

@@ -5,10 +5,9 @@ queries. Evaluating it on the same validation pairs would be too optimistic, so 
 into two halves. The queries of each half (its x and their partners) are ranked in the whole gallery, with the
 correction that was best for the other half. So no query influences the correction that it is ranked with.
 
-`hubness_change` and `popularity_agreement` measure on held-out queries what popularity means. Training does not
-identify it as a density: s_ij + tau c_j with zeta_j + tau c_j is the same conditional model. But popularity that was
-solved on some queries predicts how often each item is found by other queries (N_k), and subtracting it makes the search
-fairer.
+`popularity_agreement` measures on held-out queries what popularity means. Training does not identify it as a density:
+s_ij + tau c_j with zeta_j + tau c_j is the same conditional model. But popularity that was solved on some queries
+predicts how often each item is found by other queries (N_k).
 """
 
 import math
@@ -16,11 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nuclr.arrays import Features, Integers, Norms, as_features, as_integers, as_links, as_rows, evenly_spaced
-from nuclr.evaluation.intervals import Interval, change_interval, cut_halves
+from nuclr.arrays import Features, Integers, as_features, as_integers, as_links, as_rows, evenly_spaced
+from nuclr.evaluation.intervals import cut_halves
 from nuclr.evaluation.ranks import Ranks, rank_correlation
 from nuclr.evaluation.retrieval import retrieval_ranks
 from nuclr.popularity import hubness
@@ -286,9 +286,8 @@ def bank_rows(ids: Integers, size: int) -> Tensor:
         [2, 3, 5]
 
     """
-    number = as_integers("ids", ids, None)
-    order = torch.argsort(number, stable=True)
-    first = order[torch.cat([number.new_ones(1, dtype=torch.bool), number[order].diff() != 0])] if len(order) else order
+    distinct = np.unique(as_integers("ids", ids, None).cpu().numpy(), return_index=True)
+    first = torch.from_numpy(distinct[1])
     return first[evenly_spaced(len(first), size)]
 
 
@@ -305,77 +304,8 @@ def _merge(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Hubness of held-out queries
+# What popularity predicts
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class HubnessChange:
-    """Hubness of a gallery as (before, after) correction.
-
-    Attributes:
-        never_found: Share of the items that no query finds.
-        skewness: Of N_k.
-        correlation: Rank correlation of the bias with N_k before; NaN if one of the two is constant.
-        recall: Recall@1 of the queries with a right answer.
-        gain: Change of recall@1 with its interval.
-
-    """
-
-    never_found: tuple[float, float]
-    skewness: tuple[float, float]
-    correlation: float
-    recall: tuple[float, float]
-    gain: Interval
-
-
-def hubness_change(
-    bank: tuple[Features, Features],
-    queries: Features,
-    gallery: Features,
-    links: Integers,
-    k: int = K,
-) -> HubnessChange:
-    """Measure the hubness of a gallery before and after correction.
-
-    Args:
-        bank: Features of queries, and of the candidates that they choose from, such as training pairs.
-        queries: Features of held-out queries, (n_queries, d).
-        gallery: Features of what they search, (n_gallery, d).
-        links: Rows (query, right answer), (n, 2).
-        k: How many items a query looks at; at most the size of the gallery.
-
-    Returns:
-        The measures before and after correction, with the default settings of `PopularityCorrection`.
-
-    Raises:
-        ValueError: If an argument has a wrong type or shape.
-
-    Example:
-        >>> import torch
-        >>> x = torch.nn.functional.normalize(torch.arange(24.0).sin().reshape(8, 3), dim=1)
-        >>> change = hubness_change((x[:4], x[4:]), x[:4], x[4:], [[0, 1], [1, 0]], k=2)
-        >>> 0 <= change.recall[0] <= 1
-        True
-
-    """
-    bias = PopularityCorrection().fit(*bank, items=True).bias(gallery)
-    queries = as_rows("queries", queries)
-    gallery = as_rows("gallery", gallery)
-    plain = hubness(queries, gallery, min(k, len(gallery)))
-    corrected = hubness(
-        queries,
-        gallery,
-        min(k, len(gallery)),
-        bias=bias,
-    )
-    return HubnessChange(
-        never_found=(plain.never_found, corrected.never_found),
-        skewness=(plain.skewness, corrected.skewness),
-        correlation=rank_correlation(bias, plain.counts),
-        recall=(plain.recall(links), corrected.recall(links)),
-        gain=change_interval(plain.hits(links), corrected.hits(links)),
-    )
 
 
 def popularity_agreement(
@@ -383,8 +313,6 @@ def popularity_agreement(
     candidates: Features,
     temperature: float,
     k: int = K,
-    *,
-    normalize: bool = False,
 ) -> float:
     """Return how well popularity predicts what other queries find.
 
@@ -396,7 +324,6 @@ def popularity_agreement(
         candidates: Features of the candidates, (n_y, d).
         temperature: Of the popularity problem.
         k: How many candidates an anchor finds.
-        normalize: Scale all features to unit norm.
 
     Returns:
         The rank correlation of zeta with N_k; NaN with fewer than four anchors or no more than k candidates.
@@ -413,9 +340,8 @@ def popularity_agreement(
     """
     if len(anchors) < 4 or len(candidates) <= k:
         return math.nan
-    norms: Norms = "normalize" if normalize else "unit"
-    anchors = as_rows("anchors", anchors, norms)
-    candidates = as_rows("candidates", candidates, norms)
+    anchors = as_rows("anchors", anchors)
+    candidates = as_rows("candidates", candidates)
     if len(candidates) > MOST_CANDIDATES:
         candidates = candidates.take(evenly_spaced(len(candidates), MOST_CANDIDATES))
     fix = PopularityCorrection(

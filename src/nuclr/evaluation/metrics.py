@@ -8,13 +8,10 @@ would reach, and how a value is shown. Kinds, and what the functions of a row ge
 - "search": `DocumentRanks` of judged documents (BEIR).
 - "zero_shot": `Classified`, images and the classes that their prompts are nearest to.
 - "labels": `LabeledHalves`, labeled features of which one half is classified by means of the other.
-
-Some metrics have names in other projects: open_clip's and CLIP_benchmark's (fractions), and those of the
-paper's code (percent). These are about images and texts; retrieval between other sides has no names there.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,7 +20,6 @@ from torch import Tensor
 Kind = Literal["retrieval", "search", "zero_shot", "labels"]
 
 KS = (1, 5, 10)  # lengths of result lists
-CONVENTIONS = ("open_clip", "clip_benchmark", "paper")
 SCORE = "mean_R@1"  # the best checkpoint is chosen by it
 WIDTH = "width="  # in names of metrics of shorter features, such as "coco/width=64/mean_R@1"
 
@@ -43,7 +39,6 @@ class Metric:
         format: "percent" for a fraction that is shown in percent, "number" for any other number.
         median: Report the median over the queries instead of the mean.
         both: Whether retrieval also reports the mean of both directions.
-        aliases: Names in other projects, by convention, with {direction} and {gallery}, such as "text".
 
     Example:
         >>> metric = METRICS["R@5"]
@@ -62,7 +57,6 @@ class Metric:
     format: Literal["percent", "number"] = "percent"
     median: bool = False
     both: bool = True
-    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def measure(self, outcome: Any) -> dict[str, float]:
         """Return the value under its key and, if it is known, the chance level under its own."""
@@ -270,38 +264,6 @@ def scores(metrics: Mapping[str, float]) -> dict[str, float]:
     return by_set
 
 
-def metrics_by_convention(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Rename metrics to the names of open_clip, CLIP_benchmark and the paper.
-
-    Args:
-        metrics: Result of `retrieval_metrics` or `zero_shot_metrics`.
-
-    Returns:
-        Convention ("open_clip", "clip_benchmark", "paper") -> name -> value. A convention leaves out the metrics that
-        it has no name for.
-
-    Example:
-        >>> metrics_by_convention({"image_to_text_R@1": 0.5})["clip_benchmark"]
-        {'text_retrieval_recall@1': 0.5}
-
-    """
-    named: dict[str, dict[str, float]] = {convention: {} for convention in CONVENTIONS}
-    for one in named_metrics(metrics):
-        if WIDTH in one.name:
-            continue
-        value = metrics[one.name]
-        direction = one.direction
-        gallery = direction.rpartition("_to_")[2]
-        # The paper reports the mean of both directions, the other two report each direction.
-        is_mean_of_images = direction == "mean" and f"image_to_text_{one.metric.key}" in metrics
-        for convention, alias in one.metric.aliases.items():
-            if convention == "paper" and (not direction or is_mean_of_images):
-                named["paper"][alias] = 100 * value
-            elif convention != "paper" and direction in ("image_to_text", "text_to_image", ""):
-                named[convention][alias.format(direction=direction, gallery=gallery)] = value
-    return named
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The rows
 # ---------------------------------------------------------------------------------------------------------------------
@@ -322,11 +284,6 @@ def recall_at(k: int) -> Metric:
         lambda ranks: ranks.hits(k),
         chance=lambda ranks: ranks.chance(k),
         chance_key=f"chance@{k}",
-        aliases={
-            "open_clip": f"{{direction}}_R@{k}",
-            "clip_benchmark": f"{{gallery}}_retrieval_recall@{k}",
-            "paper": f"r{k}",
-        },
     )
 
 
@@ -345,7 +302,6 @@ def _rank(
         format="number",
         median=median,
         both=False,
-        aliases={"open_clip": f"{{direction}}_{key}"},
     )
 
 
@@ -358,11 +314,6 @@ def _accuracy(k: int) -> Metric:
         lambda classified: classified.ranks.hits(k),
         chance=(lambda classified: classified.chance()) if k == 1 else None,
         chance_key="zero_shot_chance",
-        aliases={
-            "open_clip": f"zeroshot-val-top{k}",
-            "clip_benchmark": f"acc{k}",
-            "paper": f"top{k}",
-        },
     )
 
 
@@ -381,7 +332,6 @@ _ROWS = (
         "zero-shot accuracy, mean of the classes",
         "zero_shot",
         lambda classified: classified.ranks.hits(1) * classified.class_weights(),
-        aliases={"clip_benchmark": "mean_per_class_recall"},
     ),
     Metric(
         "knn_acc1",
@@ -391,7 +341,6 @@ _ROWS = (
         chance=lambda halves: halves.chance(),
         chance_key="knn_chance",
     ),
-    Metric("knn_vote_acc1", "k-nearest neighbors, equal votes", "labels", lambda halves: halves.neighbor_hits(None)),
     Metric("linear_probe_acc1", "linear probe", "labels", lambda halves: halves.probe_hits()),
 )
 for _row in _ROWS:

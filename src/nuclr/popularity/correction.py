@@ -378,12 +378,12 @@ class PopularityCorrection:
         scales = [self._solve(candidates, wanted, *setting) for setting in defaults.items()]
         if self.temperature is None and self.strength is None and not transductive:
             share = reliable_share(self._problem(candidates, scales[0].temperature), scales[0].log_z)
-            if share == 0 and not items:
-                warnings.warn(NOTHING_TO_CORRECT, stacklevel=3)
             scales = [replace(scale, strength=share * scale.strength) for scale in scales]
         self._use(scales)
         if pairs is not None and None in (self.temperature, self.strength):
             self._tune(candidates, wanted, spread, *pairs, exclude)
+        if self.strength_ == 0 and self.strength is None and not items:
+            warnings.warn(NOTHING_TO_CORRECT, stacklevel=3)
         self._clean = CleanIndex.of(self._problem(candidates, self.temperature_))
 
     def _default_strengths(self, spread: float, transductive: bool) -> dict[float, float]:

@@ -55,14 +55,5 @@ def score(value: float) -> str:
     return _minus(f"{value:.3f}") if math.isfinite(value) else MISSING
 
 
-def duration(seconds: float) -> str:
-    """Write a duration: 8.2 s, 1 min 42 s or 3 h 05 min."""
-    if seconds < 59.95:
-        return f"{seconds:.1f}{SPACE}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}{SPACE}h {minutes:02d}{SPACE}min" if hours else f"{minutes}{SPACE}min {rest:02d}{SPACE}s"
-
-
 def _minus(text: str) -> str:
     return text.replace("-", "\u2212")

@@ -27,8 +27,7 @@ Blocks of one kind that follow one another are laid out together: charts and tab
 - `Example`: a query with its answers. `Fold`: blocks that are shown after a click.
 - `SearchBox`: queries to choose from, and what each finds.
 
-All text is escaped: a `str` is never markup. Bold words or code within a text need
-`Markup("The mean is <b>{}</b>").format(value)`, which escapes the value. A bare `Markup` is a block, too.
+All text is escaped: it is never markup.
 
 A section that has nothing to show raises `LeaveOut`, with a text for the notes at the top of the page or without one. A
 section that fails in any other way is left out with a note as well: a page is never lost because of one section.
@@ -44,7 +43,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -72,7 +71,7 @@ class Options:
 class Text:
     """A paragraph (style ""), a heading within a section, small print, or code to copy."""
 
-    text: str | Markup
+    text: str
     style: Literal["", "heading", "small", "code"] = ""
 
 
@@ -217,7 +216,7 @@ class SearchBox:
         }
 
 
-Block = Text | Tile | Table | Chart | Gallery | Example | Fold | SearchBox | Markup
+Block = Text | Tile | Table | Chart | Gallery | Example | Fold | SearchBox
 
 
 LONGEST = 1000  # characters of a text that a page shows
@@ -340,13 +339,8 @@ def render_page(page: Page, result: object) -> str:
 def render_blocks(blocks: Iterable[Block]) -> Markup:
     """Return blocks as HTML: one macro of `blocks.html` per kind, called with all that follow one another."""
     macros = _environment().get_template("blocks.html").module
-    parts: list[Markup] = []
-    for kind, group in itertools.groupby(blocks, type):
-        if kind is Markup:
-            parts += cast(Iterable[Markup], group)
-        else:
-            parts.append(getattr(macros, kind.__name__.lower())(list(group)))
-    return Markup("").join(parts)
+    groups = itertools.groupby(blocks, type)
+    return Markup("").join(getattr(macros, kind.__name__.lower())(list(group)) for kind, group in groups)
 
 
 def describe(error: Exception) -> str:

@@ -11,11 +11,10 @@ from nuclr.data.pairs import Pairs
 from nuclr.data.selection import Source
 from nuclr.data.side import SideName, SideWords, name_sides
 from nuclr.evaluation.metrics import val_metrics
+from nuclr.objectives.registry import Entry
 from nuclr.report import numbers
-from nuclr.report.charts import Color
 from nuclr.report.items import Items
 from nuclr.report.page import Item, LeaveOut, Options
-from nuclr.runs import folder
 from nuclr.runs.features import PairFeatures
 from nuclr.runs.run import Run
 
@@ -23,50 +22,6 @@ SAMPLES = 3000  # pairs of a source that are encoded
 PATIENCE = 20.0  # seconds that encoding them may take
 PROBE = 16  # pairs whose encoding is timed to predict the time of all
 FEWEST = 100
-
-
-@dataclass(frozen=True)
-class RunLog:
-    """What a run logged.
-
-    Attributes:
-        run: the run.
-        metrics: lines of metrics.jsonl: "step", "epoch", and values such as "train/loss", "val/mean_R@1" or
-            "state/zeta_x_q50".
-        timing: lines of timing.jsonl: the "seconds" since the line before, and the shares of "data", "encoders",
-            "objective" and "other".
-
-    """
-
-    run: Run
-    metrics: list[dict[str, float]]
-    timing: list[dict[str, float]]
-
-    @property
-    def method(self) -> str:
-        """The objective's label."""
-        return objectives.entry(self.run.settings.objective.name).label
-
-    @property
-    def color(self) -> Color:
-        """The objective's color in charts."""
-        return objectives.entry(self.run.settings.objective.name).color
-
-    @property
-    def step(self) -> int:
-        """The last step that was logged."""
-        return int(max((line["step"] for line in self.metrics), default=0))
-
-    @cached_property
-    def evaluation(self) -> dict[str, float]:
-        """The metrics of the last evaluation, without their prefix "val/"."""
-        evaluations = map(val_metrics, reversed(self.metrics))
-        return next((values for values in evaluations if values), {})
-
-    def curve(self, name: str) -> tuple[list[float], list[float]]:
-        """Return the epochs and values of all lines that have this value."""
-        lines = [line for line in self.metrics if name in line]
-        return [line["epoch"] for line in lines], [line[name] for line in lines]
 
 
 @dataclass(frozen=True)
@@ -95,23 +50,41 @@ class TrainingRun:
 
     Args:
         run: the opened run.
-        log: what it logged.
-        baseline: the log of the run that it was trained next to, if there is one (as in the demo).
+        metrics: lines of metrics.jsonl: "step", "epoch", and values such as "train/loss", "val/mean_R@1" or
+            "state/zeta_x_q50".
+        timing: lines of timing.jsonl: the "seconds" since the line before, and the shares of "data", "encoders",
+            "objective" and "other".
         options: what the user asked for.
         notes: what the reader should know.
 
     """
 
     run: Run
-    log: RunLog
-    baseline: RunLog | None
+    metrics: list[dict[str, float]]
+    timing: list[dict[str, float]]
     options: Options
     notes: list[str] = field(default_factory=list)
 
     @property
-    def logs(self) -> list[RunLog]:
-        """The log of the run, and of its baseline if there is one."""
-        return [self.log] + ([self.baseline] if self.baseline else [])
+    def objective(self) -> Entry:
+        """The objective's row of the registry."""
+        return objectives.entry(self.run.settings.objective.name)
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged."""
+        return int(max((line["step"] for line in self.metrics), default=0))
+
+    @cached_property
+    def evaluation(self) -> dict[str, float]:
+        """The metrics of the last evaluation, without their prefix "val/"."""
+        evaluations = map(val_metrics, reversed(self.metrics))
+        return next((values for values in evaluations if values), {})
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """Return the epochs and values of all lines that have this value."""
+        lines = [line for line in self.metrics if name in line]
+        return [line["epoch"] for line in lines], [line[name] for line in lines]
 
     @property
     def views(self) -> bool:
@@ -151,12 +124,6 @@ class TrainingRun:
         chosen = choose_pairs(source.pairs, source.numbers, most)
         items = Items(source.pairs, self.options.pictures)
         return Sample(self.run.features(source, chosen), items, len(source.numbers))
-
-
-def read_log(run: Run, notes: list[str]) -> RunLog:
-    """Read what a run logged; notes say what could not be read."""
-    metrics = folder.read_lines(run.folder / folder.METRICS, {"step", "epoch"}, notes)
-    return RunLog(run, metrics, folder.read_lines(run.folder / folder.TIMING, {"seconds"}, notes))
 
 
 def choose_pairs(

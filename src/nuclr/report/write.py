@@ -1,11 +1,11 @@
-"""Choose the kind of page for a folder, and write the page. Sections of your own are added with `register_section`."""
+"""Choose the kind of page for a folder, and write the page."""
 
 import importlib
 from pathlib import Path
 
 from nuclr import files
 from nuclr.errors import UserError
-from nuclr.report.page import Options, Page, Section, describe, render_page
+from nuclr.report.page import Options, Page, describe, render_page
 
 REPORT = "report.html"
 # The kinds of pages, and the files by which their folders are recognized. The module of a kind in `pages` has
@@ -17,49 +17,6 @@ KINDS = {
     "hubness": ("hubness.json",),
     "toy": ("toy.json",),
 }
-_added: dict[str, dict[str, tuple[Section, str | None]]] = {kind: {} for kind in KINDS}
-
-
-def register_section(
-    page: str,
-    section: Section,
-    before: str | None = None,
-) -> None:
-    """Add a section to all pages of one kind.
-
-    Args:
-        page: "training", "comparison", "popularity", "hubness" or "toy".
-        section: the record. Registering the same record again changes nothing.
-        before: the key of the section that it is put in front of. By default, or if there is none, it is the last one.
-
-    Raises:
-        ValueError: if there is no such page, or another section has this key.
-
-    Example:
-        >>> from nuclr.report import Section, Text, register_section
-        >>> section = Section("seed", "Seed", lambda study: [Text(f"Seed {study.seed}")])
-        >>> register_section("toy", section, before="repeat")
-        >>> unregister_section("toy", "seed")
-
-    """
-    if page not in _added:
-        raise ValueError(f"page is {page!r}; allowed: {', '.join(KINDS)}")
-    if _added[page].setdefault(section.key, (section, before)) != (section, before):
-        raise ValueError(f"key {section.key!r} is already a section of the {page} page; choose another key")
-
-
-def unregister_section(page: str, key: str) -> None:
-    """Remove a section that was registered, as tests of plugins do.
-
-    Args:
-        page: as for `register_section`.
-        key: the key of the section.
-
-    Raises:
-        KeyError: if there is no such page or no such section.
-
-    """
-    del _added[page][key]
 
 
 def write_report(
@@ -92,14 +49,7 @@ def write_report(
 
 def make_page(path: Path, options: Options) -> str:
     """Return the page of a folder as HTML. See `write_report`."""
-    kind = find_kind(path)
-    page, result = open_page(kind, path, options)
-    for section, before in _added[kind].values():
-        keys = [other.key for other in page.sections]
-        if section.key in keys:
-            page.note(f"{section.title} is left out: the page has a section {section.key!r}.")
-        else:
-            page.sections.insert(keys.index(before) if before in keys else len(keys), section)
+    page, result = open_page(find_kind(path), path, options)
     return render_page(page, result)
 
 
@@ -117,7 +67,7 @@ def open_page(
     path: Path,
     options: Options,
 ) -> tuple[Page, object]:
-    """Return the page of a folder, without registered sections, and the object that its sections are computed from."""
+    """Return the page of a folder, and the object that its sections are computed from."""
     module = importlib.import_module(f"nuclr.report.pages.{kind}")
     try:
         result = module.open_folder(path, options)

@@ -145,7 +145,7 @@ class Data:
         y: Side y.
         split: Which split of `train` to read, if the file holds several, such as Karpathy's.
         val_split: Which split of `val` to read.
-        keep: File with the numbers of the pairs to train on, as written by `nuclr popularity --keep`. By default all.
+        keep: File with the numbers of the pairs to train on, one per line. By default all.
         one_pair_per_x: An epoch contains every x once, with one of its y, instead of every pair. Not used if views
             group the pairs: then an epoch contains every group once.
         mask: Pairs that share an x, a y or a group are not used as negatives of each other.

@@ -456,7 +456,8 @@ def _notes(study: Study, rows: Sequence[ResultRow]) -> list[str]:
         )
     trained = []
     for row in rows:
-        tried = {changes[TEMPERATURE] for changes, _ in row.tried}
+        planned = study.rows[row.name]
+        tried = {changes[TEMPERATURE] for changes in planned.grid if planned.tuned}
         chosen = {changes.get(TEMPERATURE) for changes in row.chosen.values()}
         if len(tried) >= 3 and chosen & {min(tried), max(tried)}:
             notes.append(f"The best temperature of {row.label} is at an end of its grid; a wider one might do better.")

@@ -21,7 +21,6 @@ from nuclr.evaluation import (
     change_interval,
     choose_correction,
     cross_validated_ranks,
-    metrics_by_convention,
     metrics_of_widths,
     ranking_metrics,
     retrieval_metrics,
@@ -67,7 +66,7 @@ PROTOCOL = {
     "ties": "equal scores count with their expectation over random orders",
     "rank": "expected rank of the best partner, from 1; mean and median over the queries",
     "prompts": "features of all templates normalized, averaged, normalized",
-    "numbers": "fractions, except those named as in the paper: percent",
+    "numbers": "fractions",
 }
 BEIR_PROTOCOL = (
     "as trec_eval: scores in float32, equal scores in descending order of document identifiers; the whole corpus is "
@@ -75,8 +74,8 @@ BEIR_PROTOCOL = (
 )
 PROBE_PROTOCOL = (
     "within each class the first, third, ... item is in the labeled half and the second, fourth, ... is classified; "
-    "neighbors by cosine similarity, weighted by exp(similarity / temperature) (knn_acc1) or one vote each "
-    "(knn_vote_acc1); linear probe: L2-regularized logistic regression on the labeled half"
+    "neighbors by cosine similarity, weighted by exp(similarity / temperature); linear probe: L2-regularized logistic "
+    "regression on the labeled half"
 )
 Metrics = dict[str, float]
 TestSet = Task | BeirSet
@@ -116,14 +115,12 @@ class SetResult:
         return {PLAIN: self.plain, **self.corrected}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics, under all their names, with the facts."""
+        """Return the metrics with the facts."""
         content = self.facts | {
             "title": self.title,
             "plain": self.plain,
             "corrected": self.corrected,
         }
-        if self.kind in ("retrieval", "classification"):
-            content["names"] = {name: metrics_by_convention(metrics) for name, metrics in self.rankings.items()}
         if self.gains:
             content["gains"] = files.to_record(self.gains)
         return content
@@ -613,7 +610,7 @@ def _probe(subject: Subject, task: Task) -> SetResult:
             "bad_samples": len(task.source.bad),
             "protocol": PROBE_PROTOCOL,
             "k": halves.k,
-            "temperature": TEMPERATURE,
             "regularization": halves.regularization,
+            "temperature": TEMPERATURE,
         },
     )

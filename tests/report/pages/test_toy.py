@@ -10,6 +10,9 @@ def test_all_sections_are_on_the_page(tmp_path):
     assert list(sections) == [section.key for section in page.sections]
     [slopes] = folders.of_kind(sections["error"], Table)
     assert slopes.rows[0][0] == "GCL: uniform q" and slopes.rows[0][1].startswith("−1.00 ±")
+    [views] = folders.of_kind(sections["views"], Table)
+    assert [row[0] for row in views.rows[:3]] == ["τ = 0.2, m = 1", "τ = 0.2, m = 4", "τ = 0.2, m = 16"]
+    assert views.rows[0][1] == "0.005 ± 0.0007"
 
 
 def test_missing_methods_are_notes(tmp_path):

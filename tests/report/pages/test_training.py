@@ -47,8 +47,6 @@ def test_vectors_are_shown_as_curves(vector_run):
     galleries = of_kind(sections["popularity"], Gallery)
     assert len(galleries) == 4 and galleries[0].cards[0].item.curve
     assert of_kind(sections["examples"], Example)[0].query.kind == "numbers"
-    [held_out] = of_kind(sections["popularity"], Table)
-    assert [row[0] for row in held_out.rows[::2]] == ["y vectors, plain", "x vectors, plain"]
     assert "predict what a search finds" in texts(sections["popularity"])
 
 
@@ -113,20 +111,10 @@ def test_a_damaged_file_is_a_note(copied_run, name, content, note, lost):
     assert set(COMPLETE) - sections.keys() == lost
 
 
-@pytest.mark.parametrize("name", ["results.json", "baseline/config.yaml"])
-def test_damaged_results_are_a_clear_error(copied_run, name):
-    (copied_run / name).parent.mkdir(exist_ok=True)
-    (copied_run / name).write_text("[")
-    with pytest.raises(UserError, match=name):
+def test_damaged_results_are_a_clear_error(copied_run):
+    (copied_run / "results.json").write_text("[")
+    with pytest.raises(UserError, match=r"results\.json"):
         make_page(copied_run, Options())
-
-
-def test_baseline_in_a_folder_of_the_run(copied_run, tmp_path):
-    settings = [s for s in runs.vector_settings(tmp_path) if not s.startswith("objective")]
-    train(config.load(tmp_path / "empty.yaml", [*settings, "objective.name=sogclr"]), copied_run / "baseline")
-    _, sections = fill_page("training", copied_run)
-    assert of_kind(sections["summary"], Table)[0].columns == ["", "chance", "NUCLR", "SogCLR"]
-    assert [key.name for key in of_kind(sections["curves"], Chart)[0].legend] == ["NUCLR", "SogCLR"]
 
 
 def test_a_new_metric_is_one_row(copied_run, monkeypatch):

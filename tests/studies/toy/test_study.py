@@ -58,7 +58,7 @@ def fit(sizes, means, errors):
     for n, mean, error in zip(sizes, means, errors, strict=True):
         records.append(study.Record("risk", 0.2, n, "mle", 4, {"error": mean}, {"error": 2 * error}))
     other = study.Record("risk", 1.0, 100, "mle", 4, {"error": 9.0}, {"error": 0.1})
-    return study.ToyStudy(4, 0, [*records, other], []).slope("risk", 0.2, "mle", "error")
+    return study.ToyStudy(4, 0, [*records, other]).slope("risk", 0.2, "mle", "error")
 
 
 def test_a_power_law_is_recovered():

@@ -199,7 +199,7 @@ def try_searches(view: HubnessView) -> Iterator[Block]:
         f"Type a word, or pick a query, to compare its first {report.k} results with those after the correction. Click "
         "on an item to see whom it crowds out: the queries that no longer find it, and what they find instead. "
         f"{numbers.count(len(searches.queries))} of the {numbers.count(report.counted)} queries are in this page, "
-        "those that lose the largest hubs first."
+        "first those whose first result became right or wrong, then those that lose the largest hubs."
     )
     items = [named(item, "item") for item in searches.items]
     queries = [named(query, "query") for query in searches.queries]

@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from markupsafe import Markup
-
 from nuclr import files
 from nuclr.evaluation import rank_correlation
 from nuclr.report import numbers
 from nuclr.report.charts import Chart, Series, line_chart, scatter
 from nuclr.report.page import Block, Options, Page, Section, Table, Text, Tile
 from nuclr.studies.toy.spaces import TEMPERATURES, draw, generator, popularities
-from nuclr.studies.toy.study import SUMMARY, ToyStudy
+from nuclr.studies.toy.study import SUMMARY, VIEWS, Record, ToyStudy
+from nuclr.training.logging import duration
 
 METHODS = {  # name, color, dashed
     "gcl": ("GCL: uniform q", 2, False),
@@ -42,9 +41,9 @@ def make_page(study: ToyStudy) -> Page:
         sections=[
             Section("summary", "Summary", summary),
             Section("error", "Generalization error", error, menu="Error"),
-            Section("constant", "The constant of GCL", constant, menu="Constant"),
             Section("learning", "Learning the model", learning, menu="Learning"),
             Section("popularity", "Estimated popularity", popularity, menu="Popularity"),
+            Section("views", "Several views", views, menu="Views"),
             Section("repeat", "How to repeat this study", repeat, menu="Repeat"),
         ],
     )
@@ -69,12 +68,9 @@ def summary(study: ToyStudy) -> Iterator[Block]:
 def error(study: ToyStudy) -> Iterator[Block]:
     """Show the generalization error against the number of pairs, and all slopes."""
     yield Text(
-        Markup(
-            "InfoNCE and SogCLR assume a uniform popularity. With it, the error of the empirical risk does not vanish "
-            "however many pairs there are. With the popularity that the solver estimates, the error falls as with the "
-            "exact partition function. A straight line of slope −0.5 is n<sup>−1/2</sup>. Bands are 95 % intervals of "
-            "the mean."
-        )
+        "InfoNCE and SogCLR assume a uniform popularity. With it, the error of the empirical risk does not vanish "
+        "however many pairs there are. With the popularity that the solver estimates, the error falls as with the "
+        "exact partition function. A straight line of slope −0.5 is 1/√n. Bands are 95 % intervals of the mean."
     )
     names = {method: name for method, (name, _, _) in METHODS.items()}
     for tau in TEMPERATURES:
@@ -84,34 +80,11 @@ def error(study: ToyStudy) -> Iterator[Block]:
         rows.append([name, *(_slope(study, "risk", tau, method) for tau in TEMPERATURES)])
     columns = ["", *(f"τ = {tau:g}" for tau in TEMPERATURES)]
     yield Table("Fitted slopes of the error against n on logarithmic axes, with 95 % intervals", columns, rows)
-
-
-def constant(study: ToyStudy) -> Iterator[Block]:
-    """Show what the best constant changes for GCL, and the losses of models other than the true one."""
     yield Text(
         "A contrastive loss is defined up to a constant, which training never sees. If GCL’s q = n is replaced by "
         "q = k n, with one k that is computed once from the true distributions, its error vanishes as that of exact "
-        "likelihood does. So the level at which GCL’s error stays here is a constant: it "
-        "shows that GCL’s value does not estimate the risk, but not that GCL learns a worse model."
-    )
-    yield Text(
-        "The error term does not vanish for any constant, because the true popularity is not uniform. It shows in "
-        "other models: the constant that fits depends on the model. With infinitely many pairs, the losses of the "
-        "models s = α x·y have their minima at different α."
-    )
-    for entry in study.along_alpha:
-        yield line_chart(
-            f"Losses of the models s = α x·y, τ = {entry.tau:g}",
-            [Series(name, entry.alpha, entry.losses[key], METHODS[key][1]) for key, name in LEARNED.items()],
-            "α",
-            zero=True,
-            note="Each loss minus its own minimum.",
-        )
-    rows = [[f"τ = {e.tau:g}", *(f"{e.minimum[key]:.2f}" for key in LEARNED)] for e in study.along_alpha]
-    yield Table("α at the minimum of each loss; the true model has α = 1", ["", *LEARNED.values()], rows)
-    yield Text(
-        "A uniform popularity is not wrong by a constant only: it moves the minimum, so GCL is not consistent for this "
-        "model. NUCLR’s minimum is the true model."
+        "likelihood does. So the level at which GCL’s error stays here is a constant: it shows that GCL’s value does "
+        "not estimate the risk, but not that GCL learns a worse model. Whether it does is the next section."
     )
 
 
@@ -132,8 +105,7 @@ def learning(study: ToyStudy) -> Iterator[Block]:
         for method, name in LEARNED.items():
             last = study.select("learning", tau, method)[-1]
             cells = [f"{last.mean['w_11']:.2f}, {last.mean['w_22']:.2f}"]
-            for key in ("excess_risk", "zero_one", "bound"):
-                cells.append(f"{numbers.number(last.mean[key], 2)} ± {numbers.number(last.half_width(key), 1)}")
+            cells += [_mean(last, key) for key in ("excess_risk", "zero_one", "bound")]
             rows.append([f"τ = {tau:g}, {name}", *cells])
     columns = [f"n = {numbers.count(last.n)}", "diagonal of W", "excess risk", "excess zero-one loss", "its bound"]
     yield Table("The largest sample of learning, mean with 95 % intervals", columns, rows)
@@ -172,11 +144,26 @@ def popularity(study: ToyStudy) -> Iterator[Block]:
         )
 
 
+def views(study: ToyStudy) -> Iterator[Block]:
+    """Show the error of Z against the number of views, with a popularity per view and with a shared one."""
+    yield Text(
+        "The paper’s Remark 2 draws m samples y of each x, each with its own popularity. The table has the standard "
+        "deviation over the anchors of log Ẑ(xᵢ) − log Z(xᵢ), also for one popularity that the m samples share."
+    )
+    rows = []
+    for tau in TEMPERATURES:
+        for m in VIEWS:
+            records = [study.select("views", tau, f"{form}_{m}")[-1] for form in ("per_view", "shared")]
+            rows.append([f"τ = {tau:g}, m = {m}", *(_mean(record, "error") for record in records)])
+    columns = [f"n = {numbers.count(records[0].n)}", "one per view", "one per pair"]
+    yield Table("Error of the estimated Z, mean with 95 % intervals", columns, rows)
+
+
 def repeat(study: ToyStudy) -> Iterator[Block]:
     """Show the command of the study and its duration."""
     command = f"nuclr toy --out toy --seeds {study.seeds} --max-n {study.sizes[-1]} --seed {study.seed}"
     yield Text(command, "code")
-    yield Text(f"It took {numbers.duration(study.seconds)} with nuclr {study.version}.", "small")
+    yield Text(f"It took {duration(study.seconds)} with nuclr {study.version}.", "small")
 
 
 def _curves(
@@ -222,6 +209,11 @@ def _curves(
         log_y=True,
         x_ticks=ticks,
     )
+
+
+def _mean(record: Record, quantity: str) -> str:
+    """Write a mean over samples with its 95 % interval."""
+    return f"{numbers.number(record.mean[quantity], 2)} ± {numbers.number(record.half_width(quantity), 1)}"
 
 
 def _slope(

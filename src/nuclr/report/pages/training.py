@@ -7,16 +7,16 @@ from typing import Any
 
 from nuclr.data.side import SideName
 from nuclr.evaluation.metrics import WIDTH, NamedMetric, metrics_of, named_metrics, set_prefixes
-from nuclr.files import is_run, parse_json, read_text
+from nuclr.files import parse_json, read_text
 from nuclr.report import numbers
 from nuclr.report.charts import Chart, Series, line_chart
 from nuclr.report.page import Block, Fold, LeaveOut, Options, Page, Section, Table, Text, Tile
 from nuclr.report.pages.training_samples import popularity, retrieval_examples
-from nuclr.report.training_run import RunLog, TrainingRun, read_log
+from nuclr.report.training_run import TrainingRun
 from nuclr.runs import folder
 from nuclr.runs.run import Run
+from nuclr.training.logging import duration
 
-BASELINE_COLOR = 8  # of a baseline with the run's own objective
 SIDE_COLORS: dict[SideName, int] = {"y": 1, "x": 3}
 
 USE = """\
@@ -31,15 +31,12 @@ scores, found = (fix.queries(queries) @ fix.gallery(gallery).T).topk(2)  # the t
 
 
 def open_folder(path: Path, options: Options) -> TrainingRun:
-    """Open the run in a folder, and its baseline: the first run in a folder inside it, or in `seeds/` (the demo)."""
-    run = Run.open(path)
-    inner = sorted([*path.iterdir(), *(path / folder.SEEDS).glob("*")])
-    baseline = next((Run.open(other) for other in inner if is_run(other)), None)
+    """Open the run in a folder, and read what it logged; notes say what could not be read."""
     notes: list[str] = []
     return TrainingRun(
-        run=run,
-        log=read_log(run, notes),
-        baseline=read_log(baseline, notes) if baseline else None,
+        run=Run.open(path),
+        metrics=folder.read_lines(path / folder.METRICS, {"step", "epoch"}, notes),
+        timing=folder.read_lines(path / folder.TIMING, {"seconds"}, notes),
         options=options,
         notes=notes,
     )
@@ -51,7 +48,7 @@ def make_page(run: TrainingRun) -> Page:
     page = Page(
         kind="training run",
         title=settings.name,
-        verdict=describe_run(run.log),
+        verdict=describe_run(run),
         notes=run.notes,
         sections=[
             Section("summary", "Summary", summary),
@@ -63,7 +60,7 @@ def make_page(run: TrainingRun) -> Page:
         ],
     )
     if not run.run.finished:
-        done = f"{numbers.count(run.log.step)} steps are done, within {settings.schedule.epochs} epochs"
+        done = f"{numbers.count(run.step)} steps are done, within {settings.schedule.epochs} epochs"
         page.note(f"This run is not finished: {done}. Resume it with: nuclr train {run.run.folder} --resume")
     if run.views and settings.data.classes is None:
         page.note("This run has no labeled images (data.classes), so its features were not evaluated.")
@@ -72,61 +69,53 @@ def make_page(run: TrainingRun) -> Page:
     return page
 
 
-def describe_run(log: RunLog) -> str:
+def describe_run(run: TrainingRun) -> str:
     """Return one sentence with method, data, encoders and length of the training."""
-    data = log.run.settings.data
-    model = log.run.settings.model
+    data = run.run.settings.data
+    model = run.run.settings.model
     things = "images" if data.contrasts_views else "pairs"
-    pairs = f"{numbers.count(log.run.results.pairs)} {things}" if log.run.results else things
+    pairs = f"{numbers.count(run.run.results.pairs)} {things}" if run.run.results else things
     encoders = model.pretrained or f"{model.x.encoder or 'default'} and {model.y.encoder or 'default'}"
-    length = f"{log.run.settings.schedule.epochs} epochs in batches of {data.batch_size}"
-    return f"{log.method} on {pairs} of {data.train}; encoders {encoders}; {length}."
+    length = f"{run.run.settings.schedule.epochs} epochs in batches of {data.batch_size}"
+    return f"{run.objective.label} on {pairs} of {data.train}; encoders {encoders}; {length}."
 
 
-def measures(log: RunLog) -> list[NamedMetric]:
+def measures(run: TrainingRun) -> list[NamedMetric]:
     """Return all metrics of the last evaluation that the registry of metrics knows.
 
     Those of shorter features are left out. So are directions for views: both sides are the same items, so each item
     finds itself.
     """
-    views = log.run.settings.data.contrasts_views
-    known = named_metrics(log.evaluation)
-    return [one for one in known if WIDTH not in one.name and not (views and one.direction)]
+    known = named_metrics(run.evaluation)
+    return [one for one in known if WIDTH not in one.name and not (run.views and one.direction)]
 
 
 def summary(run: TrainingRun) -> Iterator[Block]:
-    """Show headline numbers next to chance and baseline, all metrics of the last evaluation, and facts of the run."""
+    """Show headline numbers next to chance, all metrics of the last evaluation, and facts of the run."""
     results = run.run.results
     rows: list[list[str]] = []
-    best: set[tuple[int, int]] = set()
-    for measure in measures(run.log):
+    for measure in measures(run):
         if measure.direction == "mean":
             continue
-        values = [log.evaluation.get(measure.name) for log in run.logs]
-        cells = [numbers.MISSING if value is None else measure.metric.text(value) for value in values]
-        chance = numbers.percent(measure.chance(run.log.evaluation), 2)
-        rows.append([measure.label, chance, *cells])
-        known = [value for value in values if value is not None]
-        if len(set(known)) > 1:
-            winner = max(known) if measure.metric.higher_is_better else min(known)
-            best.add((len(rows) - 1, 2 + values.index(winner)))
+        value = measure.metric.text(run.evaluation[measure.name])
+        chance = numbers.percent(measure.chance(run.evaluation), 2)
+        rows.append([measure.label, chance, value])
         # A tile for the first metric of each kind: recall@1, zero-shot accuracy, nearest neighbors.
         if measure.metric is metrics_of(measure.metric.kind)[0]:
-            against = f" · {run.baseline.method} {cells[1]}" if run.baseline else ""
-            yield Tile(_upper(measure.label), cells[0], f"chance {chance}{against}")
+            yield Tile(_upper(measure.label), value, f"chance {chance}")
     if results:
         # results.json has the time since the last resume, timing.jsonl that of all epochs without evaluations.
-        seconds = max(results.timing["seconds"], sum(line["seconds"] for line in run.log.timing))
+        seconds = max(results.timing["seconds"], sum(line["seconds"] for line in run.timing))
         speed = f"{numbers.count(results.timing['samples_per_second'])} pairs per second"
-        yield Tile("Training time", numbers.duration(seconds), speed)
+        yield Tile("Training time", duration(seconds), speed)
     if rows:
         title = f"{'Labeled images' if run.views else 'Held-out pairs'}, after the last evaluation"
-        yield Table(title, ["", "chance", *(log.method for log in run.logs)], rows, frozenset(best))
+        yield Table(title, ["", "chance", run.objective.label], rows)
     if len(run.run.settings.model.matryoshka) > 1 and rows:
         recalls = [metric for metric in metrics_of("retrieval") if metric.both]
         rows = []
-        for prefix in set_prefixes(run.log.evaluation):
-            cells = [metric.text(run.log.evaluation[f"{prefix}mean_{metric.key}"]) for metric in recalls]
+        for prefix in set_prefixes(run.evaluation):
+            cells = [metric.text(run.evaluation[f"{prefix}mean_{metric.key}"]) for metric in recalls]
             rows.append([prefix.rstrip("/").replace("/", ", ") or "all coordinates", *cells])
         columns = ["", *(metric.label for metric in recalls)]
         yield Table("Shorter features, mean of both directions", columns, rows)
@@ -141,12 +130,12 @@ def facts(run: TrainingRun) -> list[list[str]]:
     results = run.run.results
     data = settings.data
     rows = {
-        "Method": run.log.method,
+        "Method": run.objective.label,
         "Training data": str(data.train),
         "Labeled images" if run.views else "Held-out data": str(data.classes) if run.views else data.describe_val(),
         "Batch size": numbers.count(data.batch_size),
         "Epochs": numbers.count(settings.schedule.epochs),
-        "Steps": numbers.count(results.steps if results else run.log.step),
+        "Steps": numbers.count(results.steps if results else run.step),
         "Seed": str(settings.seed),
     }
     if results:
@@ -157,11 +146,11 @@ def facts(run: TrainingRun) -> list[list[str]]:
             "Trained parameters": numbers.count(results.parameters),
             "Processes": numbers.count(results.processes),
         }
-    seconds = sum(line["seconds"] for line in run.log.timing)
+    seconds = sum(line["seconds"] for line in run.timing)
     if seconds:
         shares = []
         for name in ("data", "encoders", "objective", "other"):
-            spent = sum(line[name] * line["seconds"] for line in run.log.timing)
+            spent = sum(line[name] * line["seconds"] for line in run.timing)
             shares.append(f"{name} {numbers.percent(spent / seconds, 0)}")
         rows["Time within epochs"] = ", ".join(shares)
     return [[name, value] for name, value in rows.items()]
@@ -180,22 +169,23 @@ def curves(run: TrainingRun) -> Iterator[Block]:
 
 
 def _charts(run: TrainingRun) -> Iterator[Chart]:
-    log = run.log
-    note = "Methods have different objectives: compare the shapes, not the heights." if run.baseline else ""
-    yield from _chart("Objective, estimated", _of_all_runs(run, "train/loss"), note=note)
+    yield from _chart(
+        "Objective, estimated", [Series(run.objective.label, *run.curve("train/loss"), run.objective.color)]
+    )
     groups: dict[tuple[str, str], list[NamedMetric]] = {}
-    for measure in measures(log):
+    for measure in measures(run):
         groups.setdefault((measure.set, measure.metric.key), []).append(measure)
     for group in groups.values():
         # The mean of both directions, or each of them if the metric has no mean.
         shown = [measure for measure in group if measure.direction in ("mean", "")] or group
         metric = shown[0].metric
         where = f" on {shown[0].set or 'held-out pairs'}" if metric.kind == "retrieval" else ""
-        chance = shown[0].chance(log.evaluation)
+        chance = shown[0].chance(run.evaluation)
         series = []
         for k, measure in enumerate(shown):
             direction = f", {measure.direction.replace('_to_', ' to ')}" if len(shown) > 1 else ""
-            series += _of_all_runs(run, f"val/{measure.name}", direction, dashed=k > 0)
+            curve = run.curve(f"val/{measure.name}")
+            series.append(Series(run.objective.label + direction, *curve, run.objective.color, dashed=k > 0))
         yield from _chart(
             _upper(metric.label) + where,
             series,
@@ -207,13 +197,15 @@ def _charts(run: TrainingRun) -> Iterator[Chart]:
         bands = []
         for side, words in run.words.items():
             label = f"view {side}" if run.views else words.many
-            bands.append(_quantiles(log, f"state/{state}_{side}", label, SIDE_COLORS[side]))
+            name = f"state/{state}_{side}"
+            band = (run.curve(f"{name}_q05")[1], run.curve(f"{name}_q95")[1])
+            bands.append(Series(label, *run.curve(f"{name}_q50"), SIDE_COLORS[side], band=band))
         yield from _chart(f"{title}: median, 5 to 95 %", bands)
-    epochs, scale = log.curve("train/scale")
+    epochs, scale = run.curve("train/scale")
     yield from _chart("Temperature, learned", [Series("temperature", epochs, [1 / value for value in scale], 6)])
-    rates = [Series("encoders", *log.curve("train/lr")), Series("zeta", *log.curve("train/zeta_lr"), 2, dashed=True)]
+    rates = [Series("encoders", *run.curve("train/lr")), Series("zeta", *run.curve("train/zeta_lr"), 2, dashed=True)]
     yield from _chart("Learning rates", rates, zero=True)
-    yield from _chart("Norm of the gradient", [Series("norm", *log.curve("train/grad_norm"), 8)], log_y=True)
+    yield from _chart("Norm of the gradient", [Series("norm", *run.curve("train/grad_norm"), 8)], log_y=True)
 
 
 def _chart(
@@ -223,31 +215,6 @@ def _chart(
 ) -> Iterator[Chart]:
     if any(len(s.x) > 1 for s in series):
         yield line_chart(title, series, "epoch", **options)
-
-
-def _of_all_runs(
-    run: TrainingRun,
-    name: str,
-    suffix: str = "",
-    dashed: bool = False,
-) -> list[Series]:
-    """Return the curve of the run and of its baseline, if the run has one."""
-    series = []
-    for log in run.logs:
-        color = BASELINE_COLOR if log is run.baseline and log.color == run.log.color else log.color
-        series.append(Series(log.method + suffix, *log.curve(name), color, dashed))
-    return series
-
-
-def _quantiles(
-    log: RunLog,
-    name: str,
-    label: str,
-    color: int,
-) -> Series:
-    epochs, median = log.curve(f"{name}_q50")
-    band = (log.curve(f"{name}_q05")[1], log.curve(f"{name}_q95")[1])
-    return Series(label, epochs, median, color, band=band)
 
 
 def _upper(text: str) -> str:
@@ -265,10 +232,16 @@ def use_this_model(run: TrainingRun) -> Iterator[Block]:
     words = {side: words.many for side, words in run.words.items()}
     yield Text(USE.format(model=str(path / folder.MODEL), **words), "code")
     yield Text(
-        "Measure the plain and the corrected search on the held-out pairs, or export the model for another tool:"
+        "Measure the plain and the corrected search on the held-out pairs, see their hubs, or export the model for "
+        "another tool:"
     )
     source = shlex.quote(str(path))
-    yield Text(f"nuclr evaluate {source} --correct bank=train\nnuclr export {source} --to onnx --out onnx", "code")
+    commands = (
+        f"nuclr evaluate {source} --correct bank=train",
+        f"nuclr hubness {source} --out hubness",
+        f"nuclr export {source} --to onnx --out onnx",
+    )
+    yield Text("\n".join(commands), "code")
 
 
 def how_to_repeat(run: TrainingRun) -> Iterator[Block]:

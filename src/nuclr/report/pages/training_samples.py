@@ -3,7 +3,6 @@
 The popularity of an item is how many queries would pick it, as a multiple of the mean of all items.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,10 +11,10 @@ import torch
 from torch import Generator, Tensor
 
 from nuclr.data.side import SideName
-from nuclr.evaluation import hubness_change, rank_correlation
+from nuclr.evaluation import rank_correlation
 from nuclr.report import numbers
 from nuclr.report.charts import Chart, scatter
-from nuclr.report.page import Answer, Block, Example, Fold, Table, Text
+from nuclr.report.page import Answer, Block, Example, Fold, Text
 from nuclr.report.pages import popularity as popularity_page
 from nuclr.report.pages.hubness import ItemView
 from nuclr.report.training_run import Sample, TrainingRun
@@ -186,7 +185,6 @@ def popularity(run: TrainingRun) -> Iterator[Block]:
     yield Text(f"Solved for the final model at temperature {temperature}, on {sample.describe('training pairs')}.")
     yield from popularity_page.summary(view)
     yield from _learned(run, pairs, report)
-    yield from _held_out_hubness(run, sample)
     yield Text("Most popular", "heading")
     yield from popularity_page.most_popular(view)
     yield Text("Least popular", "heading")
@@ -225,38 +223,3 @@ def _learned(
                 note="Zeta is the logarithm of popularity that the objective learned in training; exact popularity is "
                 f"solved afterwards for the final model. Rank correlation of all: {numbers.score(correlation)}.",
             )
-
-
-def _held_out_hubness(run: TrainingRun, sample: Sample) -> Iterator[Block]:
-    """Show the hubness of both sides of the held-out pairs before and after correction, if there are such pairs."""
-    held_out = run.held_out_sample
-    if run.views or held_out is None:
-        return
-    bank = sample.features
-    test = held_out.features
-    words = sample.items.words
-    changes = {
-        words["y"].many: hubness_change((bank.x, bank.y), test.x, test.y, test.links),
-        words["x"].many: hubness_change((bank.y, bank.x), test.y, test.x, test.links.flip(1)),
-    }
-    rows = []
-    for name, change in changes.items():
-        difference, low, high = (numbers.signed(100 * value) for value in dataclasses.astuple(change.gain))
-        for k, label in enumerate(("plain", "corrected")):
-            rows.append(
-                [
-                    f"{name}, {label}",
-                    numbers.percent(change.never_found[k]),
-                    numbers.number(change.skewness[k]),
-                    numbers.percent(change.recall[k]),
-                    f"{difference} [{low}, {high}]" if k else numbers.MISSING,
-                ]
-            )
-    columns = ["", "found by no query", "skewness of N_10", "recall@1", "gain, points"]
-    yield Table("Held-out pairs: plain search, and search corrected by training popularity", columns, rows)
-    yield Text(
-        "The correction is fitted on the training pairs above, at the default temperature of PopularityCorrection, "
-        "without labels. nuclr evaluate --correct bank=train chooses temperature and strength on the held-out pairs "
-        "instead, so its values differ. Brackets are the 95 % interval of the gain, paired over the queries.",
-        "small",
-    )

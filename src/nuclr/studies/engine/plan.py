@@ -321,16 +321,14 @@ class Study:
     ) -> None:
         """Work on jobs until all have ended."""
         begin = time.monotonic()
-        ended = 0
 
         def on_done(job: Job, error: str | None) -> None:
-            nonlocal ended
-            ended += 1
             self._outcomes.pop(job.name, None)  # it may have been read before the job
             if error is not None:
                 self.failed[job.name] = error
                 self.say(f"{job.name} failed: {error}")
-            left = len(jobs) - ended
+            left = len(pool.waiting) + len(pool.running())
+            ended = len(jobs) - left
             # Runs go in rounds of `size`; before the end of the first one, those next to it are nearly done as well.
             seconds = (time.monotonic() - begin) / math.ceil(ended / size) * math.ceil(left / size)
             self.say(f"{ended} runs done, {left} left, about {duration(seconds)}; finished {job.name}")

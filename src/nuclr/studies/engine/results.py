@@ -134,7 +134,6 @@ class ResultRow:
         published: Published values by the key of the column.
         corrected: Popularity-corrected retrieval.
         chosen: Settings that tuning chose, by the set that they were tuned on.
-        tried: Settings that tuning tried, each with its score in percent per tuning set.
         epochs: Epochs at which the run was evaluated.
         curves: The score at these epochs in percent, for every finished run, by the name of the set of held-out pairs;
             a single set has the name "".
@@ -149,7 +148,6 @@ class ResultRow:
     published: dict[str, Value] = field(default_factory=dict)
     corrected: tuple[Corrected, ...] = ()
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tried: tuple[tuple[dict[str, Any], dict[str, float]], ...] = ()
     epochs: tuple[float, ...] = ()
     curves: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
 
@@ -385,7 +383,7 @@ def _add_details(
     row: Row,
     result: ResultRow,
 ) -> ResultRow:
-    """Add corrected retrieval with its paired gain over plain ranking, and what tuning did."""
+    """Add corrected retrieval with its paired gain over plain ranking, and what tuning chose."""
     bootstrap = Bootstrap(len(study.plan.seeds))
     corrected = []
     for measured in row.sets:
@@ -396,15 +394,10 @@ def _add_details(
                 continue
             gain = _in_points(bootstrap.difference(folds, folds_of(study, row, measured)))
             corrected.append(Corrected(measured.name, bank, make_value(per_seed(folds)), gain))
-    tried = []
-    for run, changes in zip(study.grid(row), row.grid, strict=False):
-        if study.is_done(run, study.needed(row)):
-            tried.append((dict(changes), {key: 100 * study.score(run, key) for key in study.plan.tuning}))
     return dataclasses.replace(
         result,
         corrected=tuple(corrected),
         chosen={key: {**changes, **row.changes} for key, changes in study.chosen(row).items()},
-        tried=tuple(tried),
     )
 
 

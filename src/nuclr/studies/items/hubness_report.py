@@ -7,6 +7,7 @@
 import hashlib
 import json
 import math
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -256,8 +257,10 @@ def hubness_report(
     with row_maps(out, sources, settings) as maps:
         try:
             fix = PopularityCorrection(temperature, strength, normalize=normalize)
-            fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
-            correction = _fit_on_all(search, fix, known)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # the verdict says if a correction changes nothing
+                fix.fit(fitted, candidates, among_fitted if len(among_fitted) else None, items=search.one_set, **tuning)
+                correction = _fit_on_all(search, fix, known)
         except ValueError as error:  # such as a log of one query
             raise UserError(f"{(search.bank or search.queries).name}: {error}") from None
         bias = fix.bias(items.rows, row_map=lambda name, *rest: maps(f"{name}-measured", *rest))
@@ -385,4 +388,6 @@ def _refuse_other_result(search: Search, folder: Path) -> None:
             continue
         name = earlier[key].get("name")
         if (vectors and Path(vectors.name).resolve()) != (name and Path(name).resolve()):
-            raise UserError(f"{folder} holds the result of other vectors ({key}: {name}); name another with --out")
+            raise UserError(
+                f"{folder} holds the result of other vectors ({key}: {name}); delete it, or name another with --out"
+            )

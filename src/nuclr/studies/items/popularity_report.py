@@ -1,4 +1,4 @@
-"""Which samples of embedded pairs are popular or rare (`nuclr popularity`), and lists of pairs to keep.
+"""Which samples of embedded pairs are popular or rare (`nuclr popularity`).
 
 Popularity is solved for both sides: of the y with the x as anchors, and of the x with the y as anchors. All pairs have
 the same weight, so an x weighs as much as it has pairs. Rows are scaled to unit norm.
@@ -42,7 +42,6 @@ QUANTILES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99,
 FALSE_NEGATIVES = 12  # that are reported
 ANCHORS = 2000  # among which they are searched
 SCANNED = 10_000  # of the most (or least) popular samples, among which copies are counted
-KEEP_HEADER = "# nuclr popularity: numbers of the pairs kept"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +145,6 @@ class PopularityReport(ItemReport):
         views: whether both sides are views of the same items; then only side "y" is solved.
         sides: "y" and "x".
         false_negatives: None if both sides are views of the same items.
-        keep: the file of pairs to keep, if one was written.
-        kept: number of pairs in it.
 
     """
 
@@ -159,8 +156,6 @@ class PopularityReport(ItemReport):
     views: bool
     sides: dict[str, SidePopularity]
     false_negatives: FalseNegativeList | None = None
-    keep: str | None = None
-    kept: int | None = None
 
     def __repr__(self) -> str:
         return f"PopularityReport({self.file}, {self.pairs:,} pairs, temperature={self.temperature:g})"
@@ -179,8 +174,6 @@ def popularity_report(
     names: str | Path | None = None,
     x_names: str | Path | None = None,
     images: Path | None = None,
-    keep: Path | None = None,
-    band: tuple[float, float] = (0.0, 1.0),
     top: int = 10,
     progress: bool = False,
     out: Path | None = None,
@@ -195,8 +188,6 @@ def popularity_report(
         names: a file with the names of the y (`rows.name_rows`); a list of pairs names both sides.
         x_names: a file with the names of the x.
         images: the folder of the pictures that names are files of, for the page.
-        keep: a file for the numbers of the pairs whose y lies in the band, which `data.keep` takes.
-        band: the least and the largest quantile of the popularity to keep.
         top: how many of the most and least popular samples to report.
         progress: print the solver's progress to stderr.
         out: a folder for the summary and the table. None: nothing is written.
@@ -208,8 +199,6 @@ def popularity_report(
         UserError: if anything is wrong with the input, before the solver starts.
 
     """
-    if keep is not None:
-        _check_keep(keep, band, out)
     PopularityReport.check_folder(out, create=False)  # before pairs are encoded, which takes long
     pairs = _name(_open(str(source), y, temperature), names, x_names)
     PopularityReport.check_folder(out, create=True)
@@ -222,21 +211,13 @@ def popularity_report(
             progress=progress,
             maps=maps,
         )
-    popularity = sides["y"].popularity
-    kept = None
-    if keep is not None:
-        low, high = np.quantile(popularity, band)
-        kept = _numbers(pairs.sides["y"])[(popularity >= low) & (popularity <= high)]
-        write_list(keep, kept, len(popularity))
     report = PopularityReport(
         file=str(source) if y is None else f"{source}, {y}",
         temperature=pairs.temperature,
         pairs=len(pairs.rows["y"]),
         views=pairs.views,
         sides=sides,
-        false_negatives=None if pairs.views else find_false_negatives(pairs, popularity),
-        keep=None if keep is None else str(keep),
-        kept=None if kept is None else len(kept),
+        false_negatives=None if pairs.views else find_false_negatives(pairs, sides["y"].popularity),
     )
     if out is not None:
         with report.publish(out, [_table(pairs, side, solved) for side, solved in sides.items()]):
@@ -515,35 +496,3 @@ def _table(
 
 def _numbers(vectors: Vectors) -> np.ndarray:
     return np.arange(len(vectors)) if vectors.numbers is None else vectors.numbers
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Lists of pairs to keep
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _check_keep(
-    path: Path,
-    band: tuple[float, float],
-    out: Path | None,
-) -> None:
-    """Refuse, before any work, a band that is empty, and a file that is not ours to replace."""
-    low, high = band
-    if not 0 <= low <= high <= 1:
-        raise UserError(f"quantile band {low} to {high}; it needs 0 <= --min-quantile <= --max-quantile <= 1")
-    parent = path.absolute().parent
-    if not parent.is_dir() and (out is None or parent != out.absolute()):
-        raise UserError(f"--keep {path}: the folder {parent} does not exist")
-    if path.is_dir() or (path.exists() and not path.read_bytes().startswith(KEEP_HEADER.encode())):
-        raise UserError(f"--keep {path}: it exists and is not a list of --keep; name another file")
-
-
-def write_list(
-    path: Path,
-    numbers: np.ndarray,
-    total: int,
-) -> None:
-    """Write one pair number per line, after a comment that `numpy.loadtxt` and `data.keep` skip."""
-    lines = [f"{KEEP_HEADER}, {len(numbers)} of {total}", *map(str, numbers.tolist()), ""]
-    with files.user_errors(path):
-        files.write_text(path, "\n".join(lines))

@@ -24,7 +24,8 @@ class Searches:
     """Queries, and what each finds before and after the correction.
 
     Attributes:
-        queries: those from whose lists the correction removes the largest hubs come first.
+        queries: first those whose first result becomes right or wrong, then those from whose lists the correction
+            removes the largest hubs.
         items: what they find.
         counts: of each item, N_k of all counted queries, plain and corrected.
         plain: per query, the positions in `items` of what it finds, best first.
@@ -50,7 +51,7 @@ class Searches:
         results: tuple[Hubness, Hubness],
         links: np.ndarray,
     ) -> "Searches":
-        """Return an evenly spaced part of the counted queries, as large as a page can hold.
+        """Return as many of the counted queries as a page can hold: those won or lost, and evenly spaced others.
 
         Args:
             queries: all queries.
@@ -63,10 +64,14 @@ class Searches:
         """
         plain, corrected = (result.found.numpy() for result in results)
         counts = np.stack([result.counts.numpy() for result in results], axis=1)
+        changed = _is_right(plain[:, 0], links) != _is_right(corrected[:, 0], links)
         chosen = distinct_rows(asked).numpy()
+        chosen = np.concatenate([chosen[changed[chosen]], chosen[~changed[chosen]]])
         size = max(1, min(QUERIES, RESULTS // plain.shape[1]))
         while True:
-            chosen = chosen[evenly_spaced(len(chosen), size).numpy()]
+            first = min(int(changed[chosen].sum()), size)
+            others = evenly_spaced(len(chosen) - first, size - first).numpy()
+            chosen = np.concatenate([chosen[:first], chosen[first:][others]])
             rows = np.unique([plain[chosen], corrected[chosen]])
             shown = [Item.of(queries, int(counted[query])) for query in chosen]
             items = [Item.of(gallery, row) for row in rows.tolist()]
@@ -74,7 +79,7 @@ class Searches:
                 break
             size = size * 4 // 5
         removed = [max(counts[np.setdiff1d(plain[query], corrected[query]), 0], default=0) for query in chosen]
-        order = np.argsort(removed, kind="stable")[::-1]
+        order = np.lexsort([removed, changed[chosen]])[::-1]
         chosen = chosen[order]
         right: dict[int, list[int]] = {}
         for query, item in links[np.isin(links[:, 1], rows)].tolist():
@@ -96,6 +101,12 @@ class Searches:
             if new and row in {rows[at] for at in set(before).difference(after)}:
                 return query, self.items[new[0]]
         return None
+
+
+def _is_right(found: np.ndarray, links: np.ndarray) -> np.ndarray:
+    """Return whether what each query finds is a right answer, (n,)."""
+    largest = 1 + max(int(found.max()), int(links[:, 1].max(initial=0)))
+    return np.isin(np.arange(len(found)) * largest + found, links[:, 0] * largest + links[:, 1])
 
 
 def _shorten(item: Item) -> Item:

@@ -16,13 +16,12 @@ by Pinsker's inequality, so a method whose excess risk vanishes is consistent.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 from torch.quasirandom import SobolEngine
 
-from nuclr.popularity import Solver, solve
+from nuclr.popularity import Solver
 from nuclr.popularity.problem import make_problem
 from nuclr.studies.toy import spaces
 
@@ -31,9 +30,6 @@ CUTS = (0.5, 0.6)  # of y_1 and y_2, between the classes
 RISK_NODES = 48
 CLASSIFIED = 2**16  # points x of the zero-one loss
 STEPS = 30
-X_NODES = 20  # per axis, of the quadrature along alpha
-Y_NODES = 24
-ALPHAS = tuple(round(0.4 + 0.1 * k, 1) for k in range(15))
 
 
 def measure_learning(
@@ -144,65 +140,3 @@ def zero_one_loss(w: Tensor, temperature: float) -> float:
     true = class_probabilities(x, temperature)
     predicted = class_probabilities(x @ w, temperature).argmax(dim=1, keepdim=True)
     return (true.max(dim=1).values - true.gather(1, predicted).squeeze(1)).mean().item()
-
-
-@dataclass(frozen=True)
-class AlongAlpha:
-    """Losses of the models s = alpha x.y with infinitely many pairs; alpha = 1 is the true model.
-
-    Attributes:
-        tau: Temperature.
-        alpha: The models.
-        losses: Per method the losses minus their minimum.
-        minimum: Per method the alpha of its minimum.
-
-    """
-
-    tau: float
-    alpha: list[float]
-    losses: dict[str, list[float]]
-    minimum: dict[str, float]
-
-
-def losses_along_alpha(temperature: float) -> AlongAlpha:
-    """Compute the losses of the models s = alpha x.y by quadrature.
-
-    The constant that turns GCL into the true risk (`spaces.gcl_log_constant`) depends on the model, so their minima are
-    at different alpha.
-    """
-    x, weight = spaces.half_disc_nodes(X_NODES)
-    y, mass = spaces.marginal(x, weight, temperature, Y_NODES)
-    mean_score = (weight @ (x * spaces.expected_y(x, temperature)).sum(dim=1)).item()
-    curves: dict[str, list[float]] = {name: [] for name in METHODS}
-    zeta = torch.zeros(len(y), dtype=torch.float64)
-    for alpha in ALPHAS:
-        scores = alpha * x @ y.T
-        solved = solve(
-            scores=scores,
-            temperature=temperature,
-            tolerance=1e-6,
-            x_weight=weight,
-            y_weight=mass,
-            init=zeta,
-        )
-        zeta = solved.zeta
-        log_z = {
-            "mle": spaces.log_partition(alpha * x, temperature),
-            "gcl": (scores / temperature + mass.log()).logsumexp(dim=1),
-            "nuclr": ((scores - zeta) / temperature + mass.log()).logsumexp(dim=1) + mass @ zeta / temperature,
-        }
-        for name, values in log_z.items():
-            curves[name].append(temperature * (weight @ values).item() - alpha * mean_score)
-    return AlongAlpha(
-        tau=temperature,
-        alpha=list(ALPHAS),
-        losses={name: [v - min(values) for v in values] for name, values in curves.items()},
-        minimum={name: _minimum(values) for name, values in curves.items()},
-    )
-
-
-def _minimum(values: list[float]) -> float:
-    """Return the alpha at the minimum of a parabola through the lowest value and its neighbors."""
-    k = min(max(values.index(min(values)), 1), len(values) - 2)
-    before, at, after = values[k - 1 : k + 2]
-    return ALPHAS[k] + (ALPHAS[1] - ALPHAS[0]) * (before - after) / (2 * (before - 2 * at + after))

@@ -119,18 +119,6 @@ def half_disc_nodes(per_axis: int) -> tuple[Tensor, Tensor]:
     return half_disc(torch.stack([radius.square(), unit[:, 1]], dim=1)), 2 * radius * weight
 
 
-def marginal(
-    x: Tensor,
-    weight: Tensor,
-    temperature: float,
-    per_axis: int,
-) -> tuple[Tensor, Tensor]:
-    """Return nodes of the unit square, (g, 2), and the mass p(y) dy of each under the distribution of y, (g,)."""
-    y, measure = square_nodes(per_axis)
-    mass = measure * (weight @ log_density(x, y, temperature).exp())
-    return y, mass / mass.sum()
-
-
 @cache
 def gcl_log_constant(temperature: float) -> float:
     """Return log k for which a uniform popularity q = k n gives the true risk as n grows.
@@ -142,7 +130,9 @@ def gcl_log_constant(temperature: float) -> float:
     while the true risk has Z(x) = integral exp(s(x,y)/tau) dy. At one fixed model the two differ by a number.
     """
     x, weight = half_disc_nodes(NODES)
-    y, mass = marginal(x, weight, temperature, NODES)
+    y, measure = square_nodes(NODES)
+    mass = measure * (weight @ log_density(x, y, temperature).exp())
+    mass = mass / mass.sum()
     log_mean = (x @ y.T / temperature + mass.log()).logsumexp(dim=1)
     return (weight @ (log_mean - log_partition(x, temperature))).item()
 

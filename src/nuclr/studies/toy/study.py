@@ -31,7 +31,7 @@ from nuclr.evaluation import rank_correlation
 from nuclr.popularity import importance_sampling as sampling
 from nuclr.popularity import solve
 from nuclr.studies.toy import spaces
-from nuclr.studies.toy.learning import AlongAlpha, losses_along_alpha, measure_learning
+from nuclr.studies.toy.learning import measure_learning
 from nuclr.studies.toy.spaces import TEMPERATURES
 
 SIZES = (100, 200, 400, 800, 1600, 3200)
@@ -68,7 +68,6 @@ class ToyStudy:
     seeds: int
     seed: int
     records: list[Record]
-    along_alpha: list[AlongAlpha]
     seconds: float = 0.0
     version: str = nuclr.__version__
 
@@ -241,6 +240,5 @@ def run_study(
         seeds=seeds,
         seed=seed,
         records=records,
-        along_alpha=[losses_along_alpha(tau) for tau in TEMPERATURES],
         seconds=round(time.perf_counter() - start, 1),
     )
