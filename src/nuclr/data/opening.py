@@ -8,7 +8,7 @@
 | a folder written by `save_to_disk` | Hugging Face dataset | `formats.arrow` |
 | `.tar`, a folder or a pattern of them (`*.tar`), joined by `::` | img2dataset, webdataset | `formats.tars` |
 | `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
-| a folder written by clip-retrieval, DataComp's metadata | embeddings in parts | `formats.embeddings` |
+| a folder written by clip-retrieval | embeddings in parts | `formats.embeddings` |
 | a folder with `corpus.jsonl`, `queries.jsonl`, `qrels/` | BEIR: queries and relevant documents | `formats.beir` |
 | a folder of images | with `views`: images | `labeled` |
 | a folder of folders of images, `.npz` with x and labels | labeled images or vectors | `labeled` |
@@ -29,14 +29,14 @@ from nuclr.data.builtin import BuiltinPairs
 from nuclr.data.formats.arrow import is_hf, open_arrow, open_dataset
 from nuclr.data.formats.beir import BeirPairs, is_beir
 from nuclr.data.formats.choose import ANY, Request, SideChoice
-from nuclr.data.formats.embeddings import VectorPairs, is_embedding_folder
+from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.data.formats.json_list import open_json_list
 from nuclr.data.formats.table import open_table
 from nuclr.data.formats.tars import expand, expand_braces, open_tars, split_parts
 from nuclr.data.labeled import LabeledVectors, has_labels, is_class_folder, open_class_folder, open_image_folder
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.pairs import Labeled, Pairs, SideName, ViewPairs
-from nuclr.data.vectors import Vectors, is_vectors, open_vectors
+from nuclr.data.vectors import Vectors, is_clip_retrieval, is_vectors, open_vectors
 from nuclr.errors import UserError
 from nuclr.remote import file_name, is_url, join_url, local_copy, show_urls
 
@@ -260,8 +260,8 @@ def _open_folder(request: Request) -> Pairs | Labeled:
     path = request.path
     if is_beir(path):
         return BeirPairs(path, request.split)
-    if is_embedding_folder(path):
-        return VectorPairs(path, request.sides["x"].key, request.sides["y"].key)
+    if is_clip_retrieval(path):
+        return VectorPairs(path)
     if any(path.glob("*.tar")):
         return open_tars(expand(str(path)), request)
     if is_hf(path) or any(path.rglob("*.parquet")):
