@@ -254,8 +254,7 @@ def vector_seeds(folder: Path) -> list[Files]:
     nested = pa.array([[row, row[::-1]] for row in vectors], pa.list_(pa.list_(pa.float32())))
     members: Files = {}
     for number, (text, vector) in enumerate(zip(QUESTIONS, VECTORS, strict=True)):
-        content = npy(vector if number else np.stack([vector, vector]))
-        members |= {f"{number}.text.txt": text.encode(), f"{number}.vector.npy": content}
+        members[f"{number}.text.txt"] = text.encode()
         members[f"{number}.json"] = json.dumps({"text": text, "vector": vector.tolist()}).encode()
     datasets.Dataset.from_dict({"text": list(QUESTIONS), "vector": vectors}).save_to_disk(folder / "hf")
     return [
@@ -588,7 +587,7 @@ def read_vectors(folder: Path, case: int) -> None:
     if path.suffix != ".tar":
         read_pairs(path)
         return
-    keys = [("text.txt", "vector.npy"), ("json:text", "json:vector"), ("vector.npy", "vector.npy")]
+    keys = [("text.txt", "vector"), ("json:text", "json:vector"), ("vector", "vector")]
     x, y = keys[case % 3]
     read_pairs(path, x=SideChoice(x), y=SideChoice(y))
 

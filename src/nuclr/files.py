@@ -293,28 +293,6 @@ def read_npy(path: Path) -> np.ndarray:
         return _read_npy(file, path.stat().st_size)
 
 
-def parse_npy(data: bytes) -> np.ndarray:
-    """Return the numeric array in the content of an untrusted `.npy` file.
-
-    Args:
-        data: the content of the file.
-
-    Raises:
-        ValueError: if it is damaged or does not hold numbers.
-
-    Example:
-        >>> file = io.BytesIO()
-        >>> np.save(file, np.arange(3))
-        >>> parse_npy(file.getvalue())
-        array([0, 1, 2])
-
-    """
-    try:
-        return _read_npy(io.BytesIO(data), len(data))
-    except Exception as error:  # numpy raises many types for damaged files
-        raise ValueError(f"not .npy with numbers ({first_line(error)})") from None
-
-
 def _read_npy(file: IO[bytes], size: int) -> np.ndarray:
     """Read an array after its header has been compared with the size of the file."""
     read_npy_header(file, size)

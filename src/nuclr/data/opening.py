@@ -15,8 +15,8 @@
 | `.npy`, `.faiss`, PATH:COLUMN | vectors of one side | `vectors` |
 | `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
 
-The path of a file, and that of a folder of tars, may be a URL (`s3://bucket/{00000..00009}.tar`): it is downloaded to a
-cache first, see `nuclr.remote`.
+The path of a file or of tars may be a URL (`s3://bucket/{00000..00009}.tar`): it is downloaded to a cache
+first, see `nuclr.remote`.
 """
 
 import glob
@@ -38,7 +38,7 @@ from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.pairs import Labeled, Pairs, SideName, ViewPairs
 from nuclr.data.vectors import Vectors, is_clip_retrieval, is_vectors, open_vectors
 from nuclr.errors import UserError
-from nuclr.remote import file_name, is_url, join_url, local_copy, show_urls
+from nuclr.remote import file_name, is_url, local_copy, show_urls, shown
 
 _COMPRESSED = (".csv", ".tsv", ".txt", ".jsonl")  # lists that are read from .gz as well
 
@@ -200,8 +200,9 @@ def _open(
             where = "" if root is None else f", neither in data.root={root} nor in the working directory"
             raise UserError(f"{part}: no such file or folder{where}")
     is_pattern = "{" in name or (glob.has_magic(name) and not Path(places[0]).exists())
-    is_folder_url = is_url(places[0]) and (places[0].endswith("/") or not is_pairs(file_name(places[0])))
-    if len(parts) > 1 or is_pattern or is_folder_url:
+    if is_url(places[0]) and not is_pairs(file_name(places[0])):
+        raise UserError(f"{shown(places[0])}: not a file of a known format; name tars as FOLDER/{{00000..00009}}.tar")
+    if len(parts) > 1 or is_pattern:
         if any(is_pairs(part) and file_suffix(part) != ".tar" for part in parts):
             fix = "join them to one file first, or name the folder of Parquet files"
             raise UserError(f"{name}: several files, and patterns, are for tars only; {fix}")
@@ -303,7 +304,7 @@ def locate(root: str | None, name: str) -> str:
     if root is None or is_url(name):
         return name
     if is_url(root):
-        return name if Path(name).is_absolute() else join_url(root, name)
+        return name if Path(name).is_absolute() else f"{root.rstrip('/')}/{name.removeprefix('./')}"
     below = str(Path(root) / name)
     return name if _exists(name) and not _exists(below) else below
 
