@@ -20,7 +20,7 @@ import torch
 
 from nuclr.arrays import Features, Norms, Rows, as_rows, free_memory
 from nuclr.errors import UserError, printable, require
-from nuclr.files import npz_sizes, open_regular, read_npz
+from nuclr.files import npz_sizes, open_regular, read_npz, readable
 from nuclr.remote import is_url, local_copy, show_urls
 from nuclr.stacked import Stacked, StoredMatrix, stored_npy
 
@@ -269,10 +269,8 @@ def _read_arrays(
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     import safetensors.torch
 
-    try:
+    with readable(path, "tensors"):
         tensors = safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as .safetensors ({error})") from None
     return {key: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for key, tensor in tensors.items()}
 
 
