@@ -15,8 +15,8 @@
 | `.npy`, `.faiss`, PATH:COLUMN | vectors of one side | `vectors` |
 | `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
 
-The path of a file or of tars may be a URL (`s3://bucket/{00000..00009}.tar`): it is downloaded to a cache
-first, see `nuclr.remote`.
+The path of a file or of tars may be a URL (`s3://bucket/{00000..00009}.tar`): it is downloaded to a cache first, see
+`nuclr.remote`.
 """
 
 import glob

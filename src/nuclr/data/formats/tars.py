@@ -4,10 +4,10 @@ Samples are numbered through all tars, in the order of the tars: a path, a folde
 `cc3m/{00000..00331}.tar` or `cc3m/*.tar`, or several of these joined by `::`.
 
 Without `data.x.key` and `data.y.key`, a pair is an image and its caption: the `.txt`, or else the entry "caption" or
-"captions" of the `.json`; or the two members that samples have, if these are texts, vectors or images. A key is
+"captions" of the `.json`; or the two members that samples have, if these are texts or images. A key is
 
-- the suffix of a member: `question.txt` is the member `000012.question.txt`. A `.txt` is a text, and another
-  member an image, or what `data.x.modality` says;
+- the suffix of a member: `question.txt` is the member `000012.question.txt`. A `.txt` is a text, and another member an
+  image, or what `data.x.modality` says;
 - an entry of the sample's `.json`, if samples do not have a member with this suffix: a text, a list of numbers, or a
   list of these. `json:question` is always an entry.
 
