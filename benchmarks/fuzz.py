@@ -254,8 +254,7 @@ def vector_seeds(folder: Path) -> list[Files]:
     nested = pa.array([[row, row[::-1]] for row in vectors], pa.list_(pa.list_(pa.float32())))
     members: Files = {}
     for number, (text, vector) in enumerate(zip(QUESTIONS, VECTORS, strict=True)):
-        content = npy(vector if number else np.stack([vector, vector]))
-        members |= {f"{number}.text.txt": text.encode(), f"{number}.vector.npy": content}
+        members[f"{number}.text.txt"] = text.encode()
         members[f"{number}.json"] = json.dumps({"text": text, "vector": vector.tolist()}).encode()
     datasets.Dataset.from_dict({"text": list(QUESTIONS), "vector": vectors}).save_to_disk(folder / "hf")
     return [
@@ -343,24 +342,15 @@ def hubness_seeds(folder: Path) -> list[Files]:
 
 
 def folder_seeds(_: Path) -> list[Files]:
-    """Return folders of embeddings as clip-retrieval and DataComp write them, in two parts."""
+    """Return a folder of embeddings as clip-retrieval writes it, in two parts."""
     y = np.random.default_rng(4).normal(size=(8, 4)).astype("f2")
-    titles, uids = [f"title {number}" for number in range(8)], [f"{number:032x}" for number in range(8)]
-    clip_retrieval, datacomp, compressed = {}, {}, {}
+    clip_retrieval = {}
     for part, rows in enumerate((slice(0, 3), slice(3, 8))):
         clip_retrieval |= {
             f"img_emb/img_emb_{part}.npy": npy(y[rows]),
             f"text_emb/text_emb_{part}.npy": npy(y[rows] + 1),
-            f"metadata/metadata_{part}.parquet": parquet(
-                {"image_path": titles[rows], "caption": titles[rows], "uid": uids[rows]}
-            ),
         }
-        table = parquet({"uid": uids[rows], "url": titles[rows], "text": titles[rows]})
-        datacomp |= {f"{part}.npz": npz({"b32_img": y[rows], "b32_txt": y[rows] + 1}), f"{part}.parquet": table}
-        packed = io.BytesIO()
-        np.savez_compressed(packed, b32_img=y[rows], b32_txt=y[rows] + 1)
-        compressed |= {f"{part}.npz": packed.getvalue(), f"{part}.parquet": table}
-    return [clip_retrieval, datacomp, compressed]
+    return [clip_retrieval]
 
 
 def correction_seeds(folder: Path) -> list[Files]:
@@ -597,7 +587,7 @@ def read_vectors(folder: Path, case: int) -> None:
     if path.suffix != ".tar":
         read_pairs(path)
         return
-    keys = [("text.txt", "vector.npy"), ("json:text", "json:vector"), ("vector.npy", "vector.npy")]
+    keys = [("text.txt", "vector"), ("json:text", "json:vector"), ("vector", "vector")]
     x, y = keys[case % 3]
     read_pairs(path, x=SideChoice(x), y=SideChoice(y))
 
@@ -629,14 +619,12 @@ def read_hubness(folder: Path, _: int) -> None:
 
 
 def read_embedding_folder(folder: Path, _: int) -> None:
-    """Read all embeddings and names as `nuclr popularity` does, without solving, and as pairs."""
+    """Read all embeddings as `nuclr popularity` does, without solving, and as pairs."""
     from nuclr.data.vectors import open_sides
     from nuclr.studies.items.rows import check_rows
 
     for side in open_sides(str(folder)):
         check_rows(side, normalize=True)
-        if side.ids is not None:
-            list(side.ids)
     read_pairs(folder)
 
 
@@ -751,7 +739,7 @@ READERS = {
     "hubness": Reader(
         hubness_seeds, read_hubness, ("*.npy", "*.npz", "*.safetensors", "*.parquet", "*.json", "*.arrow", "*.txt")
     ),
-    "folders": Reader(folder_seeds, read_embedding_folder, ("*.npy", "*.npz", "*.parquet")),
+    "folders": Reader(folder_seeds, read_embedding_folder, ("*.npy",)),
     "correction": Reader(correction_seeds, read_correction, ("*.safetensors",)),
     "images": Reader(image_seeds, read_lists, ("[a-g].*",)),
     "keep": Reader(keep_seeds, read_keep_list, ("keep.*",)),

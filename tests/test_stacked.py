@@ -2,32 +2,27 @@
 
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nuclr.errors import UserError
-from nuclr.stacked import Stacked, stored_npy, stored_npz
+from nuclr.stacked import Stacked, stored_npy
 
 SIZES = (5, 0, 7, 1)
 
 
-@pytest.fixture(params=["npy", "npz"])
-def parts(request, tmp_path):
+@pytest.fixture
+def parts(tmp_path):
     """Write matrices of float16 and one of float32, and return them with their concatenation."""
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(rows, 3)).astype("f4" if rows == 7 else "f2") for rows in SIZES]
     stored = []
     for number, array in enumerate(arrays):
-        path = tmp_path / f"{number}.{request.param}"
-        if request.param == "npy":
-            np.save(path, array)
-            stored.append(stored_npy(path))
-        else:
-            np.savez(path, other=np.zeros(3), rows=array)
-            stored.append(stored_npz(path, "rows"))
+        path = tmp_path / f"{number}.npy"
+        np.save(path, array)
+        stored.append(stored_npy(path))
     return stored, np.concatenate(arrays)
 
 
@@ -80,18 +75,11 @@ def test_only_rows_of_numbers_that_can_be_mapped_are_accepted(tmp_path, shape, d
 
 
 def test_a_header_that_promises_more_than_the_file_has_is_refused(tmp_path):
-    np.savez_compressed(tmp_path / "a.npz", rows=np.eye(3))
-    assert stored_npz(tmp_path / "a.npz", "rows") is None, "compressed arrays cannot be mapped"
     np.save(tmp_path / "a.npy", np.ones((100, 8)))
     content = (tmp_path / "a.npy").read_bytes()[:-1]
     (tmp_path / "a.npy").write_bytes(content)
-    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
-        archive.writestr("rows.npy", content)
     with pytest.raises(UserError, match=r"a\.npy"):
         stored_npy(tmp_path / "a.npy")
-    for name in ("rows", "x"):
-        with pytest.raises(UserError, match=r"b\.npz"):
-            stored_npz(tmp_path / "b.npz", name)
 
 
 def test_parts_of_other_widths_and_a_file_that_disappears_are_refused(tmp_path):

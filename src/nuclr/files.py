@@ -36,6 +36,7 @@ _WIDEST = 2**20  # columns of an array without rows
 _RUN = "config.yaml"  # of every training run
 _PAGE = "report.html"  # of every command
 LOCK = ".lock"
+ARRAYS = "numeric arrays"
 _NUMBER = re.compile(r"[+-](inf|\d*\.?\d+(e[+-]?\d+)?)", re.IGNORECASE)
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
@@ -206,7 +207,7 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
     """
     arrays = {}
-    with array_errors(path), open_regular(path) as opened, zipfile.ZipFile(opened) as archive:
+    with readable(path, ARRAYS), open_regular(path) as opened, zipfile.ZipFile(opened) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             arrays[name] = np.empty(0)
@@ -233,19 +234,25 @@ def npz_sizes(path: Path) -> dict[str, int]:
         UserError: if the file cannot be read.
 
     """
-    with array_errors(path), open_regular(path) as opened, zipfile.ZipFile(opened) as archive:
+    with readable(path, ARRAYS), open_regular(path) as opened, zipfile.ZipFile(opened) as archive:
         return {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
 
 
 @contextlib.contextmanager
-def array_errors(path: Path) -> Iterator[None]:
-    """Turn every error of the block into a UserError that names the file."""
+def readable(where: Path | str, kind: str) -> Iterator[None]:
+    """Turn every error of the block into a UserError: what reads a damaged file may raise a dozen types of errors.
+
+    Args:
+        where: the file, for the message.
+        kind: what it is read as, for the message.
+
+    """
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # numpy, zipfile and the decompressors raise a dozen types for damaged files
-        raise UserError(f"{path}: cannot be read as {path.suffix} with numeric arrays ({first_line(error)})") from None
+    except Exception as error:
+        raise UserError(f"{where}: cannot be read as {kind} ({first_line(error)})") from None
 
 
 def refuse_expansion(
@@ -282,30 +289,8 @@ def read_npy(path: Path) -> np.ndarray:
         UserError: if the file cannot be read, is damaged, or does not hold numbers.
 
     """
-    with array_errors(path), open_regular(path) as file:
+    with readable(path, ARRAYS), open_regular(path) as file:
         return _read_npy(file, path.stat().st_size)
-
-
-def parse_npy(data: bytes) -> np.ndarray:
-    """Return the numeric array in the content of an untrusted `.npy` file.
-
-    Args:
-        data: the content of the file.
-
-    Raises:
-        ValueError: if it is damaged or does not hold numbers.
-
-    Example:
-        >>> file = io.BytesIO()
-        >>> np.save(file, np.arange(3))
-        >>> parse_npy(file.getvalue())
-        array([0, 1, 2])
-
-    """
-    try:
-        return _read_npy(io.BytesIO(data), len(data))
-    except Exception as error:  # numpy raises many types for damaged files
-        raise ValueError(f"not .npy with numbers ({first_line(error)})") from None
 
 
 def _read_npy(file: IO[bytes], size: int) -> np.ndarray:

@@ -57,11 +57,6 @@ def is_url(name: object) -> bool:
     return isinstance(name, str) and _URL.match(name) is not None
 
 
-def join_url(folder: str, name: str) -> str:
-    """Return the URL of a file below the URL of a folder."""
-    return f"{folder.rstrip('/')}/{name.removeprefix('./')}"
-
-
 def file_name(url: str) -> str:
     """Return the last part of the path of a URL, without characters that mean something in a path.
 
@@ -98,31 +93,6 @@ def show_urls() -> Iterator[None]:
         for path, url in sorted(_urls.items(), key=lambda item: -len(item[0])):  # files before their folders
             message = message.replace(path, url)
         raise UserError(message) from None
-
-
-def list_folder(url: str, suffix: str) -> list[str]:
-    """Return the URLs of the files directly in a folder whose names end with `suffix`, sorted by name.
-
-    Args:
-        url: the URL of the folder. Web servers (`https://`) cannot list folders.
-        suffix: such as ".tar".
-
-    Raises:
-        UserError: if there is no such folder, or it has no such file.
-
-    """
-    if _is_http(url):
-        raise UserError(
-            f"{shown(url)}: not a file of a known format, and a web server does not list folders; name the files, "
-            f"such as {{00000..00009}}{suffix}"
-        )
-    system, path = _connect(url)
-    rows: list[dict[str, Any]] = _with_retries(url, lambda: system.ls(path, detail=True))
-    names = sorted(str(row["name"]).rpartition("/")[2] for row in rows if row.get("type") == "file")
-    urls = [join_url(url, name) for name in names if name.endswith(suffix)]
-    if not urls:
-        raise UserError(f"{url}: has no {suffix} file")
-    return urls
 
 
 def local_copies(urls: Sequence[str]) -> list[Path]:

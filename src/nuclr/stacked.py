@@ -4,31 +4,30 @@
 is another `Stacked` that reads nothing, and rows are read with an array of row numbers or with
 `numpy.asarray(stacked[start:stop])`. What is read is always a copy.
 
-Parts are `.npy` files, or members of `.npz` files that are stored without compression. A part is mapped only while its
-rows are copied, so the process holds neither file descriptors nor pages of the files.
+Parts are `.npy` files. A part is mapped only while its rows are copied, so the process holds neither file descriptors
+nor pages of the files.
 """
 
 import copy
 import hashlib
 import itertools
 import json
-import struct
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from nuclr.errors import UserError, first_line
 from nuclr.files import (
-    array_errors,
+    ARRAYS,
     file_stamp,
     find_cache_folder,
     open_regular,
     read_npy_header,
+    readable,
     write_atomically,
 )
 
@@ -77,35 +76,12 @@ def stored_npy(path: Path) -> StoredMatrix:
         UserError: if the file cannot be read, or does not hold floating-point numbers (rows, width).
 
     """
-    with array_errors(path), open_regular(path) as file:
-        return _locate(path, file, 0, path.stat().st_size)
-
-
-def stored_npz(path: Path, name: str) -> StoredMatrix | None:
-    """Return where an array of an untrusted `.npz` file lies; None if it is compressed.
-
-    Args:
-        path: the file.
-        name: the array.
-
-    Raises:
-        UserError: if the file cannot be read, or the array is missing or not a matrix as for `stored_npy`.
-
-    """
-    with array_errors(path), open_regular(path) as file, zipfile.ZipFile(file) as archive:
-        member = archive.getinfo(f"{name}.npy")
-        if member.compress_type != zipfile.ZIP_STORED:
-            return None
-        # In the file, 30 bytes, the name and an extra field, whose lengths are at 26, come before the array.
-        file.seek(member.header_offset + 26)
-        start = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4)))
-        with archive.open(member) as array:
-            return _locate(
-                path,
-                array,
-                start,
-                min(member.file_size, path.stat().st_size - start),
-            )
+    with readable(path, ARRAYS), open_regular(path) as file:
+        shape, column_major, dtype = read_npy_header(file, path.stat().st_size)
+        offset = file.tell()
+    if len(shape) != 2 or dtype.kind != "f" or dtype.itemsize > 8 or not dtype.isnative or shape[1] < 1:
+        raise UserError(f"{path}: {dtype} of shape {shape}; needs floating-point numbers (rows, width)")
+    return StoredMatrix(path, offset, (shape[0], shape[1]), dtype, "F" if column_major else "C")
 
 
 def stored_copy(path: Path, name: str, read: Callable[[], Iterator[np.ndarray]]) -> StoredMatrix | None:
@@ -147,25 +123,6 @@ def stored_copy(path: Path, name: str, read: Callable[[], Iterator[np.ndarray]])
             file.seek(0)  # a header has the same length for any number of rows
             np.lib.format.write_array_header_1_0(file, header | {"shape": (rows, first.shape[1])})
     return stored_npy(target)
-
-
-def _locate(
-    path: Path,
-    array: IO[bytes],
-    start: int,
-    size: int,
-) -> StoredMatrix:
-    """Read the header of an array whose `size` bytes, header included, start at a position of the file."""
-    shape, column_major, dtype = read_npy_header(array, size)
-    if len(shape) != 2 or dtype.kind != "f" or dtype.itemsize > 8 or not dtype.isnative or shape[1] < 1:
-        raise UserError(f"{path}: {dtype} of shape {shape}; needs floating-point numbers (rows, width)")
-    return StoredMatrix(
-        path,
-        start + array.tell(),
-        (shape[0], shape[1]),
-        dtype,
-        "F" if column_major else "C",
-    )
 
 
 class Stacked:

@@ -1,4 +1,4 @@
-"""Folders of embeddings as clip-retrieval and DataComp write them."""
+"""Folders of embeddings as clip-retrieval writes them."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -17,18 +17,13 @@ def make_features(seed: int = 0, rows: int = sum(SIZES), width: int = 6) -> tupl
     return (3 * x).astype(np.float16), (x + 0.4 * rng.normal(size=x.shape)).astype(np.float16)
 
 
-def uids(rows: int) -> list[str]:
-    """Return 128-bit identifiers that are not in ascending order."""
-    return [f"{(row * 0x9E3779B97F4A7C15F39CC0605CEDC835) % 2**128:032x}" for row in range(rows)]
-
-
 def slices(sizes=SIZES) -> list[slice]:
     ends = np.cumsum([0, *sizes]).tolist()
     return [slice(start, stop) for start, stop in pairwise(ends)]
 
 
 def make_clip_retrieval(folder: Path, x: np.ndarray, y: np.ndarray, sizes=SIZES, metadata: bool = True) -> Path:
-    """Write the parts 0, 1, ... with image_path, caption and uid."""
+    """Write the parts 0, 1, ... with image_path and caption."""
     for name in ("img_emb", "text_emb", *(["metadata"] if metadata else [])):
         (folder / name).mkdir(parents=True)
     for number, rows in enumerate(slices(sizes)):
@@ -36,30 +31,7 @@ def make_clip_retrieval(folder: Path, x: np.ndarray, y: np.ndarray, sizes=SIZES,
         np.save(folder / "text_emb" / f"text_emb_{number}.npy", y[rows])
         if metadata:
             row = range(len(x))[rows]
-            columns = {
-                "image_path": [f"{k}.jpg" for k in row],
-                "caption": [f"caption {k}" for k in row],
-                "uid": uids(len(x))[rows],
-            }
+            columns = {"image_path": [f"{k}.jpg" for k in row], "caption": [f"caption {k}" for k in row]}
             path = folder / "metadata" / f"metadata_{number}.parquet"
             pq.write_table(pa.table(columns), path, row_group_size=5)
-    return folder
-
-
-def make_datacomp(
-    folder: Path, x: np.ndarray, y: np.ndarray, sizes=SIZES, compressed: bool = False, models=("l14",)
-) -> Path:
-    """Write shards with uid, url and text."""
-    folder.mkdir(parents=True)
-    for number, rows in enumerate(slices(sizes)):
-        row = range(len(x))[rows]
-        arrays = {f"{model}_{side}": v[rows] for model in models for side, v in (("img", x), ("txt", y))}
-        save = np.savez_compressed if compressed else np.savez
-        save(folder / f"{number:08d}.npz", **arrays, dedup=np.zeros(len(row), np.float32))
-        columns = {
-            "uid": uids(len(x))[rows],
-            "url": [f"http://host/{k}.jpg" for k in row],
-            "text": [f"text {k}" for k in row],
-        }
-        pq.write_table(pa.table(columns), folder / f"{number:08d}.parquet")
     return folder

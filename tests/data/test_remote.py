@@ -45,8 +45,6 @@ def assert_same(remote, local) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "shards",
-        "shards/",
         "shards/{00000..00001}.tar",
         "shards/00000.tar::shards/00001.tar",
         "shards/{00000,00001}.tar",
@@ -95,6 +93,7 @@ def test_a_list_at_a_url_names_images_in_the_local_root(tmp_path):
 
 def test_names_below_a_root():
     assert locate("s3://bucket/data", "a.tar") == "s3://bucket/data/a.tar"
+    assert locate("s3://b/a/", "./c.tar") == locate("s3://b/a", "c.tar") == "s3://b/a/c.tar"
     assert locate("s3://bucket/data", "https://host/a.tar") == "https://host/a.tar"
     assert locate("s3://bucket/data", "/local/a.tar") == "/local/a.tar"
     assert locate("/local", "s3://bucket/a.tar") == "s3://bucket/a.tar"

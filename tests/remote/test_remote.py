@@ -13,7 +13,7 @@ import pytest
 
 from nuclr import remote
 from nuclr.errors import UserError
-from nuclr.remote import file_name, is_url, join_url, list_folder, local_copies, local_copy, show_urls
+from nuclr.remote import file_name, is_url, local_copies, local_copy, show_urls
 from tests.remote.server import serve
 
 
@@ -34,7 +34,6 @@ def web():
 def test_urls_and_paths():
     assert all(map(is_url, ["s3://b/a.tar", "https://h/a", "hf://datasets/a/b/c.npz", "memory://a"]))
     assert not any(map(is_url, ["a.tar", "/data/a.tar", "builtin:n=100", "c:/a", "a/b://c", "s3:/b/a", "", None]))
-    assert join_url("s3://b/a/", "./c.tar") == join_url("s3://b/a", "c.tar") == "s3://b/a/c.tar"
 
 
 @pytest.mark.parametrize(
@@ -110,17 +109,6 @@ def test_a_missing_package_and_an_unknown_kind_of_url_are_named(monkeypatch):
     for url, named in (("gs://b/a", "gs://b/a.*gcsfs"), ("nothing://a", "nothing://a")):
         with pytest.raises(UserError, match=named):
             local_copy(url)
-
-
-def test_folders(web):
-    for name in ("2.tar", "1.tar", "a.txt"):
-        with fsspec.open(f"memory://bucket/{name}", "wb") as file:
-            file.write(b"")
-    assert list_folder("memory://bucket", ".tar") == ["memory://bucket/1.tar", "memory://bucket/2.tar"]
-    with pytest.raises(UserError, match="memory://bucket"):
-        list_folder("memory://bucket", ".npz")
-    with pytest.raises(UserError, match=r"\{00000\.\.00009\}\.tar"):
-        list_folder(web.url("/data/"), ".tar")
 
 
 def test_messages_name_the_url(web):

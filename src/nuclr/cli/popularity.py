@@ -19,7 +19,6 @@ Examples:
 
     nuclr popularity pairs.npz --temperature 0.05 --names train.jsonl
     nuclr popularity laion/ --temperature 0.05                      a folder of clip-retrieval
-    nuclr popularity metadata:l14_img --temperature 0.05            of DataComp, with several models
     nuclr popularity images/ texts/ --temperature 0.05              folders of .npy or Parquet files
     nuclr popularity RUN                                            at the run's temperature
 """
@@ -31,8 +30,8 @@ def popularity(
         typer.Argument(
             metavar="FILE|FOLDER|RUN",
             help="Embeddings (.npz or .safetensors with x, y and optionally y_to_x; rows are scaled to unit norm), "
-            "their URL, a folder of embeddings of clip-retrieval or DataComp (FOLDER:ARRAY names that of x), or a "
-            "trained run. With Y, the vectors of the x: also .npy, Parquet (FILE:COLUMN) and folders of them.",
+            "their URL, a folder of embeddings of clip-retrieval, or a trained run. With Y, the vectors of the x: also "
+            ".npy, Parquet (FILE:COLUMN) and folders of them.",
         ),
     ],
     y: Annotated[

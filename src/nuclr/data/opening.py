@@ -8,15 +8,15 @@
 | a folder written by `save_to_disk` | Hugging Face dataset | `formats.arrow` |
 | `.tar`, a folder or a pattern of them (`*.tar`), joined by `::` | img2dataset, webdataset | `formats.tars` |
 | `.npz`, `.safetensors` | embedding file | `formats.embeddings` |
-| a folder written by clip-retrieval, DataComp's metadata | embeddings in parts | `formats.embeddings` |
+| a folder written by clip-retrieval | embeddings in parts | `formats.embeddings` |
 | a folder with `corpus.jsonl`, `queries.jsonl`, `qrels/` | BEIR: queries and relevant documents | `formats.beir` |
 | a folder of images | with `views`: images | `labeled` |
 | a folder of folders of images, `.npz` with x and labels | labeled images or vectors | `labeled` |
 | `.npy`, `.faiss`, PATH:COLUMN | vectors of one side | `vectors` |
 | `builtin`, `builtin:n=20000,seed=0,split=train` | generated pictures | `builtin` |
 
-The path of a file, and that of a folder of tars, may be a URL (`s3://bucket/{00000..00009}.tar`): it is downloaded to a
-cache first, see `nuclr.remote`.
+The path of a file or of tars may be a URL (`s3://bucket/{00000..00009}.tar`): it is downloaded to a cache first, see
+`nuclr.remote`.
 """
 
 import glob
@@ -29,16 +29,16 @@ from nuclr.data.builtin import BuiltinPairs
 from nuclr.data.formats.arrow import is_hf, open_arrow, open_dataset
 from nuclr.data.formats.beir import BeirPairs, is_beir
 from nuclr.data.formats.choose import ANY, Request, SideChoice
-from nuclr.data.formats.embeddings import VectorPairs, is_embedding_folder
+from nuclr.data.formats.embeddings import VectorPairs
 from nuclr.data.formats.json_list import open_json_list
 from nuclr.data.formats.table import open_table
 from nuclr.data.formats.tars import expand, expand_braces, open_tars, split_parts
 from nuclr.data.labeled import LabeledVectors, has_labels, is_class_folder, open_class_folder, open_image_folder
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.data.pairs import Labeled, Pairs, SideName, ViewPairs
-from nuclr.data.vectors import Vectors, is_vectors, open_vectors
+from nuclr.data.vectors import Vectors, is_clip_retrieval, is_vectors, open_vectors
 from nuclr.errors import UserError
-from nuclr.remote import file_name, is_url, join_url, local_copy, show_urls
+from nuclr.remote import file_name, is_url, local_copy, show_urls, shown
 
 _COMPRESSED = (".csv", ".tsv", ".txt", ".jsonl")  # lists that are read from .gz as well
 
@@ -200,8 +200,9 @@ def _open(
             where = "" if root is None else f", neither in data.root={root} nor in the working directory"
             raise UserError(f"{part}: no such file or folder{where}")
     is_pattern = "{" in name or (glob.has_magic(name) and not Path(places[0]).exists())
-    is_folder_url = is_url(places[0]) and (places[0].endswith("/") or not is_pairs(file_name(places[0])))
-    if len(parts) > 1 or is_pattern or is_folder_url:
+    if is_url(places[0]) and not is_pairs(file_name(places[0])):
+        raise UserError(f"{shown(places[0])}: not a file of a known format; name tars as FOLDER/{{00000..00009}}.tar")
+    if len(parts) > 1 or is_pattern:
         if any(is_pairs(part) and file_suffix(part) != ".tar" for part in parts):
             fix = "join them to one file first, or name the folder of Parquet files"
             raise UserError(f"{name}: several files, and patterns, are for tars only; {fix}")
@@ -260,8 +261,8 @@ def _open_folder(request: Request) -> Pairs | Labeled:
     path = request.path
     if is_beir(path):
         return BeirPairs(path, request.split)
-    if is_embedding_folder(path):
-        return VectorPairs(path, request.sides["x"].key, request.sides["y"].key)
+    if is_clip_retrieval(path):
+        return VectorPairs(path)
     if any(path.glob("*.tar")):
         return open_tars(expand(str(path)), request)
     if is_hf(path) or any(path.rglob("*.parquet")):
@@ -303,7 +304,7 @@ def locate(root: str | None, name: str) -> str:
     if root is None or is_url(name):
         return name
     if is_url(root):
-        return name if Path(name).is_absolute() else join_url(root, name)
+        return name if Path(name).is_absolute() else f"{root.rstrip('/')}/{name.removeprefix('./')}"
     below = str(Path(root) / name)
     return name if _exists(name) and not _exists(below) else below
 

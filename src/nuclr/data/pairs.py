@@ -124,15 +124,8 @@ class Pairs(ABC):
         """Return a hash of the sizes and modification times of all files behind the pairs."""
         return ""
 
-    def file(self, side: SideName, number: int) -> Path | None:  # noqa: ARG002
-        """Return the path of the file that holds an item; None if it is not in a file of its own."""
-        return None
-
     def identity(self, side: SideName, number: int) -> str | None:
         """Return what identifies an item in other sources as well: the path of its file, or its text."""
-        file = self.file(side, number)
-        if file is not None:
-            return str(file.absolute())
         item = self.item(side, number) if self.sides[side].modality.in_memory else None
         return item if isinstance(item, str) else None
 

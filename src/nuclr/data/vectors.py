@@ -7,7 +7,7 @@
 | `.parquet`, a folder of them, a dataset on disk, one of Lance | columns of lists, copied once to mapped `.npy` files |
 | `.faiss`, `.index` | the vectors that an index of faiss holds, with the ids of its items |
 | a folder of `.npy` files | one array in parts, in the order of their names, which are memory-mapped |
-| a folder of clip-retrieval or DataComp | arrays in parts, which are memory-mapped |
+| a folder of clip-retrieval | x in `img_emb`, y in `text_emb`: folders of `.npy` files |
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,14 @@ import torch
 
 from nuclr.arrays import Features, Norms, Rows, as_rows, free_memory
 from nuclr.errors import UserError, printable, require
-from nuclr.files import npz_sizes, open_regular, read_npz
+from nuclr.files import npz_sizes, open_regular, read_npz, readable
 from nuclr.remote import is_url, local_copy, show_urls
 from nuclr.stacked import Stacked, StoredMatrix, stored_npy
 
 SIDES = ("x", "y")
 LINKS = "y_to_x"  # an array of an embedding file that is not one of vectors
 INDEXES = (".faiss", ".index")
+CLIP_RETRIEVAL = {"x": "img_emb", "y": "text_emb"}  # the folders of parts that it writes
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,32 +149,26 @@ def is_vectors(argument: str) -> bool:
     return Path(source).suffix in (".npy", *INDEXES) or (column is not None and Path(source).exists())
 
 
-def open_sides(
-    argument: str,
-    x_key: str | None = None,
-    y_key: str | None = None,
-) -> tuple[Vectors, Vectors]:
-    """Open both sides of pairs: x and y of an embedding file, or two arrays of a folder of embeddings.
+def open_sides(argument: str) -> tuple[Vectors, Vectors]:
+    """Open both sides of pairs: x and y of an embedding file, or of a folder of clip-retrieval.
 
     Args:
-        argument: FILE, FOLDER, or FOLDER:ARRAY with the array of side x, if the folder has those of several models.
-        x_key: the array of side x in a folder (setting `data.x.key`).
-        y_key: the array of side y in a folder (setting `data.y.key`).
+        argument: the file or folder.
 
     Raises:
         UserError: if there is nothing to read, or it does not hold pairs.
 
     """
-    source, column = split_argument(argument)
-    keys: tuple[str, ...] = SIDES
-    if Path(source).suffix in (".npy", *INDEXES):
-        raise UserError(f"{source}: one array, and pairs have two sides; name a file or folder for each")
-    if Path(source).is_dir():
-        from nuclr.data.formats.embeddings import EmbeddingFolder, is_embedding_folder
-
-        if is_embedding_folder(Path(source)):
-            keys = EmbeddingFolder(Path(source)).sides(column or x_key, y_key)
-    return open_vectors(f"{source}:{keys[0]}"), open_vectors(f"{source}:{keys[1]}")
+    if Path(argument).suffix in (".npy", *INDEXES):
+        raise UserError(f"{argument}: one array, and pairs have two sides; name a file or folder for each")
+    x = open_vectors(f"{argument}:x")
+    y = open_vectors(f"{argument}:y")
+    if isinstance(x.rows, Stacked):
+        for part_of_x, part_of_y in zip(x.rows.parts, y.rows.parts, strict=False):
+            if part_of_x.shape[0] != part_of_y.shape[0]:
+                sizes = f"{part_of_x.shape[0]:,} and {part_of_y.shape[0]:,}"
+                raise UserError(f"{part_of_x.source} and {part_of_y.source} have {sizes} rows; needs one length")
+    return x, y
 
 
 def pair_rows(x: Vectors, y: Vectors) -> np.ndarray:
@@ -224,6 +219,11 @@ def _reader(path: Path) -> Callable[[Path, str | None, str], Vectors]:
     return _READERS[path.suffix.lower()]
 
 
+def is_clip_retrieval(path: Path) -> bool:
+    """Return whether a folder has the form of clip-retrieval's output."""
+    return any(any((path / name).glob("*.npy")) for name in CLIP_RETRIEVAL.values())
+
+
 def _read_npy(
     path: Path,
     column: str | None,
@@ -269,10 +269,8 @@ def _read_arrays(
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     import safetensors.torch
 
-    try:
+    with readable(path, "tensors"):
         tensors = safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as .safetensors ({error})") from None
     return {key: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for key, tensor in tensors.items()}
 
 
@@ -299,27 +297,12 @@ def _read_folder(
     column: str | None,
     preferred: str,
 ) -> Vectors:
-    from nuclr.data.formats.embeddings import EmbeddingFolder, is_embedding_folder
-
-    if is_embedding_folder(path):
-        folder = EmbeddingFolder(path)
-        if column in SIDES or (column is None and len(folder.arrays) > 1):
-            column = folder.sides()[SIDES.index(column or preferred)]
-        column = _choose(
-            path,
-            column,
-            preferred,
-            list(folder.arrays),
-        )
-        rows = folder.features(column)
-        links = np.stack([np.arange(len(rows)), np.arange(len(rows))], axis=1)
-        return Vectors(
-            rows,
-            str(path),
-            column,
-            folder.labels(column),
-            links,
-        )
+    if is_clip_retrieval(path):
+        side = column or preferred
+        if side not in CLIP_RETRIEVAL:
+            raise UserError(f"{path}:{side}: a folder of clip-retrieval has the sides {path}:x and {path}:y")
+        parts = path / CLIP_RETRIEVAL[side]
+        return replace(_reader(parts)(parts, None, side), column=side)
     if shards := sorted(path.glob("*.npy")):
         if column is not None:
             raise UserError(f"{path}:{column}: the folder holds one array in parts, which has no columns")

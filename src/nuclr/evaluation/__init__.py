@@ -2,7 +2,8 @@
 
 Modules: `ranks` (rank of each query's best partner), `retrieval` (both directions), `graded_retrieval` (nDCG, MRR,
 recall and MAP with graded relevance and trec_eval's ties), `zero_shot`, `probe` (k-nearest neighbors, linear probe),
-`corrected` (choosing a popularity correction on validation pairs), `metrics` (the registry), `intervals` (bootstrap, halves), `test_sets` (standard sets).
+`corrected` (choosing a popularity correction on validation pairs), `metrics` (the registry), `intervals` (bootstrap,
+halves), `test_sets` (standard sets).
 """
 
 from nuclr.evaluation.corrected import (

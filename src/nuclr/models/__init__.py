@@ -8,7 +8,6 @@ from nuclr.models.presets import (
     IMAGE_PRESETS,
     TEXT_PRESETS,
     encoder_names,
-    modality_of,
     register_encoder,
 )
 from nuclr.models.tokenizer import Tokenizer, train_tokenizer
@@ -25,7 +24,6 @@ __all__ = [
     "VectorFormat",
     "build_model",
     "encoder_names",
-    "modality_of",
     "register_encoder",
     "train_tokenizer",
 ]

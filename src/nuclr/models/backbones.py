@@ -99,7 +99,7 @@ def read_config(folder: Path, key: str) -> "PreTrainedConfig":
     if "nuclr" in content:
         raise UserError(f"{key}: {folder} is a whole dual encoder of nuclr; set model.pretrained={folder}")
     _refuse_many_layers(content, folder / "config.json", key)
-    with reading(f"{key}: {folder / 'config.json'}"):
+    with quiet(), files.readable(f"{key}: {folder / 'config.json'}", "a model's configuration"):
         return AutoConfig.from_pretrained(folder, **LOCAL)
 
 
@@ -163,16 +163,6 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextmanager
-def reading(where: str) -> Iterator[None]:
-    """Turn whatever transformers raises while it reads a file into a UserError, without progress bars."""
-    try:
-        with quiet():
-            yield
-    except Exception as error:
-        raise UserError(f"{where} cannot be read ({first_line(error)})") from None
-
-
 def _download(name: str) -> Path | None:
     from huggingface_hub import snapshot_download
 
@@ -199,7 +189,7 @@ def load_model(
     **options: Any,
 ) -> "PreTrainedModel":
     """Load a model of this class from a folder, in float32; `key` is the settings key to name in messages."""
-    with reading(f"{key}: {folder}"):
+    with quiet(), files.readable(f"{key}: {folder}", "a model"):
         loaded: Any = model_class.from_pretrained(
             folder,
             output_loading_info=True,

@@ -18,12 +18,12 @@ from nuclr.models.encoder import Encoder, EncoderSide, EncoderSource, Head, Inpu
 from nuclr.models.image_format import IMAGENET_MEAN, IMAGENET_STD, NORMALIZATIONS, ImageFormat, read_image_format
 from nuclr.models.presets import (
     IMAGE_PRESETS,
+    MODALITIES,
     REGISTERED,
     TEXT_PRESETS,
     build_registered,
     default_encoder,
     encoder_names,
-    modality_of,
 )
 from nuclr.models.pretrained import open_pretrained
 from nuclr.models.tokenizer import MAX_LENGTH, Tokenizer, load_tokenizer, tokenizer_for, train_tokenizer
@@ -132,7 +132,7 @@ def resolve(side: EncoderSide, name: str) -> EncoderSide:
         return side
     key = f"model.{name}"
     encoder = side.encoder or default_encoder(side.modality or DEFAULT_MODALITIES[name], key)
-    takes = modality_of(str(encoder))
+    takes = MODALITIES.get(str(encoder))
     if takes is None:
         encoder = locate(encoder, f"{key}.encoder", encoder_names(side.modality))
         config = read_config(encoder, f"{key}.encoder")

@@ -174,23 +174,6 @@ def register_encoder(
     MODALITIES[name] = modality
 
 
-def modality_of(name: str) -> str | None:
-    """Return the modality that an encoder takes, or None if it is neither a preset nor registered.
-
-    Args:
-        name: the name of an encoder.
-
-    Returns:
-        "image", "text", "vector", the modality of a registered encoder, or None.
-
-    Example:
-        >>> modality_of("bag_of_words")
-        'text'
-
-    """
-    return MODALITIES.get(name)
-
-
 def encoder_names(modality: str | None = None) -> list[str]:
     """Return the names of presets and registered encoders, of one modality or of all.
 

@@ -86,22 +86,6 @@ def open_pretrained(
             if getattr(side, option) != getattr(EncoderSide, option):
                 raise UserError(f"model.{name}.{option}: cannot be set together with {KEY}={source}, which has its own")
     model = DualEncoder.from_pretrained(folder) if ours else _open_joint(folder, sides)
-    _check(model, sides, folder)
-    if (shared and not model.shared) or width not in (None, model.width):
-        has = f"shared={model.shared} and width={model.width}"
-        raise UserError(f"model.shared: {shared}, model.width: {width}, but {folder} has {has}; leave them out")
-    for name, side in sides.items():
-        if side.frozen:
-            getattr(model, name).freeze()
-    return model
-
-
-def _check(
-    model: DualEncoder,
-    sides: dict[str, EncoderSide],
-    folder: Path,
-) -> None:
-    """Check that a model takes what the sides hold, and probe its towers."""
     for name, side in sides.items():
         encoder = getattr(model, name)
         if side.modality is not None and encoder.modality != side.modality:
@@ -109,6 +93,12 @@ def _check(
             raise UserError(f"{KEY}: {folder} takes {takes} on side {name}, but the data hold {side.modality}s")
         if isinstance(encoder.inputs, ImageFormat | Tokenizer):
             probe(encoder, encoder.inputs, KEY, folder)
+        if side.frozen:
+            encoder.freeze()
+    if (shared and not model.shared) or width not in (None, model.width):
+        has = f"shared={model.shared} and width={model.width}"
+        raise UserError(f"model.shared: {shared}, model.width: {width}, but {folder} has {has}; leave them out")
+    return model
 
 
 def _open_joint(folder: Path, sides: dict[str, EncoderSide]) -> DualEncoder:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from nuclr.errors import UserError
-from nuclr.models.backbones import LOCAL, locate, reading
+from nuclr.files import readable
+from nuclr.models.backbones import LOCAL, locate, quiet
 from nuclr.models.encoder import Inputs
 from nuclr.models.towers import OWN_TEXT_POOLING
 
@@ -178,7 +179,7 @@ def load_tokenizer(
                 f"{key}: {folder} has no tokenizer (tokenizer.json); save the one it was trained with there: "
                 "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
             )
-    with reading(f"{key}: the tokenizer in {folder}"):
+    with quiet(), readable(f"{key}: {folder}", "a tokenizer"):
         return AutoTokenizer.from_pretrained(folder, **LOCAL)
 
 

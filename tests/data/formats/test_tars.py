@@ -1,10 +1,8 @@
 """Tars: patterns of paths, which members are pairs, the cached index, truncated and damaged files."""
 
-import io
 import json
 import os
 import pickle
-import struct
 import tarfile
 
 import numpy as np
@@ -176,12 +174,6 @@ def test_a_tar_truncated_or_removed_while_open_gives_bad_samples(tmp_path):
 # -- which members are pairs -------------------------------------------------------------------------------------------
 
 
-def npy(values):
-    file = io.BytesIO()
-    np.save(file, np.array(values, "f4"))
-    return file.getvalue()
-
-
 def write(path, rows):
     members = {f"{number:03d}.{suffix}": data for number, row in enumerate(rows) for suffix, data in row.items()}
     return make.write_tar(path, members)
@@ -213,32 +205,19 @@ def test_entries_of_the_json(tmp_path):
 
 
 def test_images_and_vectors(tmp_path):
-    rows = [{"jpg": make.picture(k), "clip.npy": npy([k, 1])} for k in range(3)]
-    rows += [{"jpg": make.picture(9), "clip.npy": b"damaged"}, {"clip.npy": npy([1, 2])}]
-    pairs = open_pairs(write(tmp_path / "t.tar", rows), y=SideChoice("clip.npy"))
+    rows = [{"jpg": make.picture(k), "json": json.dumps({"clip": [k, 1]}).encode()} for k in range(3)]
+    rows += [{"jpg": make.picture(9), "json": b"damaged"}, {"json": b'{"clip": [1, 2]}'}]
+    pairs = open_pairs(write(tmp_path / "t.tar", rows), y=SideChoice("clip"))
     assert (*pairs.modalities, pairs.sides["y"].name) == ("image", "vector", "clip")
     assert pairs.name(1) == "t.tar/001.jpg" and pairs[1].x.size == (24, 20)
     bad = check_samples(pairs, max_bad_share=1)
-    assert list(bad) == [3, 4] and bad[3].startswith(".clip.npy cannot be read") and bad[4] == "no image"
+    assert list(bad) == [3, 4] and bad[3].startswith("its .json cannot be read") and bad[4] == "no image"
     (batch,) = Loader(pairs, x=ImageOptions(8)).load([[2, 0]])
     assert batch.x.shape == (2, 3, 8, 8) and batch.y.tolist() == [[2, 1], [0, 1]]
 
 
-def test_arrays_that_are_not_vectors_are_bad_samples(tmp_path):
-    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 0), }".ljust(117) + "\n"
-    no_width = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header.encode()  # 128 bytes, for a billion vectors
-    many = npy(np.zeros((32_768, 1), np.int8))
-    contents = (npy([1, 2]), npy(3), npy([[[1, 2]]]), no_width, many, npy([]))
-    rows = [{"t.txt": b"a", "v.npy": content} for content in contents]
-    pairs = open_pairs(write(tmp_path / "t.tar", rows), x=SideChoice("t.txt"), y=SideChoice("v.npy"))
-    assert len(pairs) == 6 and pairs.item("y", 0).tolist() == [1, 2]
-    assert list(pairs.known_bad) == [1, 2, 3, 4, 5]
-    for number, reason in ((1, "shape ()"), (2, "shape (1, 1, 2)"), (3, "does not fit into 128 bytes"), (4, "32,767")):
-        assert reason in pairs.known_bad[number]
-
-
 QUESTION, ANSWER = {"question.txt": b"q"}, {"answer.txt": b"a"}
-PNG, TXT, VECTOR = {"png": make.picture(1)}, {"txt": b"t"}, {"v.npy": npy([1, 2])}
+PNG, TXT = {"png": make.picture(1)}, {"txt": b"t"}
 BEFORE, AFTER = {"before.png": make.picture(1)}, {"after.png": make.picture(2)}
 
 
@@ -248,8 +227,6 @@ BEFORE, AFTER = {"before.png": make.picture(1)}, {"after.png": make.picture(2)}
         (ANSWER | QUESTION, {}, ("text", "text"), ("question", "answer")),
         (ANSWER | QUESTION, {"x": SideChoice("answer.txt")}, ("text", "text"), ("answer", "question")),
         (ANSWER | QUESTION, {"y": SideChoice("question.txt")}, ("text", "text"), ("answer", "question")),
-        (VECTOR | PNG, {}, ("image", "vector"), ("image", "v")),
-        (VECTOR | TXT, {}, ("vector", "text"), ("v", "text")),
         (BEFORE | AFTER, {}, ("image", "image"), ("before", "after")),
         (PNG | TXT, {}, ("image", "text"), ("image", "text")),
         (PNG | TXT, {"x": SideChoice("txt")}, ("text", "image"), ("text", "image")),

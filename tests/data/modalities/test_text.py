@@ -35,7 +35,7 @@ def test_texts_are_a_sequence_of_strings():
     for string in strings[2:]:
         texts.append(string)
     assert [texts[number] for number in range(len(texts))] == strings
-    assert texts.ids().tolist() == [0, 1, 2, 0, 3]
+    assert number_distinct(texts.keys()).tolist() == [0, 1, 2, 0, 3]
     with pytest.raises(IndexError):
         texts[5]
 

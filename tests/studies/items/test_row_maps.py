@@ -18,7 +18,7 @@ from nuclr.data.vectors import Vectors, open_vectors
 from nuclr.popularity import PopularityCorrection
 from nuclr.studies.items import popularity_report
 from nuclr.studies.items.row_maps import row_maps
-from tests.data.embedding_folders import make_datacomp, make_features, slices
+from tests.data.embedding_folders import make_clip_retrieval, make_features, slices
 
 SIZES = (250, 1, 149)
 X, Y = make_features(rows=sum(SIZES), width=8)
@@ -198,10 +198,10 @@ def checked(vectors: Vectors) -> Vectors:
 
 
 def test_results_of_another_array_in_the_same_file_are_not_used(tmp_path):
-    folder = make_datacomp(tmp_path / "metadata", X[:30], Y[:30], sizes=(30,), models=("b32", "l14"))
-    for name in ("b32_img", "b32_txt", "l14_txt"):
+    folder = make_clip_retrieval(tmp_path / "laion", X[:30], Y[:30], sizes=(30,))
+    for name in ("x", "y"):
         assert count_maps(tmp_path, f"{folder}:{name}", fails=True) == 30
-    assert count_maps(tmp_path, f"{folder}:b32_txt") == 0
+    assert count_maps(tmp_path, f"{folder}:x") == 0
 
 
 def test_a_command_that_ends_leaves_the_results_of_a_running_one(tmp_path):

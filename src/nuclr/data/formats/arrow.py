@@ -17,10 +17,9 @@ import contextlib
 import hashlib
 import json
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,18 @@ from nuclr.data.formats.columns import (
 )
 from nuclr.data.modalities import Folder, get_modality
 from nuclr.data.modalities.base import boundary
-from nuclr.data.modalities.text import MAX_CHARACTERS, check_text, clean, decode_text, digest
+from nuclr.data.modalities.text import check_text, clean, decode_text, digest
 from nuclr.data.side import SIDES, SideName
 from nuclr.errors import BadSample, UserError, first_line, require
-from nuclr.files import file_stamp, find_cache_folder, parse_json, read_bytes, refuse_expansion, write_atomically
+from nuclr.files import (
+    file_stamp,
+    find_cache_folder,
+    parse_json,
+    read_bytes,
+    readable,
+    refuse_expansion,
+    write_atomically,
+)
 from nuclr.stacked import StoredMatrix, stored_copy
 
 _END = 64  # bytes at the end of an image; different images of equal length usually differ in them
@@ -66,7 +73,7 @@ def open_arrow(request: Request) -> ListedPairs:
     """
     path, files = _find_files(request.path, request.split)
     request = replace(request, path=path)
-    with _readable(path):
+    with readable(path, "a table"):
         schema = _read_schema(files[0])
         keys = choose_columns(schema.names, request)
         names = list(dict.fromkeys(keys.values()))
@@ -151,94 +158,6 @@ def _open_table(
     return ListedPairs(request, columns, rows, "row")
 
 
-class TableTexts(Sequence[str]):
-    """The texts of a column of a table, read from its buffers. Missing texts are empty.
-
-    Args:
-        content: the column, after its validation.
-
-    """
-
-    def __init__(self, content: Any) -> None:
-        self.content = content
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_chunks"}  # views of buffers
-
-    @cached_property
-    def _chunks(self) -> tuple[list[int], list[Any], list[Any]]:
-        """First row, offsets and bytes of each chunk."""
-        firsts: list[int] = []
-        offsets = []
-        contents = []
-        row = 0
-        for chunk in self.content.chunks:
-            if len(chunk):
-                width = 8 if str(chunk.type).startswith("large") else 4
-                _, starts, data = chunk.buffers()
-                view = np.frombuffer(
-                    starts,
-                    f"<i{width}",
-                    len(chunk) + 1,
-                    chunk.offset * width,
-                )
-                firsts.append(row)
-                offsets.append(view.data)
-                contents.append(memoryview(data or b""))
-            row += len(chunk)
-        return firsts, offsets, contents
-
-    def __len__(self) -> int:
-        return len(self.content)
-
-    def __getitem__(self, rows: Any) -> Any:
-        """Return a text, or the texts of a slice."""
-        chosen = range(len(self))[rows]
-        return self.take(chosen) if isinstance(rows, slice) else self.take([chosen])[0]
-
-    def take(self, rows: Iterable[int]) -> list[str]:
-        """Return the texts of some rows, which must exist."""
-        firsts, offsets, contents = self._chunks
-        texts = []
-        for row in rows:
-            chunk = bisect_right(firsts, row) - 1
-            starts = offsets[chunk]
-            at = row - firsts[chunk]
-            text = str(contents[chunk][starts[at] : starts[at + 1]], "utf-8", "replace")
-            texts.append(text[:MAX_CHARACTERS])
-        return texts
-
-
-class StoredTexts(TableTexts):
-    """A column of texts in several Parquet files, which is copied to memory-mapped files when it is first needed.
-
-    Args:
-        tables: the files.
-        column: the column, which all of them have.
-
-    Example:
-        >>> import tempfile
-        >>> import pyarrow as pa, pyarrow.parquet as pq
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     pq.write_table(pa.table({"text": ["a cat", "a dog"]}), f"{folder}/0.parquet")
-        ...     pq.write_table(pa.table({"text": ["a fox"]}), f"{folder}/1.parquet")
-        ...     texts = StoredTexts([Path(folder, "0.parquet"), Path(folder, "1.parquet")], "text")
-        ...     len(texts), texts[1], texts.take([2, 0])
-        (3, 'a dog', ['a fox', 'a cat'])
-
-    """
-
-    def __init__(self, tables: Sequence[Path], column: str) -> None:
-        self._tables = tables
-        self._column = column
-
-    @cached_property
-    def content(self) -> Any:
-        """The column of all files."""
-        table = _read_files(self._tables, [self._column], mapped=True)
-        return validate_column(self._tables[0].parent, table, self._column)
-
-
 class TableTextColumn(TextColumn):
     """Texts that stay in a table, with single spaces and without line breaks. A cell is the number of a row.
 
@@ -250,7 +169,7 @@ class TableTextColumn(TextColumn):
 
     def __init__(self, heading: Heading, content: Any) -> None:
         super().__init__(heading)
-        self._texts = TableTexts(content)
+        self._texts = content
         self._hashes = np.empty(len(content), np.uint64)
         self._changed = bytearray(len(content))  # 1 for texts that differ from those in the table
         self._problems: dict[int, str] = {}
@@ -276,14 +195,9 @@ class TableTextColumn(TextColumn):
     def _store(self, cell: Any) -> tuple[int, str | None]:
         return cell, self._problems.get(cell)
 
-    def items(self, numbers: np.ndarray) -> list[str]:
-        """Return several texts."""
-        rows = self._stored[numbers].tolist()
-        texts: list[str] = self._texts.take(rows)
-        return [clean(text) if self._changed[row] else text for row, text in zip(rows, texts, strict=True)]
-
     def _read(self, row: int) -> str:
-        return clean(self._texts.take([row])[0])
+        text: str = self._texts[row].as_py().decode()
+        return clean(text) if self._changed[row] else text
 
     def _keys(self) -> np.ndarray:
         return self._hashes
@@ -509,7 +423,7 @@ def stored_vectors(path: Path, name: str | None) -> list[StoredMatrix]:
 def _matrices(file: Path, name: str) -> Iterator[np.ndarray]:
     """Yield the vectors of a column of a file, some rows at a time. Missing numbers are NaN."""
     pyarrow = require("pyarrow")
-    with _readable(file):
+    with readable(file, "a table"):
         if file.suffix == ".parquet":
             source = open_parquet_file(file)
             batches = _parquet_batches(file, source, pyarrow.schema([source.schema_arrow.field(name)]))
@@ -546,7 +460,7 @@ def _column_name(
     kind: str,
 ) -> str:
     """Return the column of a kind that is named, or the only one."""
-    with _readable(path):
+    with readable(path, "a table"):
         names = [field.name for field in _read_schema(files[0]) if _kind(field.type) == kind]
     if name is None and len(names) == 1:
         name = names[0]
@@ -559,17 +473,6 @@ def _column_name(
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn the many types of errors that pyarrow raises on damaged files into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: cannot be read as a table ({first_line(error)})") from None
-
-
 def _find_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
     """Return a path, or the folder of its split, and its files: of Parquet, or of a dataset on disk."""
     if path.is_file() or is_lance(path):
@@ -580,7 +483,7 @@ def _find_files(path: Path, split: str | None) -> tuple[Path, list[Path]]:
             raise UserError(f"{path}: no split {split!r} (data.split); found: {', '.join(splits)}")
         path = path / str(split)
     if is_hf(path):
-        with _readable(path):
+        with readable(path, "a table"):
             state = parse_json(read_bytes(path / "state.json"))
             files = [_data_file(path, entry["filename"]) for entry in state["_data_files"]]
             if state.get("_indices_files"):
@@ -613,7 +516,7 @@ def is_lance(path: Path) -> bool:
 
 def _open_lance(path: Path) -> Any:
     lance = require("lance", purpose=str(path))
-    with _readable(path):
+    with readable(path, "a table"):
         return lance.dataset(str(path))
 
 
@@ -625,13 +528,8 @@ def open_parquet_file(path: Path) -> Any:
 
     """
     parquet = require("pyarrow.parquet", purpose=str(path))
-    with _readable(path):
+    with readable(path, "a table"):
         return parquet.ParquetFile(path)
-
-
-def text_columns(file: Path) -> list[str]:
-    """Return the names of the columns of texts in a Parquet file."""
-    return [field.name for field in open_parquet_file(file).schema_arrow if _kind(field.type) == "texts"]
 
 
 def _read_schema(file: Path) -> Any:
@@ -651,7 +549,7 @@ def _read_files(
     """Return columns of all files as one table; with `mapped`, those of Parquet are copied to memory-mapped files."""
     tables = []
     for file in files:
-        with _readable(file):
+        with readable(file, "a table"):
             if file.suffix == ".parquet":
                 table = _read_parquet(file, names, mapped)
             elif is_lance(file):
@@ -659,7 +557,7 @@ def _read_files(
             else:
                 table = _read_stream(file).select(names)
             tables.append(table)
-    with _readable(files[0].parent):
+    with readable(files[0].parent, "a table"):
         return require("pyarrow").concat_tables(tables)
 
 

@@ -18,11 +18,13 @@ from PIL import Image
 
 from nuclr.data.modalities import get_modality
 from nuclr.data.pairs import Labeled, Side, SideName
-from nuclr.errors import BadSample, UserError
+from nuclr.errors import UserError
+from nuclr.files import readable
 from nuclr.image_files import read_file
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
+_ARCHIVE = "the binary version, unpacked from the original archive"
 
 
 class Version(NamedTuple):
@@ -130,17 +132,12 @@ def open_cifar(name: str, place: Path) -> CifarImages | None:
     return None
 
 
-def _read_file(path: Path) -> bytes:
-    try:
-        return read_file(path)
-    except BadSample as bad:
-        raise UserError(f"{path}: {bad.reason}; unpack the original archive again") from None
-
-
 def _parse(version: Version, folder: Path) -> CifarImages:
     path = folder / version.images
-    content = _read_file(path)
-    names = _read_file(folder / version.names).decode("utf-8", errors="replace").split()
+    with readable(path, _ARCHIVE):
+        content = read_file(path)
+    with readable(folder / version.names, _ARCHIVE):
+        names = read_file(folder / version.names).decode("utf-8", errors="replace").split()
     width = version.label_bytes + PIXELS
     size = len(content)
     if not size or size % width:

@@ -475,11 +475,13 @@ class ListedPairs(Pairs):
         own = self._columns[side].name(number)
         return own if side == "y" else own or self.name(number)
 
-    def file(self, side: SideName, number: int) -> Path | None:
-        """Return the path of the file that holds an item; None if it is not in a file of its own."""
+    def identity(self, side: SideName, number: int) -> str | None:
+        """Return the path of the file that holds an item, or its text."""
         column = self._columns[side]
         name = column.name(number)
-        return column.folder.path / name if name and column.folder is not None else None
+        if name and column.folder is not None:
+            return str((column.folder.path / name).absolute())
+        return super().identity(side, number)
 
     def stamp(self) -> str:
         """Return a hash that changes when the size or modification time of a file behind the pairs does."""

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, Request, choose_columns, find_column
+from nuclr.data.formats.choose import Request, choose_columns
 from nuclr.data.formats.columns import ListedPairs, Row, open_listed
 from nuclr.data.formats.lines import json_lines
 from nuclr.data.modalities.base import shorten
@@ -59,7 +59,7 @@ def open_json_list(request: Request) -> ListedPairs:
     pairs = open_listed(request, keys, _rows(request, entries, keys))
     is_named = any(side.key is not None for side in request.sides.values())
     if not is_named and pairs.modalities == ("image", "text"):
-        # An entry may have "captions" where another one has "caption".
+        # Held-out pairs, which are read with the keys of the training pairs, may have "captions" or be Karpathy's.
         for name, side in pairs.sides.items():
             pairs.sides[name] = replace(side, key=None)
     return pairs
@@ -88,27 +88,13 @@ def _rows(
     entries: Iterator[Entry],
     keys: dict[SideName, str | None],
 ) -> Iterator[Row]:
-    # Keys that were found automatically may be missing in an entry: one list may have both "caption" and "captions".
-    names: dict[SideName, tuple[str, ...]] = {}
-    for side, key in keys.items():
-        names[side] = () if key is None else (key,)
-        for usual in (IMAGE_COLUMNS, CAPTION_COLUMNS):
-            if request.sides[side].key is None and (key or "").lower() in usual:
-                names[side] += usual
-    x_key = keys["x"]
-    y_key = keys["y"]
     for line, entry in entries:
         if isinstance(entry, BadSample):
             yield Row(None, None, line, entry.reason)
         elif request.sides["y"].key is None and _is_karpathy(entry):
             yield _karpathy_row(request, line, entry)
-        elif x_key in entry and y_key in entry:  # most entries; the search for columns takes twice as long as reading
-            yield Row(entry[x_key], entry[y_key], line)
         else:
-            columns = list(entry)
-            x = find_column(columns, names["x"])
-            y = find_column(columns, names["y"])
-            yield Row(entry[x] if x is not None else None, entry[y] if y is not None else None, line)
+            yield Row(entry.get(keys["x"]), entry.get(keys["y"]), line)
 
 
 def _is_karpathy(entry: Any) -> bool:

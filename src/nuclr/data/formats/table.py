@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nuclr.data.formats.choose import CAPTION_COLUMNS, IMAGE_COLUMNS, TEXT_COLUMNS, Request, choose_columns, find_column
 from nuclr.data.formats.columns import ListedPairs, Row, open_listed
-from nuclr.data.formats.lines import open_text
+from nuclr.data.formats.lines import text_lines
 from nuclr.data.modalities.image import SUFFIXES
 from nuclr.errors import UserError
 
@@ -71,22 +71,22 @@ def read_cells(path: Path, expected: Sequence[str] = ()) -> Iterator[tuple[int, 
     limit = csv.field_size_limit(_LARGEST_CELL)  # a text that is too long is a bad sample, not the end of the table
     started = 1  # the line in which the row starts
     try:
-        with open_text(path) as file:
-            first = next(file, "")
-            reader = csv.reader(chain([first], file, [_END]), delimiter=_separator(first, expected))
-            header = next(reader)
-            if header in ([], [_END]):
-                raise UserError(f"{path}: empty; needs a header with the names of the columns and one row per line")
-            yield 1, header
+        file = text_lines(path)
+        first = next(file, "")
+        reader = csv.reader(chain([first], file, [_END]), delimiter=_separator(first, expected))
+        header = next(reader)
+        if header in ([], [_END]):
+            raise UserError(f"{path}: empty; needs a header with the names of the columns and one row per line")
+        yield 1, header
+        started = reader.line_num + 1
+        for cells in reader:
+            if cells == [_END]:
+                return
+            if cells and cells[-1].endswith(_END):
+                raise UserError(f"{path}, line {started}: a quote that opens in this row is never closed")
+            if cells:
+                yield reader.line_num, cells
             started = reader.line_num + 1
-            for cells in reader:
-                if cells == [_END]:
-                    return
-                if cells and cells[-1].endswith(_END):
-                    raise UserError(f"{path}, line {started}: a quote that opens in this row is never closed")
-                if cells:
-                    yield reader.line_num, cells
-                started = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path}, line {started}: cannot be read as a table ({error})") from None
     finally:

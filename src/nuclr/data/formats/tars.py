@@ -4,10 +4,10 @@ Samples are numbered through all tars, in the order of the tars: a path, a folde
 `cc3m/{00000..00331}.tar` or `cc3m/*.tar`, or several of these joined by `::`.
 
 Without `data.x.key` and `data.y.key`, a pair is an image and its caption: the `.txt`, or else the entry "caption" or
-"captions" of the `.json`; or the two members that samples have, if these are texts, vectors or images. A key is
+"captions" of the `.json`; or the two members that samples have, if these are texts or images. A key is
 
-- the suffix of a member: `question.txt` is the member `000012.question.txt`. A `.txt` is a text, a `.npy` a vector or
-  several (a matrix), and another member an image, or what `data.x.modality` says;
+- the suffix of a member: `question.txt` is the member `000012.question.txt`. A `.txt` is a text, and another member an
+  image, or what `data.x.modality` says;
 - an entry of the sample's `.json`, if samples do not have a member with this suffix: a text, a list of numbers, or a
   list of these. `json:question` is always an entry.
 
@@ -43,22 +43,22 @@ from nuclr.data.modalities.text import check_text, digest, number_distinct
 from nuclr.data.modalities.vector import check_vector, is_list_of_numbers
 from nuclr.data.pairs import SIDES, BadSample, Pairs, Side, SideName
 from nuclr.errors import UserError
-from nuclr.files import file_stamp, find_cache_folder, parse_json, parse_npy, read_object, write_atomically
+from nuclr.files import file_stamp, find_cache_folder, parse_json, read_object, write_atomically
 from nuclr.image_files import MAX_BYTES
-from nuclr.remote import file_name, is_url, list_folder, local_copies
+from nuclr.remote import is_url, local_copies
 
 _VERSION = 5
 _PROBED = 1000  # samples of the first tar by which keys are understood
 _MOST_SAMPLES = 1_000_000  # that img2dataset's statistics may promise for one tar
 _MOST_CELLS = 32_767  # of one sample, because `which` has 16 bits
-_MAX_TEXT = 16 * 2**20  # bytes of one .txt, .json or .npy
+_MAX_TEXT = 16 * 2**20  # bytes of one .txt or .json
 _OPEN_FILES = 512  # tars kept open, below the usual limit of 1024; the others are opened for each read
 _TXT = -1  # `which` of a whole member
 _IMAGES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
-_MODALITIES = {"txt": "text", "npy": "vector"}  # of members with these suffixes
+_MODALITIES = {"txt": "text"}  # of members with these suffixes
 
 # One row per pair. Blocks are positions in the tar, 0 if the member is missing. `which` is the position of the cell in
-# the list of a .json or the matrix of an .npy. Equal cells have equal ids. `begins` marks the first pair of a sample.
+# the list of a .json. Equal cells have equal ids. `begins` marks the first pair of a sample.
 ROW = np.dtype(
     {
         "names": ["x_block", "y_block", "x_size", "y_size", "x_id", "y_id", "x_which", "y_which", "begins"],
@@ -102,14 +102,6 @@ class Part(NamedTuple):
                 raise BadSample(f"its .json cannot be read ({error.msg})") from None
             entries = content if isinstance(content, dict) else {}
             value = next((entries[name] for name in self.entries if name in entries), None)
-        elif suffix.endswith("npy"):
-            try:
-                array = parse_npy(data)
-            except ValueError as error:
-                raise BadSample(f".{suffix} cannot be read: {error}") from None
-            if array.ndim not in (1, 2):
-                raise BadSample(f".{suffix} has shape {array.shape}; needs a vector, or a matrix of vectors")
-            value = array if array.ndim == 1 else list(array[: _MOST_CELLS + 1])
         cells = split_cell(value)
         if len(cells) > _MOST_CELLS:
             raise BadSample(f".{suffix} holds more than {_MOST_CELLS:,} items")
@@ -523,7 +515,7 @@ def expand(pattern: str) -> list[Path]:
     """Return the tars of a pattern; those at URLs are downloaded.
 
     Args:
-        pattern: parts joined by `::`. Each is a path, a folder or the URL of one, and may contain `{00000..00012}` or
+        pattern: parts joined by `::`. Each is a path, a folder or the URL of a tar, and may contain `{00000..00012}` or
             `{a,b}`, and a path also `*`, `?` and `[0-9]`.
 
     Raises:
@@ -533,10 +525,7 @@ def expand(pattern: str) -> list[Path]:
     tars: list[Path | str] = []  # texts are URLs
     for part in split_parts(pattern):
         for name in expand_braces(part):
-            if not is_url(name):
-                tars += _local_tars(name)
-            else:
-                tars += [name] if file_name(name).lower().endswith(".tar") else list_folder(name, ".tar")
+            tars += [name] if is_url(name) else _local_tars(name)
     missing = [tar for tar in tars if isinstance(tar, Path) and not tar.is_file()]
     if missing:
         raise UserError(f"{missing[0]}: no such file ({len(missing)} of the {len(tars)} tars are missing)")

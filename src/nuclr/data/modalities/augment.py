@@ -12,7 +12,7 @@ shears, shifts and rotations are combined into one affine map, so it is resample
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -124,11 +124,6 @@ class Draw:
     theta: Tensor
     operations: Tensor
 
-    def part(self, rank: int, world: int) -> "Draw":
-        """Return the slice of process `rank` of `world`."""
-        local = len(self.theta) // world
-        return Draw(*(getattr(self, field.name)[rank * local : (rank + 1) * local] for field in fields(self)))
-
 
 @dataclass(frozen=True)
 class Augment:
@@ -177,7 +172,7 @@ class Augment:
             (b, 3, h, w), float32 in [0, 1].
 
         """
-        return self.apply(images, self.draw(len(images) * world, epoch, step, view).part(rank, world))
+        return self.apply(images, self.draw(len(images), epoch, step, view, rank, world))
 
     def draw(
         self,
@@ -185,17 +180,24 @@ class Augment:
         epoch: int,
         step: int,
         view: int = 0,
+        rank: int = 0,
+        world: int = 1,
     ) -> Draw:
-        """Draw all random choices for a global batch of b images."""
+        """Draw the random choices for the global batch, and return those for the b images of this process."""
         random = np.random.default_rng([self.seed, epoch, step, view, 1])
-        flip = random.random(b) < self.flip
-        operations = random.integers(len(OPERATIONS), size=(b, self.operations))
+        flip = random.random(b * world) < self.flip
+        operations = random.integers(len(OPERATIONS), size=(b * world, self.operations))
         operations *= random.integers(2, size=operations.shape)
         signs = random.choice([-1.0, 1.0], size=operations.shape)
-        theta = _affine(b, [[1, 0, 0], [0, 1, 0]])
+        theta = _affine(b * world, [[1, 0, 0], [0, 1, 0]])
         for operation, sign in zip(operations.T, signs.T, strict=True):
             theta = theta @ self._geometry(operation, sign * self.magnitude / 10)
-        return Draw(torch.from_numpy(flip), torch.from_numpy(theta[:, :2]).float(), torch.from_numpy(operations))
+        own = slice(rank * b, (rank + 1) * b)
+        return Draw(
+            flip=torch.from_numpy(flip[own]),
+            theta=torch.from_numpy(theta[own, :2]).float(),
+            operations=torch.from_numpy(operations[own]),
+        )
 
     def _geometry(self, operation: np.ndarray, level: np.ndarray) -> np.ndarray:
         """Return the maps (b, 3, 3) of one operation per image: identity unless geometric. `level` is in [-1, 1]."""

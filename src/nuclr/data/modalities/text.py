@@ -82,7 +82,7 @@ class Texts:
 
     Example:
         >>> texts = Texts(["a cat", "a dog", "a cat"])
-        >>> texts[1], texts.ids()
+        >>> texts[1], number_distinct(texts.keys())
         ('a dog', array([0, 1, 0]))
 
     """
@@ -115,10 +115,6 @@ class Texts:
     def keys(self) -> np.ndarray:
         """Return a hash of each text, (n,) uint64, equal for equal texts."""
         return np.fromiter(map(digest, map(self.get_bytes, range(len(self)))), np.uint64, len(self))
-
-    def ids(self) -> np.ndarray:
-        """Return the number of each distinct text, (n,) int64, in order of first appearance."""
-        return number_distinct(self.keys())
 
     def fingerprint(self, more: bytes = b"") -> str:
         """Return a hash of all texts and their boundaries, and of more bytes."""

@@ -181,8 +181,8 @@ def popularity_report(
     """Solve the popularity of both sides of embedded pairs.
 
     Args:
-        source: an embedding file with x, y and optionally y_to_x, a folder of clip-retrieval or DataComp (of one with
-            several models FOLDER:ARRAY, the array of x), or a run, whose training pairs are encoded.
+        source: an embedding file with x, y and optionally y_to_x, a folder of clip-retrieval, or a run, whose
+            training pairs are encoded.
         y: vectors of the y, if `source` holds only those of the x: row j of both is pair j.
         temperature: of the popularity problem; a lower one distinguishes neighbors more sharply. None: the run's.
         names: a file with the names of the y (`rows.name_rows`); a list of pairs names both sides.
