@@ -368,17 +368,6 @@ class NUCLR(StatefulObjective):
         """Return the value that an entry of the state has before its first update; nan for a buffer without one."""
         return self.initial_xi() if name.startswith("xi_") else super().initial_value(name)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        *args: Any,
-    ) -> None:
-        if "zeta_velocity" not in self.initial:  # older states hold it without momentum, too
-            for side in CANDIDATES:
-                state_dict.pop(f"{prefix}zeta_velocity_{side}", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def _xi(self, step: Step) -> Tensor:
         """Return xi of both sides, (2, 1), in the dtype of the computation."""
         # a side that is not in use gets the value of the other one
