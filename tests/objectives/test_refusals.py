@@ -167,7 +167,6 @@ def test_values_out_of_range(name: str, option: str, value: float) -> None:
         ("nuclr-authors", {"xi_rule": "mean"}, ["xi_rule", "norm, max", "'mean'"]),
         ("nuclr-authors", {"xi_update": "never"}, ["xi_update", "step, epoch", "'never'"]),
         ("nuclr-authors", {"zeta_velocity_init": "random"}, ["zeta_velocity_init", "'random'"]),
-        ("nuclr-authors", {"zeta_steps": 0}, ["zeta_steps", "0"]),
         ("isogclr", {"tau_min": 0.5, "tau_max": 0.1}, ["temperatures.tau_min", "0.5"]),
         ("isogclr", {"learn_temperature": True}, ["temperatures.learnt"]),
         ("clip", {"false_negative_margin": -0.1}, ["false_negative_margin", "[0, inf)", "-0.1"]),
