@@ -68,7 +68,6 @@ EXTENSIONS: dict[str, tuple[str, dict, tuple[int | None, int | None]]] = {
     "sogclr items": ("sogclr", ITEMS | {"log_q": True, "temperature": 0.1}, (None, 2)),
     "nuclr items": ("nuclr", NUCLR | ITEMS | {"log_q": True, "hard": 1}, (None, None)),
     "nuclr individual items": ("nuclr", NUCLR | INDIVIDUAL | {"num_y": 17}, (2, None)),
-    "authors": ("nuclr-authors", AUTHORS, (None, None)),
     "authors xi per epoch": ("nuclr-authors", AUTHORS | {"xi_rule": "max", "xi_update": "epoch"}, (None, None)),
     "authors first gradient": ("nuclr-authors", AUTHORS | {"zeta_velocity_init": "gradient"}, (None, None)),
     "nuclr popularity network": ("nuclr", NETWORKS | {"normalizer": "table"}, (None, None)),
