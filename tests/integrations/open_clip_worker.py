@@ -36,9 +36,7 @@ BATCH = 16
 
 CASES: dict[str, dict[str, Any]] = {
     "nuclr": {},
-    "accumulated": {"accumulate": 4},
     "learnt": {"options": {"temperatures": {"learnt": True}}},
-    "learnt_accumulated": {"options": {"temperatures": {"learnt": True}}, "accumulate": 4},
 }
 
 
@@ -80,15 +78,14 @@ def train(
     folder: Path,
     name: str,
     options: dict[str, Any] | None = None,
-    accumulate: int = 1,
     epochs: int = 2,
     arguments: tuple[str, ...] = (),
     task: TrainOneEpoch | None = None,
 ) -> dict[str, torch.Tensor]:
     """Train on FOLDER/pairs.tsv and return weights and state."""
-    size = BATCH // int(os.environ.get("WORLD_SIZE", "1")) // accumulate
+    size = BATCH // int(os.environ.get("WORLD_SIZE", "1"))
     command = ["--model", "tiny", "--train-data", f"{folder}/pairs.tsv", "--dataset-type", "csv", "--name", name]
-    command += ["--logs", f"{folder}/logs", "--batch-size", f"{size}", "--accum-freq", f"{accumulate}"]
+    command += ["--logs", f"{folder}/logs", "--batch-size", f"{size}"]
     command += ["--epochs", f"{epochs}", "--workers", "0", "--device", "cpu", "--precision", "fp32", "--warmup", "0"]
     # A large eps makes AdamW insensitive to rounding where gradients are almost zero.
     command += ["--lr", "0.01", "--wd", "0.1", "--eps", "0.01", "--log-every-n-steps", "100"]

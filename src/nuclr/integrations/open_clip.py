@@ -16,6 +16,7 @@ objective. The state of the objective is written next to each of open_clip's che
 import dataclasses
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,14 @@ class IndexedPairs(Dataset[tuple[Any, Any, Tensor]]):
 
 
 class IndexedBatches:
-    """The batches of a loader as open_clip's loop expects them. Their indices are kept in `pending` for the loss.
+    """The batches of a loader as open_clip's loop expects them. The indices of the last one are kept for the loss.
 
     Args:
         loader: The training loader that open_clip made. Its order and settings are kept.
         keys: For webdataset, key of a sample -> its number, from 0.
+
+    Attributes:
+        columns: (b, 1) or (b, 3), the index, and ids of image and text, of each pair of the last batch.
 
     Raises:
         UserError: If the data is a stream and there are no keys, or its samples have none.
@@ -88,15 +92,13 @@ class IndexedBatches:
         self.num_pairs = len(loader.dataset if keys is None else keys)
         self.num_batches: int = getattr(loader, "num_batches", 0) or len(loader)
         self.num_samples: int = getattr(loader, "num_samples", self.num_pairs)
-        self.pending: list[Tensor] = []
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """Yield images and texts."""
-        self.pending.clear()  # batches left over from an accumulation that the end of the epoch cut short
         for images, texts, columns in self._loader:
             if self._keys is not None:
                 columns = torch.tensor([self._keys[name] for name in columns])[:, None]
-            self.pending.append(columns)
+            self.columns: Tensor = columns
             yield images, texts
 
 
@@ -139,11 +141,6 @@ def _with_keys(loader: Any) -> Any:
 class ObjectiveLoss(nn.Module):
     """An objective with the signature of open_clip's losses.
 
-    With ``--accum-freq k``, open_clip encodes k batches without gradient and then calls the loss k times with all
-    features, of which one batch has a graph each time. The objective runs in the first of these calls, and all of them
-    use its gradient with respect to the features. The sum is the gradient of the whole batch, and the state is updated
-    once. This is exact if the model encodes a batch the same way twice, that is, without dropout.
-
     Args:
         objective: The objective.
         batches: The loader that the features come from.
@@ -154,9 +151,6 @@ class ObjectiveLoss(nn.Module):
         super().__init__()
         self.objective = objective
         self._batches = batches
-        self._gradients: list[Tensor] = []
-        self._value = torch.zeros(())
-        self._calls_left = 0
 
     def forward(
         self,
@@ -176,40 +170,13 @@ class ObjectiveLoss(nn.Module):
             output_dict: Whether to return a dict.
 
         """
-        pending = self._batches.pending
-        x = unit_norm(image_features)
-        y = unit_norm(text_features)
-        loss = self._accumulated_loss(x, y) if len(pending) > 1 else self._loss(x, y)
-        if self._calls_left == 0:
-            pending.clear()
+        columns = self._batches.columns
+        ids = columns[:, 1:] if columns.shape[1] > 1 else None
+        loss: Tensor = self.objective(unit_norm(image_features), unit_norm(text_features), columns[:, 0], ids).loss
         for unused in (logit_scale, logit_bias):
             if isinstance(unused, Tensor) and unused.requires_grad:
                 loss = loss + 0 * unused.sum()
         return {"contrastive_loss": loss} if output_dict else loss
-
-    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
-        columns = torch.cat(self._batches.pending)
-        ids = columns[:, 1:] if columns.shape[1] > 1 else None
-        loss: Tensor = self.objective(x, y, columns[:, 0], ids).loss
-        return loss
-
-    def _accumulated_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return a loss whose value is that of the whole batch, and whose gradient is the part of this call."""
-        parameters: list[Tensor] = []
-        if self._calls_left == 0:
-            parameters = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
-            leaves = [side.detach().requires_grad_() for side in (x, y)]
-            with torch.autocast(x.device.type, enabled=False):  # it would also apply to the backward pass
-                value = self._loss(*leaves)
-                gradients = torch.autograd.grad(value, [*leaves, *parameters], allow_unused=True)
-            self._gradients = [torch.zeros(()) if g is None else g for g in gradients]
-            self._value = value.detach()
-            self._calls_left = len(self._batches.pending)
-        self._calls_left -= 1
-        used = [x, y, *parameters]  # parameters take part in the first call only
-        linear = torch.stack([(tensor * g.to(tensor)).sum() for tensor, g in zip(used, self._gradients, strict=False)])
-        loss = linear.sum()
-        return loss + (self._value - loss).detach()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -222,8 +189,7 @@ class TrainOneEpoch:
 
     The index of a pair is its row in the CSV file, or the number of its key in a webdataset. Rows of a CSV file with
     the same image file or the same caption are not negatives of each other. Under torchrun, the batch is that of all
-    processes; ``--local-loss`` and ``--gather-with-grad`` have no effect. With ``--accum-freq k``, gradients are those
-    of the batch that is k times as large.
+    processes; ``--local-loss`` and ``--gather-with-grad`` have no effect.
 
     The state of the objective after epoch N is written to ``checkpoints/epoch_N_objective`` before open_clip writes its
     own checkpoint, and is read with ``--resume``. The model's `logit_scale` is set to the objective's temperature at
@@ -247,9 +213,8 @@ class TrainOneEpoch:
     """The objective, once training has started."""
 
     def __init__(self, objective: str | Objective, *, keys: Mapping[str, int] | None = None, **options: Any) -> None:
-        make_objective(objective, 2, **options)  # a wrong option is reported before any data is read
-        self._given = objective
-        self._options = options
+        self._build = partial(make_objective, objective, **options)
+        self._build(num_samples=2)  # a wrong option is reported before any data is read
         self._keys = keys
         self._batches: IndexedBatches | None = None
 
@@ -300,13 +265,13 @@ class TrainOneEpoch:
         optimizer: torch.optim.Optimizer,
         args: Any,
     ) -> None:
-        if getattr(args, "dataset_resampled", False) or getattr(args, "horovod", False):
+        if getattr(args, "dataset_resampled", False) or getattr(args, "horovod", False) or args.accum_freq > 1:
             raise UserError(
-                "leave out --dataset-resampled, which repeats pairs within a batch, and --horovod; torchrun starts "
-                "several processes"
+                "leave out --dataset-resampled, which repeats pairs within a batch, --horovod, since torchrun starts "
+                "several processes, and --accum-freq, which calls the loss several times per batch"
             )
         self._batches = IndexedBatches(data["train"].dataloader, self._keys)
-        self.objective = make_objective(self._given, self._batches.num_pairs, **self._options)
+        self.objective = self._build(num_samples=self._batches.num_pairs)
         self.loss = ObjectiveLoss(self.objective.to(torch.device(args.device)), self._batches)
         if add_parameters(optimizer, self.objective):
             optimizer.register_state_dict_post_hook(_without_last_group)
