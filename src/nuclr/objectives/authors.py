@@ -31,10 +31,6 @@ from nuclr.objectives.nuclr import NUCLR
 from nuclr.objectives.state import CANDIDATES, StatePlacement
 from nuclr.objectives.stateful import Step
 
-XI_RULES = ("norm", "max")
-XI_UPDATES = ("step", "epoch")
-VELOCITY_INITS = ("zero", "gradient")
-
 
 class AuthorsNUCLR(NUCLR):
     """NUCLR with the peculiarities of the published code.
@@ -101,9 +97,9 @@ class AuthorsNUCLR(NUCLR):
         self.xi_update = xi_update
         self.zeta_lr_ratio_x = zeta_lr_ratio_x
         self.zeta_velocity_init = zeta_velocity_init
-        check_choice("xi_rule", xi_rule, XI_RULES)
-        check_choice("xi_update", xi_update, XI_UPDATES)
-        check_choice("zeta_velocity_init", zeta_velocity_init, VELOCITY_INITS)
+        check_choice("xi_rule", xi_rule, ("norm", "max"))
+        check_choice("xi_update", xi_update, ("step", "epoch"))
+        check_choice("zeta_velocity_init", zeta_velocity_init, ("zero", "gradient"))
         self.check_settings()
         for side in CANDIDATES:
             self.buffer(f"xi_{side}").fill_(self.initial_xi())

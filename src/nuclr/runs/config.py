@@ -141,8 +141,7 @@ def show(value: Any) -> str:
 
 def all_keys() -> Iterator[str]:
     """Yield every key, such as "data.train" and "objective.gamma"."""
-    for key, _ in flatten(dataclasses.asdict(Settings())):
-        yield key
+    yield from (key for key, _ in flatten(dataclasses.asdict(Settings())))
     options = (objectives.options(name) for name in objectives.names())
     yield from dict.fromkeys(f"objective.{key}" for own in options for key, _ in flatten(own))
 

@@ -156,13 +156,12 @@ def _watch_torchrun(stopped: threading.Event) -> None:
     torchrun ends the processes of its machine when one of them dies. If it is killed itself, nobody else would.
     """
     parent = os.getppid()
-    while not stopped.wait(0.5):
-        if os.getppid() != parent:
-            if not stopped.wait(GRACE_SECONDS):
-                sys.stderr.write(f"nuclr: {_describe_loss(dist.get_rank(), 'torchrun')}\n")
-                sys.stderr.flush()
-                os._exit(1)
+    while os.getppid() == parent:
+        if stopped.wait(0.5):
             return
+    if not stopped.wait(GRACE_SECONDS):
+        sys.stderr.write(f"nuclr: {_describe_loss(dist.get_rank(), 'torchrun')}\n")
+        os._exit(1)
 
 
 def _clear_frames(error: BaseException | None) -> None:
