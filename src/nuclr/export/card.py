@@ -159,7 +159,6 @@ def _training_data(trained: Trained) -> str:
     )
     held_out = [_source(chosen.path, chosen.split or data.val_split) for chosen in data.val.values()]
     images = (augmentation if augment.enabled else "none") if "image" in trained.modalities else ""
-    pretrained = settings.model.pretrained
     return _facts(
         {
             "training pairs": _source(str(data.train), data.split),
@@ -168,7 +167,7 @@ def _training_data(trained: Trained) -> str:
             "subset": f"`{_plain(data.keep)}`" if data.keep else "",
             "held-out pairs": ", ".join(held_out) or "none",
             "augmentation of images": images,
-            "started from": f"`{_plain(pretrained)}`" if pretrained else "",
+            "started from": f"`{_plain(settings.model.pretrained)}`" if settings.model.pretrained else "",
             "source and license of the data": MISSING,
         }
     )

@@ -88,8 +88,8 @@ def add_index(
         )
     for name, column in named.items():
         if column not in dataset.column_names:
-            listed = ", ".join(dataset.column_names)
-            raise UserError(f"{name}={column!r} is not a column of the data set; it has {listed}")
+            columns = ", ".join(dataset.column_names)
+            raise UserError(f"{name}={column!r} is not a column of the data set; it has {columns}")
     for name, column in named.items():
         dataset = dataset.add_column(name, np.array([stable_id(value) for value in dataset[column]], dtype=np.int64))
     return dataset.add_column("index", np.arange(len(dataset)))

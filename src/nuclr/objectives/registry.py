@@ -264,8 +264,9 @@ def _check_option(
     keys: Iterable[str],
 ) -> None:
     if option not in allowed:
-        listed = ", ".join(allowed)
-        raise ValueError(f"{owner} has no option {option!r}; its options are {listed}{_suggestion(option, keys)}")
+        raise ValueError(
+            f"{owner} has no option {option!r}; its options are {', '.join(allowed)}{_suggestion(option, keys)}"
+        )
 
 
 def _suggestion(word: str, keys: Iterable[str]) -> str:

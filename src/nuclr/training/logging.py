@@ -240,6 +240,7 @@ class Progress:
         self,
         name: str,
         steps: int,
+        done: int,
         chance: float,
         batch: int,
     ) -> None:
@@ -247,7 +248,7 @@ class Progress:
         self.steps = steps
         self.chance = chance
         self.batch = batch
-        self.begin_step = 0
+        self.done = self.begin_step = done
         self.begin = time.perf_counter()
 
     def say(self, text: str, stays: bool = True) -> None:
@@ -268,20 +269,23 @@ class Progress:
         if sys.stderr.isatty():
             self.say("", stays=False)
 
+    def step(self, done: int) -> None:
+        """Set the number of steps done."""
+        self.done = done
+
     def report(
         self,
-        position: Position,
+        epoch: int,
         loss: float,
         clock: Clock,
     ) -> None:
         """Show loss, chance level, speed, shares of time and time left of the last steps."""
-        done = position.total
-        rate = (done - self.begin_step) * self.batch / max(1e-9, time.perf_counter() - self.begin)
+        rate = (self.done - self.begin_step) * self.batch / max(1e-9, time.perf_counter() - self.begin)
         shares = ", ".join(f"{name} {clock.shares()[name]:.0%}" for name in SECTIONS)
-        left = (self.steps - done) * self.batch / max(rate, 1e-9)
+        left = (self.steps - self.done) * self.batch / max(rate, 1e-9)
         self.say(
-            f"{self.name}: step {done}/{self.steps}, epoch {position.epoch + 1}  {duration(left)} left, "
-            f"loss {loss:.4f} (chance {self.chance:.4f})  {rate:,.0f} samples/s  {shares}",
+            f"{self.name}: step {self.done}/{self.steps}, epoch {epoch + 1}  {duration(left)} left, loss {loss:.4f} "
+            f"(chance {self.chance:.4f})  {rate:,.0f} samples/s  {shares}",
             stays=False,
         )
 

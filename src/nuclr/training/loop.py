@@ -149,6 +149,7 @@ def _train(
     progress = logging.Progress(
         settings.name,
         epochs * steps,
+        0,
         chance,
         batch_size,
     )
@@ -185,7 +186,7 @@ def _train(
         progress.say(f"{settings.name}: resuming from step {position.total} of {epochs * steps}")
     elif resumed or resume:
         progress.say(f"{settings.name}: there is no checkpoint in {run.folder} yet; starting from the beginning")
-    progress.begin_step = position.total
+    progress.done = progress.begin_step = position.total
     if first:
         run.start_logs(metrics_bytes)
         folder.write_environment(run.folder)
@@ -312,12 +313,13 @@ def _train(
                     position.step += 1
                     position.total += 1
                     window.add({"loss": out.loss, "grad_norm": norm, **out.metrics})
+                    progress.step(position.total)
                     if position.total % log_every == 0:
                         values = window.means()
                         log(logging.metrics_line(position, steps, optimizer, parts.full, values))
                         if first:
                             run.log(folder.TIMING, logging.timing_line(position, clock, batch_size * log_every))
-                        progress.report(position, values["loss"], clock)
+                        progress.report(epoch, values["loss"], clock)
                         spent.add(clock)
                         window = logging.Window()
                         clock.reset()
