@@ -481,16 +481,6 @@ def state_seeds(_: Path) -> list[Files]:
     return [{"state.pt": file.getvalue()}]
 
 
-def export_seeds(folder: Path) -> list[Files]:
-    """Return the folder of an earlier export, which the next one replaces."""
-    from nuclr.export import new_folder
-
-    folder.mkdir(parents=True)
-    with new_folder(folder / "out") as new:
-        (new / "README.md").write_text("a model")
-    return [files_in(folder), {"out/.nuclr-export.json": b'{"files": {}}'}]
-
-
 def trained(folder: Path, changes: list[str]) -> Files:
     """Train for two epochs in `folder / "run"` and return all files of the folder, which is then empty."""
     from nuclr.runs import config
@@ -701,13 +691,6 @@ def read_state(folder: Path, _: int) -> None:
     state.load_state(NUCLR(num_samples=6), folder, resumes=False)
 
 
-def read_export(folder: Path, _: int) -> None:
-    from nuclr.export import new_folder
-
-    with new_folder(folder / "out") as new:
-        (new / "README.md").write_text("another model")
-
-
 REMOTE = (".npz", ".tar", ".csv", ".parquet")
 
 
@@ -749,7 +732,6 @@ READERS = {
     "run": Reader(run_seeds, read_run, ("run/*.json*", "run/*.yaml", "run/*", "run/*/*")),
     "checkpoint": Reader(checkpoint_seeds, read_checkpoint, ("*.pt", "*.pt", "*.pt", "run/*.json*", "run/*.yaml")),
     "state": Reader(state_seeds, read_state, ("*.pt",)),
-    "export": Reader(export_seeds, read_export, ("out/*",)),
     "remote": Reader(remote_seeds, read_remote, tuple(f"*{suffix}" for suffix in REMOTE)),
 }
 

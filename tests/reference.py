@@ -136,7 +136,6 @@ class Settings:
     zeta_momentum: float = 0.0
     zeta_estimator: str = "reference"
     zeta_step: str = "plain"  # zeta - zeta_lr v; "in tau": in units of tau, as nuclr (not nuclr-authors) has it
-    zeta_steps: int = 1
     zeta_velocity_init: str = "zero"
     normalizer: str = "table"
     sides: str = "both"
@@ -693,24 +692,23 @@ def _side(options, a, c, features, index, state, kept, training, h, k, result, h
 
 
 def _move_zeta(options, c, s, kept, zeta, tau_i, log_u, index, state) -> Zeta:
-    """Take the inner steps of zeta at fixed u, write its tables, and return the new zeta."""
+    """Take the step of zeta, write its tables, and return the new zeta."""
     n, tau, beta = options.num_samples, options.temperature, options.zeta_momentum
     lr = options.zeta_lr * options.zeta_lr_ratio_x if c == "x" else options.zeta_lr
     if options.zeta_step == "in tau":
         return _move_zeta_in_tau(options, c, s, kept, zeta, tau_i, log_u, index, state)
     velocity = rows(state[f"zeta_velocity_{c}"], index) if beta > 0 else [0.0] * len(zeta)
-    for _ in range(options.zeta_steps):
-        g = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, options.zeta_estimator, n)
-        moved = list(zeta)
-        for j in range(len(zeta)):
-            if not kept[j]:
-                continue
-            if math.isnan(velocity[j]):  # zeta_velocity_init="gradient", first update
-                velocity[j] = g[j][0]
-            else:
-                velocity[j] = beta * velocity[j] + (1 - beta) * g[j][0]
-            moved[j] = [zeta[j][0] - lr * velocity[j]]
-        zeta = moved
+    g = zeta_gradient(s, kept, zeta, tau_i, tau, log_u, options.zeta_estimator, n)
+    moved = list(zeta)
+    for j in range(len(zeta)):
+        if not kept[j]:
+            continue
+        if math.isnan(velocity[j]):  # zeta_velocity_init="gradient", first update
+            velocity[j] = g[j][0]
+        else:
+            velocity[j] = beta * velocity[j] + (1 - beta) * g[j][0]
+        moved[j] = [zeta[j][0] - lr * velocity[j]]
+    zeta = moved
     write(state[f"zeta_{c}"], index, zeta, kept)
     if beta > 0:
         write(state[f"zeta_velocity_{c}"], index, velocity, kept)

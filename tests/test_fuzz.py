@@ -25,7 +25,7 @@ def test_damaged_files_give_a_result_or_a_clear_error(tmp_path):
     reproducers = "\n\n".join(path.read_text() for path in sorted((tmp_path / "store").rglob("outcome.txt"))[:3])
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}\n{reproducers}"
     readers = json.loads((tmp_path / "fuzz.json").read_text())["readers"]
-    assert len(readers) == 28
+    assert len(readers) == 27
     for name, counts in readers.items():
         assert counts["cases"] == 25, name
         assert counts.get("clean", 0) > 0, f"{name}: no damaged file is read, so the fuzzer does not reach the reader"

@@ -225,7 +225,7 @@ def test_a_missing_index_and_one_out_of_range(model, tmp_path):
 def test_a_model_without_two_embeddings(tmp_path):
     config = BertConfig(vocab_size=20, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
     args = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True, report_to=[])
-    data = add_index([{"input_ids": torch.tensor([2, 5, 3])} for _ in range(8)])
+    data = [{"input_ids": torch.tensor([2, 5, 3]), "index": number} for number in range(8)]
     run = NuclrTrainer(BertModel(config), args, train_dataset=data, objective="nuclr")
     with pytest.raises(UserError, match=r"BertModel.* last_hidden_state, pooler_output; .*encode="):
         run.train()
@@ -253,6 +253,8 @@ def test_data_sets_that_cannot_have_an_index():
         add_index(table.remove_columns("index"), x_id="image")
     with pytest.raises(UserError, match="IterableDataset"):
         add_index(table.to_iterable_dataset())
+    with pytest.raises(UserError, match="'index'"):
+        add_index([{"caption": "a"}])
 
 
 def test_an_optimizer_of_the_users_gets_the_parameters_of_the_objective(model, tmp_path):

@@ -17,7 +17,7 @@ from transformers import CLIPModel, TrainingArguments
 
 from nuclr import distributed
 from nuclr.errors import UserError
-from nuclr.integrations.transformers import NuclrTrainer, add_index
+from nuclr.integrations.transformers import NuclrTrainer
 from nuclr.objectives import build
 from tests import process_group
 from tests.integrations.common import assert_equal, result_of
@@ -55,8 +55,7 @@ def pairs(n: int = PAIRS) -> list[dict[str, torch.Tensor]]:
 
 def identified(n: int = PAIRS) -> Any:
     """Return the pairs with index and ids."""
-    with_ids = [{**pair, "picture": number - (number % 3 == 2)} for number, pair in enumerate(pairs(n))]
-    return add_index(with_ids, x_id="picture")
+    return [{**pair, "index": number, "x_id": number - (number % 3 == 2)} for number, pair in enumerate(pairs(n))]
 
 
 def trainer(

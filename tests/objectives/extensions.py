@@ -39,7 +39,7 @@ CASES: dict[str, Case] = {
     ),
     "sogclr, false negatives": ("sogclr", {"temperature": 0.1, "false_negative_margin": 0.02}, (None, None)),
     "nuclr, false negatives, views": ("nuclr", NUCLR | {"false_negative_margin": 0.02}, (2, 3)),
-    "nuclr-authors, two steps": ("nuclr-authors", NUCLR | {"zeta_steps": 2, "zeta_momentum": 0.9}, (None, None)),
+    "nuclr-authors": ("nuclr-authors", NUCLR | {"zeta_momentum": 0.9}, (None, None)),
     "nuclr-authors, first gradient as velocity": (
         "nuclr-authors",
         NUCLR | {"zeta_velocity_init": "gradient", "zeta_momentum": 0.9},

@@ -94,7 +94,7 @@ def test_defaults_are_those_of_the_formulas(name) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"zeta_momentum": 0.9}, {"zeta_momentum": 0.9, "zeta_velocity_init": "gradient"}, {"zeta_steps": 2}],
+    [{}, {"zeta_momentum": 0.9}, {"zeta_momentum": 0.9, "zeta_velocity_init": "gradient"}],
     ids=str,
 )
 @estimators

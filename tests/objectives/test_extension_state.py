@@ -133,7 +133,7 @@ TABLES = [
     "nuclr, stored views",
     "sogclr, views",
     "isogclr, views, proximal, side x",
-    "nuclr-authors, two steps",
+    "nuclr-authors",
     "nuclr, popularity network",
 ]
 

@@ -40,7 +40,7 @@ STATEFUL = [
     ("nuclr", NUCLR | {"y_views": 3}, (2, 3)),
     ("nuclr", NETWORKS, (None, None)),
     ("nuclr", NETWORKS | {"learn_temperature": True, "zeta_init": 0.1}, (2, None)),
-    ("nuclr-authors", NUCLR | {"zeta_steps": 2}, (None, None)),
+    ("nuclr-authors", NUCLR, (None, None)),
 ]
 STATELESS = [
     ("clip", {"temperature": 0.1}),

@@ -210,7 +210,7 @@ def test_hard_negatives_count_as_candidates_of_the_mean_log_q(name, shift) -> No
         ("nuclr", NUCLR),
         ("nuclr", NUCLR | {"use_xi": False, "zeta_momentum": 0.5}),
         ("nuclr", NUCLR | INDIVIDUAL | {"sides": "x"}),
-        ("nuclr-authors", NUCLR | {"zeta_steps": 2}),
+        ("nuclr-authors", NUCLR),
     ],
     ids=str,
 )

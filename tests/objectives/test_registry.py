@@ -96,7 +96,6 @@ def test_a_wrong_record_is_refused(changes: dict, message: str) -> None:
             "gamma",
             "clip.*'gamma'.*temperature, learn_temperature, normalize, false_negative_margin, margin_s",
         ),
-        ("nuclr", "individual_temperature", "individual_temperature.*temperatures.individual"),
         ("isogclr", "rho", "rho.*temperatures.rho"),
         ("sogclr", "state_sharding", "state_sharding.*state.sharding"),
     ],

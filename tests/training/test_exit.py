@@ -78,45 +78,6 @@ def test_no_thread_of_gloo_is_left_when_the_group_is_destroyed(script):
     assert [status for status, _, _ in ended] == [0, 0], ended
 
 
-BUSY = """
-import os, sys, time
-import torch
-from nuclr import distributed
-from nuclr.runs import launch
-
-def connect_late(*args, **options):  # a machine under load
-    time.sleep(1)
-    return connect(*args, **options)
-
-connect = launch.Client
-launch.Client = connect_late
-with launch.processes(torch.device("cpu")):
-    distributed.exchange([0])
-    print("busy", flush=True)
-    if int(os.environ["RANK"]) in map(int, sys.argv[1]):
-        time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("world", "killed"), [(2, 0), (2, 1), (3, 2)])
-def test_a_busy_process_notices_that_another_one_was_killed(world, killed):
-    processes = runs.start_python(["-c", BUSY, "012"], world)
-    for process in processes:
-        assert process.stdout.readline() == "busy\n"
-    processes[killed].kill()
-    for rank, (status, _, stderr) in enumerate(runs.finish(processes)):
-        if rank != killed:
-            [line] = [line for line in stderr.splitlines() if line.startswith("nuclr: ")]
-            assert status == 1 and f"process {rank} " in line and "--resume" in line
-
-
-@pytest.mark.slow
-def test_a_process_that_ends_as_planned_does_not_stop_a_busy_one():
-    processes = runs.start_python(["-c", BUSY.replace("600", "9"), "1"], 3)
-    assert [(status, stderr) for status, _, stderr in runs.finish(processes)] == [(0, "")] * 3
-
-
 def start_torchrun(folder: Path, *options: str) -> subprocess.Popen:
     """Start a training that would last for long under torchrun, and return the parent process."""
     settings = runs.vector_settings(folder, **{"schedule.epochs": 40000, "checkpoint_every": 5})

@@ -16,9 +16,7 @@ Examples:
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")],
     to: Annotated[str, typer.Option(metavar="TARGET", help="hf, sentence-transformers, open-clip or onnx.")],
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder to create; one that this command wrote is replaced.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to create.")],
     best: Annotated[bool, typer.Option("--best", help="Use the best checkpoint's weights, not the last.")] = False,
 ) -> None:
     """Write a trained model in the format of another tool, with a model card (README.md)."""

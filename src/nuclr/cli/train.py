@@ -20,7 +20,7 @@ Examples:
     nuclr train data.train=pairs.csv data.val=held_out.csv       your own pairs, default settings
     nuclr train configs/flickr8k.yaml data.root=DATA seed=1      a config file, two keys changed
     nuclr train runs/flickr8k --resume                           continue a run that was stopped
-    nuclr train CONFIG --dry-run                                 what it costs in time, memory and cores
+    nuclr train CONFIG --dry-run                                 what it costs in time and memory
     torchrun --nproc_per_node 2 -m nuclr train CONFIG            the same on two processes
 """
 

@@ -18,7 +18,6 @@ from nuclr.errors import UserError, first_line
 
 __all__ = ["TARGETS", "export"]
 
-RECORD = ".nuclr-export.json"  # in each export: its files with their sizes and times
 # The module of a target, nuclr.export.<name>, has a function `write(trained, folder)`, which writes the model to an
 # empty folder and returns `Written`.
 TARGETS = {
@@ -40,15 +39,14 @@ def export(
     Args:
         source: a finished run.
         to: the name of a target: one of `TARGETS`.
-        out: the folder to create. If an export has written it and nothing in it was changed since, it is replaced.
+        out: the folder to create. It may exist if it is empty.
         best: use the weights of the best checkpoint instead of the last ones.
 
     Returns:
         Lines that say what was written.
 
     Raises:
-        UserError: if the target is unknown or cannot hold the model, the run is not finished, or `out` holds anything
-            that no export has written.
+        UserError: if the target is unknown or cannot hold the model, the run is not finished, or `out` is not empty.
 
     """
     if to not in TARGETS:
@@ -66,71 +64,30 @@ def export(
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Give an empty folder that becomes `out` when the block ends. If the block fails, `out` stays as it was.
+    """Give an empty folder that becomes `out` when the block ends. If the block fails, nothing is left.
 
     Args:
-        out: the folder to create. It may exist if it is empty, or if all of its files are as an earlier block wrote
-            them, according to its `RECORD`. If a process is killed between the two renames, the next one puts the
-            earlier export back.
+        out: the folder to create. It may exist if it is empty.
 
     Yields:
         The folder to write to. It has the same name as `out`.
 
     Raises:
-        UserError: if `out` is a file, holds other or changed files, or cannot be written.
+        UserError: if `out` exists and is not an empty folder, or cannot be written.
 
     """
     out = out.resolve()  # a link stays one
-    earlier = out.with_name(f".{out.name}.nuclr-earlier")
     written = out.with_name(f".{out.name}.tmp") / out.name
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with files.locked(out.parent, out.name):
-            _settle(earlier, out)
-            _refuse_other_content(out)
+            if out.is_file() or (out.is_dir() and any(out.iterdir())):
+                raise UserError(f"--out {out}: exists; remove it, or name another folder")
             written.mkdir(parents=True)
             try:
                 yield written
-                files.write_json(written / RECORD, {"files": _stamps(written)})
-                _refuse_other_content(out)  # again, because exporting takes a while
-                if out.is_dir():
-                    out.rename(earlier)
-                written.rename(out)
+                written.rename(out)  # fails if somebody has put a file there meanwhile
             finally:
-                _settle(earlier, out)
                 shutil.rmtree(written.parent, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--out {out}: cannot be written ({first_line(error)})") from error
-
-
-def _settle(earlier: Path, out: Path) -> None:
-    """Put the earlier export back if there is no new one, and remove it otherwise."""
-    if out.exists():
-        shutil.rmtree(earlier, ignore_errors=True)
-    elif earlier.is_dir():
-        earlier.rename(out)
-
-
-def _stamps(folder: Path) -> dict[str, list[int]]:
-    """Return all files of a folder with size and time; links, which no export writes, have neither."""
-    stamps = {}
-    for path in folder.rglob("*"):
-        if path.is_symlink() or not path.is_dir():
-            stamps[path.relative_to(folder).as_posix()] = [] if path.is_symlink() else files.file_stamp(path)
-    stamps.pop(RECORD, None)
-    return stamps
-
-
-def _refuse_other_content(out: Path) -> None:
-    """Refuse a file, or a folder with anything that no export has written or that was changed since."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: exists and is not a folder; name another one")
-    written: dict[str, list[int]] = {}
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        written = dict(files.read_object(out / RECORD)["files"])
-    for name, stamp in sorted(_stamps(out).items()):
-        if written.get(name) != stamp:
-            raise UserError(
-                f"--out {out}: {name} was not written by `nuclr export`, or was changed since; remove the folder or "
-                "name another one"
-            )

@@ -4,17 +4,16 @@ Every value comes from the run. What a run does not know, such as the license of
 marked as missing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import nuclr
 from nuclr import objectives
 from nuclr.errors import printable
 from nuclr.export.trained import Trained, Written
-from nuclr.files import parse_json, read_text, write_text
+from nuclr.files import write_text
 from nuclr.models import ImageFormat, Tokenizer
 from nuclr.models.encoder import describe_tower
-from nuclr.runs import folder as run_folder
 from nuclr.runs.settings import flatten
 
 MISSING = "not stated; fill in before you publish the model"
@@ -67,7 +66,7 @@ def write_card(
         "## License and citation",
         f"License of the model: {MISSING}. License of the data: {MISSING}.",
         "## How it was made",
-        _origin(trained),
+        _facts({"run": f"`{_plain(trained.run.folder.name)}`", "exported by": f"nuclr {nuclr.__version__}"}),
     ]
     write_text(folder / "README.md", "\n\n".join(part for part in parts if part) + "\n")
 
@@ -158,25 +157,20 @@ def _training_data(trained: Trained) -> str:
         f"crops of at least {augment.crop:g} of the area, flips with probability {augment.flip:g}, "
         f"{augment.operations} operations of magnitude {augment.magnitude:g}"
     )
-    rows = [
-        ["training pairs", _source(str(data.train), data.split)],
-        ["number of pairs", f"{results.pairs:,}"],
-    ]
-    if results.bad_samples:
-        rows.append(["unreadable pairs left out", f"{results.bad_samples:,}"])
-    if data.keep:
-        rows.append(["subset", f"`{_plain(data.keep)}`"])
-    for name, chosen in data.val.items():
-        label = f"held-out pairs, {_plain(name)}" if data.val_prefix(name) else "held-out pairs"
-        rows.append([label, _source(str(chosen.path), chosen.split or data.val_split)])
-    if not data.val:
-        rows.append(["held-out pairs", "none"])
-    if "image" in trained.modalities:
-        rows.append(["augmentation of images", augmentation if augment.enabled else "none"])
-    if settings.model.pretrained:
-        rows.append(["started from", f"`{_plain(settings.model.pretrained)}`"])
-    rows.append(["source and license of the data", MISSING])
-    return _table(["what", "value"], rows)
+    held_out = [_source(chosen.path, chosen.split or data.val_split) for chosen in data.val.values()]
+    images = (augmentation if augment.enabled else "none") if "image" in trained.modalities else ""
+    return _facts(
+        {
+            "training pairs": _source(str(data.train), data.split),
+            "number of pairs": f"{results.pairs:,}",
+            "unreadable pairs left out": f"{results.bad_samples:,}" if results.bad_samples else "",
+            "subset": f"`{_plain(data.keep)}`" if data.keep else "",
+            "held-out pairs": ", ".join(held_out) or "none",
+            "augmentation of images": images,
+            "started from": f"`{_plain(settings.model.pretrained)}`" if settings.model.pretrained else "",
+            "source and license of the data": MISSING,
+        }
+    )
 
 
 def _source(path: str, split: str | None) -> str:
@@ -189,18 +183,19 @@ def _objective(trained: Trained) -> str:
     name = settings.objective.name
     optimizer = settings.optimizer
     options = {key: value for key, value in flatten(settings.objective.arguments()) if key != "temperature"}
-    rows = [
-        ["objective", f"{_plain(objectives.entry(name).label)} (`{_plain(name)}`)"],
-        ["temperature", f"{trained.temperature:.6g}"],
-        ["bias", "" if trained.bias is None else f"{trained.bias:.6g}"],
-        ["epochs, steps", f"{results.epochs}, {results.steps:,}"],
-        ["batch size (all processes)", str(results.batch_size)],
-        ["optimizer", f"AdamW, learning rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}"],
-        ["precision", f"{settings.precision}; the exported weights are float32"],
-        ["seed", str(settings.seed)],
-        ["options", ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)],
-    ]
-    return _table(["what", "value"], [row for row in rows if row[1]])
+    return _facts(
+        {
+            "objective": f"{_plain(objectives.entry(name).label)} (`{_plain(name)}`)",
+            "temperature": f"{trained.temperature:.6g}",
+            "bias": "" if trained.bias is None else f"{trained.bias:.6g}",
+            "epochs, steps": f"{results.epochs}, {results.steps:,}",
+            "batch size (all processes)": str(results.batch_size),
+            "optimizer": f"AdamW, learning rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}",
+            "precision": f"{settings.precision}; the exported weights are float32",
+            "seed": str(settings.seed),
+            "options": ", ".join(f"{key}={value}" for key, value in options.items() if value is not None),
+        }
+    )
 
 
 def _metrics(trained: Trained) -> list[str]:
@@ -221,15 +216,9 @@ def _metrics(trained: Trained) -> list[str]:
     return lines
 
 
-def _origin(trained: Trained) -> str:
-    rows = [["run", f"`{_plain(trained.run.folder.name)}`"], ["exported by", f"nuclr {nuclr.__version__}"]]
-    try:
-        environment = parse_json(read_text(trained.run.folder / run_folder.ENVIRONMENT))
-        versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
-        rows += [["command", f"`{_plain(environment['command'])}`"], ["versions in training", _plain(versions)]]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass  # the file is information about the run; an export does without it
-    return _table(["what", "value"], rows)
+def _facts(values: Mapping[str, str]) -> str:
+    """Return a table of two columns without the rows that have no value."""
+    return _table(["what", "value"], [[what, value] for what, value in values.items() if value])
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

@@ -104,14 +104,9 @@ class Trained:
         """Metrics on the held-out pairs, of the last weights or of the best checkpoint."""
         if not self.run.best:
             return self.results.val
-        best: dict[str, Any] = {}
-        for line in folder.read_lines(self.run.folder / folder.METRICS, {"step"}, []):
-            values = val_metrics(line)
-            reached = score(values)
-            highest = score(best)
-            if reached is not None and (highest is None or reached > highest):
-                best = values
-        return best
+        lines = folder.read_lines(self.run.folder / folder.METRICS, {"step"}, [])
+        measured = [values for values in map(val_metrics, lines) if score(values) is not None]
+        return max(measured, key=score, default={})  # type: ignore[arg-type]
 
     def write_inputs(self, encoder: Encoder, target: Path) -> None:
         """Write how the inputs of a side are prepared: tokenizer files, or preprocessor_config.json."""

@@ -62,7 +62,7 @@ def add_index(
     after filtering and before shuffling.
 
     Args:
-        dataset: A `datasets.Dataset`, or a data set with `__len__` and `__getitem__` whose samples are dicts.
+        dataset: A `datasets.Dataset`. The samples of other data sets need these columns of their own.
         x_id: A column that identifies the sample on side x, such as the file name of an image with several captions.
             Pairs with equal values are not negatives of each other. Integers are used as they are; other values are
             hashed as text.
@@ -72,51 +72,27 @@ def add_index(
         The data set with the columns "index" and, if asked for, "x_id" and "y_id".
 
     Raises:
-        UserError: If the data set is a stream, or lacks a named column.
+        UserError: If the data set is a stream or of another package, or lacks a named column.
 
     Example:
-        >>> pairs = add_index([{"caption": "a cat"}, {"caption": "a dog"}])
-        >>> pairs[1]
+        >>> from datasets import Dataset
+        >>> add_index(Dataset.from_dict({"caption": ["a cat", "a dog"]}))[1]
         {'caption': 'a dog', 'index': 1}
 
     """
     named = {name: column for name, column in (("x_id", x_id), ("y_id", y_id)) if column is not None}
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "add_column"):
         raise UserError(
-            f"{type(dataset).__name__} is a stream, in which samples have no position; add a column 'index' with the "
-            "stable number of each sample, for example by map()"
+            f"{type(dataset).__name__} is a stream, or not a datasets.Dataset; let its samples have an 'index', the "
+            "stable number of each, for example by map()"
         )
-    columns = getattr(dataset, "column_names", None) or list(dataset[0])
     for name, column in named.items():
-        if column not in columns:
-            raise UserError(f"{name}={column!r} is not a column of the data set; it has {', '.join(columns)}")
-    if not hasattr(dataset, "add_column"):
-        return IndexedDataset(dataset, named)
+        if column not in dataset.column_names:
+            columns = ", ".join(dataset.column_names)
+            raise UserError(f"{name}={column!r} is not a column of the data set; it has {columns}")
     for name, column in named.items():
         dataset = dataset.add_column(name, np.array([stable_id(value) for value in dataset[column]], dtype=np.int64))
     return dataset.add_column("index", np.arange(len(dataset)))
-
-
-class IndexedDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """A map-style data set whose samples also hold their position; made by `add_index`."""
-
-    def __init__(self, dataset: Any, named: Mapping[str, str]) -> None:
-        self._dataset = dataset
-        self._named = dict(named)
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return len(self._dataset)
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        """Return a sample with its index and ids."""
-        sample = self._dataset[position]
-        ids = {name: stable_id(sample[column]) for name, column in self._named.items()}
-        return {
-            **sample,
-            "index": position,
-            **ids,
-        }
 
 
 class IndexCollator:

@@ -13,7 +13,7 @@ from nuclr.objectives.clip import CLIP, CyCLIP
 from nuclr.objectives.dcl import DCL
 from nuclr.objectives.micro_batches import backward_in_micro_batches
 from nuclr.objectives.nuclr import NUCLR
-from nuclr.objectives.registry import Entry, build, describe_moved, entry, names, options, register, unregister
+from nuclr.objectives.registry import Entry, build, entry, names, options, register, unregister
 from nuclr.objectives.siglip import SigLIP
 from nuclr.objectives.sogclr import ISogCLR, SogCLR
 from nuclr.objectives.state import StatePlacement
@@ -39,7 +39,6 @@ __all__ = [
     "Temperatures",
     "backward_in_micro_batches",
     "build",
-    "describe_moved",
     "entry",
     "names",
     "options",

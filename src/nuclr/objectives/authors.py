@@ -31,10 +31,6 @@ from nuclr.objectives.nuclr import NUCLR
 from nuclr.objectives.state import CANDIDATES, StatePlacement
 from nuclr.objectives.stateful import Step
 
-XI_RULES = ("norm", "max")
-XI_UPDATES = ("step", "epoch")
-VELOCITY_INITS = ("zero", "gradient")
-
 
 class AuthorsNUCLR(NUCLR):
     """NUCLR with the peculiarities of the published code.
@@ -47,7 +43,6 @@ class AuthorsNUCLR(NUCLR):
             at xi_init, and `end_epoch` sets it to the larger of xi_init and the bound of all zeta.
         zeta_lr_ratio_x: zeta_x uses zeta_lr times this ratio.
         zeta_estimator: "reference", "unbiased" or "paper".
-        zeta_steps: number of steps of zeta per batch, with u_i held fixed.
         zeta_velocity_init: the velocity starts at "zero", or at the first "gradient".
 
     Example:
@@ -65,7 +60,6 @@ class AuthorsNUCLR(NUCLR):
     limits: Mapping[str, Range] = {
         **NUCLR.limits,
         "zeta_lr_ratio_x": Range(high_open=True),
-        "zeta_steps": Range(low=1, high_open=True),
     }
 
     def __init__(
@@ -82,7 +76,6 @@ class AuthorsNUCLR(NUCLR):
         zeta_lr_ratio_x: float = 0.1,
         zeta_momentum: float = 0.1,
         zeta_estimator: str = "reference",
-        zeta_steps: int = 1,
         zeta_velocity_init: str = "gradient",
         normalize: bool = False,
         state: StatePlacement | Mapping[str, Any] = StatePlacement(),
@@ -103,11 +96,10 @@ class AuthorsNUCLR(NUCLR):
         self.xi_rule = xi_rule
         self.xi_update = xi_update
         self.zeta_lr_ratio_x = zeta_lr_ratio_x
-        self.zeta_steps = zeta_steps
         self.zeta_velocity_init = zeta_velocity_init
-        check_choice("xi_rule", xi_rule, XI_RULES)
-        check_choice("xi_update", xi_update, XI_UPDATES)
-        check_choice("zeta_velocity_init", zeta_velocity_init, VELOCITY_INITS)
+        check_choice("xi_rule", xi_rule, ("norm", "max"))
+        check_choice("xi_update", xi_update, ("step", "epoch"))
+        check_choice("zeta_velocity_init", zeta_velocity_init, ("zero", "gradient"))
         self.check_settings()
         for side in CANDIDATES:
             self.buffer(f"xi_{side}").fill_(self.initial_xi())
@@ -117,49 +109,26 @@ class AuthorsNUCLR(NUCLR):
                 self.buffer(f"zeta_velocity_{side}").fill_(math.nan)
 
     def move_zeta(self, step: Step, masses: Tensor) -> Tensor:
-        """Return zeta after `zeta_steps` steps, (2, B), and set the new tables."""
-        zeta = step.zeta
-        log_total = step.log_total
-        velocity = step.rows.tables.get("zeta_velocity")
-        for inner in range(self.zeta_steps):
-            if inner > 0:
-                log_own = step.exponents(zeta)
-                log_total = torch.logaddexp(step.log_u, log_own)
-                local = step.kernel.masses(self._for_counted(step, log_total, math.inf))
-                masses = distributed.all_gather(local, dim=1) * torch.exp(log_own - step.log_own)
-            direction = self.zeta_gradient(step, zeta, log_total, masses)
-            if velocity is not None:
-                direction = velocity = self._new_velocity(step, velocity, direction)
-            moved = zeta.sub(direction, alpha=self.zeta_lr)
-            if self.zeta_lr_ratio_x != 1:  # row 1 is x, the candidates of side y
-                moved[1] = zeta[1] - self.zeta_lr * self.zeta_lr_ratio_x * direction[1]
-            zeta = step.unless_alone(moved, zeta)
+        """Return zeta after the step, (2, B), and set the new tables."""
+        direction = self.zeta_gradient(step, masses)
+        if "zeta_velocity" in step.rows.tables:
+            last = step.rows.tables["zeta_velocity"]
+            mean = self.zeta_momentum * last + (1 - self.zeta_momentum) * direction
+            direction = step.unless_alone(torch.where(last.isnan(), direction, mean), last)
+            step.tables["zeta_velocity"] = direction
+        moved = step.zeta.sub(direction, alpha=self.zeta_lr)
+        if self.zeta_lr_ratio_x != 1:  # row 1 is x, the candidates of side y
+            moved[1] = step.zeta[1] - self.zeta_lr * self.zeta_lr_ratio_x * direction[1]
+        zeta = step.unless_alone(moved, step.zeta)
         step.tables["zeta"] = zeta
-        if velocity is not None:
-            step.tables["zeta_velocity"] = velocity
         return zeta
 
-    def _new_velocity(
-        self,
-        step: Step,
-        last: Tensor,
-        gradient: Tensor,
-    ) -> Tensor:
-        mean = self.zeta_momentum * last + (1 - self.zeta_momentum) * gradient
-        return step.unless_alone(torch.where(last.isnan(), gradient, mean), last)
-
-    def zeta_gradient(
-        self,
-        step: Step,
-        zeta: Tensor,
-        log_total: Tensor,
-        masses: Tensor,
-    ) -> Tensor:
+    def zeta_gradient(self, step: Step, masses: Tensor) -> Tensor:
         """Return n G_j, (2, B)."""
         if self.zeta_estimator == "reference":
-            sums = torch.exp(step.exponents(zeta) - log_total) + masses
+            sums = torch.exp(step.bias - step.log_total) + masses
         else:
-            sums = self.column_sums(step, zeta, log_total, masses)
+            sums = self.column_sums(step, masses)
         share = 1.0 if self.zeta_estimator == "unbiased" else self.num_samples / step.batch.size
         return torch.rsub(sums, 1, alpha=share)
 

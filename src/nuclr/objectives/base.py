@@ -62,7 +62,6 @@ class Range:
 
 POSITIVE = Range(low_open=True, high_open=True)
 SHARE = Range(high=1.0)
-MARGIN = Range(high_open=True)
 
 
 def check_choice(
@@ -393,7 +392,7 @@ class Objective(nn.Module):
             limit.check(name, getattr(self, name))
         check_choice("margin_strategy", self.margin_strategy, ("absolute", "relative"))
         if self.false_negative_margin is not None:
-            MARGIN.check("false_negative_margin", self.false_negative_margin)
+            Range(high_open=True).check("false_negative_margin", self.false_negative_margin)
 
     def margins(self, positives: Tensor) -> Tensor:
         """Return by how much a negative may exceed each positive score, in the same shape."""

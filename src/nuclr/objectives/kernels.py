@@ -324,7 +324,7 @@ class SharedKernel:
         self.of_y, self.of_x = of_views(factors, 0, m_y), of_views(factors, 1, m_x)
         along_rows, along_columns = torch.empty_like(self.of_x), torch.empty_like(self.of_y)
         self.kernel = exponents
-        for rows in self._tiles():
+        for rows in _shared_tiles(*self.kernel.shape):
             tile = self.kernel[rows].exp2_()
             torch.mv(tile, self.of_y, out=along_rows[rows])
             along_columns.addmv_(tile.T, self.of_x[rows], beta=_beta(rows))
@@ -383,7 +383,7 @@ class SharedKernel:
         weight_x, weight_y = spread(weights[0], m_x), spread(weights[1], m_y)
         masses = None if log_total is None else _Masses(self, log_total)
         matrix = self.workspace.take("weights", len(self.kernel), self.kernel.shape[1], self.kernel)
-        for rows in self._tiles():
+        for rows in _shared_tiles(*self.kernel.shape):
             tile, weighted = self.kernel[rows], matrix[rows]
             if masses is not None:
                 masses.add(tile, rows)
@@ -404,12 +404,9 @@ class SharedKernel:
     def masses(self, log_total: Tensor) -> Tensor:
         """Return the masses of the candidates; see `BatchKernel`."""
         masses = _Masses(self, log_total)
-        for rows in self._tiles():
+        for rows in _shared_tiles(*self.kernel.shape):
             masses.add(self.kernel[rows], rows)
         return masses.result()
-
-    def _tiles(self) -> Iterator[slice]:
-        return _shared_tiles(*self.kernel.shape)
 
 
 class _Masses:

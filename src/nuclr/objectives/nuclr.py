@@ -297,7 +297,7 @@ class NUCLR(StatefulObjective):
         else:
             zeta = step.zeta
             if step.predicted_popularity.requires_grad:
-                slope = 1 - self.column_sums(step, zeta, step.log_total, masses)
+                slope = 1 - self.column_sums(step, masses)
                 slope = self._for_counted(step, slope, 0.0) * (step.temperature / step.batch.size)
                 if zeta.ndim == 3:  # the mean over views
                     slope = slope.nan_to_num(nan=0.0) / (~zeta.isnan()).sum(dim=0)
@@ -310,7 +310,7 @@ class NUCLR(StatefulObjective):
     def move_zeta(self, step: Step, masses: Tensor) -> Tensor:
         """Return zeta after the step, and set the new tables."""
         target = 1.0 if self.zeta_estimator == "unbiased" else step.batch.size / self.num_samples
-        velocity = target - self.column_sums(step, step.zeta, step.log_total, masses)
+        velocity = target - self.column_sums(step, masses)
         if "zeta_velocity" in step.rows.tables:
             last = step.rows.tables["zeta_velocity"]
             velocity = self.zeta_momentum * last + (1 - self.zeta_momentum) * velocity
@@ -325,18 +325,12 @@ class NUCLR(StatefulObjective):
         step.tables["zeta"] = zeta
         return zeta
 
-    def column_sums(
-        self,
-        step: Step,
-        zeta: Tensor,
-        log_total: Tensor,
-        masses: Tensor,
-    ) -> Tensor:
+    def column_sums(self, step: Step, masses: Tensor) -> Tensor:
         """Return c_j, the estimated sum of the probabilities that all anchors give candidate j, shaped as zeta."""
         if step.own is None:
-            own = torch.exp(step.exponents(zeta) - log_total)
+            own = torch.exp(step.bias - step.log_total)
         else:
-            own = torch.exp(step.own - log_total).nanmean(dim=0)
+            own = torch.exp(step.own - step.log_total).nanmean(dim=0)
         # an anchor without negatives gives no mass, and its row is not stored
         sums = own + (self.num_samples - 1) / step.negatives * masses
         if step.own is not None:
@@ -367,17 +361,6 @@ class NUCLR(StatefulObjective):
     def initial_value(self, name: str) -> float:
         """Return the value that an entry of the state has before its first update; nan for a buffer without one."""
         return self.initial_xi() if name.startswith("xi_") else super().initial_value(name)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        *args: Any,
-    ) -> None:
-        if "zeta_velocity" not in self.initial:  # older states hold it without momentum, too
-            for side in CANDIDATES:
-                state_dict.pop(f"{prefix}zeta_velocity_{side}", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _xi(self, step: Step) -> Tensor:
         """Return xi of both sides, (2, 1), in the dtype of the computation."""

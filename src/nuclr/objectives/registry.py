@@ -59,7 +59,7 @@ class Entry:
         changed = {key for changes in self.ablations.values() for key in changes if key.startswith("objective.")}
         for option in (self.tune[0], *(key.removeprefix("objective.") for key in changed)):
             if option != LR_FACTOR:
-                _check_option(_path(self.cls), option, self.flat_options)
+                _check_option(_path(self.cls), option, self.flat_options, self.flat_options)
         for option, default in self.options.items():
             if default is inspect.Parameter.empty:
                 raise ValueError(f"{_path(self.cls)}: the argument {option!r} needs a default value")
@@ -237,10 +237,8 @@ def build(name: str, *, num_samples: int | None = None, **options: Any) -> Objec
 
     """
     record = entry(name)
-    for option, value in options.items():
-        if moved := describe_moved(name, option, value):
-            raise ValueError(moved)
-        _check_option(name, option, record.options)
+    for option in options:
+        _check_option(name, option, record.options, record.flat_options)
     common = {option: options.pop(option) for option in COMMON if option in options}
     make: Callable[..., Objective] = record.cls
     if not record.needs_num_samples:
@@ -255,52 +253,6 @@ def build(name: str, *, num_samples: int | None = None, **options: Any) -> Objec
     return objective
 
 
-# Options of earlier versions, and where they are now.
-_MOVED = {
-    "individual_temperature": "temperatures.individual",
-    "learn_temperature": "temperatures.learnt",
-    "rho": "temperatures.rho",
-    "tau_lr": "temperatures.tau_lr",
-    "tau_beta": "temperatures.tau_beta",
-    "tau_min": "temperatures.tau_min",
-    "tau_max": "temperatures.tau_max",
-    "gamma_rule": "average.gamma_rule",
-    "alpha": "average.alpha",
-    "state_device": "state.device",
-    "state_sharding": "state.sharding",
-}
-_REMOVED = ("zeta_optimizer", "zeta_beta2")
-
-
-def describe_moved(
-    name: str,
-    option: str,
-    value: Any = None,
-) -> str | None:
-    """Return where an option of an earlier version is now, in one line; None if it was not moved.
-
-    Args:
-        name: the name of the objective.
-        option: an option that this objective may have had in an earlier version.
-        value: its value; the estimator "reference" belongs to another objective now.
-
-    Example:
-        >>> describe_moved("isogclr", "rho")
-        'rho is now temperatures.rho'
-
-    """
-    if name == "nuclr" and (option, value) == ("zeta_estimator", "reference"):
-        return "zeta_estimator=reference: use objective.name=nuclr-authors, the form of the published code"
-    if option in _REMOVED:
-        return f"{option} was removed, with Adam for zeta; leave it out"
-    own = entry(name).flat_options
-    if name == "nuclr" and option not in entry(name).options and option in entry("nuclr-authors").options:
-        return f"{option} is an option of nuclr-authors, the published code; set objective.name, or leave it out"
-    if option in own or _MOVED.get(option) not in own:
-        return None
-    return f"{option} is now {_MOVED[option]}"
-
-
 def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -309,15 +261,19 @@ def _check_option(
     owner: str,
     option: str,
     allowed: Iterable[str],
+    keys: Iterable[str],
 ) -> None:
     if option not in allowed:
-        listed = ", ".join(allowed)
-        raise ValueError(f"{owner} has no option {option!r}; its options are {listed}{_suggestion(option, allowed)}")
+        raise ValueError(
+            f"{owner} has no option {option!r}; its options are {', '.join(allowed)}{_suggestion(option, keys)}"
+        )
 
 
-def _suggestion(word: str, allowed: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(word, list(allowed), n=1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+def _suggestion(word: str, keys: Iterable[str]) -> str:
+    """Return a question with the key that is most like a word, such as "temperatures.rho" for "rho"."""
+    by_last = {key.rpartition(".")[2]: key for key in keys}
+    nearest = difflib.get_close_matches(word, by_last, n=1)
+    return f"; did you mean {by_last[nearest[0]]!r}?" if nearest else ""
 
 
 # Colors are Okabe and Ito's, which color-blind readers can distinguish, and two greys.

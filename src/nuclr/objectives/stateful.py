@@ -139,7 +139,7 @@ class Step:
     tau: float | Tensor  # of the anchors: one number, or (2, B)
     # -- candidates
     zeta: Tensor = field(init=False)  # (2, B) or per view (M, 2, B)
-    bias: Tensor = field(init=False)  # -zeta/tau
+    bias: Tensor = field(init=False)  # -zeta/tau - log(n q), shaped as zeta
     per_view: tuple[bool, bool] = (False, False)  # whether the candidates of side x, of side y have a zeta per view
     own: Tensor | None = None  # (K, M, 2, B), exponents of the pair's own views k, m if zeta is per view
     log_own: Tensor = field(init=False)  # (2, B), log of the positive's term in the partition function
@@ -165,11 +165,6 @@ class Step:
     def log_total(self) -> Tensor:
         """log(u_i + the positive's term), (2, B): log of the estimated partition function."""
         return torch.logaddexp(self.log_u, self.log_own)
-
-    def exponents(self, zeta: Tensor) -> Tensor:
-        """Return -zeta/tau - log(n q) of the candidates, shaped as zeta."""
-        bias = zeta / -self.temperature
-        return bias if self.batch.log_q is None else bias - self.given
 
     def unless_alone(self, then: Tensor, otherwise: float | Tensor) -> Tensor:
         """Return `then`, or `otherwise` for anchors without negatives, which contribute nothing and change nothing."""
@@ -349,10 +344,11 @@ class StatefulObjective(PairTables):
         tau = rows.tables["tau"] if self.temperatures.individual else temperature
         step = Step(batch, learns, rows, temperature, tau)
         step.zeta = self.read_zeta(step)
+        step.bias = step.zeta / -temperature
         if batch.log_q is not None:
             given = batch.log_q + math.log(self.num_samples)
             step.given = torch.stack([given, torch.zeros_like(given)])
-        step.bias = step.exponents(step.zeta)
+            step.bias = step.bias - step.given
         if self.false_negative_margin is not None or self.normalizer == "network" or self.by_item:
             step.positive = positive_scores(batch.x, batch.y, batch.views)
         if self.by_item and step.positive is not None:

@@ -369,9 +369,8 @@ def resolve(
         "objective": dataclasses.replace(settings.objective, options=settings.objective.arguments()),
         "model.width": model.width,
         "model.matryoshka": matryoshka_widths(settings, model),
+        "data.val": {name: dataclasses.replace(own, split=val_split(data, name)) for name, own in data.val.items()},
     }
-    sets = {name: dataclasses.replace(own, split=val_split(data, name)) for name, own in data.val.items()}
-    changes["data.val"] = sets
     if own_encoders:
         changes["model.shared"] = model.shared
     for side in SIDES:

@@ -22,14 +22,6 @@ from nuclr.errors import UserError
 from nuclr.files import read_text
 from nuclr.runs.settings import Settings, change, flatten, put, split_names, to_dict
 
-# Keys of earlier versions, and what to write instead.
-REPLACED = {
-    "data.views": "data.x.views and data.y.views are the numbers of views per side, and data.contrast=views contrasts "
-    "views of each image (the default for a folder of images)",
-    "image_key": "data.x.key and data.y.key name the columns of both sides",
-    "text_key": "data.x.key and data.y.key name the columns of both sides",
-}
-
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
 # Where pydantic's words would not help somebody who writes YAML.
 _ALLOWED = {
@@ -134,7 +126,7 @@ def user_error(
         near = nearest_key(key, known)
         sections = dict.fromkeys(name.partition(".")[0] for name in known)
         fix = f"did you mean {near}?" if near else f"known keys and sections: {', '.join(sections)}"
-        return UserError(f"{origin}unknown key {show(key)}; {REPLACED.get(key, fix)}")
+        return UserError(f"{origin}unknown key {show(key)}; {fix}")
     message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return UserError(f"{origin}{key} is {show(value)}; {_ALLOWED.get(first['type'], message)}")
 
@@ -149,8 +141,7 @@ def show(value: Any) -> str:
 
 def all_keys() -> Iterator[str]:
     """Yield every key, such as "data.train" and "objective.gamma"."""
-    for key, _ in flatten(dataclasses.asdict(Settings())):
-        yield key
+    yield from (key for key, _ in flatten(dataclasses.asdict(Settings())))
     options = (objectives.options(name) for name in objectives.names())
     yield from dict.fromkeys(f"objective.{key}" for own in options for key, _ in flatten(own))
 

@@ -2,8 +2,7 @@
 
 A process that waits for another one gives up after a while. `NUCLR_TIMEOUT` sets the number of seconds; the default is
 300 for processes that have not joined yet, and 1800 for an answer during the run, because another process may be busy
-for minutes. The end of another process is noticed in the next exchange with it, or by `PeerWatch` within seconds, which
-also notices the end of torchrun.
+for minutes. The end of another process is noticed in the next exchange with it, and that of torchrun within seconds.
 """
 
 import contextlib
@@ -12,14 +11,11 @@ import gc
 import itertools
 import math
 import os
-import secrets
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,8 +31,6 @@ JOIN_SECONDS = 300.0
 ANSWER_SECONDS = 1800.0
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container on Linux: "QUOTA PERIOD", or "max PERIOD"
 GRACE_SECONDS = 4.0  # in which the program itself may notice the end of another process, at an exchange
-CONNECT_SECONDS = 20.0  # for which a run waits for the connections of the watch
-PEERS_KEY = "nuclr/peers"
 
 
 def pick_device(name: str) -> torch.device:
@@ -82,13 +76,14 @@ def processes(device: torch.device) -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or (dist.is_available() and dist.is_initialized()):
         yield
         return
-    watch = _join("nccl" if device.type == "cuda" else "gloo")
+    _join("nccl" if device.type == "cuda" else "gloo")
+    stopped = threading.Event()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=_watch_torchrun, args=[stopped], name="nuclr-torchrun", daemon=True).start()
     handler = None
     try:
         yield
-        watch.stop(goodbye=True)
     except BaseException as error:
-        watch.stop(goodbye=False)
         lost = _lost(error)
         if lost is not None and threading.current_thread() is threading.main_thread():
             # torchrun sends SIGTERM when a process dies; it must not end this one before the reason is reported.
@@ -98,6 +93,7 @@ def processes(device: torch.device) -> Iterator[None]:
             raise lost from None
         raise
     finally:
+        stopped.set()
         # A group that is still referenced keeps its threads alive until the interpreter exits, which can then abort.
         gc.collect()
         dist.destroy_process_group()
@@ -105,7 +101,7 @@ def processes(device: torch.device) -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _join(backend: str) -> "PeerWatch":
+def _join(backend: str) -> None:
     world = int(os.environ["WORLD_SIZE"])
     join_seconds = _timeout(JOIN_SECONDS)
     try:
@@ -119,7 +115,6 @@ def _join(backend: str) -> "PeerWatch":
             world_size=world,
             timeout=datetime.timedelta(seconds=_timeout(ANSWER_SECONDS)),
         )
-        return PeerWatch(store, own_rank, world)
     except ValueError as error:  # a variable of torchrun is missing
         raise UserError(f"WORLD_SIZE is {world}, but the processes cannot join ({error}); use torchrun") from None
     except RuntimeError as error:
@@ -155,87 +150,18 @@ def _describe_loss(
     return f"process {rank} lost {other}, which {reason}; the run can be continued with --resume"
 
 
-class PeerWatch(threading.Thread):
-    """A thread that ends this process with one line if another process ended without saying goodbye, or torchrun did.
+def _watch_torchrun(stopped: threading.Event) -> None:
+    """End this process with one line if torchrun, which started it, ends before `stopped` is set.
 
-    An exchange notices a lost process, but the next one may be minutes away: a long evaluation, a page that is being
-    written. So each process keeps a connection to the first one, on which nothing is sent until the end. The operating
-    system closes the connection of a process that was killed. If the first one ends, all others see it.
-
-    Args:
-        store: the processes' common store, through which the first one announces its address and a key.
-        rank: number of this process.
-        world: number of processes.
-
+    torchrun ends the processes of its machine when one of them dies. If it is killed itself, nobody else would.
     """
-
-    def __init__(
-        self,
-        store: Any,
-        rank: int,
-        world: int,
-    ) -> None:
-        super().__init__(name="nuclr-peers", daemon=True)
-        self._store = store
-        self._rank = rank
-        self._world = world
-        self._parent = os.getppid()
-        self._peers: list[Connection] = []
-        self._stopped = threading.Event()
-        self._connected = threading.Event()
-        self.start()
-        # Otherwise a process that is killed before it is connected would not be missed.
-        self._connected.wait(CONNECT_SECONDS)
-
-    def stop(self, goodbye: bool) -> None:
-        """End the watch; with `goodbye`, the other processes do not count this one as lost."""
-        self._stopped.set()
-        self.join(GRACE_SECONDS)  # until the processes are connected and the thread has ended
-        for peer in self._peers:
-            with contextlib.suppress(OSError):  # of a process that has ended before
-                if goodbye:
-                    peer.send_bytes(b"goodbye")
-                peer.close()
-
-    def run(self) -> None:
-        """Connect the processes, and wait."""
-        # Without a connection (a firewall between the machines), a lost process is noticed at the next exchange.
-        with contextlib.suppress(OSError, EOFError, AuthenticationError, dist.DistError):
-            self._connect()
-        self._connected.set()
-        lost = self._wait()
-        if lost is not None and not self._stopped.wait(GRACE_SECONDS):
-            sys.stderr.write(f"nuclr: {_describe_loss(self._rank, lost)}\n")
-            sys.stderr.flush()
-            os._exit(1)
-
-    def _connect(self) -> None:
-        if self._rank > 0:
-            port, key = self._store.get(PEERS_KEY).decode().split()
-            address = (os.environ.get("MASTER_ADDR", "localhost"), int(port))
-            self._peers.append(Client(address, authkey=bytes.fromhex(key)))
+    parent = os.getppid()
+    while os.getppid() == parent:
+        if stopped.wait(0.5):
             return
-        key = secrets.token_bytes(32)
-        with Listener(("", 0), authkey=key) as listener:
-            self._store.set(PEERS_KEY, f"{listener.address[1]} {key.hex()}")
-            while len(self._peers) < self._world - 1:
-                with contextlib.suppress(OSError, EOFError, AuthenticationError):  # somebody who does not know the key
-                    self._peers.append(listener.accept())
-
-    def _wait(self) -> str | None:
-        """Return what was lost; None if this process ends as planned."""
-        waiting: list[Any] = list(self._peers)
-        while not self._stopped.is_set():
-            ready: list[Any] = wait(waiting, timeout=0.5)
-            for peer in ready:
-                try:
-                    peer.recv_bytes(16)
-                except (EOFError, OSError):
-                    return "another process"
-                waiting.remove(peer)  # it said goodbye
-            if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._parent:
-                return "torchrun"
-        return None
+    if not stopped.wait(GRACE_SECONDS):
+        sys.stderr.write(f"nuclr: {_describe_loss(dist.get_rank(), 'torchrun')}\n")
+        os._exit(1)
 
 
 def _clear_frames(error: BaseException | None) -> None:

@@ -338,9 +338,6 @@ class Objective:
         name = values.get("name", cls.name)
         if name not in objectives.names():
             raise UserError(f"objective.name is {name!r}; it should be one of {', '.join(objectives.names())}")
-        for key, value in options.items():
-            if moved := objectives.describe_moved(name, key, value):
-                raise UserError(f"objective.{moved}")
         kinds = ChainMap(*(objectives.entry(known).kinds for known in objectives.names()))
         checked = _optional_keys(kinds)(**options)
         return {"name": name, "options": checked.model_dump(exclude_none=True)}

@@ -128,14 +128,7 @@ def build_parts(
     outside = data.outside_training()
     val_loaders = {key: components.make_loader(outside, own.pairs, model, loaders) for key, own in held_out.items()}
     prefixes = {data.val_key(name): data.val_prefix(name) for name in named}
-    class_loader = None
-    if classes is not None:
-        class_loader = components.make_class_loader(
-            data,
-            classes,
-            model,
-            loaders,
-        )
+    class_loader = None if classes is None else components.make_class_loader(data, classes, model, loaders)
     validation = Validation(
         held_out,
         prefixes,
@@ -151,20 +144,16 @@ def build_parts(
 # -- the optimizer -----------------------------------------------------------------------------------------------------
 
 
-def parameter_groups(
+def make_optimizer(
     model: nn.Module,
     objective: nn.Module,
-    weight_decay: float,
-    network_factor: float = 1.0,
-) -> list[dict[str, object]]:
-    """Return the parameters with and without weight decay, and those of the objective's networks.
+    settings: Optimizer,
+) -> AdamW:
+    """Return the optimizer of a run; the schedule sets its learning rate before each step.
 
-    Args:
-        model: the dual encoder. Its matrices and kernels have weight decay, its norms and biases have none.
-        objective: its learnt temperature and the like are treated as the model's biases.
-        weight_decay: of the first group.
-        network_factor: learning rate of the objective's networks, relative to that of the model.
-
+    Matrices and kernels of the model have weight decay. Its norms and biases have none, and neither have the parameters
+    of the objective. The objective's networks are trained at most at NETWORK_LR: a learning rate that suits the model,
+    such as 0.1 for a bag of words, may be far too large for them.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     networks = []
@@ -179,32 +168,13 @@ def parameter_groups(
             "nothing to train: model.x.frozen and model.y.frozen are true and both heads are none; "
             "unfreeze one side or give it a head"
         )
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim < 2] + learnt, "weight_decay": 0.0},
-        {"params": networks, "weight_decay": 0.0, LR_FACTOR: network_factor},
+        {"params": networks, "weight_decay": 0.0, LR_FACTOR: min(1.0, NETWORK_LR / settings.lr)},
     ]
-    return [group for group in groups if group["params"]]
-
-
-def make_optimizer(
-    model: nn.Module,
-    objective: nn.Module,
-    settings: Optimizer,
-) -> AdamW:
-    """Return the optimizer of a run; the schedule sets its learning rate before each step.
-
-    The objective's networks are trained at most at NETWORK_LR: a learning rate that suits the model, such as 0.1 for a
-    bag of words, may be far too large for them.
-    """
-    groups = parameter_groups(
-        model,
-        objective,
-        settings.weight_decay,
-        min(1.0, NETWORK_LR / settings.lr),
-    )
     return AdamW(
-        groups,
+        [group for group in groups if group["params"]],
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
