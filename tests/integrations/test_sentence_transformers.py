@@ -369,6 +369,11 @@ def test_wrong_arguments(arguments, named):
         NuclrLoss(torch.nn.Identity(), **arguments)
 
 
+def test_the_model_comes_first():
+    with pytest.raises(ValueError, match=r"model.*'sogclr'"):
+        NuclrLoss("sogclr", num_samples=8)
+
+
 def with_labels(data, labels):
     return Dataset.from_dict(data[:] | {"label": labels})
 
@@ -474,6 +479,8 @@ def test_losses_that_call_the_objective_repeatedly_need_one_without_state(model,
         (mined().add_column("source", ["web"] * PAIRS), None, "source.*'negative'"),
         ([("a", "b")], None, "list"),
         (pairs().to_iterable_dataset(), None, "IterableDataset"),
+        (pairs().add_column("negative", ["no", None, *["x"] * (PAIRS - 2)]), None, "row 1 of 'negative'"),
+        (pairs().add_column("negative", [["no", "nor"]] * PAIRS), None, "'negative'.*negative_1"),
     ],
 )
 def test_add_index_refuses(data, group, named):

@@ -106,9 +106,9 @@ def test_features_too_large(name: str) -> None:
 @pytest.mark.parametrize(
     ("index", "named"),
     [
-        ([0, 1, 2, 10], ["[0, 10)", "holds 10"]),
+        ([0, 1, 2, 10], ["[0, 10)", "holds 10 outside"]),
         ([0, -1, 2, 3], ["[0, 10)", "holds -1"]),
-        ([0, 1, 1, 3], ["holds 1 "]),
+        ([0, 1, 1, 3], ["holds 1 more than once"]),
         ([0, 1, 2], ["(3,)"]),
         ([[0], [1], [2], [3]], ["(4, 1)"]),
         ([0.0, 1.0, 2.0, 3.0], ["integers", "float32"]),
@@ -177,6 +177,9 @@ def test_values_out_of_range(name: str, option: str, value: float) -> None:
         ("sogclr", {"gamma_rule": "proximal", "alpha": 0.0}, ["average.alpha", "0.0"]),
         ("sogclr", {"num_samples": 1}, ["num_samples", "1"]),
         ("sogclr", {"num_samples": None}, ["num_samples"]),
+        ("sogclr", {"num_samples": [1, 2, 3]}, ["num_samples", "[1, 2, 3]"]),
+        ("sogclr", {"temperature": "0.05"}, ["temperature", "'0.05'"]),
+        ("clip", {"false_negative_margin": "0.1"}, ["false_negative_margin", "'0.1'"]),
     ],
 )
 def test_options(name: str, options: dict, named: list[str]) -> None:

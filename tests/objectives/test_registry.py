@@ -97,6 +97,8 @@ def test_a_wrong_record_is_refused(changes: dict, message: str) -> None:
             "clip.*'gamma'.*temperature, learn_temperature, normalize, false_negative_margin, margin_s",
         ),
         ("isogclr", "rho", "rho.*temperatures.rho"),
+        ("nuclr", "tau", "tau.*mean 'temperature'"),
+        ("nuclr", "zeta0", "zeta0.*mean 'zeta_init'"),
         ("sogclr", "state_sharding", "state_sharding.*state.sharding"),
     ],
 )

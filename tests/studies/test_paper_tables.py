@@ -176,5 +176,7 @@ def test_the_time_of_a_run_is_from_the_table_file(tmp_path):
     path = tiny.write_table(tmp_path)
     row = "{label: ours, config: tiny.yaml}"
     path.write_text(f"columns: [{{test: test.npz}}]\nblocks: [{{title: b, hours: 26, rows: [{row}]}}]\n")
-    run, problem = paper_tables.plan_table(path, tmp_path / "nowhere", tmp_path).describe()
-    assert "26 h" in run and "missing" in run and "test.npz" in problem
+    run, total, problem = paper_tables.plan_table(path, tmp_path / "nowhere", tmp_path).describe()
+    assert "26 h" in run and "missing" in run and "26 h" in total and "test.npz" in problem
+    *_, root, _ = paper_tables.plan_table(path, tmp_path / "nowhere", tmp_path, ["data.root=none"]).describe()
+    assert "data.root=none" in root

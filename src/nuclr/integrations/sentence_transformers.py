@@ -123,7 +123,14 @@ def _label(
     for k, column in enumerate(columns):
         side = min(k, 1)  # hard negatives have the ids of equal texts in the second column
         if holds_text(dataset, column) and holds_text(dataset, columns[side]):
-            label.append([known[side][text] for text in dataset[column][:]])
+            texts = dataset[column][:]
+            if None in texts:
+                raise UserError(f"dataset: row {texts.index(None)} of {column!r} is empty; drop such rows first")
+            label.append([known[side][text] for text in texts])
+        elif k >= 2 and holds_text(dataset, columns[1]):
+            raise UserError(
+                f"dataset: {column!r} holds no texts; each hard negative needs a column, such as negative_1"
+            )
         else:
             label.append(index if k < 2 else [-1] * len(dataset))
     if group is not None:
@@ -177,6 +184,8 @@ class NuclrLoss(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model is {model!r}; give the SentenceTransformer first, and then the objective")
         self.model = model
         self.objective = make_objective(objective, num_samples, **options)
         self.narrower = nn.ModuleDict()  # width -> objective of embeddings that MatryoshkaLoss shortens

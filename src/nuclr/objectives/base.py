@@ -52,12 +52,15 @@ class Range:
 
     def check(self, name: str, value: float) -> None:
         """Raise a ValueError that names the option if its value is outside of the interval."""
-        above = self.low < value if self.low_open else self.low <= value
-        below = value < self.high if self.high_open else value <= self.high
+        try:
+            above = self.low < value if self.low_open else self.low <= value
+            below = value < self.high if self.high_open else value <= self.high
+        except TypeError:  # not a number
+            above = below = False
         if not (above and below):
             left = "(" if self.low_open else "["
             right = ")" if self.high_open else "]"
-            raise ValueError(f"{name} must be in {left}{self.low:g}, {self.high:g}{right}, but is {value}")
+            raise ValueError(f"{name} must be in {left}{self.low:g}, {self.high:g}{right}, but is {value!r}")
 
 
 POSITIVE = Range(low_open=True, high_open=True)

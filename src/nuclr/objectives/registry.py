@@ -253,6 +253,18 @@ def build(name: str, *, num_samples: int | None = None, **options: Any) -> Objec
     return objective
 
 
+# What options and objectives are called in papers and by other libraries.
+SYNONYMS = {
+    "eta": "zeta_lr",
+    "infonce": "clip",
+    "mnrl": "clip",
+    "scale": "temperature",
+    "tau": "temperature",
+    "zeta0": "zeta_init",
+    "zeta_0": "zeta_init",
+}
+
+
 def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -272,7 +284,7 @@ def _check_option(
 def _suggestion(word: str, keys: Iterable[str]) -> str:
     """Return a question with the key that is most like a word, such as "temperatures.rho" for "rho"."""
     by_last = {key.rpartition(".")[2]: key for key in keys}
-    nearest = difflib.get_close_matches(word, by_last, n=1)
+    nearest = difflib.get_close_matches(SYNONYMS.get(word.lower(), word), by_last, n=1)
     return f"; did you mean {by_last[nearest[0]]!r}?" if nearest else ""
 
 

@@ -122,8 +122,8 @@ class PairTables(Objective):
         normalize: bool,
     ) -> None:
         super().__init__(temperature, normalize)
-        if num_samples < 2:
-            raise ValueError(f"num_samples must be at least 2, but is {num_samples}")
+        if not isinstance(num_samples, Integral) or num_samples < 2:
+            raise ValueError(f"num_samples must be a whole number of at least 2, but is {num_samples!r}")
         self.num_samples = num_samples
         self.sides = sides
         self.state = state
@@ -338,10 +338,12 @@ class PairTables(Objective):
 
         def error() -> ValueError:
             counts = Counter(index.tolist())
-            wrong = sorted(value for value, count in counts.items() if count > 1 or not 0 <= value < self.num_samples)
+            outside = sorted(value for value in counts if not 0 <= value < self.num_samples)
+            repeated = sorted(value for value, count in counts.items() if count > 1)
+            problem = "outside of this range" if outside else "more than once in the global batch"
             return ValueError(
                 f"index must hold different numbers in [0, {self.num_samples}), but holds "
-                f"{', '.join(map(str, wrong[:5]))} outside of this range, or more than once in the global batch"
+                f"{', '.join(map(str, (outside or repeated)[:5]))} {problem}"
             )
 
         self._deferred.check(good, error)

@@ -20,7 +20,7 @@ import yaml
 from nuclr import objectives
 from nuclr.errors import UserError
 from nuclr.files import read_text
-from nuclr.runs.settings import Settings, change, flatten, put, split_names, to_dict
+from nuclr.runs.settings import Objective, Settings, change, flatten, put, split_names, to_dict
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
 # Where pydantic's words would not help somebody who writes YAML.
@@ -61,6 +61,7 @@ def load(
     load_plugins(changes.get("plugins"))
     if isinstance(source, str | Path):
         parse(values, f"{source}: ")  # first alone, so that a message about the file names it
+    values = _without_own_hyperparameter(values, changes.get("objective.name"))
     for key, value in changes.items():
         values = put(values, key, value)
     settings = parse(values)
@@ -71,6 +72,21 @@ def load(
         settings = change(settings, "data.contrast", contrast)
     check(settings, [key for key, value in changes.items() if value is not None] if strict else [])
     return settings
+
+
+def _without_own_hyperparameter(values: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """Return the values of a file for another objective: what a file tunes for its own has another unit there.
+
+    The step of zeta is an example: that of `nuclr-authors` depends on the data, and that of `nuclr` is in units of tau.
+    """
+    section = values.get("objective")
+    if not isinstance(section, dict):
+        return values
+    own = section.get("name", Objective.name)
+    if name in (None, own) or own not in objectives.names():
+        return values
+    option, _ = objectives.entry(own).tune
+    return values | {"objective": {key: value for key, value in section.items() if key != option}}
 
 
 def parse(values: Mapping[str, Any], origin: str = "") -> Settings:

@@ -336,8 +336,10 @@ class Objective:
             return values
         options = {key: value for key, value in values.items() if key != "name"}
         name = values.get("name", cls.name)
-        if name not in objectives.names():
-            raise UserError(f"objective.name is {name!r}; it should be one of {', '.join(objectives.names())}")
+        try:
+            objectives.entry(str(name))
+        except ValueError as error:  # names the allowed ones
+            raise UserError(f"objective.{error}") from None
         kinds = ChainMap(*(objectives.entry(known).kinds for known in objectives.names()))
         checked = _optional_keys(kinds)(**options)
         return {"name": name, "options": checked.model_dump(exclude_none=True)}

@@ -409,12 +409,19 @@ class TableStudy(Study):
         """Return the state of every run, the time that its training takes, and what is wrong with test sets."""
         hours = {block.title: block.hours for block in self.file.blocks}
         lines = []
+        total = 0.0
+        roots = set()
         for row, run in self.runs():
+            roots.add(run.data.root)
             known = hours[row.name.rpartition("/")[0]]
             time = f"about {known:g} h (the table file)" if known else "nuclr train CONFIG --dry-run: how long"
             state = self.state(row, run)
             lines.append(f"{run.name}: {state}{'' if state == 'done' else f'; {time}'}")
-        return [*lines, *(f"before training: {problem}" for problem in self.problems)]
+            total += 0 if state == "done" else known or 0
+        if total:
+            lines.append(f"all that are not done: about {total:g} h")
+        folders = [f"data.root={root}: no such folder" for root in roots if root and not Path(root).is_dir()]
+        return [*lines, *(f"before training: {problem}" for problem in [*folders, *self.problems])]
 
     def summarize(self) -> Comparison:
         """Return the results that exist."""

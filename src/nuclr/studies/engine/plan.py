@@ -310,7 +310,9 @@ class Study:
                     needed.setdefault(run.name, (run, set()))[1].update(groups)
             missing = [self.job(run, groups) for run, groups in needed.values() if not self.is_done(run, groups)]
             if needed:
-                self.say(f"{len(needed)} {title}; {len(needed) - len(missing)} are already done")
+                self.say(
+                    f"{len(needed)} {title}: {len(needed) - len(missing)} are done, the others train or are measured"
+                )
             self._work(missing, size, done)
 
     def _work(
