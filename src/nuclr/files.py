@@ -519,6 +519,16 @@ def is_temporary(path: Path) -> bool:
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
+def remove_temporaries(folder: Path) -> None:
+    """Remove what processes left that were killed while writing; the caller has locked the folder.
+
+    Pages are left out, because a page may be written without the lock.
+    """
+    for path in folder.iterdir():
+        if is_temporary(path) and not path.name.startswith(f".{Path(_PAGE).stem}."):
+            path.unlink(missing_ok=True)
+
+
 def file_stamp(path: Path) -> list[int]:
     """Return the size and modification time of a file, to detect changes. JSON stores both exactly."""
     status = path.stat()

@@ -172,6 +172,14 @@ def test_a_metric_that_the_column_does_not_have_is_a_problem(tmp_path, metric):
     assert "pairs" in problem and metric in problem
 
 
+def test_a_killed_command_leaves_no_temporary_file_for_the_next(tmp_path):
+    path = tiny.write_table(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".plan.json.0123abcd.tmp").write_text("{")
+    assert len(paper_tables.plan_table(path, tmp_path, tmp_path / "out").missing()) == 2
+    assert not list((tmp_path / "out").glob("*.tmp"))
+
+
 def test_the_time_of_a_run_is_from_the_table_file(tmp_path):
     path = tiny.write_table(tmp_path)
     row = "{label: ours, config: tiny.yaml}"

@@ -122,7 +122,7 @@ class PairTables(Objective):
         normalize: bool,
     ) -> None:
         super().__init__(temperature, normalize)
-        if not isinstance(num_samples, Integral) or num_samples < 2:
+        if not hasattr(num_samples, "__index__") or num_samples < 2:
             raise ValueError(f"num_samples must be a whole number of at least 2, but is {num_samples!r}")
         self.num_samples = num_samples
         self.sides = sides

@@ -146,9 +146,8 @@ class RunFolder:
                 hint = "" if is_finished(self.folder) else ", or add --resume to continue it"
                 raise UserError(f"{self.folder} already holds a run; name another folder with out=...{hint}")
             self.checkpoints.mkdir(exist_ok=True)
-            for path in [*self.folder.iterdir(), *self.checkpoints.iterdir()]:  # of processes killed while writing
-                if files.is_temporary(path) and not path.name.startswith(".report."):  # a page may be written now
-                    path.unlink(missing_ok=True)
+            files.remove_temporaries(self.folder)
+            files.remove_temporaries(self.checkpoints)
         except OSError as error:
             raise UserError(f"out={self.folder}: cannot be written ({error.strerror}); name another folder") from None
         return exists

@@ -282,6 +282,7 @@ class Study:
             [PLAN, CELLS, *results],
         )
         with files.take_lock(self.out, self.plan.command, "--out "):
+            files.remove_temporaries(self.out)
             write_plan(self.out / PLAN, self.plan)
             yield
 
