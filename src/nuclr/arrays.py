@@ -533,8 +533,8 @@ def check_norms(
         row = int(wrong[0])
         share = f"{len(wrong)} of {len(features)} rows are not unit norm"
         raise ValueError(
-            f"{name}: row {first + row} has norm {float(length[row]):.4g} ({share}); normalize with "
-            f"torch.nn.functional.normalize({name}, dim=1) or {hint}"
+            f"{name}: row {first + row} has norm {float(length[row]):.4g} ({share}); {hint}, or divide each row by its "
+            "norm (tensors: torch.nn.functional.normalize(features, dim=1))"
         )
 
 
