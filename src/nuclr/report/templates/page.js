@@ -127,6 +127,7 @@
       const items = byCount.filter((at) => matches(data.items[at])).slice(0, MOST);
       lists.items.replaceChildren(...items.map((at) => itemButton(at, [])));
       let status = count(found.length);
+      if (kind?.value) status += ` (${kind.selectedOptions[0].textContent})`;
       if (item >= 0) {
         const gone = found.filter((at) => !stays(at)).length;
         status += ` with “${data.items[item].slice(0, 80)}”: ${gone.toLocaleString("en")} no longer find it`;
