@@ -112,8 +112,7 @@ def same_kind(bank: Tensor, queries: Tensor) -> float:
     generator = torch.Generator().manual_seed(HASH_SEED)
     orders = [torch.arange(len(pooled))]
     orders += [torch.randperm(len(pooled), generator=generator) for _ in range(PERMUTATIONS)]
-    members = torch.stack(orders).to(kernel.device) < len(first)
-    inside = members.double()
+    inside = (torch.stack(orders).to(kernel.device) < len(first)).double()
     outside = 1 - inside
     n, m = len(first), len(second)
     shared = inside @ kernel

@@ -103,12 +103,11 @@ def sample_conditional(
     x = x.to(dtype)
     y = y.to(dtype)
     offset = as_vector("zeta", zeta, len(y)).to(x.device) / temperature
-    source = torch.device("cpu") if generator is None else generator.device
     uniform = torch.rand(
         len(x),
         count,
         dtype=torch.float64,
-        device=source,
+        device="cpu" if generator is None else generator.device,
         generator=generator,
     ).to(x.device)
     drawn = torch.empty(

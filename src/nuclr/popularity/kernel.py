@@ -112,8 +112,7 @@ class Kernel:
         self.problem = problem.part(own_rows(n_x))
         device = problem.b.device
         # Each thread has a tile, so a small memory is enough for few of them.
-        least = LEAST_HEIGHT * n_y * problem.dtype.itemsize
-        workers = max(1, min(threads.count(device), memory // least))
+        workers = max(1, min(threads.count(device), memory // (LEAST_HEIGHT * n_y * problem.dtype.itemsize)))
         self.tiles, self.blocks = tiling(self.problem, memory / workers)
         share = -(-n_x // distributed.world_size())  # equal on all processes, so that all take the same decision
         needed = share * n_y * problem.dtype.itemsize

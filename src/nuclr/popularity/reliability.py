@@ -62,14 +62,13 @@ def zeta_reliability(problem: Problem, log_z: Tensor) -> float:
     mass = problem.a[sampled]
     common = float(mass.square().sum() / mass.sum().square())  # 1/n
     log_mass = problem.a.log() - log_z
-    every = slice(None)
     columns = evenly_spaced(len(problem.b), ITEMS).to(problem.y.device)
     zero = torch.zeros(len(problem.b), dtype=problem.dtype, device=problem.y.device)
     zeta = []
     noise = []
     for part in torch.split(columns, max(1, TILE // len(mass))):
         some = replace(problem, b=problem.b[part], y=problem.y[part])
-        logits = some.logits(every, every, zero[part]).double() + log_mass[:, None]
+        logits = some.logits(slice(None), slice(None), zero[part]).double() + log_mass[:, None]
         zeta.append(problem.temperature * logits.logsumexp(dim=0))
         left_out = torch.log1p(-logits.softmax(dim=0)[sampled].clamp(max=LARGEST_SHARE))
         noise.append(left_out.square().sum(dim=0) - common * left_out.sum(dim=0).square())
