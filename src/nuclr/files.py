@@ -33,7 +33,6 @@ from nuclr.errors import UserError, first_line
 _LARGE = 2**28
 _MOST_COMPRESSION = 100
 _WIDEST = 2**20  # columns of an array without rows
-_RUN = "config.yaml"  # of every training run
 _PAGE = "report.html"  # of every command
 LOCK = ".lock"
 ARRAYS = "numeric arrays"
@@ -573,7 +572,7 @@ def _sync_folder(folder: Path) -> None:
 
 def is_run(folder: str | Path) -> bool:
     """Return whether a path is the folder of a training run."""
-    return Path(folder, _RUN).is_file()
+    return Path(folder, "config.yaml").is_file()
 
 
 def command_line() -> str:

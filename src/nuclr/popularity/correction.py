@@ -81,7 +81,7 @@ from nuclr.popularity.hubs import nearest, reciprocal_ranks
 from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.planted import CleanIndex, Suspicion
 from nuclr.popularity.problem import Problem
-from nuclr.popularity.reliability import reliable_share
+from nuclr.popularity.reliability import zeta_reliability
 from nuclr.popularity.sample import RowMap
 from nuclr.popularity.solver import Solver, has_no_solution
 
@@ -90,7 +90,6 @@ from nuclr.popularity.solver import Solver, has_no_solution
 DEFAULT_SCALES = {0.6: 0.75, 1.5: -0.3}
 ANSWERED_SCALES = {0.4: 0.75, 1.5: -0.3}  # if most queries have known answers
 DEFAULT_STRENGTH = 1.0  # of one given temperature
-DEFAULT_PRIOR = 0.1
 # What tuning chooses from.
 TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
 STRENGTHS = (0.5, 0.75, 1.0, 1.25)
@@ -210,7 +209,7 @@ class PopularityCorrection:
         temperature: float | None = None,
         strength: float | None = None,
         *,
-        prior: float = DEFAULT_PRIOR,
+        prior: float = 0.1,
         normalize: bool = False,
         bank_size: int = BANK_SIZE,
     ) -> None:
@@ -377,7 +376,7 @@ class PopularityCorrection:
         strengths = self._default_strengths(spread, transductive)
         scales = [self._solve(candidates, wanted, *setting) for setting in strengths.items()]
         if self.temperature is None and self.strength is None and not transductive:
-            share = reliable_share(self._problem(candidates, scales[0].temperature), scales[0].log_z)
+            share = min(1.0, 2 * zeta_reliability(self._problem(candidates, scales[0].temperature), scales[0].log_z))
             scales = [replace(scale, strength=share * scale.strength) for scale in scales]
         self._use(scales)
         if pairs is not None and None in (self.temperature, self.strength):

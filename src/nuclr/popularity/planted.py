@@ -59,8 +59,10 @@ class Suspicion:
 
     def __repr__(self) -> str:
         """Return one line with the number of documents and the smallest p-value."""
-        alarms = int((self.p_value <= 0.01).sum())
-        return f"Suspicion(documents={len(self.score)}, p<=0.01: {alarms}, smallest p={float(self.p_value.min()):.2g})"
+        return (
+            f"Suspicion(documents={len(self.score)}, p<=0.01: {int((self.p_value <= 0.01).sum())}, "
+            f"smallest p={float(self.p_value.min()):.2g})"
+        )
 
 
 @dataclass(frozen=True)

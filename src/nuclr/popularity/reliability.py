@@ -29,11 +29,6 @@ TILE = 2**22  # scores at a time: 32 MiB
 LARGEST_SHARE = 1 - 1e-9  # of a query in an item's sum: without it nothing is left, and the logarithm is -20
 
 
-def reliable_share(problem: Problem, log_z: Tensor) -> float:
-    """Return the factor on a correction, between 0 (noise) and 1, from the arguments of `zeta_reliability`."""
-    return min(1.0, 2 * zeta_reliability(problem, log_z))
-
-
 def zeta_reliability(problem: Problem, log_z: Tensor) -> float:
     """Return the share of the variance of zeta over items that is not sampling noise of the queries.
 

@@ -72,10 +72,12 @@ class Estimator:
         )
         solved = self.solver(part, None if init is None else init[candidates.index])
         small_zeta = solved.zeta.to(b)
-        shift = part.a.log() - solved.log_z
-        log_q, noise_c = self._extended("zeta", p.y, x, tau, shift, anchors.noise / anchors.weight)
-        shift = b.log() - small_zeta / tau
-        log_z, noise_z = self._extended("log-z", p.x, y, tau, shift, candidates.noise / candidates.weight)
+        log_q, noise_c = self._extended(
+            "zeta", p.y, x, tau, part.a.log() - solved.log_z, anchors.noise / anchors.weight
+        )
+        log_z, noise_z = self._extended(
+            "log-z", p.x, y, tau, b.log() - small_zeta / tau, candidates.noise / candidates.weight
+        )
         zeta = tau * log_q
         exact_c = _exact(p.y[checked_y], p.x, tau, p.a.log() - log_z) - log_q[checked_y]
         exact_z = _exact(p.x[checked_x], p.y, tau, p.b.log() - log_q) - log_z[checked_x]

@@ -86,8 +86,7 @@ def measures(run: TrainingRun) -> list[NamedMetric]:
     Those of shorter features are left out. So are directions for views: both sides are the same items, so each item
     finds itself.
     """
-    known = named_metrics(run.evaluation)
-    return [one for one in known if WIDTH not in one.name and not (run.views and one.direction)]
+    return [one for one in named_metrics(run.evaluation) if WIDTH not in one.name and not (run.views and one.direction)]
 
 
 def summary(run: TrainingRun) -> Iterator[Block]:

@@ -88,8 +88,11 @@ def _direction(
     asked = ranked.own.any(dim=1).nonzero().squeeze(1)
     drawn = asked[torch.randperm(len(asked), generator=Generator().manual_seed(0))[:EXAMPLES]]
     yield Text(name[0].upper() + name[1:], "heading")
-    counts = f"{numbers.count(len(asked))} queries and {numbers.count(ranked.scores.shape[1])} candidates"
-    yield Text(f"{counts}; the queries below are drawn at random.", "small")
+    yield Text(
+        f"{numbers.count(len(asked))} queries and {numbers.count(ranked.scores.shape[1])} candidates; the queries "
+        "below are drawn at random.",
+        "small",
+    )
     yield from map(show, drawn.tolist())
     hardest = asked[
         ranked.margin[asked].argsort(
