@@ -199,6 +199,8 @@ class PopularityCorrection:
 
     """
 
+    temperature_: float
+    strength_: float
     # After `fit`, that is if there are `scales_`:
     _bank: Tensor  # queries, and the zero vector of the prior count, (n, d)
     _mass: Tensor  # of these, (n,) float64
@@ -373,8 +375,8 @@ class PopularityCorrection:
         self._mass = weight * (len(candidates) / weight.sum())
         self._answer_scores = None if scores is None else scores.to(bank)
         spread = score_std(asked[rows], candidates)
-        strengths = self._default_strengths(spread, transductive)
-        scales = [self._solve(candidates, wanted, *setting) for setting in strengths.items()]
+        defaults = self._default_strengths(spread, transductive)
+        scales = [self._solve(candidates, wanted, *setting) for setting in defaults.items()]
         if self.temperature is None and self.strength is None and not transductive:
             share = min(1.0, 2 * zeta_reliability(self._problem(candidates, scales[0].temperature), scales[0].log_z))
             scales = [replace(scale, strength=share * scale.strength) for scale in scales]

@@ -274,8 +274,13 @@ def show_items(name: str, view: HubnessView) -> Iterator[Block]:
         facts = {f"N_{view.report.k}": f"{numbers.count(item.plain)} → {numbers.count(item.corrected)}"}
         if name == "suspicious":
             facts["score"] = numbers.number(item.suspicion)
-        shown = view.show(view.report.gallery, item)
-        cards.append(Card(shown, facts=facts, bars=(item.plain / largest, item.corrected / largest)))
+        cards.append(
+            Card(
+                view.show(view.report.gallery, item),
+                facts=facts,
+                bars=(item.plain / largest, item.corrected / largest),
+            )
+        )
     yield Gallery(cards)
 
 

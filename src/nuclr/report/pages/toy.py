@@ -203,11 +203,10 @@ def _curves(
         label = f"{name}, slope {numbers.signed(fitted[0])}" if fitted else name
         series.append(Series(label, sizes, means, color, dashed, (lower, upper)))
         if method == guide[0]:
-            line = [means[0] / 2 * (n / sizes[0]) ** guide[1] for n in sizes]
             guiding = Series(
                 f"guide: slope {numbers.signed(guide[1])}",
                 sizes,
-                line,
+                [means[0] / 2 * (n / sizes[0]) ** guide[1] for n in sizes],
                 GUIDE,
                 dashed=True,
             )
