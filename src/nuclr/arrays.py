@@ -99,8 +99,7 @@ class Rows:
 
     def tiles(self, height: int | None = None) -> list[slice]:
         """Return slices of at most `height` rows (None: BLOCK) that cover all rows."""
-        height = BLOCK if height is None else height
-        return [slice(start, min(start + height, len(self))) for start in range(0, len(self), height)]
+        return slices(len(self), BLOCK if height is None else height)
 
     def blocks(self, height: int | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Yield all rows in blocks of at most `height` (None: BLOCK), each with its slice."""
@@ -205,6 +204,17 @@ def evenly_spaced(total: int, size: int) -> Tensor:
 
     """
     return torch.linspace(0, total - 1, min(size, total), dtype=torch.float64).round().long()
+
+
+def slices(total: int, size: int) -> list[slice]:
+    """Return consecutive slices of `size` rows, the last one shorter if necessary, that cover `total` rows.
+
+    Example:
+        >>> slices(5, 2)
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+
+    """
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
 def join_keys(left: Tensor, right: Tensor) -> Tensor:

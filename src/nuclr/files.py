@@ -33,7 +33,6 @@ from nuclr.errors import UserError, first_line
 _LARGE = 2**28
 _MOST_COMPRESSION = 100
 _WIDEST = 2**20  # columns of an array without rows
-_RUN = "config.yaml"  # of every training run
 _PAGE = "report.html"  # of every command
 LOCK = ".lock"
 ARRAYS = "numeric arrays"
@@ -126,8 +125,7 @@ def parse_json(text: str | bytes) -> Any:
     except json.JSONDecodeError:
         raise
     except (RecursionError, ValueError):
-        problem = "not UTF-8, nested too deep, or a number too long"
-        raise json.JSONDecodeError(problem, "", 0) from None
+        raise json.JSONDecodeError("not UTF-8, nested too deep, or a number too long", "", 0) from None
 
 
 def read_json(path: Path) -> Any:
@@ -297,8 +295,7 @@ def _read_npy(file: IO[bytes], size: int) -> np.ndarray:
     """Read an array after its header has been compared with the size of the file."""
     read_npy_header(file, size)
     file.seek(0)
-    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-    return array
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def read_npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -502,12 +499,11 @@ def read_record(kind: type[T], path: Path, **more: Any) -> T:
 
     """
     try:
-        record: T = from_record(kind, parse_json(read_bytes(path)) | more)
+        return from_record(kind, parse_json(read_bytes(path)) | more)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"{path}: damaged, or of another version; run its command again ({first_line(error)})"
         ) from None
-    return record
 
 
 def is_temporary(path: Path) -> bool:
@@ -576,7 +572,7 @@ def _sync_folder(folder: Path) -> None:
 
 def is_run(folder: str | Path) -> bool:
     """Return whether a path is the folder of a training run."""
-    return Path(folder, _RUN).is_file()
+    return Path(folder, "config.yaml").is_file()
 
 
 def command_line() -> str:

@@ -17,8 +17,6 @@ exp((<q, q'> - 1) / 2 standard deviations) and a permutation test (Gretton et al
 deviation of the scores.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -85,8 +83,8 @@ def query_weights(queries: Tensor) -> Tensor:
     """
     width = BANDWIDTH * _spread(queries)
     sums = []
-    for tile in _tiles(len(queries)):
-        kernel = queries[tile] @ queries.T
+    for tile in torch.split(queries, max(1, TILE // len(queries))):
+        kernel = tile @ queries.T
         sums.append(kernel.sub_(1).div_(width).clamp_(max=0).exp_().sum(dim=1, dtype=torch.float64))
     return 1 / torch.cat(sums).clamp(min=1)
 
@@ -114,8 +112,7 @@ def same_kind(bank: Tensor, queries: Tensor) -> float:
     generator = torch.Generator().manual_seed(HASH_SEED)
     orders = [torch.arange(len(pooled))]
     orders += [torch.randperm(len(pooled), generator=generator) for _ in range(PERMUTATIONS)]
-    members = torch.stack(orders).to(kernel.device) < len(first)
-    inside = members.double()
+    inside = (torch.stack(orders).to(kernel.device) < len(first)).double()
     outside = 1 - inside
     n, m = len(first), len(second)
     shared = inside @ kernel
@@ -130,12 +127,6 @@ def _spread(queries: Tensor) -> float:
     scores = sample @ sample.T
     among = ~torch.eye(len(sample), dtype=torch.bool, device=scores.device)
     return max(float(scores[among].std(correction=0)), 1e-6)
-
-
-def _tiles(rows: int) -> Iterator[slice]:
-    height = max(1, TILE // rows)
-    for start in range(0, rows, height):
-        yield slice(start, start + height)
 
 
 def score_std(bank: Tensor, gallery: Tensor) -> float:

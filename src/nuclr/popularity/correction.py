@@ -81,7 +81,7 @@ from nuclr.popularity.hubs import nearest, reciprocal_ranks
 from nuclr.popularity.kernel import log_column_sums
 from nuclr.popularity.planted import CleanIndex, Suspicion
 from nuclr.popularity.problem import Problem
-from nuclr.popularity.reliability import reliable_share
+from nuclr.popularity.reliability import zeta_reliability
 from nuclr.popularity.sample import RowMap
 from nuclr.popularity.solver import Solver, has_no_solution
 
@@ -90,7 +90,6 @@ from nuclr.popularity.solver import Solver, has_no_solution
 DEFAULT_SCALES = {0.6: 0.75, 1.5: -0.3}
 ANSWERED_SCALES = {0.4: 0.75, 1.5: -0.3}  # if most queries have known answers
 DEFAULT_STRENGTH = 1.0  # of one given temperature
-DEFAULT_PRIOR = 0.1
 # What tuning chooses from.
 TEMPERATURE_FACTORS = (0.25, 0.4, 0.6, 0.8)
 STRENGTHS = (0.5, 0.75, 1.0, 1.25)
@@ -202,13 +201,17 @@ class PopularityCorrection:
 
     temperature_: float
     strength_: float
+    # After `fit`, that is if there are `scales_`:
+    _bank: Tensor  # queries, and the zero vector of the prior count, (n, d)
+    _mass: Tensor  # of these, (n,) float64
+    _clean: CleanIndex  # the gallery, for `suspicious`
 
     def __init__(
         self,
         temperature: float | None = None,
         strength: float | None = None,
         *,
-        prior: float = DEFAULT_PRIOR,
+        prior: float = 0.1,
         normalize: bool = False,
         bank_size: int = BANK_SIZE,
     ) -> None:
@@ -224,29 +227,27 @@ class PopularityCorrection:
         self.prior = prior
         self.normalize = normalize
         self.bank_size = bank_size
-        self._bank: Tensor | None = None  # queries, and the zero vector of the prior count, (n, d)
-        self._mass: Tensor | None = None  # of these, (n,) float64
         self.scales_: list[Scale] = []
         self._answer_scores: Tensor | None = None  # (n, k), nan where there is no answer
-        self._clean: CleanIndex | None = None  # the gallery, for `suspicious`
         self._query_hashes: Tensor | None = None  # of queries that are not items; unknown after `load`
 
     def __repr__(self) -> str:
         """Return one line with the settings and the size of the bank."""
-        if self._bank is None:
+        if not self.scales_:
             settings = [
                 f"{name}={'default' if value is None else format(value, 'g')}"
                 for name, value in (("temperature", self.temperature), ("strength", self.strength))
             ]
             return f"PopularityCorrection({', '.join(settings)}, not fitted)"
-        count = int(self._bank.any(dim=1).sum())
-        settings = [f"temperature={self.temperature_:g}", f"strength={self.strength_:g}", f"queries={count}"]
-        return f"PopularityCorrection({', '.join(settings)}, dimensions={self._bank.shape[1]})"
+        return (
+            f"PopularityCorrection(temperature={self.temperature_:g}, strength={self.strength_:g}, "
+            f"queries={int(self._bank.any(dim=1).sum())}, dimensions={self._bank.shape[1]})"
+        )
 
     @property
     def dimensions(self) -> int | None:
         """Width of the features that it was fitted on; None before `fit`."""
-        return None if self._bank is None else self._bank.shape[1]
+        return self._bank.shape[1] if self.scales_ else None
 
     # -- scikit-learn's manners ----------------------------------------------------------------------------------------
 
@@ -377,7 +378,7 @@ class PopularityCorrection:
         defaults = self._default_strengths(spread, transductive)
         scales = [self._solve(candidates, wanted, *setting) for setting in defaults.items()]
         if self.temperature is None and self.strength is None and not transductive:
-            share = reliable_share(self._problem(candidates, scales[0].temperature), scales[0].log_z)
+            share = min(1.0, 2 * zeta_reliability(self._problem(candidates, scales[0].temperature), scales[0].log_z))
             scales = [replace(scale, strength=share * scale.strength) for scale in scales]
         self._use(scales)
         if pairs is not None and None in (self.temperature, self.strength):
@@ -419,7 +420,6 @@ class PopularityCorrection:
 
     def _problem(self, y: Tensor, temperature: float) -> Problem:
         """Return the problem of the bank's queries with some items."""
-        assert self._bank is not None and self._mass is not None
         return Problem(
             temperature,
             self._mass,
@@ -491,8 +491,7 @@ class PopularityCorrection:
             (True, False)
 
         """
-        if self._bank is None:
-            raise ValueError(f"{self!r} has no bank; call fit(queries, gallery) first")
+        self._fitted()
         rows = self._rows("queries", queries)
         asked = rows[distinct_rows(rows)]
         if len(asked) < FEWEST_TO_CHECK:
@@ -527,7 +526,6 @@ class PopularityCorrection:
         """
         rows = self._rows("vectors", vectors)
         temperature = self._fitted()[0].temperature
-        assert self._bank is not None and self._clean is not None
         problems = (self._problem(features.to(self._bank), temperature) for _, features in rows.blocks())
         return self._clean.suspicion(problems)
 
@@ -559,7 +557,7 @@ class PopularityCorrection:
 
         """
         bias = self._bias(self._rows("gallery", gallery), boost, row_map)
-        return bias.sub_(bias.mean() if center else 0).to(self._dtype)
+        return bias.sub_(bias.mean() if center else 0).to(self._bank.dtype)
 
     def _bias(self, gallery: Rows, boost: Vector | None = None, row_map: RowMap | None = None) -> Tensor:
         """Return the bias minus the boost in float64, with the constant of the fit."""
@@ -598,7 +596,6 @@ class PopularityCorrection:
 
     def _sum(self, scales: Sequence[Scale], gallery: Rows) -> Tensor:
         """Return the sum of strength times zeta of each item in float64, with the constant of the fit."""
-        assert self._bank is not None
         first = scales[0].temperature
         log_z = torch.stack([scale.log_z for scale in scales])
         factors = [first / scale.temperature for scale in scales]
@@ -608,11 +605,6 @@ class PopularityCorrection:
             problem = self._problem(features.to(self._bank), first)
             total.append(weights @ log_column_sums(problem, torch.zeros_like(problem.b), log_z, factors))
         return torch.cat(total)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        assert self._bank is not None
-        return self._bank.dtype
 
     def gallery(self, vectors: Features, metric: Metric = "ip", boost: Vector | None = None) -> Tensor:
         """Return the items with the coordinates that correct the ranking of an index.
@@ -637,15 +629,14 @@ class PopularityCorrection:
         """
         check_metric(metric)
         rows = self._rows("vectors", vectors)
-        bias = self._bias(rows, boost).to(self._dtype).double()  # equal to `bias`, bit for bit
-        features = rows[:]
+        bias = self._bias(rows, boost).to(self._bank.dtype).double()  # equal to `bias`, bit for bit
         low, high = self._range()
         if boost is not None and metric != "ip" and not low <= bias.min() <= bias.max() <= high:
             raise ValueError(
                 f"boost: bias - boost is {bias.min():.3g} to {bias.max():.3g}, and metric={metric!r} has room "
                 f'from {low:.3g} to {high:.3g}; subtract a constant from all boosts, scale them, or use metric="ip"'
             )
-        return item_coordinates(features, bias.to(features.device), metric, (low, high))
+        return item_coordinates(rows[:], bias.to(rows.device), metric, (low, high))
 
     def _range(self) -> tuple[float, float]:
         """Return bounds on the bias of any unit vector.
@@ -654,7 +645,6 @@ class PopularityCorrection:
         g> and, by Jensen's inequality, at least level + <sum_b w_b q_b, g>, or the part of the prior count if all
         queries leave g out. A negative strength swaps the bounds.
         """
-        assert self._bank is not None and self._mass is not None
         lowest = 0.0
         highest = 0.0
         for scale in self.scales_:
@@ -707,7 +697,6 @@ class PopularityCorrection:
 
         """
         scales = self._fitted()
-        assert self._bank is not None and self._mass is not None and self._clean is not None
         tensors = {
             "queries": self._bank,
             "mass": self._mass,
@@ -717,8 +706,8 @@ class PopularityCorrection:
         if self._answer_scores is not None:
             tensors["answer_scores"] = self._answer_scores
         settings = {"arguments": self.get_params(), "scales": [[scale.temperature, scale.strength] for scale in scales]}
-        text = json.dumps(settings, default=lambda number: number.item())  # of numpy
-        metadata = {FORMAT: text}  # one entry: safetensors writes several in a random order
+        # One entry, because safetensors writes several in a random order; settings may be numbers of numpy.
+        metadata = {FORMAT: json.dumps(settings, default=lambda number: number.item())}
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
         with write_atomically(Path(path)) as file:
             file.write(content)

@@ -134,8 +134,15 @@ def false_negatives(
         if int(candidate[k]) not in used:
             used.add(int(candidate[k]))
             kept.append(k)
-    share = anchors_with_any / max(1, len(rows))
-    return FalseNegatives(anchor[kept], candidate[kept], own[kept], score[kept], own_score[kept], share, len(rows))
+    return FalseNegatives(
+        anchor[kept],
+        candidate[kept],
+        own[kept],
+        score[kept],
+        own_score[kept],
+        share=anchors_with_any / max(1, len(rows)),
+        anchors=len(rows),
+    )
 
 
 def _best_own(

@@ -41,6 +41,7 @@ from nuclr.arrays import (
     as_positive,
     as_vector,
     check_same_device,
+    slices,
 )
 
 ENTRIES = 1 << 22  # probabilities held at a time: 32 MiB of float64
@@ -102,12 +103,11 @@ def sample_conditional(
     x = x.to(dtype)
     y = y.to(dtype)
     offset = as_vector("zeta", zeta, len(y)).to(x.device) / temperature
-    source = torch.device("cpu") if generator is None else generator.device
     uniform = torch.rand(
         len(x),
         count,
         dtype=torch.float64,
-        device=source,
+        device="cpu" if generator is None else generator.device,
         generator=generator,
     ).to(x.device)
     drawn = torch.empty(
@@ -116,9 +116,7 @@ def sample_conditional(
         dtype=torch.long,
         device=x.device,
     )
-    step = max(1, ENTRIES // len(y))
-    for start in range(0, len(x), step):
-        rows = slice(start, start + step)
+    for rows in slices(len(x), max(1, ENTRIES // len(y))):
         logits = (x[rows] @ y.T).double() / temperature - offset
         cumulative = logits.softmax(dim=1).cumsum(dim=1)
         total = cumulative[:, -1:].contiguous()

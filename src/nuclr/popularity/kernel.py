@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.arrays import free_memory
+from nuclr.arrays import free_memory, slices
 from nuclr.popularity import threads
 from nuclr.popularity.near import Entries, Limits, Near
 from nuclr.popularity.problem import Problem
@@ -112,17 +112,15 @@ class Kernel:
         self.problem = problem.part(own_rows(n_x))
         device = problem.b.device
         # Each thread has a tile, so a small memory is enough for few of them.
-        least = LEAST_HEIGHT * n_y * problem.dtype.itemsize
-        workers = max(1, min(threads.count(device), memory // least))
+        workers = max(1, min(threads.count(device), memory // (LEAST_HEIGHT * n_y * problem.dtype.itemsize)))
         self.tiles, self.blocks = tiling(self.problem, memory / workers)
         share = -(-n_x // distributed.world_size())  # equal on all processes, so that all take the same decision
         needed = share * n_y * problem.dtype.itemsize
-        block = [max((s.stop - s.start for s in slices), default=0) for slices in (self.tiles, self.blocks)]
+        block = [max((s.stop - s.start for s in parts), default=0) for parts in (self.tiles, self.blocks)]
         tile = [len(self.blocks), *block]
         storage = None
         if needed <= memory:
-            fits = 2 * needed <= free_memory(device)
-            if fits:
+            if 2 * needed <= free_memory(device):
                 storage = _allocate(len(self.tiles), *tile, dtype=problem.dtype, device=device)
             if not all(answer for (answer,) in distributed.exchange([int(storage is not None)])):
                 storage = None
@@ -153,14 +151,13 @@ class Kernel:
         renews = self.age % self.RENEWAL == 0 and float((zeta - self.curved_at).abs().amax()) > p.temperature
         self.curved_at = zeta if renews else self.curved_at
         v = drift.exp()
-        limits = Limits.of(p, self.memory) if collects else None
         one = _Pass(
             shift=(zeta / -p.temperature).to(p.dtype) if fresh else None,
             v=v.to(p.dtype),
             bv=(p.b * v).to(p.dtype),
             z=torch.empty_like(self.top),
             sums=zeta.new_zeros(1 + renews, len(zeta)),
-            limits=limits,
+            limits=Limits.of(p, self.memory) if collects else None,
         )
         total = torch.zeros_like(one.sums)
         none = torch.empty(0, dtype=torch.int32, device=zeta.device)
@@ -171,11 +168,11 @@ class Kernel:
             entries.extend(part[1])
 
         step = max(1, threads.PART // (len(p.b) * max(1, self.tiles[0].stop if self.tiles else 1)))
-        numbers = [range(s.start, s.stop) for s in _slices(len(self.tiles), step)]
+        numbers = [range(s.start, s.stop) for s in slices(len(self.tiles), step)]
         threads.in_order(partial(self._sum_tiles, one), numbers, zeta.device, add)
         log_z = self.top.to(zeta) + one.z.to(zeta).log()
-        if limits:
-            self.near = Near.of(entries, limits.shape, zeta, log_z)
+        if one.limits:
+            self.near = Near.of(entries, one.limits.shape, zeta, log_z)
         return self._state(zeta, v, total, log_z)
 
     def _sum_tiles(self, one: "_Pass", numbers: range) -> tuple[Tensor, list[Entries]]:
@@ -263,13 +260,9 @@ def tiling(problem: Problem, memory: float = math.inf) -> tuple[list[slice], lis
     height, width = CPU_BLOCK if problem.b.device.type == "cpu" else GPU_BLOCK
     fitting = memory / (len(problem.b) * problem.dtype.itemsize)
     shared = max(len(problem.a) / TILES, threads.PART / len(problem.b))
-    tiles = _slices(len(problem.a), int(min(height, max(LEAST_HEIGHT, min(shared, fitting)))))
+    tiles = slices(len(problem.a), int(min(height, max(LEAST_HEIGHT, min(shared, fitting)))))
     count = -(-len(problem.b) // width)
-    return tiles, _slices(len(problem.b), 64 * -(-len(problem.b) // (64 * count)))
-
-
-def _slices(size: int, step: int) -> list[slice]:
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+    return tiles, slices(len(problem.b), 64 * -(-len(problem.b) // (64 * count)))
 
 
 def own_rows(n_x: int) -> slice:

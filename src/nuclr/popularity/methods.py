@@ -150,8 +150,7 @@ class Sparse:
         self.past = [*self.past, (state.zeta, step)][-self.MEMORY - 1 :]
         d_zeta = torch.stack([zeta for zeta, _ in self.past]).diff(dim=0)
         d_step = torch.stack([step for _, step in self.past]).diff(dim=0)
-        mix = mixture(d_step, step)
-        return state.zeta + step - mix @ (d_zeta + d_step)
+        return state.zeta + step - mixture(d_step, step) @ (d_zeta + d_step)
 
     def accepts(self, state: State, proposal: State) -> bool:
         """Accept Sinkhorn steps always, other steps if they improve."""

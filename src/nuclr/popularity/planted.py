@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nuclr.arrays import as_vector
+from nuclr.arrays import as_vector, slices
 from nuclr.popularity.problem import COPY_LOGIT, Problem
 
 DEPTHS = (3, 100)
@@ -59,8 +59,10 @@ class Suspicion:
 
     def __repr__(self) -> str:
         """Return one line with the number of documents and the smallest p-value."""
-        alarms = int((self.p_value <= 0.01).sum())
-        return f"Suspicion(documents={len(self.score)}, p<=0.01: {alarms}, smallest p={float(self.p_value.min()):.2g})"
+        return (
+            f"Suspicion(documents={len(self.score)}, p<=0.01: {int((self.p_value <= 0.01).sum())}, "
+            f"smallest p={float(self.p_value.min()):.2g})"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,10 @@ class CleanIndex:
         problem = _sampled(problem)
         items = len(problem.b)
         depths = [max(1, min(depth, int(SMALLEST_PART * items))) for depth in DEPTHS]
-        height = max(1, TILE // items)
         thresholds = []
         sums = torch.zeros(len(DEPTHS) + 2, items, dtype=torch.float64, device=problem.b.device)
         zero = torch.zeros(items, dtype=problem.dtype, device=problem.b.device)
-        for start in range(0, len(problem.a), height):
-            rows = slice(start, min(start + height, len(problem.a)))
+        for rows in slices(len(problem.a), max(1, TILE // items)):
             logits = problem.logits(rows, slice(None), zero)
             best = logits.topk(max(depths), dim=1).values
             thresholds.append(best[:, [depth - 1 for depth in depths]])
@@ -134,12 +134,10 @@ class CleanIndex:
     def _new_measures(self, problem: Problem) -> Tensor:
         problem = _sampled(problem)
         documents = len(problem.b)
-        width = max(1, TILE // len(problem.a))
         zero = torch.zeros(documents, dtype=problem.dtype, device=problem.b.device)
         every = slice(None)
         sums = []
-        for start in range(0, documents, width):
-            columns = slice(start, min(start + width, documents))
+        for columns in slices(documents, max(1, TILE // len(problem.a))):
             sums.append(_sums(problem, every, problem.logits(every, columns, zero), self.thresholds))
         return _measures(problem, torch.cat(sums, dim=1))
 

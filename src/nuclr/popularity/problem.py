@@ -72,8 +72,10 @@ class Problem:
     def __repr__(self) -> str:
         """Return one line with the sizes."""
         source = "scores" if self.y is None else f"features of {self.y.shape[1]} dimensions"
-        sizes = f"anchors={len(self.a)}, candidates={len(self.b)}"
-        return f"Problem({source}, {sizes}, temperature={self.temperature:g}, {str(self.dtype).removeprefix('torch.')})"
+        return (
+            f"Problem({source}, anchors={len(self.a)}, candidates={len(self.b)}, temperature={self.temperature:g}, "
+            f"{str(self.dtype).removeprefix('torch.')})"
+        )
 
     def to(self, dtype: torch.dtype) -> "Problem":
         """Return the same problem computed in another precision; scores are converted when they are used."""

@@ -29,11 +29,6 @@ TILE = 2**22  # scores at a time: 32 MiB
 LARGEST_SHARE = 1 - 1e-9  # of a query in an item's sum: without it nothing is left, and the logarithm is -20
 
 
-def reliable_share(problem: Problem, log_z: Tensor) -> float:
-    """Return the factor on a correction, between 0 (noise) and 1, from the arguments of `zeta_reliability`."""
-    return min(1.0, 2 * zeta_reliability(problem, log_z))
-
-
 def zeta_reliability(problem: Problem, log_z: Tensor) -> float:
     """Return the share of the variance of zeta over items that is not sampling noise of the queries.
 
@@ -62,14 +57,13 @@ def zeta_reliability(problem: Problem, log_z: Tensor) -> float:
     mass = problem.a[sampled]
     common = float(mass.square().sum() / mass.sum().square())  # 1/n
     log_mass = problem.a.log() - log_z
-    every = slice(None)
     columns = evenly_spaced(len(problem.b), ITEMS).to(problem.y.device)
     zero = torch.zeros(len(problem.b), dtype=problem.dtype, device=problem.y.device)
     zeta = []
     noise = []
     for part in torch.split(columns, max(1, TILE // len(mass))):
         some = replace(problem, b=problem.b[part], y=problem.y[part])
-        logits = some.logits(every, every, zero[part]).double() + log_mass[:, None]
+        logits = some.logits(slice(None), slice(None), zero[part]).double() + log_mass[:, None]
         zeta.append(problem.temperature * logits.logsumexp(dim=0))
         left_out = torch.log1p(-logits.softmax(dim=0)[sampled].clamp(max=LARGEST_SHARE))
         noise.append(left_out.square().sum(dim=0) - common * left_out.sum(dim=0).square())

@@ -87,21 +87,11 @@ class Result:
         p = self.problem
         if p.y is not None:
             new = as_features("y_new", y_new, p.norms, width=p.y.shape[1]).to(p.b.device)
-            b = p.b.new_ones(len(new))
-            extended = replace(
-                p,
-                b=b,
-                y=new,
-            )
+            extended = replace(p, b=p.b.new_ones(len(new)), y=new)
         else:
             new = as_matrix("y_new", y_new).detach().to(p.b.device)
             if len(new) != len(p.a):
                 raise ValueError(f"y_new has shape {tuple(new.shape)}; this problem takes scores ({len(p.a)}, m)")
-            b = p.b.new_ones(new.shape[1])
-            extended = replace(
-                p,
-                b=b,
-                scores=new,
-            )
-        log_q = log_column_sums(extended.to(self.zeta.dtype), torch.zeros_like(b), self.log_z[None])[0]
+            extended = replace(p, b=p.b.new_ones(new.shape[1]), scores=new)
+        log_q = log_column_sums(extended.to(self.zeta.dtype), torch.zeros_like(extended.b), self.log_z[None])[0]
         return (self.temperature * log_q).to(self.zeta)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nuclr import distributed
-from nuclr.arrays import BLOCK, Rows
+from nuclr.arrays import Rows, slices
 from nuclr.popularity.kernel import LOG2_E, gather_rows, own_rows
 from nuclr.popularity.problem import Problem
 from nuclr.popularity.result import Result
@@ -72,10 +72,12 @@ class Estimator:
         )
         solved = self.solver(part, None if init is None else init[candidates.index])
         small_zeta = solved.zeta.to(b)
-        shift = part.a.log() - solved.log_z
-        log_q, noise_c = self._extended("zeta", p.y, x, tau, shift, anchors.noise / anchors.weight)
-        shift = b.log() - small_zeta / tau
-        log_z, noise_z = self._extended("log-z", p.x, y, tau, shift, candidates.noise / candidates.weight)
+        log_q, noise_c = self._extended(
+            "zeta", p.y, x, tau, part.a.log() - solved.log_z, anchors.noise / anchors.weight
+        )
+        log_z, noise_z = self._extended(
+            "log-z", p.x, y, tau, b.log() - small_zeta / tau, candidates.noise / candidates.weight
+        )
         zeta = tau * log_q
         exact_c = _exact(p.y[checked_y], p.x, tau, p.a.log() - log_z) - log_q[checked_y]
         exact_z = _exact(p.x[checked_x], p.y, tau, p.b.log() - log_q) - log_z[checked_x]
@@ -171,8 +173,7 @@ def log_sums(
         device=few.device,
     )
 
-    def sum_rows(start: int) -> tuple[slice, Tensor, Tensor]:
-        rows = slice(start, min(start + height, len(many)))
+    def sum_rows(rows: slice) -> tuple[slice, Tensor, Tensor]:
         block = torch.addmm(shift, many[rows], few.T, alpha=1 / temperature)
         top = block.amax(dim=1)
         sums = block.sub_(top[:, None]).mul_(LOG2_E).exp2_() @ factors
@@ -182,7 +183,7 @@ def log_sums(
         rows, out[rows, 0], out[rows, 1] = part
 
     height = max(1, TILE // max(1, len(few)))
-    in_order(sum_rows, range(0, len(many), height), few.device, store)
+    in_order(sum_rows, slices(len(many), height), few.device, store)
     return out[:, 0], out[:, 1] if noise is not None else torch.zeros_like(out[:, 0])
 
 
@@ -195,9 +196,8 @@ def _exact(
     """Return log sum_i exp(<few_j, many_i>/tau + log_weight_i) over all i, which the processes share, (len(few),)."""
     own = own_rows(len(many))
     total = log_weight.new_full((len(few),), -math.inf)
-    for start in range(own.start, own.stop, BLOCK):
-        rows = slice(start, min(start + BLOCK, own.stop))
-        total = torch.logaddexp(total, log_sums(few, many[rows], temperature, log_weight[rows])[0])
+    for rows, block in many.part(own).blocks():
+        total = torch.logaddexp(total, log_sums(few, block, temperature, log_weight[own][rows])[0])
     return distributed.all_gather(total[None]).logsumexp(dim=0)
 
 

@@ -52,8 +52,7 @@ def draw_sample(
 
     """
     order = torch.randperm(len(mass), generator=generator)
-    probability = mass.to("cpu", torch.float64)[order]
-    probability = _inclusion(probability, size)
+    probability = _inclusion(mass.to("cpu", torch.float64)[order], size)
     # Systematic sampling in random order: a row is drawn if the running sum passes a whole number.
     steps = (probability.cumsum(0) + torch.rand((), generator=generator)).floor()
     drawn = (steps.diff(prepend=steps.new_zeros(1)) > 0) | (probability >= 1)

@@ -134,11 +134,12 @@ def solve(
         raise ValueError(f"sample={sample}; give at least {LEAST_SAMPLE}")
     result = Estimator(solver, sample, row_map=row_map)(problem, as_start(init, problem))
     if method == "auto":
-        message = (
+        warnings.warn(
             f"{len(problem.a)} x {len(problem.b)} scores: zeta is estimated from a sample, and the error of zeta / tau "
-            f'is about {result.error:.2g} (root mean square); method="sample" accepts this, method="sparse" is exact'
+            f'is about {result.error:.2g} (root mean square); method="sample" accepts this, method="sparse" is exact',
+            ConvergenceWarning,
+            stacklevel=2,
         )
-        warnings.warn(message, ConvergenceWarning, stacklevel=2)
     return result
 
 
@@ -187,15 +188,24 @@ class Solver:
             converged = False
             reason = "candidates that anchors may not choose, so that no zeta solves it,"
         if not converged:
-            message = (
+            warnings.warn(
                 f"residual {best.residual:.2g} after {len(history)} passes; stopped by {reason} before reaching "
-                f"tolerance={self.tolerance:g}"
+                f"tolerance={self.tolerance:g}",
+                ConvergenceWarning,
+                stacklevel=3,
             )
-            warnings.warn(message, ConvergenceWarning, stacklevel=3)
         log_z = gather_rows(best.log_z, len(problem.a))
         zeta = best.zeta.to(dtype)
-        method = "sparse" if self.method == "auto" else self.method
-        return Result(problem, zeta, log_z, best.residual, converged, len(history), tuple(history), method)
+        return Result(
+            problem,
+            zeta,
+            log_z,
+            best.residual,
+            converged,
+            iterations=len(history),
+            history=tuple(history),
+            method="sparse" if self.method == "auto" else self.method,
+        )
 
     def _passes(self, problem: Problem, zeta: Tensor) -> Iterator[tuple[float, State, torch.dtype]]:
         """Yield, per pass over the scores, its residual, the best state so far in this precision, and the precision."""

@@ -103,11 +103,10 @@ def line_chart(
 
     """
     shown = [s.thin() for s in series if s.x]
-    xs = [value for s in shown for value in s.x]
     ys = [reference[0]] if reference else []
     for s in shown:
         ys += itertools.chain(s.y, *(s.band or ()))
-    across = Scale.around(xs, LEFT, WIDTH - RIGHT, log_x, pad=0.02)
+    across = Scale.around(itertools.chain.from_iterable(s.x for s in shown), LEFT, WIDTH - RIGHT, log_x, pad=0.02)
     up = Scale.around(ys, HEIGHT - BOTTOM, TOP, log_y)
     if zero and min(ys, default=0) >= 0:
         up = Scale(0.0, up.high, up.begin, up.end)
@@ -152,8 +151,11 @@ def scatter(
     across = Scale.around(x, LEFT, WIDTH - RIGHT, log_x)
     up = Scale.around(y, HEIGHT - BOTTOM, TOP + 14)
     points = [(across(a), up(b)) for a, b in zip(x, y, strict=True)]
-    dots = f"<g {paint(color, 'dots')}>{_dots(points, 1.8)}</g>"
-    parts = [_axes(across, up, x_label), _text(LEFT, TOP + 3, y_label, "tick"), dots]
+    parts = [
+        _axes(across, up, x_label),
+        _text(LEFT, TOP + 3, y_label, "tick"),
+        f"<g {paint(color, 'dots')}>{_dots(points, 1.8)}</g>",
+    ]
     return Chart(title, _svg(parts, f"{title}: {len(x)} points. {note}"), note=note)
 
 

@@ -42,8 +42,7 @@ def show_item(
     if isinstance(value, str):
         return Item("text", label, text=shorten(value))
     vector = np.nan_to_num(np.asarray(value, np.float64).reshape(-1))
-    norm = numbers.number(float(np.linalg.norm(vector)))
-    detail = f"{numbers.count(len(vector))} numbers, norm {norm}"
+    detail = f"{numbers.count(len(vector))} numbers, norm {numbers.number(float(np.linalg.norm(vector)))}"
     return Item("numbers", label, curve=draw_curve(vector, f"{label}: {detail}"))
 
 

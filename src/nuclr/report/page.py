@@ -339,8 +339,9 @@ def render_page(page: Page, result: object) -> str:
 def render_blocks(blocks: Iterable[Block]) -> Markup:
     """Return blocks as HTML: one macro of `blocks.html` per kind, called with all that follow one another."""
     macros = _environment().get_template("blocks.html").module
-    groups = itertools.groupby(blocks, type)
-    return Markup("").join(getattr(macros, kind.__name__.lower())(list(group)) for kind, group in groups)
+    return Markup("").join(
+        getattr(macros, kind.__name__.lower())(list(group)) for kind, group in itertools.groupby(blocks, type)
+    )
 
 
 def describe(error: Exception) -> str:

@@ -78,8 +78,7 @@ class TrainingRun:
     @cached_property
     def evaluation(self) -> dict[str, float]:
         """The metrics of the last evaluation, without their prefix "val/"."""
-        evaluations = map(val_metrics, reversed(self.metrics))
-        return next((values for values in evaluations if values), {})
+        return next(filter(None, map(val_metrics, reversed(self.metrics))), {})
 
     def curve(self, name: str) -> tuple[list[float], list[float]]:
         """Return the epochs and values of all lines that have this value."""

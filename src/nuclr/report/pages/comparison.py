@@ -178,21 +178,21 @@ def _difference_charts(study: Comparison) -> Iterator[Chart]:
         rows = []
         for one in differences[:MOST_INTERVALS]:
             value, low, high = map(numbers.signed, (one.points.difference, one.points.low, one.points.high))
-            row = Row(
-                name=_names(study, one),
-                values=[one.points.difference],
-                label=f"{value}  [{low}, {high}]",
-                color=colors.get(one.verdict, GREY),
-                bar=(one.points.low, one.points.high),
+            rows.append(
+                Row(
+                    name=_names(study, one),
+                    values=[one.points.difference],
+                    label=f"{value}  [{low}, {high}]",
+                    color=colors.get(one.verdict, GREY),
+                    bar=(one.points.low, one.points.high),
+                )
             )
-            rows.append(row)
         yield row_chart(f"Differences, {name}", rows, "points")
 
 
 def _spread_charts(study: Comparison) -> Iterator[Chart]:
     for block in study.blocks:
-        means = [column for column in block.columns if column.of]
-        for column in means or block.columns[-1:]:
+        for column in [column for column in block.columns if column.of] or block.columns[-1:]:
             rows = []
             for row in block.rows:
                 value = row.values.get(column.key)

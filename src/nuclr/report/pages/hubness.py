@@ -253,9 +253,8 @@ def sorted_counts(report: HubnessReport) -> Chart:
         count = np.append(len(histogram) - 1, np.flatnonzero(histogram[1:])[::-1] + 1)
         at_least = np.append(1, histogram[::-1].cumsum()[::-1][count[1:]])  # items with at least this N_k
         series.append(Series(name, at_least.astype(float).tolist(), count.astype(float).tolist(), color))
-    title = f"N_{report.k} of the items, the largest first"
     return line_chart(
-        title,
+        f"N_{report.k} of the items, the largest first",
         series,
         "items, from the largest hub",
         log_x=True,
@@ -275,8 +274,13 @@ def show_items(name: str, view: HubnessView) -> Iterator[Block]:
         facts = {f"N_{view.report.k}": f"{numbers.count(item.plain)} → {numbers.count(item.corrected)}"}
         if name == "suspicious":
             facts["score"] = numbers.number(item.suspicion)
-        shown = view.show(view.report.gallery, item)
-        cards.append(Card(shown, facts=facts, bars=(item.plain / largest, item.corrected / largest)))
+        cards.append(
+            Card(
+                view.show(view.report.gallery, item),
+                facts=facts,
+                bars=(item.plain / largest, item.corrected / largest),
+            )
+        )
     yield Gallery(cards)
 
 
@@ -284,7 +288,7 @@ def how_measured(view: HubnessView) -> Iterator[Block]:
     """Show the correction's settings and the command."""
     report = view.report
     bank = report.bank
-    fitted = "a random half of the queries, which are not counted" if bank.name is None else f"{Path(bank.name).name}"
+    fitted = "a random half of the queries, which are not counted" if bank.name is None else Path(bank.name).name
     facts = [
         ["queries that fit the correction", f"{numbers.count(bank.queries)}: {fitted}"],
         ["different ones that were used", numbers.count(bank.used)],

@@ -1,6 +1,7 @@
 """The page of `nuclr popularity`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from nuclr.report import numbers
@@ -42,8 +43,8 @@ def make_page(view: PopularityView) -> Page:
         f"{numbers.number(report.temperature)}.",
         sections=[
             Section("summary", "Summary", summary),
-            Section("most", "Most popular", most_popular),
-            Section("least", "Least popular", least_popular),
+            Section("most", "Most popular", partial(show_ranked, "most_popular")),
+            Section("least", "Least popular", partial(show_ranked, "least_popular")),
             Section("negatives", "Likely false negatives", likely_false_negatives, menu="False negatives"),
             Section("repeat", "How it was solved", how_solved, menu="Solver"),
         ],
@@ -64,8 +65,9 @@ def summary(view: PopularityView) -> Iterator[Block]:
         yield Tile(f"Effective number of {solved.words}", effective, f"of {numbers.count(solved.origin.rows)}")
     for solved in sides:
         if not solved.converged:
-            residual = numbers.number(solved.residual, 2)
-            yield Text(f"The solver did not converge for the {solved.words}: residual {residual}.")
+            yield Text(
+                f"The solver did not converge for the {solved.words}: residual {numbers.number(solved.residual, 2)}."
+            )
         if solved.agreement is not None:
             yield Text(
                 f"Does it predict what a search finds? Popularity of the {solved.words}, solved with half of the "
@@ -92,34 +94,21 @@ def quantile_chart(solved: SidePopularity) -> Chart:
     )
 
 
-def _gallery(
-    view: PopularityView,
-    side: str,
-    samples: Sequence[RankedItem],
-) -> Iterator[Block]:
+def show_ranked(name: str, view: PopularityView) -> Iterator[Block]:
+    """Show a list of each side, `most_popular` or `least_popular`, with the other side of each pair."""
     sides = view.report.sides
-    other = "y" if side == "x" else "x"
-    cards = []
-    for sample in samples:
-        facts = {"popularity": numbers.times(sample.popularity), "rank": numbers.count(sample.rank)}
-        if sample.copies > 1:
-            facts["copies"] = numbers.count(sample.copies)
-        pair = None if sample.pair is None else view.show(sides[other].origin, sample.pair, other)
-        cards.append(Card(view.show(sides[side].origin, sample, side), pair, facts))
-    yield Text(sides[side].words.capitalize(), "heading")
-    yield Gallery(cards)
-
-
-def most_popular(view: PopularityView) -> Iterator[Block]:
-    """Show the most popular samples of each side."""
-    for side, solved in view.report.sides.items():
-        yield from _gallery(view, side, solved.most_popular)
-
-
-def least_popular(view: PopularityView) -> Iterator[Block]:
-    """Show the least popular samples of each side."""
-    for side, solved in view.report.sides.items():
-        yield from _gallery(view, side, solved.least_popular)
+    for side, solved in sides.items():
+        other = "y" if side == "x" else "x"
+        samples: list[RankedItem] = getattr(solved, name)
+        cards = []
+        for sample in samples:
+            facts = {"popularity": numbers.times(sample.popularity), "rank": numbers.count(sample.rank)}
+            if sample.copies > 1:
+                facts["copies"] = numbers.count(sample.copies)
+            pair = None if sample.pair is None else view.show(sides[other].origin, sample.pair, other)
+            cards.append(Card(view.show(solved.origin, sample, side), pair, facts))
+        yield Text(solved.words.capitalize(), "heading")
+        yield Gallery(cards)
 
 
 def likely_false_negatives(view: PopularityView) -> Iterator[Block]:
@@ -139,11 +128,8 @@ def likely_false_negatives(view: PopularityView) -> Iterator[Block]:
             view.show(sides[side].origin, item, side) for side, item in (("x", row.x), ("y", row.y), ("y", row.own))
         )
         note = f"score {numbers.score(row.score)}, popularity {numbers.times(row.popularity)}"
-        answers = [
-            Answer(shown_y, "also fits?", note),
-            Answer(own, "own", f"score {numbers.score(row.own_score)}"),
-        ]
-        yield Example(shown_x, answers)
+        own_note = f"score {numbers.score(row.own_score)}"
+        yield Example(shown_x, [Answer(shown_y, "also fits?", note), Answer(own, "own", own_note)])
 
 
 def how_solved(view: PopularityView) -> Iterator[Block]:

@@ -78,8 +78,11 @@ def error(study: ToyStudy) -> Iterator[Block]:
     rows = []
     for method, name in names.items():
         rows.append([name, *(_slope(study, "risk", tau, method) for tau in TEMPERATURES)])
-    columns = ["", *(f"τ = {tau:g}" for tau in TEMPERATURES)]
-    yield Table("Fitted slopes of the error against n on logarithmic axes, with 95 % intervals", columns, rows)
+    yield Table(
+        "Fitted slopes of the error against n on logarithmic axes, with 95 % intervals",
+        ["", *(f"τ = {tau:g}" for tau in TEMPERATURES)],
+        rows,
+    )
     yield Text(
         "A contrastive loss is defined up to a constant, which training never sees. If GCL’s q = n is replaced by "
         "q = k n, with one k that is computed once from the true distributions, its error vanishes as that of exact "
@@ -107,8 +110,11 @@ def learning(study: ToyStudy) -> Iterator[Block]:
             cells = [f"{last.mean['w_11']:.2f}, {last.mean['w_22']:.2f}"]
             cells += [_mean(last, key) for key in ("excess_risk", "zero_one", "bound")]
             rows.append([f"τ = {tau:g}, {name}", *cells])
-    columns = [f"n = {numbers.count(last.n)}", "diagonal of W", "excess risk", "excess zero-one loss", "its bound"]
-    yield Table("The largest sample of learning, mean with 95 % intervals", columns, rows)
+    yield Table(
+        "The largest sample of learning, mean with 95 % intervals",
+        [f"n = {numbers.count(last.n)}", "diagonal of W", "excess risk", "excess zero-one loss", "its bound"],
+        rows,
+    )
     yield Text(
         "Exact likelihood knows the measure on Y. NUCLR does not: it estimates one number per y, which costs accuracy. "
         "Where the curve of NUCLR is above that of GCL, this variance is larger than GCL’s bias."
@@ -128,8 +134,11 @@ def popularity(study: ToyStudy) -> Iterator[Block]:
     for tau in TEMPERATURES:
         measured = study.select("risk", tau, "nuclr")
         rows.append([f"τ = {tau:g}", *(f"{record.mean['rank_correlation']:.4f}" for record in measured)])
-    columns = ["", *(f"n = {numbers.count(n)}" for n in study.sizes)]
-    yield Table("Rank correlation of the estimated with the true popularity", columns, rows)
+    yield Table(
+        "Rank correlation of the estimated with the true popularity",
+        ["", *(f"n = {numbers.count(n)}" for n in study.sizes)],
+        rows,
+    )
     yield Text(f"One sample of {numbers.count(SHOWN_N)} pairs, as in the paper’s figures.")
     for k, tau in enumerate(TEMPERATURES):
         sample = draw(SHOWN_N, tau, generator(study.seed, k, SHOWN_N, 0))
@@ -155,14 +164,16 @@ def views(study: ToyStudy) -> Iterator[Block]:
         for m in VIEWS:
             records = [study.select("views", tau, f"{form}_{m}")[-1] for form in ("per_view", "shared")]
             rows.append([f"τ = {tau:g}, m = {m}", *(_mean(record, "error") for record in records)])
-    columns = [f"n = {numbers.count(records[0].n)}", "one per view", "one per pair"]
-    yield Table("Error of the estimated Z, mean with 95 % intervals", columns, rows)
+    yield Table(
+        "Error of the estimated Z, mean with 95 % intervals",
+        [f"n = {numbers.count(records[0].n)}", "one per view", "one per pair"],
+        rows,
+    )
 
 
 def repeat(study: ToyStudy) -> Iterator[Block]:
     """Show the command of the study and its duration."""
-    command = f"nuclr toy --out toy --seeds {study.seeds} --max-n {study.sizes[-1]} --seed {study.seed}"
-    yield Text(command, "code")
+    yield Text(f"nuclr toy --out toy --seeds {study.seeds} --max-n {study.sizes[-1]} --seed {study.seed}", "code")
     yield Text(f"It took {duration(study.seconds)} with nuclr {study.version}.", "small")
 
 
@@ -192,22 +203,20 @@ def _curves(
         label = f"{name}, slope {numbers.signed(fitted[0])}" if fitted else name
         series.append(Series(label, sizes, means, color, dashed, (lower, upper)))
         if method == guide[0]:
-            line = [means[0] / 2 * (n / sizes[0]) ** guide[1] for n in sizes]
             guiding = Series(
                 f"guide: slope {numbers.signed(guide[1])}",
                 sizes,
-                line,
+                [means[0] / 2 * (n / sizes[0]) ** guide[1] for n in sizes],
                 GUIDE,
                 dashed=True,
             )
-    ticks = sorted({x for s in series for x in s.x})
     return line_chart(
         f"{title}, τ = {tau:g}",
         [*series, guiding],
         "pairs n",
         log_x=True,
         log_y=True,
-        x_ticks=ticks,
+        x_ticks=sorted({x for s in series for x in s.x}),
     )
 
 

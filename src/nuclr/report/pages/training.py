@@ -86,8 +86,7 @@ def measures(run: TrainingRun) -> list[NamedMetric]:
     Those of shorter features are left out. So are directions for views: both sides are the same items, so each item
     finds itself.
     """
-    known = named_metrics(run.evaluation)
-    return [one for one in known if WIDTH not in one.name and not (run.views and one.direction)]
+    return [one for one in named_metrics(run.evaluation) if WIDTH not in one.name and not (run.views and one.direction)]
 
 
 def summary(run: TrainingRun) -> Iterator[Block]:
@@ -109,16 +108,18 @@ def summary(run: TrainingRun) -> Iterator[Block]:
         speed = f"{numbers.count(results.timing['samples_per_second'])} pairs per second"
         yield Tile("Training time", duration(seconds), speed)
     if rows:
-        title = f"{'Labeled images' if run.views else 'Held-out pairs'}, after the last evaluation"
-        yield Table(title, ["", "chance", run.objective.label], rows)
+        yield Table(
+            f"{'Labeled images' if run.views else 'Held-out pairs'}, after the last evaluation",
+            ["", "chance", run.objective.label],
+            rows,
+        )
     if len(run.run.settings.model.matryoshka) > 1 and rows:
         recalls = [metric for metric in metrics_of("retrieval") if metric.both]
         rows = []
         for prefix in set_prefixes(run.evaluation):
             cells = [metric.text(run.evaluation[f"{prefix}mean_{metric.key}"]) for metric in recalls]
             rows.append([prefix.rstrip("/").replace("/", ", ") or "all coordinates", *cells])
-        columns = ["", *(metric.label for metric in recalls)]
-        yield Table("Shorter features, mean of both directions", columns, rows)
+        yield Table("Shorter features, mean of both directions", ["", *(metric.label for metric in recalls)], rows)
     yield Table("The run", [], facts(run))
     if results:
         yield Text(f"Protocol: {results.protocol.removesuffix('; fractions, not percent')}.", "small")
@@ -236,12 +237,12 @@ def use_this_model(run: TrainingRun) -> Iterator[Block]:
         "another tool:"
     )
     source = shlex.quote(str(path))
-    commands = (
-        f"nuclr evaluate {source} --correct bank=train",
-        f"nuclr hubness {source} --out hubness",
+    yield Text(
+        f"nuclr evaluate {source} --correct bank=train\n"
+        f"nuclr hubness {source} --out hubness\n"
         f"nuclr export {source} --to onnx --out onnx",
+        "code",
     )
-    yield Text("\n".join(commands), "code")
 
 
 def how_to_repeat(run: TrainingRun) -> Iterator[Block]:

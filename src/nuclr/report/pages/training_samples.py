@@ -71,16 +71,15 @@ def _direction(
         rank = int(ranked.rank[row])
         if rank > len(rows):
             rows.append(int(ranked.right[row]))
-        answers = []
-        for place, k in enumerate(rows, start=1):
-            answers.append(
-                Answer(
-                    sample.item(searched, k),
-                    tag=f"rank {numbers.count(rank)}" if place > ANSWERS else "",
-                    note=numbers.score(float(ranked.scores[row, k])),
-                    right=bool(ranked.own[row, k]),
-                )
+        answers = [
+            Answer(
+                sample.item(searched, k),
+                tag=f"rank {numbers.count(rank)}" if place > ANSWERS else "",
+                note=numbers.score(float(ranked.scores[row, k])),
+                right=bool(ranked.own[row, k]),
             )
+            for place, k in enumerate(rows, start=1)
+        ]
         note = "first answer is right" if rank == 1 else f"right answer at rank {numbers.count(rank)}"
         return Example(sample.item(asks, row), answers, note)
 
@@ -89,8 +88,11 @@ def _direction(
     asked = ranked.own.any(dim=1).nonzero().squeeze(1)
     drawn = asked[torch.randperm(len(asked), generator=Generator().manual_seed(0))[:EXAMPLES]]
     yield Text(name[0].upper() + name[1:], "heading")
-    counts = f"{numbers.count(len(asked))} queries and {numbers.count(ranked.scores.shape[1])} candidates"
-    yield Text(f"{counts}; the queries below are drawn at random.", "small")
+    yield Text(
+        f"{numbers.count(len(asked))} queries and {numbers.count(ranked.scores.shape[1])} candidates; the queries "
+        "below are drawn at random.",
+        "small",
+    )
     yield from map(show, drawn.tolist())
     hardest = asked[
         ranked.margin[asked].argsort(
@@ -181,14 +183,16 @@ def popularity(run: TrainingRun) -> Iterator[Block]:
         training=True,
         items={path: sample.items},
     )
-    temperature = numbers.number(pairs.temperature)
-    yield Text(f"Solved for the final model at temperature {temperature}, on {sample.describe('training pairs')}.")
+    yield Text(
+        f"Solved for the final model at temperature {numbers.number(pairs.temperature)}, on "
+        f"{sample.describe('training pairs')}."
+    )
     yield from popularity_page.summary(view)
     yield from _learned(run, pairs, report)
     yield Text("Most popular", "heading")
-    yield from popularity_page.most_popular(view)
+    yield from popularity_page.show_ranked("most_popular", view)
     yield Text("Least popular", "heading")
-    yield from popularity_page.least_popular(view)
+    yield from popularity_page.show_ranked("least_popular", view)
     if report.false_negatives and report.false_negatives.rows:
         yield Text("Likely false negatives", "heading")
         yield from popularity_page.likely_false_negatives(view)
@@ -202,12 +206,11 @@ def _learned(
     """Draw popularity against the zeta of training, if the objective has one that distinguishes the items."""
     state = run.run.objective_state or {}
     for side, solved in report.sides.items():
-        rows = pairs.rows[side]
         of_pairs = state.get(f"zeta_{side}")
         if of_pairs is None:
             continue
         values = of_pairs.numpy()[run.train_sample.features.numbers].astype(np.float64)
-        zeta = np.bincount(rows, weights=values) / solved.weight
+        zeta = np.bincount(pairs.rows[side], weights=values) / solved.weight
         if np.ptp(zeta) > 0:
             # Each item counts as often as it occurs.
             correlation = rank_correlation(np.repeat(solved.popularity, solved.weight), np.repeat(zeta, solved.weight))
