@@ -172,6 +172,19 @@ def test_hubness_is_not_demand():
     assert lifted[1] < lifted[0], "items that the log does not touch"
 
 
+def test_a_transductive_correction_is_saved_and_fits_into_every_index(tmp_path):
+    x, y, _ = features(n=60)
+    fix = PopularityCorrection().fit(x, y, transductive=True)
+    fix.save(tmp_path / "fix.safetensors")
+    assert torch.equal(PopularityCorrection.load(tmp_path / "fix.safetensors").bias(y), fix.bias(y))
+    scores = x @ y.T - fix.bias(y)
+    for metric in ("ip", "l2", "cosine"):
+        items = fix.gallery(y, metric=metric)
+        asked = fix.queries(x, metric=metric)
+        found = -torch.cdist(asked.double(), items.double()) if metric == "l2" else asked @ items.T
+        assert (found.argmax(dim=1) == scores.argmax(dim=1)).float().mean() > 0.98
+
+
 def test_items_that_search_items():
     _, y, _ = features(n=200)
     for size in (200, 20):

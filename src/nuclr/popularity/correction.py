@@ -647,13 +647,14 @@ class PopularityCorrection:
         """
         lowest = 0.0
         highest = 0.0
+        is_prior = ~self._bank.any(dim=1)  # no row, if the fit was transductive
         for scale in self.scales_:
             log_weight = self._mass.log() - scale.log_z
             level = scale.temperature * float(log_weight.logsumexp(dim=0))
             mean = log_weight.softmax(dim=0) @ self._bank.double()
             low = level - (1 + NORM_TOLERANCE) * float(mean.norm())
-            if self.prior > 0:
-                low = min(low, scale.temperature * float(log_weight[~self._bank.any(dim=1)].logsumexp(dim=0)))
+            if bool(is_prior.any()):
+                low = min(low, scale.temperature * float(log_weight[is_prior].logsumexp(dim=0)))
             high = level + LARGEST_SCORE
             margin = 1e-3 * (high - low)  # zeta itself is computed with rounding
             low, high = sorted([scale.strength * (low - margin), scale.strength * (high + margin)])
