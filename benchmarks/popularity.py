@@ -242,7 +242,7 @@ def main() -> None:
             show(f"{name} heads, n = {len(x)}, tau = {temperature}, true residual {RESIDUAL}", rows)
             results[f"{name} {temperature}"] = rows
     print(
-        f"\ncost as n grows, {name} heads, tau = 0.03, matrix kept up to 1 GiB\n{'n':>7} {'seconds':>8} {'passes':>7}"
+        f"\ncost as n grows, {name} heads, tau = 0.03, matrix kept up to 4 GiB\n{'n':>7} {'seconds':>8} {'passes':>7}"
     )
     growth = []
     for size in (750, 1500, 3000, 6000, 12000):
