@@ -133,7 +133,7 @@ def test_after_sigkill_it_resumes_and_leaves_finished_runs_unchanged(nuclr, tmp_
 
     again = nuclr(*arguments)
     assert again.status == 0, again.err
-    assert "1 are already done" in again.err
+    assert "2 runs with all seeds: 1 are done" in again.err
     assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
     assert "resuming from step" in (out / "logs" / "worker-0.log").read_text()
     assert not read_results(out / "table.json").missing

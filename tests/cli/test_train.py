@@ -64,7 +64,7 @@ CASES = [
     ("unknown.yaml", ["unknown.yaml", "optimzer.lr", "optimizer.lr"]),
     (f"{VECTORS} data.bach_size=3", ["data.bach_size", "data.batch_size"]),
     (f"{VECTORS} data.batch_size=0", ["data.batch_size is 0"]),
-    (f"{VECTORS} objective.name=nclr", ["objective.name", "nuclr"]),
+    (f"{VECTORS} objective.name=nclr", ["objective.name", "'nclr'", "'nuclr'"]),
     ("empty.yaml data.train=trian.npz", ["trian.npz"]),
     (f"{VECTORS} data.root=nowhere", ["nowhere"]),
     ("empty.yaml data.train=no_y.npz", ["no_y.npz", "'y'"]),
