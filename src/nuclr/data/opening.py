@@ -200,7 +200,7 @@ def _open(
             where = "" if root is None else f", neither in data.root={root} nor in the working directory"
             raise UserError(f"{part}: no such file or folder{where}")
     is_pattern = "{" in name or (glob.has_magic(name) and not Path(places[0]).exists())
-    if is_url(places[0]) and not is_pairs(file_name(places[0])):
+    if is_url(places[0]) and (places[0].endswith("/") or not is_pairs(file_name(places[0]))):
         raise UserError(f"{shown(places[0])}: not a file of a known format; name tars as FOLDER/{{00000..00009}}.tar")
     if len(parts) > 1 or is_pattern:
         if any(is_pairs(part) and file_suffix(part) != ".tar" for part in parts):
